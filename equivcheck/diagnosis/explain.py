@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from equivcheck.diagnosis.ablation import cause_by_ablation
 from equivcheck.diagnosis.agreement import num_agreeing_moments
 from equivcheck.diagnosis.catalogue.candidates import candidates
 from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual
@@ -16,10 +15,13 @@ from equivcheck.diagnosis.diverged_run import DivergedRun, run_again
 from equivcheck.diagnosis.drift import drift_of
 from equivcheck.diagnosis.failures import diagnosis_of_failure
 from equivcheck.diagnosis.patterns import pattern_of
-from equivcheck.errors import UsageError
+from equivcheck.errors import EquivCheckError, UsageError
+from equivcheck.layouts.base.limits.repairs import each_layer, has_ties, without_ties
+from equivcheck.layouts.composition.limits import why_unsupported
 from equivcheck.layouts.composition.running import single_process_world, world_for
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
 from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome, Verdict
+from equivcheck.scenario import Scenario
 from equivcheck.training.setup import Setup
 from equivcheck.training.threads import one_thread
 from equivcheck.worlds.failure import RanksFailed
@@ -28,11 +30,8 @@ from equivcheck.worlds.trace.differences import Difference, Phase
 from equivcheck.worlds.work_clock import WorkClock
 
 V = TypeVar("V", bound=CaseVerdict)
-
 _FACTORS = (Cause.SCALED, Cause.NOT_UNSCALED)
 """Causes that stand for a constant factor. They are not named if another cause fits as well."""
-
-
 LONGEST_SECONDS = 120.0
 """Time limit in seconds for trying candidates. A shrunk scenario takes less than a second, most others a few."""
 
@@ -158,3 +157,27 @@ def _diagnosis(fit: Fit, others: list[Fit]) -> Diagnosis:
     if also is not None:
         sentence += f" (the results fit another cause as well: {also.sentence})"
     return Diagnosis(cause=fit.candidate.cause, sentence=sentence, exact=fit.exact)
+
+
+def cause_by_ablation(
+    scenario: Scenario, alter: Callable[[Setup], None] | None, world: str | Ranks, deadline: float
+) -> Diagnosis | None:
+    """Cause for the first feature whose removal makes ranks match; None if none does. Runs the ranks again per feature."""
+    for plainer, cause, words in _plainer(scenario):
+        try:
+            if why_unsupported(plainer) is None and run_again(plainer, alter, world, deadline) is None:
+                return Diagnosis(cause=cause, sentence=words, exact=False)
+        except EquivCheckError:
+            continue  # a plainer scenario whose ranks fail explains nothing
+    return None
+
+
+def _plainer(scenario: Scenario) -> Iterator[tuple[Scenario, Cause, str]]:
+    training = scenario.training
+    if any(layer.dropout for layer in training.model.layers):
+        plain = each_layer(training, lambda _, layer: layer.with_fields(dropout=0.0))
+        words = "dropout masks differ from the single-device run: without dropout your ranks match it"
+        yield replace(scenario, training=plain), Cause.ANOTHER_MASK, words
+    if has_ties(training.model):
+        words = "a shared weight is not shared on your ranks: with a separate weight for each use they match one device"
+        yield replace(scenario, training=without_ties(training)), Cause.UNTIED, words

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from equivcheck.export.clipping_by_mesh import clip_kinds
-from equivcheck.layouts.base.script.balance import add_balance
+from equivcheck.layouts.base.expected_calls.shared import AXES
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition, loop_over_layers, refuse
+from equivcheck.layouts.base.script.loop import order_of, part_of_step
+from equivcheck.layouts.base.script.mesh import mesh_of, repr_of
+from equivcheck.layouts.base.script.text import block
 from equivcheck.layouts.composition.registry import kind_of
-from equivcheck.scenario import Compile
+from equivcheck.scenario import SPMD, ClipNorm, ClipValue, Compile
 
 
 def write_layout(draft: Draft) -> None:
@@ -15,10 +17,10 @@ def write_layout(draft: Draft) -> None:
     for parallelism in layout.parallelisms:
         kind_of(parallelism).write_script(draft, parallelism)
     if draft.mixes_tensors and draft.has_dtensors:
-        clip_kinds(draft)
+        _clip_by_mesh(draft)
     if layout.mesh.num_ranks == 1:
         draft.averages_loss = False
-    add_balance(draft)
+    _add_balance(draft)
     _compile(draft)
 
 
@@ -36,3 +38,76 @@ def _compile(draft: Draft) -> None:
         return
     draft.add(LoopPosition.WRAP, f'module = torch.compile({draft.module}, backend="{execution.compile.value}")')
     draft.module = "module"
+
+
+_BY_MESH = (
+    "kinds = {}",
+    "for parameter in model.parameters():",
+    "    if parameter.grad is not None:",
+    '        kinds.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)',
+)
+
+
+def _clip_by_mesh(draft: Draft) -> None:
+    """Define ``clip`` in the script. It clips each mesh's parameters, and the plain ones, separately."""
+    # Torch cannot mix DTensors with plain tensors, or DTensors of several meshes, in one operation.
+    clipping = draft.scenario.training.clipping
+    if isinstance(clipping, ClipValue):
+        body = ["for kind in kinds.values():", f"    nn.utils.clip_grad_value_(kind, {clipping.clip_value!r})"]
+        _define(draft, "None", "Clip each element of plain tensors and DTensors", body)
+        draft.clip_value = "clip(model)"
+    elif isinstance(clipping, ClipNorm):
+        norm = f"nn.utils.get_total_norm([parameter.grad for parameter in kind], {order_of(clipping)})"
+        body = [
+            f"norms = [full({norm}) for kind in kinds.values()]",
+            f"norm = torch.linalg.vector_norm(torch.stack(norms), {order_of(clipping)})",
+            "for kind in kinds.values():",
+            f"    nn.utils.clip_grads_with_norm_(kind, {clipping.max_norm!r}, norm)",
+            "return norm",
+        ]
+        _define(draft, "torch.Tensor", "Clip by the norm over all plain tensors and DTensors, and return it", body)
+        draft.clip_norm = "clip(model)"
+
+
+def _define(draft: Draft, returns: str, words: str, body: list[str]) -> None:
+    text = f'"""{words}."""'
+    draft.definitions.append(block(f"def clip(model: nn.Module) -> {returns}:", [text, *_BY_MESH, *body]))
+
+
+_BALANCE_LOSS = (
+    "def balance_loss(model, groups, positions):",
+    '    """Sum the load-balancing losses of all layers, with counts over `groups` and a mean over positions."""',
+    "    total = 0.0",
+    "    for layer in model.modules():",
+    '        if "load" in vars(layer):',
+    "            coefficient, counts, shares = layer.load",
+    "            for group in groups:",
+    "                dist.all_reduce(counts, group=group)",
+    "            total = total + coefficient * counts.numel() * (counts / counts.sum() * shares).sum()",
+    "    return total / positions",
+)
+
+
+def _add_balance(draft: Draft) -> None:
+    """Add the experts' load-balancing loss to the output loss. Ranks sum the counts of chosen experts."""
+    training = draft.scenario.training
+    if not training.model.balances:
+        return
+    draft.definitions.append(list(_BALANCE_LOSS))
+    groups = _counting_groups(draft)
+    if groups:
+        draft.before_wrap.append("counting_groups = []  # ranks with different parts of a microbatch")
+        draft.add(LoopPosition.WRAP, *(f"counting_groups.append({group})" for group in groups))
+    positions = f"inputs.shape[{training.data.batch_dim}]" + (f" * {training.model.length}" if training.model.length else "")
+    draft.added = f"balance_loss(model, {'counting_groups' if groups else '()'}, {positions}){part_of_step(draft)}"
+
+
+def _counting_groups(draft: Draft) -> list[str]:
+    layout, found = draft.scenario.layout, []
+    for parallelism in layout.parallelisms:
+        names = [name for name in layout.axes_of(parallelism) if name in AXES and layout.mesh.size(name) > 1]
+        if not isinstance(parallelism, SPMD):  # whose counts are DTensors
+            mesh = mesh_of(draft, parallelism) if names else ""
+            several = len(layout.axes_of(parallelism)) > 1
+            found += [f"{mesh}.get_group({repr_of(name) if several else ''})" for name in names]
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -9,16 +10,17 @@ import torch
 from equivcheck.export.comparison import comparison_functions, main_lines
 from equivcheck.export.header import docstring
 from equivcheck.export.layout import write_layout
-from equivcheck.export.tolerance import tolerance_of
 from equivcheck.layouts.base.script.draft import CannotExport, Draft, refuse
 from equivcheck.layouts.base.script.form import form_of
 from equivcheck.layouts.base.script.loop import train_lines
 from equivcheck.layouts.base.script.numbers import Numbers, choose_numbers, constants
 from equivcheck.layouts.base.script.text import format_code
+from equivcheck.oracle.reference.noise import Expected
+from equivcheck.oracle.reference.reference import ReferenceRun
 from equivcheck.oracle.verdict.verdict import Verdict
 from equivcheck.scenario import CrossEntropy, Layer, Precision, Scenario
 from equivcheck.training.layers.registry import layer_kind
-from equivcheck.worlds.trace.differences import Phase
+from equivcheck.worlds.trace.differences import Divergence, Phase
 
 _STANDARD = ("contextlib", "dataclasses", "datetime", "enum", "functools", "sys", "typing")
 """Standard library modules imported by scripts."""
@@ -122,3 +124,33 @@ def _import_lines(draft: Draft, modules: list[str]) -> Iterator[str]:
         names = sorted(draft.imports[module] - whole[module], key=lambda name: (not name.isupper(), name.islower(), name))
         if names:
             yield f"from {module} import {', '.join(names)}"
+
+
+_COMPARED = (Phase.LOSS, Phase.GRADIENT, Phase.CLIPPING, Phase.UPDATE)
+"""Phases a script compares."""
+
+
+def tolerance_of(scenario: Scenario, verdict: Verdict | None = None) -> float:
+    """Largest tolerance among the compared tensors; if that hides the divergence, the tolerance of the diverged tensor."""
+    moments = ReferenceRun.of(scenario).confirming_reference().moments
+    compared = (moment for moment in moments if moment.phase in _COMPARED)
+    everything = max((float(value) for moment in compared for value in moment.tolerances if math.isfinite(value)), default=0.0)
+    divergence = None if verdict is None else verdict.divergence
+    if divergence is None or _size(divergence) > everything:
+        return everything
+    own = [value for moment in moments for value in _of_tensor(moment, divergence)]
+    return min([everything, *own])
+
+
+def _of_tensor(moment: Expected, divergence: Divergence) -> Iterator[float]:
+    row = moment.table.rows.get(divergence.tensor)
+    if row is not None and (moment.step, moment.phase) == (divergence.step, divergence.phase):
+        yield float(moment.tolerances[row])
+
+
+def _size(divergence: Divergence) -> float:
+    """Error in the worst element; infinite if a value is not a number."""
+    try:
+        return abs(float(divergence.actual) - float(divergence.expected))
+    except ValueError:
+        return math.inf

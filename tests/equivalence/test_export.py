@@ -12,8 +12,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 
 from equivcheck import Outcome, Scenario, check
-from equivcheck.export.script import can_export, script_of
-from equivcheck.export.tolerance import tolerance_of
+from equivcheck.export.script import can_export, script_of, tolerance_of
 from equivcheck.layouts.base.script.draft import CannotExport
 from equivcheck.layouts.base.script.numbers import Numbers
 from equivcheck.scenario import DDP, Axis, Data, Layer, Layout, Mesh, Model, Precision, Training

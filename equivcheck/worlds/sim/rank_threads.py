@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +31,6 @@ from equivcheck.worlds.sim.torch_private import (
     num_unwaited_works,
     prepare_rank_thread,
 )
-from equivcheck.worlds.sim.unwinding import close_frames
 from equivcheck.worlds.state.keeper import changes, read
 from equivcheck.worlds.state.of_thread import OF_THREAD
 from equivcheck.worlds.state.rank_variables import RankVariables
@@ -42,10 +42,8 @@ IMPORT_SECONDS = 120.0
 permanently."""
 UNWIND_PATIENCE = 5.0
 """Seconds for a rank to unwind after its run was given up; then its thread is abandoned."""
-
 INTERRUPT_PATIENCE = 1.0
 """Seconds for a computing rank to notice that its run was given up."""
-
 Program = Callable[[], Any]
 
 
@@ -188,3 +186,19 @@ class RankThreads:
         for work in self.board.abandon(rank):
             for tensor in work.outputs:
                 torch.ops._c10d_functional.wait_tensor(tensor)
+
+
+def close_frames(error: BaseException) -> None:
+    """Clear the frames of an exception, so that their generators end on the calling thread.
+
+    A context inside a generator exits when the generator ends. If that happened later on another thread, its effect would stay on
+    this thread: before torch 2.13, the saved-tensor hooks of activation checkpointing would run in every later program.
+    """
+    pending: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while pending:
+        one = pending.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            pending += (one.__cause__, one.__context__)
+            traceback.clear_frames(one.__traceback__)

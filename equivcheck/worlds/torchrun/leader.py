@@ -6,20 +6,20 @@ import math
 import pickle
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
 from equivcheck.errors import EquivCheckError
-from equivcheck.worlds.failure import RanksFailed
-from equivcheck.worlds.gloo.answer import RAISED_TAG, content
+from equivcheck.worlds.failure import Failure, RankReport, RanksFailed, RankState
+from equivcheck.worlds.gloo.answer import RAISED_TAG, Content, content
+from equivcheck.worlds.gloo.failures import failure_of, raised_report
 from equivcheck.worlds.patience import Patience
-from equivcheck.worlds.torchrun.failures import Answers, failure_of_hosts
 from equivcheck.worlds.torchrun.links import LOST, Link, send_message
 from equivcheck.worlds.torchrun.place import Place
 from equivcheck.worlds.torchrun.rank_thread import RankThread
 
 T = TypeVar("T")
-
 _GRACE = 1.0
 """Seconds for other ranks to finish or raise after a rank has failed."""
 _REPORT_SECONDS = 5.0
@@ -138,3 +138,40 @@ def _sendable(value: Any, error: BaseException | None) -> tuple[Any, BaseExcepti
         text = f"{type(error).__name__}: {error}" if error is not None else f"its result cannot be pickled: {why}"
         return None, EquivCheckError(f"world torchrun: rank 0 has ended with {text}")
     return value, error
+
+
+Answers = dict[int, bytes | None]
+"""Answer of each rank; None if the rank was lost, and missing if it is still busy."""
+LOST_TEXT = "was lost: its process has ended (see torchrun's output) or its host is gone"
+"""Error text of a rank whose connection has ended."""
+
+
+def failure_of_hosts(
+    answers: Answers, contents: Mapping[int, Content], busy: Mapping[int, RankReport], why: str, hosts: Mapping[int, str]
+) -> Failure:
+    """Failure for the whole run.
+
+    `busy` holds reports of ranks without an answer; `why` is the reason for which they were given up.
+    """
+    reports = [_report(rank, answers, contents.get(rank), busy.get(rank)) for rank in sorted(hosts)]
+    times = {rank: place for place, rank in enumerate(answers)}  # clocks of hosts differ: in the order in which answers came
+    failure = failure_of(reports, times, why)
+    return replace(failure, summary=f"{failure.summary} ({_where(failure, hosts)})")
+
+
+def _report(rank: int, answers: Answers, said: Content | None, busy: RankReport | None) -> RankReport:
+    if said is not None and said.raised is not None:
+        return raised_report(rank, said.raised)
+    if said is not None:
+        return RankReport(rank=rank, state=RankState.FINISHED)
+    if rank in answers:
+        return RankReport(rank=rank, state=RankState.DIED, error=LOST_TEXT)
+    return busy or RankReport(rank=rank, state=RankState.RUNNING)
+
+
+def _where(failure: Failure, hosts: Mapping[int, str]) -> str:
+    """Host with the first failed rank, or all hosts."""
+    if failure.first is not None:
+        return f"on host {hosts[failure.first]}"
+    names = dict.fromkeys(hosts.values())
+    return "; ".join(f"on host {name}: {', '.join(str(rank) for rank in hosts if hosts[rank] == name)}" for name in names)
