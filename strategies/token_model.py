@@ -120,7 +120,13 @@ def token_models(draw: DrawFn) -> Model:
         layers[0] = layers[0].with_fields(frozen=False)
     if draw(RARELY):
         return Model(features=features, length=length, layers=tuple(layers))
-    source = _tokens(draw)
+    vocabulary, padding = draw(VOCABULARIES), draw(_PADDINGS)
+    source = Tokens(
+        vocabulary=vocabulary,
+        padding=None if padding is None else padding % vocabulary,
+        learned_positions=draw(EVENLY),
+        frozen=draw(RARELY),
+    )
     norm = _norm(draw(_NORMS), features)
     head = None if draw(RARELY) else Head(tied=draw(SOMETIMES), bias=draw(SOMETIMES), norm=norm)
     return Model(
@@ -165,16 +171,6 @@ def _norm(norm: Norm | None, features: int) -> Norm | None:
     """No norm if it is constant (one feature, or layer norm over two): earlier gradients would be rounding errors."""
     constant = features == 1 or (features == 2 and norm is Norm.LAYER)
     return None if constant else norm
-
-
-def _tokens(draw: DrawFn) -> Tokens:
-    vocabulary, padding = draw(VOCABULARIES), draw(_PADDINGS)
-    return Tokens(
-        vocabulary=vocabulary,
-        padding=None if padding is None else padding % vocabulary,
-        learned_positions=draw(EVENLY),
-        frozen=draw(RARELY),
-    )
 
 
 @st.composite

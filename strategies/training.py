@@ -130,7 +130,9 @@ def trainings(  # noqa: PLR0913 - a strategy for each field, all by keyword
     model = draw(models) if models is not None else draw(_TOKEN_MODELS if draw(tokens) else _MODELS)
     batches, optimizer = draw(data), draw(optimizers)
     if not optimizer.updates_vectors:
-        model = _of_matrices(model)
+        # The optimizer updates only matrices. Experts go too, because their linears share one tensor.
+        layers = tuple(layer.without_routing().with_fields(bias=False, norm=None) for layer in model.layers)
+        model = replace(model, layers=layers, head=model.head and Head(tied=model.head.tied), scale=False)
     chosen = tuple(draw(groups) for _ in range(draw(_NUM_GROUPS)))
     if not optimizer.decays:
         chosen = tuple(replace(group, weight_decay=0.0) for group in chosen)
@@ -148,12 +150,6 @@ def trainings(  # noqa: PLR0913 - a strategy for each field, all by keyword
         steps=num_steps,
         seed=draw(SEEDS),
     )
-
-
-def _of_matrices(model: Model) -> Model:
-    """Remove biases, norms, scale and experts, whose linears share one tensor."""
-    layers = tuple(layer.without_routing().with_fields(bias=False, norm=None) for layer in model.layers)
-    return replace(model, layers=layers, head=model.head and Head(tied=model.head.tied), scale=False)
 
 
 def _loss(draw: DrawFn, model: Model, batches: Data) -> Loss | CrossEntropy:

@@ -23,24 +23,20 @@ def main(fd: int, recorder_fd: int) -> None:
     plan, place = link.task
     try:
         worker = Worker(plan, place, link, Recorder.open_inherited(recorder_fd))
-        _serve(worker, plan, link)
+        import_everything(plan)
+        link.send(Ready())
+        order = link.next()
+        if isinstance(order, Fuzz):
+            worker.fuzz(order.seconds, order.num_checks)
+        elif isinstance(order, CheckOne):
+            start = time.monotonic()
+            verdict = worker.check(order.case, beyond=order.beyond)
+            link.send(Checked(verdict=verdict, seconds=time.monotonic() - start))
         link.send(Spent() if worker.is_spent else Done())
     except CheckerBroke as broke:
         link.send(_broken(broke.__cause__, f"while checking\n{broke.args[0]!r}"))
     except Exception as error:
         link.send(_broken(error, ""))
-
-
-def _serve(worker: Worker, plan: Plan, link: SupervisorLink) -> None:
-    import_everything(plan)
-    link.send(Ready())
-    order = link.next()
-    if isinstance(order, Fuzz):
-        worker.fuzz(order.seconds, order.num_checks)
-    elif isinstance(order, CheckOne):
-        start = time.monotonic()
-        verdict = worker.check(order.case, beyond=order.beyond)
-        link.send(Checked(verdict=verdict, seconds=time.monotonic() - start))
 
 
 def import_everything(plan: Plan) -> None:

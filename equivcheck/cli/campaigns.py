@@ -51,7 +51,15 @@ def run_campaign(  # noqa: PLR0913 - options, most by keyword
     writer.summarized(values)
     told = _told(store, writer)
     if html is not None:
-        _write_page(html, store, writer)
+        from equivcheck.campaign.history.history import HistoryFailed
+        from equivcheck.report.run_page.page import write_page
+
+        try:
+            if writer.failed:
+                raise HistoryFailed(writer.failed)
+            write_page(html, store.path, writer.run.id)
+        except (HistoryFailed, OSError) as error:
+            click.echo(f"{html} is not written: {error}", err=True)
     if as_json:
         _print_object(values, run, told)
     else:
@@ -83,18 +91,6 @@ def _told(store: FindingStore, writer: HistoryWriter) -> tuple[Record, ...] | No
     except HistoryFailed as error:
         click.echo(f"{error}; each finding of this run counts as new", err=True)
         return None
-
-
-def _write_page(html: Path, store: FindingStore, writer: HistoryWriter) -> None:
-    from equivcheck.campaign.history.history import HistoryFailed
-    from equivcheck.report.run_page.page import write_page
-
-    try:
-        if writer.failed:
-            raise HistoryFailed(writer.failed)
-        write_page(html, store.path, writer.run.id)
-    except (HistoryFailed, OSError) as error:
-        click.echo(f"{html} is not written: {error}", err=True)
 
 
 def _print_object(values: dict[str, Any], run: Run, told: tuple[Record, ...] | None) -> None:

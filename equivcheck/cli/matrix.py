@@ -12,7 +12,6 @@ from equivcheck.cli.options import console, html_option, json_option, output_fil
 from equivcheck.cli.shell import ExitCode
 
 if TYPE_CHECKING:
-    from equivcheck.user.matrix.result import MatrixResult
     from equivcheck.user.matrix.row import LayoutRow
 
 
@@ -51,30 +50,22 @@ def matrix(  # noqa: PLR0913, PLR0917 - options
         from equivcheck.user.matrix.result import print_matrix
 
         print_matrix(console(), found)
-    _write(recipe.name, found, junit, html)
-    return _exit_code(found)
+    if junit is not None:
+        from equivcheck.report.matrix.outputs import write_junit
+
+        write_junit(junit, recipe.name, found)
+    if html is not None:
+        from equivcheck.report.matrix.outputs import write_html
+
+        write_page(html, lambda file: write_html(file, recipe.name, found))
+    for row in found.rows:
+        if row.verdict is None:
+            click.echo(f"error: layout {row.name!r} was not checked: {row.first_difference}", err=True)
+            return ExitCode.USAGE
+    return ExitCode.NOTHING_FOUND if found.is_passed else ExitCode.FINDINGS
 
 
 def _tell(row: LayoutRow, number: int) -> None:
     from equivcheck.user.matrix.text import row_line
 
     click.echo(f"{number} {row_line(row)}", err=True)
-
-
-def _write(name: str, found: MatrixResult, junit: Path | None, html: Path | None) -> None:
-    if junit is not None:
-        from equivcheck.report.matrix.outputs import write_junit
-
-        write_junit(junit, name, found)
-    if html is not None:
-        from equivcheck.report.matrix.outputs import write_html
-
-        write_page(html, lambda file: write_html(file, name, found))
-
-
-def _exit_code(found: MatrixResult) -> ExitCode:
-    for row in found.rows:
-        if row.verdict is None:
-            click.echo(f"error: layout {row.name!r} was not checked: {row.first_difference}", err=True)
-            return ExitCode.USAGE
-    return ExitCode.NOTHING_FOUND if found.is_passed else ExitCode.FINDINGS

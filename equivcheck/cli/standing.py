@@ -26,7 +26,13 @@ def on_all_ranks(command: Callable[[], ExitCode]) -> ExitCode:
         if first:
             raise
         return ExitCode.USAGE
-    _keep_stdout(for_results=first)
+    # gloo's C++ code prints "connected" to stdout, where only results may stand.
+    if first:
+        results = os.dup(1)
+        os.dup2(2, 1)
+        sys.stdout = os.fdopen(results, "w", encoding="utf-8")
+    else:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     with standard_streams():
         code = _code(command, first=first)
         sys.stdout.flush()
@@ -56,13 +62,3 @@ def _spoken(command: Callable[[], ExitCode]) -> ExitCode:
         return report(error)
     finally:
         sys.stdout.flush()
-
-
-def _keep_stdout(*, for_results: bool) -> None:
-    # gloo's C++ code prints "connected" to stdout, where only results may stand.
-    if for_results:
-        results = os.dup(1)
-        os.dup2(2, 1)
-        sys.stdout = os.fdopen(results, "w", encoding="utf-8")
-    else:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -92,7 +92,10 @@ def versions(  # noqa: PLR0913, PLR0917 - options
     else:
         print_matrix(console(), matrix, issues)
     write_page(html, lambda file: _write_page(file, matrix, issues))
-    _save(matrix, output)
+    try:
+        matrix.save(output)
+    except OSError as error:
+        raise EquivCheckError(f"results cannot be kept in {output}: {error.strerror or error}") from error
     return ExitCode.FINDINGS if matrix.is_bad(issues) else ExitCode.NOTHING_FOUND
 
 
@@ -118,13 +121,6 @@ def _write_page(file: Path, matrix: Matrix, issues: tuple[KnownIssue, ...]) -> N
 
     wrong = {version: list(wrong_in(found, issues)) for version, found in matrix.versions.items()}
     page.write_page(file, encode(matrix), issues, wrong, is_bad=matrix.is_bad(issues))
-
-
-def _save(matrix: Matrix, output: Path) -> None:
-    try:
-        matrix.save(output)
-    except OSError as error:
-        raise EquivCheckError(f"results cannot be kept in {output}: {error.strerror or error}") from error
 
 
 def _is_checkout() -> bool:

@@ -17,7 +17,24 @@ def write_layout(draft: Draft) -> None:
     for parallelism in layout.parallelisms:
         kind_of(parallelism).write_script(draft, parallelism)
     if draft.mixes_tensors and draft.has_dtensors:
-        _clip_by_mesh(draft)
+        # Define ``clip`` in the script. It clips each mesh's parameters, and the plain ones, separately.
+        # Torch cannot mix DTensors with plain tensors, or DTensors of several meshes, in one operation.
+        clipping = draft.scenario.training.clipping
+        if isinstance(clipping, ClipValue):
+            body = ["for kind in kinds.values():", f"    nn.utils.clip_grad_value_(kind, {clipping.clip_value!r})"]
+            _define(draft, "None", "Clip each element of plain tensors and DTensors", body)
+            draft.clip_value = "clip(model)"
+        elif isinstance(clipping, ClipNorm):
+            norm = f"nn.utils.get_total_norm([parameter.grad for parameter in kind], {order_of(clipping)})"
+            body = [
+                f"norms = [full({norm}) for kind in kinds.values()]",
+                f"norm = torch.linalg.vector_norm(torch.stack(norms), {order_of(clipping)})",
+                "for kind in kinds.values():",
+                f"    nn.utils.clip_grads_with_norm_(kind, {clipping.max_norm!r}, norm)",
+                "return norm",
+            ]
+            _define(draft, "torch.Tensor", "Clip by the norm over all plain tensors and DTensors, and return it", body)
+            draft.clip_norm = "clip(model)"
     if layout.mesh.num_ranks == 1:
         draft.averages_loss = False
     _add_balance(draft)
@@ -48,27 +65,6 @@ _BY_MESH = (
 )
 
 
-def _clip_by_mesh(draft: Draft) -> None:
-    """Define ``clip`` in the script. It clips each mesh's parameters, and the plain ones, separately."""
-    # Torch cannot mix DTensors with plain tensors, or DTensors of several meshes, in one operation.
-    clipping = draft.scenario.training.clipping
-    if isinstance(clipping, ClipValue):
-        body = ["for kind in kinds.values():", f"    nn.utils.clip_grad_value_(kind, {clipping.clip_value!r})"]
-        _define(draft, "None", "Clip each element of plain tensors and DTensors", body)
-        draft.clip_value = "clip(model)"
-    elif isinstance(clipping, ClipNorm):
-        norm = f"nn.utils.get_total_norm([parameter.grad for parameter in kind], {order_of(clipping)})"
-        body = [
-            f"norms = [full({norm}) for kind in kinds.values()]",
-            f"norm = torch.linalg.vector_norm(torch.stack(norms), {order_of(clipping)})",
-            "for kind in kinds.values():",
-            f"    nn.utils.clip_grads_with_norm_(kind, {clipping.max_norm!r}, norm)",
-            "return norm",
-        ]
-        _define(draft, "torch.Tensor", "Clip by the norm over all plain tensors and DTensors, and return it", body)
-        draft.clip_norm = "clip(model)"
-
-
 def _define(draft: Draft, returns: str, words: str, body: list[str]) -> None:
     text = f'"""{words}."""'
     draft.definitions.append(block(f"def clip(model: nn.Module) -> {returns}:", [text, *_BY_MESH, *body]))
@@ -94,20 +90,15 @@ def _add_balance(draft: Draft) -> None:
     if not training.model.balances:
         return
     draft.definitions.append(list(_BALANCE_LOSS))
-    groups = _counting_groups(draft)
-    if groups:
-        draft.before_wrap.append("counting_groups = []  # ranks with different parts of a microbatch")
-        draft.add(LoopPosition.WRAP, *(f"counting_groups.append({group})" for group in groups))
-    positions = f"inputs.shape[{training.data.batch_dim}]" + (f" * {training.model.length}" if training.model.length else "")
-    draft.added = f"balance_loss(model, {'counting_groups' if groups else '()'}, {positions}){part_of_step(draft)}"
-
-
-def _counting_groups(draft: Draft) -> list[str]:
-    layout, found = draft.scenario.layout, []
+    layout, groups = draft.scenario.layout, []
     for parallelism in layout.parallelisms:
         names = [name for name in layout.axes_of(parallelism) if name in AXES and layout.mesh.size(name) > 1]
         if not isinstance(parallelism, SPMD):  # whose counts are DTensors
             mesh = mesh_of(draft, parallelism) if names else ""
             several = len(layout.axes_of(parallelism)) > 1
-            found += [f"{mesh}.get_group({repr_of(name) if several else ''})" for name in names]
-    return found
+            groups += [f"{mesh}.get_group({repr_of(name) if several else ''})" for name in names]
+    if groups:
+        draft.before_wrap.append("counting_groups = []  # ranks with different parts of a microbatch")
+        draft.add(LoopPosition.WRAP, *(f"counting_groups.append({group})" for group in groups))
+    positions = f"inputs.shape[{training.data.batch_dim}]" + (f" * {training.model.length}" if training.model.length else "")
+    draft.added = f"balance_loss(model, {'counting_groups' if groups else '()'}, {positions}){part_of_step(draft)}"

@@ -88,7 +88,11 @@ def _body(draft: Draft, tolerance: float) -> Iterator[str]:
     train, main = train_lines(draft), main_lines(draft)
     functions = [*map(list, draft.form.classes), *(found for found in draft.definitions if len(found) > 1)]
     functions += [*comparison_functions(draft), train, main]
-    _import_usual(draft)
+    draft.need("torch", "")
+    draft.need("torch.distributed", "as dist")
+    draft.need("torch", "nn")
+    for module, name in draft.form.imports:
+        draft.need(module, name)
     yield from _imports(draft)
     yield ""
     if draft.scenario.training.precision is Precision.FLOAT64:
@@ -98,14 +102,6 @@ def _body(draft: Draft, tolerance: float) -> Iterator[str]:
     yield f"TOLERANCE = {tolerance:.1e}  # four times the measured effect of rounding"
     for function in functions:
         yield from ("", "", *function)
-
-
-def _import_usual(draft: Draft) -> None:
-    draft.need("torch", "")
-    draft.need("torch.distributed", "as dist")
-    draft.need("torch", "nn")
-    for module, name in draft.form.imports:
-        draft.need(module, name)
 
 
 def _imports(draft: Draft) -> Iterator[str]:

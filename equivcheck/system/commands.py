@@ -54,23 +54,19 @@ def run(command: Sequence[str], *, seconds: float | None, environment: Mapping[s
         except subprocess.TimeoutExpired:
             code = None
         finally:
-            _end(process)
+            # If the leader still runs, its process group gets SIGTERM first.
+            if process.returncode is None:
+                _signal(process, signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=_END_SECONDS)
+            _signal(process, signal.SIGKILL)
+            process.wait()
         return FinishedCommand(code=code, printed=_text(printed), errors=_text(errors))
 
 
 def _text(file: IO[bytes]) -> str:
     file.seek(0)
     return file.read().decode(errors="replace")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Send SIGTERM to the process group if its leader still runs, then SIGKILL."""
-    if process.returncode is None:
-        _signal(process, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=_END_SECONDS)
-    _signal(process, signal.SIGKILL)
-    process.wait()
 
 
 def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:

@@ -99,13 +99,9 @@ class _Guarded:
                 do()
             except OSError as error:
                 self._error = error
-                _lead_nowhere(self._stream)
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                with contextlib.suppress(OSError):  # a stream without a file descriptor
+                    os.dup2(nowhere, self._stream.fileno())
+                os.close(nowhere)
         if self._error is not None:
             self._failed(self._error)
-
-
-def _lead_nowhere(stream: TextIO) -> None:
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    with contextlib.suppress(OSError):  # a stream without a file descriptor
-        os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)

@@ -74,7 +74,14 @@ def clear_abandoned() -> None:
     with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
             if _NAME.fullmatch(entry.name):
-                _clear(entry.path)
+                with contextlib.suppress(OSError):
+                    lock = os.open(entry.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                    try:
+                        if os.fstat(lock).st_uid == os.getuid():
+                            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                            shutil.rmtree(entry.path, ignore_errors=True)
+                    finally:
+                        os.close(lock)
 
 
 @cache
@@ -91,17 +98,6 @@ def _made() -> tuple[str, int]:
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if os.fstat(lock).st_nlink:
                 return folder, lock
-            os.close(lock)
-
-
-def _clear(folder: str) -> None:
-    with contextlib.suppress(OSError):
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            if os.fstat(lock).st_uid == os.getuid():
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-        finally:
             os.close(lock)
 
 

@@ -59,7 +59,11 @@ def _checked(task: Task, world: str | Ranks, schedule_seed: int, deadline: float
     left, ran = run_on(members, task, schedule_seed, deadline)
     verdict = replace(verdict, world=ran.name, notes=notes_on(task, left, members, ran))
     if isinstance(left, Failure):
-        _raise_usage(left)
+        # A `UsageError` on a rank is raised here too, because an invalid argument is not a failure of the training.
+        for report in left.reports:
+            kind, _, text = report.error.partition(": ")
+            if kind.endswith(UsageError.__name__) and text.startswith(f"{API}: "):
+                raise UsageError(text) from None
         verdict = judge_failure(verdict, left)
         if explain:
             from equivcheck.user.diagnosis.typed import opinion_of_types
@@ -112,14 +116,6 @@ def with_cause(verdict: UserVerdict, run: SingleDeviceRun, reference: Reference,
         return replace(verdict, notes=(*verdict.notes, failure_line("looking for the cause", error)))
     hint = "" if found.cause else "; ".join(filter(None, (verdict.hint, found.pattern)))
     return replace(verdict, cause=found.cause, kinds=found.kinds, where=where, hint=hint)
-
-
-def _raise_usage(failure: Failure) -> None:
-    """Raise a `UsageError` that a rank raised, because an invalid argument is not a failure of the training."""
-    for report in failure.reports:
-        kind, _, text = report.error.partition(": ")
-        if kind.endswith(UsageError.__name__) and text.startswith(f"{API}: "):
-            raise UsageError(text) from None
 
 
 _ABOUT_SHARDS = (

@@ -78,15 +78,11 @@ def _smaller(arguments: Mapping[str, Any], verdict: UserVerdict) -> Iterator[dic
     if any(isinstance(batch, list) and len(batch) > 1 for batch in batches):
         for count in sorted({1, max(len(batch) for batch in batches if isinstance(batch, list)) - 1}):
             yield {**arguments, "batches": [batch[:count] if isinstance(batch, list) else batch for batch in batches]}
-    most = _num_rows(batches)
+    # Batches shrink to divisors of the largest number of rows in any tensor.
+    most = max([1, *(tensor.shape[0] for tensor in tensors_of(batches) if tensor.dim())])
     for rows in (each for each in range(1, most) if most % each == 0):
         yield {**arguments, "batches": [map_tensors(batch, partial(_first_rows, rows)) for batch in batches]}
 
 
 def _first_rows(count: int, tensor: torch.Tensor) -> torch.Tensor:
     return tensor[:count] if tensor.dim() else tensor
-
-
-def _num_rows(batches: list[Any]) -> int:
-    """Largest number of rows in any tensor."""
-    return max([1, *(tensor.shape[0] for tensor in tensors_of(batches) if tensor.dim())])

@@ -71,7 +71,9 @@ def bisect(  # noqa: PLR0913, PLR0917 - options
         _print(shown_in, with_range=issue_id is not None)
     if isinstance(sought, Finding):
         write_versions(sought, shown_in)
-    return _exit_code(shown_in)
+    if shown_in.shows:
+        return ExitCode.FINDINGS
+    return ExitCode.NOTHING_FOUND if shown_in.could_run else ExitCode.CANNOT_RUN
 
 
 def _issue(issue_id: str) -> KnownIssue:
@@ -98,9 +100,3 @@ def _print(shown_in: ShownIn, *, with_range: bool) -> None:
     click.echo(escape_unprintable(str(shown_in)))
     if with_range and shown_in.shows:
         click.echo(f"range: {' or '.join(shown_in.specifiers)}")
-
-
-def _exit_code(shown_in: ShownIn) -> ExitCode:
-    if shown_in.shows:
-        return ExitCode.FINDINGS
-    return ExitCode.NOTHING_FOUND if shown_in.could_run else ExitCode.CANNOT_RUN

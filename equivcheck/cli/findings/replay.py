@@ -78,7 +78,11 @@ def _replay(finding: str, store: Path, check: Callable[[Finding], CaseVerdict], 
     if as_json:
         print_json(_object(kept, again, verdict))
     else:
-        _print(kept, again, verdict)
+        from equivcheck.report.verdict_text import print_verdict
+
+        found = kept.environment
+        click.echo(escape_unprintable(f"{kept.fingerprint} {_SENTENCES[again]} (found {found.date} with torch {found.torch})"))
+        print_verdict(console(), verdict)
     return ExitCode.NOTHING_FOUND if again is ReplayResult.NO_LONGER else ExitCode.FINDINGS
 
 
@@ -127,11 +131,3 @@ def _object(kept: Finding, again: ReplayResult, verdict: CaseVerdict) -> dict[st
         "found_in": encode(kept.environment),
         "verdict": verdict_object(verdict),
     }
-
-
-def _print(kept: Finding, again: ReplayResult, verdict: CaseVerdict) -> None:
-    from equivcheck.report.verdict_text import print_verdict
-
-    found = kept.environment
-    click.echo(escape_unprintable(f"{kept.fingerprint} {_SENTENCES[again]} (found {found.date} with torch {found.torch})"))
-    print_verdict(console(), verdict)

@@ -86,7 +86,13 @@ class _Part:
 
 def read_plain_shards(setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
     """Make the setup read and clip shards as parts of full parameters."""
-    parts = _parts(setup, parallelism, mesh)
+    parts: dict[str, _Part] = {}
+    for parameter in parameters_of(setup.training.model):
+        dim = shard_dim(parallelism, parameter)
+        if dim is not None and mesh.size() > 1:
+            size = parameter.shape[dim]
+            start = min(chunk_size(size, mesh.size()) * mesh.get_local_rank(), size)
+            parts[parameter.full_name] = _Part(shape=parameter.shape, dim=dim, start=start)
     if not parts:
         return
     inner, cut = setup.find_slots, set[torch.Tensor]()
@@ -100,17 +106,6 @@ def read_plain_shards(setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) 
         return tuple(Slot(parameter=slot.parameter, pieces=pieces) for slot, pieces in zip(slots, placed, strict=True))
 
     setup.find_slots, setup.clip_norm = find_slots, clip
-
-
-def _parts(setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> dict[str, _Part]:
-    found: dict[str, _Part] = {}
-    for parameter in parameters_of(setup.training.model):
-        dim = shard_dim(parallelism, parameter)
-        if dim is not None and mesh.size() > 1:
-            size = parameter.shape[dim]
-            start = min(chunk_size(size, mesh.size()) * mesh.get_local_rank(), size)
-            found[parameter.full_name] = _Part(shape=parameter.shape, dim=dim, start=start)
-    return found
 
 
 @dataclass(slots=True, eq=False)

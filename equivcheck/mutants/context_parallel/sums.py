@@ -25,14 +25,10 @@ from equivcheck.training.setup import Setup
 _ONLY_CONTEXT_PARALLEL = (ContextParallel.tag,)
 
 
-def _lengths(scenario: Scenario) -> set[int]:
-    """Distinct shard lengths."""
-    length, size = scenario.training.model.length or 1, scenario.layout.mesh.size(CP)
-    return {len(part) for each in scenario.layout.of(ContextParallel) for part in positions_of_ranks(each, length, size)}
-
-
 def _averages_unequal_parts(scenario: Scenario) -> bool:
-    lengths = _lengths(scenario)
+    # Lengths of the position shards that ranks hold.
+    length, size = scenario.training.model.length or 1, scenario.layout.mesh.size(CP)
+    lengths = {len(part) for each in scenario.layout.of(ContextParallel) for part in positions_of_ranks(each, length, size)}
     return scenario.training.loss.is_mean and len(lengths) > 1 and 0 not in lengths
 
 

@@ -58,7 +58,14 @@ def from_json(text: str, *, where: str = "scenario") -> Scenario:
     data = load(text, where=where)
     if not isinstance(data, dict):
         raise InvalidScenario(f"{where}: {wrong_type(data, 'an object')}")
-    found = _format(data, where)
+    if "format" not in data:
+        raise InvalidScenario(f"{where}: format: missing field. Expected {_FORMATS}.")
+    found = data["format"]
+    if type(found) is not int:
+        raise InvalidScenario(f"{where}: format: {wrong_type(found, 'an integer')}")
+    if not 1 <= found <= FORMAT:
+        newer = ": it is newer than this version of equivcheck reads" if found > FORMAT else ""
+        raise InvalidScenario(f"{where}: format: {quote(found)} is not valid{newer}. Expected {_FORMATS}.")
     data = {name: value for name, value in data.items() if name != "format"}
     if found == FORMAT:
         kind = data.pop(KIND, None)
@@ -129,18 +136,6 @@ def _ask_entry_points() -> None:
 
 
 _converter = make_converter(_ask_entry_points)
-
-
-def _format(data: dict[str, Any], where: str) -> int:
-    if "format" not in data:
-        raise InvalidScenario(f"{where}: format: missing field. Expected {_FORMATS}.")
-    found = data["format"]
-    if type(found) is not int:
-        raise InvalidScenario(f"{where}: format: {wrong_type(found, 'an integer')}")
-    if not 1 <= found <= FORMAT:
-        newer = ": it is newer than this version of equivcheck reads" if found > FORMAT else ""
-        raise InvalidScenario(f"{where}: format: {quote(found)} is not valid{newer}. Expected {_FORMATS}.")
-    return found
 
 
 def _first_problem(error: BaseException) -> tuple[str, str]:

@@ -47,7 +47,12 @@ def serve_rank(channel: Channel) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     message, (output, stacks, table, *listener) = channel.receive_with_fds()
     place: RankAddress = pickle.loads(message)
-    _redirect(output)
+    # Output from C++ must reach the file too, so the descriptors are replaced.
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=True)
     _join(place, *listener)
@@ -67,15 +72,6 @@ def leave() -> None:
     import torch.distributed as dist
 
     dist.destroy_process_group()
-
-
-def _redirect(output: int) -> None:
-    """Close standard input, and write all output to the file, including output from C++."""
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
 
 
 def _join(place: RankAddress, listener: int | None = None) -> None:

@@ -71,16 +71,12 @@ def _report(rank: int, evidence: AbortedRun, frame: FrameType | None) -> RankRep
     scheduler = evidence.scheduler
     if scheduler.ended[rank]:
         return RankReport(rank=rank, state=RankState.FINISHED)
-    stack = _stack(frame)
+    # Frames of the thread loop and of locks tell the reader nothing.
+    entries = traceback.extract_stack(frame) if frame is not None else []
+    kept = [entry for entry in entries if not entry.filename.replace("\\", "/").endswith((*_OWN_FILES, "/threading.py"))]
+    stack = "".join(traceback.StackSummary.from_list(kept).format())
     pending = scheduler.pending[rank]
     if pending is None and scheduler.holder == rank:
         return RankReport(rank=rank, state=RankState.RUNNING, stack=stack)
     text = "" if pending is None else call_of(pending).describe()
     return RankReport(rank=rank, state=RankState.WAITING, pending=text, stack=stack)
-
-
-def _stack(frame: FrameType | None) -> str:
-    """Stack from the program down to the pending call, without frames from the thread loop and locks."""
-    entries = traceback.extract_stack(frame) if frame is not None else []
-    kept = [entry for entry in entries if not entry.filename.replace("\\", "/").endswith((*_OWN_FILES, "/threading.py"))]
-    return "".join(traceback.StackSummary.from_list(kept).format())

@@ -125,15 +125,11 @@ def _compute(kind: LinearClass, distributed: bool) -> list[str]:
     values += " * mask" * kind.masked + " + inputs" * kind.residual
     if kind.shape_op is not None:
         lines += [f"values = {values}"] if values != "values" else []
-        values = _shape_op(kind.shape_op, distributed)
+        made = f"{ARANGE_STEP} * torch.arange(values.shape[1], dtype=values.dtype)"
+        made = f"beside(values, {made})" if distributed else f"({made})"
+        halves = "(2, values.shape[1] // 2) if values.shape[1] % 2 == 0 else (values.shape[1], 1)"
+        values = _SHAPE_OPS[kind.shape_op][1].format(made=made, halves=halves)
     return [*lines, f"return {values}"]
-
-
-def _shape_op(shape_op: ShapeOp, distributed: bool) -> str:
-    made = f"{ARANGE_STEP} * torch.arange(values.shape[1], dtype=values.dtype)"
-    made = f"beside(values, {made})" if distributed else f"({made})"
-    halves = "(2, values.shape[1] // 2) if values.shape[1] % 2 == 0 else (values.shape[1], 1)"
-    return _SHAPE_OPS[shape_op][1].format(made=made, halves=halves)
 
 
 def _words(kind: LinearClass) -> str:

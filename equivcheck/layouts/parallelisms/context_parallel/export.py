@@ -27,17 +27,13 @@ def write(draft: Draft, parallelism: ContextParallel) -> None:
         '    if hasattr(layer, "sequence"):',
         f"        layer.sequence = {kind}(ranks)",
     )
-    _take(draft)
-    _scale(draft, parts)
-    draft.add(LoopPosition.BEFORE_READING, f"total *= {size}  # each rank's loss is a partial sum")
-    sum_gradients(draft, "ranks.group")
-
-
-def _take(draft: Draft) -> None:
     dim = 1 - draft.scenario.training.data.batch_dim
     draft.add(LoopPosition.TAKE, f"inputs, targets = (values.index_select({dim}, ranks.own) for values in (inputs, targets))")
     if "masks" in draft.form.extras:
         draft.add(LoopPosition.TAKE, "masks = [mask.index_select(1, ranks.own) for mask in masks]")
+    _scale(draft, parts)
+    draft.add(LoopPosition.BEFORE_READING, f"total *= {size}  # each rank's loss is a partial sum")
+    sum_gradients(draft, "ranks.group")
 
 
 def _scale(draft: Draft, parts: tuple[tuple[int, ...], ...]) -> None:

@@ -43,7 +43,10 @@ def ddp_totals(view: RankView, ddp: DDP, axes: str, *, has_buffers: bool = True)
     for step in range(training.steps):
         for number in range(last + 1):
             if num_reduced == rebuilt_after:
-                _note_rebuilt(ledger, step, axes, bucketing)
+                # Rebuilding buckets broadcasts parameter indices with their number, then bucket sizes.
+                num_indices = len(bucketing.num_bytes) + 1
+                ledger.note(step, "broadcast", axes, INT32_BYTES * num_indices)
+                ledger.note(step, "broadcast", axes, INT32_BYTES * len(rebuilt_buckets(bucketing)))
                 rebuilt_after = -1
             for num_bytes in buffers if synchronised and has_buffers else ():
                 ledger.note(step, "broadcast", axes, num_bytes)
@@ -99,13 +102,6 @@ def _ready(view: RankView, ddp: DDP) -> tuple[str, ...]:
     plain = [name for name in used if name not in localized]
     distributed = [name for name in trained_parameters(view.training.model) if name in used and name in localized]
     return (*plain, *reversed(distributed), *unused)
-
-
-def _note_rebuilt(ledger: Ledger, step: int, axes: str, bucketing: Bucketing) -> None:
-    """Count the broadcasts that rebuild buckets: parameter indices with their number, then bucket sizes."""
-    num_indices = len(bucketing.num_bytes) + 1
-    ledger.note(step, "broadcast", axes, INT32_BYTES * num_indices)
-    ledger.note(step, "broadcast", axes, INT32_BYTES * len(rebuilt_buckets(bucketing)))
 
 
 def _all_calls(view: RankView, ddp: DDP) -> Totals:

@@ -22,7 +22,12 @@ def write(draft: Draft, parallelism: ExpertParallel) -> None:
     layout = draft.scenario.layout
     if layout.mesh.names[-1] != EP and layout.mesh.size(EP) > 1:
         raise refuse(f"mesh {layout.mesh.names}", "only with expert parallelism along the last axis")
-    _require_written(draft)
+    # A layer kind may not say how a script distributes its experts.
+    model = draft.scenario.training.model
+    for layer, inputs in zip(model.layers, model.widths, strict=False):
+        script = layer_kind(layer).script(layer, inputs) if layer_kind(layer).dispatch(layer) is not None else None
+        if script is not None and script.for_expert_parallel is None:
+            raise refuse(f"the layer {type(layer).__name__}", "its kind does not say how scripts share out its units")
     keep = exchange_keeping(parallelism.storage)
     _define(draft, keep)
     draft.add(LoopPosition.WRAP, f"ranks = {mesh_of(draft, parallelism)}", f"shard_units(model, ranks, {keep.__name__})")
@@ -36,15 +41,6 @@ def write(draft: Draft, parallelism: ExpertParallel) -> None:
     if len(layout.parallelisms) == 1:
         draft.loss_scale = layout.num_data_ranks
         take_rows(draft)
-
-
-def _require_written(draft: Draft) -> None:
-    """Refuse layers whose kind does not say how a script distributes their experts."""
-    model = draft.scenario.training.model
-    for layer, inputs in zip(model.layers, model.widths, strict=False):
-        script = layer_kind(layer).script(layer, inputs) if layer_kind(layer).dispatch(layer) is not None else None
-        if script is not None and script.for_expert_parallel is None:
-            raise refuse(f"the layer {type(layer).__name__}", "its kind does not say how scripts share out its units")
 
 
 def exchange_keeping(storage: ExpertStorage) -> Callable[..., object]:

@@ -21,7 +21,12 @@ def write(draft: Draft, parallelism: FSDP1) -> None:
     draft.need("torch.distributed.fsdp", "FullyShardedDataParallel")
     draft.module, draft.loss_scale = "module", layout.num_data_ranks
     draft.parameters = "module.parameters()"
-    options = _options(draft, parallelism)
+    options: dict[str, object] = {"device_id": 'torch.device("cpu")', "use_orig_params": parallelism.use_orig_params}
+    if parallelism.strategy is not ShardingStrategy.FULL_SHARD:
+        draft.need("torch.distributed.fsdp", "ShardingStrategy")
+        options["sharding_strategy"] = f"ShardingStrategy.{parallelism.strategy.value}"
+    if parallelism.strategy.is_hybrid or len(draft.scenario.layout.parallelisms) > 1:
+        options["device_mesh"] = mesh_of(draft, parallelism)
     if parallelism.wrapping is Wrapping.PER_LAYER:
         draft.add(LoopPosition.WRAP, *_wrapped_layers(form, options))
     draft.add(LoopPosition.WRAP, f"module = {call('FullyShardedDataParallel', 'model', **options)}")
@@ -31,16 +36,6 @@ def write(draft: Draft, parallelism: FSDP1) -> None:
     if parallelism.no_sync:
         add_no_sync(draft)
     take_rows(draft)
-
-
-def _options(draft: Draft, parallelism: FSDP1) -> dict[str, object]:
-    options: dict[str, object] = {"device_id": 'torch.device("cpu")', "use_orig_params": parallelism.use_orig_params}
-    if parallelism.strategy is not ShardingStrategy.FULL_SHARD:
-        draft.need("torch.distributed.fsdp", "ShardingStrategy")
-        options["sharding_strategy"] = f"ShardingStrategy.{parallelism.strategy.value}"
-    if parallelism.strategy.is_hybrid or len(draft.scenario.layout.parallelisms) > 1:
-        options["device_mesh"] = mesh_of(draft, parallelism)
-    return options
 
 
 def _wrapped_layers(form: Form, options: dict[str, object]) -> list[str]:

@@ -22,17 +22,19 @@ _FLAG_BYTES = 4
 def _all_calls(view: RankView, pipeline: Pipeline) -> Totals:
     ledger = Ledger()
     if view.layout.mesh.size(PP) > 1 and is_torch_in(CONNECTS_AT_ONCE):
-        _note_connections(ledger, view, pipeline)
-    _note_exchanges(ledger, view, pipeline)
+        # Stages connect in the first step, and each number of rows has its own schedule.
+        rounds = _num_rounds(pipeline, view.layout.mesh.size(PP))
+        for _ in set(view.training.data.microbatches):
+            ledger.note(0, "all_reduce.min", view.axes(PP), _FLAG_BYTES)
+            ledger.note(0, "all_reduce.sum", view.axes(PP), rounds * _FLAG_BYTES, rounds)
+    # Each step sums each trained weight that has copies on several ranks.
+    mesh, shapes = view.layout.mesh, {held.parameter.full_name: held.shape for held in view.held}
+    for weight in weights_of_several_ranks(view.training.model, pipeline, mesh.size(PP)):
+        if weight.trained and view.index(PP) in weight.ranks:
+            num_bytes = math.prod(shapes[weight.name]) * view.item_bytes
+            for step in range(view.training.steps):
+                ledger.note(step, "all_reduce.sum", axes_of(weight.ranks, mesh), num_bytes)
     return ledger.totals | one_norm(view, view.axes(PP), view.item_bytes)
-
-
-def _note_connections(ledger: Ledger, view: RankView, pipeline: Pipeline) -> None:
-    """Count the connections in the first step. Each number of rows has its own schedule."""
-    rounds = _num_rounds(pipeline, view.layout.mesh.size(PP))
-    for _ in set(view.training.data.microbatches):
-        ledger.note(0, "all_reduce.min", view.axes(PP), _FLAG_BYTES)
-        ledger.note(0, "all_reduce.sum", view.axes(PP), rounds * _FLAG_BYTES, rounds)
 
 
 def _num_rounds(pipeline: Pipeline, ranks: int) -> int:
@@ -47,16 +49,6 @@ def _num_rounds(pipeline: Pipeline, ranks: int) -> int:
         else:
             met.update(pair)
     return len(rounds)
-
-
-def _note_exchanges(ledger: Ledger, view: RankView, pipeline: Pipeline) -> None:
-    """Count one sum a step for each trained weight with copies on several ranks."""
-    mesh, shapes = view.layout.mesh, {held.parameter.full_name: held.shape for held in view.held}
-    for weight in weights_of_several_ranks(view.training.model, pipeline, mesh.size(PP)):
-        if weight.trained and view.index(PP) in weight.ranks:
-            num_bytes = math.prod(shapes[weight.name]) * view.item_bytes
-            for step in range(view.training.steps):
-                ledger.note(step, "all_reduce.sum", axes_of(weight.ranks, mesh), num_bytes)
 
 
 PIPELINE_COMMUNICATION = CommunicationModel(
