@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -163,21 +163,19 @@ def cause_by_ablation(
     scenario: Scenario, alter: Callable[[Setup], None] | None, world: str | Ranks, deadline: float
 ) -> Diagnosis | None:
     """Cause for the first feature whose removal makes ranks match; None if none does. Runs the ranks again per feature."""
-    for plainer, cause, words in _plainer(scenario):
+    training, without = scenario.training, []
+    if any(layer.dropout for layer in training.model.layers):
+        plain = each_layer(training, lambda _, layer: layer.with_fields(dropout=0.0))
+        words = "dropout masks differ from the single-device run: without dropout your ranks match it"
+        without.append((plain, Cause.ANOTHER_MASK, words))
+    if has_ties(training.model):
+        words = "a shared weight is not shared on your ranks: with a separate weight for each use they match one device"
+        without.append((without_ties(training), Cause.UNTIED, words))
+    for plain, cause, words in without:
+        plainer = replace(scenario, training=plain)
         try:
             if why_unsupported(plainer) is None and run_again(plainer, alter, world, deadline) is None:
                 return Diagnosis(cause=cause, sentence=words, exact=False)
         except EquivCheckError:
             continue  # a plainer scenario whose ranks fail explains nothing
     return None
-
-
-def _plainer(scenario: Scenario) -> Iterator[tuple[Scenario, Cause, str]]:
-    training = scenario.training
-    if any(layer.dropout for layer in training.model.layers):
-        plain = each_layer(training, lambda _, layer: layer.with_fields(dropout=0.0))
-        words = "dropout masks differ from the single-device run: without dropout your ranks match it"
-        yield replace(scenario, training=plain), Cause.ANOTHER_MASK, words
-    if has_ties(training.model):
-        words = "a shared weight is not shared on your ranks: with a separate weight for each use they match one device"
-        yield replace(scenario, training=without_ties(training)), Cause.UNTIED, words

@@ -8,7 +8,7 @@ one backward gives each copy its own gradient. Optimizers must be elementwise, w
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -68,6 +68,19 @@ class EnsembleTrace:
     """``parameter/key`` for each state tensor, in the order of a single run's state snapshot."""
     state: Array
     """Optimizer state, shape (copies, elements of all state tensors). Scalars such as step counts are repeated for each copy."""
+
+    def moments(self) -> Iterator[Array | None]:
+        """Values of all copies at each moment of a single run's trace, in its order. None stands for the buffers."""
+        for step in self.steps:
+            yield step.loss[:, None]
+            yield step.gradients
+            if step.clip_norm is not None:
+                yield step.clip_norm[:, None]
+            if step.clipped is not None:
+                yield step.clipped
+            yield step.parameters
+        yield self.state
+        yield None
 
 
 Tensors = tuple[torch.Tensor, ...]

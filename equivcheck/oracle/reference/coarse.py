@@ -6,12 +6,11 @@ large difference again and again, so its checks skip them.
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
+from itertools import repeat
 
-from equivcheck.oracle.reference.noise import Expected, scales_of
+from equivcheck.oracle.reference.noise import Expected, expected_of
 from equivcheck.worlds.trace.differences import Divergence, Phase
-from equivcheck.worlds.trace.moments import Moment, moments
-from equivcheck.worlds.trace.tensors import Table, full_vector, norms, table_of
 from equivcheck.worlds.trace.trace import Trace
 
 
@@ -20,14 +19,8 @@ def coarse_moments(reference: Trace, limit: float) -> tuple[Expected, ...]:
 
     The full judgement passes nothing beyond `noise_limit` either: such noise puts the reference in doubt.
     """
-    tables: dict[int, Table] = {}
-    found = []
-    for moment in moments(reference):
-        pieces = moment.snapshot.pieces
-        if id(pieces) not in tables:
-            tables[id(pieces)] = table_of(pieces)
-        found.append(_expected(moment, tables[id(pieces)], limit))
-    return tuple(found)
+    exact = expected_of(reference, repeat(None), 0.0)
+    return tuple(replace(moment, tolerances=limit * moment.scales) for moment in exact)
 
 
 def is_large(divergences: tuple[Divergence, ...]) -> bool:
@@ -36,22 +29,3 @@ def is_large(divergences: tuple[Divergence, ...]) -> bool:
     A loss can be zero by cancellation and is the only tensor of its kind, so its size says nothing about its noise.
     """
     return any(divergence.phase is not Phase.LOSS for divergence in divergences)
-
-
-def _expected(moment: Moment, table: Table, limit: float) -> Expected:
-    snapshot = moment.snapshot
-    values = full_vector(table, snapshot.present, snapshot.values)
-    own = norms(table, values)
-    scales = scales_of(moment.phase, table, own)
-    return Expected(
-        step=moment.step,
-        phase=moment.phase,
-        table=table,
-        present=snapshot.present,
-        dtypes=snapshot.dtypes,
-        values=values,
-        norms=own,
-        tolerances=limit * scales,
-        scales=scales,
-        shifts=np.zeros_like(own),
-    )

@@ -6,7 +6,7 @@ Tolerances are measured. The reference runs again with each input, target and in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import repeat
 
@@ -107,7 +107,7 @@ def expected_moments(
     the training's precision.
     """
     eps = eps_of(training.precision.value) if eps is None else eps
-    return expected_of(reference, _moved(copies), eps, *others)
+    return expected_of(reference, copies.moments(), eps, *others)
 
 
 def expected_of(
@@ -149,19 +149,6 @@ def expected_of(
             )
         )
     return tuple(found)
-
-
-def _moved(copies: EnsembleTrace) -> Iterator[Numbers | None]:
-    for step in copies.steps:
-        yield step.loss[:, None]
-        yield step.gradients
-        if step.clip_norm is not None:
-            yield step.clip_norm[:, None]
-        if step.clipped is not None:
-            yield step.clipped
-        yield step.parameters
-    yield copies.state
-    yield None
 
 
 def _noise(
