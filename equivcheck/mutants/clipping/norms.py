@@ -49,12 +49,8 @@ def _adds_norms(scenario: Scenario) -> bool:
 
 def _has_replicas(scenario: Scenario) -> bool:
     mesh = scenario.layout.mesh
-    replicas = mesh.size(REPLICATE) if REPLICATE in mesh.names or not _replicates(scenario) else mesh.size(DP)
+    replicas = mesh.size(REPLICATE) if REPLICATE in mesh.names or not scenario.layout.has(DDP, Replicate) else mesh.size(DP)
     return clips_by_norm(scenario) and replicas > 1 and _norm_type(scenario) is not NormType.INF
-
-
-def _replicates(scenario: Scenario) -> bool:
-    return scenario.layout.has(DDP, Replicate)
 
 
 def _has_vectors(layer: AnyLayer) -> bool:

@@ -35,15 +35,11 @@ def _sends(chosen: Callable[[Experts, int], bool]) -> Callable[[Scenario], bool]
 
 def has_equal_experts(scenario: Scenario) -> bool:
     """Whether all ranks hold equally many experts."""
-    return all(_is_even(layer, scenario.layout.mesh.size(EP)) for layer in experts_in(scenario))
+    return all(layer.num_experts % scenario.layout.mesh.size(EP) == 0 for layer in experts_in(scenario))
 
 
 def _is_any(_layer: Experts, _ranks: int) -> bool:
     return True
-
-
-def _is_even(layer: Experts, ranks: int) -> bool:
-    return layer.num_experts % ranks == 0
 
 
 def _are_several(layer: Experts, ranks: int) -> bool:

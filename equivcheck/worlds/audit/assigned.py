@@ -78,12 +78,8 @@ def _owner(chain: Chain, code: CodeType, module: ModuleType) -> Any:
         case ("global", name, *path):
             return _resolved(vars(module).get(name), path)
         case ("local", "cls", *path) | ("local", "self", "__class__", *path):
-            return _resolved(module, [*_class_path(code), *path])
+            return _resolved(module, [*code.co_qualname.split(".")[:-1], *path])
     return None
-
-
-def _class_path(code: CodeType) -> list[str]:
-    return code.co_qualname.split(".")[:-1]
 
 
 def _resolved(owner: Any, path: list[str]) -> Any:

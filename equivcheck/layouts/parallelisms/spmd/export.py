@@ -55,7 +55,7 @@ def write(draft: Draft, parallelism: SPMD) -> None:
         draft.need("contextlib", "nullcontext")
         draft.need("torch.distributed.tensor.experimental", "implicit_replication")
         draft.context = "implicit_replication() if parallel else nullcontext()"
-    if _makes_tensors(training):
+    if training.model.offset or any(layer.shape_op is ShapeOp.ARANGE for layer in training.model.layers):
         define_beside(draft)
 
 
@@ -70,10 +70,6 @@ def redistribute_gradients(draft: Draft) -> None:
     draft.need("functools", "partial")
     draft.need("torch.distributed.tensor", "DTensor")
     draft.add(LoopPosition.WRAP, *_REDISTRIBUTE_GRADIENTS)
-
-
-def _makes_tensors(training: Training) -> bool:
-    return training.model.offset or any(layer.shape_op is ShapeOp.ARANGE for layer in training.model.layers)
 
 
 def _distribute(placement: str, training: Training) -> list[str]:
