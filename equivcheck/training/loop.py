@@ -96,8 +96,15 @@ def _step(run: _Run, microbatches: Sequence[Batch], index: int, reads_full: bool
     setup.announce(Stage.READING, index)
     gradients = run.gradients()
     full_gradients = run.full_gradients() if reads_full else None
-    clip_norm = _clip(setup, [slot.parameter for slot in run.slots], index)
-    clipped = None if setup.training.clipping is None else run.gradients()
+    setup.announce(Stage.CLIPPING, index)
+    clipping, parameters, norm = setup.training.clipping, [slot.parameter for slot in run.slots], None
+    if isinstance(clipping, ClipNorm):
+        norm = setup.clip_norm(setup.module, parameters, clipping)
+    elif isinstance(clipping, ClipValue):
+        clip_by_value(parameters, clipping)
+    setup.announce(Stage.READING, index)
+    clip_norm = None if norm is None else scalar_value(norm)  # a DTensor norm communicates, so not while clipping
+    clipped = None if clipping is None else run.gradients()
     setup.announce(Stage.UPDATE, index)
     setup.update(optimizer)
     yield Pause.UPDATED
@@ -111,13 +118,3 @@ def _step(run: _Run, microbatches: Sequence[Batch], index: int, reads_full: bool
         full_gradients=full_gradients,
         full_parameters=run.full_parameters() if reads_full else None,
     )
-
-
-def _clip(setup: Setup, parameters: list[torch.Tensor], index: int) -> float | None:
-    clipping = setup.training.clipping
-    setup.announce(Stage.CLIPPING, index)
-    norm = setup.clip_norm(setup.module, parameters, clipping) if isinstance(clipping, ClipNorm) else None
-    if isinstance(clipping, ClipValue):
-        clip_by_value(parameters, clipping)
-    setup.announce(Stage.READING, index)
-    return None if norm is None else scalar_value(norm)

@@ -51,7 +51,11 @@ def compare(reference: Reference, traces: Sequence[Trace], before: Sequence[Trac
         worst = max(worst, float(errors.max(initial=0.0)))
         if wrong.any() or assembled.misfits:
             divergences += _describe(expected, assembled, errors, wrong, holders)
-            share = max(share, _share(expected, assembled, errors, wrong))
+            if assembled.misfits or not expected.tolerances[wrong].all():
+                share = float("inf")  # if all tensors of a kind are zero, noise cannot explain a difference
+            else:
+                sizes = errors[wrong] * expected.tolerances[wrong]
+                share = max(share, float((sizes / np.maximum(expected.scales[wrong], np.finfo(np.float64).tiny)).max()))
         otherwise = full_tensor_divergences(expected, assembled, [moment.full for moment in found])
         if otherwise:
             divergences += otherwise
@@ -63,13 +67,6 @@ def comparison_before(step: int, found: Comparison) -> Comparison:
     """Keep the divergences before a step, because the reference cannot decide later ones."""
     before = tuple(divergence for divergence in found.divergences if divergence.step < step)
     return replace(found, divergences=before, worst_error=found.worst_error if before else min(found.worst_error, 1.0))
-
-
-def _share(expected: Expected, assembled: Assembled, errors: Vector, wrong: Flags) -> float:
-    if assembled.misfits or not expected.tolerances[wrong].all():
-        return float("inf")  # where nothing of a kind is other than zero, no noise explains what is
-    sizes = errors[wrong] * expected.tolerances[wrong]
-    return float((sizes / np.maximum(expected.scales[wrong], np.finfo(np.float64).tiny)).max())
 
 
 def snapshots_of(found: list[Moment], phase: Phase, groups: Sequence[Sequence[int]] = ()) -> list[Snapshot]:

@@ -123,8 +123,23 @@ class Reader:
         if self.full_tensors is None:
             found = state_slots(reduce_partials(state), self.slots())
             return _snapshot_at([slot for slot, _ in found], [tensor for _, tensor in found], place=self._place)
-        keys = sorted({key for values in state.values() for key in values})
-        return _snapshot_of([row for key in keys for row in self._state_rows(state, key)])
+        parameters = list(self.module.parameters())
+        named = {parameter: name for name, parameter in self.names.parameters(self.module)}
+        rows: list[tuple[str, torch.Tensor | None]] = []
+        for key in sorted({key for values in state.values() for key in values}):
+            values = [state.get(parameter, {}).get(key) for parameter in parameters]
+            fitting = [
+                value if isinstance(value, torch.Tensor) and value.shape == parameter.shape else None
+                for value, parameter in zip(values, parameters, strict=True)
+            ]
+            if any(value is not None for value in fitting):
+                gathered = self._gather(list(zip(parameters, fitting, strict=True)))
+                rows += [(f"{name}/{key}", full) for name, full in gathered if full is not None]
+            else:
+                held = [(named.get(parameter), value) for parameter, value in zip(parameters, values, strict=True)]
+                known = [(name, value) for name, value in held if name in self._gathered_names and value is not None]
+                rows += [(f"{name}/{key}", torch.as_tensor(value)) for name, value in known]
+        return _snapshot_of(rows)
 
     def buffers(self) -> Snapshot:
         """Current buffers."""
@@ -162,21 +177,6 @@ class Reader:
         self._gathered_names = set(copies)
         some_absent = any(part is None for _, part in parts)
         return [(name, None if some_absent and bool(full.isnan().all()) else full) for name, full in copies.items()]
-
-    def _state_rows(self, state: State, key: str) -> list[tuple[str, torch.Tensor | None]]:
-        parameters = list(self.module.parameters())
-        values = [state.get(parameter, {}).get(key) for parameter in parameters]
-        fits = [
-            isinstance(value, torch.Tensor) and value.shape == parameter.shape
-            for value, parameter in zip(values, parameters, strict=True)
-        ]
-        if any(fits):
-            fitting = [value if is_fitting else None for value, is_fitting in zip(values, fits, strict=True)]
-            gathered = self._gather(list(zip(parameters, fitting, strict=True)))
-            return [(f"{name}/{key}", full) for name, full in gathered if full is not None]
-        named = {parameter: name for name, parameter in self.names.parameters(self.module)}
-        rows = [(named.get(parameter), value) for parameter, value in zip(parameters, values, strict=True) if value is not None]
-        return [(f"{name}/{key}", torch.as_tensor(value)) for name, value in rows if name in self._gathered_names]
 
 
 def _unmoved(piece: Piece) -> Piece:
