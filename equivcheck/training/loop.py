@@ -103,7 +103,7 @@ def _step(run: _Run, microbatches: Sequence[Batch], index: int, reads_full: bool
     elif isinstance(clipping, ClipValue):
         clip_by_value(parameters, clipping)
     setup.announce(Stage.READING, index)
-    clip_norm = None if norm is None else scalar_value(norm)  # a DTensor norm communicates, so not while clipping
+    clip_norm = None if norm is None else scalar_value(norm)  # announced first, because reading a DTensor norm communicates
     clipped = None if clipping is None else run.gradients()
     setup.announce(Stage.UPDATE, index)
     setup.update(optimizer)
