@@ -49,7 +49,7 @@ def declared() -> list[tuple[StateRow, str]]:
     return [
         (row, name)
         for row in rows()
-        if row.treatment not in switched_or_outside and not row.torch and "when ranks change" not in row.reason
+        if row.treatment not in switched_or_outside and not row.torch and "when ranks take turns" not in row.reason
         for name in row.names
     ]
 

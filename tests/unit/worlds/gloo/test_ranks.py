@@ -205,7 +205,7 @@ def test_a_program_that_ranks_cannot_import(ranks: GlooRanks, monkeypatch: pytes
     monkeypatch.setitem(__import__("sys").modules, "only_here", module)
     found = failure(ranks, module.program)
     assert found.summary == "rank 0 raised ModuleNotFoundError: No module named 'only_here'"
-    assert "what modules define it imports by name" in found.reports[0].stack
+    assert "so their modules must be on sys.path" in found.reports[0].stack
 
 
 def test_ranks_have_the_environment_of_their_owner(ranks: GlooRanks, monkeypatch: pytest.MonkeyPatch) -> None:
