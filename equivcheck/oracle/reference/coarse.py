@@ -19,8 +19,8 @@ def coarse_moments(reference: Trace, limit: float) -> tuple[Expected, ...]:
 
     The full judgement passes nothing beyond `noise_limit` either: such noise puts the reference in doubt.
     """
-    exact = expected_of(reference, repeat(None), 0.0)
-    return tuple(replace(moment, tolerances=limit * moment.scales) for moment in exact)
+    unperturbed = expected_of(reference, repeat(None), limit)
+    return tuple(replace(moment, tolerances=limit * moment.scales) for moment in unperturbed)
 
 
 def is_large(divergences: tuple[Divergence, ...]) -> bool:
