@@ -17,24 +17,7 @@ def write_layout(draft: Draft) -> None:
     for parallelism in layout.parallelisms:
         kind_of(parallelism).write_script(draft, parallelism)
     if draft.mixes_tensors and draft.has_dtensors:
-        # Define ``clip`` in the script. It clips each mesh's parameters, and the plain ones, separately.
-        # Torch cannot mix DTensors with plain tensors, or DTensors of several meshes, in one operation.
-        clipping = draft.scenario.training.clipping
-        if isinstance(clipping, ClipValue):
-            body = ["for kind in kinds.values():", f"    nn.utils.clip_grad_value_(kind, {clipping.clip_value!r})"]
-            _define(draft, "None", "Clip each element of plain tensors and DTensors", body)
-            draft.clip_value = "clip(model)"
-        elif isinstance(clipping, ClipNorm):
-            norm = f"nn.utils.get_total_norm([parameter.grad for parameter in kind], {order_of(clipping)})"
-            body = [
-                f"norms = [full({norm}) for kind in kinds.values()]",
-                f"norm = torch.linalg.vector_norm(torch.stack(norms), {order_of(clipping)})",
-                "for kind in kinds.values():",
-                f"    nn.utils.clip_grads_with_norm_(kind, {clipping.max_norm!r}, norm)",
-                "return norm",
-            ]
-            _define(draft, "torch.Tensor", "Clip by the norm over all plain tensors and DTensors, and return it", body)
-            draft.clip_norm = "clip(model)"
+        _clip_by_mesh(draft)
     if layout.mesh.num_ranks == 1:
         draft.averages_loss = False
     _add_balance(draft)
@@ -63,6 +46,27 @@ _BY_MESH = (
     "    if parameter.grad is not None:",
     '        kinds.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)',
 )
+
+
+def _clip_by_mesh(draft: Draft) -> None:
+    """Define ``clip`` in the script. It clips each mesh's parameters, and the plain ones, separately."""
+    # Torch cannot mix DTensors with plain tensors, or DTensors of several meshes, in one operation.
+    clipping = draft.scenario.training.clipping
+    if isinstance(clipping, ClipValue):
+        body = ["for kind in kinds.values():", f"    nn.utils.clip_grad_value_(kind, {clipping.clip_value!r})"]
+        _define(draft, "None", "Clip each element of plain tensors and DTensors", body)
+        draft.clip_value = "clip(model)"
+    elif isinstance(clipping, ClipNorm):
+        norm = f"nn.utils.get_total_norm([parameter.grad for parameter in kind], {order_of(clipping)})"
+        body = [
+            f"norms = [full({norm}) for kind in kinds.values()]",
+            f"norm = torch.linalg.vector_norm(torch.stack(norms), {order_of(clipping)})",
+            "for kind in kinds.values():",
+            f"    nn.utils.clip_grads_with_norm_(kind, {clipping.max_norm!r}, norm)",
+            "return norm",
+        ]
+        _define(draft, "torch.Tensor", "Clip by the norm over all plain tensors and DTensors, and return it", body)
+        draft.clip_norm = "clip(model)"
 
 
 def _define(draft: Draft, returns: str, words: str, body: list[str]) -> None:
