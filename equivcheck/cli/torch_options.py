@@ -53,7 +53,7 @@ def environment_options(command: F) -> F:
 def environments(pythons: tuple[Installation, ...], cache: Path | None, index_url: str) -> Environments:
     """Environments with torch versions. Their creation is reported on stderr."""
     return Environments(
-        parse_environment={installation.version: installation for installation in pythons},
+        given={installation.version: installation for installation in pythons},
         cache=(cache or default_cache()).absolute(),
         index_url=index_url,
         tell=lambda line: click.echo(line, err=True),
