@@ -86,7 +86,7 @@ class PlainRun:
     outputs: tuple[Outputs, ...]
     """All outputs by statement."""
     gradients: tuple[torch.Tensor | None, ...]
-    """Gradients in the same order as `differentiated`."""
+    """Gradients in the same order as `compared_gradients`."""
 
 
 def plan_of(program: TensorProgram) -> ProgramPlan:

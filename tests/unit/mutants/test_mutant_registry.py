@@ -93,7 +93,7 @@ def test_an_unknown_name_lists_those_that_exist(monkeypatch: pytest.MonkeyPatch)
 
 def test_an_unknown_layout_lists_those_that_exist() -> None:
     """The error names the unknown layout and lists all others."""
-    with pytest.raises(UsageError, match=r"^layout 'typo' .*: ddp, "):
+    with pytest.raises(UsageError, match=r"^layout 'typo' .*Expected one of ddp, "):
         mutants_of(("ddp", "typo"))
 
 
@@ -102,7 +102,7 @@ def test_an_unknown_layout_lists_those_that_exist() -> None:
     [
         ((_nothing,), r"Expected a Mutant$"),
         ((FOREIGN, FOREIGN), r"name 'a_third_party_s_own' is not valid: it is taken\. Expected a unique name$"),
-        ((replace(FOREIGN, layouts=("ddp", "typo")),), r"layout 'typo' .*: ddp, "),
+        ((replace(FOREIGN, layouts=("ddp", "typo")),), r"layout 'typo' .*Expected one of ddp, "),
     ],
 )
 def test_an_entry_point_that_gives_no_new_mutant_is_one_clear_line(
