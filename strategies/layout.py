@@ -1,4 +1,4 @@
-"""Layouts: parallelisms, a mesh that fits them, and how they are executed."""
+"""Layouts: parallelisms, a mesh to fit them, and how they are executed."""
 
 from __future__ import annotations
 

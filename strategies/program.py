@@ -38,7 +38,7 @@ _DISTANCES: SearchStrategy[int] = st.sampled_from((1, 1, 1, 2, 3, NEAREST))
 
 @st.composite
 def programs(draw: DrawFn, *, operations: Sequence[str] = (), max_ranks: int = 4) -> TensorProgram:
-    """Programs with 3 to 10 statements, and the arguments that these need.
+    """Programs with 3 to 10 statements, and the arguments for them.
 
     `operations` are names; empty for all except those that only sweeps use. Programs have 2 to `max_ranks` ranks.
     """

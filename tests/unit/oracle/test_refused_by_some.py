@@ -58,7 +58,7 @@ def test_what_ranks_refuse_with_different_errors_has_crashed() -> None:
     """Different errors are not the same refusal."""
     verdict = check_program(PROGRAM, target=_InOtherWords)
     assert verdict.outcome is Outcome.CRASHED
-    assert "or with another error" in verdict.reason
+    assert "or raise another error" in verdict.reason
 
 
 def test_what_all_ranks_refuse_alike_goes_on() -> None:
