@@ -7,17 +7,20 @@ from collections import defaultdict
 from equivcheck.oracle.verdict.sentences import ranks_with_value
 from equivcheck.scenario.scenario import count
 from equivcheck.worlds.failure import Failure
-from equivcheck.worlds.trace.differences import Difference, Divergence
+from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
 
 MAX_GROUPS = 4
 """Maximum number of lines about ranks, and about groups of further tensors. A count stands for the rest."""
+LOSS = "loss"
+"""Name of the loss phase and of the only tensor in it. It is printed once."""
 LONGEST = 300
 """Maximum characters in an error text."""
 
 
 def divergence_lines(first: Divergence, followers: tuple[str, ...], num_unnamed: int = 0) -> list[str]:
     """Lines with the first divergence's place, both values, and the tensors that differ as well."""
-    tensor = "" if first.tensor == first.phase.value else f", {first.tensor}{list(first.index) if first.index else ''}"
+    is_loss = first.phase is Phase.LOSS and first.tensor == LOSS
+    tensor = "" if is_loss else f", {first.tensor}{list(first.index) if first.index else ''}"
     lines = [
         f"first: step {first.step}, {first.phase.value}{tensor} {ranks_with_value(first)}",
         f"  expected {first.expected}",
@@ -40,7 +43,7 @@ def _grouped(followers: tuple[str, ...]) -> str:
     groups: dict[str, list[str]] = defaultdict(list)
     for follower in followers:
         step, number, phase, tensor = follower.split(" ", 3)
-        groups[f"{step} {number} {phase}"].append("" if tensor == phase else f" of {tensor}")
+        groups[f"{step} {number} {phase}"].append("" if phase == tensor == LOSS else f" of {tensor}")
     parts = [
         f"{moment}{members[0]}" if len(members) == 1 else f"{moment} of {len(members)} tensors"
         for moment, members in groups.items()
