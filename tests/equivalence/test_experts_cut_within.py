@@ -183,7 +183,7 @@ def test_a_script_has_the_region_of_each_layer(tmp_path: Path) -> None:
 
 
 MISTAKES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "sums no gradients": (LocalRegion, "used", lambda _region, values, weights: (values, weights)),
+    "sums no gradients": (LocalRegion, "copy_to_ranks", lambda _region, values, weights: (values, weights)),
     "adds a bias on each rank": (AxisRanks, "bias_on_first_rank", lambda _ranks, bias: bias),
     "adds a bias on none": (AxisRanks, "bias_on_first_rank", lambda _ranks, bias: bias * 0),
 }

@@ -148,7 +148,7 @@ def test_a_checkpoint_has_dtensors_in_place_of_plain_parts() -> None:
 def test_what_leaves_no_plain_gradients_is_refused() -> None:
     """The limit says which do."""
     scenario = a_scenario(("tp", TensorParallel(plan=SHARED_OUT.plan)))
-    assert "plain tensors" in (limit_reason(scenario.training, scenario.layout) or "")
+    assert "averages plain gradients" in (limit_reason(scenario.training, scenario.layout) or "")
 
 
 def _last_is_missing(parameters: Any, group: dist.ProcessGroup) -> None:

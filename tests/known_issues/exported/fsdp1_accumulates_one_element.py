@@ -39,7 +39,7 @@ TOLERANCE = 4.3e-15  # four times the measured effect of rounding
 
 
 def unflattened(label, unit, tensor, gather):
-    """The tensors of a unit by name, out of the flat shards that ranks hold of it."""
+    """Tensors in a unit by name, from the flat shards on all ranks."""
     shards = [tensor]
     if gather:
         shards = [None] * dist.get_world_size()

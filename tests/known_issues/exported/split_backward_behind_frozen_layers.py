@@ -38,7 +38,7 @@ TOLERANCE = 3.5e-15  # four times the measured effect of rounding
 
 
 def loss_fn(outputs, targets):
-    """The loss of a chunk as a part of the step's."""
+    """A chunk's share of the step's loss."""
     return mse_loss(outputs, targets) / 2
 
 
