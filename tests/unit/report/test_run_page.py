@@ -237,7 +237,7 @@ def test_no_run_is_a_usage_error(tmp_path: Path) -> None:
     ):
         Page(tmp_path, "beef")
     campaign(tmp_path, 1)
-    with pytest.raises(UsageError, match="ids of 2 runs in .* begin with it"):
+    with pytest.raises(UsageError, match=r"ids of 2 runs in .* begin with it"):
         Page(tmp_path, "0")
 
 
