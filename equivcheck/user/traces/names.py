@@ -16,7 +16,7 @@ class TensorNames:
     """Maps tensors in a parallelized model to their names in the original model.
 
     A submodule is recognized by identity, so wrappers around it do not change the names inside. A new module is named by its path
-    inside the nearest known module.
+    inside the nearest known module. Other references to a parameter, for example in a wrapper, do not change its name.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -46,15 +46,18 @@ class TensorNames:
         return list(self._owners(module, "", set()))
 
     def _named(self, module: nn.Module, what: str) -> list[tuple[str, torch.Tensor]]:
-        found: dict[str, torch.Tensor] = {}
-        seen: set[int] = set()
+        chosen: dict[int, tuple[int, str, torch.Tensor]] = {}
         for path, owner in self._owners(module, "", set()):
             for key, tensor in _own(owner, what):
-                if id(tensor) not in seen:
-                    seen.add(id(tensor))
-                    name = f"{path}.{key}" if path else key
-                    canonical = self._first.get(name, name)
-                    found[name if canonical in found else canonical] = tensor
+                name = f"{path}.{key}" if path else key
+                # A wrapper may hold another reference to a parameter, so that names within the original modules go first.
+                rank = 0 if id(owner) in self._paths else 1 if name in self._first else 2
+                if id(tensor) not in chosen or rank < chosen[id(tensor)][0]:
+                    chosen[id(tensor)] = rank, name, tensor
+        found: dict[str, torch.Tensor] = {}
+        for _, name, tensor in chosen.values():
+            canonical = self._first.get(name, name)
+            found[name if canonical in found else canonical] = tensor
         return list(found.items())
 
     def _owners(self, module: nn.Module, path: str, seen: set[int]) -> Iterator[tuple[str, nn.Module]]:

@@ -17,7 +17,7 @@ from equivcheck import Outcome, check_training
 from equivcheck.system.torch_version import is_torch_in
 from equivcheck.user.verdict import UserVerdict
 from equivcheck.worlds.trace.differences import Difference, Phase
-from unit.user.programs import adam, brought
+from unit.user.programs import adam, brought, in_ddp
 
 TOKENS, WIDTH = 8, 4
 UNEVEN_ROWS = ">=2.11"
@@ -221,3 +221,21 @@ def test_packed_parts_that_are_each_sharded_are_read(dim: int, optimizer: Any) -
     assert verdict.outcome is Outcome.EQUIVALENT, verdict.describe()
     verdict = check_training(**brought(parallelize=packed_in_one_run, **given, explain=False))
     assert verdict.outcome is Outcome.DIVERGED, verdict.describe()
+
+
+class WithReference(nn.Module):
+    """A wrapper with a second reference to a parameter, as a tied head has."""
+
+    def __init__(self, model: nn.Module, module: nn.Module) -> None:
+        super().__init__()
+        self.tied = next(iter(model.parameters()))
+        self.inner = module
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.inner(inputs)
+
+
+@pytest.mark.parametrize("wrap", [in_ddp, lambda model, mesh: fully_shard(model, mesh=mesh)], ids=["ddp", "fsdp2"])
+def test_a_second_reference_does_not_rename_a_parameter(wrap: Any) -> None:
+    """A parameter keeps its name in the model, even if a wrapper registers it under another name first."""
+    check_training(**brought(parallelize=lambda model, mesh: WithReference(model, wrap(model, mesh)))).assert_equivalent()
