@@ -29,13 +29,14 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     mesh: Mapping[str, int],
     batches: Iterable[Any],
     loss: Loss,
-    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+    optimizer: Callable[[list[nn.Parameter]], Any],
     reduction: str = "mean",
     scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None = None,
     step: TrainStep | None = None,
     rank_step: TrainStep | None = None,
     data_axes: Sequence[str] | None = None,
     shard: Callable[[Any, DeviceMesh], Any] | None = None,
+    also: Callable[[nn.Module, Any], Mapping[str, Any]] | None = None,
     full_tensors: Callable[[nn.Module], Mapping[str, torch.Tensor]] | None = None,
     cuts: Cuts | None = None,
     dtype: torch.dtype | None = torch.float64,
@@ -74,16 +75,20 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     :param batches: One entry per step: a pair ``(inputs, targets)``, or a list of such microbatches. Each rank gets an equal part
         of the rows (dim 0).
     :param loss: Called as ``loss(outputs, targets)``. Returns the mean over the rows, or their sum with ``reduction="sum"``.
-    :param optimizer: Called with a list of parameters.
+    :param optimizer: Called with a list of parameters. Returns an optimizer. With your own `step` it may return several, in a
+        list, tuple or dict, or as attributes of an object; `step` gets the result unchanged.
     :param reduction: ``"mean"`` or ``"sum"``. A sum is multiplied by the number of data ranks before backward, because data ranks
         average gradients.
     :param scheduler: Called with the optimizer. Its ``step()`` runs after each training step.
     :param step: Called as ``step(model, batch, optimizer, loss)`` instead of the built-in forward, backward and update. Returns
-        the loss.
+        the loss, or a dict of named numbers and tensors with ``loss`` among them. Losses are averaged over data ranks; all other
+        values must be the same on every rank that returns them.
     :param rank_step: Replaces `step` on ranks. Ranks with the same rows must return the same loss. A rank without a loss returns
         None.
     :param data_axes: Axes whose ranks get different rows. By default the axes named dp, fsdp, replicate, shard and similar.
     :param shard: Called as ``shard(batch, mesh)`` on each rank. Returns the part of the batch for this rank.
+    :param also: Called as ``also(model, optimizer)`` after each step. Returns objects by name whose state is compared, too:
+        tensors, numbers, dicts, or objects with a ``state_dict()``, such as a moving average of the weights.
     :param full_tensors: Called with the module on each rank. Returns full tensors by name. Needed if parameters are plain shards
         with an irregular layout.
     :param cuts: Layout of parameters that are plain shards, neither DTensor nor FSDP: ``{name: ((dim, axis), ...)}``. A name may
@@ -122,6 +127,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
         data_axes=row_axes,
         loss_axes=loss_axes_of(axes, row_axes, knows_rows=shard is None or data_axes is not None),
         shard=shard,
+        also=also,
         full_tensors=full_tensors,
         cuts=require_cuts(cuts, [name for name, _ in axes]),
         dtype=dtype,

@@ -18,7 +18,8 @@ from equivcheck.oracle.verdict.sentences import sentence
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.system.tally import record_check
 from equivcheck.user.batches import require_parts
-from equivcheck.user.notes import missing_evidence, notes_on
+from equivcheck.user.compared_phases import ABOUT_REPORTED, phases_left_out, require_same_reports, without_phases
+from equivcheck.user.notes import missing_evidence, notes_on, notes_on_state_outside
 from equivcheck.user.precision.advice import on_narrowing, on_precision
 from equivcheck.user.precision.kept import require_kept
 from equivcheck.user.precision.policy import precision_text, require_precision
@@ -79,12 +80,14 @@ def _checked(task: Task, world: str | Ranks, schedule_seed: int, deadline: float
 
 
 def _judged(verdict: UserVerdict, original: SingleDeviceRun, result: RanksResult, *, explain: bool) -> UserVerdict:
+    require_same_reports(original.trace, result.run.values)
     case = UserCase(original, result.run.values)
-    verdict, doubt = judge(verdict, case.judge_case(), result)
-    verdict = replace(verdict, unread=case.unread, measures=case.measures(result.run.calls))
+    verdict, doubt = judge(verdict, case.judge_case(), RanksResult(run=replace(result.run, values=case.traces)))
+    notes = (*verdict.notes, *case.left_out.values(), *notes_on_state_outside(original.task))
+    verdict = replace(verdict, unread=case.unread, measures=case.measures(result.run.calls), notes=notes)
     if verdict.divergence is not None:
         hinted = replace(verdict, hint=case.hint(verdict.divergence))
-        return with_cause(hinted, original, case.confirming_reference, result.run.values) if explain else hinted
+        return with_cause(hinted, original, case.confirming_reference, case.traces) if explain else hinted
     other = case.other_settings
     if other is not None:
         return replace(verdict, outcome=Outcome.DIVERGED, reason=sentence(other), divergence=other)
@@ -134,7 +137,11 @@ class UserCase:
     """The single-device run, limited to tensors in the ranks' traces."""
 
     def __init__(self, run: SingleDeviceRun, traces: Sequence[UserTrace]) -> None:
-        self._run, self._traces = run, traces
+        self.left_out = phases_left_out(run.trace, traces)
+        """Phases that cannot be compared, each with a note."""
+        self.traces = tuple(without_phases(trace, self.left_out) for trace in traces)
+        """The ranks' traces without these phases."""
+        self._run, self._traces = run, self.traces
         self._held = {piece.name for trace in traces for piece in trace.state.pieces}
         pieces = {piece for trace in traces for piece in trace.steps[0].parameters.pieces}
         self._located = {piece.name for piece in pieces if piece.start or piece.run is not None}
@@ -158,6 +165,8 @@ class UserCase:
             return "" if first.tensor in self._located else _ABOUT_SHARDS
         if first.phase is Phase.LOSS and first.difference is Difference.RANKS_DISAGREE:
             return _ABOUT_LOSSES.format(axes=", ".join(self._run.task.loss_axes))
+        if first.phase is Phase.REPORTED and "/" not in first.tensor:
+            return ABOUT_REPORTED.format(name=first.tensor)
         return self.apart_in_parts
 
     @property
@@ -208,12 +217,14 @@ class UserCase:
         return self._run.far_moment(self._quick, self._parts)
 
     def _readable(self, reference: Reference) -> Reference:
-        """The reference without unread optimizer state. Only `full_tensors` leaves state unread."""
-        if self._run.task.full_tensors is None:
+        """The reference without phases that cannot be compared, and without state that `full_tensors` leaves unread."""
+        if self._run.task.full_tensors is None and not self.left_out:
             return reference
         moments = list(reference.moments)
         for index, moment in enumerate(moments):
-            if moment.phase is Phase.STATE:
+            if moment.phase in self.left_out:
+                moments[index] = replace(moment, present=(False,) * len(moment.present))
+            elif moment.phase is Phase.STATE and self._run.task.full_tensors is not None:
                 present = (there and name in self._held for name, there in zip(moment.table.names, moment.present, strict=True))
                 moments[index] = replace(moment, present=tuple(present))
         return replace(reference, moments=tuple(moments))

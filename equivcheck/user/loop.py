@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,12 +15,14 @@ from equivcheck.training.accumulate import scalar_value
 from equivcheck.user.batches import microbatches
 from equivcheck.user.precision.kept import widened_float32
 from equivcheck.user.task import Loss, Task, TrainStep
+from equivcheck.user.traces.optimizers import GradientReader, optimizers_in
 from equivcheck.user.traces.reader import Reader
+from equivcheck.user.traces.reported import named_tensors, reported_snapshot
 from equivcheck.user.traces.settings import UserTrace, settings_of
 from equivcheck.user.usage import invalid
 from equivcheck.worlds.marks import mark
 from equivcheck.worlds.trace.stage import Stage
-from equivcheck.worlds.trace.trace import Snapshot, Step
+from equivcheck.worlds.trace.trace import Step
 
 
 def train(task: Task, reader: Reader, batches: Sequence[Any], step: TrainStep | None, loss_scale: float) -> UserTrace:
@@ -29,25 +31,39 @@ def train(task: Task, reader: Reader, batches: Sequence[Any], step: TrainStep | 
     Each loss is multiplied by `loss_scale` before backward.
     """
     optimizer = build_optimizer(task, reader.module)
+    if step is None and not callable(getattr(optimizer, "step", None)):
+        raise invalid(
+            f"optimizer with a {type(optimizer).__name__}", "the built-in step needs one optimizer", "one, or step= for several"
+        )
     scheduler = None if task.scheduler is None else task.scheduler(optimizer)
-    found = _Gradients(reader, optimizer)
+    read = GradientReader(reader, optimizers_in(optimizer))
     take_step = step or default_step(task)
     called, loss = reader.module, _scale_loss(task.loss, loss_scale)
     if step is None and isinstance(task.precision, LowPrecision):
         called, loss = _autocast(called, task.precision), _autocast(loss, task.precision)
     kept = []
-    with widened_float32(task, optimizer):
+    with widened_float32(task, read.optimizers), read.hearing_others():
         for index, batch in enumerate(batches):
             mark(Stage.COMPUTE, index)
-            found.begin(index)
-            value = _loss_value(take_step(called, batch, optimizer, loss))
+            read.begin(index)
+            value, reported = _loss_and_others(take_step(called, batch, optimizer, loss))
             mark(Stage.READING, index)  # communication from here on belongs to the check, not to the training
-            gradients = found.taken or reader.gradients()
-            kept.append(Step(loss=value, gradients=gradients, clip_norm=None, clipped=None, parameters=reader.parameters()))
+            gradients = read.gradients()
+            reported |= {} if task.also is None else _state_outside(task.also(called, optimizer))
+            kept.append(
+                Step(
+                    loss=value,
+                    gradients=gradients,
+                    clip_norm=None,
+                    clipped=None,
+                    parameters=reader.parameters(),
+                    reported=reported_snapshot(reported),
+                )
+            )
             if scheduler is not None:
                 scheduler.step()
-    settings = settings_of(optimizer, reader.slots())
-    return UserTrace(steps=tuple(kept), state=reader.state(optimizer), buffers=reader.buffers(), settings=settings)
+    settings = settings_of(read.optimizers, reader.slots())
+    return UserTrace(steps=tuple(kept), state=reader.state(read.optimizers), buffers=reader.buffers(), settings=settings)
 
 
 def default_step(task: Task) -> TrainStep:
@@ -91,33 +107,12 @@ def _call(model: nn.Module, inputs: Any) -> Any:
     return model(**inputs) if isinstance(inputs, dict) else model(inputs)
 
 
-def build_optimizer(task: Task, module: nn.Module) -> torch.optim.Optimizer:
-    """Call the user's `optimizer`. Raises `UsageError` if the result is not an optimizer."""
+def build_optimizer(task: Task, module: nn.Module) -> Any:
+    """Call the user's `optimizer`. Raises `UsageError` if the result contains no optimizer."""
     optimizer = task.optimizer(list(module.parameters()))
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise invalid("optimizer", f"it returned {optimizer!r:.100}", "a torch.optim.Optimizer")
+    if not optimizers_in(optimizer):
+        raise invalid("optimizer", f"it returned {optimizer!r:.100}", "a torch.optim.Optimizer, or several in a list or dict")
     return optimizer
-
-
-class _Gradients:
-    """Reads gradients in the optimizer's pre-step hook, at the last step in each batch.
-
-    Under a closure (LBFGS) the gradients do not exist yet at the hook, so none are read there.
-    """
-
-    def __init__(self, reader: Reader, optimizer: torch.optim.Optimizer) -> None:
-        self.taken: Snapshot | None = None
-        self._reader, self._index = reader, 0
-        optimizer.register_step_pre_hook(self._take)
-
-    def begin(self, index: int) -> None:
-        self.taken, self._index = None, index
-
-    def _take(self, _optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
-        closures = (*arguments[1:], *keywords.values())
-        mark(Stage.READING, self._index)
-        self.taken = None if any(map(callable, closures)) else self._reader.gradients()
-        mark(Stage.UPDATE, self._index)
 
 
 def _autocast(function: Callable[..., Any], kind: LowPrecision) -> Any:
@@ -134,9 +129,23 @@ def _scale_loss(loss: Loss, factor: float) -> Loss:
     return loss if factor == 1.0 else lambda outputs, targets: loss(outputs, targets) * factor
 
 
+def _loss_and_others(value: Any) -> tuple[float | None, dict[str, torch.Tensor]]:
+    """A step's loss, and the other values that it returned."""
+    if not isinstance(value, Mapping):
+        return _loss_value(value), {}
+    return _loss_value(value.get("loss")), named_tensors({key: other for key, other in value.items() if key != "loss"})
+
+
+def _state_outside(objects: Any) -> dict[str, torch.Tensor]:
+    if not isinstance(objects, Mapping):
+        raise invalid("also", f"it returned {objects!r:.100}", "a dict of objects by name")
+    named = ((name, named_tensors(value)) for name, value in objects.items())
+    return {f"{key}/{name}" if key else str(name): tensor for name, tensors in named for key, tensor in tensors.items()}
+
+
 def _loss_value(value: Any) -> float | None:
     if value is None or isinstance(value, (int, float)):
         return value
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return scalar_value(value)
-    raise invalid("step", f"it returned {value!r:.100}", "the loss as a tensor with one element or a number, or None")
+    raise invalid("step", f"it returned {value!r:.100}", "the loss as a tensor with one element or a number, a dict, or None")

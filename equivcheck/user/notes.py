@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Iterator
 from math import prod
+from typing import Any
 
 import torch
 
@@ -17,6 +21,11 @@ NOT_PARALLEL = (
     "your ranks made no collective call and hold no shard: is the model parallel at all? (Libraries that read RANK and "
     'WORLD_SIZE from the environment, such as accelerate and Lightning, wrap nothing in sim: use world="gloo")'
 )
+OUTSIDE = (
+    "not compared: the state of {names}, which your step keeps outside the model. To compare it, pass "
+    "also=lambda model, optimizer: {{name: object}}"
+)
+"""Note on state outside the model."""
 ONE_RANK = "the mesh has one rank, so this check says nothing about reductions or sharding"
 """Note on a mesh with one rank."""
 ONE_STEP = "only one step: an error that affects the next step (optimizer state, a missing sync) cannot show"
@@ -47,6 +56,37 @@ def _sees_nothing_parallel(run: Run) -> bool:
     if len(run.values) == 1 or not run.calls or any(call.stage is not Stage.READING for calls in run.calls for call in calls):
         return False
     return all(piece.numel == prod(piece.shape) for trace in run.values for piece in trace.steps[0].parameters.pieces)
+
+
+def notes_on_state_outside(task: Task) -> tuple[str, ...]:
+    """Return a note on objects with a state that the user's steps keep outside the model; none if `also` is given."""
+    functions = [] if task.also is not None else [task.step, task.rank_step]
+    found = {name: type(value).__name__ for function in functions for name, value in _kept_by(function) if _has_state(value)}
+    if not found:
+        return ()
+    names = ", ".join(f"`{name}` ({kind})" for name, kind in found.items())
+    return (OUTSIDE.format(names=names),)
+
+
+def _kept_by(function: Any) -> Iterator[tuple[str, Any]]:
+    """Variables that a function closes over, arguments of a partial, and attributes of an object; also inside dicts and lists."""
+    if isinstance(function, functools.partial):
+        yield from _kept_by(function.func)
+        variables: dict[str, Any] = dict(enumerate(function.args)) | function.keywords  # type: ignore[assignment]
+    elif inspect.ismethod(function):
+        variables = getattr(function.__self__, "__dict__", {})
+    elif inspect.isfunction(function):
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        variables = {name: cell.cell_contents for name, cell in cells if cell.cell_contents is not function}
+    else:
+        variables = getattr(function, "__dict__", {})
+    for name, value in variables.items():
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+        yield from ((str(name), part) for part in inner)
+
+
+def _has_state(value: Any) -> bool:
+    return callable(getattr(value, "state_dict", None)) and not isinstance(value, type) and bool(value.state_dict())
 
 
 def missing_evidence(task: Task, *, changes_parameters: bool) -> str:

@@ -24,6 +24,7 @@ from equivcheck.user.traces.names import TensorNames
 from equivcheck.user.traces.reader import Reader
 from equivcheck.user.traces.settings import UserTrace
 from equivcheck.user.usage import invalid
+from equivcheck.worlds.trace.differences import Phase
 from equivcheck.worlds.trace.moments import moments
 from equivcheck.worlds.trace.tensors import full_vector, norms
 from equivcheck.worlds.trace.trace import Trace
@@ -104,7 +105,8 @@ def reference_from(
     if any(len({len(row) for row in values}) > 1 for values in rows):
         return Reference((), Doubt(reason="rounding decides which parameters get a gradient", step=0), limit)
     found = expected_of(trace, [np.stack(values) for values in rows], eps, *others)
-    return Reference(found, doubt_about(found, limit), limit, loss_groups=groups)
+    has_gradients = any(any(moment.present) for moment in found if moment.phase is Phase.GRADIENT)
+    return Reference(found, doubt_about(found, limit, needs_gradients=has_gradients), limit, loss_groups=groups)
 
 
 def far_moment(reference: Reference, trace: Trace) -> Expected | None:

@@ -30,7 +30,7 @@ Loss = Callable[[Any, Any], torch.Tensor]
 TrainStep = Callable[[nn.Module, Any, torch.optim.Optimizer, Loss], Any]
 """A function ``step(model, batch, optimizer, loss)``. Trains on one batch.
 
-It returns the loss as a tensor or a number, or None on a rank without a loss.
+It returns the loss as a tensor or a number, None on a rank without a loss, or a dict of named values with ``loss`` among them.
 """
 
 
@@ -50,8 +50,8 @@ class Task:
     """Called with outputs and targets."""
     reduction: str
     """One of `REDUCTIONS`."""
-    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-    """Called with a list of parameters."""
+    optimizer: Callable[[list[nn.Parameter]], Any]
+    """Called with a list of parameters. Returns an optimizer, or several in a list, tuple, dict or object."""
     scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None
     """Called with the optimizer; None for a constant learning rate."""
     step: TrainStep | None
@@ -64,6 +64,8 @@ class Task:
     """Axes whose ranks have the same rows, so that they must return the same loss."""
     shard: Callable[[Any, DeviceMesh], Any] | None
     """Returns a rank's part of a batch; None for an equal part of the rows."""
+    also: Callable[[nn.Module, Any], Mapping[str, Any]] | None
+    """Returns further objects with state by name, from the module and the optimizer; None without any."""
     full_tensors: Callable[[nn.Module], Mapping[str, torch.Tensor]] | None
     """Returns a module's full tensors by name; None if placements or `cuts` are known."""
     cuts: dict[str, tuple[tuple[int, str], ...]] | None
@@ -83,7 +85,7 @@ class Task:
         for name in ("model", "parallelize", "loss", "optimizer"):
             if not callable(getattr(self, name)):
                 raise invalid(f"{name} {getattr(self, name)!r}", "it is not callable", "a function")
-        for name in ("scheduler", "step", "rank_step", "shard", "full_tensors"):
+        for name in ("scheduler", "step", "rank_step", "shard", "full_tensors", "also"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
                 raise invalid(f"{name} {getattr(self, name)!r}", "it is not callable", "a function or None")
         if self.cuts is not None and self.full_tensors is not None:

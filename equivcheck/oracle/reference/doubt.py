@@ -25,13 +25,17 @@ class Doubt:
     """Step, from 0. Steps before it are decided."""
 
 
-def doubt_about(found: tuple[Expected, ...], limit: float, copies: EnsembleTrace | None = None) -> Doubt | None:
+def doubt_about(
+    found: tuple[Expected, ...], limit: float, copies: EnsembleTrace | None = None, *, needs_gradients: bool = True
+) -> Doubt | None:
     """The first step in which agreement with the reference proves nothing, or None.
 
     Noise is too large if it exceeds `limit` times the largest tensor of its kind. A copy with another choice of experts is a
-    doubt as well.
+    doubt as well. Without `needs_gradients`, updates prove something even if no gradient could be read.
     """
-    gradients = [moment.step for moment in found if moment.phase is Phase.GRADIENT and moment.norms.any()]
+    gradients = (
+        [0] if not needs_gradients else [moment.step for moment in found if moment.phase is Phase.GRADIENT and moment.norms.any()]
+    )
     if not gradients:
         return Doubt(reason=NO_GRADIENT, step=0)
     reasons = ((_not_finite(moment) or _noise(moment, limit) or _disagreement(moment), moment.step) for moment in found)
@@ -58,7 +62,7 @@ def first_step_dominated_by_noise(found: tuple[Expected, ...], limit: float) -> 
     """
     largest: dict[Phase, float] = {}
     for moment in found:
-        if moment.phase is Phase.LOSS or not len(moment.norms):
+        if moment.phase in (Phase.LOSS, Phase.REPORTED) or not len(moment.norms):
             continue
         before = largest.get(moment.phase)
         if before is not None and (moment.tolerances > np.maximum(moment.scales, limit * before)).any():
@@ -97,7 +101,7 @@ def _not_finite(moment: Expected) -> str:
 def _noise(moment: Expected, limit: float) -> str:
     # A loss or a norm can be zero by cancellation, and has no other tensor of its kind to compare its noise with.
     noisy = np.flatnonzero(moment.tolerances > limit * moment.scales)
-    if moment.phase is Phase.LOSS or not len(noisy):
+    if moment.phase in (Phase.LOSS, Phase.REPORTED) or not len(noisy):
         return ""
     name, tolerance, scale = moment.table.names[noisy[0]], moment.tolerances[noisy[0]], moment.scales[noisy[0]]
     if scale == 0.0:

@@ -165,10 +165,10 @@ def _noise(
 
 
 def scales_of(phase: Phase, table: Table, own: Vector) -> Vector:
-    """Largest norm among tensors of the same kind. Optimizer state is compared by its key."""
+    """Largest norm among tensors of the same kind. Optimizer state and reported values have one kind per key."""
     if not len(own):
         return own
-    if phase is not Phase.STATE:
+    if phase not in (Phase.STATE, Phase.REPORTED):
         return np.full(len(own), np.nanmax(own, initial=0.0))
     keys = np.array([name.rpartition("/")[2] for name in table.names])
     scales = np.empty(len(own))

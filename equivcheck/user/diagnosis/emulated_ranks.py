@@ -16,12 +16,13 @@ from equivcheck.training.threads import one_thread
 from equivcheck.user.batches import convert_batch, part_number_at
 from equivcheck.user.diagnosis.diverged import DivergedTraining, held_elements, parameters_by_name
 from equivcheck.user.diagnosis.interception import intercept_steps, norm_of
-from equivcheck.user.diagnosis.turns import Turns
+from equivcheck.user.diagnosis.turns import NotTogether, Turns
 from equivcheck.user.loop import default_step, train
 from equivcheck.user.randomness import RowShard, seed_generators
 from equivcheck.user.ranks import build_model
 from equivcheck.user.task import Loss
 from equivcheck.user.traces.names import TensorNames
+from equivcheck.user.traces.optimizers import optimizers_in
 from equivcheck.user.traces.reader import Reader
 from equivcheck.user.traces.settings import UserTrace
 from equivcheck.worlds.trace.trace import Snapshot
@@ -127,8 +128,9 @@ class EmulatedUserRanks:
         return self._as_reported(trace, self.diverged.traces[rank])
 
     def _with_hooks(self, rank: int, parameters: list[nn.Parameter]) -> Optimizer:
-        optimizer = self.task.optimizer(parameters)
-        optimizer.register_step_pre_hook(lambda *_: self._call_events(self.before_reading, rank))
+        optimizer: Optimizer = self.task.optimizer(parameters)
+        for each in optimizers_in(optimizer):
+            each.register_step_pre_hook(lambda *_: self._call_events(self.before_reading, rank))
         self.optimizers[rank] = optimizer
         for change in self.built:
             change(rank, optimizer)
@@ -141,8 +143,9 @@ class EmulatedUserRanks:
         def step(model: nn.Module, batch: Any, optimizer: Optimizer, loss: Loss) -> Any:
             if not hooked:  # registered after `train` has added its own hook, so that gradients are read first
                 hooked.append(optimizer)
-                optimizer.register_step_pre_hook(lambda *_: self._call_events(self.before_update, rank))
-                optimizer.register_step_post_hook(lambda *_: self._call_events(self.after_update, rank))
+                for each in optimizers_in(optimizer):
+                    each.register_step_pre_hook(lambda *_: self._call_events(self.before_update, rank))
+                    each.register_step_post_hook(lambda *_: self._call_events(self.after_update, rank))
             self._count[rank] = 0
             self._call_events(self.before_step, rank)
             value = own(model, batch, optimizer, loss)
@@ -175,6 +178,8 @@ class EmulatedUserRanks:
             value.grad = None
         backward()
         fresh, number, index = self.gradients(rank), self._count[rank], self._step[rank]
+        if not fresh:
+            raise NotTogether("the optimizer steps inside backward, so that no gradients are left to reduce")
         with torch.no_grad():
             reduced = self.exchange(rank, fresh, lambda all_: self.reduce(all_, number, index))
             for name, value in self.parameters[rank].items():

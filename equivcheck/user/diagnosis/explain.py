@@ -113,9 +113,9 @@ def _run(train: Callable[[], tuple[UserTrace, ...]]) -> tuple[UserTrace, ...] | 
 
 
 def _differs(diverged: DivergedTraining, traces: tuple[UserTrace, ...]) -> bool:
-    """Whether any value differs from the reference. Losses may cover a rank's own rows only, so they are ignored."""
+    """Whether any value differs from the reference. Losses and reported values may cover a rank's own rows only."""
     found = compare(diverged.reference, traces).divergences
-    return any(each.difference in VALUES and each.phase is not Phase.LOSS for each in found)
+    return any(each.difference in VALUES and each.phase not in (Phase.LOSS, Phase.REPORTED) for each in found)
 
 
 def _fits(diverged: DivergedTraining, facts: StepFacts) -> list[Mistake]:

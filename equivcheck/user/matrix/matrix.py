@@ -24,7 +24,7 @@ ARGUMENTS = inspect.signature(check_training).parameters
 """Parameters of `check_training`."""
 OF_TRAINING = (
     *("model", "batches", "loss", "optimizer", "reduction", "scheduler", "step", "dtype", "seed"),
-    *("keep_dtype", "dropout_masks"),
+    *("also", "keep_dtype", "dropout_masks"),
 )
 """Arguments for the single-device run. All layouts share them, so that their rows are comparable."""
 OF_LAYOUT = tuple(name for name in ARGUMENTS if name not in OF_TRAINING)

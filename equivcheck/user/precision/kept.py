@@ -7,7 +7,7 @@ would hold.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,15 +29,19 @@ def require_kept(task: Task) -> None:
 
 
 @contextlib.contextmanager
-def widened_float32(task: Task, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Widen float32 while the task trains, if it has `keep_dtype`. The optimizer's own state keeps its types."""
+def widened_float32(task: Task, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
+    """Widen float32 while the task trains, if it has `keep_dtype`. The optimizers' own states keep their types."""
     if not task.keep_dtype or task.dtype is None:
         yield
         return
     with WidenFloat32(task.dtype) as kept:
         hooks = [
-            optimizer.register_step_pre_hook(lambda *_: kept.pause(paused=True)),
-            optimizer.register_step_post_hook(lambda *_: kept.pause(paused=False)),
+            hook
+            for optimizer in optimizers
+            for hook in (
+                optimizer.register_step_pre_hook(lambda *_: kept.pause(1)),
+                optimizer.register_step_post_hook(lambda *_: kept.pause(-1)),
+            )
         ]
         try:
             yield
@@ -53,15 +57,15 @@ class WidenFloat32(TorchFunctionMode):
         super().__init__()
         self._dtype = dtype
         self._wider = {torch.float32: dtype, torch.complex64: dtype.to_complex()}
-        self._paused = False
+        self._num_paused = 0
 
-    def pause(self, *, paused: bool) -> None:
-        """Switch the mode off or on."""
-        self._paused = paused
+    def pause(self, by: int) -> None:
+        """Switch the mode off (1), or on again (-1) once each pause has ended, because an optimizer may call another one."""
+        self._num_paused += by
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         keywords = keywords or {}
-        if self._paused:
+        if self._num_paused:
             return function(*arguments, **keywords)
         if function is torch.Tensor.float:
             return arguments[0].to(self._dtype, **keywords)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -109,17 +110,26 @@ class Reader:
         """Current parameters."""
         return self._read_each(lambda parameter: parameter)
 
-    def gradients(self) -> Snapshot:
-        """Current gradients. A missing gradient is recorded as missing."""
-        return self._read_each(lambda parameter: parameter.grad)
+    def gradients(self, parameters: Collection[int] | None = None) -> Snapshot:
+        """Current gradients; with `parameters`, only those of parameters with these ids. Others are recorded as missing."""
+        if parameters is None:
+            return self._read_each(lambda parameter: parameter.grad)
+        return self._read_each(lambda parameter: parameter.grad if id(parameter) in parameters else None, is_in_step=True)
 
-    def state(self, optimizer: torch.optim.Optimizer) -> Snapshot:
-        """Optimizer state.
+    def known_parameters(self) -> set[int]:
+        """Ids of the parameters between steps. Within a step, FSDP2 puts unsharded parameters in their place."""
+        return {id(slot.parameter) for slot in self._slots}
+
+    def state(self, optimizers: Sequence[torch.optim.Optimizer]) -> Snapshot:
+        """State of all optimizers. An inner optimizer's entry replaces that of the outer one.
 
         With `full_tensors`, entries in the shape of their parameter are gathered; other entries are read if their names are
         known.
         """
-        state = _state_of(optimizer)
+        state: dict[torch.Tensor, dict[str, Any]] = {}
+        for optimizer in optimizers:
+            for parameter, values in optimizer.state.items():
+                state.setdefault(parameter, {}).update(_members(values))
         if self.full_tensors is None:
             found = state_slots(reduce_partials(state), self.slots())
             return _snapshot_at([slot for slot, _ in found], [tensor for _, tensor in found], place=self._place)
@@ -145,10 +155,10 @@ class Reader:
         """Current buffers."""
         return _snapshot_of([(name, as_real(buffer)) for name, buffer in self.names.buffers(self.module)], local_tensor_piece)
 
-    def _read_each(self, part: Callable[[torch.Tensor], torch.Tensor | None]) -> Snapshot:
+    def _read_each(self, part: Callable[[torch.Tensor], torch.Tensor | None], *, is_in_step: bool = False) -> Snapshot:
         if self.full_tensors is not None:
             return _snapshot_of(self._gather([(parameter, part(parameter)) for parameter in self.module.parameters()]))
-        slots = self.slots()
+        slots = self._slots if is_in_step else self.slots()
         tensors = [part(slot.parameter) for slot in slots]
         return _snapshot_at(slots, tensors, self._pieces, self._place)
 
@@ -183,22 +193,31 @@ def _unmoved(piece: Piece) -> Piece:
     return piece
 
 
-def _state_of(optimizer: torch.optim.Optimizer) -> State:
-    """State of the optimizer, or of the inner optimizer under `ZeroRedundancyOptimizer`.
-
-    Lists, as LBFGS keeps them, become one key per member. None is left out.
-    """
-    inner = getattr(optimizer, "optim", None)
-    state: State = (inner if isinstance(inner, torch.optim.Optimizer) else optimizer).state
-    return {parameter: dict(_members(values)) for parameter, values in state.items()}
-
-
 def _members(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """State by key. Lists, as LBFGS keeps them, become one key per member. None is left out."""
     for key, value in values.items():
         if isinstance(value, (list, tuple)):
             yield from _members({f"{key}.{index}": member for index, member in enumerate(value)})
         elif value is not None:
             yield key, value
+
+
+def combined(snapshots: Sequence[Snapshot]) -> Snapshot:
+    """Combine snapshots of the same tensors: each tensor's values come from the last snapshot that has any."""
+    *others, last = snapshots
+    if not others:
+        return last
+    rows: dict[str, list[tuple[Piece, bool, bool, str, Any]]] = {}
+    for each in snapshots:
+        found: dict[str, list[tuple[Piece, bool, bool, str, Any]]] = {}
+        ends = np.cumsum([piece.numel if fits else 0 for piece, fits in zip(each.pieces, each.fits, strict=True)])
+        parts = np.split(each.values, ends[:-1])
+        for row in zip(each.pieces, each.present, each.fits, each.dtypes, parts, strict=True):
+            found.setdefault(row[0].name, []).append(row)
+        rows |= {name: own for name, own in found.items() if name not in rows or any(row[1] for row in own)}
+    pieces, present, fits, dtypes, values = zip(*(row for own in rows.values() for row in own), strict=True)
+    same = next((each.pieces for each in snapshots if each.pieces == pieces), pieces)
+    return Snapshot(pieces=same, present=present, fits=fits, dtypes=dtypes, values=np.concatenate(values))
 
 
 def _slot(name: str, parameter: torch.Tensor) -> Slot:

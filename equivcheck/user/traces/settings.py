@@ -29,9 +29,9 @@ class UserTrace(Trace):
     """Names of modules that cast their inputs, as FSDP2 units do."""
 
 
-def settings_of(optimizer: torch.optim.Optimizer, slots: Sequence[Slot]) -> Settings:
-    """Return each parameter's settings. Parameters in one group share one dict."""
-    groups = [(group["params"], dict(_numbers(group))) for group in optimizer.param_groups]
+def settings_of(optimizers: Sequence[torch.optim.Optimizer], slots: Sequence[Slot]) -> Settings:
+    """Return each parameter's settings. Parameters in one group share one dict. An inner optimizer's replace the outer one's."""
+    groups = [(group["params"], dict(_numbers(group))) for optimizer in optimizers for group in optimizer.param_groups]
     found = {id(parameter): numbers for parameters, numbers in groups for parameter in parameters}
     return {piece.name: found[id(slot.parameter)] for slot in slots for piece in slot.pieces if id(slot.parameter) in found}
 

@@ -15,6 +15,7 @@ class Phase(PrintableEnum):
     GRADIENT = "gradient"
     CLIPPING = "clipping"
     UPDATE = "update"
+    REPORTED = "reported"
     STATE = "state"
     BUFFER = "buffer"
     COMMUNICATION = "communication"

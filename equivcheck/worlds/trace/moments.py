@@ -58,6 +58,8 @@ def _of_step(index: int, step: Step) -> list[Moment]:
     if step.clipped is not None:
         found.append(Moment(step=index, phase=Phase.CLIPPING, snapshot=step.clipped))
     found.append(Moment(step=index, phase=Phase.UPDATE, snapshot=step.parameters, full=step.full_parameters))
+    if step.reported is not None:
+        found.append(Moment(step=index, phase=Phase.REPORTED, snapshot=step.reported))
     return found
 
 

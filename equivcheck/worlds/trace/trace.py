@@ -83,6 +83,8 @@ class Step:
     """`full_tensor()` for each DTensor gradient before clipping; None if not recorded."""
     full_parameters: Snapshot | None = None
     """`full_tensor()` for each parameter after the update; None if not recorded."""
+    reported: Snapshot | None = None
+    """Values that a user's step returned, and state outside the module; names are ``value`` and ``tensor/object``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,11 @@ def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=0.01)
 
 
+def sgd_of(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """SGD."""
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
 def in_ddp(model: nn.Module, _mesh: DeviceMesh) -> nn.Module:
     """Apply DDP."""
     return DistributedDataParallel(model)
@@ -58,5 +63,6 @@ def brought(**changes: Any) -> dict[str, Any]:
 def task_of(**changes: Any) -> Task:
     """Return the training as a task on two data ranks."""
     given = brought(mesh=(("dp", 2),), batches=tuple(batches())) | changes
-    absent = dict.fromkeys(("scheduler", "step", "rank_step", "shard", "full_tensors", "cuts", "precision", "mask_shapes"))
+    names = ("scheduler", "step", "rank_step", "shard", "full_tensors", "also", "cuts", "precision", "mask_shapes")
+    absent = dict.fromkeys(names)
     return Task(**(absent | USUAL | given))

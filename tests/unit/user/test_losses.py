@@ -9,11 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
-from equivcheck import Outcome, check_training
+from equivcheck import Outcome, UsageError, check_training
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.worlds.trace.differences import Difference, Phase
-from unit.user.programs import brought
+from unit.user.programs import brought, sgd_of
 
 
 def returning(change: Callable[[torch.Tensor], Any]) -> Callable[..., Any]:
@@ -91,3 +92,129 @@ def test_the_rank_whose_loss_is_scaled_is_the_cause() -> None:
     assert verdict.kinds == (Cause.SCALED,)
     assert "0.5 times the loss on rank 3" in verdict.cause
     assert verdict.measures.loss == pytest.approx(verdict.measures.expected_loss, rel=0.5)
+
+
+def reporting(*, num_tokens: float = 1.0, norm: float = 1.0) -> Callable[..., Any]:
+    """A step that returns the loss, a number and a tensor, wrong by factors on the last rank or on all."""
+
+    def step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> dict[str, Any]:
+        value = right(model, batch, optimizer, loss)
+        is_last = dist.is_initialized() and dist.get_rank() == dist.get_world_size() - 1
+        gradients = torch.stack([parameter.grad.norm() for parameter in model.parameters()])
+        return {"loss": value, "num_tokens": int(4 * (num_tokens if is_last else 1)), "norms": {"all": gradients * norm}}
+
+    return step
+
+
+def test_every_value_that_a_step_returns_is_compared() -> None:
+    """A step may return a dict. Except for the loss, its values must be the same on all ranks."""
+    check_training(**brought(step=reporting())).assert_equivalent()
+
+    on_one = check_training(**brought(step=reporting(), rank_step=reporting(num_tokens=2)))
+    found = on_one.divergence
+    assert (found.phase, found.tensor, found.difference, found.rank) == (
+        Phase.REPORTED,
+        "num_tokens",
+        Difference.RANKS_DISAGREE,
+        1,
+    )
+    assert "num_tokens" in on_one.hint
+
+    on_all = check_training(**brought(step=reporting(), rank_step=reporting(norm=1 + 1e-9)))
+    assert (on_all.divergence.phase, on_all.divergence.tensor, on_all.divergence.ranks) == (Phase.REPORTED, "norms.all", (0, 1))
+
+
+def test_both_sides_must_report_the_same_names() -> None:
+    """A value without a counterpart is a mistake in the arguments."""
+    with pytest.raises(UsageError, match=r"'norms.all' only on one device"):
+        check_training(**brought(step=reporting(), rank_step=right))
+    with pytest.raises(UsageError, match="'more' only on ranks"):
+        check_training(**brought(also=lambda *_: {"more": 1} if dist.is_initialized() else {}))
+    with pytest.raises(UsageError, match="also"):
+        check_training(**brought(also=lambda *_: [1]))
+
+
+def averaging(*, every: bool) -> tuple[Callable[..., Any], dict[int, AveragedModel]]:
+    """A step with a moving average of the weights outside the model, and the averages. It may average before the update, too."""
+    kept: dict[int, AveragedModel] = {}
+    models = []  # keeps ids unique
+
+    def step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> Any:
+        inner = getattr(model, "module", model)
+        if id(model) not in kept:
+            models.append(model)
+            kept[id(model)] = AveragedModel(inner)
+        if every:
+            kept[id(model)].update_parameters(inner)
+        value = right(model, batch, optimizer, loss)
+        kept[id(model)].update_parameters(inner)
+        return value
+
+    return step, kept
+
+
+def test_state_outside_the_model_is_compared() -> None:
+    """`also` compares a moving average after each step. Without it, a note says that nothing compares the average."""
+    step, kept = averaging(every=False)
+    wrong, kept_wrong = averaging(every=True)
+
+    def also(model: nn.Module, _optimizer: Any) -> dict[str, Any]:
+        return {"average": kept[id(model)] if id(model) in kept else kept_wrong[id(model)]}
+
+    check_training(**brought(step=step, also=also)).assert_equivalent()
+    found = check_training(**brought(step=step, rank_step=wrong, also=also)).divergence
+    assert (found.step, found.phase, found.tensor) == (0, Phase.REPORTED, "n_averaged/average")
+
+    verdict = check_training(**brought(step=step))
+    verdict.assert_equivalent()
+    assert any("`kept` (AveragedModel)" in note and "also=" in note for note in verdict.notes)
+    assert not any("also=" in note for note in check_training(**brought(step=right)).notes)
+
+
+def test_ranks_may_return_no_loss_at_all() -> None:
+    """Gradients and updates decide, and a note says so."""
+    silent = returning(lambda _value: None)
+    verdict = check_training(**brought(step=right, rank_step=silent))
+    verdict.assert_equivalent()
+    assert any("losses were not compared" in note for note in verdict.notes)
+
+    unreduced = check_training(**brought(step=right, rank_step=silent, parallelize=lambda model, _mesh: model))
+    assert unreduced.divergence.phase is Phase.GRADIENT
+    assert any("losses were not compared" in note for note in check_training(**brought(step=silent)).notes)
+
+
+def with_main_grad(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> torch.Tensor:
+    """A step whose gradients are moved to `main_grad`, and which updates without the optimizer's step reading `.grad`."""
+    inputs, targets = batch
+    value = loss(model(inputs), targets)
+    value.backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.main_grad, parameter.grad = parameter.grad, None
+        optimizer.step()
+        for parameter in model.parameters():
+            parameter.sub_(0.1 * parameter.main_grad)
+    return value.detach()
+
+
+@pytest.mark.parametrize("one_device", [None, with_main_grad])
+def test_updates_decide_without_gradients(one_device: Any) -> None:
+    """Gradients that are not in `.grad` cannot be compared. A note says so, and a wrong update is still found."""
+    usual = {"optimizer": sgd_of, "step": one_device, "rank_step": with_main_grad}
+    verdict = check_training(**brought(**usual))
+    verdict.assert_equivalent()
+    assert any("gradients were not compared" in note for note in verdict.notes)
+
+    wrong = check_training(**brought(**usual, parallelize=lambda model, _mesh: model))
+    assert (wrong.outcome, wrong.divergence.phase) == (Outcome.DIVERGED, Phase.UPDATE)
+
+
+def test_ranks_that_forget_backward_lack_gradients() -> None:
+    """If nothing is updated, missing gradients are the divergence."""
+
+    def forgetful(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> Any:
+        optimizer.step()
+        return loss(model(batch[0]), batch[1]).detach()
+
+    found = check_training(**brought(step=right, rank_step=forgetful)).divergence
+    assert (found.step, found.phase, found.difference) == (0, Phase.GRADIENT, Difference.MISSING)

@@ -1,0 +1,109 @@
+"""The optimizers of a user's training, and the gradients with which they step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from equivcheck.user.traces.reader import Reader, combined
+from equivcheck.worlds.marks import mark
+from equivcheck.worlds.trace.stage import Stage
+from equivcheck.worlds.trace.trace import Snapshot
+
+
+def optimizers_in(value: Any) -> list[Optimizer]:
+    """Return all optimizers in a list, tuple or dict, and in the attributes of an object; an outer one before its inner ones."""
+    found: dict[int, Optimizer] = {}
+
+    def collect(value: Any, *, is_attribute: bool) -> None:
+        if id(value) in found:
+            return
+        if isinstance(value, Optimizer):
+            found[id(value)] = value
+        if isinstance(value, (list, tuple)):
+            parts: Sequence[Any] = value
+        elif isinstance(value, Mapping):
+            parts = list(value.values())
+        elif isinstance(value, Optimizer) or not is_attribute:
+            parts = [part for name, part in getattr(value, "__dict__", {}).items() if name not in ("state", "param_groups")]
+        else:
+            return
+        for part in parts:
+            if isinstance(part, (Optimizer, list, tuple, Mapping)):
+                collect(part, is_attribute=True)
+
+    collect(value, is_attribute=False)
+    return list(found.values())
+
+
+class GradientReader:
+    """Reads the gradients of each optimizer's parameters when that optimizer steps; the last step in a batch counts.
+
+    Under a closure (LBFGS) the gradients do not exist yet, so none are read there.
+    """
+
+    def __init__(self, reader: Reader, optimizers: Sequence[Optimizer]) -> None:
+        self.optimizers = list(optimizers)
+        """The user's optimizers, and others that have stepped on the same parameters, for example in a backward hook."""
+        self._reader, self._step = reader, 0
+        self._owned = [_parameters_of(each) for each in optimizers]
+        self._found: dict[int, Snapshot] = {}
+        self._stepped: set[int] = set()
+        for number, each in enumerate(optimizers):
+            each.register_step_pre_hook(partial(self._read, number))
+
+    def begin(self, step: int) -> None:
+        """Forget the gradients of earlier steps."""
+        self._step, self._found = step, {}
+
+    def gradients(self) -> Snapshot:
+        """Return the gradients with which the optimizers stepped. Without a step, the current ones."""
+        found = [self._found[number] for number in sorted(self._found)]
+        return combined(found) if found else self._reader.gradients()
+
+    @contextmanager
+    def hearing_others(self) -> Iterator[None]:
+        """Read gradients also when other optimizers step on the model's parameters, for example in backward hooks."""
+        handle = register_optimizer_step_pre_hook(lambda optimizer, *_: self._hear(optimizer))
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _hear(self, optimizer: Optimizer) -> None:
+        if any(each is optimizer for each in self.optimizers[: len(self._owned)]):
+            return
+        own = _parameters_of(optimizer)
+        if own & self._reader.known_parameters():
+            if not any(each is optimizer for each in self.optimizers):
+                self.optimizers.append(optimizer)
+            number = next(number for number, each in enumerate(self.optimizers) if each is optimizer)
+            mark(Stage.READING, self._step)
+            self._found[number] = self._reader.gradients(own)
+            mark(Stage.COMPUTE, self._step)
+
+    def _read(self, number: int, _optimizer: Optimizer, arguments: Any, keywords: Any) -> None:
+        if any(map(callable, (*arguments[1:], *keywords.values()))):
+            self._found.pop(number, None)
+            return
+        self._stepped.add(number)
+        mark(Stage.READING, self._step)
+        self._found[number] = self._reader.gradients(self._read_at(number))
+        mark(Stage.UPDATE, self._step)
+
+    def _read_at(self, number: int) -> set[int] | None:
+        """Parameters to read when an optimizer steps; None for all. Inner optimizers that step have their own reading."""
+        if len(self._owned) == 1:
+            return None
+        inner = [self._owned[other] for other in self._stepped if other > number]
+        unowned = self._reader.known_parameters().difference(*self._owned)
+        return (self._owned[number] - set().union(*inner)) | unowned
+
+
+def _parameters_of(optimizer: Optimizer) -> set[int]:
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
