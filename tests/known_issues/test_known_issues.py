@@ -32,7 +32,7 @@ def test_the_issue_still_shows(issue: KnownIssue, tmp_path: Path) -> None:
 
     code, printed = run_forked(script, issue.ranks, tmp_path)
 
-    found = showing(issue, code, printed)
+    found = showing(issue.error, code, printed)
     assert found.shows is Shows.SHOWS, f"{issue.id}: fixed upstream? The script {found}, with exit code {code}:\n{printed}"
     text = script.read_text("utf-8")
     assert f"--nproc-per-node {issue.ranks} {script.name}" in text
@@ -64,4 +64,4 @@ def test_torchrun_shows_it_too(tmp_path: Path) -> None:
     script = write_issue_script(issue, tmp_path)
     ran = subprocess.run([*command, str(script)], check=False, capture_output=True, text=True, timeout=600, env=os.environ)
 
-    assert showing(issue, ran.returncode, ran.stdout).shows is Shows.SHOWS, ran.stdout + ran.stderr
+    assert showing(issue.error, ran.returncode, ran.stdout).shows is Shows.SHOWS, ran.stdout + ran.stderr

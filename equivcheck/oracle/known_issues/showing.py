@@ -10,14 +10,10 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
 from equivcheck.system.choice import PrintableEnum
-
-if TYPE_CHECKING:
-    from equivcheck.oracle.known_issues.known import KnownIssue
 
 _WRONG_NUMBER = r"max difference (nan|[1-9]|0\.0*[1-9])"
 _RAISED = re.compile(r"^[\w.]*(?:Error|Exception|Failure|Interrupt)\b.*", re.MULTILINE)
@@ -49,18 +45,21 @@ class Showing:
     def __str__(self) -> str:
         return f"{self.shows.value}: {self.reason}" if self.reason else self.shows.value
 
-    def agrees(self, issue: KnownIssue, version: str) -> bool:
-        """Whether the result agrees with the issue's version range."""
-        return (self.shows is Shows.SHOWS) == issue.is_in(version)
+    def agrees(self, *, is_in_range: bool) -> bool:
+        """Whether the result is the expected one. `is_in_range` says if the version is in the issue's range."""
+        return (self.shows is Shows.SHOWS) == is_in_range
 
 
 Table = dict[str, dict[str, Showing]]
 """Results by issue id, then by version of torch."""
 
 
-def showing(issue: KnownIssue, code: int, printed: str) -> Showing:
-    """Judge a script by its exit code and output. One that shows its issue exits with 1 and prints a difference or the error."""
-    return judge_output(code, printed, has_evidence=re.search(issue.error or _WRONG_NUMBER, printed) is not None)
+def showing(error: str, code: int, printed: str) -> Showing:
+    """Judge a script by its exit code and output. One that shows its issue exits with 1, and prints `error` or a difference.
+
+    `error` is the issue's pattern; empty for an issue that gives wrong numbers.
+    """
+    return judge_output(code, printed, has_evidence=re.search(error or _WRONG_NUMBER, printed) is not None)
 
 
 def judge_output(code: int, printed: str, *, has_evidence: bool) -> Showing:

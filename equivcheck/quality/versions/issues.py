@@ -37,7 +37,7 @@ def _tried(issue: KnownIssue) -> Showing:
 
 def _run(issue: KnownIssue) -> Showing:
     with temporary_folder() as folder:
-        return showing(issue, *run_forked(write_issue_script(issue, Path(folder)), issue.ranks, Path(folder)))
+        return showing(issue.error, *run_forked(write_issue_script(issue, Path(folder)), issue.ranks, Path(folder)))
 
 
 def _cannot_run(reason: str) -> Any:

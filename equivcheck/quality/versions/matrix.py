@@ -50,7 +50,7 @@ class VersionResult:
         return {
             issue.id: self.scripts[issue.id]
             for issue in issues
-            if issue.id in self.scripts and not self.scripts[issue.id].agrees(issue, self.torch)
+            if issue.id in self.scripts and not self.scripts[issue.id].agrees(is_in_range=issue.is_in(self.torch))
         }
 
 

@@ -60,7 +60,7 @@ class Script:
 
 def of_issue(issue: KnownIssue) -> Script:
     """Script for a known issue."""
-    return Script(text=issue_script(issue), ranks=issue.ranks, judge=lambda code, printed: showing(issue, code, printed))
+    return Script(text=issue_script(issue), ranks=issue.ranks, judge=lambda code, printed: showing(issue.error, code, printed))
 
 
 def of_finding(finding: Finding) -> Script | None:
