@@ -53,7 +53,7 @@ def test_the_last_run_is_reported_unless_another_is_named(store: Path, tmp_path:
     ("arguments", "error"),
     [
         (("--run", "beef"), "run 'beef' is not valid: no run in"),
-        (("--run", "0"), "run '0' is not valid: 2 runs in"),
+        (("--run", "0"), "run '0' is not valid: ids of 2 runs in"),
         (("-o", "missing/page.html"), "folder missing does not exist"),
         (("--store", "empty"), "has no run. Expected a store that `equivcheck fuzz` has used"),
     ],

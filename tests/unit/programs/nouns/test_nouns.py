@@ -92,5 +92,5 @@ def test_what_is_out_of_range_is_refused(name: str) -> None:
 
 def test_json_of_another_kind_is_refused() -> None:
     """A scenario is no program."""
-    with pytest.raises(InvalidScenario, match="no tensor program of format 1"):
+    with pytest.raises(InvalidScenario, match="not a tensor program of format 1"):
         program_from_json('{"kind": "scenario", "format": 2}')
