@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").rglob("*.md")])
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs").glob("[!g_]*/*.md"), *(ROOT / "tests").rglob("*.md")]
+)
+"""Pages that are written by hand. Generated ones are in docs/generated."""
 NAMES_OF_OTHERS = {
     *("FlatParamHandle", "_get_aligned_numel", "Stateful", "parallelize_plan", "to_empty"),  # torch
     *("__code__", "__lshift__", "__rshift__", "num_", "vX", "FullyShardedDataParallelPlugin", "SLURM_ARRAY_TASK_ID"),

@@ -10,7 +10,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from equivcheck.user.traces.reader import Reader, combined
+from equivcheck.user.traces.reader import Reader, join_snapshots
 from equivcheck.worlds.marks import mark
 from equivcheck.worlds.trace.stage import Stage
 from equivcheck.worlds.trace.trace import Snapshot
@@ -64,7 +64,7 @@ class GradientReader:
     def gradients(self) -> Snapshot:
         """Return the gradients with which the optimizers stepped. Without a step, the current ones."""
         found = [self._found[number] for number in sorted(self._found)]
-        return combined(found) if found else self._reader.gradients()
+        return join_snapshots(found) if found else self._reader.gradients()
 
     @contextmanager
     def hearing_others(self) -> Iterator[None]:

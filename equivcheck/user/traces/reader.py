@@ -202,7 +202,7 @@ def _members(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
-def combined(snapshots: Sequence[Snapshot]) -> Snapshot:
+def join_snapshots(snapshots: Sequence[Snapshot]) -> Snapshot:
     """Combine snapshots of the same tensors: each tensor's values come from the last snapshot that has any."""
     *others, last = snapshots
     if not others:
