@@ -193,12 +193,19 @@ def _disturb_backward(arguments: list[torch.Tensor], found: Outputs, disturb: Di
     If an operation computes in float32, its backward rounds to float32 too. Disturbed float64 values alone do not show this.
     """
     incoming: list[torch.Tensor] = []
-    for each in found:
-        if each.requires_grad:
-            each.register_hook(incoming.append)  # type: ignore[no-untyped-call]
-    for each in arguments:
-        if each.requires_grad:
-            each.register_hook(lambda gradient: disturb(gradient, incoming, unit))  # type: ignore[no-untyped-call]
+
+    # Autograd calls hooks with None if an operation gives an undefined gradient.
+    def collect(gradient: torch.Tensor | None) -> None:
+        if gradient is not None:
+            incoming.append(gradient)
+
+    def disturbed(gradient: torch.Tensor | None) -> torch.Tensor | None:
+        return None if gradient is None else disturb(gradient, incoming, unit)
+
+    for tensors, hook in ((found, collect), (arguments, disturbed)):
+        for each in tensors:
+            if each.requires_grad:
+                each.register_hook(hook)  # type: ignore[no-untyped-call]
 
 
 def _exact(statement: Statement, arguments: list[torch.Tensor], applies: bool) -> Outputs:

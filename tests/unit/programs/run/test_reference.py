@@ -40,3 +40,9 @@ def test_a_gradient_that_is_rounded_to_float32_is_no_finding() -> None:
         ),
     )
     assert check(program).outcome is Outcome.EQUIVALENT
+
+
+def test_an_undefined_gradient_is_not_disturbed() -> None:
+    """Autograd gives None for it, here as the gradient of the zero norm of float32 values."""
+    statements = (Leaf(shape=(2, 1), placements=("R",)), Operation(name="to_float32"), Operation(name="norm_0"))
+    assert check(TensorProgram(mesh=(2,), statements=statements)).outcome is Outcome.EQUIVALENT
