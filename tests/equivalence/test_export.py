@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from equivcheck import Outcome, Scenario, check
 from equivcheck.export.script import can_export, script_of, tolerance_of
@@ -104,19 +104,19 @@ def test_a_script_exits_with_1_if_ranks_do_not_communicate(tmp_path: Path) -> No
     assert any(differences.values())
 
 
-LEAST_SHARE = 0.6
-"""About 80 % of generated scenarios can be written. Hypothesis mutates earlier examples, so 100 of them may have fewer."""
-MANY = max(80, settings().max_examples)
+LEAST_SHARE = 0.7
+"""About 80 % of generated scenarios can be written."""
+RUNS, MANY = 5, 100
+"""Hypothesis mutates earlier examples, so that the share of one run may be 65 or 95 %. The mean of five stays within 10 %."""
 
 
 def test_most_scenarios_can_be_exported() -> None:
     """Numbers and tolerance are not computed."""
     written: list[bool] = []
 
-    @settings(UNHURRIED, max_examples=MANY)
-    @given(scenarios())
     def counted(scenario: Scenario) -> None:
         written.append(can_export(scenario))
 
-    counted()
+    for number in range(RUNS):
+        seed(number)(settings(UNHURRIED, max_examples=MANY, phases=(Phase.generate,))(given(scenarios())(counted)))()
     assert sum(written) >= LEAST_SHARE * len(written)
