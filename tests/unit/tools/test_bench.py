@@ -58,3 +58,11 @@ def test_the_command_prints_a_row_for_each_layout_and_size(monkeypatch: pytest.M
     (found,) = json.loads(result.stdout)["rows"]
     assert (found["speedup_over_gloo"], found["speedup_over_spawn"], found["oracle_share"]) == (4.0, None, 0.6)
     assert "60%" in CliRunner().invoke(main, ["--layout", "ddp", "--ranks", "2"]).stdout
+
+
+@pytest.mark.parametrize(("option", "value", "words"), [("--scenarios", "0", "--scenarios"), ("--layout", "nope", "spmd")])
+def test_bad_input_is_refused(option: str, value: str, words: str) -> None:
+    """Exit code 2, an empty stdout, and an error that names the option or the valid choices."""
+    result = CliRunner().invoke(main, [option, value])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert words in result.stderr

@@ -99,3 +99,11 @@ def test_the_command_prints_when_each_mutant_was_caught() -> None:
     assert 0 < mutant["mean_seconds"] == found["median_seconds"] == found["p90_seconds"] == found["total_seconds"]
     assert "1/1 seed 4: 1 mutant caught in" in result.stderr
     assert "CPU seconds to the first catch of 1 mutant: median" in CliRunner().invoke(main, arguments).stdout
+
+
+@pytest.mark.parametrize("option", ["--seconds", "--campaigns", "--workers"])
+def test_a_command_for_nothing_is_refused(option: str) -> None:
+    """Exit code 2, and the error names the option."""
+    result = CliRunner().invoke(main, [option, "0"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert option in result.stderr
