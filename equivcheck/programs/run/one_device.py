@@ -199,10 +199,10 @@ def _disturb_backward(arguments: list[torch.Tensor], found: Outputs, disturb: Di
         if gradient is not None:
             incoming.append(gradient)
 
-    def disturbed(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    def disturb_gradient(gradient: torch.Tensor | None) -> torch.Tensor | None:
         return None if gradient is None else disturb(gradient, incoming, unit)
 
-    for tensors, hook in ((found, collect), (arguments, disturbed)):
+    for tensors, hook in ((found, collect), (arguments, disturb_gradient)):
         for each in tensors:
             if each.requires_grad:
                 each.register_hook(hook)  # type: ignore[no-untyped-call]
