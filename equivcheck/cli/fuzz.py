@@ -57,7 +57,7 @@ _USUAL_SECONDS = {Mode.EXPLORE: 60.0, Mode.PR: 300.0, Mode.NIGHTLY: 7200.0}
     metavar="I/N",
     default="1/1",
     callback=as_shard,
-    help="Run part I (from 1) of N, to split a --seed among CI jobs.",
+    help="CI job I (from 1) of N. Jobs with the same --seed check different cases.",
 )
 @layouts_option
 @click.option("--programs", "only_programs", is_flag=True, help="Check random DTensor programs instead of trainings.")

@@ -72,7 +72,7 @@ def _pairs(sweep: Sweep, operations: tuple[str, ...], seed: int, world: str, is_
     metavar="I/N",
     default="1/1",
     callback=as_shard,
-    help="Run part I of N; with --pairs, of second operations.",
+    help="Run part I (from 1) of N; with --pairs, of second operations.",
 )
 @click.option(
     "--seconds",

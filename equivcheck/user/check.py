@@ -51,8 +51,8 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
 ) -> UserVerdict:
     """Check whether a parallel training computes the same losses, gradients and parameters as one device.
 
-    The training runs once on one device and once on all ranks. The verdict compares every step, then optimizer state and
-    buffers::
+    The training runs on one device and on all ranks. Further runs on one device measure the tolerance. The verdict compares
+    every step, then optimizer state and buffers::
 
         verdict = check_training(
             model=lambda: nn.Linear(4, 2),
@@ -85,7 +85,8 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
         values must be the same on every rank that returns them.
     :param rank_step: Replaces `step` on ranks. Ranks with the same rows must return the same loss. A rank without a loss returns
         None.
-    :param data_axes: Axes whose ranks get different rows. By default the axes named dp, fsdp, replicate, shard and similar.
+    :param data_axes: Axes whose ranks get different rows. By default the axes named dp, ddp, fsdp, data, replicate,
+        shard, dp_replicate or dp_shard.
     :param shard: Called as ``shard(batch, mesh)`` on each rank. Returns the part of the batch for this rank.
     :param also: Called as ``also(model, optimizer)`` after each step. Returns objects by name whose state is compared, too:
         tensors, numbers, dicts, or objects with a ``state_dict()``, such as a moving average of the weights.
@@ -98,7 +99,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
         autocast (applied here around forward and loss unless you pass `step`), a `MixedPrecision` for an FSDP policy.
     :param keep_dtype: Replace float32 by float64 if the model asks for float32, on one device and on ranks.
     :param dropout_masks: Draw the masks of `torch.nn.Dropout` (1d, 2d, 3d) for all rows, and give each rank its part.
-    :param seed: Seed for the model and for the training.
+    :param seed: Seed for `model`, for dropout masks, and for the training on one device.
     :param world: ``"sim"``, ``"gloo"``, ``"torchrun"``, or ranks that are already running.
     :param schedule_seed: Order in which simulated ranks take turns.
     :param deadline: Seconds after which ranks count as hung, if they are idle or compute without communicating.
