@@ -134,7 +134,7 @@ def private_uses() -> list[PrivateUse]:
 
 
 def _private_names(tree: ast.Module) -> Iterator[str]:
-    """Imports, attributes and strings that name something private in torch; local variables count as what they were assigned."""
+    """Imports, attributes and strings that name something private in torch. A local variable stands for its assigned value."""
     full: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -47,7 +47,7 @@ class CheckingProcess(WorkerProcess):
             self._begin()
         if not self._patience.exhausted():
             return False
-        if self.allowed_seconds > self._patience.limit:  # reading back what is checked is for those who seem to be stuck
+        if self.allowed_seconds > self._patience.limit:  # reading the current case is only for workers that seem to be stuck
             self._watch(self.allowed_seconds)
             return False
         return True

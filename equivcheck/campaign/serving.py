@@ -46,7 +46,7 @@ def import_everything(plan: Plan) -> None:
         preload()
     for strategy in filter(None, (plan.strategy, plan.programs)):
         strategy(plan).validate()
-    gc.freeze()  # what is imported stays: collecting garbage need not look through it time and again
+    gc.freeze()  # imported modules stay, so garbage collections need not visit them
     gc.set_threshold(*COLLECTION_THRESHOLDS)
 
 

@@ -123,8 +123,8 @@ class Part:
 class Turns:
     """Alternates between trainings and tensor programs.
 
-    10 to 50 % of the time goes to tensor programs: their gain per second (`Part.gain`), relative to trainings. Time is the
-    checks' expected duration and not a clock, so the seed decides what is drawn.
+    10 to 50 % of the time goes to tensor programs, depending on their gain per second (`Part.gain`) relative to trainings. Time
+    is the checks' expected duration and not a clock, so the same seed gives the same cases.
     """
 
     def __init__(self, plan: Plan, worker: int) -> None:

@@ -171,7 +171,7 @@ class Worker:
             return
         self._report_if_due()
         if verdict.outcome.is_finding and self._to_be_shrunk(verdict):
-            raise FaultShown  # the only place: Hypothesis takes what is raised elsewhere for another fault
+            raise FaultShown  # only here, because Hypothesis tells faults apart by the line that raises
 
     def _candidate(self, case: Checkable) -> Candidate | None:
         """The case to check for a drawn one; None if it is not worth a check."""
@@ -257,7 +257,7 @@ class Worker:
             best = search.first_verdict.with_unfinished("shrinking", error)
         if search.was_stopped:
             best = mark_not_shrunk(best)
-        self._send(best)  # before the diagnosis, which takes longer and may be cut off
+        self._send(best)  # before the diagnosis, which takes longer and may be interrupted
         examined = best
         # Cases beyond torch's limits get no diagnosis.
         if not (best.beyond or self._ends or self._plan.check is not oracle_check):

@@ -64,7 +64,7 @@ def _evidence(form: Form, verdict: Verdict | None) -> list[str]:
         found.append(paragraph(f"Known problem of torch: {issue.summary}."))
     if verdict.diagnosis is not None:
         found.append(paragraph(_sentence(form.translate_names(verdict.diagnosis.sentence))))
-    # A script prints "norm", "parameter" and "clipped gradient" where a verdict says "clipping norm", "update" and "clipping".
+    # Verdicts say "clipping norm", "update" and "clipping". Scripts print "norm", "parameter" and "clipped gradient" instead.
     reason = re.sub(r"\b(step \d+) clipping norm\b", r"\1 norm", re.sub(r"\b(step \d+) update ", r"\1 parameter ", reason))
     reason = re.sub(r"\b(step \d+) clipping ", r"\1 clipped gradient ", reason)
     first = "First divergence: " if verdict.divergence is not None else "Failure: " if verdict.failure is not None else ""

@@ -76,7 +76,7 @@ def probe_program(world: str, subject: str, runs: Runs) -> Probe:
     """Run a program once for each tuple of arguments."""
     start = time.perf_counter()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what torch warns of there is no news about this machine
+        warnings.simplefilter("ignore")  # torch's warnings say nothing about this machine
         reason = _wrong(world, runs)
     return Probe(world=world, subject=subject, works=not reason, reason=reason, known="", seconds=time.perf_counter() - start)
 

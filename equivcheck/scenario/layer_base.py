@@ -113,7 +113,7 @@ class AnyLayer:
         """Output features for a number of input features."""
         return in_features
 
-    def refusal(self, in_features: int) -> tuple[str, str] | None:  # noqa: ARG002 - for those that refuse some
+    def refusal(self, in_features: int) -> tuple[str, str] | None:  # noqa: ARG002 - used by overriding methods
         """Name of a field that does not allow this many input features, and the allowed values; None if all fields do."""
         return None
 
@@ -122,7 +122,7 @@ class AnyLayer:
         names = {field.name for field in fields(self)}
         return replace(self, **{name: value for name, value in changes.items() if name in names})
 
-    def rounded_up(self, multiple: int) -> Self:  # noqa: ARG002 - for those that have sizes within
+    def rounded_up(self, multiple: int) -> Self:  # noqa: ARG002 - used by overriding methods
         """Copy whose inner sizes, such as hidden features, are multiples of a number."""
         return self
 

@@ -74,7 +74,7 @@ class Parallelism:
         """Whether the parallelism replaces DTensors by their local tensors, so that the optimizer only gets plain tensors."""
         return False
 
-    def shard_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: ARG002 - for those that cut
+    def shard_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: ARG002 - used by overriding methods
         """Dim along which the parallelism shards a parameter (chunks like `torch.chunk`). None for a replicated parameter.
 
         Flat parameters do not count because they are split anywhere.

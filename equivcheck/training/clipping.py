@@ -42,7 +42,7 @@ def clip_by_value(parameters: list[torch.Tensor], clipping: ClipValue) -> None:
     """Clip each element, with one call for each kind of tensor."""
     kinds = _kinds(parameters)
     for kind in kinds:
-        # It raises where there is nothing to clip, which is nobody's fault if there is something elsewhere.
+        # It raises if no parameter has a gradient. That is an error only if no other kind has one either.
         if len(kinds) == 1 or any(parameter.grad is not None for parameter in kind):
             nn.utils.clip_grad_value_(kind, clipping.clip_value)
 

@@ -196,7 +196,7 @@ def state_snapshot(state: State, slots: Sequence[Slot]) -> Snapshot:
 
 
 def state_slots(state: State, slots: Sequence[Slot]) -> list[tuple[Slot, torch.Tensor]]:
-    """State tensors, each with a slot that says what it holds. Names are ``parameter/key``."""
+    """State tensors with their slots. A slot's name is ``parameter/key``."""
     found: list[tuple[Slot, torch.Tensor]] = []
     for slot in slots:
         for key, value in state.get(slot.parameter, {}).items():

@@ -63,6 +63,6 @@ def compile_once() -> None:
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         with contextlib.suppress(ModuleNotFoundError):
-            importlib.import_module("torch._inductor.lowering")  # which backwards take from it
+            importlib.import_module("torch._inductor.lowering")  # backward passes import it
         torch.compile(torch.nn.Linear(1, 1), backend="aot_eager")(torch.ones(1, 1))
         torch._dynamo.reset()

@@ -115,7 +115,7 @@ def _is_for_readers(group: str) -> bool:
 
 
 def banned_docstrings(group: str) -> int:
-    """Number of docstrings that begin with a word that needs the code beside it."""
+    """Number of docstrings that begin with a banned word, so that they do not stand alone."""
     return sum(bool(BANNED_FIRST.match(text.strip())) for path in PACKAGES[group] for _, text in _docstrings(path))
 
 

@@ -115,7 +115,7 @@ def _has_one_class(hint: Any) -> bool:
 
 
 def _owner(noun: type[Any], name: str) -> str:
-    if issubclass(noun, Parallelism):  # what a field of one does says little of another, though they share a plan
+    if issubclass(noun, Parallelism):  # a field may work in one parallelism and fail in another, even if both inherit it
         return noun.__name__
     return next(base.__name__ for base in reversed(noun.__mro__) if name in get_annotations(base))
 

@@ -130,7 +130,7 @@ def _repaired(scenario: Scenario | None) -> Scenario | None:
     """The nearest supported scenario, with rows distributed as the strategies do; None if there is none."""
     if scenario is None:
         return None
-    # What is crossed may be no scenario at all: a tuple with a noun of another kind, or too short a plan.
+    # A crossed scenario may be malformed: an object of another class in a tuple, or a plan that is too short.
     with suppress(InvalidScenario, AttributeError, IndexError, ZeroDivisionError):
         found: Scenario | None = fit_scenario(
             replace(scenario, training=multiply_rows(scenario.training, row_multiple(scenario.layout)))

@@ -46,8 +46,8 @@ def expected_cost(scenario: Scenario) -> float:
 
     The unit is one rank, step, microbatch and layer under DDP, about 6 ms.
 
-    The formula was fitted to 4,000 drawn scenarios, and explains 78 % of the variance in log CPU time. A campaign does not learn
-    it while it runs, because then the seed would not decide what is checked.
+    The formula was fitted to 4,000 drawn scenarios, and explains 78 % of the variance in log CPU time. A campaign does not
+    refit it, because then the same seed would not give the same checks.
     """
     training = scenario.training
     work = training.steps * len(training.data.microbatches) * len(training.model.layers)

@@ -55,7 +55,7 @@ class KnownIssue:
     id: str
     """Short unique name. Its script has the same name."""
     title: str
-    """One sentence without a full stop that says what torch does wrong. It contains "silently" if nothing is raised."""
+    """Torch's error, as one sentence without a full stop. It contains "silently" if nothing is raised."""
     link: str = ""
     """URL for the report or the documentation. Empty if the issue is not reported."""
     torch: str

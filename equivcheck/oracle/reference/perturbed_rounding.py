@@ -26,7 +26,7 @@ class Jitter:
         """Gradients in the order in which they are added."""
         return parts
 
-    def rounded(self, exact: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:  # noqa: ARG002 - for those that need it
+    def rounded(self, exact: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:  # noqa: ARG002 - used by overriding methods
         """Result of rounding a computed tensor."""
         return rounded
 

@@ -41,7 +41,7 @@ LONGEST = 300
 def refusal(error: BaseException) -> str | None:
     """The error in one line if it is a clear refusal; else None."""
     text = f"{type(error).__name__}: {error}{causes(error)}"
-    if "CallRefused" in text:  # by a simulated collective, which DTensor should not have called
+    if "CallRefused" in text:  # a simulated collective refused the call, and DTensor should not have called it
         return None
     if not (isinstance(error, NotImplementedError) or _PATTERN.search(text)):
         return None

@@ -65,7 +65,7 @@ def _check(task: str) -> Any:
     scenario = from_json(task)
     try:
         verdict = check(scenario, deadline=_DEADLINE)
-    except Exception as error:  # of the checker itself: a line of the table, and the next scenario
+    except Exception as error:  # the checker itself failed: report it, and go on with the next scenario
         return _crashed(f"the checker raised {type(error).__name__}: {error}")
     return encode(CorpusResult(outcome=verdict.outcome, known=verdict.known, reason=verdict.reason))
 

@@ -126,7 +126,7 @@ def _register(kind: type[T], base: type, tags: dict[str, type[T]], what: str) ->
 
 @cache
 def _ask_entry_points() -> None:
-    # A broken one adds no tag; the registries of layouts and of layers say what is wrong with it.
+    # A broken entry point adds no tag. The registries of layouts and layers raise its error.
     for entry_point in entry_points(group=LAYOUT_ENTRY_POINTS):
         with suppress(Exception):
             register_parallelism(entry_point.load().parallelism)

@@ -38,7 +38,7 @@ class LayerKind(ABC):
         generator.
         """
 
-    def linears(self, layer: Any) -> tuple[LayerLinear, ...]:  # noqa: ARG002 - for those whose linears are known
+    def linears(self, layer: Any) -> tuple[LayerLinear, ...]:  # noqa: ARG002 - used by overriding methods
         """Linears in the order in which they run. Empty if they are not known: then tensor parallelism needs plain tensors."""
         return ()
 
@@ -46,26 +46,26 @@ class LayerKind(ABC):
         """Number of linears, known or not. It determines how long the layer takes to compile."""
         return len(self.linears(layer))
 
-    def shardings(self, layer: Any) -> tuple[LayerSharding, ...]:  # noqa: ARG002 - for those that can be shared out
+    def shardings(self, layer: Any) -> tuple[LayerSharding, ...]:  # noqa: ARG002 - used by overriding methods
         """Ways to shard the layer's linears, in addition to replicating them."""
         return ()
 
-    def attention_shape(self, layer: Any) -> AttentionShape | None:  # noqa: ARG002 - for those whose positions look at others
+    def attention_shape(self, layer: Any) -> AttentionShape | None:  # noqa: ARG002 - used by overriding methods
         """Attention heads, if the module attends only through its `sequence`; None otherwise.
 
         If a layer needs the length and returns None, context parallelism cannot run it.
         """
         return None
 
-    def dispatch(self, layer: Any) -> Dispatch | None:  # noqa: ARG002 - for those whose module is a `RoutedModule`
+    def dispatch(self, layer: Any) -> Dispatch | None:  # noqa: ARG002 - used by overriding methods
         """Routing to units that ranks can share out; None if the layer routes nothing."""
         return None
 
-    def script(self, layer: Any, in_features: int) -> LayerScript | None:  # noqa: ARG002 - for those that can be exported
+    def script(self, layer: Any, in_features: int) -> LayerScript | None:  # noqa: ARG002 - used by overriding methods
         """Code for exported scripts; None if the layer cannot be exported."""
         return None
 
-    def gradient_order(self, layer: Any, in_features: int, *, autocast: bool = False) -> tuple[str, ...] | None:  # noqa: ARG002 - same
+    def gradient_order(self, layer: Any, in_features: int, *, autocast: bool = False) -> tuple[str, ...] | None:  # noqa: ARG002 - used by overriding methods
         """Parameter names in the order in which backward produces gradients; None if it is not known.
 
         The last computation comes first. Under autocast each gradient is cast back first, which changes the order.
@@ -88,11 +88,11 @@ class LayerKind(ABC):
         found: AnyLayer = layer
         return found
 
-    def with_divisible_units(self, layer: Any, multiple: int) -> AnyLayer:  # noqa: ARG002 - for those that have units
+    def with_divisible_units(self, layer: Any, multiple: int) -> AnyLayer:  # noqa: ARG002 - used by overriding methods
         """Closest layer whose number of units, such as heads, is a multiple; the layer itself if it has no units."""
         found: AnyLayer = layer
         return found
 
-    def strategy(self, in_features: int) -> SearchStrategy[Any] | None:  # noqa: ARG002 - for those that are drawn by themselves
+    def strategy(self, in_features: int) -> SearchStrategy[Any] | None:  # noqa: ARG002 - used by overriding methods
         """Hypothesis strategy for layers with this many input features; None to keep the kind out of generated models."""
         return None

@@ -56,7 +56,7 @@ def _assignments(code: CodeType) -> Iterator[tuple[Chain, str]]:
             yield (_GLOBAL,), argument
         elif operation in _ATTRIBUTES:
             yield chain or copied, argument
-        elif operation == "COPY":  # as of `owner` in `owner.name += value`
+        elif operation == "COPY":  # copies `owner` in `owner.name += value`
             copied = chain
         elif operation not in _BETWEEN:
             chain = _loaded(operation, argument, chain)

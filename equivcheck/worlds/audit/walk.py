@@ -79,7 +79,7 @@ def _import_below(name: str, skip: Callable[[str], bool]) -> None:
         return
     try:
         module = importlib.import_module(name)
-    except Exception:  # what it needs is not installed
+    except Exception:  # a dependency is not installed
         return
     for found in pkgutil.iter_modules(getattr(module, "__path__", ())):
         _import_below(f"{name}.{found.name}", skip)
@@ -88,7 +88,7 @@ def _import_below(name: str, skip: Callable[[str], bool]) -> None:
 def walk(skip: Callable[[str], bool]) -> set[str]:
     """Full names of all state in the imported modules, except the skipped ones."""
     modules = [module for name, module in sorted(sys.modules.items()) if _is_below_root(name) and not skip(name)]
-    with warnings.catch_warnings():  # of names that are out of date, which some tell at any look
+    with warnings.catch_warnings():  # some deprecated names warn at each access
         warnings.simplefilter("ignore")
         places = _Places(modules)
         return {*places.names, *_caches(skip), *_setters()}

@@ -62,7 +62,7 @@ def _pickler() -> Any:
             cloudpickle.register_pickle_by_value(module)
             try:
                 return super().reducer_override(value)
-            finally:  # what else in this process pickles by cloudpickle is not ours to change
+            finally:  # the registration must not affect other users of cloudpickle in this process
                 cloudpickle.unregister_pickle_by_value(module)
 
     return Pickler

@@ -37,7 +37,7 @@ def _put_autocast(settings: tuple[Any, ...]) -> None:
 
 def _put_default_device(context: Any) -> None:
     if context is None:
-        _device.__dict__.pop("device_context", None)  # torch 2.9 asks one that is None for its device
+        _device.__dict__.pop("device_context", None)  # torch 2.9 would read the device of None
     else:
         _device.device_context = context
 

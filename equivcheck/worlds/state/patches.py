@@ -106,7 +106,7 @@ def _owners() -> Iterator[Any]:
 
 
 def _is_code(value: Any) -> bool:
-    with warnings.catch_warnings():  # of names in torch that are out of date, which some tell at any look
+    with warnings.catch_warnings():  # some deprecated names in torch warn at each access
         warnings.simplefilter("ignore")
         return callable(value) or isinstance(value, classmethod | property)
 

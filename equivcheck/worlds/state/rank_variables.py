@@ -33,7 +33,7 @@ VARIABLES: Mapping[str, tuple[str, ...]] = {
         "_group_name_to_store",
     ),
     "torch.distributed._local_tensor": ("_PROCESS_MODE", "_PROCESS_LOCAL_TENSOR_MODE", "_LOCAL_RUNNER_MODE"),
-    # what `LocalTensorMode` of torch 2.10 replaces while it is entered
+    # replaced by `LocalTensorMode` in torch 2.10 while it is entered
     "torch.distributed.device_mesh": ("DeviceMesh.get_coordinate", "DeviceMesh.get_local_rank", "DeviceMesh.get_rank"),
     # hooks that are called for every module and every optimizer
     "torch.nn.modules.module": (
@@ -49,7 +49,7 @@ VARIABLES: Mapping[str, tuple[str, ...]] = {
         "_global_forward_hooks_with_kwargs",
     ),
     "torch.optim.optimizer": ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"),
-    # what a context manager switches for as long as it is entered
+    # switched by a context manager while it is entered
     "torch.nn.utils.parametrize": ("_cache_enabled", "_cache"),
     "torch.autograd.forward_ad": ("_current_level",),
     "torch.utils.checkpoint": (
@@ -82,12 +82,12 @@ VARIABLES: Mapping[str, tuple[str, ...]] = {
         "_warned_flatten_issues",
     ),
     "torch.distributed.tensor._random": ("_rng_tracker",),
-    # what `loss_parallel` adds to, and takes away from, when a rank enters and leaves it
+    # changed by `loss_parallel` when a rank enters and leaves it
     "torch.distributed.tensor": ("DTensor._op_dispatcher._custom_op_handlers",),
-    # what FSDP1 assigns over tensor parallelism, and how it times state dicts (two at once are an error)
+    # set by FSDP1 over tensor parallelism; and its timer for state dicts (two at once are an error)
     "torch.distributed.fsdp._fsdp_extensions": ("_extensions",),
     "torch.distributed.fsdp._debug_utils": ("SimpleProfiler.results", "SimpleProfiler.profiling"),
-    # plans of checkpoints, by the name of what is saved
+    # plans of checkpoints, by the name of the saved object
     "torch.distributed.checkpoint.planner": (
         "SavePlanner._cached_save_plan",
         "SavePlanner._cached_final_save_plan",

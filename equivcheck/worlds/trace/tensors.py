@@ -80,7 +80,7 @@ def full_vector(table: Table, present: tuple[bool, ...], values: Numbers) -> Vec
 def norms(table: Table, vector: Vector) -> Vector:
     """Frobenius norm for each tensor, for one vector (total,) or several (count, total)."""
     found = np.zeros((*vector.shape[:-1], len(table.names)))
-    if len(table.starts):  # of a tensor without elements the sum would be its neighbour's first
+    if len(table.starts):  # reduceat gives an empty tensor the first element of the next one
         with np.errstate(over="ignore", invalid="ignore"):
             found[..., table.filled] = np.sqrt(np.add.reduceat(np.square(vector), table.starts, axis=-1))
     return found

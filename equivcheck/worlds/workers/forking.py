@@ -30,7 +30,7 @@ def serve(fd: int, warming: str) -> None:
     control = Channel.of(fd)
     importlib.import_module(warming).warm_up()
     gc.collect()
-    gc.freeze()  # what the collector never touches again stays in pages that workers share, and costs them no time
+    gc.freeze()  # later collections skip these objects, so workers share their memory pages and lose no time
     outlive_parent()
     with contextlib.suppress(EOFError, OSError):
         control.send(pickle.dumps(None))

@@ -34,7 +34,7 @@ bfloat16 products (8 kilobytes). By default it keeps 1,024 of both, mostly of pa
 _BOUNDED_MEMORY = {
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": str(KEPT_KERNELS),
     "LRU_CACHE_CAPACITY": str(KEPT_PRODUCTS),
-    "MALLOC_ARENA_MAX": "1",  # of glibc: what one thread has freed the others can use; only one of them runs at a time
+    "MALLOC_ARENA_MAX": "1",  # glibc: threads reuse each other's freed memory; only one of them runs at a time
 }
 """Memory settings for a process that may run for days; the user's own settings take precedence."""
 

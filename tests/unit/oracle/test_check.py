@@ -47,7 +47,7 @@ def test_a_right_training_is_equivalent() -> None:
 def test_two_assertions_say_what_they_pass(outcome: Outcome) -> None:
     """`assert_equivalent` passes EQUIVALENT only, `assert_no_finding` everything but findings.
 
-    Verdicts on users' trainings behave alike.
+    Verdicts on users' trainings behave the same way.
     """
     for verdict in (
         Verdict(outcome=outcome, scenario=SCENARIO, world="sim"),

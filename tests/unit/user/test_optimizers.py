@@ -100,7 +100,7 @@ def gan(**changes: Any) -> dict[str, Any]:
     ids=["list", "dict", "optimizer", "object"],
 )
 def test_each_optimizer_has_its_own_gradients(optimizer: Any, get: Any) -> None:
-    """Gradients are read when their own optimizer steps. What the generator's loss leaves in the discriminator does not count."""
+    """Gradients are read when their own optimizer steps. Gradients of the generator's loss in the discriminator are ignored."""
     check_training(**gan(optimizer=optimizer, step=gan_step(get))).assert_equivalent()
 
     verdict = check_training(**gan(optimizer=optimizer, step=gan_step(get), rank_step=gan_step(get, zeroes=False)))

@@ -84,10 +84,10 @@ def expected_trace_seconds(scenario: Scenario) -> float:
 
 
 def _num_traces(training: Training) -> int:
-    """Count the steps that a rank traces anew.
+    """Count the steps that a rank traces.
 
-    With a schedule every step is new because its learning rate is. Otherwise only the first step and the first step with
-    optimizer state are new.
+    With a schedule it traces every step, because the learning rate changes. Otherwise it traces only the first step and the
+    first step with optimizer state.
     """
     return training.steps if training.schedule is not None else min(training.steps, 2)
 

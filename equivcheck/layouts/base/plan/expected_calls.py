@@ -114,7 +114,7 @@ class PlannedCalls:
     def after_backward(self, step: int) -> None:
         """Add calls for gradients at the end of a step."""
 
-    def computes_as(self, plan: LinearPlan, once: Pass) -> LinearPlacements:  # noqa: ARG002 - for those whose parts must not be empty
+    def computes_as(self, plan: LinearPlan, once: Pass) -> LinearPlacements:  # noqa: ARG002 - used by overriding methods
         """Placements for a linear's input, output and input gradient under the plan."""
         if plan.is_by_rows:
             return BY_ROWS
@@ -242,7 +242,7 @@ class PlannedCalls:
             op, num_elements = "all_gather", once.rows * chunk_size(features, self.parts)
         self.note(once, op, num_elements, times)
 
-    def gathered_features(self, features: int, target: ActivationPlacement) -> int:  # noqa: ARG002 - for those that pad
+    def gathered_features(self, features: int, target: ActivationPlacement) -> int:  # noqa: ARG002 - used by overriding methods
         """Number of features to gather from rows."""
         return features
 

@@ -82,7 +82,7 @@ def sum_gradients(draft: Draft, group: str, *then: str) -> None:
 def held_gradients(draft: Draft) -> list[str]:
     """Lines that collect this rank's local gradients and skip empty ones."""
     if has_dtensor_experts(draft.scenario.layout):
-        return ["gradients = list(held_gradients(model.parameters()))"]  # as expert parallelism defines it
+        return ["gradients = list(held_gradients(model.parameters()))"]  # expert parallelism adds this function to the script
     layout = draft.scenario.layout
     local = ".to_local()" if has_units_of_dtensors(layout) and keeps_dtensors(layout) else ""
     return [

@@ -14,7 +14,7 @@ from equivcheck.training.read import State
 from equivcheck.training.setup import Setup
 
 with warnings.catch_warnings():
-    # Optimizers beside it call torch.jit.script while they are imported, which torch deprecates.
+    # Other optimizers in this package call the deprecated torch.jit.script during import.
     warnings.simplefilter("ignore", DeprecationWarning)
     from torch.distributed.optim import ZeroRedundancyOptimizer
 

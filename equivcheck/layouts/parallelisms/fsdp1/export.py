@@ -60,12 +60,12 @@ def _read(draft: Draft, parallelism: FSDP1) -> None:
         draft.definitions.append(list(_LOCAL))
     if composed or not parallelism.use_orig_params:
         units = _units(draft, parallelism, local=composed)
-        # Before anything is flattened, and after tensor parallelism has cut.
+        # After tensor parallelism has sharded parameters, and before FSDP1 flattens them.
         lines = draft.lines[LoopPosition.WRAP]
         wraps = [index for index, line in enumerate(lines) if "FullyShardedDataParallel(" in line]
         start = wraps[0] - (lines[wraps[0]].startswith("    "))
         lines[start:start] = units
-    # Of groups alone, which flat parameters have not: each unit is then one parameter.
+    # Only parameter groups use these names. With groups, each unit is one parameter, because flat parameters have no groups.
     draft.names = ("(name,), parameter", "zip(units, module.parameters())")
     arguments = ", parallel" * sharded
     each = f'unflattened(f"step {{{{step}}}} {{label}}", unit, {{attribute}}{arguments})'

@@ -55,7 +55,7 @@ class LocalLinear(nn.Module):
             bias = None if bias is None else self.ranks.copy_to_region(bias)
         if bias is None or self.leave.source is not ActivationPlacement.PARTIAL:
             return self.ranks.move(functional.linear(entered, weight, bias), self.leave)
-        # Added to addends, it would be added once for each rank.
+        # If each rank added the bias to its partial sum, the output would have it once for each rank.
         return self.ranks.move(functional.linear(entered, weight), self.leave) + self.bias_of_output(bias)
 
     def bias_of_output(self, bias: torch.Tensor) -> torch.Tensor:

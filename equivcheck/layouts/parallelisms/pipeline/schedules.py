@@ -51,7 +51,7 @@ class StageLayers(nn.Module):
     def __init__(self, model: MLP, layers: range, *, is_first: bool, is_last: bool) -> None:
         super().__init__()
         self.indices, self.step = layers, 0
-        # What it is called by keeps no module of its own: these have the parameters that a schedule asks for.
+        # These two are methods, so the modules below register the parameters for the schedule.
         self.embed, self.finish = model.embed if is_first else None, model.finished if is_last else None
         self.embedded_by = nn.ModuleList(filter(None, (model.embedding, model.positions)) if is_first else ())
         self.blocks = nn.ModuleList(model.layers[index] for index in layers)

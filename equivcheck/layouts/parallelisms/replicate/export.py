@@ -32,7 +32,7 @@ def _with_ddp(draft: Draft, parallelism: Replicate, mesh: str) -> None:
     draft.add(LoopPosition.WRAP, call("replicate", "model", device_mesh=mesh, bucket_cap_mb=bucket))
     layout = draft.scenario.layout
     if layout.has(PlannedParallelism) or has_dtensor_experts(layout):
-        # What the first forward would do: the optimizer needs the local tensors that take the place of DTensors.
+        # Otherwise the first forward replaces DTensors by local tensors, but the optimizer needs these earlier.
         draft.add(LoopPosition.WRAP, "replicate.state(model).lazy_init()  # replaces DTensors by local tensors")
     if layout.has(PlannedParallelism):
         read_local_shards(draft)

@@ -43,7 +43,7 @@ def _replicate_with_ddp(model: nn.Module, parallelism: Replicate, mesh: DeviceMe
 
     replicate(model, device_mesh=mesh, bucket_cap_mb=parallelism.bucket_cap_mb)
     compress(model, parallelism.compression, mesh)
-    # What the first forward would do: DTensors are replaced by their local tensors, which the optimizer must be built on.
+    # Otherwise the first forward replaces DTensors by local tensors, but the optimizer needs these earlier.
     replicate.state(model).lazy_init()
 
 

@@ -86,7 +86,7 @@ def _shard_logits(setup: Setup) -> None:
 
     @contextmanager
     def compute_context() -> Iterator[None]:
-        # After an error, loss_parallel keeps its handlers unless it is left as if there had been none.
+        # loss_parallel removes its handlers only if it is left without an error.
         entered = loss_parallel()
         entered.__enter__()
         try:

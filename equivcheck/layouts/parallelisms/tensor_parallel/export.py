@@ -46,7 +46,7 @@ def write(draft: Draft, parallelism: TensorParallel) -> None:
     uneven = any(size % draft.scenario.layout.mesh.size(TP) for _, size in cuts(draft.scenario.training.model, parallelism))
     by_rows = any("SequenceParallel" in style for style in styles)
     if has_hooks and (by_hand or uneven or by_rows or parallelism.source is Split.ROWWISE):
-        # Only of whole layers cut evenly does each gradient lie as its parameter does, whatever propagation chooses.
+        # Only evenly sharded full layers are sure to get gradients with the placements of their parameters.
         redistribute_gradients(draft)
     shard_masks(draft, parallelism)
     if parallelism.loss_parallel:

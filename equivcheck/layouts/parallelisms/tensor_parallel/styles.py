@@ -37,7 +37,7 @@ class Replicated(ParallelStyle):
         self.input, self.computes, self.output = input, computes, output
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        # The annotations of distribute_module say that these two return nothing; it uses what they return.
+        # distribute_module uses the results of these two, although its annotations say that they return None.
         prepare_input: Any = self._prepare_input
         prepare_output: Any = self._prepare_output
         return distribute_module(module, device_mesh, self._replicate, prepare_input, prepare_output)

@@ -109,7 +109,7 @@ class GroupIdentity(_ProcessGroup):  # type: ignore[misc]  # torch's overloads d
 
     abort = shutdown
 
-    # What would look for a backend inside the group, and end the process where there is none.
+    # In torch, these look for a backend inside the group, and end the process if there is none.
 
     def split_group(self, *_: Any, **__: Any) -> Never:
         """Raise `CallRefused`."""

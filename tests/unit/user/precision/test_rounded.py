@@ -181,7 +181,7 @@ def test_what_rounds_unannounced_is_told_of_the_argument(arguments: dict[str, An
 
 
 def own_loss(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, _loss: Any) -> float:
-    """Two microbatches with a custom loss, one of which uses outputs and parameters directly."""
+    """Train on two microbatches with a custom loss, which also uses outputs and parameters directly."""
     optimizer.zero_grad()
     total = 0.0
     for inputs, targets in batch:
