@@ -78,7 +78,7 @@ def witness(one: Feature, other: Feature, examples: Examples) -> Scenario | None
 
 def _is_same_field(one: Feature, other: Feature) -> bool:
     """Whether both features are values of one field, in a class that a scenario contains only once."""
-    several = ("LayerPlan", "Group", "Axis", *(kind.__name__ for kind in LAYER_TAGS.values()))
+    several = ("LayerPlan", "ParameterGroup", "Axis", *(kind.__name__ for kind in LAYER_TAGS.values()))
     same = (one.part, one.noun, one.field) == (other.part, other.noun, other.field)
     return same and one.noun not in several and not one.field.endswith("[]")
 

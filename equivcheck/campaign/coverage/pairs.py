@@ -75,7 +75,7 @@ _OF_TOKENS = {"Tokens", "Head", "CrossEntropy"}
 _ENDS = {(noun, field) for noun in ("TensorParallel", "LocalTensorParallel") for field in ("source", "head")}
 _CHOSEN = {("Model", "source"), ("Model", "head"), ("Training", "loss"), *_ENDS}
 """Fields that belong to token models, unless their value is listed here."""
-_OF_ANY_MODEL = {"None", "OUTSIDE", "LINEAR_MEAN", "LINEAR_SUM", "MSE_MEAN", "MSE_SUM"}
+_OF_ANY_MODEL = {"None", "NOT_IN_PLAN", "LINEAR_MEAN", "LINEAR_SUM", "MSE_MEAN", "MSE_SUM"}
 
 
 def family_of(feature: Feature) -> ModelFamily:

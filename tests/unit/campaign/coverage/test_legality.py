@@ -43,6 +43,7 @@ def named(text: str) -> Feature:
         ("layout.parallelisms FSDP2.cpu_offload True", "training.model Layer.norm RMS"),
         ("layout.parallelisms SPMD.distribution FULLY_SHARD", "training.data Data.microbatches of 3+"),
         ("training.model Layer.norm RMS", "training.model Layer.norm LAYER"),
+        ("training.groups ParameterGroup.select VECTORS", "training.groups ParameterGroup.select FIRST_LAYER"),
         ("layout.mesh Axis.size 1", "layout.parallelisms FSDP1.use_orig_params False"),
     ],
 )

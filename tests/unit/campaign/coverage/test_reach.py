@@ -9,10 +9,10 @@ from itertools import combinations
 
 from hypothesis import HealthCheck, Phase, given, settings
 
-from equivcheck.campaign.coverage.features import features
-from equivcheck.campaign.coverage.pairs import ModelFamily, by_families, format_pairs, legal_pairs, pairs_of
+from equivcheck.campaign.coverage.features import Feature, features
+from equivcheck.campaign.coverage.pairs import ModelFamily, by_families, family_of, format_pairs, legal_pairs, pairs_of
 from equivcheck.campaign.coverage.reach import Reach, by_parts
-from equivcheck.scenario import Attention, CrossEntropy, Data, Head, Layer, Model, Scenario, Tokens, Training
+from equivcheck.scenario import Attention, CrossEntropy, Data, Head, Layer, Model, Scenario, Split, Tokens, Training
 from equivcheck.strategies import executions, scenarios
 from equivcheck.strategies.layout import IN_SIXTY
 
@@ -48,6 +48,13 @@ def test_a_pair_is_of_the_family_that_alone_has_it() -> None:
     count = rows.drawn_pairs.count
     assert by_families(rows.drawn_pairs) == {ModelFamily.TOKENS: 0, ModelFamily.SEQUENCES: 0, ModelFamily.ROWS: count}
     assert all(by_families(tokens.drawn_pairs).values())
+
+
+def test_an_end_outside_the_plan_is_of_any_model() -> None:
+    """Only a plan for an embedding or a head needs tokens."""
+    families = {split: family_of(Feature("layout.parallelisms", "TensorParallel", "head", split.name)) for split in Split}
+    assert families.pop(Split.NOT_IN_PLAN) is ModelFamily.ROWS
+    assert set(families.values()) == {ModelFamily.TOKENS}
 
 
 def test_counts_of_workers_add_up() -> None:
