@@ -108,7 +108,7 @@ class Cause(PrintableEnum):
     """Positions start at a wrong number, or count more than once."""
     ATTENTION_MASK = "attention_mask"
     """The attention mask is wrong."""
-    KV_HEADS = "num_kv_heads"
+    KV_HEADS = "kv_heads"
     """Key and value heads are matched with wrong query heads, or miss a part of their gradient."""
     SOFTMAX_OF_PART = "softmax_of_part"
     """A softmax over vocabulary-parallel classes uses one rank's maximum or sum."""

@@ -50,6 +50,11 @@ def test_a_finding_reads_back(store: FindingStore) -> None:
     assert {entry.name for entry in finding.path.iterdir()} == FILES
 
 
+def test_a_cause_is_kept_by_its_name() -> None:
+    """Findings hold these values, so a renaming in code must not change them."""
+    assert all(cause.value == cause.name.lower() for cause in Cause)
+
+
 def test_files_serve_people_and_other_programs(store: FindingStore) -> None:
     """The scenario can be checked as it lies, the environment names versions, and the text says how to see it again."""
     verdict = diverged(scenario(width=3))
