@@ -11,9 +11,6 @@ from equivcheck.programs.sweep.order import Coverage
 from equivcheck.programs.sweep.sweep import Group, SweepResult
 from equivcheck.scenario.file_format.codec import encode
 
-MAX_REFUSED = 20
-"""Most refused operations to name before the others are counted."""
-
 
 def print_sweep(console: Console, found: SweepResult, coverage: Sequence[Coverage] = ()) -> None:
     """Print counts, then a paragraph per group of programs with the same result."""
