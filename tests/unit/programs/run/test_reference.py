@@ -7,6 +7,8 @@ import pytest
 from equivcheck import check
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.programs.nouns import Leaf, Operation, Redistribution, Statement, TensorProgram
+from equivcheck.programs.run.one_device import plan_of
+from equivcheck.programs.run.reference import NUM_COPIES, reference_of
 
 NO_ELEMENT_IS_NONZERO = (
     Leaf(shape=(3, 3), placements=("S(0)",), seed=7),
@@ -46,3 +48,11 @@ def test_an_undefined_gradient_is_not_disturbed() -> None:
     """Autograd gives None for it, here as the gradient of the zero norm of float32 values."""
     statements = (Leaf(shape=(2, 1), placements=("R",)), Operation(name="to_float32"), Operation(name="norm_0"))
     assert check(TensorProgram(mesh=(2,), statements=statements)).outcome is Outcome.EQUIVALENT
+
+
+def test_bits_of_numbers_do_not_loosen_the_tolerance_of_numbers() -> None:
+    """Bits read as integers are about 1e18, so that relative to them every other difference would be rounding."""
+    statements = (Leaf(shape=(2,), placements=("R",)), Operation(name="real_view"), Operation(name="clone", arguments=(2,)))
+    values = reference_of(plan_of(TensorProgram(mesh=(1,), statements=statements)), frozenset(), NUM_COPIES).moments[0]
+    assert values.dtypes == ("float64", "int64", "float64")
+    assert (values.tolerances[[0, 2]] < 1e-12).all()
