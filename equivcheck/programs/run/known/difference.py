@@ -47,6 +47,8 @@ class KnownDifference:
     """Operations whose result is wrong inside. The error shows in statements computed from this result."""
     can_change_arguments: bool = False
     """Whether `sources` change their arguments too, so other statements with the same arguments can fail."""
+    can_swap_gradients: bool = False
+    """Whether ranks can receive the gradient of another tensor, so that any gradient of the program can be wrong."""
     facts: frozenset[str] = frozenset()
     """Facts a program must have; see `facts_of`."""
     any_of: frozenset[str] = frozenset()
@@ -68,11 +70,8 @@ class KnownDifference:
         """Whether this error explains the first failure: the failure is in one of its operations, or in a gradient for one."""
         if verdict.divergence is not None:
             phase, tensor = verdict.divergence.phase, verdict.divergence.tensor
-            # If a gradient is wrong, the source can be anywhere: gradients flow from later statements to earlier ones.
-            is_it = phase in self.phases and (
-                self._named_in(tensor.partition(" ")[2])
-                or (bool(self.sources) and (phase is Phase.GRADIENT or self._is_computed_from_source(program, tensor)))
-            )
+            shows_source = self._has_gradient_from_source if phase is Phase.GRADIENT else self._is_computed_from_source
+            is_it = phase in self.phases and (self._named_in(tensor.partition(" ")[2]) or shows_source(program, tensor))
         else:
             is_it = bool(self.raises) and verdict.failure is not None and self._is_raised(program, verdict.failure)
         return is_it and self.could_show(program)
@@ -101,15 +100,28 @@ class KnownDifference:
     def _is_computed_from_source(self, program: TensorProgram, text: str) -> bool:
         """Whether the statement named in the text is computed from a value left wrong by an operation in `sources`."""
         found = STATEMENT.search(text)
-        if found is None or not self.sources:
+        return found is not None and not self._wrong_statements(program).isdisjoint(_ancestors(program, int(found[1])))
+
+    def _has_gradient_from_source(self, program: TensorProgram, text: str) -> bool:
+        """Whether the named value and a wrong one are combined later, because gradients flow from there to the named value."""
+        if self.can_swap_gradients:
+            return True
+        found, wrong = STATEMENT.search(text), self._wrong_statements(program)
+        if found is None or not wrong:
             return False
+        first = int(found[1])
+        combined = ({number, *_ancestors(program, number)} for number in range(first, len(program.statements)))
+        return any(first in each and not wrong.isdisjoint(each) for each in combined)
+
+    def _wrong_statements(self, program: TensorProgram) -> set[int]:
+        """Numbers of the statements in `sources`, and of the arguments that they can change."""
         wrong = {number for number, each in enumerate(program.statements) if _name(each) in self.sources}
         if self.can_change_arguments:
             wrong |= {argument for number in wrong for argument in _arguments(program, number)}
             # A redistribution to the placements that a tensor has gives a tensor with the same spec.
             moved = [number for number in wrong if isinstance(program.statements[number], Redistribution)]
             wrong |= {argument for number in moved for argument in _ancestors(program, number)}
-        return not wrong.isdisjoint(_ancestors(program, int(found[1])))
+        return wrong
 
 
 def _name(statement: Statement) -> str:

@@ -502,3 +502,20 @@ def test_a_value_that_is_not_computed_from_a_wrong_result_is_a_finding() -> None
         divergence = Divergence(step=0, phase=Phase.VALUE, tensor=f"v{number} sum", difference=Difference.VALUE, rank=0)
         verdict = ProgramVerdict(outcome=Outcome.DIVERGED, world="sim", program=found, divergence=divergence)
         assert known.explains(found, verdict) == (is_known and is_torch_in(known.torch))
+
+
+def test_a_gradient_that_no_wrong_result_reaches_is_a_finding() -> None:
+    """any() leaves partial booleans. Gradients are wrong for values that are combined with them, not for other values."""
+    known = next(each for each in ON_FILE if each.id == "dtensor_any_counts_ranks")
+    found = program(
+        Leaf(shape=(4,), placements=("S(0)",)),
+        Operation(name="any_dim"),
+        Leaf(shape=(), placements=("R",)),
+        Operation(name="mul", arguments=(1, 2)),
+        Leaf(shape=(4,), placements=("S(0)",), seed=1),
+        Operation(name="cumsum"),
+    )
+    for number, is_known in {2: True, 3: True, 4: False, 5: False}.items():
+        divergence = Divergence(step=0, phase=Phase.GRADIENT, tensor=f"v{number} into mul", difference=Difference.VALUE, rank=0)
+        verdict = ProgramVerdict(outcome=Outcome.DIVERGED, world="sim", program=found, divergence=divergence)
+        assert known.explains(found, verdict) == (is_known and is_torch_in(known.torch))
