@@ -75,6 +75,12 @@ SMALLEST_PROGRAMS: dict[str, TensorProgram] = {
     "dtensor_foreach_of_pending_scalar": _program(
         _leaf("S(0)", 2), _leaf("R", 2, seed=1), _operation("foreach_add_tensor", 2, 1)
     ),
+    "dtensor_backward_of_writes_to_uneven_slices": _program(
+        _leaf("S(0)", 3, seed=4), _operation("scale_by_size"), _operation("zero_last", 2)
+    ),
+    "dtensor_foreach_pow_of_tensors": _program(
+        _leaf("S(0)", 2), _leaf("P(sum)", 2, seed=1), _operation("foreach_pow_list", 2, 1)
+    ),
     "dtensor_fused_update_of_other_placements": _program(_leaf("R", 2), _leaf("S(0)", 2, seed=1), _operation("fused_adam", 2, 1)),
     "dtensor_drops_generators": _program(_leaf("R", 2), _operation("generated_normal_")),
     "dtensor_random_of_parts": _program(_leaf("S(0)", 2), _operation("seeded_rand_like")),

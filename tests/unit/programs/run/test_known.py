@@ -28,7 +28,11 @@ def test_every_entry_has_a_program_and_a_row_of_versions() -> None:
     assert ENTRIES.keys() == SMALLEST_PROGRAMS.keys()
     assert len(ENTRIES) == len(ON_FILE)
     assert all(each.phases or each.raises for each in ON_FILE)
-    assert {name for each in ON_FILE for name in each.operations} <= {*OPERATIONS, Redistribution.tag, RoundTrip.tag}
+    assert {name for each in ON_FILE for name in (*each.operations, *each.sources)} <= {
+        *OPERATIONS,
+        Redistribution.tag,
+        RoundTrip.tag,
+    }
 
 
 @pytest.mark.parametrize(

@@ -466,6 +466,13 @@ def test_what_has_no_channels_on_a_rank_is_known_as_pools_are(name: str, shape: 
     assert found.known == ("dtensor_pool_of_empty_shard" if is_torch_in(">=2.12") else "")
 
 
+def test_a_view_on_axes_of_one_rank_is_known_in_any_operation() -> None:
+    """The function that raises identifies it."""
+    leaves = (Leaf(shape=(2, 2, 1), placements=("S(1)", "R")), Leaf(shape=(1,), placements=("R", "P(avg)")))
+    verdict = check_program(program(*leaves, Operation(name="mv", arguments=(2, 1)), mesh=(1, 1)))
+    assert (verdict.known == "dtensor_unflattens_for_axis_of_one_rank") == is_torch_in(">=2.12"), verdict.describe()
+
+
 def test_an_error_that_is_not_on_file_is_a_finding() -> None:
     """An operation without an entry raises the error of another entry."""
     known = next(each for each in ON_FILE if each.id == "dtensor_logsumexp_of_scalar")
