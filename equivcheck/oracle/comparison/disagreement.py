@@ -71,7 +71,7 @@ def disagreements(
 
 
 def loss_disagreements(expected: Expected, snapshots: Sequence[Snapshot], groups: Sequence[Sequence[int]]) -> list[Misfit]:
-    """The first group of ranks whose losses differ, although they have the same rows; empty if there is none.
+    """One misfit for each group of ranks whose losses differ, although they have the same rows.
 
     The tolerance is for the mean over groups. A group's loss may be larger, and has a larger share of the rounding noise.
     """
@@ -80,14 +80,16 @@ def loss_disagreements(expected: Expected, snapshots: Sequence[Snapshot], groups
     means = [float(np.mean([losses[rank] for rank in group])) for group in reporting]
     mean, largest = float(expected.values[0]), max((abs(loss) for loss in losses.values() if np.isfinite(loss)), default=0.0)
     limit = float(expected.tolerances[0]) * len(groups) * (max(1.0, largest / abs(mean)) if mean else 1.0)
-    for group, own in zip(reporting, means, strict=True):
+    found = []
+    for number, group in enumerate(reporting):
         values = np.array([losses[rank] for rank in group])
         if not np.isnan(values).all() and _distances(values, values[:1]).max() > limit:
-            # One device knows only the mean over groups. The other groups count as right.
-            distances = _distances(values, np.array(mean * len(means) - (sum(means) - own)))
-            right = repr(mean) if len(means) == 1 else f"the same loss on ranks {', '.join(map(str, group))}"
-            return [_loss_misfit(group, values, distances, right)]
-    return []
+            # One device knows only the mean over groups. The other groups count as right, unless they are not finite.
+            own = mean * len(means) - sum(means[:number] + means[number + 1 :])
+            right = own if np.isfinite(own) else next((value for value in values.tolist() if np.isfinite(value)), mean)
+            words = repr(mean) if len(means) == 1 else f"the same loss on ranks {', '.join(map(str, group))}"
+            found.append(_loss_misfit(group, values, _distances(values, np.array(right)), words))
+    return found
 
 
 def _loss_misfit(group: Sequence[int], values: Vector, distances: Vector, expected: str) -> Misfit:
@@ -123,8 +125,9 @@ def _misfit(expected: Expected, placed: Sequence[Positions], differing: Differin
 
 
 def _distances(values: Vector, others: Vector) -> Vector:
+    # Infinities with the same sign are equal, although their difference is NaN.
     with np.errstate(invalid="ignore"):
-        return np.abs(np.nan_to_num(values - others, nan=np.inf))
+        return np.where(values == others, 0.0, np.abs(np.nan_to_num(values - others, nan=np.inf)))
 
 
 def _have_same_positions(table: Table, snapshots: Sequence[Snapshot]) -> bool:

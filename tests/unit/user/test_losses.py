@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -60,6 +61,36 @@ def test_the_wrong_one_of_four_ranks_is_named() -> None:
     verdict = check_training(**brought(mesh={"dp": 2, "tp": 2}, step=right, rank_step=off_by(0, 0, 0.1, 0)))
     assert (verdict.divergence.difference, verdict.divergence.rank) == (Difference.RANKS_DISAGREE, 2)
     assert "ranks 2, 3" in verdict.divergence.expected
+
+
+def test_every_group_with_different_losses_counts() -> None:
+    """Ranks 0 and 1 disagree, and so do ranks 2 and 3. All steps name both groups."""
+    verdict = check_training(**brought(mesh={"dp": 2, "tp": 2}, step=right, rank_step=off_by(0.1, 0, 0, 0.1)))
+    assert (verdict.divergence.rank, "ranks 0, 1" in verdict.divergence.expected) == (0, True)
+    assert verdict.followers == tuple(f"step {step} loss loss" for step in (0, 1, 1, 2, 2))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    ("mesh", "errors", "rank"),
+    [
+        ({"tp": 2}, (1, 0), 0),
+        ({"tp": 2}, (0, 1), 1),
+        ({"dp": 2, "tp": 2}, (1, 0, 0, 0), 0),
+        ({"dp": 2, "tp": 2}, (1, 0, 0, 1), 0),
+    ],
+)
+def test_a_loss_that_is_not_finite_is_the_wrong_one(mesh: dict[str, int], errors: tuple[int, ...], rank: int, value: float) -> None:
+    """The other rank with the same rows has a right loss."""
+    rank_step = off_by(*(value if error else 0.0 for error in errors))
+    found = check_training(**brought(mesh=mesh, step=right, rank_step=rank_step)).divergence
+    assert (found.difference, found.rank, found.actual) == (Difference.RANKS_DISAGREE, rank, repr(value))
+
+
+def test_ranks_with_the_same_infinite_loss_agree() -> None:
+    """Both ranks are wrong in the same way."""
+    found = check_training(**brought(mesh={"tp": 2}, step=right, rank_step=off_by(math.inf, math.inf))).divergence
+    assert (found.difference, found.ranks, found.actual) == (Difference.VALUE, (0, 1), "inf")
 
 
 def test_a_wrong_loss_names_its_ranks() -> None:
