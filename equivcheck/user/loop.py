@@ -42,7 +42,7 @@ def train(task: Task, reader: Reader, batches: Sequence[Any], step: TrainStep | 
     if step is None and isinstance(task.precision, LowPrecision):
         called, loss = _autocast(called, task.precision), _autocast(loss, task.precision)
     kept = []
-    with widened_float32(task, read.optimizers), read.hearing_others():
+    with read.hooks(), widened_float32(task, read.optimizers):
         for index, batch in enumerate(batches):
             mark(Stage.COMPUTE, index)
             read.begin(index)

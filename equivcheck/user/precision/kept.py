@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from equivcheck.user.precision import autograd_private
 from equivcheck.user.task import Task
+from equivcheck.user.traces.optimizers import has_hooks
 from equivcheck.user.usage import invalid
 
 
@@ -37,7 +38,7 @@ def widened_float32(task: Task, optimizers: Sequence[torch.optim.Optimizer]) -> 
     with WidenFloat32(task.dtype) as kept:
         hooks = [
             hook
-            for optimizer in optimizers
+            for optimizer in filter(has_hooks, optimizers)
             for hook in (
                 optimizer.register_step_pre_hook(lambda *_: kept.pause(1)),
                 optimizer.register_step_post_hook(lambda *_: kept.pause(-1)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -41,10 +41,15 @@ def optimizers_in(value: Any) -> list[Optimizer]:
     return list(found.values())
 
 
+def has_hooks(optimizer: Optimizer) -> bool:
+    """Whether hooks can be registered. They cannot in `PostLocalSGDOptimizer`, which never calls `Optimizer.__init__`."""
+    return hasattr(optimizer, "_optimizer_step_pre_hooks")
+
+
 class GradientReader:
     """Reads the gradients of each optimizer's parameters when that optimizer steps; the last step in a batch counts.
 
-    Under a closure (LBFGS) the gradients do not exist yet, so none are read there.
+    Under a closure (LBFGS) the gradients do not exist yet, so they are read at the end of the batch.
     """
 
     def __init__(self, reader: Reader, optimizers: Sequence[Optimizer]) -> None:
@@ -54,26 +59,28 @@ class GradientReader:
         self._owned = [_parameters_of(each) for each in optimizers]
         self._found: dict[int, Snapshot] = {}
         self._stepped: set[int] = set()
-        for number, each in enumerate(optimizers):
-            each.register_step_pre_hook(partial(self._read, number))
+        self._by_closure: set[int] = set()
 
     def begin(self, step: int) -> None:
         """Forget the gradients of earlier steps."""
-        self._step, self._found = step, {}
+        self._step, self._found, self._by_closure = step, {}, set()
 
     def gradients(self) -> Snapshot:
         """Return the gradients with which the optimizers stepped. Without a step, the current ones."""
-        found = [self._found[number] for number in sorted(self._found)]
-        return join_snapshots(found) if found else self._reader.gradients()
+        if not self._found:
+            return self._reader.gradients()
+        self._found |= {number: self._reader.gradients(self._owned[number]) for number in self._by_closure}
+        return join_snapshots([self._found[number] for number in sorted(self._found)])
 
     @contextmanager
-    def hearing_others(self) -> Iterator[None]:
-        """Read gradients also when other optimizers step on the model's parameters, for example in backward hooks."""
-        handle = register_optimizer_step_pre_hook(lambda optimizer, *_: self._hear(optimizer))
-        try:
+    def hooks(self) -> Iterator[None]:
+        """Read gradients when the user's optimizers step, and when others step on the model's parameters in backward hooks."""
+        with ExitStack() as handles:
+            for number, each in enumerate(self.optimizers):
+                if has_hooks(each):
+                    handles.callback(each.register_step_pre_hook(partial(self._read, number)).remove)
+            handles.callback(register_optimizer_step_pre_hook(lambda optimizer, *_: self._hear(optimizer)).remove)
             yield
-        finally:
-            handle.remove()
 
     def _hear(self, optimizer: Optimizer) -> None:
         if any(each is optimizer for each in self.optimizers[: len(self._owned)]):
@@ -90,7 +97,9 @@ class GradientReader:
     def _read(self, number: int, _optimizer: Optimizer, arguments: Any, keywords: Any) -> None:
         if any(map(callable, (*arguments[1:], *keywords.values()))):
             self._found.pop(number, None)
+            self._by_closure.add(number)
             return
+        self._by_closure.discard(number)
         self._stepped.add(number)
         mark(Stage.READING, self._step)
         self._found[number] = self._reader.gradients(self._read_at(number))

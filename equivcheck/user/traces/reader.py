@@ -211,10 +211,12 @@ def join_snapshots(snapshots: Sequence[Snapshot]) -> Snapshot:
     for each in snapshots:
         found: dict[str, list[tuple[Piece, bool, bool, str, Any]]] = {}
         ends = np.cumsum([piece.numel if fits else 0 for piece, fits in zip(each.pieces, each.fits, strict=True)])
-        parts = np.split(each.values, ends[:-1])
+        parts = np.split(each.values, ends[:-1]) if len(ends) else []
         for row in zip(each.pieces, each.present, each.fits, each.dtypes, parts, strict=True):
             found.setdefault(row[0].name, []).append(row)
         rows |= {name: own for name, own in found.items() if name not in rows or any(row[1] for row in own)}
+    if not rows:
+        return last
     pieces, present, fits, dtypes, values = zip(*(row for own in rows.values() for row in own), strict=True)
     same = next((each.pieces for each in snapshots if each.pieces == pieces), pieces)
     return Snapshot(pieces=same, present=present, fits=fits, dtypes=dtypes, values=np.concatenate(values))

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import softplus
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from equivcheck import Outcome, UsageError, check_training
 from equivcheck.user.traces.optimizers import optimizers_in
@@ -191,6 +192,97 @@ def test_optimizers_may_step_inside_backward(hidden: bool, usual_on_one_device: 
     verdict = check_training(**brought(parallelize=sharded, optimizer=optimizer, loss=scaled))
     assert verdict.outcome is Outcome.DIVERGED
     assert any("gradient" in follower for follower in verdict.followers)
+
+
+def pair_step(model: nn.Module, batch: Any, optimizers: Any, loss: Any) -> Any:
+    """Step the first optimizer with a closure, then the second."""
+
+    def closure() -> torch.Tensor:
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        value = loss(model(batch[0]), batch[1])
+        value.backward()
+        return value
+
+    value = optimizers[0].step(closure)
+    optimizers[1].step()
+    return value.detach()
+
+
+def two_sgd(parameters: list[nn.Parameter]) -> list[torch.optim.Optimizer]:
+    """One optimizer for the first layer, one for the others."""
+    return [sgd_of(parameters[:2]), sgd_of(parameters[2:])]
+
+
+def test_gradients_from_a_closure_are_compared_next_to_others() -> None:
+    """The first optimizer's gradients exist only after its closure has run."""
+    usual = {"optimizer": two_sgd, "step": pair_step}
+    check_training(**brought(**usual)).assert_equivalent()
+    verdict = check_training(**brought(**usual, parallelize=lambda model, _mesh: model))
+    assert (verdict.divergence.phase, verdict.divergence.tensor) == (Phase.GRADIENT, "0.weight")
+
+
+def test_only_one_rank_may_have_full_tensors() -> None:
+    """The gradients of several optimizers are joined on every rank, also on one that gathers nothing."""
+
+    def on_first_rank(model: nn.Module) -> dict[str, torch.Tensor]:
+        named = dict(getattr(model, "module", model).named_parameters())
+        return {} if dist.get_rank() else named
+
+    def step(model: nn.Module, batch: Any, optimizers: Any, loss: Any) -> Any:
+        value = loss(model(batch[0]), batch[1])
+        value.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        return value.detach()
+
+    check_training(**brought(optimizer=two_sgd, step=step, full_tensors=on_first_rank)).assert_equivalent()
+
+
+class WithoutInit(torch.optim.Optimizer):
+    """A wrapper that never calls `Optimizer.__init__`, such as `PostLocalSGDOptimizer` in torch."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner, self.param_groups, self.state = inner, inner.param_groups, inner.state
+
+    def step(self, closure: Any = None) -> None:
+        """Step the optimizer inside."""
+        self.inner.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop gradients."""
+        self.inner.zero_grad(set_to_none)
+
+
+def test_a_wrapper_without_hooks_is_an_optimizer() -> None:
+    """Only the optimizer inside can have hooks."""
+
+    def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        if not dist.is_initialized():
+            return sgd_of(parameters)
+        return WithoutInit(sgd_of(parameters))
+
+    for keep_dtype in (False, True):
+        check_training(**brought(optimizer=optimizer, keep_dtype=keep_dtype)).assert_equivalent()
+
+
+def test_no_hook_stays_registered() -> None:
+    """After a check, the user's optimizers have no hooks, whether ranks finish or fail."""
+    optimizers = []
+
+    def kept(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        optimizers.append(sgd_of(parameters))
+        return optimizers[-1]
+
+    def failing(_model: nn.Module, _batch: Any, _optimizer: torch.optim.Optimizer, _loss: Any) -> Any:
+        dist.barrier()
+        raise ValueError
+
+    check_training(**brought(optimizer=kept)).assert_equivalent()
+    assert check_training(**brought(optimizer=kept, rank_step=failing)).outcome is Outcome.CRASHED
+    assert not any(each._optimizer_step_pre_hooks for each in optimizers)
+    assert not _global_optimizer_pre_hooks
 
 
 def test_optimizers_are_found_from_the_outside_in() -> None:
