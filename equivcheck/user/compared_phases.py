@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from equivcheck.user.traces.reported import with_reports_at_all_steps
 from equivcheck.user.traces.settings import UserTrace
 from equivcheck.user.usage import invalid
 from equivcheck.worlds.trace.differences import Phase
@@ -45,8 +46,13 @@ def _updates(trace: UserTrace) -> bool:
     return len(values) == 1 or any(not np.array_equal(before, after) for before, after in pairwise(values))
 
 
-def without_phases(trace: UserTrace, phases: Collection[Phase]) -> UserTrace:
-    """Return the trace without losses or gradients, if these are among the phases."""
+def without_phases(trace: UserTrace, phases: Collection[Phase], *, reports: bool) -> UserTrace:
+    """Return the trace without losses or gradients, if these are among the phases.
+
+    If one device `reports` values, a rank that reports none gets empty snapshots of them.
+    """
+    if reports:
+        trace = replace(trace, steps=with_reports_at_all_steps(trace.steps))
     if not phases:
         return trace
     steps = tuple(

@@ -139,7 +139,8 @@ class UserCase:
     def __init__(self, run: SingleDeviceRun, traces: Sequence[UserTrace]) -> None:
         self.left_out = phases_left_out(run.trace, traces)
         """Phases that cannot be compared, each with a note."""
-        self.traces = tuple(without_phases(trace, self.left_out) for trace in traces)
+        reports = any(step.reported for step in run.trace.steps)
+        self.traces = tuple(without_phases(trace, self.left_out, reports=reports) for trace in traces)
         """The ranks' traces without these phases."""
         self._run, self._traces = run, self.traces
         self._held = {piece.name for trace in traces for piece in trace.state.pieces}
@@ -161,7 +162,7 @@ class UserCase:
 
     def hint(self, first: Divergence) -> str:
         """Return a possible explanation for a divergence; empty if none is known."""
-        if first.difference is Difference.SHAPE:
+        if first.difference is Difference.SHAPE and first.phase is not Phase.REPORTED:
             return "" if first.tensor in self._located else _ABOUT_SHARDS
         if first.phase is Phase.LOSS and first.difference is Difference.RANKS_DISAGREE:
             return _ABOUT_LOSSES.format(axes=", ".join(self._run.task.loss_axes))

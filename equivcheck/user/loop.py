@@ -17,7 +17,7 @@ from equivcheck.user.precision.kept import widened_float32
 from equivcheck.user.task import Loss, Task, TrainStep
 from equivcheck.user.traces.optimizers import GradientReader, optimizers_in
 from equivcheck.user.traces.reader import Reader
-from equivcheck.user.traces.reported import named_tensors, reported_snapshot
+from equivcheck.user.traces.reported import named_tensors, reported_snapshot, with_reports_at_all_steps
 from equivcheck.user.traces.settings import UserTrace, settings_of
 from equivcheck.user.usage import invalid
 from equivcheck.worlds.marks import mark
@@ -57,13 +57,14 @@ def train(task: Task, reader: Reader, batches: Sequence[Any], step: TrainStep | 
                     clip_norm=None,
                     clipped=None,
                     parameters=reader.parameters(),
-                    reported=reported_snapshot(reported),
+                    reported=reported_snapshot(reported) if reported else None,
                 )
             )
             if scheduler is not None:
                 scheduler.step()
     settings = settings_of(read.optimizers, reader.slots())
-    return UserTrace(steps=tuple(kept), state=reader.state(read.optimizers), buffers=reader.buffers(), settings=settings)
+    steps = with_reports_at_all_steps(kept) if any(each.reported for each in kept) else tuple(kept)
+    return UserTrace(steps=steps, state=reader.state(read.optimizers), buffers=reader.buffers(), settings=settings)
 
 
 def default_step(task: Task) -> TrainStep:

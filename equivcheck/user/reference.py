@@ -26,8 +26,8 @@ from equivcheck.user.traces.settings import UserTrace
 from equivcheck.user.usage import invalid
 from equivcheck.worlds.trace.differences import Phase
 from equivcheck.worlds.trace.moments import moments
-from equivcheck.worlds.trace.tensors import full_vector, norms
-from equivcheck.worlds.trace.trace import Trace
+from equivcheck.worlds.trace.tensors import Numbers, full_vector, norms
+from equivcheck.worlds.trace.trace import Snapshot, Trace
 
 DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 """Modules whose `p` is a dropout rate."""
@@ -101,7 +101,10 @@ def reference_from(
     the digits.
     """
     limit, groups = float(np.sqrt(eps)) if limit is None else limit, same_loss_ranks(task)
-    rows = list(zip(*([moment.snapshot.values for moment in moments(each)] for each in (trace, *copies)), strict=True))
+    runs = [[moment.snapshot.values for moment in moments(each)] for each in (trace, *copies)]
+    if len({len(run) for run in runs}) > 1:
+        return Reference((), Doubt(reason="rounding decides which values the step returns", step=0), limit)
+    rows = list(zip(*runs, strict=True))
     if any(len({len(row) for row in values}) > 1 for values in rows):
         return Reference((), Doubt(reason="rounding decides which parameters get a gradient", step=0), limit)
     found = expected_of(trace, [np.stack(values) for values in rows], eps, *others)
@@ -187,10 +190,17 @@ def _equal(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
 
 def _require_same_training(model: nn.Module, first: Trace, second: Trace) -> None:
     """Raise `UsageError` if two runs that differ only in random state are not bitwise equal."""
+    expected = "values that depend only on the model, the batch and the optimizer. Leave out times and random numbers"
+    if any(step.reported for step in first.steps) != any(step.reported for step in second.steps):
+        raise invalid("the result of step or also", "only one of two runs on one device contains values to compare", expected)
     for one, other in zip(moments(first), moments(second), strict=True):
         if one.snapshot.present != other.snapshot.present or not np.array_equal(
             one.snapshot.values, other.snapshot.values, equal_nan=True
         ):
+            if one.phase is Phase.REPORTED:
+                name = _first_differing(one.snapshot, other.snapshot)
+                why = f"two runs on one device differ at step {one.step} in {name!r}"
+                raise invalid("the result of step or also", why, expected)
             raise invalid(
                 "the training",
                 f"two runs on one device differ at step {one.step} ({one.phase.value}), probably because it draws random numbers"
@@ -198,6 +208,22 @@ def _require_same_training(model: nn.Module, first: Trace, second: Trace) -> Non
                 "a training without random numbers, because each rank would draw its own: use dropout_masks=True for dropout "
                 "modules, p=0, eval(), or masks in the batches",
             )
+
+
+def _first_differing(first: Snapshot, second: Snapshot) -> str:
+    """Name of the first value that differs between two snapshots."""
+    one, other = (_values_by_name(each) for each in (first, second))
+    names = dict.fromkeys([*one, *other])
+    return next(
+        name
+        for name in names
+        if name not in one or name not in other or not np.array_equal(one[name], other[name], equal_nan=True)
+    )
+
+
+def _values_by_name(snapshot: Snapshot) -> dict[str, Numbers]:
+    ends = np.cumsum([piece.numel for piece in snapshot.pieces])
+    return {piece.name: snapshot.values[end - piece.numel : end] for piece, end in zip(snapshot.pieces, ends, strict=True)}
 
 
 def _drawn_by(model: nn.Module) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
@@ -12,7 +14,9 @@ from equivcheck.layouts.base.local_tensors import local_tensor_piece
 from equivcheck.training.read import snapshot
 from equivcheck.user.batches import as_real
 from equivcheck.user.traces.names import WRAPPED
-from equivcheck.worlds.trace.trace import Slot, Snapshot
+from equivcheck.worlds.trace.trace import Slot, Snapshot, Step
+
+_NOTHING = Snapshot(pieces=(), present=(), fits=(), dtypes=(), values=np.empty(0))
 
 
 def named_tensors(value: Any, name: str = "") -> dict[str, torch.Tensor]:
@@ -39,9 +43,15 @@ def named_tensors(value: Any, name: str = "") -> dict[str, torch.Tensor]:
 
 
 def reported_snapshot(values: Mapping[str, torch.Tensor]) -> Snapshot:
-    """Copy reported values. Plain ones become float64, because a count may be an integer on one device and a mean on ranks."""
+    """Copy reported values in float64, because a count may be an integer on one device and a mean on ranks."""
     tensors = [value if isinstance(value, DTensor) else as_real(value).double() for value in values.values()]
     slots = [
         Slot(parameter=tensor, pieces=(local_tensor_piece(name, tensor),)) for name, tensor in zip(values, tensors, strict=True)
     ]
-    return snapshot(slots, tuple(slot.pieces[0] for slot in slots), tensors)
+    found = snapshot(slots, tuple(slot.pieces[0] for slot in slots), tensors)
+    return replace(found, dtypes=("float64",) * len(slots), values=found.values.astype(np.float64, copy=False))
+
+
+def with_reports_at_all_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """Give every step a snapshot of reported values, perhaps an empty one. Equal trainings then have equally many moments."""
+    return tuple(step if step.reported else replace(step, reported=_NOTHING) for step in steps)

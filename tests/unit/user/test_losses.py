@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.optim.swa_utils import AveragedModel
 
 from equivcheck import Outcome, UsageError, check_training
@@ -80,7 +82,9 @@ def test_every_group_with_different_losses_counts() -> None:
         ({"dp": 2, "tp": 2}, (1, 0, 0, 1), 0),
     ],
 )
-def test_a_loss_that_is_not_finite_is_the_wrong_one(mesh: dict[str, int], errors: tuple[int, ...], rank: int, value: float) -> None:
+def test_a_loss_that_is_not_finite_is_the_wrong_one(
+    mesh: dict[str, int], errors: tuple[int, ...], rank: int, value: float
+) -> None:
     """The other rank with the same rows has a right loss."""
     rank_step = off_by(*(value if error else 0.0 for error in errors))
     found = check_training(**brought(mesh=mesh, step=right, rank_step=rank_step)).divergence
@@ -163,6 +167,60 @@ def test_both_sides_must_report_the_same_names() -> None:
         check_training(**brought(also=lambda *_: {"more": 1} if dist.is_initialized() else {}))
     with pytest.raises(UsageError, match="also"):
         check_training(**brought(also=lambda *_: [1]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sharded_values_are_compared_in_float64(dtype: torch.dtype) -> None:
+    """On ranks the gradient norm and the weights are DTensors in the model's type. A wrong norm is still found."""
+
+    def clipping(factor: float) -> Callable[..., Any]:
+        def step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> dict[str, Any]:
+            optimizer.zero_grad()
+            value = loss(model(batch[0]), batch[1])
+            value.backward()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 10.0)
+            optimizer.step()
+            return {"loss": value.detach(), "grad_norm": norm * factor}
+
+        return step
+
+    usual = {
+        "parallelize": lambda model, mesh: fully_shard(model, mesh=mesh),
+        "also": lambda model, _optimizer: {"weights": model.state_dict()},
+        "dtype": dtype,
+    }
+    check_training(**brought(step=clipping(1.0), **usual)).assert_equivalent()
+    found = check_training(**brought(step=clipping(1.0), rank_step=clipping(1.01), **usual)).divergence
+    assert (found.phase, found.tensor, found.difference) == (Phase.REPORTED, "grad_norm", Difference.VALUE)
+
+
+def test_a_rank_may_report_nothing() -> None:
+    """One device reports a value at one step, and of the ranks only the first reports it."""
+    numbers: dict[int, int] = {}
+    models = []  # keeps ids unique
+
+    def step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> Any:
+        models.append(model)
+        numbers[id(model)] = numbers.get(id(model), 0) + 1
+        value = right(model, batch, optimizer, loss)
+        reports = numbers[id(model)] == 2 and not (dist.is_initialized() and dist.get_rank())
+        return {"loss": value, "x": 1 + dist.is_initialized() * wrong} if reports else value
+
+    wrong = 0
+    check_training(**brought(step=step)).assert_equivalent()
+    wrong = 1
+    found = check_training(**brought(step=step)).divergence
+    assert (found.step, found.phase, found.tensor) == (1, Phase.REPORTED, "x")
+
+
+def test_values_that_differ_between_two_runs_are_named() -> None:
+    """A time is another one in each run."""
+
+    def timed(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> dict[str, Any]:
+        return {"loss": right(model, batch, optimizer, loss), "rows": 4, "seconds": time.perf_counter()}
+
+    with pytest.raises(UsageError, match="differ at step 0 in 'seconds'"):
+        check_training(**brought(step=timed))
 
 
 def averaging(*, every: bool) -> tuple[Callable[..., Any], dict[int, AveragedModel]]:
