@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 from packaging.version import Version
 
 from equivcheck.system import torch_version
@@ -20,6 +21,7 @@ from equivcheck.worlds.workers.fork_server import WorkerForkServer
 from equivcheck.worlds.workers.process import worker_environment
 
 register_profiles(prefix="")
+settings.load_profile("dev")  # unless `--hypothesis-profile` names one: Hypothesis's own would limit the time of an example
 gc.disable()  # until tests are collected: it would look through all imported modules again and again, a quarter of that time
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

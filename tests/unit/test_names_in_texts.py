@@ -12,7 +12,15 @@ PAGES = sorted(
 )
 """Pages that are written by hand. Generated ones are in docs/generated."""
 NAMES_OF_OTHERS = {
-    *("FlatParamHandle", "_get_aligned_numel", "grad_norm", "Stateful", "parallelize_plan", "to_empty"),  # torch
+    *(
+        "FlatParamHandle",
+        "_get_aligned_numel",
+        "grad_norm",
+        "Stateful",
+        "parallelize_plan",
+        "to_empty",
+        "PostLocalSGDOptimizer",
+    ),  # torch
     *("__code__", "__lshift__", "__rshift__", "num_", "vX", "FullyShardedDataParallelPlugin", "SLURM_ARRAY_TASK_ID"),
 }
 """Identifiers that texts mention and no code here uses."""
