@@ -96,8 +96,10 @@ def _made() -> tuple[str, int]:
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             with contextlib.suppress(OSError):  # a file system without locks: nobody can clear it either
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            if os.fstat(lock).st_nlink:
-                return folder, lock
+            # Another process may have removed it before it was locked. Not every file system counts its links, so look it up.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(lock), os.stat(folder)):
+                    return folder, lock
             os.close(lock)
 
 

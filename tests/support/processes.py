@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -14,6 +15,14 @@ _PATIENCE = 120.0
 def children_of(pid: int) -> list[int]:
     """The processes that the main thread of a process has started and not waited for."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text("utf-8").split()]
+
+
+def what_it_does(pid: int) -> tuple[str, ...]:
+    """The state of each thread of a process, and where in the kernel it waits, to show in a failure."""
+    with contextlib.suppress(OSError):
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        return tuple((task / "stat").read_text("utf-8")[:40] + " " + (task / "wchan").read_text("utf-8") for task in tasks)
+    return (f"{pid} has ended",)
 
 
 def soon(condition: Callable[[], bool]) -> bool:

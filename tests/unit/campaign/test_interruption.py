@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from support.processes import children_of, end_soon, soon
+from support.processes import children_of, end_soon, soon, what_it_does
 
 SCRIPT = """
 import json, sys
@@ -87,7 +87,7 @@ def test_checks_that_hang_end_with_the_campaign(tmp_path: Path, number: signal.S
     (temporary := tmp_path / "temporary").mkdir()
     with started(tmp_path / "findings", "hangs_with_a_folder", temporary=temporary) as process:
         workers = children_of(process.pid)
-        assert soon(lambda: len(list(temporary.iterdir())) == 2)
+        assert soon(lambda: len(list(temporary.iterdir())) == 2), (list(temporary.iterdir()), *map(what_it_does, workers))
         process.send_signal(number)
         output, _ = process.communicate(timeout=PATIENCE)
     assert [json.loads(line)["findings"] for line in output.splitlines()] == ([] if number == signal.SIGKILL else [0])
