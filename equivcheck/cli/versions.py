@@ -68,7 +68,7 @@ def versions(  # noqa: PLR0913, PLR0917 - options
     as_json: bool,
     html: Path | None,
 ) -> ExitCode:
-    """Check each torch version.
+    """Compare torch versions: doctor, scenarios and known issues.
 
     Runs the doctor's probes, generated scenarios in sim, and the scripts of known issues. Exit code 1 if a scenario is a finding,
     or if a script disagrees with the table of known issues.

@@ -27,7 +27,7 @@ Runs = tuple[Callable[..., list[bool]], tuple[tuple[Any, ...], ...]]
 
 PROGRAMS: dict[str, Runs] = {
     "redistributed tensors": (probes.check_redistributions, tuple((seed,) for seed in range(12))),
-    "parameters cut twice": (probes.check_double_sharding, (("linear", 5), ("embedding", 7))),
+    "parameters sharded twice": (probes.check_double_sharding, (("linear", 5), ("embedding", 7))),
     "loss_parallel": (probes.check_loss_parallel, ((),)),
 }
 """Programs that fail first if simulated ranks share torch's per-process state."""

@@ -96,7 +96,8 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
         be a pattern; the first match counts. Shards are chunks as `torch.chunk` makes them, split along outer axes first.
     :param dtype: Model and batches are converted to this type. None leaves them unchanged; tolerances follow their own types.
     :param precision: Precision that ranks round to, so that the single-device run rounds at the same points: a `LowPrecision` for
-        autocast (applied here around forward and loss unless you pass `step`), a `MixedPrecision` for an FSDP policy.
+        autocast (applied here around forward and loss unless you pass `step`; needs `dtype=torch.float32` or None), a
+        `MixedPrecision` for an FSDP policy.
     :param keep_dtype: Replace float32 by float64 if the model asks for float32, on one device and on ranks.
     :param dropout_masks: Draw the masks of `torch.nn.Dropout` (1d, 2d, 3d) for all rows, and give each rank its part.
     :param seed: Seed for `model`, for dropout masks, and for the training on one device.

@@ -38,7 +38,7 @@ def triage(  # noqa: PLR0913, PLR0917 - options
     """List findings by status, and accept them.
 
     A finding is new, still there, fixed or back again; the list names the runs that saw it first and last. FINDING is the first
-    digits of a fingerprint. Exit code 1 if a finding shows that is not accepted.
+    digits of a fingerprint. Exit code 1 if a finding still shows and is not accepted.
     """
     from equivcheck.campaign.history import standing
     from equivcheck.campaign.history.history import History

@@ -26,7 +26,7 @@ def intercept_steps(backward: Backward, clip: Clip) -> Iterator[None]:
 
     # `clip_grad_norm_` calls two private functions. The first returns a placeholder because it does not know the parameters.
     # The second does, so the norm is computed there and written into the placeholder.
-    def coming_by(own: Callable[..., None]) -> Callable[..., None]:
+    def intercept_backward(own: Callable[..., None]) -> Callable[..., None]:
         return lambda *arguments, **keywords: backward(lambda: own(*arguments, **keywords))
 
     def placeholder_norm(_gradients: Any, norm_type: float = 2.0, *_arguments: Any, **_keywords: Any) -> torch.Tensor:
@@ -43,7 +43,7 @@ def intercept_steps(backward: Backward, clip: Clip) -> Iterator[None]:
         found = clip(tensors, norm.kind, lambda some, by: own_clip[1](some, max_norm, by))  # type: ignore[attr-defined]
         norm.data = found.detach()
 
-    torch.autograd.backward, autograd_private.run_backward = coming_by(own_backward), coming_by(own_run)
+    torch.autograd.backward, autograd_private.run_backward = intercept_backward(own_backward), intercept_backward(own_run)
     clip_grad._get_total_norm, clip_grad._clip_grads_with_norm_ = placeholder_norm, scaling  # type: ignore[assignment]
     try:
         yield
