@@ -138,8 +138,11 @@ def _partial(diverged: Evidence, names: list[str], found: TensorsByName, expecte
     if wrong and len(ranks) < len(diverged.traces) and len(diverged.traces) > 1:
         words = f"{tensors(list(wrong))} {'differs' if len(wrong) == 1 else 'differ'} on {name_ranks(ranks)} only"
         yield _pattern(Cause.PART_OF_TENSOR, words)
-    if wrong and not all(mask.all() for mask in wrong.values()) and all(mask.ndim for mask in wrong.values()):
-        yield _pattern(Cause.PART_OF_TENSOR, f"the difference is limited to {rows_of_tensor(wrong)}")
+    # An element that is zero on both sides may belong to an unused row of an embedding, so it is no evidence for a right row.
+    masks = {name: mask | ((found[name] == 0.0) & (expected[name] == 0.0)) for name, mask in wrong.items()}
+    if not all(mask.all() for mask in masks.values()) and all(mask.ndim for mask in masks.values()):
+        partly_first = dict(sorted(masks.items(), key=lambda each: bool(each[1].all())))
+        yield _pattern(Cause.PART_OF_TENSOR, f"the difference is limited to {rows_of_tensor(partly_first)}")
 
 
 def _ranks_with(diverged: Evidence, wrong: dict[str, np.ndarray]) -> list[int]:

@@ -11,15 +11,19 @@ from equivcheck.diagnosis.evidence import Evidence
 from equivcheck.scenario import Mesh
 
 _NAMED = 2
-"""Maximum number of named tensors; further tensors are counted."""
+"""Number of named tensors if there are too many to name all; further tensors are counted."""
 
 
 def tensors(names: Sequence[str]) -> str:
     """Join tensor names: ```a` and `b```, or ```a`, `b` and 3 more``."""
-    quoted = [f"`{name}`" for name in names]
-    if len(quoted) <= _NAMED + 1:
-        return join_words(quoted)
-    return f"{', '.join(quoted[:_NAMED])} and {len(quoted) - _NAMED} more"
+    return _name_some([f"`{name}`" for name in names], "{} more")
+
+
+def _name_some(parts: Sequence[str], rest: str) -> str:
+    """Join words. If there are many, `rest` stands for all but the first, with their number."""
+    if len(parts) <= _NAMED + 1:
+        return join_words(parts)
+    return join_words([*parts[:_NAMED], rest.format(len(parts) - _NAMED)])
 
 
 def join_words(parts: Sequence[str]) -> str:
@@ -53,8 +57,10 @@ def ranks_along(mesh: Mesh, axes: Sequence[str]) -> str:
 
 
 def rows_of_tensor(masks: Mapping[str, npt.NDArray[np.bool_]]) -> str:
-    """Masked elements: ``rows 2 to 3 of `a```, or ```a` (5 of 8 elements)``."""
-    return join_words([_rows(name, mask) for name, mask in masks.items()][:_NAMED])
+    """Masked elements: ``rows 2 to 3 of `a```, or ```a` (5 of 8 elements), `b` and parts of 3 more tensors``."""
+    are_full = all(mask.all() for mask in list(masks.values())[_NAMED:])
+    rest = "{} more tensors" if are_full else "parts of {} more tensors"
+    return _name_some([_rows(name, mask) for name, mask in masks.items()], rest)
 
 
 def _rows(name: str, mask: npt.NDArray[np.bool_]) -> str:

@@ -49,6 +49,26 @@ def test_elements_are_told_as_rows_where_they_are(rows: list[list[int]], words: 
     assert rows_of_tensor({"a": np.array(rows, dtype=np.bool_)}) == words
 
 
+@pytest.mark.parametrize(
+    ("count", "is_last_full", "words"),
+    [
+        (3, False, "row 1 of `a`, row 1 of `b` and row 1 of `c`"),
+        (4, False, "row 1 of `a`, row 1 of `b` and parts of 2 more tensors"),
+        (3, True, "row 1 of `a`, row 1 of `b` and `c`"),
+    ],
+)
+def test_no_tensor_is_left_out(count: int, is_last_full: bool, words: str) -> None:
+    """Tensors beyond the named ones are counted."""
+    masks = {name: np.array([False, True]) for name in "abcd"[:count]}
+    masks["abcd"[count - 1]] |= is_last_full
+    assert rows_of_tensor(masks) == words
+
+
+def test_further_full_tensors_are_counted_as_such() -> None:
+    """If only the named tensors are partial, the rest is not called parts."""
+    assert rows_of_tensor(dict.fromkeys("abcde", np.array([True, True]))) == "`a`, `b` and 3 more tensors"
+
+
 def test_gradients_come_with_their_verb(diverged: DivergedRun) -> None:
     """One, some or all."""
     weight, bias = "layers.0.linear.weight", "layers.0.linear.bias"
