@@ -104,7 +104,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     :param world: ``"sim"``, ``"gloo"``, ``"torchrun"``, or ranks that are already running.
     :param schedule_seed: Order in which simulated ranks take turns.
     :param deadline: Seconds after which ranks count as hung, if they are idle or compute without communicating.
-    :param explain: Search for the cause if ranks diverge. False is faster. No search takes place under `precision`.
+    :param explain: Search for the cause of a divergence when the verdict is first read. No search takes place under `precision`.
     :raises UsageError: An argument is not valid, or two runs on one device differ.
     """
     # Imported here because they import DTensor: `from equivcheck import check_training` stays as fast as `import torch`.

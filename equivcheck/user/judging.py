@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
 
 from equivcheck.errors import UsageError
 from equivcheck.layouts.composition.running import RanksResult
 from equivcheck.oracle.judge import ExpectedRun, judge, judge_failure
 from equivcheck.oracle.reference.noise import Expected
 from equivcheck.oracle.reference.reference import Reference
-from equivcheck.oracle.verdict.description import failure_line
 from equivcheck.oracle.verdict.sentences import sentence
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.system.tally import record_check
 from equivcheck.user.batches import require_parts
 from equivcheck.user.compared_phases import ABOUT_REPORTED, phases_left_out, require_same_reports, without_phases
+from equivcheck.user.diagnosing import Diagnosing, Values, diagnosis_of_failure
+from equivcheck.user.lazy_diagnosis import LazyDiagnosis, UserDiagnosis
 from equivcheck.user.notes import missing_evidence, notes_on, notes_on_state_outside
 from equivcheck.user.precision.advice import on_narrowing, on_precision
 from equivcheck.user.precision.kept import require_kept
@@ -33,7 +33,7 @@ from equivcheck.user.usage import API
 from equivcheck.user.verdict import UserVerdict
 from equivcheck.worlds.call import Call
 from equivcheck.worlds.failure import Failure
-from equivcheck.worlds.pool import on_first_rank
+from equivcheck.worlds.pool import LOCAL_WORLDS, on_first_rank
 from equivcheck.worlds.ranks import Ranks
 from equivcheck.worlds.state.keeper import StateKeeper, preserved_state
 from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
@@ -45,7 +45,12 @@ def check_task(task: Task, world: str | Ranks | World, schedule_seed: int, deadl
     """Train on one device and on ranks, and compare; see `check_training`."""
     place = unwrap_world(world)
     with preserved_state(StateKeeper()):  # the single-device run executes user code, too
-        return on_first_rank(place, lambda: _checked(task, place, schedule_seed, deadline, explain=explain))
+        return on_first_rank(place, lambda: _recorded(_checked(task, place, schedule_seed, deadline, explain=explain)))
+
+
+def _recorded(verdict: UserVerdict) -> UserVerdict:
+    record_check(API, verdict.world, verdict.outcome.value)
+    return verdict
 
 
 def _checked(task: Task, world: str | Ranks, schedule_seed: int, deadline: float, *, explain: bool) -> UserVerdict:
@@ -67,27 +72,27 @@ def _checked(task: Task, world: str | Ranks, schedule_seed: int, deadline: float
                 raise UsageError(text) from None
         verdict = judge_failure(verdict, left)
         if explain:
-            from equivcheck.user.diagnosis.typed import opinion_of_types
-
-            verdict = replace(verdict, types=opinion_of_types(task))
+            verdict = replace(verdict, diagnosis=LazyDiagnosis(partial(diagnosis_of_failure, task)))
     else:
         run = original if task.precision is None else RoundedRun(task, original, casting_of(left.values))
-        verdict = _judged(verdict, run, RanksResult(run=left), explain=explain and task.precision is None)
+        local = ran.name if ran.name in LOCAL_WORLDS else world  # ranks that the caller brought may be closed later
+        check_again = partial(_checked, task, local, schedule_seed, deadline, explain=explain)
+        verdict = _judged(verdict, run, RanksResult(run=left), check_again if explain and task.precision is None else None)
         advice = (*on_narrowing(run), *on_precision(task, left.values, verdict.outcome))
         verdict = replace(verdict, notes=(*verdict.notes, *advice))
-    record_check(API, verdict.world, verdict.outcome.value)
     return replace(verdict, seconds=time.perf_counter() - started)
 
 
-def _judged(verdict: UserVerdict, original: SingleDeviceRun, result: RanksResult, *, explain: bool) -> UserVerdict:
+def _judged(
+    verdict: UserVerdict, original: SingleDeviceRun, result: RanksResult, check_again: Callable[[], UserVerdict] | None
+) -> UserVerdict:
     require_same_reports(original.trace, result.run.values)
     case = UserCase(original, result.run.values)
     verdict, doubt = judge(verdict, case.judge_case(), RanksResult(run=replace(result.run, values=case.traces)))
     notes = (*verdict.notes, *case.left_out.values(), *notes_on_state_outside(original.task))
     verdict = replace(verdict, unread=case.unread, measures=case.measures(result.run.calls), notes=notes)
     if verdict.divergence is not None:
-        hinted = replace(verdict, hint=case.hint(verdict.divergence))
-        return with_cause(hinted, original, case.confirming_reference, case.traces) if explain else hinted
+        return replace(verdict, diagnosis=_lazy(case.hint(verdict.divergence), verdict.divergence, original, case, check_again))
     other = case.other_settings
     if other is not None:
         return replace(verdict, outcome=Outcome.DIVERGED, reason=sentence(other), divergence=other)
@@ -101,24 +106,13 @@ def _judged(verdict: UserVerdict, original: SingleDeviceRun, result: RanksResult
     return verdict
 
 
-def with_cause(verdict: UserVerdict, run: SingleDeviceRun, reference: Reference, traces: Sequence[Any]) -> UserVerdict:
-    """Add cause or pattern, first wrong module and type checker's result. An exception on the way becomes a note."""
-    # Imported here because most trainings are right.
-    from equivcheck.user.diagnosis.diverged import diverged_training
-    from equivcheck.user.diagnosis.explain import explanation_of
-    from equivcheck.user.diagnosis.typed import opinion_of_types
-    from equivcheck.user.diagnosis.where import where_of
-
-    verdict = replace(verdict, types=opinion_of_types(run.task))
-    try:
-        diverged = diverged_training(run.task, reference, run.trace, traces, run.eps)
-        if diverged is None:
-            return verdict
-        found, where = explanation_of(diverged), where_of(diverged)
-    except Exception as error:
-        return replace(verdict, notes=(*verdict.notes, failure_line("looking for the cause", error)))
-    hint = "" if found.cause else "; ".join(filter(None, (verdict.hint, found.pattern)))
-    return replace(verdict, cause=found.cause, kinds=found.kinds, where=where, hint=hint)
+def _lazy(
+    hint: str, first: Divergence, run: SingleDeviceRun, case: UserCase, check_again: Callable[[], UserVerdict] | None
+) -> LazyDiagnosis:
+    if check_again is None:
+        return LazyDiagnosis(result=UserDiagnosis(hint=hint))
+    values = Values(reference=case.confirming_reference, single=run.trace, traces=case.traces, eps=run.eps)
+    return LazyDiagnosis(Diagnosing(first, hint, run.task, values, check_again))
 
 
 _ABOUT_SHARDS = (

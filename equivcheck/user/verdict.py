@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+from equivcheck.errors import NotEquivalent
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.oracle.verdict.description import divergence_lines, rank_lines
 from equivcheck.oracle.verdict.verdict import Judgement
+from equivcheck.user.lazy_diagnosis import LazyDiagnosis
 from equivcheck.user.traces.measures import Measures
 from equivcheck.worlds.failure import Failure, RankState
 
@@ -22,22 +24,47 @@ class UserVerdict(Judgement):
 
     With `precision=` given: the type that the training computes in, and the types it rounds to.
     """
-    cause: str = ""
-    """Why the training diverged: a mistake that, made on one device, reproduces all values on the ranks. Empty if none does."""
-    kinds: tuple[Cause, ...] = ()
-    """Short names for `cause`; several if several mistakes fit."""
-    where: str = ""
-    """The first module whose output, or output gradient, differs. Empty if no search took place or it found none."""
-    types: str = ""
-    """Result from the spmd_types type checker, if parameters have its types and ranks diverged or failed. Else empty."""
-    hint: str = ""
-    """A possible explanation if no cause is known; it proves nothing. Empty without one."""
     unread: tuple[str, ...] = ()
     """Optimizer state that was not compared because no rank could read it."""
     notes: tuple[str, ...] = ()
     """Remarks about the run and about errors it cannot show, one sentence each."""
     measures: Measures | None = None
     """Loss and gradient norm at the first step, calls and bytes per step. None if ranks did not finish."""
+    diagnosis: LazyDiagnosis = field(default_factory=LazyDiagnosis, repr=False, compare=False)
+    """Search for the cause, which runs when one of the properties below, or the text, is first read."""
+
+    @property
+    def cause(self) -> str:
+        """Why the training diverged: a mistake that, made on one device, reproduces all values on the ranks.
+
+        Empty if none does.
+        """
+        return self.diagnosis.result.cause
+
+    @property
+    def kinds(self) -> tuple[Cause, ...]:
+        """Short names for `cause`; several if several mistakes fit."""
+        return self.diagnosis.result.kinds
+
+    @property
+    def where(self) -> str:
+        """The first module whose output, or output gradient, differs. Empty if no search took place or it found none."""
+        return self.diagnosis.result.where
+
+    @property
+    def types(self) -> str:
+        """Result from the spmd_types type checker, if parameters have its types and ranks diverged or failed. Else empty."""
+        return self.diagnosis.result.types
+
+    @property
+    def hint(self) -> str:
+        """A possible explanation if no cause is known; it proves nothing. Empty without one."""
+        return self.diagnosis.result.hint
+
+    @property
+    def unfinished(self) -> str:
+        """Part of the diagnosis that failed, with the error. Empty if nothing failed."""
+        return self.diagnosis.result.unfinished
 
     def describe(self) -> str:
         """Return the verdict as text in a few lines."""
@@ -51,15 +78,20 @@ class UserVerdict(Judgement):
             lines = divergence_lines(self.divergence, self.followers, self.num_unnamed)
         elif self.failure is not None:
             lines = [*rank_lines(self.failure), *_frames(self.failure)]
-        if self.cause or self.hint:
-            lines.append(f"why:   {self.cause or self.hint}")
-        if self.where:
-            lines.append(f"where: {self.where}")
-        if self.types:
-            lines.append(f"types: {self.types}")
+        found = self.diagnosis.result
+        whys = [found.cause] if found.cause else [found.unexplained, found.hint]
+        lines += [f"why:   {why}" for why in whys if why]
+        if found.where:
+            lines.append(f"where: {found.where}")
+        if found.types:
+            lines.append(f"types: {found.types}")
         if self.unread:
             lines.append(f"not compared because no rank could read it: {', '.join(self.unread)}")
-        return [*lines, *(f"note:  {note}" for note in self.notes)]
+        return [*lines, *(f"note:  {note}" for note in (*self.notes, found.unfinished) if note)]
+
+    def _error(self) -> NotEquivalent:
+        """An error without the diagnosis until it is read, because Hypothesis raises many while it shrinks and reads few."""
+        return NotEquivalent(replace(self, diagnosis=LazyDiagnosis()).describe(), self.describe)
 
 
 FRAMES = 8

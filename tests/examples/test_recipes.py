@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from equivcheck import Matrix, Outcome
+from equivcheck.user.lazy_diagnosis import UserDiagnosis
 from equivcheck.user.matrix.recipe import matrix_of
 from examples.recipes import EXAMPLES, PLANTED, RECIPES
 
@@ -59,7 +60,7 @@ def test_every_recipe_has_a_bug_of_public_record() -> None:
 @pytest.mark.parametrize(("name", "layout"), LAYOUTS, ids=lambda value: value.replace(" ", "_"))
 def test_a_layout_is_as_the_recipe_says(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """EQUIVALENT with one device's gradient norm, or DIVERGED at the planted bug. No cause is searched."""
-    monkeypatch.setattr("equivcheck.user.judging.with_cause", lambda verdict, *_: verdict)
+    monkeypatch.setattr("equivcheck.user.diagnosing.diagnosis_of", lambda hint, *_: UserDiagnosis(hint=hint))
     row = recipe(name).run(layout)[layout]
     assert row.is_as_expected, row.details
     wrong = PLANTED[name].get(layout)

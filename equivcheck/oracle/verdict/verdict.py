@@ -71,12 +71,15 @@ class Judgement:
     def assert_equivalent(self) -> None:
         """Raise `NotEquivalent` unless the outcome is EQUIVALENT, including INCONCLUSIVE and UNSUPPORTED."""
         if self.outcome is not Outcome.EQUIVALENT:
-            raise NotEquivalent(self.describe())
+            raise self._error()
 
     def assert_no_finding(self) -> None:
         """Raise `NotEquivalent` if the outcome is DIVERGED, CRASHED or HUNG. Other outcomes pass."""
         if self.outcome.is_finding:
-            raise NotEquivalent(self.describe())
+            raise self._error()
+
+    def _error(self) -> NotEquivalent:
+        return NotEquivalent(self.describe())
 
     def __str__(self) -> str:
         return self.describe()

@@ -74,6 +74,8 @@ class Explanation:
     """Short names for the cause."""
     pattern: str
     """Pattern in the differences. It is not a proof. Empty if there is a cause or no pattern."""
+    unexplained: str = ""
+    """Why there is no cause; empty if there is one."""
 
 
 def explanation_of(diverged: DivergedTraining) -> Explanation:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from equivcheck.user.lazy_diagnosis import UserDiagnosis
+
 
 @pytest.fixture
 def with_causes() -> None:
@@ -13,10 +15,15 @@ def with_causes() -> None:
 @pytest.fixture
 def without_causes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let verdicts skip the search for a cause."""
-    monkeypatch.setattr("equivcheck.user.judging.with_cause", lambda verdict, *_: verdict)
+    monkeypatch.setattr("equivcheck.user.diagnosing.diagnosis_of", lambda hint, *_: UserDiagnosis(hint=hint))
 
 
 @pytest.fixture(autouse=True)
 def _causes_only_if_asked_for(request: pytest.FixtureRequest) -> None:
     if "with_causes" not in request.fixturenames:
         request.getfixturevalue("without_causes")
+
+
+@pytest.fixture(autouse=True)
+def _no_diagnosis_of_another_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("equivcheck.user.diagnosing._last", [])

@@ -10,6 +10,7 @@ from equivcheck.diagnosis.patterns import NO_PROOF
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis import explain
 from equivcheck.user.diagnosis.mistake import Mistake
+from equivcheck.user.lazy_diagnosis import UserDiagnosis
 from equivcheck.worlds.trace.differences import Phase
 from unit.user.diagnosis.unknown_faults import UNKNOWN
 from unit.user.diagnosis.wrong_gradients import GRADIENTS
@@ -85,13 +86,17 @@ def test_a_second_update_is_not_told_from_another_rate_where_it_leaves_the_same(
 @pytest.mark.parametrize("asked", [True, False])
 def test_nobody_looks_for_a_cause_unless_ranks_diverge(asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A correct training, or `explain=False`, costs no search."""
-    looked: list[object] = []
-    monkeypatch.setattr("equivcheck.user.judging.with_cause", lambda verdict, *_: looked.append(verdict) or verdict)
+    searched: list[object] = []
 
-    check_training(**brought(), explain=asked).assert_equivalent()
-    assert not looked
-    check_training(**GRADIENTS["not_reduced"].brought, explain=asked)
-    assert bool(looked) == asked
+    def search(*given: object) -> UserDiagnosis:
+        searched.append(given)
+        return UserDiagnosis()
+
+    monkeypatch.setattr("equivcheck.user.diagnosing.diagnosis_of", search)
+    assert check_training(**brought(), explain=asked).describe().startswith("EQUIVALENT")
+    assert not searched
+    assert check_training(**GRADIENTS["not_reduced"].brought, explain=asked).describe().startswith("DIVERGED")
+    assert bool(searched) == asked
 
 
 def test_what_fails_on_the_way_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +108,8 @@ def test_what_fails_on_the_way_is_a_note(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("equivcheck.user.diagnosis.explain.explanation_of", failing)
     verdict = check_training(**GRADIENTS["not_reduced"].brought)
     assert verdict.outcome is Outcome.DIVERGED
-    assert any("looking for the cause failed: ArithmeticError: no cause" in note for note in verdict.notes)
+    assert verdict.unfinished == "looking for the cause failed: ArithmeticError: no cause"
+    assert f"note:  {verdict.unfinished}" in verdict.describe()
 
 
 def test_what_one_device_leaves_anyway_explains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,160 @@
+"""Diagnose a verdict of `check_training`, from the values of its run or of a second one."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from equivcheck.oracle.reference.reference import Reference
+from equivcheck.oracle.verdict.description import failure_line
+from equivcheck.user.batches import map_tensors
+from equivcheck.user.lazy_diagnosis import UserDiagnosis
+from equivcheck.user.task import Task
+from equivcheck.user.traces.settings import UserTrace
+from equivcheck.user.verdict import UserVerdict
+from equivcheck.worlds.state.keeper import ENTRIES, StateKeeper, changes, preserved_state, read
+from equivcheck.worlds.trace.differences import Divergence
+from equivcheck.worlds.trace.moments import moments
+
+MOST_BYTES = 256 * 1024**2
+"""Memory for the values of verdicts that nobody has read. The newest verdict's values are always kept."""
+OTHER_VALUES = "no cause was searched: your training gave other values when it ran again"
+"""Result if a second check differs from the first."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Values:
+    """Values that a diagnosis compares."""
+
+    reference: Reference
+    """Values on one device, with tolerances."""
+    single: UserTrace
+    """Trace on one device."""
+    traces: tuple[UserTrace, ...]
+    """Trace of each rank."""
+    eps: float
+    """Machine epsilon for the training's narrowest element type."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory for all values."""
+        arrays = [moment.snapshot.values for trace in (self.single, *self.traces) for moment in moments(trace)]
+        return sum(array.nbytes for array in [*arrays, *(moment.values for moment in self.reference.moments)])
+
+    @property
+    def digest(self) -> bytes:
+        """Hash of all values on one device and on the ranks."""
+        found = hashlib.blake2b()
+        for trace in (self.single, *self.traces):
+            for moment in moments(trace):
+                found.update(repr((moment.step, moment.phase, moment.snapshot.pieces, moment.snapshot.present)).encode())
+                found.update(np.ascontiguousarray(moment.snapshot.values).data)
+        return found.digest()
+
+
+class KeptValues:
+    """Values of one verdict, until newer verdicts need their memory."""
+
+    def __init__(self, values: Values) -> None:
+        self.values: Values | None = values
+
+
+_kept: list[weakref.ref[KeptValues]] = []
+_last: list[tuple[object, UserDiagnosis]] = []
+"""The last diagnosis with the values that it explains."""
+
+
+def keep(values: Values) -> KeptValues:
+    """Keep values, and drop the oldest ones if all together exceed `MOST_BYTES`."""
+    newest, size = KeptValues(values), values.num_bytes
+    living = [newest]
+    for each in [found for reference in reversed(_kept) if (found := reference()) is not None]:
+        if each.values is not None:
+            size += each.values.num_bytes
+            each.values = each.values if size <= MOST_BYTES else None
+            living += [each] if each.values is not None else []
+    _kept[:] = [weakref.ref(each) for each in reversed(living)]
+    return newest
+
+
+class Diagnosing:
+    """Everything that a diagnosis needs when a verdict is read, perhaps long after its check.
+
+    It has copies of the batches, and of a model that was given as a module, because later code may change them.
+    """
+
+    def __init__(self, first: Divergence, hint: str, task: Task, values: Values, check_again: Callable[[], UserVerdict]) -> None:
+        """`check_again` repeats the check if newer verdicts needed the memory of `values`."""
+        self._first, self._hint, self._task, self._check_again = first, hint, _unshared(task), check_again
+        self._kept, self._state = keep(values), read(ENTRIES)
+
+    def __call__(self) -> UserDiagnosis:
+        """Diagnose with torch's and Python's state as it was after the check."""
+        with preserved_state(StateKeeper()):
+            for entry, value in changes(ENTRIES, self._state):
+                if entry.put is not None and entry.copy is None:
+                    entry.put(value)
+            return self._of_second_check() if self._kept.values is None else self._of_values(self._kept.values)
+
+    def _of_values(self, values: Values) -> UserDiagnosis:
+        key = (values.digest, self._task.mesh, self._task.data_axes, self._hint)
+        if _last and _last[0][0] == key:  # Hypothesis runs the smallest failing example again, and prints both errors
+            return _last[0][1]
+        found = diagnosis_of(self._hint, self._task, values)
+        _last[:] = [] if found.unfinished else [(key, found)]
+        return found
+
+    def _of_second_check(self) -> UserDiagnosis:
+        try:
+            again = self._check_again()
+        except Exception as error:
+            return UserDiagnosis(hint=self._hint, unfinished=failure_line("checking again, to look for the cause", error))
+        first = again.divergence
+        if first is None or (first.step, first.phase, first.tensor) != (self._first.step, self._first.phase, self._first.tensor):
+            return UserDiagnosis(hint=self._hint, unfinished=OTHER_VALUES)
+        return again.diagnosis.result
+
+
+def _unshared(task: Task) -> Task:
+    batches = tuple(map_tensors(batch, torch.clone) for batch in task.batches)
+    if isinstance(task.model, partial) and task.model.func is copy.deepcopy:
+        return replace(task, batches=batches, model=partial(copy.deepcopy, task.model()))
+    return replace(task, batches=batches)
+
+
+def diagnosis_of(hint: str, task: Task, values: Values) -> UserDiagnosis:
+    """Search for cause or pattern and the first wrong module, and ask the type checker."""
+    # Imported here because most trainings are right.
+    from equivcheck.user.diagnosis.diverged import diverged_training
+    from equivcheck.user.diagnosis.explain import explanation_of
+    from equivcheck.user.diagnosis.typed import opinion_of_types
+    from equivcheck.user.diagnosis.where import where_of
+
+    try:
+        types = opinion_of_types(task)
+        diverged = diverged_training(task, values.reference, values.single, values.traces, values.eps)
+        if diverged is None:
+            return UserDiagnosis(types=types, hint=hint)
+        found, where = explanation_of(diverged), where_of(diverged)
+    except Exception as error:
+        return UserDiagnosis(hint=hint, unfinished=failure_line("looking for the cause", error))
+    hint = "" if found.cause else "; ".join(filter(None, (hint, found.pattern)))
+    return UserDiagnosis(cause=found.cause, kinds=found.kinds, where=where, types=types, hint=hint, unexplained=found.unexplained)
+
+
+def diagnosis_of_failure(task: Task) -> UserDiagnosis:
+    """Ask the type checker about a training that crashed or hung."""
+    from equivcheck.user.diagnosis.typed import opinion_of_types
+
+    with preserved_state(StateKeeper()):
+        try:
+            return UserDiagnosis(types=opinion_of_types(task))
+        except Exception as error:
+            return UserDiagnosis(unfinished=failure_line("asking the type checker", error))

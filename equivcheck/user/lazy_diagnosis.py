@@ -1,0 +1,58 @@
+"""Why a user's training diverged or failed, computed when it is first read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from equivcheck.oracle.verdict.cause import Cause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserDiagnosis:
+    """Result of the search for a cause, for the first wrong module, and of the type checker."""
+
+    cause: str = ""
+    """Mistake that reproduces all values on the ranks; empty if none does."""
+    kinds: tuple[Cause, ...] = ()
+    """Short names for the cause."""
+    where: str = ""
+    """First module whose output, or output gradient, differs; empty without one."""
+    types: str = ""
+    """Result from the spmd_types type checker; empty without one."""
+    hint: str = ""
+    """A possible explanation; it proves nothing. Empty if there is a cause."""
+    unexplained: str = ""
+    """Why there is no cause, such as the number of mistakes that were tried; empty if there is one, or if nobody searched."""
+    unfinished: str = ""
+    """Part of the diagnosis that failed, with the error; empty if nothing failed."""
+
+
+class LazyDiagnosis:
+    """Diagnosis of one verdict. It runs at the first read, and never again.
+
+    If it is interrupted, the next read starts it again. A pickled diagnosis runs first, because the training stays behind.
+    """
+
+    def __init__(self, diagnose: Callable[[], UserDiagnosis] | None = None, result: UserDiagnosis | None = None) -> None:
+        """`diagnose` computes the result; without it, the result is `result`."""
+        self._diagnose = diagnose
+        self._result = result or UserDiagnosis()
+
+    @property
+    def result(self) -> UserDiagnosis:
+        """Result of the diagnosis, which runs now if it has not yet."""
+        if self._diagnose is not None:
+            self._result = self._diagnose()
+            self._diagnose = None  # frees the training and its values
+        return self._result
+
+    def __reduce__(self) -> tuple[type[LazyDiagnosis], tuple[None, UserDiagnosis]]:
+        return LazyDiagnosis, (None, self.result)
+
+    def __copy__(self) -> LazyDiagnosis:
+        return self
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> LazyDiagnosis:
+        return self
