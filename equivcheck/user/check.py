@@ -29,7 +29,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     mesh: Mapping[str, int],
     batches: Iterable[Any],
     loss: Loss,
-    optimizer: Callable[[list[nn.Parameter]], Any],
+    optimizer: Callable[[list[Any]], Any],
     reduction: str = "mean",
     scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None = None,
     step: TrainStep | None = None,
@@ -75,8 +75,9 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     :param batches: One entry per step: a pair ``(inputs, targets)``, or a list of such microbatches. Each rank gets an equal part
         of the rows (dim 0).
     :param loss: Called as ``loss(outputs, targets)``. Returns the mean over the rows, or their sum with ``reduction="sum"``.
-    :param optimizer: Called with a list of parameters. Returns an optimizer. With your own `step` it may return several, in a
-        list, tuple or dict, or as attributes of an object; `step` gets the result unchanged.
+    :param optimizer: Called with a list of parameters. Returns an optimizer. If its own parameter is called ``named_parameters``,
+        the list has pairs ``(name, parameter)``, with names as in `model`. With your own `step` it may return several, in a list,
+        tuple or dict, or as attributes of an object; `step` gets the result unchanged.
     :param reduction: ``"mean"`` or ``"sum"``. A sum is multiplied by the number of data ranks before backward, because data ranks
         average gradients.
     :param scheduler: Called with the optimizer. Its ``step()`` runs after each training step.
@@ -93,7 +94,9 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     :param full_tensors: Called with the module on each rank. Returns full tensors by name. Needed if parameters are plain shards
         with an irregular layout.
     :param cuts: Layout of parameters that are plain shards, neither DTensor nor FSDP: ``{name: ((dim, axis), ...)}``. A name may
-        be a pattern; the first match counts. Shards are chunks as `torch.chunk` makes them, split along outer axes first.
+        be a pattern; the first match counts. Shards are chunks as `torch.chunk` makes them, split along outer axes first. If each
+        component of a fused dim is split by itself, such as query, key and value, add their number, ``(dim, axis, 3)``, or their
+        sizes, ``(dim, axis, (8, 4, 4))``.
     :param dtype: Model and batches are converted to this type. None leaves them unchanged; tolerances follow their own types.
     :param precision: Precision that ranks round to, so that the single-device run rounds at the same points: a `LowPrecision` for
         autocast (applied here around forward and loss unless you pass `step`; needs `dtype=torch.float32` or None), a

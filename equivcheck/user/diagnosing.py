@@ -25,6 +25,8 @@ from equivcheck.worlds.trace.moments import moments
 
 MOST_BYTES = 256 * 1024**2
 """Memory for the values of verdicts that nobody has read. The newest verdict's values are always kept."""
+NO_MEAN = "your loss, or a layer such as batch norm, is not a mean over rows"
+"""Start of a hint that holds for many correct trainings, so it gives way to every other explanation."""
 OTHER_VALUES = "no cause was searched: your training gave other values when it ran again"
 """Result if a second check differs from the first."""
 
@@ -145,7 +147,9 @@ def diagnosis_of(hint: str, task: Task, values: Values) -> UserDiagnosis:
         found, where = explanation_of(diverged), where_of(diverged)
     except Exception as error:
         return UserDiagnosis(hint=hint, unfinished=failure_line("looking for the cause", error))
-    hint = "" if found.cause else "; ".join(filter(None, (hint, found.pattern)))
+    if found.cause or (found.pattern and hint.startswith(NO_MEAN)):  # ranks that are right otherwise have such a loss, too
+        hint = ""
+    hint = "; ".join(filter(None, (hint, found.pattern)))
     return UserDiagnosis(cause=found.cause, kinds=found.kinds, where=where, types=types, hint=hint, unexplained=found.unexplained)
 
 

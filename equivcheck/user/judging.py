@@ -17,7 +17,7 @@ from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.system.tally import record_check
 from equivcheck.user.batches import require_parts
 from equivcheck.user.compared_phases import ABOUT_REPORTED, phases_left_out, require_same_reports, without_phases
-from equivcheck.user.diagnosing import Diagnosing, Values, diagnosis_of_failure
+from equivcheck.user.diagnosing import NO_MEAN, Diagnosing, Values, diagnosis_of_failure
 from equivcheck.user.lazy_diagnosis import LazyDiagnosis, UserDiagnosis
 from equivcheck.user.notes import missing_evidence, notes_on, notes_on_state_outside
 from equivcheck.user.precision.advice import on_narrowing, on_precision
@@ -98,7 +98,8 @@ def _judged(
         return replace(verdict, outcome=Outcome.DIVERGED, reason=sentence(other), divergence=other)
     missing = missing_evidence(original.task, changes_parameters=original.changes_parameters)
     if original.task.precision is not None and verdict.outcome is Outcome.EQUIVALENT:
-        missing = missing or case.apart_in_parts
+        apart = case.apart_in_parts
+        missing = missing or (f"{apart}, so agreement with these parts, as precision= compares, proves nothing" if apart else "")
     if verdict.outcome is Outcome.EQUIVALENT and missing:
         return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=missing)
     if doubt is not None and doubt.step:
@@ -162,21 +163,19 @@ class UserCase:
             return _ABOUT_LOSSES.format(axes=", ".join(self._run.task.loss_axes))
         if first.phase is Phase.REPORTED and "/" not in first.tensor:
             return ABOUT_REPORTED.format(name=first.tensor)
-        return self.apart_in_parts
+        apart = self.apart_in_parts
+        return f"{apart}, so ranks that only average their gradients cannot agree with one device" if apart else ""
 
     @property
     def apart_in_parts(self) -> str:
-        """Sentence that one device also differs if it processes the ranks' parts one by one.
+        """Clause that one device also differs if it processes the ranks' parts one by one.
 
         Empty if it does not differ.
         """
         if self._far is None:
             return ""
         where = f"step {self._far.step}, {self._far.phase.value}"
-        return (
-            f"one device that processes the ranks' rows part by part also computes something else ({where}): "
-            "is your loss, or a layer such as batch norm, not a mean over rows?"
-        )
+        return f"{NO_MEAN}: one device that processes the ranks' rows part by part computes something else ({where})"
 
     def measures(self, calls: Sequence[Sequence[Call]]) -> Measures | None:
         """Return loss, gradient norm and call counts; None if rounding dominates the first gradients."""

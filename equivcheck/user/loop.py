@@ -14,7 +14,8 @@ from equivcheck.scenario import LowPrecision
 from equivcheck.training.accumulate import scalar_value
 from equivcheck.user.batches import microbatches
 from equivcheck.user.precision.kept import widened_float32
-from equivcheck.user.task import Loss, Task, TrainStep
+from equivcheck.user.task import Loss, Task, TrainStep, takes_names
+from equivcheck.user.traces.names import TensorNames
 from equivcheck.user.traces.optimizers import GradientReader, optimizers_in
 from equivcheck.user.traces.reader import Reader
 from equivcheck.user.traces.reported import named_tensors, reported_snapshot, with_reports_at_all_steps
@@ -30,7 +31,7 @@ def train(task: Task, reader: Reader, batches: Sequence[Any], step: TrainStep | 
 
     Each loss is multiplied by `loss_scale` before backward.
     """
-    optimizer = build_optimizer(task, reader.module)
+    optimizer = build_optimizer(task, reader.names, reader.module)
     if step is None and not callable(getattr(optimizer, "step", None)):
         raise invalid(
             f"optimizer with a {type(optimizer).__name__}", "the built-in step needs one optimizer", "one, or step= for several"
@@ -108,9 +109,13 @@ def _call(model: nn.Module, inputs: Any) -> Any:
     return model(**inputs) if isinstance(inputs, dict) else model(inputs)
 
 
-def build_optimizer(task: Task, module: nn.Module) -> Any:
+def build_optimizer(task: Task, names: TensorNames, module: nn.Module) -> Any:
     """Call the user's `optimizer`. Raises `UsageError` if the result contains no optimizer."""
-    optimizer = task.optimizer(list(module.parameters()))
+    parameters: list[Any] = list(module.parameters())
+    if takes_names(task.optimizer):
+        known = {id(parameter): name for name, parameter in names.parameters(module)}
+        parameters = [(known.get(id(parameter), name), parameter) for name, parameter in module.named_parameters()]
+    optimizer = task.optimizer(parameters)
     if not optimizers_in(optimizer):
         raise invalid("optimizer", f"it returned {optimizer!r:.100}", "a torch.optim.Optimizer, or several in a list or dict")
     return optimizer

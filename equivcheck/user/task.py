@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from equivcheck.scenario import LowPrecision, MixedPrecision
 from equivcheck.user.randomness import MaskShapes
+from equivcheck.user.traces.cuts import Cuts
 from equivcheck.user.usage import invalid
 
 DATA_AXES = ("dp", "ddp", "fsdp", "data", "replicate", "shard", "dp_replicate", "dp_shard")
@@ -22,6 +24,8 @@ OTHER_AXES = ("tp", "pp", "sp", "cp", "ep", "model", "pipe", "tensor", "sequence
 """Usual names for mesh axes whose ranks get the same rows."""
 POSITION_AXES = ("cp", "sp", "context", "sequence")
 """Usual names for mesh axes whose ranks may return the loss over their own positions."""
+NAMED_PARAMETERS = "named_parameters"
+"""Name of an `optimizer`'s parameter, if it takes pairs of name and parameter."""
 REDUCTIONS = ("mean", "sum")
 """Ways to combine losses over rows: the mean over the rows in a batch, or their sum."""
 
@@ -50,8 +54,8 @@ class Task:
     """Called with outputs and targets."""
     reduction: str
     """One of `REDUCTIONS`."""
-    optimizer: Callable[[list[nn.Parameter]], Any]
-    """Called with a list of parameters. Returns an optimizer, or several in a list, tuple, dict or object."""
+    optimizer: Callable[[list[Any]], Any]
+    """Called with a list of parameters, or of pairs (see `takes_names`). Returns optimizers, also in a list, dict or object."""
     scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None
     """Called with the optimizer; None for a constant learning rate."""
     step: TrainStep | None
@@ -68,8 +72,8 @@ class Task:
     """Returns further objects with state by name, from the module and the optimizer; None without any."""
     full_tensors: Callable[[nn.Module], Mapping[str, torch.Tensor]] | None
     """Returns a module's full tensors by name; None if placements or `cuts` are known."""
-    cuts: dict[str, tuple[tuple[int, str], ...]] | None
-    """Pairs of dim and axis for plain shards, by parameter name. None if there are no plain shards."""
+    cuts: Cuts | None
+    """Dims and axes of plain shards, by parameter name. None if there are no plain shards."""
     dtype: torch.dtype | None
     """Element type for parameters and batches; None to leave them unchanged."""
     precision: LowPrecision | MixedPrecision | None
@@ -88,6 +92,10 @@ class Task:
         for name in ("scheduler", "step", "rank_step", "shard", "full_tensors", "also"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
                 raise invalid(f"{name} {getattr(self, name)!r}", "it is not callable", "a function or None")
+        if num_required(self.optimizer) > 1:
+            why = f"it requires {num_required(self.optimizer)} arguments"
+            expected = f"a function of one argument: parameters, or {NAMED_PARAMETERS} for pairs of name and parameter"
+            raise invalid("optimizer", why, expected)
         if self.cuts is not None and self.full_tensors is not None:
             raise invalid("cuts together with full_tensors", "both describe plain shards", "one of them")
         if self.reduction not in REDUCTIONS:
@@ -121,6 +129,25 @@ class Task:
     def loss_scale(self) -> float:
         """Factor for a rank's loss before backward. Sums are scaled because data ranks average their gradients."""
         return float(self.num_data_ranks) if self.reduction == "sum" else 1.0
+
+
+def takes_names(optimizer: Callable[..., Any]) -> bool:
+    """Whether a function's first parameter is called `NAMED_PARAMETERS`, so that it gets pairs of name and parameter."""
+    return next(iter(_parameters(optimizer)), None) == NAMED_PARAMETERS
+
+
+def num_required(function: Callable[..., Any]) -> int:
+    """Return the number of positional arguments that a function requires; 1 if its signature is unknown."""
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    given = _parameters(function)
+    return sum(each.kind in positional and each.default is each.empty for each in given.values()) if given else 1
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some functions in C have no signature
+        return {}
 
 
 def loss_axes_of(mesh: tuple[tuple[str, int], ...], data_axes: Sequence[str], *, knows_rows: bool) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -62,11 +62,17 @@ class _Canvas:
         self.placed: list[Positions] = []
 
     def note(self, misfits: Iterable[Misfit]) -> None:
-        """Keep one misfit per tensor and kind: the first, or the one farthest from the reference."""
+        """Keep one misfit per tensor and kind: the first, or the one farthest from the reference.
+
+        Ranks that lack a tensor, or hold it in the same wrong form, are kept together.
+        """
         for misfit in misfits:
-            kept = self.misfits.setdefault((misfit.name, misfit.difference), misfit)
+            key = misfit.name, misfit.difference
+            kept = self.misfits.setdefault(key, misfit)
             if misfit.distance > kept.distance:
-                self.misfits[misfit.name, misfit.difference] = misfit
+                self.misfits[key] = misfit
+            elif misfit.actual == kept.actual:
+                self.misfits[key] = replace(kept, ranks=tuple(dict.fromkeys((*kept.ranks, *misfit.ranks))))
 
     def place(self, where: Positions, local: Vector) -> DifferingElements:
         """Add a rank's values. An element that an earlier rank holds is compared bit for bit."""
@@ -118,7 +124,7 @@ def _is_empty_part(piece: Piece) -> bool:
 
 
 def _misfit(piece: Piece, difference: Difference, rank: int, words: tuple[str, str]) -> Misfit:
-    return Misfit(name=piece.name, difference=difference, rank=rank, expected=words[0], actual=words[1])
+    return Misfit(name=piece.name, difference=difference, rank=rank, ranks=(rank,), expected=words[0], actual=words[1])
 
 
 def _absent(expected: Expected, covered: Flags, known: dict[tuple[str, Difference], Misfit]) -> list[Misfit]:

@@ -114,6 +114,7 @@ def _describe(
             tensor=misfit.name,
             difference=misfit.difference,
             rank=misfit.rank,
+            ranks=misfit.ranks,
             index=misfit.index,
             expected=misfit.expected,
             actual=misfit.actual,

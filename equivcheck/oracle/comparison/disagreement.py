@@ -27,6 +27,8 @@ class Misfit:
     """The reference's value."""
     actual: str
     """This rank's value."""
+    ranks: tuple[int, ...] = ()
+    """All ranks with this value, if it is not a number: a missing tensor, a shape or an element type. Else empty."""
     index: tuple[int, ...] = ()
     """Element index. Empty if the difference is not in an element."""
     elsewhere: str = ""

@@ -28,7 +28,7 @@ from equivcheck.worlds.meshes import device_mesh
 from equivcheck.worlds.pool import ranks
 from equivcheck.worlds.trace.differences import Phase
 from equivcheck.worlds.trace.moments import moments
-from equivcheck.worlds.trace.pieces import select_piece, values_by_piece
+from equivcheck.worlds.trace.pieces import TensorsByName, fill, select_piece, values_by_piece
 from equivcheck.worlds.trace.trace import Snapshot
 
 Masks = Mapping[str, torch.Tensor]
@@ -117,6 +117,35 @@ def held_elements(diverged: DivergedTraining) -> HeldElements:
         if len(holders) == 1 and all(mask.all() for mask in masks):
             owners[name] = holders[0]
     return HeldElements(diverged.coordinates, held, owners)
+
+
+def split_dim(diverged: DivergedTraining, name: str, axis: str) -> int | None:
+    """Return the dim along which the first ranks on an axis hold different indices of a parameter; None without one."""
+    if all(piece.name != name for piece in diverged.single.steps[0].parameters.pieces):
+        return None  # for example a weight that is shared with an embedding, or computed by a parametrization
+    for dim in range(held_elements(diverged).by(name, 0).dim()):
+        first, *others = held_indices(diverged, name, axis, dim)
+        if any(not torch.equal(first, each) for each in others):
+            return dim
+    return None
+
+
+def held_indices(diverged: DivergedTraining, name: str, axis: str, dim: int) -> list[torch.Tensor]:
+    """Return the indices of a parameter along a dim that each of the first ranks on an axis holds."""
+    first = diverged.coordinates[0]
+    peers = [rank.rank for rank in diverged.coordinates if rank.differs_only_along(first, (axis,))]
+    masks = [held_elements(diverged).by(name, rank).movedim(dim, 0) for rank in peers]
+    return [mask.reshape(len(mask), -1).any(1).nonzero().flatten() for mask in masks]
+
+
+def initial_values(diverged: DivergedTraining) -> TensorsByName:
+    """Return the full parameters with which ranks start; NaN where no rank holds an element."""
+    found: TensorsByName = {}
+    for initial in reversed(diverged.initial):
+        for piece, values in values_by_piece(initial):
+            if piece.name and values is not None:
+                fill(found.setdefault(piece.name, np.full(piece.shape, np.nan)), piece, values)
+    return found
 
 
 def _has_state(trace: UserTrace | Any, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -79,6 +80,8 @@ class EmulatedUserRanks:
         self.wraps_loss: Callable[[int, Loss], Loss] = lambda _rank, loss: loss
         self.returns: Callable[[int, Any], Any] = lambda _rank, value: value
         """Function that replaces the loss that a rank reports."""
+        self.reads: Callable[[UserTrace], UserTrace] = lambda trace: trace
+        """Function that changes a rank's trace, for tensors that are read from wrong places."""
         self.num_backward = diverged.num_microbatches
         """Backward passes per step."""
         self.num_seen = self.num_clippings = 0
@@ -120,14 +123,16 @@ class EmulatedUserRanks:
     def _train_one(self, rank: int, num_steps: int) -> UserTrace:
         self._local.rank = rank
         loss = self.wraps_loss(rank, self.task.loss)
-        task = replace(self.task, optimizer=lambda parameters: self._with_hooks(rank, parameters), loss=loss)
+        optimizer = functools.partial(self._with_hooks, rank)
+        functools.update_wrapper(optimizer, self.task.optimizer, updated=())  # the same signature, which may ask for names
+        task = replace(self.task, optimizer=optimizer, loss=loss)
         reader = Reader(TensorNames(self.models[rank]), self.models[rank])
         with one_thread():
             batches = [convert_batch(batch, task.dtype) for batch in self.batches[rank][:num_steps]]
             trace = train(task, reader, batches, self._step_of(rank), self.scale)
-        return self._as_reported(trace, self.diverged.traces[rank])
+        return self._as_reported(self.reads(trace), self.diverged.traces[rank])
 
-    def _with_hooks(self, rank: int, parameters: list[nn.Parameter]) -> Optimizer:
+    def _with_hooks(self, rank: int, parameters: list[Any]) -> Optimizer:
         optimizer: Optimizer = self.task.optimizer(parameters)
         for each in optimizers_in(optimizer):
             each.register_step_pre_hook(lambda *_: self._call_events(self.before_reading, rank))

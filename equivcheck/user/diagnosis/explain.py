@@ -10,11 +10,13 @@ from equivcheck.diagnosis.agreement import num_agreeing_moments
 from equivcheck.diagnosis.patterns import pattern_of
 from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.verdict.cause import Cause
+from equivcheck.user.diagnosis.catalogue.attention import wrong_masks
 from equivcheck.user.diagnosis.catalogue.clipping import wrong_clippings
+from equivcheck.user.diagnosis.catalogue.components import components_misread, fused_as_one_block
 from equivcheck.user.diagnosis.catalogue.data import wrong_losses, wrong_rows
 from equivcheck.user.diagnosis.catalogue.layers import wrong_positions, wrong_splits
 from equivcheck.user.diagnosis.catalogue.microbatches import wrong_accumulations
-from equivcheck.user.diagnosis.catalogue.parameters import local_statistics, wrong_sharing, wrong_start
+from equivcheck.user.diagnosis.catalogue.parameters import local_statistics, missing_gradients, wrong_sharing, wrong_start
 from equivcheck.user.diagnosis.catalogue.precision import lower_precision, narrower_types
 from equivcheck.user.diagnosis.catalogue.reductions import wrong_reductions
 from equivcheck.user.diagnosis.catalogue.settings import wrong_settings
@@ -37,12 +39,16 @@ Wrong = Callable[[DivergedTraining, StepFacts], Iterator[Mistake]]
 
 CATALOGUE: tuple[tuple[Wrong, tuple[Phase, ...]], ...] = (
     (wrong_losses, (Phase.LOSS,)),
+    (components_misread, (*COMPUTED, *UPDATED)),
     (wrong_start, (*COMPUTED, *UPDATED)),
     (wrong_rows, (*COMPUTED, *UPDATED, Phase.BUFFER)),
+    (missing_gradients, (Phase.GRADIENT,)),
     (wrong_clippings, COMPUTED),
     (wrong_reductions, COMPUTED),
     (wrong_splits, COMPUTED),
     (wrong_positions, (Phase.GRADIENT,)),
+    (fused_as_one_block, (Phase.LOSS,)),
+    (wrong_masks, (Phase.LOSS,)),
     (wrong_accumulations, COMPUTED),
     (local_statistics, UPDATED),
     (stale_values, (*COMPUTED, *UPDATED)),
@@ -60,6 +66,8 @@ LONGEST_SECONDS = 60.0
 """Time limit for the search, in seconds."""
 FACTORS = (Cause.SCALED, Cause.NOT_UNSCALED)
 """Causes that stand for any constant factor. They are dropped if another cause fits."""
+OTHER_ROWS = (Cause.MEAN_OF_MEANS, Cause.SAME_ROWS)
+"""Causes that each candidate on the ranks' own rows repeats, so no such candidate is reported in addition to them."""
 MOST = 2
 """Maximum number of reported causes."""
 
@@ -130,7 +138,7 @@ def _fits(diverged: DivergedTraining, facts: StepFacts) -> list[Mistake]:
         if clock.seconds > LONGEST_SECONDS or len(found) == MOST:
             break
         named = {each.cause for each in found}
-        if candidate.cause in (*named, *(FACTORS if found else ())):
+        if candidate.cause in (*named, *(FACTORS if found else ())) or (candidate.own_rows and not named.isdisjoint(OTHER_ROWS)):
             continue
         if _reproduces(diverged, candidate, facts):
             found.append(candidate)

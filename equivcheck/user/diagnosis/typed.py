@@ -56,7 +56,7 @@ def _typed_step(task: Task, spmd: Any) -> bool:
     from spmd_types.checker import typecheck
 
     mesh = device_mesh(task.shape, task.axis_names)
-    _, module = rank_module(task, mesh)
+    names, module = rank_module(task, mesh)
     typed = [parameter for parameter in module.parameters() if spmd.get_local_type(parameter)]
     if not typed:
         return False
@@ -68,7 +68,7 @@ def _typed_step(task: Task, spmd: Any) -> bool:
         batch = map_tensors(batch, lambda tensor: spmd.assert_type(tensor.clone(), types))  # a type stays on its tensor
     take_step = task.rank_step or default_step(task)
     with spmd.set_current_mesh(mesh), typecheck("strict" if task.shard is None else "permissive", local=True):
-        take_step(module, batch, build_optimizer(task, module), task.loss)
+        take_step(module, batch, build_optimizer(task, names, module), task.loss)
     return True
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from itertools import product
 from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
@@ -14,69 +16,141 @@ from equivcheck.training.read import box_of
 from equivcheck.user.usage import invalid
 from equivcheck.worlds.trace.trace import Piece
 
-Cuts = Mapping[str, Sequence[tuple[int, str]]]
-"""Maps parameter names, or `fnmatch` patterns, to pairs of dim and mesh axis."""
+Components = int | Sequence[int]
+"""Components of a fused dim: the number of equal ones, or the size of each."""
+Cut = tuple[int, str] | tuple[int, str, Components]
+"""Tensor dim and mesh axis, and the dim's components if the axis splits each of them."""
+Cuts = Mapping[str, Sequence[Cut]]
+"""Maps parameter names, or `fnmatch` patterns, to cuts."""
 
 
-def require_cuts(cuts: Any, axes: Sequence[str]) -> dict[str, tuple[tuple[int, str], ...]] | None:
-    """Check the user's `cuts`. Raises `UsageError` if an entry is not a pair of dim and axis, or repeats an axis."""
+def require_cuts(cuts: Any, axes: Sequence[str]) -> dict[str, tuple[Cut, ...]] | None:
+    """Check the user's `cuts`. Raises `UsageError` if an entry has another form or repeats an axis."""
     if cuts is None:
         return None
     expected = f"a dict such as {{'0.weight': ((0, {axes[-1]!r}),)}}, with each axis from {', '.join(axes)} at most once per name"
     if not isinstance(cuts, Mapping):
         raise invalid(f"cuts {cuts!r:.100}", "it is not a dict", expected)
-    for name, pairs in cuts.items():
-        if not (isinstance(name, str) and _are_pairs(pairs, axes)):
-            raise invalid(f"cuts entry {name!r}: {pairs!r:.100}", "it is not a name with pairs of dim and axis", expected)
-    return {name: tuple((dim, axis) for dim, axis in pairs) for name, pairs in cuts.items()}
+    for name, entries in cuts.items():
+        if not (isinstance(name, str) and _are_cuts(entries, axes)):
+            why = "it is not a name with pairs of dim and axis, or triples of dim, axis and components"
+            raise invalid(f"cuts entry {name!r}: {entries!r:.100}", why, expected)
+    return {name: tuple(tuple(entry) for entry in entries) for name, entries in cuts.items()}
 
 
-def _are_pairs(pairs: Any, axes: Sequence[str]) -> bool:
-    if not (isinstance(pairs, (tuple, list)) and all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in pairs)):
+def _are_cuts(entries: Any, axes: Sequence[str]) -> bool:
+    if not (isinstance(entries, (tuple, list)) and all(isinstance(each, (tuple, list)) for each in entries)):
         return False
-    named = [axis for _, axis in pairs]
-    are_dims = all(isinstance(dim, int) and not isinstance(dim, bool) for dim, _ in pairs)
-    return are_dims and set(named) <= set(axes) and len(set(named)) == len(named)
+    if any(len(entry) not in (2, 3) for entry in entries):
+        return False
+    named = [entry[1] for entry in entries]
+    return (
+        all(_is_int(entry[0]) and all(map(_are_components, entry[2:])) for entry in entries)
+        and set(named) <= set(axes)
+        and len(set(named)) == len(named)
+    )
+
+
+def _are_components(value: Any) -> bool:
+    sizes = value if isinstance(value, (tuple, list)) else [value]
+    return bool(sizes) and all(_is_int(size) and size > 0 for size in sizes)
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 class ShardBoxes:
-    """This rank's boxes in full parameters, split as by `torch.chunk` along outer axes first."""
+    """This rank's boxes in full parameters, split as by `torch.chunk` along outer axes first; one box for each component."""
 
     def __init__(self, cuts: Cuts, shapes: Mapping[str, tuple[int, ...]], mesh: DeviceMesh) -> None:
-        """`shapes` are the full parameters' shapes. Raises `UsageError` if a name or dim does not exist."""
+        """`shapes` are the full parameters' shapes. Raises `UsageError` if a name, dim or component does not exist."""
         for pattern in cuts:
             if not any(fnmatchcase(name, pattern) for name in shapes):
                 raise invalid(
                     f"cuts entry {pattern!r}", "no parameter has this name", f"one of {', '.join(shapes)}, or a pattern"
                 )
-        self._boxes: dict[str, Piece] = {}
+        self._boxes: dict[str, tuple[int, tuple[Piece, ...]]] = {}
         for name, shape in shapes.items():
-            pairs = next((pairs for pattern, pairs in cuts.items() if fnmatchcase(name, pattern)), ())
-            if pairs:
-                self._boxes[name] = box_of(name, shape, mesh, _placements(name, shape, pairs, mesh))
+            entries = next((entries for pattern, entries in cuts.items() if fnmatchcase(name, pattern)), ())
+            if entries:
+                placements = _placements(name, shape, entries, mesh)
+                dim, sizes = _components(name, shape, entries)
+                boxes = [box_of(name, _with(shape, dim, size), mesh, placements) for size in sizes]
+                starts = [sum(sizes[:number]) for number in range(len(sizes))]
+                self._boxes[name] = dim, tuple(_in_full(*each, shape, dim) for each in zip(boxes, starts, strict=True))
 
-    def place(self, piece: Piece) -> Piece:
-        """Move a piece from a local tensor to its position in the full tensor.
+    def place(self, piece: Piece) -> tuple[Piece, ...]:
+        """Move a piece from a local tensor to its position in the full tensor: one piece for each component and leading index.
 
         Works for parameters and optimizer state. Raises `UsageError` if the local shape does not fit.
         """
-        box = self._boxes.get(piece.name.partition("/")[0])
-        if box is None:
-            return piece
-        if piece.shape != box.size:
+        if piece.name.partition("/")[0] not in self._boxes:
+            return (piece,)
+        dim, boxes = self._boxes[piece.name.partition("/")[0]]
+        local = _with(boxes[0].size, dim, sum(box.size[dim] for box in boxes))
+        if piece.shape != local:
             raise invalid(
                 f"cuts entry for {piece.name!r}",
-                f"the full shape {box.shape} gives this rank a shard {box.size}, but its tensor is {piece.shape}",
+                f"the full shape {boxes[0].shape} gives this rank a shard {local}, but its tensor is {piece.shape}",
                 "shards as torch.chunk makes them, or full_tensors=fn(module)",
             )
-        start = piece.start or (0,) * len(box.shape)
-        moved = tuple(first + within for first, within in zip(box.start, start, strict=True))
-        return replace(piece, shape=box.shape, start=moved, size=piece.size or piece.shape)
+        if len(boxes) == 1:
+            start = tuple(map(sum, zip(boxes[0].start, piece.start or (0,) * len(local), strict=True)))
+            return (replace(piece, shape=boxes[0].shape, start=start, size=piece.size or piece.shape),)
+        empty = replace(piece, shape=boxes[0].shape, start=boxes[0].start, size=(0,) * len(local), run=None)
+        return tuple(_pieces_in(piece, boxes, dim)) or (empty,)
 
 
-def _placements(name: str, shape: tuple[int, ...], pairs: Sequence[tuple[int, str]], mesh: DeviceMesh) -> list[Placement]:
+def _pieces_in(piece: Piece, boxes: Sequence[Piece], dim: int) -> Iterator[Piece]:
+    """Split a piece of a local tensor at the components' borders, in the order of its elements."""
+    starts, sizes = piece.start or (0,) * len(piece.shape), piece.size or piece.shape
+    offset, length = piece.run or (0, piece.numel)
+    passed = 0
+    for leading in product(*map(range, sizes[:dim])):
+        border = 0
+        for box in boxes:
+            low, high = max(starts[dim], border), min(starts[dim] + sizes[dim], border + box.size[dim])
+            if low < high:
+                at = (*(first + index for first, index in zip(starts, leading, strict=False)), low - border, *starts[dim + 1 :])
+                extent = (*(1,) * dim, high - low, *sizes[dim + 1 :])
+                first, last = max(offset - passed, 0), min(offset + length - passed, math.prod(extent))
+                if first < last:
+                    start = tuple(map(sum, zip(box.start, at, strict=True)))
+                    run = None if last - first == math.prod(extent) else (first, last - first)
+                    yield replace(piece, shape=box.shape, start=start, size=extent, run=run)
+                passed += math.prod(extent)
+            border += box.size[dim]
+
+
+def _in_full(box: Piece, offset: int, shape: tuple[int, ...], dim: int) -> Piece:
+    """Move a box from a component to the full tensor."""
+    return replace(box, shape=shape, start=_with(box.start, dim, box.start[dim] + offset))
+
+
+def _with(values: tuple[int, ...], dim: int, value: int) -> tuple[int, ...]:
+    return (*values[:dim], value, *values[dim + 1 :])
+
+
+def _components(name: str, shape: tuple[int, ...], entries: Sequence[Cut]) -> tuple[int, list[int]]:
+    """Return the fused dim and its components' sizes; without components, one dim as one component."""
+    known = [(entry[0] % len(shape), *entry[2:]) for entry in entries]
+    dim, *components = next((each for each in known if len(each) > 1), known[0])
+    if not components:
+        return dim, [shape[dim]]
+    if any(each != (dim, *components) for each in known if len(each) > 1 or each[0] == dim):
+        raise invalid(f"cuts entry {name!r}", "its entries disagree on components", f"the same ones in each entry for dim {dim}")
+    (parts,) = components
+    sizes = [shape[dim] // parts] * parts if isinstance(parts, int) else list(parts)
+    if sum(sizes) != shape[dim]:
+        why = f"dim {dim} of shape {shape} has {shape[dim]} elements"
+        raise invalid(f"cuts entry {name!r} with components {parts!r}", why, "a divisor of this number, or sizes with this sum")
+    return dim, sizes
+
+
+def _placements(name: str, shape: tuple[int, ...], entries: Sequence[Cut], mesh: DeviceMesh) -> list[Placement]:
     found: dict[str, Placement] = {}
-    for dim, axis in pairs:
+    for dim, axis, *_ in entries:
         if not -len(shape) <= dim < len(shape):
             expected = f"a dim from {-len(shape)} to {len(shape) - 1}" if shape else "no entry, because it has no dims"
             raise invalid(f"cuts entry {name!r}", f"shape {shape} has no dim {dim}", expected)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,12 @@ from equivcheck.user.traces.names import TensorNames
 from equivcheck.user.usage import invalid
 from equivcheck.worlds.trace.trace import Piece, Slot, Snapshot
 
+Place = Callable[[Piece], tuple[Piece, ...]]
+"""Function that moves a piece from a local parameter to its position in the full one, which may be several pieces."""
 
-def own_slots(slots: Sequence[Slot], tensors: Sequence[torch.Tensor | None], place: Callable[[Piece], Piece]) -> list[Slot]:
-    """Return a slot per tensor: the parameter's slot, or a new slot if a DTensor has other placements.
 
-    `place` moves a piece from a local parameter to its position in the full one.
-    """
+def own_slots(slots: Sequence[Slot], tensors: Sequence[torch.Tensor | None], place: Place) -> list[Slot]:
+    """Return a slot per tensor: the parameter's slot, or a new slot if a DTensor has other placements."""
     own = list(slots)
     for index, (slot, tensor) in enumerate(zip(slots, tensors, strict=True)):
         parameter = slot.parameter
@@ -37,7 +38,8 @@ def own_slots(slots: Sequence[Slot], tensors: Sequence[torch.Tensor | None], pla
             and parameter.device_mesh == tensor.device_mesh
         ):
             names = dict.fromkeys(piece.name for piece in slot.pieces)
-            own[index] = Slot(parameter=tensor, pieces=tuple(place(piece) for name in names for piece in pieces_of(name, tensor)))
+            found = (piece for name in names for piece in pieces_of(name, tensor))
+            own[index] = Slot(parameter=tensor, pieces=tuple(chain.from_iterable(map(place, found))))
     return own
 
 
@@ -171,7 +173,8 @@ class Reader:
         if found.keys() != self._known.keys() or any(self._known[name] is not parameter for name, parameter in found.items()):
             self._known = found
             slots = flat_slots(self.module) if self._is_flat else tuple(map(_slot, found, found.values()))
-            self._slots = tuple(replace(slot, pieces=tuple(map(self._place, slot.pieces))) for slot in slots)
+            placed = (tuple(chain.from_iterable(map(self._place, slot.pieces))) for slot in slots)
+            self._slots = tuple(replace(slot, pieces=pieces) for slot, pieces in zip(slots, placed, strict=True))
             self._pieces = tuple(piece for slot in self._slots for piece in slot.pieces)
         return self._slots
 
@@ -189,8 +192,8 @@ class Reader:
         return [(name, None if some_absent and bool(full.isnan().all()) else full) for name, full in copies.items()]
 
 
-def _unmoved(piece: Piece) -> Piece:
-    return piece
+def _unmoved(piece: Piece) -> tuple[Piece, ...]:
+    return (piece,)
 
 
 def _members(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -239,7 +242,7 @@ def _snapshot_at(
     slots: Sequence[Slot],
     tensors: Sequence[torch.Tensor | None],
     pieces: tuple[Piece, ...] | None = None,
-    place: Callable[[Piece], Piece] = _unmoved,
+    place: Place = _unmoved,
 ) -> Snapshot:
     """Read tensors at the slots' positions. `pieces` are cached because they repeat at every step."""
     own = own_slots(slots, tensors, place)

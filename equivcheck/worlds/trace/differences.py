@@ -51,7 +51,7 @@ class Divergence:
     rank: int
     """First rank with the difference; if ranks disagree, one that differs from the reference; -1 if none is to blame (a mean)."""
     ranks: tuple[int, ...] = ()
-    """All ranks that hold the element, if they have the same wrong value; empty if they disagree or have no value."""
+    """All ranks with the same wrong value, or without one; empty if ranks disagree."""
     index: tuple[int, ...] = ()
     """The worst element's index in the full tensor; empty if there is none."""
     expected: str = ""

@@ -95,6 +95,59 @@ def cut_in_fsdp2(model: nn.Module, mesh: DeviceMesh) -> None:
         fully_shard(module, mesh=mesh["dp"])
 
 
+SIZES = (8, 4, 4)
+"""Sizes of the components in a fused dim: four pairs of queries, four keys and four values."""
+
+
+class Fused(nn.Module):
+    """Queries, keys and values come from one weight, which may be transposed."""
+
+    group: dist.ProcessGroup | None = None
+    num_ranks = 1
+
+    def __init__(self, *, dim: int) -> None:
+        super().__init__()
+        weight = torch.randn(sum(SIZES), 4)
+        self.weight = nn.Parameter(weight if dim == 0 else weight.T.contiguous())
+        self.bias = nn.Parameter(torch.randn(sum(SIZES)))
+        self.down, self.dim = nn.Linear(8, 2, bias=False), dim
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Multiply each pair of queries with its key and value."""
+        outputs = inputs @ (self.weight.T if self.dim == 0 else self.weight) + self.bias
+        query, key, value = outputs.split([size // self.num_ranks for size in SIZES], -1)
+        out = self.down((query.unflatten(-1, (-1, 2)) * (key * value.tanh())[..., None]).flatten(-2))
+        return out if self.group is None else _Reduced.apply(out, self.group)
+
+
+def cut_components(model: Any, mesh: DeviceMesh) -> None:
+    """Each rank has half of each component."""
+    for name, dim in (("weight", model.dim), ("bias", 0)):
+        halves = [part.chunk(2, dim)[mesh.get_local_rank("tp")] for part in getattr(model, name).detach().split(SIZES, dim)]
+        setattr(model, name, nn.Parameter(torch.cat(halves, dim)))
+    model.down.weight = nn.Parameter(model.down.weight.detach().chunk(2, 1)[mesh.get_local_rank("tp")].clone())
+    model.group, model.num_ranks = mesh.get_group("tp"), 2
+
+
+def components_in_ddp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Apply DDP around it."""
+    cut_components(model, mesh)
+    return DistributedDataParallel(model, process_group=mesh.get_group("dp"))
+
+
+def components_in_fsdp1(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Apply FSDP1 around it; a rank's run of the flat parameter may end within a component."""
+    cut_components(model, mesh)
+    group = mesh.get_group("dp")
+    return FullyShardedDataParallel(model, process_group=group, device_id=torch.device("cpu"), use_orig_params=True)
+
+
+def components_in_fsdp2(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Apply FSDP2, whose shard of dim 0 has parts of two components."""
+    cut_components(model, mesh)
+    fully_shard(model, mesh=mesh["dp"])
+
+
 def gathered(module: nn.Module) -> dict[str, torch.Tensor]:
     """Gather the three sharded parameters from all ranks."""
     found = {name: value.detach() for name, value in module.named_parameters()}
@@ -120,6 +173,47 @@ def test_shards_are_read_where_they_lie(parallelize: Callable[..., Any], mesh: d
     verdict = check_training(**brought(model=build, parallelize=parallelize, mesh=mesh), cuts=CUTS)
     verdict.assert_equivalent()
     assert not verdict.unread
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize(
+    ("parallelize", "mesh"),
+    [
+        (cut_components, {"tp": 2}),
+        *((each, {"dp": 2, "tp": 2}) for each in (components_in_ddp, components_in_fsdp1, components_in_fsdp2)),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_shards_of_each_component_are_read_where_they_lie(
+    parallelize: Callable[..., Any], mesh: dict[str, int], dim: int
+) -> None:
+    """A fused weight is compared with its gradients and state, along both dims."""
+    cuts = {"weight": ((dim, "tp", SIZES),), "bias": ((0, "tp", SIZES),), "down.weight": ((1, "tp"),)}
+    verdict = check_training(**brought(model=lambda: Fused(dim=dim), parallelize=parallelize, mesh=mesh), cuts=cuts)
+    verdict.assert_equivalent()
+    assert not verdict.unread
+
+
+def test_a_wrong_gradient_in_a_component_is_seen_where_it_is() -> None:
+    """The second rank's last row is the last row of the full weight."""
+
+    def wrong(model: Any, mesh: DeviceMesh) -> None:
+        cut_components(model, mesh)
+        factors = torch.ones(8, 1, dtype=model.weight.dtype)
+        factors[-1] += mesh.get_rank()
+        model.weight.register_hook(lambda gradient: gradient * factors)
+
+    cuts = {"weight": ((0, "tp", SIZES),), "bias": ((-1, "tp", SIZES),), "down.weight": ((1, "tp"),)}
+    verdict = check_training(**brought(model=lambda: Fused(dim=0), parallelize=wrong, mesh={"tp": 2}), cuts=cuts)
+    assert verdict.divergence is not None
+    assert (verdict.divergence.phase.value, verdict.divergence.index[0], verdict.divergence.rank) == ("gradient", 15, 1)
+
+
+def test_equal_components_are_given_by_their_number() -> None:
+    """Ranks with components of 8, 4 and 4 rows have others than ranks with four components."""
+    cuts = {"weight": ((0, "tp", 4),), "bias": ((0, "tp", [4, 4, 4, 4]),), "down.weight": ((1, "tp"),)}
+    verdict = check_training(**brought(model=lambda: Fused(dim=0), parallelize=cut_components, mesh={"tp": 2}), cuts=cuts)
+    assert verdict.outcome is Outcome.DIVERGED
 
 
 @pytest.mark.parametrize(("how", "num_calls"), [({"cuts": CUTS}, 0), ({"full_tensors": gathered}, 3 * 2 * STEPS + 3 * 2)])
@@ -169,6 +263,9 @@ def test_a_shard_of_unknown_place_names_what_says_it() -> None:
             r"cuts entry '1.weight' .* no parameter .* 0.weight, 0.bias, 2.weight, 2.bias",
         ),
         ({"0.bias": ((1, "tp"),)}, r"cuts entry '0.bias' .* shape \(5,\) has no dim 1\. Expected a dim from -1 to 0"),
+        ({"0.weight": ((0, "tp", 0),)}, r"pairs of dim and axis, or triples of dim, axis and components"),
+        ({"0.weight": ((0, "tp", 2),)}, r"with components 2 .* dim 0 of shape \(5, 4\) has 5 elements\. Expected a divisor"),
+        ({"0.weight": ((0, "tp", (4, 2)),)}, r"with components \(4, 2\) .* or sizes with this sum"),
         ({"0.weight": ((1, "tp"),)}, r"'0.weight' .* full shape \(5, 4\) .* shard \(5, 2\), but its tensor is \(3, 4\)"),
     ],
 )

@@ -72,6 +72,10 @@ _lock = threading.Lock()
         ),
         ({"loss": lambda outputs, targets: (outputs * torch.rand(())).mean()}, "draws random numbers. Expected .* masks"),
         ({"model": lambda: nn.Linear(4, 2, dtype=torch.complex128), "dtype": None}, "weight is complex. Expected real"),
+        (
+            {"optimizer": lambda parameters, names: torch.optim.SGD(parameters)},
+            "optimizer .* requires 2 arguments. Expected .* named_parameters for pairs of name and parameter",
+        ),
         ({"optimizer": lambda parameters: None}, "optimizer .* returned None. Expected a torch.optim.Optimizer"),
         ({"step": lambda *arguments: "done"}, "step .* returned 'done'. Expected the loss"),
         ({"parallelize": lambda model, mesh: mesh}, "parallelize .* returned DeviceMesh.* Expected a torch.nn.Module, or None"),

@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 import torch
+from torch import nn
 
 from equivcheck.diagnosis.words import count_description
 from equivcheck.oracle.verdict.cause import Cause
@@ -24,6 +25,10 @@ MEAN_OF_MEANS = (
     "own rows, and the results are averaged over ranks"
 )
 BUFFERS = "buffers are left unreduced: each rank's buffers are computed from its own rows"
+BROADCAST = (
+    "each rank computes buffers from its own rows, and before each forward rank 0's buffers replace those of the other ranks, as "
+    "with DDP's `broadcast_buffers`"
+)
 PARTS = "your `shard` returns wrong parts (one device that averages over them computes the same values): "
 
 
@@ -31,8 +36,10 @@ def wrong_rows(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake
     """Yield means over means, equal rows on all ranks, and inputs paired with another rank's targets."""
     if not diverged.has_own_rows:
         return
+    parts = _describe_parts(diverged) if facts.differs else ""
     if facts.differs:
-        yield Mistake(Cause.MEAN_OF_MEANS, _describe_parts(diverged), lambda _ranks: None, own_rows=True)
+        if not parts.startswith(PARTS):
+            yield from _means_of_means(diverged, parts)
         where = diverged.ranks_text(diverged.data_axes)
         words = f"gradients are summed over {where}, as if each rank's loss were a partial sum"
         size = diverged.size(diverged.data_axes)
@@ -41,12 +48,23 @@ def wrong_rows(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake
     for source in range(count):
         words = f"every rank computes on the rows of rank {source}"
         yield Mistake(Cause.SAME_ROWS, words, partial(_load, rows=partial(_rows_from, diverged, source)), own_rows=True)
+    if parts.startswith(PARTS):  # last, because other words for the same rows say more
+        yield Mistake(Cause.SAME_ROWS, parts, lambda _ranks: None, own_rows=True)
     if diverged.task.step is None and diverged.first.phase in (Phase.LOSS, Phase.GRADIENT):
         for distance in range(1, count):
             for first, second, words in ((distance, 0, "inputs"), (0, distance, "targets")):
                 paired = partial(_paired_rows, diverged, first, second)
                 sentence = f"inputs and targets of different ranks are paired: rank r has the {words} of rank r + {distance}"
                 yield Mistake(Cause.SAME_ROWS, sentence, partial(_load, rows=paired), own_rows=True)
+
+
+def _means_of_means(diverged: DivergedTraining, words: str) -> Iterator[Mistake]:
+    yield Mistake(Cause.MEAN_OF_MEANS, words, lambda _ranks: None, own_rows=True)
+    if diverged.single.buffers.pieces:
+        # If losses and gradients are right until buffers differ, it is not the loss that each rank divides by its own count.
+        is_wrong_at_once = diverged.first.step == 0 and diverged.first.phase is not Phase.BUFFER
+        words = f"{words}; {BROADCAST}" if is_wrong_at_once else BROADCAST
+        yield Mistake(Cause.MEAN_OF_MEANS, words, _broadcast_buffers, own_rows=True)
 
 
 def _describe_parts(diverged: DivergedTraining) -> str:
@@ -75,6 +93,18 @@ def rows_of(batch: Any) -> list[tuple[bytes, ...]]:
 
 def _load(ranks: EmulatedUserRanks, *, rows: Callable[[int], Any]) -> None:
     ranks.batches = [rows(rank) for rank in range(len(ranks.batches))]
+
+
+def _broadcast_buffers(ranks: EmulatedUserRanks) -> None:
+    for rank, model in enumerate(ranks.models):
+        model.register_forward_pre_hook(partial(_take_buffers, ranks, rank))
+
+
+def _take_buffers(ranks: EmulatedUserRanks, rank: int, model: nn.Module, _inputs: Any) -> None:
+    own = dict(model.named_buffers())
+    given = ranks.exchange(rank, {name: buffer.clone() for name, buffer in own.items()}, lambda all_: [all_[0]] * len(all_))
+    for name, buffer in own.items():
+        buffer.data.copy_(given[name])
 
 
 def _sum_gradients(ranks: EmulatedUserRanks, *, size: int) -> None:

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from equivcheck.diagnosis.words import gradients
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.user.diagnosis.diverged import DivergedTraining, held_elements, wrong_elements
+from equivcheck.user.diagnosis.diverged import DivergedTraining, split_dim, wrong_elements
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 from equivcheck.user.diagnosis.mistake import Mistake, StepFacts
 from equivcheck.user.ranks import build_model
@@ -26,19 +26,18 @@ MAX_LAYERS = 16
 
 def wrong_splits(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
     """Yield mistakes for each linear layer and each axis whose ranks have the same rows."""
-    if diverged.first.phase not in (Phase.LOSS, Phase.GRADIENT):
-        return
     modules = [name for name, module in build_model(diverged.task).named_modules() if isinstance(module, nn.Linear)]
     for axis in diverged.same_row_axes:
         where = diverged.ranks_text((axis,))
+        lost = f"is not summed over {where}: each rank continues with its partial sum"
         for name in modules[:MAX_LAYERS]:
             yield from _biases(name, diverged.size((axis,)), where)
-            if held_elements(diverged).is_sharded:
-                words = f"is not summed over {where}: each rank continues with its partial sum"
+            if split_dim(diverged, f"{name}.weight", axis) == 1:
                 output = partial(_leave_output_partial, name=name, axis=axis)
-                yield Mistake(Cause.PARTIAL_OUTPUT, f"the output of row-wise `{name}` {words}", output)
+                yield Mistake(Cause.PARTIAL_OUTPUT, f"the output of row-wise `{name}` {lost}", output)
+            if split_dim(diverged, f"{name}.weight", axis) == 0:
                 gradient = partial(_replace, name=name, axis=axis, forward=_partial_gradient)
-                words = f"the gradient of the input of column-wise `{name}` {words}"
+                words = f"the gradient of the input of column-wise `{name}` {lost}"
                 yield Mistake(Cause.PARTIAL_INPUT_GRADIENT, words, gradient)
 
 
@@ -94,10 +93,8 @@ def _leave_output_partial(ranks: EmulatedUserRanks, *, name: str, axis: str) -> 
     """
     _replace(ranks, name=name, axis=axis, forward=_partial_output)
     for other, module in ranks.models[0].named_modules():
-        if isinstance(module, nn.Linear) and other != name:
-            first, *others = (ranks.held.by(f"{other}.weight", rank).any(1) for rank in ranks.peers(0, (axis,)))
-            if any(not torch.equal(first, rows) for rows in others):
-                _replace(ranks, name=other, axis=axis, forward=_summed_gradient)
+        if isinstance(module, nn.Linear) and other != name and split_dim(ranks.diverged, f"{other}.weight", axis) == 0:
+            _replace(ranks, name=other, axis=axis, forward=_summed_gradient)
 
 
 def _partial_output(split: _Split) -> Forward:

@@ -1,22 +1,27 @@
-"""Mistakes with parameters: wrong initial values, shards treated as full tensors, weights no longer shared."""
+"""Mistakes with parameters: wrong initial values, no gradients, shards treated as full tensors, weights no longer shared."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from equivcheck.diagnosis.words import name_ranks, tensors
+from equivcheck.diagnosis.words import gradients, join_words, name_ranks, tensors
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.user.diagnosis.diverged import DivergedTraining, held_elements, parameters_by_name
+from equivcheck.user.diagnosis.diverged import DivergedTraining, held_elements, initial_values, parameters_by_name
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
-from equivcheck.user.diagnosis.mistake import Mistake, StepFacts
+from equivcheck.user.diagnosis.mistake import Mistake, Span, StepFacts
 from equivcheck.user.ranks import build_model
-from equivcheck.worlds.trace.differences import Phase
+from equivcheck.user.traces.settings import UserTrace
+from equivcheck.worlds.trace.differences import Difference, Phase
 from equivcheck.worlds.trace.pieces import fill, select_piece, values_by_piece
+from equivcheck.worlds.trace.trace import Snapshot
+
+SYNC_OFF = "an FSDP2 module sets no gradient while its gradient sync is off (`set_requires_gradient_sync(False)`)"
 
 
 def wrong_start(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
@@ -34,18 +39,14 @@ def wrong_start(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mista
         some_ranks = len(ranks) < len(diverged.initial)
         who = f"{name_ranks(ranks)} start{'s' if len(ranks) == 1 else ''}" if some_ranks else "every rank starts"
         cause, words = Cause.UNEQUAL_START, f"{who} with other values of {tensors(names)} than one device"
-        if all(_is_permuted(diverged, name, right[name]) for name in names):
+        found = initial_values(diverged)
+        if all(_is_permuted(found[name], right[name]) for name in names):
             cause = Cause.PERMUTED
             words = f"{who} with the elements of {tensors(names)} in wrong places: wrong order, or wrong dim"
         yield Mistake(cause, words, lambda emulated: _start_there(diverged, emulated))
 
 
-def _is_permuted(diverged: DivergedTraining, name: str, right: np.ndarray) -> bool:
-    found = np.full(right.shape, np.nan)
-    for initial in reversed(diverged.initial):
-        for piece, values in values_by_piece(initial):
-            if piece.name == name and values is not None:
-                fill(found, piece, values)
+def _is_permuted(found: np.ndarray, right: np.ndarray) -> bool:
     return not np.array_equal(found, right) and np.array_equal(np.sort(found, axis=None), np.sort(right, axis=None))
 
 
@@ -57,6 +58,50 @@ def _start_there(diverged: DivergedTraining, ranks: EmulatedUserRanks) -> None:
                 fill(full, piece, values)
                 own[piece.name].data.copy_(torch.from_numpy(full))
     ranks.held.gather([{name: value.data for name, value in own.items()} for own in ranks.parameters])
+
+
+def missing_gradients(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
+    """Yield optimizer steps without the missing gradients, which are lost or added to later ones."""
+    if diverged.first.difference is not Difference.MISSING or diverged.first.phase is not Phase.GRADIENT:
+        return
+    missing = [[_missing_in(step.gradients, diverged.updated) for step in trace.steps] for trace in diverged.traces]
+    first, last = diverged.first.step, len(diverged.task.batches) - 1
+    ranks = [rank for rank, steps in enumerate(missing) if steps[first]]
+    where = "" if len(ranks) == len(missing) else f" on {name_ranks(ranks)}"
+    names = tuple(name for name in diverged.updated if any(name in steps[first] for steps in missing))
+    traces: Sequence[UserTrace | Any] = diverged.traces
+    units = {unit for trace in traces for unit in trace.casting}
+    why = f": {SYNC_OFF}" if any(not unit or name.startswith(f"{unit}.") for unit in units for name in names) else ""
+    numbers = [number for number in range(first, last + 1) if any(steps[number] for steps in missing)]
+    is_to_the_end = numbers == list(range(first, last + 1))
+    listed = f", at step{'' if len(numbers) == 1 else 's'} {join_words([str(number) for number in numbers])}"
+    when = Span(first=first).words if is_to_the_end else listed
+    words = f"{gradients(diverged, names)} None{where} when the optimizer steps{when}{why}"
+    yield Mistake(Cause.GRADIENT_LOST, words, partial(_lose_gradients, missing=missing, keeps=False))
+    if not is_to_the_end:
+        words = f"{words}; the missing gradients are added to those of the next step that has any"
+        yield Mistake(Cause.GRADIENT_LOST, words, partial(_lose_gradients, missing=missing, keeps=True))
+
+
+def _missing_in(gradients: Snapshot, names: Sequence[str]) -> set[str]:
+    there = zip(gradients.pieces, gradients.present, strict=True)
+    return {piece.name for piece, is_present in there if piece.numel and not is_present and piece.name in names}
+
+
+def _lose_gradients(ranks: EmulatedUserRanks, *, missing: Sequence[Sequence[set[str]]], keeps: bool) -> None:
+    """Set gradients to None, by rank and step, and add them to later ones if `keeps`."""
+    kept: dict[tuple[int, str], torch.Tensor] = {}
+
+    def lose(rank: int, step: int) -> None:
+        for name, value in ranks.parameters[rank].items():
+            if value.grad is None:
+                continue
+            total = value.grad + kept.pop((rank, name), torch.zeros_like(value.grad))
+            value.grad = None if name in missing[rank][step] else total
+            if value.grad is None and keeps:
+                kept[rank, name] = total
+
+    ranks.after_backward.append(lose)
 
 
 def local_statistics(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:

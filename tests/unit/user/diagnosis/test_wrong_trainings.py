@@ -32,6 +32,8 @@ IN_EACH_RUN = (
     "inf_norm_rooted",
     "all_gather_stale",
     "row_bias",
+    "buffers_of_one_rank",
+    "batch_norm_in_ddp",
     "dropout_seed",
 )
 """A few mistakes per kind. The torch environments run all."""
@@ -73,6 +75,14 @@ def test_two_causes_that_fit_are_both_named() -> None:
     averaged_twice, divided_twice = verdict.cause.removeprefix("either ").split(", or ")
     assert averaged_twice == "all gradients are averaged twice over the 2 dp ranks"
     assert divided_twice == "the gradient is divided by the number of microbatches twice"
+
+
+@pytest.mark.parametrize(("name", "kind"), [("summed_again", Cause.SUMMED), ("same_rows", Cause.SAME_ROWS)], ids=str)
+def test_no_other_words_for_the_same_mistake_follow(name: str, kind: Cause) -> None:
+    """A layer that is not split is not called row-wise, and equal rows are not wrong parts as well."""
+    verdict = check_training(**ALL[name].brought)
+    assert verdict.kinds == (kind,)
+    assert ALL[name].says in verdict.cause
 
 
 def test_a_second_update_is_not_told_from_another_rate_where_it_leaves_the_same() -> None:

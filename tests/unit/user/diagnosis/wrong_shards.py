@@ -248,6 +248,37 @@ def norm_of_own_rows(model: nn.Module, _mesh: DeviceMesh) -> nn.Module:
     return model
 
 
+def summed_again(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Column-wise, then row-wise. Gradients of the layers before are complete, and summed again."""
+    sum_missing(model, mesh)
+    up_and_down = model[4].forward
+    bias = model[4].bias
+    model[4].forward = lambda inputs: _Sum.apply(up_and_down(inputs) - bias) + bias
+    for parameter in (*model[0].parameters(), *model[1].parameters()):
+        parameter.register_hook(_total)
+    return model
+
+
+def _total(gradient: torch.Tensor) -> torch.Tensor:
+    total = gradient.clone()
+    dist.all_reduce(total)
+    return total
+
+
+class Normalized(nn.Module):
+    """Inputs minus a running mean, which the next step uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs = self.linear(inputs - self.mean)
+        self.mean = 0.5 * self.mean + 0.5 * inputs.detach().mean(0)
+        return outputs
+
+
 class Tracker(nn.Module):
     """A buffer with input statistics that nothing reads."""
 
@@ -329,10 +360,30 @@ SHARDS: dict[str, Wrong] = {
         reduce=nothing,
         changes={"parallelize": sum_missing, "model": columns_and_rows} | IN_TP,
     ),
+    "summed_again": by_hand(
+        "and 2 more are multiplied by the number of the 2 tp ranks",
+        reduce=nothing,
+        changes={"parallelize": summed_again, "model": columns_and_rows} | IN_TP,
+    ),
     "norm_of_own_rows": by_hand(
         "the gradients of `2.weight` and `2.bias` are not summed over the 2 tp ranks: each rank keeps the gradient",
         reduce=nothing,
         changes={"parallelize": norm_of_own_rows} | IN_TP,
+    ),
+    "buffers_of_one_rank": by_hand(
+        "each rank computes buffers from its own rows, and before each forward rank 0's buffers replace",
+        reduce=nothing,
+        first=1,
+        changes={"model": Normalized, "parallelize": lambda model, _mesh: nn.parallel.DistributedDataParallel(model)},
+    ),
+    "batch_norm_in_ddp": by_hand(
+        "and the results are averaged over ranks; each rank computes buffers from its own rows",
+        reduce=nothing,
+        first=0,
+        changes={
+            "model": lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)),
+            "parallelize": lambda model, _mesh: nn.parallel.DistributedDataParallel(model),
+        },
     ),
     "buffers_unsynced": by_hand("buffers are left unreduced", changes={"model": Tracker}),
     "uneven_microbatches": by_hand("although they have different numbers of rows", of_one=by_rows, changes={"batches": uneven()}),

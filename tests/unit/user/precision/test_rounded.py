@@ -239,7 +239,7 @@ def test_what_is_no_mean_over_rows_is_no_pass() -> None:
     arguments = rounding(parallelize=fully_sharded(REDUCED_WIDELY), precision=REDUCED_WIDELY)
     verdict = check_training(**arguments | {"loss": over_own_rows})
     assert verdict.outcome is Outcome.INCONCLUSIVE
-    assert "not a mean over rows?" in verdict.reason
+    assert "not a mean over rows: one device" in verdict.reason
 
 
 class Outputs(OrderedDict[str, Any]):

@@ -1,0 +1,125 @@
+"""Wrong attention masks: across documents, over a rank's own positions only, or with positions that restart on each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from equivcheck.oracle.verdict.cause import Cause
+from equivcheck.user.diagnosis.diverged import DivergedTraining
+from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
+from equivcheck.user.diagnosis.mistake import Mistake, StepFacts
+
+HIDDEN = -1e4
+"""Scores up to this value hide a key, as torch's and transformers' masks do."""
+Change = Callable[[torch.Tensor], torch.Tensor]
+"""Returns which keys a query sees, from which it should see. Shape: (..., positions, positions)."""
+
+
+def wrong_masks(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
+    """Yield attention across documents, and masks with a rank's own positions for each axis whose ranks have the same rows."""
+    words = "attention crosses the borders of packed documents: positions also see those of other documents in their row"
+    yield Mistake(Cause.ATTENTION_MASK, words, partial(_change_masks, change=without_documents))
+    for axis in diverged.same_row_axes:
+        count, where = diverged.size((axis,)), diverged.ranks_text((axis,))
+        words = f"attention sees only the rank's own positions along {axis}: keys and values of the other ranks are missing"
+        yield Mistake(Cause.ATTENTION_MASK, words, partial(_change_masks, change=partial(within_ranks, count=count)))
+        words = f"each of {where} applies the attention mask as if its own positions were the first"
+        yield Mistake(Cause.ATTENTION_MASK, words, partial(_change_masks, change=partial(from_first_position, count=count)))
+
+
+def without_documents(visible: torch.Tensor) -> torch.Tensor:
+    """Return a mask without borders between documents. A mask of another kind is returned unchanged."""
+    first, is_used = visible.int().argmax(-1), visible.any(-1)
+    is_causal = not visible.triu(1).any()
+    all_ = torch.ones_like(visible).tril() if is_causal else torch.ones_like(visible)
+    used = is_used[..., None] & visible.any(-2, keepdim=True) & all_
+    documents = (first[..., None] == first[..., None, :]) & used
+    return used if torch.equal(documents, visible) else visible
+
+
+def within_ranks(visible: torch.Tensor, *, count: int) -> torch.Tensor:
+    """Return a mask that hides the positions of other ranks."""
+    owner = torch.arange(visible.shape[-1]) * count // visible.shape[-1]
+    return visible & (owner[:, None] == owner)
+
+
+def from_first_position(visible: torch.Tensor, *, count: int) -> torch.Tensor:
+    """Return a mask in which each rank's queries see the same keys as the first rank's."""
+    size = visible.shape[-1]
+    return visible if size % count else visible[..., torch.arange(size) % (size // count), :]
+
+
+def _change_masks(ranks: EmulatedUserRanks, *, change: Change) -> None:
+    for model in ranks.models:
+        module: Any = model
+        module.forward = partial(_call_with_masks, module.forward, change)
+
+
+def _call_with_masks(forward: Callable[..., Any], change: Change, *inputs: Any, **keywords: Any) -> Any:
+    with ChangedMasks(change):
+        return forward(*inputs, **keywords)
+
+
+class ChangedMasks(TorchFunctionMode):
+    """Changes the attention masks of torch functions: as an argument, filled in, selected by `where`, or added to scores."""
+
+    def __init__(self, change: Change) -> None:
+        super().__init__()
+        self._change = change
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function with another mask if it has one for square scores."""
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "").strip("_")
+        if func is functional.scaled_dot_product_attention:
+            return self._attention(*args, **kwargs)
+        if name == "masked_fill" and len(args) == 3 and _is_low(args[2]) and _is_mask(args[1], args[0]):
+            args = (args[0], ~self._change(~args[1]), args[2])
+        elif name == "where" and len(args) == 3 and _is_low(args[2]) and _is_mask(args[0], args[1]):
+            args = (self._change(args[0]), *args[1:])
+        elif name in ("add", "iadd") and len(args) == 2 and _is_added(args[1], args[0]):
+            args = (args[0], self._added(args[1]))
+        return func(*args, **kwargs)
+
+    def _attention(self, query: torch.Tensor, key: torch.Tensor, *others: Any, **keywords: Any) -> torch.Tensor:
+        given = dict(zip(("value", "attn_mask", "dropout_p", "is_causal"), others, strict=False)) | keywords
+        mask: Any = given.get("attn_mask")
+        scores = query.new_empty(()).expand(query.shape[-2], key.shape[-2])
+        if mask is None and scores.shape[0] == scores.shape[1] > 1:
+            ones = torch.ones(scores.shape, dtype=torch.bool)
+            given["attn_mask"], given["is_causal"] = self._change(ones.tril() if given.get("is_causal") else ones), False
+        elif _is_mask(mask, scores):
+            given["attn_mask"] = self._change(mask)
+        elif _is_added(mask, scores):
+            given["attn_mask"] = self._added(mask)
+        return functional.scaled_dot_product_attention(query, key, **given)
+
+    def _added(self, mask: torch.Tensor) -> torch.Tensor:
+        return torch.where(self._change(mask > HIDDEN), torch.zeros_like(mask), mask.min())
+
+
+def _is_low(value: Any) -> bool:
+    is_number = isinstance(value, (int, float)) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+    return is_number and float(value) <= HIDDEN
+
+
+def _is_square(mask: Any, scores: Any) -> bool:
+    are_tensors = isinstance(mask, torch.Tensor) and isinstance(scores, torch.Tensor) and min(mask.dim(), scores.dim()) > 1
+    return are_tensors and mask.shape[-1] == mask.shape[-2] > 1 and mask.shape[-2:] == scores.shape[-2:]
+
+
+def _is_mask(mask: Any, scores: Any) -> bool:
+    return _is_square(mask, scores) and mask.dtype is torch.bool
+
+
+def _is_added(mask: Any, scores: Any) -> bool:
+    """Whether a tensor has only zeros and low values."""
+    if not _is_square(mask, scores) or not mask.is_floating_point():
+        return False
+    return bool(((mask == 0.0) | (mask <= HIDDEN)).all()) and bool((mask <= HIDDEN).any())

@@ -1,0 +1,168 @@
+"""Fused weights, such as query, key and value in one: split as one block, or read from the wrong places."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from equivcheck.diagnosis.words import tensors
+from equivcheck.oracle.verdict.cause import Cause
+from equivcheck.user.diagnosis.diverged import DivergedTraining, held_indices, initial_values, parameters_by_name, split_dim
+from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
+from equivcheck.user.diagnosis.mistake import Mistake, StepFacts
+from equivcheck.user.ranks import build_model
+from equivcheck.user.traces.settings import UserTrace
+from equivcheck.worlds.trace.trace import Snapshot
+
+MAX_GROUPS = 16
+"""Largest number of groups of layers to try."""
+EQUAL = (2, 3)
+"""Numbers of equal components: gate and up, or query, key and value."""
+QUERIES = (2, 4, 8)
+"""How many times larger the queries may be than the keys, and the values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    """An order of a tensor's indices along one dim."""
+
+    dim: int
+    """Dim."""
+    indices: torch.Tensor
+    """Index in the other tensor, for each index."""
+
+
+Orders = Mapping[str, _Order]
+"""Orders by parameter name."""
+
+
+def component_sizes(size: int, num_ranks: int) -> Iterator[tuple[int, ...]]:
+    """Yield possible sizes of components in a dim; ranks can split each of them."""
+    for shares in (*((1,) * count for count in EQUAL), *((times, 1, 1) for times in QUERIES)):
+        if size % (sum(shares) * num_ranks) == 0:
+            yield tuple(size // sum(shares) * share for share in shares)
+
+
+def order_in_blocks(sizes: Sequence[int], num_ranks: int) -> torch.Tensor:
+    """Return, for each index in the components, the index that ranks find there if they split the dim as one block."""
+    blocks = torch.arange(sum(sizes)).chunk(num_ranks)
+    parts = [torch.split(block, [size // num_ranks for size in sizes]) for block in blocks]
+    return torch.cat([part[number] for number in range(len(sizes)) for part in parts])
+
+
+def fused_as_one_block(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
+    """Yield layers whose ranks split a fused weight as one block, but compute with components of it."""
+    for axis in diverged.same_row_axes if not diverged.first.step else ():
+        where, num_ranks = diverged.ranks_text((axis,)), diverged.size((axis,))
+        for size, dims in _column_wise(diverged, axis)[:MAX_GROUPS]:
+            subject = f"{tensors(tuple(dims))} {'is' if len(dims) == 1 else 'are'} split over {where} as one block"
+            for sizes in component_sizes(size, num_ranks):
+                indices = order_in_blocks(sizes, num_ranks)
+                orders = {name: _Order(dim=dim, indices=indices) for name, dim in dims.items()}
+                components = f"{len(sizes)} components"
+                if len(set(sizes)) > 1:
+                    components += f" in the ratio {':'.join(str(each // min(sizes)) for each in sizes)}"
+                words = f"{subject}, but your model reads a rank's block as {components}: split each component by itself"
+                yield Mistake(Cause.PERMUTED, words, partial(_compute_reordered, orders=orders))
+
+
+def _column_wise(diverged: DivergedTraining, axis: str) -> list[tuple[int, dict[str, int]]]:
+    """Sizes of dims split as one block, with dims by parameter name. Layers whose names differ only in numbers are together."""
+    model = build_model(diverged.task)
+    alike: dict[tuple[int, str], dict[str, int]] = {}
+    for name, value in parameters_by_name(model).items():
+        dim, owner = split_dim(diverged, name, axis), name.rpartition(".")[0]
+        if dim is None or (dim and isinstance(model.get_submodule(owner), nn.Linear)):
+            continue  # a linear layer's inputs are not fused
+        blocks = torch.arange(value.shape[dim]).chunk(diverged.size((axis,)))
+        if all(map(torch.equal, held_indices(diverged, name, axis, dim), blocks)):
+            alike.setdefault((value.shape[dim], re.sub(r"\d+", "*", owner)), {})[name] = dim
+    return [(size, dims) for (size, _), dims in alike.items()]
+
+
+def _compute_reordered(ranks: EmulatedUserRanks, *, orders: Orders) -> None:
+    by_owner: dict[str, dict[str, _Order]] = {}
+    for name, order in orders.items():
+        owner, _, own = name.rpartition(".")
+        by_owner.setdefault(owner, {})[own] = order
+    for model in ranks.models:
+        for owner, own_orders in by_owner.items():
+            module: Any = model.get_submodule(owner)
+            module.forward = _Reordered(module, module.forward, own_orders)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reordered:
+    """A module's forward with parameters in another order."""
+
+    module: Any
+    forward: Callable[..., Any]
+    orders: Orders
+
+    def __call__(self, *inputs: Any, **keywords: Any) -> Any:
+        given = {name: getattr(self.module, name).index_select(order.dim, order.indices) for name, order in self.orders.items()}
+        self.module.forward = self.forward
+        try:
+            return functional_call(self.module, given, inputs, keywords)
+        finally:
+            self.module.forward = self
+
+
+def components_misread(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
+    """Yield correct ranks that hold parts of components, although the user's `cuts` describe one block."""
+    right = {name: value.detach().double().numpy() for name, value in parameters_by_name(build_model(diverged.task)).items()}
+    found = initial_values(diverged) if diverged.task.cuts is not None else {}
+    wrong = [name for name, values in found.items() if name in right and not np.array_equal(values, right[name])]
+    for axis in diverged.same_row_axes if wrong else ():
+        num_ranks, dims = diverged.size((axis,)), {name: split_dim(diverged, name, axis) for name in wrong}
+        sizes = {name: _sizes_that_fit(found[name], right[name], dim, num_ranks) for name, dim in dims.items()}
+        if all(sizes.values()):
+            first, own = wrong[0], sizes[wrong[0]]
+            entry = {first: ((dims[first], axis, len(own) if len(set(own)) == 1 else own),)}
+            words = f"your ranks split each component of {tensors(wrong)}, but `cuts` describes one block: pass cuts={entry}"
+            words += ", and the same for the others" if len(wrong) > 1 else ""
+            orders = {
+                name: _Order(dim=dim, indices=order_in_blocks(sizes[name], num_ranks).argsort())
+                for name, dim in dims.items()
+                if dim is not None
+            }
+            yield Mistake(Cause.PERMUTED, words, partial(_read_reordered, orders=orders))
+
+
+def _sizes_that_fit(found: np.ndarray, right: np.ndarray, dim: int | None, num_ranks: int) -> tuple[int, ...]:
+    """Components whose parts explain initial values read as one block; empty if none do."""
+    for sizes in component_sizes(right.shape[dim], num_ranks) if dim is not None else ():
+        if np.array_equal(found, right.take(order_in_blocks(sizes, num_ranks).argsort().numpy(), dim)):
+            return sizes
+    return ()
+
+
+def _read_reordered(ranks: EmulatedUserRanks, *, orders: Orders) -> None:
+    def read(trace: UserTrace) -> UserTrace:
+        steps = tuple(
+            replace(step, gradients=_reordered(step.gradients, orders), parameters=_reordered(step.parameters, orders))
+            for step in trace.steps
+        )
+        return replace(trace, steps=steps, state=_reordered(trace.state, orders))
+
+    ranks.reads = read
+
+
+def _reordered(snapshot: Snapshot, orders: Orders) -> Snapshot:
+    """Reorder a single device's tensors, and optimizer state in their shapes."""
+    values, place = snapshot.values.copy(), 0
+    for piece, present in zip(snapshot.pieces, snapshot.present, strict=True):
+        order = orders.get(piece.name.partition("/")[0])
+        end = place + (piece.numel if present else 0)
+        if order is not None and present and piece.shape[order.dim : order.dim + 1] == (len(order.indices),):
+            values[place:end] = snapshot.values[place:end].reshape(piece.shape).take(order.indices.numpy(), order.dim).reshape(-1)
+        place = end
+    return replace(snapshot, values=values)
