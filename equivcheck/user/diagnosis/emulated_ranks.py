@@ -16,7 +16,7 @@ from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.training.threads import one_thread
 from equivcheck.user.batches import convert_batch, part_number_at
 from equivcheck.user.diagnosis.diverged import DivergedTraining, held_elements, parameters_by_name
-from equivcheck.user.diagnosis.interception import intercept_steps, norm_of
+from equivcheck.user.diagnosis.interception import intercept_backward, intercept_clipping, norm_of
 from equivcheck.user.diagnosis.turns import NotTogether, Turns
 from equivcheck.user.loop import default_step, train
 from equivcheck.user.randomness import RowShard, seed_generators
@@ -117,7 +117,7 @@ class EmulatedUserRanks:
 
     def train(self, num_steps: int) -> tuple[UserTrace, ...]:
         """Train `num_steps` steps and return a trace per rank."""
-        with intercept_steps(self._backward, self._clip), seed_generators(self.task.seed):
+        with intercept_backward(self._backward), intercept_clipping(self._clip), seed_generators(self.task.seed):
             return tuple(self.turns.run(lambda rank: self._train_one(rank, num_steps)))
 
     def _train_one(self, rank: int, num_steps: int) -> UserTrace:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.utils import clip_grad
 
 from equivcheck.user.precision import autograd_private
@@ -18,38 +20,66 @@ Clip = Callable[[list[torch.Tensor], float, Callable[[list[torch.Tensor], torch.
 
 
 @contextlib.contextmanager
-def intercept_steps(backward: Backward, clip: Clip) -> Iterator[None]:
-    """Intercept every `Tensor.backward()` and `clip_grad_norm_` in all threads."""
+def intercept_backward(backward: Backward) -> Iterator[None]:
+    """Intercept every `Tensor.backward()` in all threads."""
     own_backward, own_run = torch.autograd.backward, autograd_private.run_backward
-    own_clip = (clip_grad._get_total_norm, clip_grad._clip_grads_with_norm_)
-    norms: dict[int, torch.Tensor] = {}
 
-    # `clip_grad_norm_` calls two private functions. The first returns a placeholder because it does not know the parameters.
-    # The second does, so the norm is computed there and written into the placeholder.
-    def intercept_backward(own: Callable[..., None]) -> Callable[..., None]:
+    def wrap(own: Callable[..., None]) -> Callable[..., None]:
         return lambda *arguments, **keywords: backward(lambda: own(*arguments, **keywords))
 
-    def placeholder_norm(_gradients: Any, norm_type: float = 2.0, *_arguments: Any, **_keywords: Any) -> torch.Tensor:
-        norm = torch.tensor(float("nan"), dtype=torch.float64)
-        norm.kind = float(norm_type)  # type: ignore[attr-defined]
-        norms[id(norm)] = norm
-        return norm
-
-    def scaling(parameters: Any, max_norm: float, norm: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
-        tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        if norms.pop(id(norm), None) is None:
-            own_clip[1](tensors, max_norm, norm, *arguments, **keywords)
-            return
-        found = clip(tensors, norm.kind, lambda some, by: own_clip[1](some, max_norm, by))  # type: ignore[attr-defined]
-        norm.data = found.detach()
-
-    torch.autograd.backward, autograd_private.run_backward = intercept_backward(own_backward), intercept_backward(own_run)
-    clip_grad._get_total_norm, clip_grad._clip_grads_with_norm_ = placeholder_norm, scaling  # type: ignore[assignment]
+    torch.autograd.backward, autograd_private.run_backward = wrap(own_backward), wrap(own_run)
     try:
         yield
     finally:
         torch.autograd.backward, autograd_private.run_backward = own_backward, own_run
-        clip_grad._get_total_norm, clip_grad._clip_grads_with_norm_ = own_clip
+
+
+@contextlib.contextmanager
+def intercept_clipping(clip: Clip) -> Iterator[None]:
+    """Intercept every `clip_grad_norm_`, and every `torch.nn.utils.clip_grads_with_norm_` with a norm of all its gradients.
+
+    A norm is recognized if `torch.nn.utils.get_total_norm` returned it, or if it is the 2-norm.
+    """
+    own_norm, own_scaling = clip_grad._get_total_norm, clip_grad._clip_grads_with_norm_
+    kinds: dict[int, tuple[torch.Tensor, float]] = {}
+
+    # `clip_grad_norm_` calls two private functions. The first returns a placeholder because it does not know the parameters.
+    # The second does, so the norm is computed there and written into the placeholder.
+    def placeholder_norm(_gradients: Any, norm_type: float = 2.0, *_arguments: Any, **_keywords: Any) -> torch.Tensor:
+        norm = torch.tensor(float("nan"), dtype=torch.float64)
+        kinds[id(norm)] = norm, float(norm_type)
+        return norm
+
+    def total_norm(gradients: Any, norm_type: float = 2.0, *arguments: Any, **keywords: Any) -> torch.Tensor:
+        norm = own_norm(gradients, norm_type, *arguments, **keywords)
+        kinds[id(norm)] = norm, float(norm_type)
+        return norm
+
+    def scaling(parameters: Any, max_norm: float, norm: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
+        tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        _, kind = kinds.pop(id(norm), (norm, 2.0 if _is_euclidean(norm, tensors) else None))
+        if kind is None:
+            own_scaling(tensors, max_norm, norm, *arguments, **keywords)
+            return
+        found = clip(tensors, kind, lambda some, by: own_scaling(some, max_norm, by))
+        norm.data = found.detach()
+
+    # The public names of both private functions are attributes of `torch.nn.utils`.
+    clip_grad._get_total_norm, clip_grad._clip_grads_with_norm_ = placeholder_norm, scaling  # type: ignore[assignment]
+    nn.utils.get_total_norm, nn.utils.clip_grads_with_norm_ = total_norm, scaling  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        clip_grad._get_total_norm, clip_grad._clip_grads_with_norm_ = own_norm, own_scaling
+        nn.utils.get_total_norm, nn.utils.clip_grads_with_norm_ = own_norm, own_scaling
+
+
+def _is_euclidean(norm: Any, tensors: Iterable[torch.Tensor]) -> bool:
+    gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
+    if not isinstance(norm, torch.Tensor) or not gradients:
+        return False
+    own = norm_of(gradients, 2.0)
+    return math.isclose(float(norm), float(own), rel_tol=8 * torch.finfo(own.dtype).eps)
 
 
 def norm_of(tensors: Iterable[torch.Tensor], kind: float) -> torch.Tensor:

@@ -25,7 +25,7 @@ class StepFacts:
     num_backward: int
     """Backward passes per step."""
     clips: bool
-    """Whether a step calls `torch.nn.utils.clip_grad_norm_`."""
+    """Whether a step clips with `torch.nn.utils.clip_grad_norm_` or `clip_grads_with_norm_`."""
     differs: bool
     """Whether ranks with their own rows compute something else than one device."""
 

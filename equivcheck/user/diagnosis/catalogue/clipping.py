@@ -33,7 +33,7 @@ _COMBINED: tuple[tuple[Combined, str], ...] = (
 
 
 def wrong_clippings(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield clipping mistakes if the single-device step calls `clip_grad_norm_`."""
+    """Yield clipping mistakes if the single-device step clips."""
     if not facts.clips:
         return
     yield _by(Cause.NOT_CLIPPED, "gradients are not clipped", lambda *_: torch.zeros((), dtype=torch.float64))
