@@ -37,7 +37,7 @@ def _patterns(diverged: Evidence, types: Sequence[tuple[torch.dtype, str]]) -> I
     is_one_number = sum(found[name].size for name in names) == 1  # fits many patterns by chance
     yield from _zero(diverged, names, found)
     if not is_one_number:
-        yield from _rounded(diverged, names, found, types)
+        yield from _rounded(diverged, names, types, found=found, expected=expected)
         yield from _stale(diverged, names, found)
     yield from _multiple(diverged, names, is_one_number=is_one_number)
     yield from _moved(diverged, names, found, expected)
@@ -69,10 +69,16 @@ def _zero(diverged: Evidence, names: list[str], found: TensorsByName) -> Iterato
 
 
 def _rounded(
-    diverged: Evidence, names: list[str], found: TensorsByName, types: Sequence[tuple[torch.dtype, str]]
+    diverged: Evidence,
+    names: list[str],
+    types: Sequence[tuple[torch.dtype, str]],
+    *,
+    found: TensorsByName,
+    expected: TensorsByName,
 ) -> Iterator[Diagnosis]:
+    """Values on one device that the type can represent as well, such as small whole numbers, are no evidence for rounding."""
     for kind, name in types:
-        if all(_holds(kind, found[each]) for each in names):
+        if all(_holds(kind, found[each]) for each in names) and not all(_holds(kind, expected[each]) for each in names):
             is_update = diverged.first.phase in (Phase.UPDATE, Phase.STATE)
             cause = Cause.MASTERS_IN_LOWER_PRECISION if is_update else Cause.REDUCED_IN_LOWER_PRECISION
             yield _pattern(cause, f"{_subject(diverged, names)} rounded to {name}: every element is representable in it")

@@ -105,7 +105,7 @@ def _update_by_old_gradients(ranks: EmulatedUserRanks) -> None:
 
 
 def _gathered_late(diverged: DivergedTraining) -> Iterator[Mistake]:
-    """Elements unchanged by a rank's first wrong update: other ranks' shards arrive a step late, or never."""
+    """Elements that some rank updates, but not all: other ranks' shards arrive a step late, or never."""
     masks = _left_behind(diverged)
     if not any(masks):
         return
@@ -117,7 +117,10 @@ def _gathered_late(diverged: DivergedTraining) -> Iterator[Mistake]:
 
 
 def _left_behind(diverged: DivergedTraining) -> list[dict[str, torch.Tensor]]:
-    """Per rank: full-tensor elements that its first wrong update left unchanged although they should change."""
+    """Per rank: full-tensor elements that its first wrong update left unchanged although they should change.
+
+    Elements that no rank has changed are left out: nobody updates them.
+    """
     step = diverged.first.step
     if not step and not diverged.initial:
         return []
@@ -132,6 +135,11 @@ def _left_behind(diverged: DivergedTraining) -> list[dict[str, torch.Tensor]]:
                 if name in before and name in expected and after[name].shape == expected[name].shape == before[name].shape
             }
         )
+    for name in dict.fromkeys(name for mine in found for name in mine):
+        by_nobody = torch.stack([mine[name] for mine in found if name in mine]).all(0)
+        for mine in found:
+            if name in mine:
+                mine[name] = mine[name] & ~by_nobody
     return [{name: mask for name, mask in mine.items() if mask.any()} for mine in found]
 
 

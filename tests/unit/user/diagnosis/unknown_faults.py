@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
+from torch import nn
 
 from unit.user.diagnosis.wrong_gradients import changed
 from unit.user.diagnosis.wrong_trainings import Wrong, averaged, by_hand, rank
+from unit.user.programs import batches, brought
 
 
 def noisy(parameters: list[torch.Tensor]) -> None:
@@ -36,6 +39,20 @@ def twice_wrong(parameters: list[torch.Tensor]) -> None:
     parameters[0].grad.zero_()
 
 
+class Counting(nn.Module):
+    """A layer that counts its rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+        self.register_buffer("seen", torch.zeros(2))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Count twice as many rows on ranks."""
+        self.seen += torch.tensor([4.0, 8.0]) * (2 if dist.is_initialized() else 1)
+        return self.linear(inputs)
+
+
 UNKNOWN: dict[str, tuple[Wrong, str]] = {
     "noise": (by_hand("", reduce=noisy), "ranks disagree on `0.weight`"),
     "two_faults": (by_hand("", reduce=twice_wrong), ""),
@@ -45,6 +62,10 @@ UNKNOWN: dict[str, tuple[Wrong, str]] = {
     ),
     "transposed": (by_hand("", reduce=changed(lambda gradient: gradient.T.reshape(gradient.shape))), "transposed"),
     "zero_rows": (by_hand("", reduce=ZeroRow()), "row 0 of `0.weight` is zero"),
+    "whole_numbers_doubled": (
+        Wrong(says="", brought=brought(model=Counting, batches=batches(steps=1))),
+        "`seen` is 2 times as large as on one device",
+    ),
     "slightly_off": (by_hand("", reduce=changed(lambda gradient: gradient * (1 + 1e-12))), ""),
 }
 """Mistakes outside the catalogue, each with its pattern."""
