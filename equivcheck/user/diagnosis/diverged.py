@@ -19,6 +19,7 @@ from equivcheck.diagnosis.evidence import Evidence
 from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.reference.reference import Reference
 from equivcheck.user.batches import convert_batch, microbatches, rank_batch
+from equivcheck.user.diagnosis.observed import observed_ranks
 from equivcheck.user.ranks import rank_module, rank_reader
 from equivcheck.user.task import Task
 from equivcheck.user.traces.names import TensorNames
@@ -57,12 +58,19 @@ class DivergedTraining(Evidence):
 
     @property
     def counts(self) -> dict[int, str]:
-        """Possible wrong factors, with their names: axis sizes, microbatches, ranks."""
-        counts = {size: f"the {size} {name} ranks" for name, size in self.task.mesh if size > 1}
-        counts.setdefault(self.task.num_data_ranks, "the data ranks")
-        counts.setdefault(self.num_microbatches, "the microbatches")
-        counts.setdefault(self.task.num_ranks, f"the {self.task.num_ranks} ranks")
-        return counts
+        """Possible wrong factors above 1. Equal numbers, such as axis sizes and microbatches, share a name with all of them."""
+        ranks = [(self.size(axes), self.ranks_text(axes)) for axes in sorted(axis_subsets(self.wide_axes), key=len)]
+        counts: dict[int, list[str]] = {}
+        for number, words in (*ranks, *self.call_counts(1)):
+            counts.setdefault(number, []).append(words)
+        return {number: " or of ".join(words) for number, words in counts.items()}
+
+    def call_counts(self, known: int) -> list[tuple[int, str]]:
+        """Return how many microbatches and backward passes a step has, with names; without the `known` number."""
+        passes = max((run.num_backward for run in observed_ranks(self)), default=1)
+        named = [(self.num_microbatches, f"the {self.num_microbatches} microbatches")]
+        named += [(passes, f"the {passes} backward passes in a rank's step")] * (passes != self.num_microbatches)
+        return [(number, words) for number, words in named if number not in (1, known)]
 
     @property
     def num_microbatches(self) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from equivcheck.diagnosis.agreement import num_agreeing_moments
 from equivcheck.diagnosis.patterns import pattern_of
 from equivcheck.oracle.comparison.compare import compare
-from equivcheck.oracle.verdict.cause import Cause
+from equivcheck.oracle.verdict.cause import Cause, Diagnosis
+from equivcheck.user.diagnosis.catalogue.addends import wrong_addends
 from equivcheck.user.diagnosis.catalogue.attention import wrong_masks
 from equivcheck.user.diagnosis.catalogue.clipping import wrong_clippings
 from equivcheck.user.diagnosis.catalogue.components import components_misread, fused_as_one_block
@@ -25,6 +26,7 @@ from equivcheck.user.diagnosis.catalogue.updates import wrong_updates
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 from equivcheck.user.diagnosis.mistake import Mistake, StepFacts
+from equivcheck.user.diagnosis.repair import missing_reductions
 from equivcheck.user.traces.settings import UserTrace
 from equivcheck.worlds.trace.differences import Difference, Phase
 from equivcheck.worlds.work_clock import WorkClock
@@ -45,6 +47,7 @@ CATALOGUE: tuple[tuple[Wrong, tuple[Phase, ...]], ...] = (
     (missing_gradients, (Phase.GRADIENT,)),
     (wrong_clippings, COMPUTED),
     (wrong_reductions, COMPUTED),
+    (wrong_addends, COMPUTED),
     (wrong_splits, COMPUTED),
     (wrong_positions, (Phase.GRADIENT,)),
     (fused_as_one_block, (Phase.LOSS,)),
@@ -91,7 +94,8 @@ def explanation_of(diverged: DivergedTraining) -> Explanation:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         facts = _step_facts(diverged)
-        fits = [] if facts is None else _fits(diverged, facts)
+        fits: Sequence[Mistake | Diagnosis] = [] if facts is None else _fits(diverged, facts)
+        fits = fits or missing_reductions(diverged)
     if fits:
         words = ", or ".join(fit.sentence for fit in fits)
         cause = words if len(fits) == 1 else f"either {words}"

@@ -36,7 +36,7 @@ def intercept_backward(backward: Backward) -> Iterator[None]:
 
 @contextlib.contextmanager
 def intercept_clipping(clip: Clip) -> Iterator[None]:
-    """Intercept every `clip_grad_norm_`, and every `torch.nn.utils.clip_grads_with_norm_` with a norm of all its gradients.
+    """Intercept every `clip_grad_norm_`, and every `torch.nn.utils.clip_grads_with_norm_` with the norm over all its gradients.
 
     A norm is recognized if `torch.nn.utils.get_total_norm` returned it, or if it is the 2-norm.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 
 import torch
 
@@ -21,12 +22,16 @@ def narrower_types(diverged: DivergedTraining) -> list[tuple[torch.dtype, str]]:
     return [(kind, name) for kind, name in TYPES if torch.finfo(kind).eps > diverged.eps]
 
 
-def lower_precision(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
+def lower_precision(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
     """Yield reductions, gradients and parameters with fewer digits."""
     for kind, name in narrower_types(diverged):
         for before in (False, True) if diverged.has_own_rows else ():
             change = partial(_reduce_in, kind=kind, before=before)
             yield Mistake(Cause.REDUCED_IN_LOWER_PRECISION, f"gradients are reduced in {name}", change, own_rows=True)
+        for of_each, of_sum in product((True, False), repeat=2) if facts.num_backward > 1 else ():
+            change = partial(_accumulate_in, kind=kind, of_each=of_each, of_sum=of_sum)
+            words = f"gradients are accumulated in {name}"
+            yield Mistake(Cause.REDUCED_IN_LOWER_PRECISION, words, change, own_rows=not of_sum and diverged.has_own_rows)
         words = f"gradients are rounded to {name}"
         yield Mistake(Cause.REDUCED_IN_LOWER_PRECISION, words, partial(_round_gradients, kind=kind))
         words = f"parameters are kept in {name} between steps"
@@ -45,6 +50,33 @@ def _reduce_in(ranks: EmulatedUserRanks, *, kind: torch.dtype, before: bool) -> 
     def reduce(all_: list[Gradients], _microbatch: int, _step: int) -> list[Gradients]:
         peers = [ranks.peers(rank, ranks.axes) for rank in range(len(all_))]
         return [{name: mean(all_, of_rank, name) for name in all_[of_rank[0]]} for of_rank in peers]
+
+    ranks.reduce = reduce
+
+
+def _accumulate_in(ranks: EmulatedUserRanks, *, kind: torch.dtype, of_each: bool, of_sum: bool) -> None:
+    """Round the accumulated gradient after each microbatch.
+
+    `of_each` rounds each microbatch's gradient as well. `of_sum` reduces each microbatch's gradient before it is accumulated.
+    """
+    sums: list[Gradients] = [{} for _ in ranks.models]
+
+    def add(total: Gradients, fresh: Gradients) -> Gradients:
+        """Add to the sum, and return the change of the sum."""
+        added = {}
+        for name, value in fresh.items():
+            before = total.get(name, torch.zeros_like(value))
+            total[name] = (before + (value.to(kind) if of_each else value)).to(kind).to(value.dtype)
+            added[name] = total[name] - before
+        return added
+
+    def reduce(all_: list[Gradients], microbatch: int, step: int) -> list[Gradients]:
+        if microbatch == 0:
+            for total in sums:
+                total.clear()
+        given = ranks.mean(all_, microbatch, step) if of_sum else all_
+        added = [add(total, fresh) for total, fresh in zip(sums, given, strict=True)]
+        return added if of_sum else ranks.mean(added, microbatch, step)
 
     ranks.reduce = reduce
 

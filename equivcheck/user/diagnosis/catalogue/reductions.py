@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from equivcheck.diagnosis.words import count_description, gradients, rows_of_tensor
+from equivcheck.diagnosis.words import count_description, gradients, name_ranks, rows_of_tensor
 from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis.diverged import DivergedTraining, Masks, axis_subsets, suspects
@@ -22,20 +22,27 @@ LEAST_SCALE = 16.0
 """A power of two from here on counts as a loss scaler's factor."""
 
 
-def wrong_reductions(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
+def wrong_reductions(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
     """Yield mistakes in reduction for the first wrong gradients, and for all."""
     for span in spans(diverged):
         for masks in suspects(diverged):
-            what = gradients(diverged, diverged.updated if masks is None else tuple(masks))
-            if masks is not None and not all(mask.all() for mask in masks.values()):
-                what = f"the gradients of {rows_of_tensor({name: mask.numpy() for name, mask in masks.items()})} are"
+            what = subject(diverged, masks)
             if diverged.has_own_rows:
                 ways = (*_over_some_axes(diverged), *_over_groups(diverged), *_from_one_rank(diverged))
                 for cause, words, wrong in ways:
                     yield Mistake(cause, f"{what} {words}{span.words}", reduce_by(wrong, masks, span), own_rows=True)
-            for cause, words, factor in _factors(diverged):
+            for cause, words, factor in _factors(diverged, facts):
                 change = reduce_by(partial(_scaled, factor=factor), masks, span)
                 yield Mistake(cause, f"{what} {words}{span.words}", change)
+    if diverged.first.phase is Phase.LOSS:
+        yield from _scaled_losses(diverged)
+
+
+def subject(diverged: DivergedTraining, masks: Masks | None) -> str:
+    """Return subject and verb for a sentence about selected gradients; None selects all."""
+    if masks is None or all(mask.all() for mask in masks.values()):
+        return gradients(diverged, diverged.updated if masks is None else tuple(masks))
+    return f"the gradients of {rows_of_tensor({name: mask.numpy() for name, mask in masks.items()})} are"
 
 
 def reduce_by(wrong: Wrong, masks: Masks | None, span: Span, microbatches: Sequence[int] | None = None) -> Change:
@@ -46,14 +53,15 @@ def reduce_by(wrong: Wrong, masks: Masks | None, span: Span, microbatches: Seque
             right = ranks.mean(all_, microbatch, step)
             if step not in span or (microbatches is not None and microbatch not in microbatches):
                 return right
-            return [_mixed(*each, masks) for each in zip(wrong(ranks, all_), right, strict=True)]
+            return [mix_gradients(*each, masks) for each in zip(wrong(ranks, all_), right, strict=True)]
 
         ranks.reduce = reduce
 
     return change
 
 
-def _mixed(wrong: Gradients, right: Gradients, masks: Masks | None) -> Gradients:
+def mix_gradients(wrong: Gradients, right: Gradients, masks: Masks | None) -> Gradients:
+    """Return `wrong` for selected elements, else `right`; None selects all."""
     found = dict[str, torch.Tensor]()
     for name, value in right.items():
         is_meant, mask = pick(masks, name)
@@ -88,12 +96,14 @@ def _over_groups(diverged: DivergedTraining) -> Iterator[tuple[Cause, str, Wrong
     """Groups outside the mesh axes: adjacent ranks, or ranks at the largest equal distance."""
     count = diverged.task.num_ranks
     for size in (size for size in range(2, count) if count % size == 0):
-        for words, groups in (
-            (f"groups of {size} adjacent ranks", [range(at, at + size) for at in range(0, count, size)]),
-            (f"groups of every {count // size}th rank", [range(at, count, count // size) for at in range(count // size)]),
+        for groups in (
+            [range(at, at + size) for at in range(0, count, size)],
+            [range(at, count, count // size) for at in range(count // size)],
         ):
+            named = [name_ranks(group) for group in groups[:2]] + ["and so on"] * (len(groups) > 2)
+            words = f"groups of {size} ranks only: {', '.join(named)}"
             group_of = [next(group for group in groups if rank in group) for rank in range(count)]
-            yield Cause.REDUCED_OVER_PART, f"reduced over {words} only", partial(_mean_within, group_of=group_of)
+            yield Cause.REDUCED_OVER_PART, f"reduced over {words}", partial(_mean_within, group_of=group_of)
 
 
 def _mean_within(ranks: EmulatedUserRanks, all_: list[Gradients], *, group_of: Sequence[Sequence[int]]) -> list[Gradients]:
@@ -118,24 +128,43 @@ def _kept_on(ranks: EmulatedUserRanks, all_: list[Gradients], *, source: int) ->
     return [all_[rank] if rank == source else right[rank] for rank in range(len(all_))]
 
 
-def _factors(diverged: DivergedTraining) -> Iterator[tuple[Cause, str, float]]:
+def _factors(diverged: DivergedTraining, facts: StepFacts) -> Iterator[tuple[Cause, str, float]]:
+    """Yield numbers of ranks, then the measured factor. If several numbers are equal, the words name them all."""
     yield Cause.GRADIENT_LOST, "zero", 0.0
-    known = set[float]()
-    for chosen in axis_subsets(diverged.wide_axes):
-        size, where = diverged.size(chosen), diverged.ranks_text(chosen)
-        known |= {float(size), 1 / size}
-        rows_differ = set(chosen) <= set(diverged.data_axes)
-        words = f"the sum over {where}, not the mean" if rows_differ else f"multiplied by the number of {where}"
-        yield Cause.SUMMED, words, float(size)
-        words = f"averaged twice over {where}" if rows_differ else f"divided by the number of {where}"
-        yield Cause.AVERAGED_TWICE, words, 1 / size
+    subsets = sorted(axis_subsets(diverged.wide_axes), key=len)
+    sizes = tuple(dict.fromkeys(diverged.size(axes) for axes in subsets))
+    for size in sizes:
+        of_size = [axes for axes in subsets if diverged.size(axes) == size]
+        data = [diverged.ranks_text(axes) for axes in of_size if set(axes) <= set(diverged.data_axes)]
+        other = [diverged.ranks_text(axes) for axes in of_size if not set(axes) <= set(diverged.data_axes)]
+        counted = " or of ".join(
+            [*other, *(words for number, words in diverged.call_counts(facts.num_backward) if number == size)]
+        )
+        over = " or over ".join(data)
+        sums = [f"the sum over {over}, not the mean"] * bool(data) + [f"multiplied by the number of {counted}"] * bool(counted)
+        yield Cause.SUMMED, ", or ".join(sums), float(size)
+        means = [f"averaged twice over {over}"] * bool(data) + [f"divided by the number of {counted}"] * bool(counted)
+        yield Cause.AVERAGED_TWICE, ", or ".join(means), 1 / size
     names = tuple(name for name in diverged.differing(Phase.GRADIENT) if name in diverged.updated)
     ratio = diverged.ratio(names, Phase.GRADIENT) if names else None
-    if ratio is not None and ratio not in known:
+    if ratio is not None and ratio not in {factor for size in sizes for factor in (size, 1 / size)}:
         is_scaler = abs(ratio) >= LEAST_SCALE and math.log2(abs(ratio)).is_integer()
         why = ", as if the loss had been scaled and gradients never unscaled" if is_scaler else count_description(diverged, ratio)
         cause = Cause.NOT_UNSCALED if is_scaler else Cause.SCALED
         yield cause, f"{ratio:g} times as large as on one device{why}", ratio
+
+
+def _scaled_losses(diverged: DivergedTraining) -> Iterator[Mistake]:
+    """Yield factors for the loss and all gradients: each known number, then the measured ratio."""
+    ratio = diverged.ratio(diverged.updated, Phase.GRADIENT)
+    known = [factor for size in diverged.counts for factor in (float(size), 1 / size)]
+    for factor in dict.fromkeys((*known, *([] if ratio is None else [ratio]))):
+        words = f"the loss and all gradients are {factor:g} times as large as on one device{count_description(diverged, factor)}"
+        yield Mistake(Cause.SCALED, words, partial(_scale_losses, factor=factor))
+
+
+def _scale_losses(ranks: EmulatedUserRanks, *, factor: float) -> None:
+    ranks.wraps_loss = lambda _rank, loss: lambda outputs, targets: loss(outputs, targets) * factor
 
 
 def _scaled(ranks: EmulatedUserRanks, all_: list[Gradients], *, factor: float) -> list[Gradients]:

@@ -12,30 +12,31 @@ import torch
 
 from equivcheck.diagnosis.words import count_description, tensors
 from equivcheck.oracle.verdict.cause import Cause
+from equivcheck.user.diagnosis.catalogue.schedules import are_equal, right_settings, settings_at_steps
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks, Optimizer
 from equivcheck.user.diagnosis.mistake import Mistake, StepFacts
 
-NEAR = 1e-14
-"""Relative difference below which settings count as equal. It is small because settings are not computed by sums."""
 Others = dict[str, dict[str, tuple[float, float]]]
 """Settings that differ for each parameter, as pairs of single-device value and rank value."""
 
 
 def wrong_settings(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield the ranks' final settings, then common mistakes, then schedules."""
+    """Yield the ranks' settings, then schedules, then common mistakes. Settings known to be right are no mistake."""
     others = [_others(diverged, rank) for rank in range(diverged.task.num_ranks)]
     if any(others):
         words = f"the optimizer runs with wrong settings: {_describe_settings(diverged, others)}"
         yield Mistake(Cause.HYPERPARAMETER, words, partial(_apply_settings, others=others))
-    if diverged.task.scheduler is not None:
+    yield from settings_at_steps(diverged)
+    right = right_settings(diverged)
+    if diverged.task.scheduler is not None and "lr" not in right:
         times = dict.fromkeys((0, 2, diverged.num_microbatches, diverged.task.num_ranks))
         for count in (count for count in times if count != 1):
             words = "the schedule never advances" if not count else f"the schedule advances {count} times per step"
             yield Mistake(Cause.SCHEDULE, words, partial(_change_schedule, change=partial(_repeat_step, times=count)))
         words = "the schedule advances before the update, not after it"
         yield Mistake(Cause.SCHEDULE, words, partial(_change_schedule, change=lambda scheduler: scheduler.step()))
-    for key in ("lr", "weight_decay"):
+    for key in (key for key in ("lr", "weight_decay") if key not in right):
         for factor in dict.fromkeys(each for size in diverged.counts for each in (float(size), 1 / size)):
             if factor != 1.0:
                 words = f"the optimizer runs with {factor:g} times the {key}{count_description(diverged, factor)}"
@@ -46,7 +47,7 @@ def wrong_settings(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mi
         (Cause.DECAY_TWICE, "weight decay is applied twice", "weight_decay", 2.0),
     ):
         yield Mistake(cause, words, _on_groups(_multiply, key=key, factor=factor))
-    for choose, which in ((max, "largest"), (min, "smallest")):
+    for choose, which in ((max, "largest"), (min, "smallest")) if "weight_decay" not in right else ():
         words = f"all parameters have the {which} weight decay of any group"
         yield Mistake(Cause.DECAY_EVERYWHERE, words, _on_groups(_share_decay, choose=choose))
 
@@ -57,9 +58,7 @@ def _others(diverged: DivergedTraining, rank: int) -> Others:
     for name, numbers in trace.settings.items():
         right = diverged.single.settings.get(name, {})
         differing = {
-            key: (right[key], value)
-            for key, value in numbers.items()
-            if key in right and not isclose(right[key], value, rel_tol=NEAR)
+            key: (right[key], value) for key, value in numbers.items() if key in right and not are_equal(right[key], value)
         }
         if differing:
             found[name] = differing

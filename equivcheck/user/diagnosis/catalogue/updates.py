@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+import copy
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from types import MethodType
 
@@ -29,6 +30,7 @@ def wrong_updates(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mis
         words = f"the optimizer steps {count} times per step, each time with the same gradients"
         yield Mistake(Cause.STEPPED_EACH_MICROBATCH, words, partial(_repeat_step, count=count))
     yield from _of_another(diverged)
+    yield from _of_another_parameter(diverged)
     words = "the optimizer updates at the end of the step, after code that should run after the update"
     yield Mistake(Cause.STALE, words, _step_late)
 
@@ -190,6 +192,41 @@ def _of_another(diverged: DivergedTraining) -> Iterator[Mistake]:
         for words, found in sources:
             change = partial(_in_span, on=everyone, span=span, action=partial(_take_state, sources=found))
             yield Mistake(Cause.STATE_OF_ANOTHER, words + more, change)
+
+
+def _of_another_parameter(diverged: DivergedTraining) -> Iterator[Mistake]:
+    """Optimizer state exchanged between the first wrong parameters, or copied from another one, before one step."""
+    step = diverged.first.step
+    if not step or diverged.first.phase is not Phase.UPDATE:
+        return
+    shapes = {name: values.shape for name, values in diverged.expected_values(step, Phase.UPDATE).items() if values.ndim}
+    wrong = [name for name in diverged.differing(Phase.UPDATE) if name in diverged.updated and name in shapes]
+    alike = [[name for name in wrong if shapes[name] == shape] for shape in dict.fromkeys(shapes[name] for name in wrong)]
+    at = Span(first=step, last=step)
+    orders: tuple[tuple[str, Callable[[list[str]], list[str]]], ...] = (
+        ("the next one", lambda names: [*names[1:], names[0]]),
+        ("the previous one", lambda names: [names[-1], *names[:-1]]),
+        ("another one, in reverse order", lambda names: names[::-1]),
+    )
+    for words, order in orders if wrong and all(len(names) > 1 for names in alike) else ():
+        sources = {name: source for names in alike for name, source in zip(names, order(names), strict=True)}
+        sentence = f"the optimizer states of {tensors(wrong)} are exchanged before step {step}"
+        if len(wrong) > 2:
+            sentence = f"before step {step}, each of {tensors(wrong)} gets the optimizer state of {words} with its shape"
+        yield Mistake(Cause.STATE_OF_ANOTHER, sentence, partial(_exchange_states, sources=sources, span=at))
+    for name in (name for name, shape in shapes.items() if len(wrong) == 1 and name not in wrong and shape == shapes[wrong[0]]):
+        sentence = f"`{wrong[0]}` gets the optimizer state of `{name}` before step {step}"
+        yield Mistake(Cause.STATE_OF_ANOTHER, sentence, partial(_exchange_states, sources={wrong[0]: name}, span=at))
+
+
+def _exchange_states(ranks: EmulatedUserRanks, *, sources: Mapping[str, str], span: Span) -> None:
+    def exchange(ranks: EmulatedUserRanks, rank: int) -> None:
+        state, own = ranks.optimizers[rank].state, ranks.parameters[rank]
+        found = {name: copy.deepcopy(state[own[source]]) for name, source in sources.items()}
+        for name, values in found.items():
+            state[own[name]] = values
+
+    _in_span(ranks, on=range(len(ranks.models)), span=span, action=exchange)
 
 
 def _take_state(ranks: EmulatedUserRanks, rank: int, *, sources: list[int]) -> None:

@@ -131,7 +131,7 @@ GRADIENTS: dict[str, Wrong] = {
     "not_reduced": by_hand("left unreduced over the 2 dp ranks", first=0, reduce=nothing),
     "summed": by_hand("the sum over the 2 dp ranks, not the mean", first=0, reduce=summed),
     "wrong_group": by_hand(
-        "reduced over groups of 2 adjacent ranks only",
+        "reduced over groups of 2 ranks only: ranks 0 and 1, ranks 2 and 3",
         first=0,
         reduce=pairs,
         changes={"mesh": {"dp": 4}},

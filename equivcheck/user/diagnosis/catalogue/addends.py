@@ -1,0 +1,130 @@
+"""Mistakes in one addend in the loss, such as an auxiliary loss: it is missing, or multiplied by a count such as the ranks."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from math import isclose
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+import equivcheck
+from equivcheck.diagnosis.words import count_description
+from equivcheck.oracle.verdict.cause import Cause
+from equivcheck.user.diagnosis.diverged import DivergedTraining
+from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
+from equivcheck.user.diagnosis.mistake import Mistake, StepFacts
+from equivcheck.user.loop import default_step
+from equivcheck.user.task import Loss
+from equivcheck.worlds.trace.differences import Phase
+
+ADDITIONS = ("add", "add_", "__add__", "__radd__", "__iadd__", "sub", "sub_", "__sub__", "__rsub__", "__isub__")
+"""Functions that add or subtract two tensors, by name."""
+MAX_ADDITIONS = 8
+"""Largest number of additions to try."""
+_INSIDE = tuple(str(Path(str(module.__file__)).parent) for module in (torch, equivcheck))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addition:
+    """An addition with scalars and a gradient, in a user's step."""
+
+    place: str
+    """The line in the user's code, with file and number."""
+    values: tuple[float, float]
+    """The addends in the first step's first microbatch."""
+
+
+def wrong_addends(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
+    """Yield factors for each addend, the last addition first, because it is the nearest to the loss."""
+    changes_loss = diverged.first.phase is Phase.LOSS
+    for number, addition in reversed(list(enumerate(_additions(diverged)))):
+        for side, which in enumerate(("first", "second")):
+            for factor in dict.fromkeys((0.0, *_factors(diverged, addition.values[side]))):
+                words = f"multiplied by {factor:g}{count_description(diverged, factor)}" if factor else "missing"
+                sentence = f"{'' if changes_loss else 'the gradient of '}the {which} addend in {addition.place} is {words}"
+                change = partial(_scale_addend, number=number, side=side, factor=factor, changes_loss=changes_loss)
+                yield Mistake(Cause.ANOTHER_LOSS, sentence, change)
+
+
+def _factors(diverged: DivergedTraining, addend: float) -> Iterator[float]:
+    """Known numbers and their inverses, then the factor that explains the first loss."""
+    yield from (factor for size in diverged.counts for factor in (float(size), 1 / size))
+    losses = [trace.steps[0].loss for trace in diverged.traces if trace.steps[0].loss is not None]
+    right = diverged.single.steps[0].loss
+    if diverged.first.phase is Phase.LOSS and not diverged.first.step and addend and losses and right is not None:
+        factor = 1 + (sum(losses) / len(losses) - right) / addend
+        yield round(factor) if isclose(factor, round(factor), rel_tol=1e-6) else factor
+
+
+def _additions(diverged: DivergedTraining) -> list[Addition]:
+    """The additions in one single-device microbatch."""
+    ranks, mode = EmulatedUserRanks(diverged, own_rows=False), _Additions()
+    _run_under(ranks, lambda: mode)
+    try:
+        ranks.train(1)
+    except Exception:  # torch or the user's code rejects the mode
+        return []
+    return mode.found[:MAX_ADDITIONS]
+
+
+def _scale_addend(ranks: EmulatedUserRanks, *, number: int, side: int, factor: float, changes_loss: bool) -> None:
+    def scale(addend: torch.Tensor) -> torch.Tensor:
+        scaled = addend * factor
+        return scaled if changes_loss else scaled + (addend - scaled).detach()
+
+    _run_under(ranks, lambda: _Additions(number, side, scale))
+
+
+def _run_under(ranks: EmulatedUserRanks, mode_of: Callable[[], TorchFunctionMode]) -> None:
+    """Run each step under a mode."""
+    own = ranks.task.step or default_step(ranks.task)
+
+    def step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Loss) -> Any:
+        with mode_of():
+            return own(model, batch, optimizer, loss)
+
+    ranks.task = replace(ranks.task, step=step)
+
+
+class _Additions(TorchFunctionMode):
+    """Finds additions before each backward pass, and changes one addend in one addition."""
+
+    def __init__(self, number: int = -1, side: int = 0, change: Callable[[torch.Tensor], torch.Tensor] | None = None) -> None:
+        super().__init__()
+        self.found: list[Addition] = []
+        self._number, self._side, self._change = number, side, change
+        self._seen = 0
+
+    def __torch_function__(self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name == "backward":
+            self._seen = 0
+        elif name in ADDITIONS and _are_addends(args):
+            if self._seen == len(self.found) and self._change is None:
+                self.found.append(Addition(place=_place(), values=(float(args[0]), float(args[1]))))
+            if self._seen == self._number and self._change is not None:
+                args = tuple(self._change(each) if at == self._side else each for at, each in enumerate(args))
+            self._seen += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _are_addends(args: tuple[Any, ...]) -> bool:
+    return (
+        len(args) == 2
+        and torch.is_grad_enabled()
+        and all(isinstance(each, torch.Tensor) and each.numel() == 1 for each in args)
+        and any(each.requires_grad for each in args)
+    )
+
+
+def _place() -> str:
+    """The line in the user's code that runs now."""
+    frames = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(_INSIDE)]
+    return f"`{frames[-1].line}` ({Path(frames[-1].filename).name}:{frames[-1].lineno})"

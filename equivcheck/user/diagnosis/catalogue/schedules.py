@@ -1,0 +1,102 @@
+"""Optimizer settings that differ at single steps, for example because a schedule advances too often."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from math import isclose
+from typing import Any
+
+from equivcheck.diagnosis.words import count_description, name_ranks, tensors
+from equivcheck.oracle.verdict.cause import Cause
+from equivcheck.user.diagnosis.diverged import DivergedTraining
+from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
+from equivcheck.user.diagnosis.mistake import Mistake
+from equivcheck.user.diagnosis.observed import observed_device, observed_ranks
+from equivcheck.user.diagnosis.turns import NotTogether
+from equivcheck.user.traces.optimizers import optimizers_in
+from equivcheck.user.traces.settings import Settings
+
+NEAR = 1e-14
+"""Relative difference below which settings count as equal. It is small because settings are not computed by sums."""
+Steps = tuple[Settings, ...]
+"""Settings at each step's update."""
+
+
+def are_equal(one: float, other: float) -> bool:
+    """Return whether two settings are equal, except for their last digit."""
+    return isclose(one, other, rel_tol=NEAR)
+
+
+def right_settings(diverged: DivergedTraining) -> set[str]:
+    """Return the settings that every rank has as one device at each update; none if they cannot be read."""
+    single, runs = observed_device(diverged).settings, [run.settings for run in observed_ranks(diverged)]
+    if not runs or not all(len(steps) == len(single) and all(steps) for steps in runs):
+        return set()
+    keys = {key for settings in single for numbers in settings.values() for key in numbers}
+    return keys - {key for steps in runs for _, _, key in _differing(single, steps)}
+
+
+def settings_at_steps(diverged: DivergedTraining) -> Iterator[Mistake]:
+    """Yield the ranks' settings at each update if some differ from those on one device."""
+    single, runs = observed_device(diverged).settings, [run.settings for run in observed_ranks(diverged)]
+    wrong = {rank: found for rank, steps in enumerate(runs) if (found := _differing(single, steps))}
+    if not wrong:
+        return
+    rank = next(iter(wrong))
+    step, _, key = wrong[rank][0]
+    names = [name for at, name, other in wrong[rank] if (at, other) == (step, key)]
+    expected, actual = ([numbers.get(names[0], {}).get(key) for numbers in steps] for steps in (single, runs[rank]))
+    schedule = _schedule(diverged, expected, actual)
+    whose = "" if len(names) == len(single[step]) else f" for {tensors(names)}"
+    where = "" if len(wrong) == len(runs) else f" on {name_ranks(list(wrong))}"
+    words = f"at step {step}, {key} is {actual[step]:g}, not {expected[step]:g}{whose}{where}{schedule and ': '}{schedule}"
+    yield Mistake(Cause.SCHEDULE if schedule else Cause.HYPERPARAMETER, words, partial(_set_at_steps, runs=runs))
+
+
+def _differing(single: Steps, steps: Steps) -> list[tuple[int, str, str]]:
+    """Steps, parameters and keys for settings that differ."""
+    return [
+        (step, name, key)
+        for step, (expected, actual) in enumerate(zip(single, steps, strict=False))
+        for name, numbers in actual.items()
+        for key, value in numbers.items()
+        if key in expected.get(name, {}) and not are_equal(expected[name][key], value)
+    ]
+
+
+def _schedule(diverged: DivergedTraining, expected: list[Any], actual: list[Any]) -> str:
+    """Describe how a rank's values follow the single-device values at other steps; empty if they do not."""
+    count = len(expected)
+    if None in expected or None in actual or len({*expected}) == 1:
+        return ""
+    if all(value == expected[0] for value in actual):
+        return "the schedule never advances"
+    for times in range(2, count):
+        if all(are_equal(actual[step], expected[step * times]) for step in range(count) if step * times < count):
+            return f"the schedule advances {times} times per step{count_description(diverged, times)}"
+    for ahead in (1, -1):
+        pairs = [(actual[step], expected[step + ahead]) for step in range(count) if 0 <= step + ahead < count]
+        if all(are_equal(*pair) for pair in pairs) and len({right for _, right in pairs}) > 1:
+            return f"the schedule is one step {'ahead' if ahead > 0 else 'behind'}"
+    return ""
+
+
+def _set_at_steps(ranks: EmulatedUserRanks, *, runs: list[Steps]) -> None:
+    def set_all(rank: int, step: int) -> None:
+        names = {id(value): name for name, value in ranks.parameters[rank].items()}
+        for group in (group for each in optimizers_in(ranks.optimizers[rank]) for group in each.param_groups):
+            held = [names[id(parameter)] for parameter in group["params"] if id(parameter) in names]
+            found = [next(each[step][name] for each in (runs[rank], *runs) if name in each[step]) for name in held]
+            if any(each != found[0] for each in found):
+                raise NotTogether("the ranks have other parameter groups")
+            for key, value in found[0].items() if found else ():
+                name, _, index = key.rstrip("]").partition("[")
+                if index:
+                    values = list(group[name])
+                    values[int(index)] = value
+                    group[name] = type(group[name])(values)
+                elif name in group:
+                    group[name] = value
+
+    ranks.before_update.append(set_all)

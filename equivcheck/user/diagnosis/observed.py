@@ -1,0 +1,108 @@
+"""Run a training once more and record its backward passes, and the optimizer settings at each update."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from equivcheck.user.batches import convert_batch, rank_batch
+from equivcheck.user.diagnosis.interception import intercept_backward
+from equivcheck.user.loop import default_step, train
+from equivcheck.user.precision.autograd_private import in_backward
+from equivcheck.user.randomness import seed_generators
+from equivcheck.user.ranks import build_model, rank_module, rank_reader
+from equivcheck.user.task import Task
+from equivcheck.user.traces.names import TensorNames
+from equivcheck.user.traces.optimizers import has_hooks, optimizers_in
+from equivcheck.user.traces.reader import Reader
+from equivcheck.user.traces.settings import Settings, settings_of
+from equivcheck.worlds.failure import RanksFailed
+from equivcheck.worlds.meshes import device_mesh
+from equivcheck.worlds.pool import ranks
+
+if TYPE_CHECKING:
+    from equivcheck.user.diagnosis.diverged import DivergedTraining
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedRun:
+    """A run's backward passes and optimizer settings."""
+
+    num_backward: int
+    """Backward passes in the first step."""
+    settings: tuple[Settings, ...]
+    """Optimizer settings at each step's update; empty for a step without an update."""
+
+
+@lru_cache(maxsize=2)
+def observed_ranks(diverged: DivergedTraining) -> tuple[ObservedRun, ...]:
+    """Run the ranks again in `sim` and return one run per rank; none if this fails."""
+    counts = Counter[int]()
+    with _counting(counts), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return tuple(ranks("sim", diverged.task.num_ranks).run(_observed_rank, diverged.task, counts).values)
+        except RanksFailed:
+            return ()
+
+
+@lru_cache(maxsize=2)
+def observed_device(diverged: DivergedTraining) -> ObservedRun:
+    """Run the single-device training again."""
+    task, counts = diverged.task, Counter[int]()
+    model = build_model(task)
+    batches = [convert_batch(batch, task.dtype) for batch in task.batches]
+    with _counting(counts), seed_generators(task.seed):
+        return _observed(task, Reader(TensorNames(model), model), batches, counts, is_rank=False)
+
+
+def _counting(counts: Counter[int]) -> Any:
+    """Count each thread's backward passes, because simulated ranks are threads. Passes inside of a pass do not count."""
+
+    def backward(run: Callable[[], None]) -> None:
+        counts[threading.get_ident()] += not in_backward()
+        run()
+
+    return intercept_backward(backward)
+
+
+def _observed_rank(task: Task, counts: Counter[int]) -> ObservedRun:
+    mesh = device_mesh(task.shape, task.axis_names)
+    names, module = rank_module(task, mesh)
+    batches = [rank_batch(task, convert_batch(batch, task.dtype), mesh) for batch in task.batches]
+    return _observed(task, rank_reader(task, names, module, mesh), batches, counts, is_rank=True)
+
+
+def _observed(task: Task, reader: Reader, batches: list[Any], counts: Counter[int], *, is_rank: bool) -> ObservedRun:
+    passes: list[int] = []
+    settings: list[Settings] = []
+    own = (task.rank_step if is_rank else task.step) or default_step(task)
+
+    def build(parameters: list[nn.Parameter]) -> Any:
+        optimizer = task.optimizer(parameters)
+        every = optimizers_in(optimizer)
+
+        def record(*_: Any) -> None:
+            settings[-1] = settings_of(every, reader.slots())
+
+        for each in every:
+            if has_hooks(each):
+                each.register_step_pre_hook(record)
+        return optimizer
+
+    def take_step(*arguments: Any) -> Any:
+        before = counts[threading.get_ident()]
+        settings.append({})
+        value = own(*arguments)
+        passes.append(counts[threading.get_ident()] - before)
+        return value
+
+    train(replace(task, optimizer=build), reader, batches, take_step, task.loss_scale if is_rank else 1.0)
+    return ObservedRun(num_backward=passes[0], settings=tuple(settings))

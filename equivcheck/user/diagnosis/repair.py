@@ -1,0 +1,160 @@
+"""Reduce gradients that ranks may have left unreduced, and run again: if ranks are right now, the reduction was missing."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from equivcheck.diagnosis.words import gradients
+from equivcheck.oracle.comparison.compare import compare
+from equivcheck.oracle.verdict.cause import Cause, Diagnosis
+from equivcheck.training.read import local_values
+from equivcheck.user.batches import convert_batch, rank_batch
+from equivcheck.user.diagnosis.diverged import DivergedTraining, axis_subsets, held_elements
+from equivcheck.user.loop import default_step, train
+from equivcheck.user.ranks import rank_module, rank_reader
+from equivcheck.user.task import Task
+from equivcheck.user.traces.optimizers import has_hooks, optimizers_in
+from equivcheck.user.traces.settings import UserTrace
+from equivcheck.worlds.failure import RanksFailed
+from equivcheck.worlds.meshes import device_mesh
+from equivcheck.worlds.pool import ranks
+from equivcheck.worlds.trace.differences import Difference, Phase
+from equivcheck.worlds.trace.pieces import values_by_piece
+from equivcheck.worlds.trace.tensors import Vector
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduction:
+    """A reduction that some gradients may lack."""
+
+    axes: tuple[str, ...]
+    """Mesh axes along which the ranks' gradients are added up."""
+    divisor: int
+    """1 for a sum; the number of ranks for a mean."""
+
+
+def missing_reductions(diverged: DivergedTraining) -> list[Diagnosis]:
+    """Return the reductions after which the ranks agree with one device in every step; empty if there are none."""
+    first = diverged.first
+    if first.phase is not Phase.GRADIENT:
+        return []
+    missing = {name: _missing(diverged, name) for name in diverged.differing(Phase.GRADIENT)}
+    found = {name: reduction for name, reduction in missing.items() if reduction is not None}
+    if len(found) < len(missing) or not _is_right_with(diverged, found):
+        return []
+    by_reduction: dict[Reduction, list[str]] = {}
+    for name, reduction in found.items():
+        by_reduction.setdefault(reduction, []).append(name)
+    words = [_describe(diverged, reduction, names) for reduction, names in by_reduction.items()]
+    what = "this reduction" if len(words) == 1 else "these reductions"
+    sentence = f"{', and '.join(words)} (with {what}, your ranks agree with one device in every step)"
+    return [Diagnosis(cause=Cause.NOT_REDUCED, sentence=sentence, exact=True)]
+
+
+def _describe(diverged: DivergedTraining, reduction: Reduction, names: Sequence[str]) -> str:
+    way = "summed" if reduction.divisor == 1 else "averaged"
+    return f"{gradients(diverged, names)} not {way} over {diverged.ranks_text(reduction.axes)}: each rank keeps its own part"
+
+
+def _missing(diverged: DivergedTraining, name: str) -> Reduction | None:
+    """The reduction over the fewest axes that makes a gradient right at the first wrong step."""
+    expected = diverged.expected_values(diverged.first.step, Phase.GRADIENT).get(name)
+    held = [held_elements(diverged).by(name, rank).numpy() for rank in range(diverged.task.num_ranks)]
+    nothing = np.empty(0)
+    own = [values.get(name, nothing) for values in _gradients(diverged)]
+    if expected is None or any(values.size != mask.sum() for mask, values in zip(held, own, strict=True)):
+        return None
+    for axes in sorted(axis_subsets(diverged.wide_axes), key=len):
+        lines = {tuple(_peers(diverged, rank, axes)) for rank in range(diverged.task.num_ranks) if held[rank].any()}
+        if any(not np.array_equal(held[line[0]], held[rank]) for line in lines for rank in line):
+            continue
+        parts = [(expected[held[line[0]]], np.stack([own[rank] for rank in line])) for line in lines]
+        if all(np.ptp(values, axis=0).any() for _, values in parts):  # equal parts are a factor, not a missing reduction
+            for divisor in (1, diverged.size(axes)):
+                if all(_is_close(values.sum(0) / divisor, right, diverged.eps) for right, values in parts):
+                    return Reduction(axes=axes, divisor=divisor)
+    return None
+
+
+def _is_close(values: Vector, right: Vector, eps: float) -> bool:
+    """A loose test. The run with the reduction decides."""
+    return bool(np.linalg.norm(values - right) <= eps**0.5 * np.linalg.norm(right))
+
+
+def _peers(diverged: DivergedTraining, rank: int, axes: Sequence[str]) -> Iterator[int]:
+    own = diverged.coordinates[rank]
+    return (other.rank for other in diverged.coordinates if other.differs_only_along(own, axes))
+
+
+def _gradients(diverged: DivergedTraining) -> list[dict[str, Vector]]:
+    """Each rank's gradients at the first wrong step, flat, limited to the elements that the rank holds."""
+    found = []
+    for trace in diverged.traces:
+        parts: dict[str, list[np.ndarray]] = {}
+        for piece, values in values_by_piece(trace.steps[diverged.first.step].gradients):
+            if values is not None:
+                parts.setdefault(piece.name, []).append(values.reshape(-1))
+        found.append({name: np.concatenate(each) for name, each in parts.items()})
+    return found
+
+
+def _is_right_with(diverged: DivergedTraining, reductions: dict[str, Reduction]) -> bool:
+    """Whether the ranks agree with one device if these gradients are reduced before each update from the first wrong step on."""
+    members = ranks("sim", diverged.task.num_ranks)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            traces = members.run(_reducing_rank, diverged.task, reductions, diverged.first.step).values
+    except RanksFailed:
+        return False
+    kinds = (Difference.VALUE, Difference.RANKS_DISAGREE, Difference.NAN)
+    return not any(each.difference in kinds for each in compare(diverged.reference, traces).divergences)
+
+
+def _reducing_rank(task: Task, reductions: dict[str, Reduction], first: int) -> UserTrace:
+    """Train on this rank and reduce some gradients before they are read."""
+    mesh = device_mesh(task.shape, task.axis_names)
+    names, module = rank_module(task, mesh)
+    meant = [(parameter, reductions[name]) for name, parameter in names.parameters(module) if name in reductions]
+    own, steps = task.rank_step or default_step(task), list[int]()
+
+    def reduce(optimizer: Any, *_: Any) -> None:
+        ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        for parameter, reduction in meant if len(steps) > first else ():
+            if id(parameter) in ids:
+                _reduce(parameter, [mesh.get_group(axis) for axis in reduction.axes], reduction.divisor)
+
+    def build(parameters: list[nn.Parameter]) -> Any:
+        optimizer = task.optimizer(parameters)
+        for each in optimizers_in(optimizer):
+            if has_hooks(each):
+                each.register_step_pre_hook(reduce)
+        return optimizer
+
+    def step(*arguments: Any) -> Any:
+        steps.append(len(steps))
+        return own(*arguments)
+
+    batches = [rank_batch(task, convert_batch(batch, task.dtype), mesh) for batch in task.batches]
+    return train(replace(task, optimizer=build), rank_reader(task, names, module, mesh), batches, step, task.loss_scale)
+
+
+@torch.no_grad()
+def _reduce(parameter: torch.Tensor, groups: Sequence[dist.ProcessGroup], divisor: int) -> None:
+    gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    total = local_values(gradient).clone()
+    for group in groups:
+        dist.all_reduce(total, group=group)
+    total /= divisor
+    if isinstance(gradient, DTensor):
+        gradient.to_local().copy_(total)
+    parameter.grad = gradient if isinstance(gradient, DTensor) else total
