@@ -48,7 +48,7 @@ class UserVerdict(Judgement):
 
     @property
     def where(self) -> str:
-        """The first module whose output, or output gradient, differs. Empty if no search took place or it found none."""
+        """First place at which the ranks differ: a module's input, output or gradient, or clipping. Empty if none is certain."""
         return self.diagnosis.result.where
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -17,6 +18,34 @@ Backward = Callable[[Callable[[], None]], None]
 """Called instead of a backward pass, with a function that runs it."""
 Clip = Callable[[list[torch.Tensor], float, Callable[[list[torch.Tensor], torch.Tensor], None]], torch.Tensor]
 """Called instead of clipping, with tensors, norm type and a function that scales tensors by a norm. Returns the norm."""
+
+_of_thread = threading.local()
+
+
+@contextlib.contextmanager
+def observe_clipping() -> Iterator[None]:
+    """Let every thread use `call_before_clipping` inside this context."""
+    own = clip_grad._clip_grads_with_norm_
+
+    def clip(*arguments: Any, **keywords: Any) -> None:
+        getattr(_of_thread, "before_clipping", lambda: None)()
+        own(*arguments, **keywords)
+
+    clip_grad._clip_grads_with_norm_ = nn.utils.clip_grads_with_norm_ = clip
+    try:
+        yield
+    finally:
+        clip_grad._clip_grads_with_norm_ = nn.utils.clip_grads_with_norm_ = own
+
+
+@contextlib.contextmanager
+def call_before_clipping(function: Callable[[], None]) -> Iterator[None]:
+    """Call a function before each clipping by a norm in this thread, if `observe_clipping` is active."""
+    _of_thread.before_clipping = function
+    try:
+        yield
+    finally:
+        del _of_thread.before_clipping
 
 
 @contextlib.contextmanager

@@ -1,11 +1,12 @@
-"""Record module outputs and output gradients at one step, in execution order."""
+"""Record what goes into and comes out of each module at one step, with the gradients, in execution order."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from equivcheck.training.read import local_values, pieces_of
 from equivcheck.user.batches import convert_batch, rank_batch, tensors_of
+from equivcheck.user.diagnosis.interception import call_before_clipping
 from equivcheck.user.loop import default_step, train
 from equivcheck.user.ranks import rank_module, rank_reader
 from equivcheck.user.task import Task, TrainStep
@@ -20,23 +22,36 @@ from equivcheck.user.traces.names import TensorNames
 from equivcheck.user.traces.reader import Reader
 from equivcheck.user.traces.settings import UserTrace
 from equivcheck.worlds.meshes import device_mesh
-from equivcheck.worlds.trace.trace import Piece
+from equivcheck.worlds.trace.trace import Piece, Snapshot
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class ModuleTensor:
-    """A module's output or output gradient on one rank."""
+class Key(NamedTuple):
+    """Names a module's tensor in one step."""
 
     module: str
     """Module name; empty for the full model."""
     call: int
     """Number of the module's call in the step, from 0."""
+    is_input: bool
+    """Whether the module receives the tensor. Otherwise it returns it."""
+    number: int
+    """Number of the tensor among the module's inputs or outputs, from 0."""
     is_gradient: bool
-    """Whether this is the output gradient."""
+    """Whether this is the tensor's gradient."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ModuleTensor:
+    """A module's input or output, or its gradient, on one rank."""
+
+    key: Key
+    """Names the tensor."""
     piece: Piece | None
-    """Position in the full tensor; None if unknown."""
+    """Position in a larger tensor, from DTensor placements or from the shard of a layer's weight; None if unknown."""
     values: torch.Tensor
     """This rank's elements in float64."""
+    node: Any = None
+    """Autograd node that made the tensor; None for a gradient, for a tensor without one, and on ranks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -47,13 +62,17 @@ class WatchedRun:
     """Trace of the run."""
     seen: tuple[ModuleTensor, ...]
     """Recorded tensors in execution order."""
+    unclipped: Snapshot | None
+    """Gradients before the first `clip_grad_norm_`; None if the step does not call it."""
 
 
 class _Watch:
-    def __init__(self, names: TensorNames, module: nn.Module, step: TrainStep, at: int) -> None:
+    def __init__(self, reader: Reader, step: TrainStep, at: int, *, keeps_nodes: bool = False) -> None:
         self.seen: list[ModuleTensor] = []
-        self._step, self._at, self._index = step, at, -1
-        self._modules = [(path, owner) for path, owner in names.modules(module) if not isinstance(owner, nn.ModuleList)]
+        self.unclipped: Snapshot | None = None
+        self._reader, self._step, self._at, self._index, self._keeps_nodes = reader, step, at, -1, keeps_nodes
+        modules = reader.names.modules(reader.module)
+        self._modules = [(path, owner) for path, owner in modules if not isinstance(owner, nn.ModuleList)]
         self._calls: dict[str, int] = {}
 
     def step(self, *arguments: Any) -> Any:
@@ -61,39 +80,90 @@ class _Watch:
         self._index += 1
         if self._index != self._at:
             return self._step(*arguments)
-        with self._hooked():
+        with self._hooked(), call_before_clipping(self._read_unclipped):
             return self._step(*arguments)
+
+    def run(self, trace: UserTrace) -> WatchedRun:
+        """Return the trace with everything recorded."""
+        return WatchedRun(trace=trace, seen=tuple(self.seen), unclipped=self.unclipped)
 
     @contextmanager
     def _hooked(self) -> Iterator[None]:
-        hooks = [owner.register_forward_hook(self._hook(path)) for path, owner in self._modules]
+        hooks = []
+        for path, owner in self._modules:
+            hooks.append(owner.register_forward_pre_hook(self._before(path), with_kwargs=True))
+            hooks.append(owner.register_forward_hook(self._after(path)))
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
 
-    def _hook(self, path: str) -> Any:
-        def hook(_module: nn.Module, _inputs: Any, outputs: Any) -> None:
-            output = next((tensor for tensor in tensors_of(outputs) if tensor.is_floating_point()), None)
-            if output is None:
-                return
-            call = self._calls[path] = self._calls.get(path, -1) + 1
-            self._keep(path, call, output, is_gradient=False)
-            if output.requires_grad:
-                output.register_hook(lambda gradient: self._keep(path, call, gradient, is_gradient=True))  # type: ignore[no-untyped-call]
+    def _read_unclipped(self) -> None:
+        if self.unclipped is None:
+            self.unclipped = self._reader.gradients(self._reader.known_parameters())
+
+    def _before(self, path: str) -> Callable[..., Any]:
+        def hook(owner: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+            if _is_in_backward():
+                return None
+            self._calls[path] = self._calls.get(path, -1) + 1
+            given = [*arguments, *keywords.values()]
+            views = {id(value): _view_of(value) for value in given}
+            self._keep_all(owner, path, [views[id(value)] for value in given], is_input=True)
+            return tuple(views[id(value)] for value in arguments), {key: views[id(each)] for key, each in keywords.items()}
 
         return hook
 
-    def _keep(self, path: str, call: int, tensor: torch.Tensor, *, is_gradient: bool) -> None:
+    def _after(self, path: str) -> Callable[..., None]:
+        def hook(owner: nn.Module, _inputs: Any, outputs: Any) -> None:
+            if not _is_in_backward():
+                self._keep_all(owner, path, outputs, is_input=False)
+
+        return hook
+
+    def _keep_all(self, owner: nn.Module, path: str, values: Any, *, is_input: bool) -> None:
+        for number, tensor in enumerate(tensors_of(values)):
+            if not tensor.is_complex():
+                key = Key(path, self._calls[path], is_input, number, is_gradient=False)
+                self._keep(owner, key, tensor)
+                if tensor.requires_grad:
+                    keep = partial(self._keep, owner, key._replace(is_gradient=True))
+                    tensor.register_hook(keep)  # type: ignore[no-untyped-call]
+
+    def _keep(self, owner: nn.Module, key: Key, tensor: torch.Tensor) -> None:
         with torch.no_grad():
-            pieces = pieces_of(path, tensor) if isinstance(tensor, DTensor) else ()
+            pieces = pieces_of(key.module, tensor) if isinstance(tensor, DTensor) else ()
             values = local_values(tensor).double().clone()
-        self.seen.append(
-            ModuleTensor(
-                module=path, call=call, is_gradient=is_gradient, piece=pieces[0] if len(pieces) == 1 else None, values=values
-            )
-        )
+            piece = pieces[0] if len(pieces) == 1 else None if pieces else self._piece_by_weight(owner, key, values)
+        node = tensor.grad_fn if self._keeps_nodes and not key.is_gradient else None
+        self.seen.append(ModuleTensor(key=key, piece=piece, values=values, node=node))
+
+    def _piece_by_weight(self, owner: nn.Module, key: Key, values: torch.Tensor) -> Piece | None:
+        """A plain tensor's position along its last dim, if the layer's weight is sharded along the matching dim."""
+        weight = owner._parameters.get("weight")
+        if weight is None or not isinstance(owner, nn.Linear) or not values.dim():
+            return None
+        dim = 1 if key.is_input else 0
+        box = self._reader.piece_of_parameter(f"{key.module}.weight".lstrip("."), weight)
+        if not box.start or box.size[dim] in (box.shape[dim], 0) or box.size[dim] != values.shape[-1]:
+            return None
+        before = values.shape[:-1]
+        shape, start = (*before, box.shape[dim]), (*(0 for _ in before), box.start[dim])
+        return Piece(name=key.module, shape=shape, start=start, size=tuple(values.shape))
+
+
+def _view_of(value: Any) -> Any:
+    """A view with its own gradient: only the part that comes from this module, and not from other users of the tensor."""
+    return value.view_as(value) if isinstance(value, torch.Tensor) and value.requires_grad else value
+
+
+def _is_in_backward() -> bool:
+    """Whether a module runs again because activation checkpointing recomputes it.
+
+    Private in torch 2.9 to 2.15, and the function with which `torch.utils.checkpoint` finds out.
+    """
+    return torch._C._current_graph_task_id() != -1
 
 
 def watched_rank(task: Task, at: int) -> WatchedRun:
@@ -101,13 +171,13 @@ def watched_rank(task: Task, at: int) -> WatchedRun:
     mesh = device_mesh(task.shape, task.axis_names)
     names, module = rank_module(task, mesh)
     batches = [rank_batch(task, convert_batch(batch, task.dtype), mesh) for batch in task.batches]
-    watch = _Watch(names, module, task.rank_step or default_step(task), at)
-    trace = train(task, rank_reader(task, names, module, mesh), batches, watch.step, task.loss_scale)
-    return WatchedRun(trace=trace, seen=tuple(watch.seen))
+    reader = rank_reader(task, names, module, mesh)
+    watch = _Watch(reader, task.rank_step or default_step(task), at)
+    return watch.run(train(task, reader, batches, watch.step, task.loss_scale))
 
 
-def watched_device(task: Task, at: int, model: nn.Module, batches: list[Any]) -> WatchedRun:
+def watched_device(task: Task, at: int, model: nn.Module, batches: list[Any], *, keeps_nodes: bool = False) -> WatchedRun:
     """Train on one device and record step `at`."""
-    watch = _Watch(TensorNames(model), model, task.step or default_step(task), at)
-    trace = train(task, Reader(TensorNames(model), model), batches, watch.step, 1.0)
-    return WatchedRun(trace=trace, seen=tuple(watch.seen))
+    reader = Reader(TensorNames(model), model)
+    watch = _Watch(reader, task.step or default_step(task), at, keeps_nodes=keeps_nodes)
+    return watch.run(train(task, reader, batches, watch.step, 1.0))

@@ -1,132 +1,236 @@
-"""Find the first module whose output or output gradient differs, in a second run with hooks."""
+"""Find the first module at which the ranks differ from one device, in a second run with hooks."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-import torch
-
-from equivcheck.diagnosis.words import name_ranks
+from equivcheck.diagnosis.words import join_words, name_ranks
 from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.reference.noise import ABSOLUTE, FACTOR
 from equivcheck.training.threads import one_thread
-from equivcheck.user.batches import convert_batch, part_number_at
-from equivcheck.user.diagnosis.diverged import DivergedTraining
-from equivcheck.user.diagnosis.modules import ModuleTensor, WatchedRun, watched_device, watched_rank
+from equivcheck.user.batches import convert_batch
+from equivcheck.user.compared_phases import without_phases
+from equivcheck.user.diagnosis.dependencies import Dependencies
+from equivcheck.user.diagnosis.diverged import DivergedTraining, parameters_by_name
+from equivcheck.user.diagnosis.interception import observe_clipping
+from equivcheck.user.diagnosis.modules import Key, ModuleTensor, WatchedRun, watched_device, watched_rank
+from equivcheck.user.diagnosis.parts import Agreement, PartComparer, Status, distance, norm_of
 from equivcheck.user.randomness import seed_generators
 from equivcheck.user.ranks import build_model
-from equivcheck.user.reference import perturbed_start
+from equivcheck.user.reference import perturbed_start, reference_from
+from equivcheck.user.traces.settings import UserTrace
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import ranks
 from equivcheck.worlds.sim.stand_ins.compiling import REFUSAL
 from equivcheck.worlds.trace.differences import Phase
-from equivcheck.worlds.trace.pieces import select_piece
 
 COMPILED = "no module is named, because your model is compiled and runs as one function"
-NO_MODULE = "all module outputs and output gradients agree at step {step}; the first difference is in the {rest}"
+CLIPPING = "gradient clipping, at step {step}: all gradients agree before it"
+ONLY_LOSS = "all module outputs agree at step {step}; the first difference is in the loss"
+ONLY_PARAMETERS = (
+    "all module outputs and output gradients agree at step {step}; the first difference is in the parameter gradients"
+)
 NUM_COPIES = 4
 """Number of perturbed single-device runs; they set the tolerances."""
-
-Key = tuple[str, int, bool]
+MOST = 2
+"""Maximum number of further modules named."""
 
 
 def where_of(diverged: DivergedTraining) -> str:
     """Describe the first wrong module.
 
-    Empty if neither loss nor gradients differ first, or if the second run differs in another place.
+    Empty if neither loss nor gradients differ first, if the second run differs in another place, or if the place is in doubt.
     """
     if diverged.first.phase not in (Phase.LOSS, Phase.GRADIENT):
         return ""
-    try:
-        members = ranks("sim", diverged.task.num_ranks)
-        found: Sequence[WatchedRun] = members.run(watched_rank, diverged.task, diverged.first.step).values
-    except RanksFailed as error:
-        culprit = error.failure.culprit
-        return COMPILED if culprit is not None and REFUSAL in culprit.error else ""
-    again = compare(diverged.reference, [each.trace for each in found]).divergences
-    first = diverged.first
-    if not again or (again[0].step, again[0].phase, again[0].tensor) != (first.step, first.phase, first.tensor):
-        return ""
-    with one_thread():
-        expected, tolerances = _expected(diverged)
-    return _first_wrong_module(diverged, expected, tolerances, found)
+    with observe_clipping():
+        try:
+            members = ranks("sim", diverged.task.num_ranks)
+            found: Sequence[WatchedRun] = members.run(watched_rank, diverged.task, diverged.first.step).values
+        except RanksFailed as error:
+            culprit = error.failure.culprit
+            return COMPILED if culprit is not None and REFUSAL in culprit.error else ""
+        again = compare(diverged.reference, [_as_compared(diverged, each.trace) for each in found]).divergences
+        first = diverged.first
+        if not again or (again[0].step, again[0].phase, again[0].tensor) != (first.step, first.phase, first.tensor):
+            return ""
+        with one_thread():
+            return _Search(diverged, found).sentence()
 
 
-def _expected(diverged: DivergedTraining) -> tuple[WatchedRun, dict[Key, float]]:
-    """The single-device tensors with their tolerances, from perturbed copies."""
-    task, at = diverged.task, diverged.first.step
-    with seed_generators(task.seed):
-        own = watched_device(task, at, build_model(task), [convert_batch(batch, task.dtype) for batch in task.batches])
-        spread = dict[Key, float]()
-        for number in range(NUM_COPIES):
-            copied = watched_device(task, at, **perturbed_start(task, number, diverged.eps))
-            copy = {_key(each): each.values for each in copied.seen}
-            for each in own.seen:
-                other = copy.get(_key(each), each.values)
-                spread[_key(each)] = max(spread.get(_key(each), 0.0), float((other - each.values).norm()))
-    sizes = {_key(each): float(each.values.norm()) for each in own.seen}
-    eps = diverged.eps
-    return own, {key: FACTOR * max(spread[key], eps * size) + ABSOLUTE * eps * size for key, size in sizes.items()}
+def _as_compared(diverged: DivergedTraining, trace: UserTrace) -> UserTrace:
+    """The trace without phases that the reference leaves out."""
+    moments = diverged.reference.moments
+    present = {moment.phase for moment in moments if any(moment.present)}
+    left_out = {phase for phase in (Phase.LOSS, Phase.GRADIENT) if phase not in present}
+    return without_phases(trace, left_out, reports=any(moment.phase is Phase.REPORTED for moment in moments))
 
 
-def _key(seen: ModuleTensor) -> Key:
-    return seen.module, seen.call, seen.is_gradient
+class _Search:
+    """Compares the tensors of all modules at the first wrong step, in execution order."""
+
+    def __init__(self, diverged: DivergedTraining, found: Sequence[WatchedRun]) -> None:
+        self._diverged, self._found, self._step = diverged, found, diverged.first.step
+        task, eps = diverged.task, diverged.eps
+        with seed_generators(task.seed):
+            model = build_model(task)
+            batches = [convert_batch(batch, task.dtype) for batch in task.batches]
+            self._single = watched_device(task, self._step, model, batches, keeps_nodes=True)
+            starts = (perturbed_start(task, number, eps) for number in range(NUM_COPIES))
+            self._copies = [watched_device(task, self._step, **start) for start in starts]
+        self._dependencies = Dependencies(self._single.seen, parameters_by_name(model))
+        self._expected = {each.key: each for each in self._single.seen if not _is_loss(each)}
+        self._tolerances = _tolerances(self._single.seen, self._copies, eps)
+        self._by_key = [{each.key: each for each in watched.seen} for watched in found]
+        self._comparer = PartComparer(task, diverged.coordinates, eps)
+        self._agreements: dict[Key, Agreement] = {}
+
+    def sentence(self) -> str:
+        """Describe the first place at which the ranks differ; empty if it is in doubt."""
+        forward = [key for key in self._expected if not key.is_gradient and self._may_matter(key)]
+        self._compare(forward, (1.0,))
+        wrong = self._first_unexplained(forward, Status.WRONG)
+        if self._diverged.first.phase is Phase.LOSS:
+            named = wrong or self._first_unexplained(forward, Status.PARTIAL)
+            return self._about(named) if named else self._if_all_agree(forward, ONLY_LOSS)
+        if wrong is not None:
+            # Either the loss was not compared, or it agrees although this tensor differs.
+            return self._about(wrong) if not self._compares_loss() else ""
+        return self._about_gradients(forward)
+
+    def _about_gradients(self, forward: Sequence[Key]) -> str:
+        names = self._wrong_gradients()
+        if not names:
+            return CLIPPING.format(step=self._step)
+        backward = [key for key in self._expected if key.is_gradient]
+        self._compare(backward, (1.0, float(self._diverged.task.num_data_ranks)))
+        nearest = {key: self._dependencies.nearest_parameters(key) for key in backward}
+        named = self._first_unexplained((key for key in backward if nearest[key] & names), Status.WRONG)
+        if named is None:
+            named = self._first_unexplained((key for key in backward if nearest[key] and nearest[key] <= names), Status.PARTIAL)
+        return self._about(named) if named else self._if_all_agree([*forward, *backward], ONLY_PARAMETERS)
+
+    def _may_matter(self, key: Key) -> bool:
+        """Whether the loss may depend on a tensor: it has a gradient, or it cannot have one."""
+        return self._expected[key].node is None or key._replace(is_gradient=True) in self._expected
+
+    def _compares_loss(self) -> bool:
+        moments = self._diverged.reference.moments
+        return any(any(moment.present) for moment in moments if (moment.step, moment.phase) == (self._step, Phase.LOSS))
+
+    def _compare(self, keys: Iterable[Key], scales: tuple[float, ...]) -> None:
+        """Compare tensors. The user's loss may be a mean over a rank's own rows, which multiplies all gradients by one factor."""
+        for key in keys:
+            parts = [self._part(key, number) for number in range(len(self._found))]
+            full = self._expected[key].values
+            for scale in scales:
+                found = self._comparer.compare(full, parts, self._tolerances[key], scale)
+                if scale == scales[0] or found.status in _AGREE:
+                    self._agreements[key] = found
+                if found.status in _AGREE:
+                    scales = (scale,) if full.any() else scales
+                    break
+
+    def _part(self, key: Key, rank: int) -> ModuleTensor | None:
+        """A rank's tensor; None if it lacks the tensor."""
+        return self._by_key[rank].get(key)
+
+    def _first_unexplained(self, keys: Iterable[Key], status: Status) -> Key | None:
+        """The first tensor with this status from which no right tensor is computed."""
+        right = self._right()
+        found = (key for key in keys if self._agreements[key].status is status)
+        return next((key for key in found if not any(self._follows(other, key) for other in right)), None)
+
+    def _right(self) -> list[Key]:
+        found = ((key, agreement) for key, agreement in self._agreements.items() if self._expected[key].values.any())
+        return [key for key, agreement in found if agreement.status is Status.RIGHT]
+
+    def _follows(self, later: Key, key: Key) -> bool:
+        """Whether a tensor is computed from another one, both in forward or both in backward."""
+        if later.is_gradient != key.is_gradient:
+            return False
+        return self._dependencies.is_computed_from(*((key, later) if key.is_gradient else (later, key)))
+
+    def _about(self, key: Key) -> str:
+        agreement = self._agreements[key]
+        way = "backward" if key.is_gradient else "forward"
+        module = key.module or "the full model"
+        if agreement.status is Status.PARTIAL:
+            sums = self._diverged.ranks_text(agreement.axes)
+            return (
+                f"first module whose {_noun(key)} is right only as a sum over {sums}: {module} ({way}), at step {self._step}"
+                f"{self._not_compared_before(key)}"
+            )
+        partial = self._before(key, Status.PARTIAL)
+        words = [f"the {_noun(each)} of {each.module or 'the full model'}" for each in partial]
+        before = f"; right only as a sum over ranks before it: {_shorten(words)}" if partial else ""
+        return (
+            f"first module whose {_noun(key)} differs: {module} ({way}, {name_ranks(agreement.ranks)}), at step {self._step}"
+            f"{before}{self._not_compared_before(key)}"
+        )
+
+    def _not_compared_before(self, key: Key) -> str:
+        inside = f"{key.module}." if key.module else ""
+        found = [each for each in self._before(key, Status.UNKNOWN) if key.is_input or not each.module.startswith(inside)]
+        words = [f"the {_noun(each)} of {each.module or 'the full model'}" for each in found]
+        return f"; not compared before it: {_shorten(words)}" if words else ""
+
+    def _before(self, key: Key, status: Status) -> list[Key]:
+        """Tensors of this status from which a tensor is computed, without a right tensor in between."""
+        right = [each for each in self._right() if self._follows(key, each)]
+        found = [each for each, agreement in self._agreements.items() if agreement.status is status and self._follows(key, each)]
+        return [each for each in found if not any(self._follows(other, each) for other in right)]
+
+    def _if_all_agree(self, keys: Sequence[Key], sentence: str) -> str:
+        agree = all(self._agreements[key].status in _AGREE for key in keys)
+        return sentence.format(step=self._step) if agree else ""
+
+    def _wrong_gradients(self) -> set[str]:
+        """Names of parameters with a wrong gradient, before clipping if the step clips."""
+        traces = [each.trace for each in self._found]
+        reference = self._diverged.reference
+        if any(each.unclipped is not None for each in (self._single, *self._found)):
+            single, copies = self._with_unclipped(self._single), [self._with_unclipped(each) for each in self._copies]
+            reference = reference_from(self._diverged.task, single, copies, self._diverged.eps)
+            traces = [self._with_unclipped(each) for each in self._found]
+        at = self._step, Phase.GRADIENT
+        return {each.tensor for each in compare(reference, traces).divergences if (each.step, each.phase) == at}
+
+    def _with_unclipped(self, watched: WatchedRun) -> UserTrace:
+        """A trace with gradients before clipping at the watched step."""
+        steps = list(watched.trace.steps)
+        steps[self._step] = replace(steps[self._step], gradients=watched.unclipped or steps[self._step].gradients)
+        return replace(watched.trace, steps=tuple(steps))
 
 
-def _first_wrong_module(
-    diverged: DivergedTraining, expected: WatchedRun, tolerances: dict[Key, float], found: Sequence[WatchedRun]
-) -> str:
-    calls = [Counter((each.module, each.is_gradient) for each in watched.seen) for watched in (expected, *found)]
-    by_key = [{_key(each): each for each in watched.seen} for watched in found]
-    num_compared = 0
-    for each in sorted(expected.seen, key=lambda seen: seen.is_gradient):
-        name = (each.module, each.is_gradient)
-        if any(count[name] not in (0, calls[0][name]) for count in calls):
-            continue  # some ranks call it again, for example under activation checkpointing
-        compared = {
-            rank: _differs(diverged, rank, each, seen[_key(each)], tolerances[_key(each)])
-            for rank, seen in enumerate(by_key)
-            if _key(each) in seen
-        }
-        num_compared += any(differs is not None for differs in compared.values())
-        wrong = [rank for rank, differs in compared.items() if differs]
-        if wrong:
-            what, way = ("output gradient", "backward") if each.is_gradient else ("output", "forward")
-            where = f"{each.module or 'the full model'} ({way}, {name_ranks(wrong)}), at step {diverged.first.step}"
-            return f"first module whose {what} differs: {where}"
-    rest = "loss" if diverged.first.phase is Phase.LOSS else "parameter gradients"
-    return NO_MODULE.format(step=diverged.first.step, rest=rest) if num_compared == len(expected.seen) else ""
+_AGREE = (Status.RIGHT, Status.PARTIAL)
 
 
-def _differs(diverged: DivergedTraining, rank: int, expected: ModuleTensor, seen: ModuleTensor, tolerance: float) -> bool | None:
-    """Whether a rank's tensor differs from its part in the expected one; None if the part is unknown.
-
-    The user's loss may be a mean over a rank's own rows. Then output gradients are larger by the number of data ranks, so both
-    scales are accepted.
-    """
-    count, own = diverged.task.num_data_ranks, _rows(diverged, rank, expected.values)
-    part = _part_of(own, seen)
-    if part is None and not (seen.is_gradient and count > 1):
-        part = _part_of(expected.values, seen)
-    if part is None:
-        return None
-    values = seen.values.reshape(-1)
-    scales = (1, count) if seen.is_gradient else (1,)
-    return all(bool((values / scale - part.reshape(-1)).norm() > tolerance) for scale in scales)
+def _is_loss(tensor: ModuleTensor) -> bool:
+    """Whether the full model returns its loss, which is compared as such."""
+    return not tensor.key.module and not tensor.key.is_input and tensor.values.numel() == 1
 
 
-def _part_of(full: torch.Tensor | None, seen: ModuleTensor) -> torch.Tensor | None:
-    """The rank's part in a full tensor, by DTensor placements; None if shapes do not fit."""
-    if full is None or tuple(full.shape) != (tuple(seen.values.shape) if seen.piece is None else seen.piece.shape):
-        return None
-    return full if seen.piece is None else torch.from_numpy(select_piece(full.numpy(), seen.piece))
+def _noun(key: Key) -> str:
+    return f"{'input' if key.is_input else 'output'}{' gradient' if key.is_gradient else ''}"
 
 
-def _rows(diverged: DivergedTraining, rank: int, full: torch.Tensor) -> torch.Tensor | None:
-    """The rank's rows under the default sharding; None if they are unknown."""
-    task = diverged.task
-    count = task.num_data_ranks
-    if task.shard is not None or not full.dim() or full.shape[0] % count:
-        return None
-    return full.chunk(count)[part_number_at(task, diverged.coordinates[rank].indices)]
+def _shorten(words: Sequence[str]) -> str:
+    distinct = list(dict.fromkeys(words))
+    more = [f"{len(distinct) - MOST} more"] if len(distinct) > MOST else []
+    return join_words([*distinct[:MOST], *more])
+
+
+def _tolerances(seen: Sequence[ModuleTensor], copies: Sequence[WatchedRun], eps: float) -> dict[Key, float]:
+    """Tolerance per tensor, from its distance in perturbed copies."""
+    sizes = {each.key: norm_of(each.values) for each in seen}
+    largest = {kind: max((size for key, size in sizes.items() if key.is_gradient is kind), default=0.0) for kind in (False, True)}
+    spread = dict.fromkeys(sizes, 0.0)
+    for copy in copies:
+        others = {each.key: each.values for each in copy.seen}
+        for each in seen:
+            other = others.get(each.key)
+            if other is not None and other.shape == each.values.shape:
+                spread[each.key] = max(spread[each.key], distance(other, each.values))
+    return {key: FACTOR * max(spread[key], eps * size) + ABSOLUTE * eps * largest[key.is_gradient] for key, size in sizes.items()}

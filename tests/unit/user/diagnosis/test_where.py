@@ -97,10 +97,11 @@ def test_local_parts_are_laid_by_placement() -> None:
 
 
 @pytest.mark.usefixtures("without_causes")
-def test_a_part_of_a_gradient_is_seen_where_it_comes_back() -> None:
-    """A missing reduction behind the head shows in the layer before it."""
+def test_a_gradient_that_nobody_sums_is_named_at_the_layer_that_makes_it() -> None:
+    """A column-wise layer without a reduction is named by its input gradient, not the layer before it."""
     verdict = check_training(**SHARDS["head_reduction_missing"].brought)
-    assert verdict.where == "first module whose output gradient differs: 2 (backward, ranks 0 and 1), at step 0"
+    says = "first module whose input gradient is right only as a sum over the 2 tp ranks: 3 (backward), at step 0"
+    assert verdict.where == says
 
 
 def test_updates_are_no_matter_of_modules() -> None:

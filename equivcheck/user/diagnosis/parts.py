@@ -1,0 +1,201 @@
+"""Compare the ranks' parts of one tensor with the full tensor, if it is not known how the ranks split it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+import torch
+
+from equivcheck.diagnosis.emulation.coordinates import RankCoordinate
+from equivcheck.oracle.reference.noise import FACTOR
+from equivcheck.user.diagnosis.modules import ModuleTensor
+from equivcheck.user.task import OTHER_AXES, POSITION_AXES, Task
+from equivcheck.worlds.trace.pieces import select_piece
+
+
+class Status(Enum):
+    """How the ranks' parts of a tensor relate to the full tensor."""
+
+    RIGHT = "right"
+    PARTIAL = "partial"
+    """Only the sum or the mean over some ranks is right."""
+    WRONG = "wrong"
+    UNKNOWN = "unknown"
+    """Not right in any known way, but the ranks may split the tensor in another way."""
+
+
+class Order(Enum):
+    """How ranks take indices along a dim."""
+
+    CHUNKS = "chunks"
+    STRIDED = "strided"
+    HEAD_AND_TAIL = "head and tail"
+    """Chunk i and chunk 2n - 1 - i of 2n chunks, as causal context parallelism balances its work."""
+
+
+class Split(NamedTuple):
+    """A dim split over a mesh axis."""
+
+    dim: int
+    """Dim of the full tensor."""
+    order: Order
+    """Indices that a rank takes."""
+
+
+class Sum(NamedTuple):
+    """Partial sums over a mesh axis."""
+
+    is_mean: bool
+    """Whether the sum is divided by the number of ranks."""
+
+
+Layout = dict[str, Split | Sum | None]
+"""For each axis with more than one rank: how ranks along it share a tensor. None if they all have the same values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """Result of a comparison."""
+
+    status: Status
+    """Whether the parts are right."""
+    ranks: tuple[int, ...] = ()
+    """Ranks with a wrong part."""
+    axes: tuple[str, ...] = ()
+    """Mesh axes over which parts must be added."""
+
+
+class PartComparer:
+    """Compares one tensor after the other.
+
+    It remembers the dims that were split over an axis in a right tensor. A later tensor that is split in the same way, and whose
+    values differ, is wrong. Without such a precedent its ranks may split it in another way.
+    """
+
+    def __init__(self, task: Task, coordinates: Sequence[RankCoordinate], eps: float) -> None:
+        self._coordinates, self._eps = coordinates, eps
+        self._sizes = {name: size for name, size in task.mesh if size > 1}
+        self._row_axes = tuple(name for name in self._sizes if name in task.data_axes and task.shard is None)
+        """Axes along which each rank gets a chunk of the rows."""
+        known = [name for name in OTHER_AXES if name not in POSITION_AXES] if task.shard else self._sizes
+        self._same_row_axes = tuple(name for name in self._sizes if name in known and name not in task.data_axes)
+        """Axes along which all ranks get the same rows and positions."""
+        self._seen_splits: set[tuple[int, str, Split]] = set()
+
+    def compare(
+        self, full: torch.Tensor, parts: Sequence[ModuleTensor | None], tolerance: float, scale: float = 1.0
+    ) -> Agreement:
+        """Compare each rank's part, None on a rank without one, with `scale` times the full tensor."""
+        shapes = {part.values.shape if part.piece is None else part.piece.shape for part in parts if part is not None}
+        uncertain = Agreement(status=Status.UNKNOWN)
+        if len(shapes) != 1:
+            return uncertain
+        fewest = len(parts) + 1
+        for layout in self._layouts(tuple(full.shape), tuple(shapes.pop()), [*self._sizes]):
+            expected = {rank: self._part(full * scale, layout, rank, part) for rank, part in enumerate(parts) if part is not None}
+            found = {rank: parts[rank].values.reshape(-1) for rank in expected}  # type: ignore[union-attr]
+            wrong = self._wrong_ranks(layout, found, expected, tolerance * scale)
+            if not wrong:
+                return self._agreement(layout, full)
+            is_rearranged = all(_sorted_distance(found[rank], expected[rank]) <= tolerance * scale for rank in wrong)
+            is_known = self._is_certain(layout, full.dim()) or any(expected[rank].any() for rank in expected if rank not in wrong)
+            if is_known and not is_rearranged and not _summed_axes(layout) and len(wrong) < fewest:
+                fewest, uncertain = len(wrong), Agreement(status=Status.WRONG, ranks=tuple(wrong))
+        return uncertain
+
+    def _layouts(self, full: tuple[int, ...], part: tuple[int, ...], axes: Sequence[str]) -> Iterator[Layout]:
+        """All layouts in which a rank's part has the shape `part`."""
+        if not axes:
+            if full == part:
+                yield {}
+            return
+        axis, *others = axes
+        size = self._sizes[axis]
+        cut = (
+            [dim for dim in range(len(full)) if full[dim] % size == 0 and full[dim] // size >= part[dim]]
+            if len(full) == len(part)
+            else []
+        )
+        for option in (None, *(Split(dim, order) for dim in cut for order in Order), Sum(is_mean=False), Sum(is_mean=True)):
+            rest = full
+            if isinstance(option, Split):
+                rest = (*full[: option.dim], full[option.dim] // size, *full[option.dim + 1 :])
+            yield from ({axis: option, **layout} for layout in self._layouts(rest, part, others))
+
+    def _part(self, full: torch.Tensor, layout: Layout, rank: int, seen: ModuleTensor) -> torch.Tensor:
+        for axis, option in layout.items():
+            if isinstance(option, Split):
+                full = _take(full, option, self._sizes[axis], self._coordinates[rank].indices[axis])
+        return full.reshape(-1) if seen.piece is None else torch.from_numpy(select_piece(full.contiguous().numpy(), seen.piece))
+
+    def _wrong_ranks(
+        self, layout: Layout, found: Mapping[int, torch.Tensor], expected: Mapping[int, torch.Tensor], tolerance: float
+    ) -> list[int]:
+        summed = _summed_axes(layout)
+        count = math.prod(self._sizes[axis] for axis in summed)
+        divisor = math.prod(self._sizes[axis] for axis in summed if layout[axis] == Sum(is_mean=True))
+        wrong = []
+        for rank, own in expected.items():
+            place = self._coordinates[rank]
+            peers = [
+                found[other.rank]
+                for other in self._coordinates
+                if other.rank in found and place.differs_only_along(other, summed)
+            ]
+            rounding = FACTOR * self._eps * sum(map(norm_of, peers)) if summed else 0.0
+            if len(peers) != count or not distance(sum(peers[1:], peers[0]) / divisor, own) <= tolerance + rounding:
+                wrong.append(rank)
+        return wrong
+
+    def _agreement(self, layout: Layout, full: torch.Tensor) -> Agreement:
+        summed = _summed_axes(layout)
+        if full.any():
+            splits = ((axis, option) for axis, option in layout.items() if isinstance(option, Split))
+            self._seen_splits |= {(full.dim(), axis, split) for axis, split in splits if split.dim < full.dim() - 1}
+        return Agreement(status=Status.PARTIAL if summed else Status.RIGHT, axes=tuple(summed))
+
+    def _is_certain(self, layout: Layout, num_dims: int) -> bool:
+        """Whether the ranks must have split the tensor in this way."""
+        for axis, option in layout.items():
+            if isinstance(option, Split):
+                is_usual = axis in self._row_axes and option == Split(0, Order.CHUNKS)
+                if not is_usual and (num_dims, axis, option) not in self._seen_splits:
+                    return False
+            elif axis not in self._same_row_axes:
+                return False  # a number that each rank computes from its own rows, such as its loss
+        return True
+
+
+def _summed_axes(layout: Layout) -> list[str]:
+    return [axis for axis, option in layout.items() if isinstance(option, Sum)]
+
+
+def _take(full: torch.Tensor, split: Split, count: int, index: int) -> torch.Tensor:
+    """The part with this index of `count` equal parts."""
+    if split.order is Order.CHUNKS:
+        return full.chunk(count, split.dim)[index]
+    if split.order is Order.STRIDED:
+        return full.movedim(split.dim, 0)[index::count].movedim(0, split.dim)
+    if full.shape[split.dim] % (2 * count):
+        return full.chunk(count, split.dim)[index]
+    pieces = full.chunk(2 * count, split.dim)
+    return torch.cat([pieces[index], pieces[2 * count - 1 - index]], split.dim)
+
+
+def distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Norm of the difference. Elements that are both NaN, or the same infinity, do not differ."""
+    same = (one == other) | (one.isnan() & other.isnan())
+    return float(torch.where(same, 0.0, one - other).norm())
+
+
+def norm_of(values: torch.Tensor) -> float:
+    """Norm of the finite elements."""
+    return float(values.nan_to_num(0.0, 0.0, 0.0).norm())
+
+
+def _sorted_distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    return distance(one.sort().values, other.sort().values)
