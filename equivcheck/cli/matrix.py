@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 @click.option("--layout", "layouts", multiple=True, metavar="NAME", help="Only this layout of the recipe. Repeatable.")
 @world_option(None, "How ranks run.  [default: as in the recipe]")
 @click.option("-n", "--workers", type=click.IntRange(min=1), help="Worker processes.  [default: one per core]")
+@click.option("-v", "--verbose", is_flag=True, help="Print whole stacks of ranks that failed.")
 @json_option
 @click.option("--junit", type=click.Path(path_type=Path), callback=output_file, metavar="FILE", help="Also write JUnit XML.")
 @html_option
@@ -28,6 +29,7 @@ def matrix(  # noqa: PLR0913, PLR0917 - options
     layouts: tuple[str, ...],
     world: str | None,
     workers: int | None,
+    verbose: bool,
     as_json: bool,
     junit: Path | None,
     html: Path | None,
@@ -47,9 +49,10 @@ def matrix(  # noqa: PLR0913, PLR0917 - options
 
         print_json(matrix_object(found))
     else:
+        from equivcheck.system.printable import screen_width
         from equivcheck.user.matrix.result import print_matrix
 
-        print_matrix(console(), found)
+        print_matrix(console(width=screen_width()), found, verbose=verbose)
     if junit is not None:
         from equivcheck.report.matrix.outputs import write_junit
 

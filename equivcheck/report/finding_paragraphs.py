@@ -16,10 +16,10 @@ from equivcheck.oracle.verdict.description import error_in_words, shorten_to_lin
 from equivcheck.oracle.verdict.sentences import ranks_with_value
 from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome
 from equivcheck.programs.nouns import TensorProgram
-from equivcheck.report.terminal import own_command, wrap
+from equivcheck.report.terminal import own_command
 from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.scenario.scenario import count, describe_case
-from equivcheck.system.printable import shorten
+from equivcheck.system.printable import shorten, wrap
 from equivcheck.worlds.trace.differences import Divergence
 
 _UNFINISHED = "unfinished"

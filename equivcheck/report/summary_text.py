@@ -16,9 +16,9 @@ from equivcheck.layouts.composition.registry import TIMES
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.programs.nouns import TensorProgram
 from equivcheck.report.finding_paragraphs import finding_lines, store_option
-from equivcheck.report.terminal import WIDTH, own_command, wrap
+from equivcheck.report.terminal import own_command
 from equivcheck.scenario.scenario import count
-from equivcheck.system.printable import escape_unprintable, shorten
+from equivcheck.system.printable import WIDTH, escape_unprintable, shorten, wrap
 
 _MOST_LINES = 36
 """Maximum number of lines in the summary, so that it shares a screen with the command and its progress. Findings that could not

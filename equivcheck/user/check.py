@@ -30,6 +30,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     batches: Iterable[Any],
     loss: Loss,
     optimizer: Callable[[list[Any]], Any],
+    name: str = "",
     reduction: str = "mean",
     scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None = None,
     step: TrainStep | None = None,
@@ -78,6 +79,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     :param optimizer: Called with a list of parameters. Returns an optimizer. If its own parameter is called ``named_parameters``,
         the list has pairs ``(name, parameter)``, with names as in `model`. With your own `step` it may return several, in a list,
         tuple or dict, or as attributes of an object; `step` gets the result unchanged.
+    :param name: Stands in the first line of the verdict.
     :param reduction: ``"mean"`` or ``"sum"``. A sum is multiplied by the number of data ranks before backward, because data ranks
         average gradients.
     :param scheduler: Called with the optimizer. Its ``step()`` runs after each training step.
@@ -119,6 +121,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     axes = mesh_of(mesh)
     row_axes = data_axes_of(axes, data_axes, user_shards=shard is not None)
     task = Task(
+        name=name,
         model=partial(copy.deepcopy, model) if isinstance(model, nn.Module) else model,
         parallelize=parallelize,
         mesh=axes,

@@ -61,9 +61,9 @@ def _checked(task: Task, world: str | Ranks, schedule_seed: int, deadline: float
     members = members_of(task, world)
     original = SingleDeviceRun(task if task.precision is None else exact_task(task))
     in_short = str(original.precision).removeprefix("torch.") if task.precision is None else precision_text(task)
-    verdict = UserVerdict(outcome=Outcome.EQUIVALENT, mesh=task.mesh, world=members.name, precision=in_short)
-    left, ran = run_on(members, task, schedule_seed, deadline)
-    verdict = replace(verdict, world=ran.name, notes=notes_on(task, left, members, ran))
+    verdict = UserVerdict(outcome=Outcome.EQUIVALENT, name=task.name, mesh=task.mesh, world=members.name, precision=in_short)
+    left, ran, warned = run_on(members, task, schedule_seed, deadline)
+    verdict = replace(verdict, world=ran.name, notes=(*notes_on(task, left, members, ran), *warned))
     if isinstance(left, Failure):
         # A `UsageError` on a rank is raised here too, because an invalid argument is not a failure of the training.
         for report in left.reports:

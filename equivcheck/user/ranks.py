@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from equivcheck.user.batches import complex_parameter, convert_batch, convert_model, part_number, rank_batch
+from equivcheck.user.frames import module_in_errors
 from equivcheck.user.loop import train
 from equivcheck.user.precision.policy import PrecisionObserver, policy_of
 from equivcheck.user.randomness import RowShard, mask_dropout, seed_generators
@@ -27,7 +28,7 @@ def rank_trace(task: Task) -> UserTrace:
     names, module = rank_module(task, mesh)
     batches = [rank_batch(task, convert_batch(batch, task.dtype), mesh) for batch in task.batches]
     seen = PrecisionObserver()
-    with seen.watching(module):
+    with seen.watching(module), module_in_errors(names, module):
         trace = train(task, rank_reader(task, names, module, mesh), batches, task.rank_step, task.loss_scale)
     casting = tuple(name for name, each in names.all_modules(module) if isinstance(each, FSDPModule))
     return replace(trace, low_precision=policy_of(module) or seen.precision, casting=casting)
@@ -56,7 +57,8 @@ def rank_module(task: Task, mesh: DeviceMesh) -> tuple[TensorNames, nn.Module]:
     """Return the tensor names in the model, and the parallelized module."""
     model = build_model(task, RowShard(part_number(task, mesh), task.num_data_ranks))
     names = TensorNames(model)
-    return names, parallelize_model(task, model, mesh)
+    with module_in_errors(names, model):
+        return names, parallelize_model(task, model, mesh)
 
 
 def build_model(task: Task, cut: RowShard | None = None) -> nn.Module:

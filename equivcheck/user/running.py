@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import fields
 
 from equivcheck.layouts.base.execution.compile_time import COMPILE_SECONDS
 from equivcheck.layouts.composition.running import PROCESSES, THREADS
 from equivcheck.oracle.verdict.description import shorten_to_line
+from equivcheck.user.rank_logs import quiet_ranks
 from equivcheck.user.ranks import process_trace, rank_trace
 from equivcheck.user.task import Task
 from equivcheck.user.usage import invalid
@@ -34,21 +34,21 @@ def members_of(task: Task, world: str | Ranks) -> Ranks:
     return members
 
 
-def run_on(members: Ranks, task: Task, schedule_seed: int, deadline: float) -> tuple[Run | Failure, Ranks]:
-    """Run the training; return the result or the failure, and the ranks that ran it.
+def run_on(members: Ranks, task: Task, schedule_seed: int, deadline: float) -> tuple[Run | Failure, Ranks, list[str]]:
+    """Run the training; return the result or the failure, the ranks that ran it, and notes about torch's warnings.
 
     Simulated ranks are threads and refuse compiled functions. Such a training runs again in local processes.
     """
     program = process_trace if members.has_copies else rank_trace
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the single-device run has shown most of them
-            return rerun_if_died(lambda: members.run(program, task, schedule_seed=schedule_seed, deadline=deadline)), members
+        with quiet_ranks() as notes:
+            run = rerun_if_died(lambda: members.run(program, task, schedule_seed=schedule_seed, deadline=deadline))
+        return run, members, notes
     except RanksFailed as error:
         failure = error.failure
     compiles = failure.culprit is not None and REFUSAL in failure.culprit.error
     if members.name != THREADS or not compiles:
-        return failure, members
+        return failure, members, notes
     return run_on(members_of(task, PROCESSES), task, schedule_seed, deadline + COMPILE_SECONDS)
 
 

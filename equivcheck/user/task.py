@@ -84,6 +84,8 @@ class Task:
     """Dropout mask shapes on one device; None without `dropout_masks`."""
     seed: int
     """Seed for torch, numpy and random before each call of `model`."""
+    name: str = ""
+    """Name in the verdict; empty for none."""
 
     def __post_init__(self) -> None:
         for name in ("model", "parallelize", "loss", "optimizer"):
@@ -98,6 +100,8 @@ class Task:
             raise invalid("optimizer", why, expected)
         if self.cuts is not None and self.full_tensors is not None:
             raise invalid("cuts together with full_tensors", "both describe plain shards", "one of them")
+        if not isinstance(self.name, str):
+            raise invalid(f"name {self.name!r:.100}", "it is not text", "a string")
         if self.reduction not in REDUCTIONS:
             raise invalid(f"reduction {self.reduction!r}", "it does not exist", " or ".join(REDUCTIONS))
         if self.dtype is not None and not (isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point):

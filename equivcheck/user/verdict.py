@@ -1,4 +1,4 @@
-"""The result of `check_training`."""
+"""Result from `check_training`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ from dataclasses import dataclass, field, replace
 
 from equivcheck.errors import NotEquivalent
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.oracle.verdict.description import divergence_lines, rank_lines
+from equivcheck.oracle.verdict.description import divergence_lines
 from equivcheck.oracle.verdict.verdict import Judgement
+from equivcheck.system.printable import wrap_lines
+from equivcheck.user.failure_text import failure_lines, stack_lines
 from equivcheck.user.lazy_diagnosis import LazyDiagnosis
 from equivcheck.user.traces.measures import Measures
-from equivcheck.worlds.failure import Failure, RankState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserVerdict(Judgement):
-    """Result of `check_training`: EQUIVALENT, DIVERGED, CRASHED, HUNG or INCONCLUSIVE, with evidence."""
+    """Result from `check_training`: EQUIVALENT, DIVERGED, CRASHED, HUNG or INCONCLUSIVE, with evidence."""
 
+    name: str = ""
+    """The training's name; empty if it has none."""
     mesh: tuple[tuple[str, int], ...]
     """Axis names and sizes."""
     precision: str
@@ -66,18 +69,21 @@ class UserVerdict(Judgement):
         """Part of the diagnosis that failed, with the error. Empty if nothing failed."""
         return self.diagnosis.result.unfinished
 
-    def describe(self) -> str:
-        """Return the verdict as text in a few lines."""
+    def describe(self, *, verbose: bool = False) -> str:
+        """Return the verdict as text, wrapped to the terminal's width. `verbose` adds stacks if ranks failed."""
         axes = " x ".join(f"{name} {size}" for name, size in self.mesh)
-        heading = f"{self.outcome.value.upper()}: your training on {axes}, {self.precision}, in {self.world}"
-        return "\n".join([heading, *(f"  {line}" for line in self._evidence())])
+        whose = f"'{self.name}'" if self.name else "your training"
+        heading = f"{self.outcome.value.upper()}: {whose} on {axes}, {self.precision}, in {self.world}"
+        lines = [*self._evidence(), *((_MORE,) if self.failure is not None and not verbose else ())]
+        stacks = () if self.failure is None or not verbose else stack_lines(self.failure)
+        return "\n".join([*wrap_lines([heading, *(f"  {line}" for line in lines)]), *(f"  {line}" for line in stacks)])
 
     def _evidence(self) -> list[str]:
         lines = [self._in_short()]
         if self.divergence is not None:
             lines = divergence_lines(self.divergence, self.followers, self.num_unnamed)
         elif self.failure is not None:
-            lines = [*rank_lines(self.failure), *_frames(self.failure)]
+            lines = failure_lines(self.failure)
         found = self.diagnosis.result
         whys = [found.cause] if found.cause else [found.unexplained, found.hint]
         lines += [f"why:   {why}" for why in whys if why]
@@ -94,15 +100,4 @@ class UserVerdict(Judgement):
         return NotEquivalent(replace(self, diagnosis=LazyDiagnosis()).describe(), self.describe)
 
 
-FRAMES = 8
-"""Number of traceback lines in `describe`."""
-
-
-def _frames(failure: Failure) -> list[str]:
-    """The stack's end on the first rank that raised, or else on the first that still runs. Caret underlines are dropped."""
-    for state in (RankState.RAISED, RankState.RUNNING):
-        for report in failure.reports:
-            if report.state is state and report.stack:
-                lines = [f"  {line}" for line in report.stack.rstrip().splitlines() if line.strip(" ^~")][-FRAMES:]
-                return lines if state is RankState.RAISED else [f"rank {report.rank} runs in", *lines]
-    return []
+_MORE = "more:  describe(verbose=True), or `equivcheck matrix -v`, shows all stacks"

@@ -63,6 +63,8 @@ class Failure:
     """One report for each rank, in rank order."""
     first: int | None = None
     """First failed rank, which may have made others fail; None if ranks only waited in vain."""
+    remark: str = ""
+    """The summary's end about hosts, or about ranks that could not be stopped; empty without either."""
 
     @property
     def culprit(self) -> RankReport | None:

@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from equivcheck.cli import main
+from equivcheck.user.matrix.text import HEADINGS
 from support.processes import children_of, end_soon
 
 pytestmark = pytest.mark.usefixtures("workers_are_forked")
@@ -87,7 +88,10 @@ def test_a_table_and_every_report_tell_the_same(recipe: Path, tmp_path: Path) ->
     assert list(rows) == ["layout", "ddp", "on purpose", "raises"]
     assert rows["ddp"][:3] == ["dp 2", "equivalent", "1"]
     assert rows["on purpose"][:2] == ["dp 2", "diverged, as expected"]
-    assert rows["raises"][-1] == "rank 0 raised RuntimeError: no <model>"
+    assert rows["raises"][:3] == ["dp 2", "crashed", "-"]
+    assert "on purpose: step 0 gradient weight" in result.stdout
+    assert "ranks 0, 1 raised RuntimeError" in result.stdout
+    assert "error: no <model>" in result.stdout
     assert "3 layouts: 1 equivalent; 1 diverged, as expected; 1 crashed" in result.stdout
     assert sorted(line.split(" ")[0] for line in result.stderr.splitlines()) == ["1", "2", "3"]
     _require_junit(junit)
@@ -111,6 +115,8 @@ def _require_page(page: str) -> None:
     assert not re.findall(r"<script|<link|<img|src=|href=|url\(|@import|https?://", page)
     assert page.count("<details") == 3
     assert page.count("<details open") == 1
+    assert "@media (max-width: 40rem)" in page
+    assert [column for column in ("mesh", "outcome", *HEADINGS) if page.count(f'data-column="{column}"') != 3] == []
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 from equivcheck.errors import NotEquivalent
 from equivcheck.oracle.verdict.cause import Diagnosis
 from equivcheck.oracle.verdict.description import divergence_lines, failure_line, rank_lines, shorten_to_line
+from equivcheck.oracle.verdict.imports import import_lines
 from equivcheck.scenario import Scenario
 from equivcheck.scenario.case import Checkable
 from equivcheck.scenario.scenario import describe_case
@@ -131,11 +132,12 @@ class CaseVerdict(Judgement):
         return "\n".join([*lines, self.code()])
 
     def code(self) -> str:
-        """The case as formatted code."""
+        """The case as formatted code, after the imports that it needs."""
         from rich.pretty import pretty_repr
 
         try:
-            return pretty_repr(self.case, max_width=CODE_WIDTH)
+            code = pretty_repr(self.case, max_width=CODE_WIDTH)
+            return "\n".join([*import_lines(self.case, code, CODE_WIDTH), code])
         except Exception:  # a noun of a third party
             return repr(self.case)
 

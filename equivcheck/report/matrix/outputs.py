@@ -13,7 +13,7 @@ from equivcheck.system.output_file import replace_text
 from equivcheck.system.printable import escape_unprintable
 from equivcheck.user.matrix.result import MatrixResult, single_device_line, totals
 from equivcheck.user.matrix.row import LayoutRow
-from equivcheck.user.matrix.text import HEADINGS, cells, outcome_text
+from equivcheck.user.matrix.text import HEADINGS, numbers, outcome_text
 
 
 def write_html(path: Path, name: str, found: MatrixResult) -> None:
@@ -26,7 +26,7 @@ def write_html(path: Path, name: str, found: MatrixResult) -> None:
         facts=(),
         found=found,
         headings=HEADINGS,
-        cells=cells,
+        numbers=numbers,
         said=outcome_text,
         one_device=single_device_line(found),
         footer=footer(),

@@ -21,7 +21,7 @@ from equivcheck.user.verdict import UserVerdict
 from equivcheck.worlds.patience import cpu_seconds_of_family
 
 ARGUMENTS = inspect.signature(check_training).parameters
-"""Parameters of `check_training`."""
+"""Parameters that `check_training` takes."""
 OF_TRAINING = (
     *("model", "batches", "loss", "optimizer", "reduction", "scheduler", "step", "dtype", "seed"),
     *("also", "keep_dtype", "dropout_masks"),
@@ -37,7 +37,7 @@ EXPECTED = "expected"
 _invalid = partial(invalid, api="matrix")
 
 Listener = Callable[[LayoutRow, int], None]
-"""Called with each finished row and the number of rows so far."""
+"""Called with each finished row and the row count so far."""
 
 
 class Matrix:
@@ -91,7 +91,8 @@ class Matrix:
         verdict: UserVerdict | None = None
         error = ""
         try:
-            verdict = check_training(**self._shared | layout.options | ({} if world is None else {"world": world}))
+            given = {"name": name} | self._shared | layout.options | ({} if world is None else {"world": world})
+            verdict = check_training(**given)
         except Exception as raised:
             error = str(raised) if isinstance(raised, UsageError) else f"{type(raised).__name__}: {raised}"
         return layout.row(verdict, error, (_cpu_seconds() - started) * 1000)
@@ -148,6 +149,6 @@ def _outcome(name: str, value: object) -> Outcome:
 
 
 def _cpu_seconds() -> float:
-    """CPU time of this process and its children, because ranks may be processes."""
+    """CPU time for this process and its children, because ranks may be processes."""
     own = os.getpid()
     return time.process_time() + sum(used for process, used in cpu_seconds_of_family(own).items() if process != own)

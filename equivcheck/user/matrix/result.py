@@ -1,4 +1,4 @@
-"""`MatrixResult`: the rows of a matrix."""
+"""`MatrixResult`: rows for all layouts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from rich.text import Text
 
 from equivcheck.errors import NotEquivalent
 from equivcheck.scenario.scenario import count
-from equivcheck.system.printable import escape_unprintable
+from equivcheck.system.printable import escape_unprintable, screen_width, wrap
 from equivcheck.user.matrix.row import LayoutRow
-from equivcheck.user.matrix.text import digits, outcome_text, table
-
-_WIDTH = 160
+from equivcheck.user.matrix.text import difference_line, digits, outcome_text, table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +47,13 @@ class MatrixResult:
             f"layout {name!r} is not valid: it has no row. Expected one of {', '.join(row.name for row in self.rows)}."
         )
 
-    def describe(self) -> str:
-        """Return a table, and details for each layout with an unexpected outcome."""
+    def describe(self, *, verbose: bool = False) -> str:
+        """Return a table as wide as the terminal, and below it a verdict for each layout with an unexpected outcome.
+
+        If `verbose` is set, verdicts have the stacks from all failed ranks.
+        """
         text = io.StringIO()
-        print_matrix(Console(file=text, highlight=False, markup=False, width=_WIDTH), self)
+        print_matrix(Console(file=text, highlight=False, markup=False, width=screen_width()), self, verbose=verbose)
         return text.getvalue().rstrip()
 
     def assert_passed(self) -> None:
@@ -61,10 +62,10 @@ class MatrixResult:
             raise NotEquivalent(self.describe())
 
 
-def print_matrix(console: Console, found: MatrixResult) -> None:
-    """Print the table, details for each unexpected outcome, and the totals."""
-    for part in _parts(found):
-        console.print(part, soft_wrap=isinstance(part, Text))
+def print_matrix(console: Console, found: MatrixResult, *, verbose: bool = False) -> None:
+    """Print the table, first differences, a verdict for each unexpected outcome, and the totals."""
+    for part in _parts(found, console.width, verbose=verbose):
+        console.print(part, soft_wrap=True)
 
 
 def totals(found: MatrixResult) -> str:
@@ -83,10 +84,14 @@ def single_device_line(found: MatrixResult) -> str:
     return f"one device: first loss {digits(measures.expected_loss)}, gradient norm {digits(measures.expected_gradient_norm)}"
 
 
-def _parts(found: MatrixResult) -> Iterator[RenderableType]:
-    yield table(found.rows)
+def _parts(found: MatrixResult, width: int, *, verbose: bool) -> Iterator[RenderableType]:
+    yield table(found.rows, width)
     yield Text(single_device_line(found), style="dim")
+    for row in found.rows:
+        if row.is_as_expected and difference_line(row):
+            yield Text("\n".join(wrap(difference_line(row), "  ", width)), style="dim")
     for row in found.unexpected:
         yield Text(f"\n{row.name}", style="bold")
-        yield Text("\n".join(f"  {line}" for line in escape_unprintable(row.details).splitlines()))
+        details = row.details if verbose or row.verdict is None else row.verdict.describe()
+        yield Text(escape_unprintable(details))
     yield Text(f"\n{totals(found)}", style="bold green" if found.is_passed else "bold red")

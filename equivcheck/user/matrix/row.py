@@ -1,4 +1,4 @@
-"""One row of a matrix."""
+"""A matrix row."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class LayoutRow:
     expected: Outcome
     """Expected outcome; EQUIVALENT unless the layout is wrong on purpose."""
     verdict: UserVerdict | None
-    """Verdict of `check_training`; None if it raised."""
+    """Verdict from `check_training`; None if it raised."""
     error: str = ""
     """Exception in one line if `check_training` raised; else empty."""
     milliseconds: float
@@ -64,5 +64,5 @@ class LayoutRow:
 
     @property
     def details(self) -> str:
-        """Full text of the verdict or the error."""
-        return f"NOT CHECKED: {self.error}" if self.verdict is None else self.verdict.describe()
+        """The verdict's full text, with stacks if ranks failed, or the error."""
+        return f"NOT CHECKED: {self.error}" if self.verdict is None else self.verdict.describe(verbose=True)

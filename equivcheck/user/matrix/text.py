@@ -1,9 +1,10 @@
-"""Matrix rows as text: a table, cells, and one line each."""
+"""Matrix rows as text: a table, numbers, and one line each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 
+from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
@@ -29,31 +30,46 @@ def outcome_text(row: LayoutRow) -> str:
     return f"{row.outcome}, {'as expected' if row.is_as_expected else f'expected {row.expected.value}'}"
 
 
-def cells(row: LayoutRow) -> tuple[str, ...]:
-    """Table cells for a row: norm ratio, first loss, calls and bytes per step, and CPU time."""
+def numbers(row: LayoutRow) -> dict[str, str]:
+    """A row's numbers by column: norm ratio, first loss, calls and bytes per step, and CPU time."""
     found = row.measures
     if found is None:
-        numbers = (NOTHING,) * 4
+        measured = (NOTHING,) * 4
     else:
-        numbers = digits(found.norm_ratio), digits(found.loss), _whole(found.num_calls), _whole(found.num_bytes)
-    return (*numbers, f"{row.milliseconds:.0f}")
+        measured = digits(found.norm_ratio), digits(found.loss), _whole(found.num_calls), _whole(found.num_bytes)
+    return dict(zip(HEADINGS, (*measured, f"{row.milliseconds:.0f}"), strict=True))
 
 
 HEADINGS = ("norm ratio", "first loss", "calls", "bytes", "ms")
-"""Column headings for `cells`."""
+"""Headings for `numbers`."""
 
 
-def table(rows: Iterable[LayoutRow]) -> Table:
-    """Build a table with one line per row."""
-    made = Table("layout", box=None, pad_edge=False, header_style="bold")
-    for heading in ("mesh", "outcome"):
-        made.add_column(heading, no_wrap=True)
-    for heading in HEADINGS:
-        made.add_column(heading, justify="right", no_wrap=True)
-    made.add_column("first difference, and why", overflow="fold")
-    for row in rows:
-        made.add_row(row.name, row.axes, Text(outcome_text(row), style=_style(row)), *cells(row), _difference(row))
+def table(rows: Sequence[LayoutRow], width: int) -> Table:
+    """Build a table with one line per row: layout and outcome, never cut, and as many other columns as fit."""
+    columns = {"layout": [row.name for row in rows], "mesh": [row.axes for row in rows], "outcome": list(map(outcome_text, rows))}
+    columns |= {heading: [numbers(row)[heading] for row in rows] for heading in HEADINGS}
+    widths = _fitting({heading: max(map(cell_len, (heading, *texts))) for heading, texts in columns.items()}, width)
+    made = Table(box=None, pad_edge=False, header_style="bold", width=sum(widths.values()) + _GAP * (len(widths) - 1))
+    for heading in widths:
+        made.add_column(heading, justify="right" if heading in HEADINGS else "left", no_wrap=True)
+    for index, row in enumerate(rows):
+        texts = {heading: Text(columns[heading][index]) for heading in widths}
+        texts["outcome"].stylize(_style(row))
+        made.add_row(*texts.values())
     return made
+
+
+_GAP = 2
+"""Blanks between two columns."""
+
+
+def _fitting(widths: Mapping[str, int], width: int) -> dict[str, int]:
+    """Widths for all fitting columns, in order. Layout and outcome are always among them."""
+    shown, left = {"layout", "outcome"}, width + _GAP
+    for heading in ("layout", "outcome", "norm ratio", "first loss", "mesh", "calls", "bytes", "ms"):
+        if heading in shown or widths[heading] + _GAP <= left:
+            shown, left = {*shown, heading}, left - widths[heading] - _GAP
+    return {heading: each for heading, each in widths.items() if heading in shown}
 
 
 def _style(row: LayoutRow) -> str:
@@ -62,8 +78,10 @@ def _style(row: LayoutRow) -> str:
     return "green" if row.expected is Outcome.EQUIVALENT else "dim"
 
 
-def _difference(row: LayoutRow) -> Text:
-    return Text(escape_unprintable("; ".join(filter(None, (row.first_difference, row.cause)))))
+def difference_line(row: LayoutRow) -> str:
+    """First difference and its cause: ``no reduction: step 0 gradient 0.weight; no gradient is reduced``. Empty without one."""
+    found = "; ".join(filter(None, (row.first_difference, row.cause)))
+    return found and f"{row.name}: {found}"
 
 
 def digits(value: float | None) -> str:

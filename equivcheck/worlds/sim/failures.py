@@ -43,7 +43,7 @@ def with_abandoned(failure: Failure, ranks: list[int]) -> Failure:
         return failure
     names = ", ".join(map(str, ranks))
     what = f"ranks that could not be stopped still run in this process, so later runs in it prove nothing: {names}"
-    return replace(failure, summary=f"{failure.summary}; {what}")
+    return replace(failure, summary=f"{failure.summary}; {what}", remark=what)
 
 
 def _cause(evidence: AbortedRun, reports: tuple[RankReport, ...]) -> tuple[FailureKind, str]:

@@ -156,7 +156,8 @@ def failure_of_hosts(
     reports = [_report(rank, answers, contents.get(rank), busy.get(rank)) for rank in sorted(hosts)]
     times = {rank: place for place, rank in enumerate(answers)}  # clocks of hosts differ: in the order in which answers came
     failure = failure_of(reports, times, why)
-    return replace(failure, summary=f"{failure.summary} ({_where(failure, hosts)})")
+    where = _where(failure, hosts)
+    return replace(failure, summary=f"{failure.summary} ({where})", remark=where)
 
 
 def _report(rank: int, answers: Answers, said: Content | None, busy: RankReport | None) -> RankReport:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import pickle
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-import equivcheck.scenario as nouns
 from equivcheck import NotEquivalent, Verdict
 from equivcheck.campaign.findings.environment import environment
 from equivcheck.campaign.findings.readme import readme
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
 from equivcheck.oracle.verdict.verdict import CODE_WIDTH, Outcome
+from equivcheck.programs.nouns import Leaf, Operation, TensorProgram
+from equivcheck.programs.verdict import ProgramVerdict
 from equivcheck.report.verdict_text import print_verdict
 from equivcheck.scenario import Scenario
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
@@ -59,8 +61,12 @@ DIVERGED: ddp on 2 ranks, widths 4-4-2, Adam, 2 microbatches of 4 + 4 rows, 2 st
 
 
 def evaluated(code: str) -> object:
-    """Evaluate a scenario's code."""
-    return eval(code, {name: getattr(nouns, name) for name in nouns.__all__})
+    """Evaluate a case's code with nothing but its own imports."""
+    imports, case = ast.parse(code).body[:-1], ast.parse(code).body[-1]
+    assert isinstance(case, ast.Expr)
+    variables: dict[str, object] = {}
+    exec(compile(ast.Module(imports, []), "imports", "exec"), variables)
+    return eval(compile(ast.Expression(case.value), "case", "eval"), variables)
 
 
 def test_a_divergence_is_told_in_ten_lines() -> None:
@@ -71,6 +77,13 @@ def test_a_divergence_is_told_in_ten_lines() -> None:
     assert len(text.splitlines()) <= 10
     assert evaluated(code) == ON_DDP
     assert max(map(len, code.splitlines())) <= CODE_WIDTH
+
+
+def test_a_program_is_printed_with_its_imports() -> None:
+    """Its code runs as it is printed, too."""
+    program = TensorProgram(mesh=(2,), statements=(Leaf(shape=(2,), placements=("S(0)",)), Operation(name="neg")))
+    verdict = ProgramVerdict(outcome=Outcome.EQUIVALENT, program=program, world="sim")
+    assert evaluated(verdict.code()) == program
 
 
 def test_a_loss_is_named_once() -> None:

@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from equivcheck.user.task import Task
+from equivcheck.user.verdict import UserVerdict
 
 STEPS = 3
 
@@ -58,6 +59,11 @@ def brought(**changes: Any) -> dict[str, Any]:
         "optimizer": adam,
     }
     return usual | changes
+
+
+def said(verdict: UserVerdict) -> str:
+    """Text of a verdict on one line, whatever its width."""
+    return " ".join(verdict.describe().split())
 
 
 def task_of(**changes: Any) -> Task:

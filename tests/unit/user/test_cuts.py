@@ -18,7 +18,7 @@ from equivcheck.errors import UsageError
 from equivcheck.user.running import members_of, run_on
 from equivcheck.worlds.ranks import Run
 from equivcheck.worlds.trace.stage import Stage
-from unit.user.programs import STEPS, batches, brought, task_of
+from unit.user.programs import STEPS, batches, brought, said, task_of
 
 CUTS = {"0.*": ((0, "tp"),), "2.weight": ((1, "tp"),)}
 HIDDEN = 5
@@ -221,7 +221,7 @@ def test_reading_them_takes_no_call(how: dict[str, Any], num_calls: int) -> None
     """Unlike `full_tensors`, `cuts` needs no collective."""
     given = brought(model=build, mesh=(("tp", 2),), data_axes=(), parallelize=cut, batches=tuple(batches())) | how
     task = task_of(**given)
-    ran, _ = run_on(members_of(task, "sim"), task, 0, 60.0)
+    ran, *_ = run_on(members_of(task, "sim"), task, 0, 60.0)
     assert isinstance(ran, Run)
     assert sum(call.stage is Stage.READING for call in ran.calls[0]) == num_calls
 
@@ -248,7 +248,7 @@ def test_a_shard_of_unknown_place_names_what_says_it() -> None:
     """Without `cuts`, the verdict recommends it."""
     verdict = check_training(**brought(model=build, parallelize=cut, mesh={"tp": 2}))
     assert verdict.outcome is Outcome.DIVERGED
-    assert "cuts={name: ((dim, axis),)}" in verdict.describe()
+    assert "cuts={name: ((dim, axis),)}" in said(verdict)
 
 
 @pytest.mark.parametrize(

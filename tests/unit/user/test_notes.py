@@ -16,7 +16,7 @@ from equivcheck.user.notes import COMPILED, NOT_PARALLEL, ONE_RANK
 from equivcheck.user.ranks import process_trace
 from equivcheck.user.task import Task
 from equivcheck.worlds.pool import ranks
-from unit.user.programs import batches, brought, in_ddp, task_of
+from unit.user.programs import batches, brought, in_ddp, said, task_of
 from unit.user.test_equivalent import gathered, halve_first, in_fsdp2, in_tp
 
 
@@ -39,7 +39,7 @@ def test_what_is_not_parallel_is_noted(parallelize: Callable[..., Any], mesh: di
     """Ranks without communication or shards get a note, whatever the outcome."""
     verdict = check_training(**brought(parallelize=parallelize, mesh=mesh))
     assert verdict.notes == notes
-    assert ("is the model parallel at all?" in verdict.describe()) is (NOT_PARALLEL in notes)
+    assert ("is the model parallel at all?" in said(verdict)) is (NOT_PARALLEL in notes)
 
 
 def test_reading_is_no_sign_of_a_parallel_model() -> None:
@@ -65,7 +65,7 @@ def test_what_is_compiled_runs_in_gloo() -> None:
     verdict = check_training(**brought(parallelize=compiled))
     assert (verdict.outcome, verdict.world) == (Outcome.EQUIVALENT, "gloo"), verdict.describe()
     assert verdict.notes == (COMPILED,)
-    assert f"note:  {COMPILED}" in verdict.describe()
+    assert f"note: {COMPILED}" in said(verdict)
 
 
 def test_what_is_compiled_and_fails_says_where_it_ran() -> None:

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from equivcheck import check_training
 from equivcheck.worlds.trace.differences import Difference, Phase
-from unit.user.programs import batches, brought
+from unit.user.programs import batches, brought, said
 
 pytestmark = pytest.mark.usefixtures("without_causes")
 
@@ -55,7 +55,7 @@ def test_of_ranks_that_disagree_the_one_off_the_reference_is_blamed(factors: dic
     whose, _, value = found.elsewhere.rpartition(" ")
     assert whose == f"rank {other} has"
     assert float(value) == pytest.approx(factors.get(other, 1.0) * float(found.expected))
-    assert found.elsewhere in verdict.describe()
+    assert found.elsewhere in said(verdict)
 
 
 def whole(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -69,7 +69,7 @@ def test_ranks_that_are_off_alike_are_all_named(full_tensors: Any) -> None:
     verdict = check_training(**brought(parallelize=scaled({0: 2.0, 1: 2.0}), full_tensors=full_tensors))
     assert verdict.divergence is not None
     assert (verdict.divergence.difference, verdict.divergence.ranks) == (Difference.VALUE, (0, 1))
-    assert "on ranks 0, 1" in verdict.describe()
+    assert "on ranks 0, 1" in said(verdict)
     assert "on ranks 0, 1" in verdict.reason
 
 

@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from equivcheck import check_training
 from equivcheck.user.diagnosis.explain import Explanation
 from unit.user.diagnosis.wrong_shards import SHARDS
-from unit.user.programs import brought, build, in_ddp
+from unit.user.programs import brought, build, in_ddp, said
 from unit.user.test_findings import reduced
 
 
@@ -71,7 +71,7 @@ def test_the_first_module_that_differs_is_named(which: int, path: str, gradient:
     """The module has its original name under any wrapper. Forward comes before backward."""
     verdict = check_training(**brought(model=Nested, parallelize=doubling(which, path, gradient=gradient)))
     assert verdict.where == says
-    assert says in verdict.describe()
+    assert says in said(verdict)
 
 
 @pytest.mark.usefixtures("without_causes")

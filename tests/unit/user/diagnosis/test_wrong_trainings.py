@@ -18,7 +18,7 @@ from unit.user.diagnosis.wrong_parts import PARTS
 from unit.user.diagnosis.wrong_shards import SHARDS
 from unit.user.diagnosis.wrong_trainings import Wrong, step_of, two_microbatches
 from unit.user.diagnosis.wrong_updates import UPDATES
-from unit.user.programs import brought
+from unit.user.programs import brought, said
 
 ALL = GRADIENTS | PARTS | UPDATES | SHARDS
 IN_EACH_RUN = (
@@ -60,7 +60,7 @@ def test_the_cause_is_named(wrong: Wrong) -> None:
     assert verdict.divergence is not None
     assert wrong.step in (None, verdict.divergence.step)
     assert (wrong.says in verdict.cause and verdict.kinds) if wrong.says else not verdict.cause
-    assert f"why:   {verdict.cause}" in verdict.describe() or not wrong.says
+    assert f"why: {verdict.cause}" in said(verdict) or not wrong.says
 
 
 UNKNOWN_IN_EACH_RUN = ("two_faults", "permuted", "slightly_off", "whole_numbers_doubled")

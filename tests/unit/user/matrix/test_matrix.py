@@ -11,6 +11,7 @@ import torch.distributed as dist
 import equivcheck
 from equivcheck import NotEquivalent, Outcome, UsageError
 from equivcheck.user.matrix.matrix import ARGUMENTS, OF_LAYOUT, OF_TRAINING
+from equivcheck.user.matrix.result import MatrixResult
 from unit.user.matrix.trainings import NUM_PARAMETERS, batches, in_ddp, matrix_of, raises, shared, summed
 
 
@@ -67,6 +68,44 @@ def test_a_layout_that_cannot_be_checked_is_a_row_and_the_others_go_on() -> None
     assert all(
         text in found.describe() for text in ("NOT CHECKED: ", "CRASHED: ", "3 layouts: 1 not checked; 1 crashed; 1 equivalent")
     )
+
+
+def wide_matrix(names: tuple[str, ...], **options: Any) -> MatrixResult:
+    """Rows for layouts with a long mesh."""
+    mesh = {"dp_replicate": 2, "dp_shard": 1}
+    return matrix_of({name: {"mesh": mesh, "parallelize": summed, **options} for name in names}).run()
+
+
+def test_a_narrow_table_leaves_out_columns_but_neither_layout_nor_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each layout has one line. Differences stand below, wrapped, so that three layouts on one mesh stay distinct."""
+    names = ("FSDP2 x TP, sequence parallel", "FSDP2 x TP, vocabulary parallel", "FSDP2 x TP")
+    found = wide_matrix(names, expected="diverged")
+    narrow = found.describe().splitlines()
+    assert max(map(len, narrow)) <= 80
+    assert narrow[0].split() == ["layout", "outcome", "norm", "ratio", "first", "loss"]
+    assert [line[:31].strip() for line in narrow[1:4]] == list(names)
+    assert all("diverged, as expected" in line for line in narrow[1:4])
+    assert " ".join(narrow).count(": step 0 gradient weight") == 3
+
+    monkeypatch.setenv("COLUMNS", "200")
+    wide = found.describe().splitlines()
+    assert wide[0].split() == ["layout", "mesh", "outcome", "norm", "ratio", "first", "loss", "calls", "bytes", "ms"]
+    assert all("dp_replicate 2 x dp_shard 1" in line for line in wide[1:4])
+
+
+def test_names_wider_than_the_screen_are_not_cut() -> None:
+    """The line is too long then, but it says which layout has which outcome."""
+    name = "x" * 100
+    assert f"{name}  diverged, as expected" in wide_matrix((name,), expected="diverged").describe()
+
+
+def test_whole_stacks_are_shown_if_asked_for() -> None:
+    """The table's details are short, and the files have everything."""
+    found = matrix_of({"crash": {"parallelize": raises}}).run()
+    assert "stack on ranks 0, 1:" not in found.describe()
+    assert "stack on ranks 0, 1:" in found.describe(verbose=True)
+    assert "stack on ranks 0, 1:" in found["crash"].details
+    assert "CRASHED: 'crash' on dp 2" in found.describe()
 
 
 def test_what_one_device_raises_is_told_in_each_row() -> None:

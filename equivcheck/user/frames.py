@@ -1,0 +1,110 @@
+"""Places in the user's code: frames in a printed stack, and the module in which an exception was raised."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sysconfig
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import equivcheck
+from equivcheck.errors import EquivCheckError
+from equivcheck.user.traces.names import TensorNames
+
+_FRAME = re.compile(r'^  File "(.*)", line (\d+), in (.*)(?:\n    (?! *File ")(.*))?$', re.MULTILINE)
+"""One frame in a printed stack: file, line, function, and its code if the file can be read."""
+_NEXT_EXCEPTION = "Traceback (most recent call last):"
+_OWN = (f"{Path(equivcheck.__file__).parent}{os.sep}", "site-packages/equivcheck/")
+_TORCH = (f"{Path(torch.__file__).parent}{os.sep}", "site-packages/torch/")
+"""Path prefixes. Packages on another host may be in another folder."""
+_LIBRARIES = ("site-packages", "dist-packages")
+_PYTHON = (f"{sysconfig.get_path('stdlib')}{os.sep}", "<frozen ")
+_PARALLEL = tuple(f"{folder}distributed{os.sep}" for folder in _TORCH)
+_CALLS = ("_call_impl", "forward")
+"""Functions in `nn.Module` whose `self` is the running module. Hooks run inside the first."""
+_MODULE = re.compile(r"^in your ((?:module \S+|model) \(\w+\))$", re.MULTILINE)
+"""Note added by `module_in_errors`."""
+
+_Frame = Sequence[str]
+"""File, line, function and code."""
+
+
+def place_lines(stack: str) -> list[str]:
+    """The user's deepest frame in a printed stack, as lines: ``train.py:24, in forward`` and its code.
+
+    If a library such as transformers is deeper, its deepest frame follows. If all frames are torch's, the deepest one is given.
+    Empty for an empty stack.
+    """
+    exceptions: list[list[_Frame]] = [
+        [frame for frame in _FRAME.findall(part) if not _is_in(frame, _OWN)] for part in stack.split(_NEXT_EXCEPTION)
+    ]
+    for frames in reversed(exceptions):  # an exception's causes are printed before it
+        called = [frame for frame in frames if not _is_in(frame, _TORCH) and not _is_python(frame)]
+        users = [index for index, frame in enumerate(called) if not _is_in(frame, _LIBRARIES)]
+        if called:
+            beyond = called[users[-1] + 1 :] if users else called
+            deepest = [called[index] for index in users[-1:]] + beyond[-1:]
+            return [line for frame in deepest for line in _lines(frame)]
+    return [line for frame in exceptions[-1][-1:] for line in _lines(frame)]
+
+
+def _is_in(frame: _Frame, folders: tuple[str, ...]) -> bool:
+    return any(folder in frame[0] for folder in folders)
+
+
+def _is_python(frame: _Frame) -> bool:
+    return _is_in(frame, _PYTHON) and not _is_in(frame, _LIBRARIES)
+
+
+def _lines(frame: _Frame) -> list[str]:
+    file, line, function, code = frame
+    path = Path(file)
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return [f"{shown}:{line}, in {function}", *([f"  {code.strip()}"] if code.strip() else [])]
+
+
+@contextlib.contextmanager
+def module_in_errors(names: TensorNames, module: nn.Module) -> Iterator[None]:
+    """Add a module's name to an exception if it was raised in the module's forward, or while torch parallelized the module.
+
+    The printed stack contains the note, so it also arrives from another process.
+    """
+    try:
+        yield
+    except EquivCheckError:
+        raise
+    except Exception as error:
+        found = _module_of(error, {id(part): (name, part) for name, part in names.all_modules(module)})
+        if found is not None:
+            name, part = found
+            kind = type(part).__name__
+            with contextlib.suppress(Exception):  # an exception may refuse attributes
+                error.add_note(f"in your module {name} ({kind})" if name else f"in your model ({kind})")
+        raise
+
+
+def _module_of(error: Exception, modules: dict[int, tuple[str, nn.Module]]) -> tuple[str, nn.Module] | None:
+    """The deepest module whose forward or hook ran. Modules to be parallelized by torch count, too."""
+    found = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_name in _CALLS:
+            found = modules.get(id(frame.f_locals.get("self")), found)
+        elif _is_in((frame.f_code.co_filename,), _PARALLEL):
+            found = modules.get(id(frame.f_locals.get("module")), found)
+    return found
+
+
+def module_in(stack: str) -> str:
+    """The module named by `module_in_errors` in a printed stack, such as ``module head (Linear)``; empty if there is none."""
+    return "".join(_MODULE.findall(stack)[-1:])
+
+
+def without_module(error: str) -> str:
+    """An error's text without the note from `module_in_errors`."""
+    return re.sub(r"\nin your (?:module \S+|model) \(\w+\)", "", error)
