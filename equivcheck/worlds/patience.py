@@ -13,6 +13,8 @@ SHORTEST_TICK = 0.05
 """Minimum seconds between two observations, so that observing is not mistaken for work."""
 IDLE_SHARE = 0.02
 """A tick's CPU share below which a rank did nothing. With 50 runnable threads on each core, a thread still gets this much."""
+CLOCK_STEPS = 0.015
+"""CPU seconds below which a rank did nothing. Systems count in steps of 10 ms, and an idle process uses one every few seconds."""
 MOST_LIMITS = 10
 """Limit on total CPU time for ranks that communicate regularly, as a multiple of the normal limit."""
 
@@ -36,6 +38,7 @@ class Patience:
         self._start: Mapping[int, float] = {}
         self._at_move: Mapping[int, float] = {}
         self._cpu: Mapping[int, float] = {}
+        self._at_work: Mapping[int, float] = {}
 
     def exhausted(self) -> str:
         """Why the ranks count as hung, and the same reason at every later call; empty until then.
@@ -60,11 +63,14 @@ class Patience:
     def _look(self) -> None:
         cpu, moves = self._cpu_seconds(), self._num_moves()
         if not self._start:
-            self._start = self._at_move = self._cpu = cpu
+            self._start = self._at_move = self._cpu = self._at_work = cpu
             self._moves = moves
             return
-        works = moves != self._moves or _most(cpu, self._cpu) >= IDLE_SHARE * self.tick
+        lately = _most(cpu, self._cpu) >= max(IDLE_SHARE * self.tick, CLOCK_STEPS)
+        steadily = _most(cpu, self._at_work) >= max(IDLE_SHARE * self.tick * (self._idle_ticks + 1), CLOCK_STEPS)
+        works = moves != self._moves or lately or steadily
         self._idle_ticks = 0 if works else self._idle_ticks + 1
+        self._at_work = cpu if works else self._at_work
         self._at_move = cpu if moves != self._moves else self._at_move
         self._cpu, self._moves = cpu, moves
 

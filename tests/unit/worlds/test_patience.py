@@ -14,11 +14,11 @@ TICK = LIMIT / TICKS
 class Ranks:
     """Two rank processes on a clock of their own."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, limit: float = LIMIT) -> None:
         self.now, self.used, self.moves = 0.0, [5.0, 9.0], 0
         monkeypatch.setattr(patience.time, "monotonic", lambda: self.now)
         self.readings = 0
-        self.patience = Patience(LIMIT, self.read, lambda: self.moves)
+        self.patience = Patience(limit, self.read, lambda: self.moves)
 
     def read(self) -> dict[int, float]:
         """CPU time of both."""
@@ -28,8 +28,8 @@ class Ranks:
     def pass_ticks(self, count: int, *, share: float = 0.0, moves: int = 0, rank: int = 0) -> str:
         """Pass ticks in which a rank has a share of a core; return the reason if the ranks count as hung."""
         for _ in range(count):
-            self.now += TICK
-            self.used[rank] += share * TICK
+            self.now += self.patience.tick
+            self.used[rank] += share * self.patience.tick
             self.moves += moves
             if why := self.patience.exhausted():
                 return why
@@ -59,6 +59,26 @@ def test_ranks_that_do_nothing_are_hung(ranks: Ranks) -> None:
 def test_a_little_work_in_between_is_no_idleness(ranks: Ranks) -> None:
     """Only consecutive observations without work count."""
     assert ranks.pass_ticks(TICKS - 1) + ranks.pass_ticks(1, share=0.1) + ranks.pass_ticks(TICKS - 1) == ""
+
+
+@pytest.mark.parametrize("limit", [1.0, 5.0, 10.0])
+def test_a_step_of_the_clock_is_no_work(monkeypatch: pytest.MonkeyPatch, limit: float) -> None:
+    """An idle process uses 10 ms in each 5 s, the smallest step that a system counts. Under a short limit, that is much."""
+    idle = Ranks(monkeypatch, limit)
+    seconds = 0.0
+    while not (why := idle.pass_ticks(1)) and seconds < 5 * limit:
+        seconds += idle.patience.tick
+        idle.used = [5.0 + 0.01 * (seconds // 5.0), 9.0 + 0.01 * ((seconds + 2.5) // 5.0)]
+    assert why == f"idle for {limit:g} s"
+
+
+@pytest.mark.parametrize("limit", [1.0, 5.0, 10.0, 60.0])
+def test_a_rank_with_little_of_a_core_works_under_any_limit(monkeypatch: pytest.MonkeyPatch, limit: float) -> None:
+    """It gets a thirtieth of a core, which a system counts in steps."""
+    slow = Ranks(monkeypatch, limit)
+    for number in range(20 * TICKS):
+        slow.used[0] = 5.0 + 0.01 * (number * slow.patience.tick / 30 // 0.01)
+        assert slow.pass_ticks(1) == ""
 
 
 def test_ranks_that_compute_for_ever_are_hung(ranks: Ranks) -> None:
