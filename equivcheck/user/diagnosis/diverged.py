@@ -128,7 +128,7 @@ def held_elements(diverged: DivergedTraining) -> HeldElements:
 
 
 def split_dim(diverged: DivergedTraining, name: str, axis: str) -> int | None:
-    """Return the dim along which the first ranks on an axis hold different indices of a parameter; None without one."""
+    """Return the dim along which ranks with different indices on an axis hold different indices of a parameter, if any."""
     if all(piece.name != name for piece in diverged.single.steps[0].parameters.pieces):
         return None  # for example a weight that is shared with an embedding, or computed by a parametrization
     for dim in range(held_elements(diverged).by(name, 0).dim()):
@@ -139,11 +139,13 @@ def split_dim(diverged: DivergedTraining, name: str, axis: str) -> int | None:
 
 
 def held_indices(diverged: DivergedTraining, name: str, axis: str, dim: int) -> list[torch.Tensor]:
-    """Return the indices of a parameter along a dim that each of the first ranks on an axis holds."""
-    first = diverged.coordinates[0]
-    peers = [rank.rank for rank in diverged.coordinates if rank.differs_only_along(first, (axis,))]
-    masks = [held_elements(diverged).by(name, rank).movedim(dim, 0) for rank in peers]
-    return [mask.reshape(len(mask), -1).any(1).nonzero().flatten() for mask in masks]
+    """Return, for each index on an axis, the indices of a parameter along a dim that its ranks hold together."""
+    found = []
+    for index in range(diverged.size((axis,))):
+        ranks = [rank.rank for rank in diverged.coordinates if rank.indices[axis] == index]
+        mask = held_elements(diverged).by(name, *ranks).movedim(dim, 0)
+        found.append(mask.reshape(len(mask), -1).any(1).nonzero().flatten())
+    return found
 
 
 def initial_values(diverged: DivergedTraining) -> TensorsByName:

@@ -145,8 +145,8 @@ class _Watch:
         if weight is None or not isinstance(owner, nn.Linear) or not values.dim():
             return None
         dim = 1 if key.is_input else 0
-        box = self._reader.piece_of_parameter(f"{key.module}.weight".lstrip("."), weight)
-        if not box.start or box.size[dim] in (box.shape[dim], 0) or box.size[dim] != values.shape[-1]:
+        box, *others = self._reader.pieces_of_parameter(f"{key.module}.weight".lstrip("."), weight)
+        if others or not box.start or box.size[dim] in (box.shape[dim], 0) or box.size[dim] != values.shape[-1]:
             return None
         before = values.shape[:-1]
         shape, start = (*before, box.shape[dim]), (*(0 for _ in before), box.start[dim])

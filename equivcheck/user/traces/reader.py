@@ -164,10 +164,10 @@ class Reader:
         tensors = [part(slot.parameter) for slot in slots]
         return _snapshot_at(slots, tensors, self._pieces, self._place)
 
-    def piece_of_parameter(self, name: str, tensor: torch.Tensor) -> Piece:
-        """Position of a parameter's local tensor in the full one. Raises `UsageError` if it does not fit `cuts`."""
+    def pieces_of_parameter(self, name: str, tensor: torch.Tensor) -> tuple[Piece, ...]:
+        """Positions of a parameter's local tensor in the full one. Raises `UsageError` if it does not fit `cuts`."""
         piece = piece_of(name, tensor)
-        return piece if piece.start else self._place(piece)
+        return (piece,) if piece.start else self._place(piece)
 
     def slots(self) -> tuple[Slot, ...]:
         """Return a slot per parameter; replaced parameters are looked up again, hidden ones are kept.

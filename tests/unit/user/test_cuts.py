@@ -110,14 +110,14 @@ class Fused(nn.Module):
         weight = torch.randn(sum(SIZES), 4)
         self.weight = nn.Parameter(weight if dim == 0 else weight.T.contiguous())
         self.bias = nn.Parameter(torch.randn(sum(SIZES)))
-        self.down, self.dim = nn.Linear(8, 2, bias=False), dim
+        self.down, self.dim, self.scale = nn.Linear(8, 2, bias=False), dim, nn.Parameter(torch.randn(2))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Multiply each pair of queries with its key and value."""
         outputs = inputs @ (self.weight.T if self.dim == 0 else self.weight) + self.bias
         query, key, value = outputs.split([size // self.num_ranks for size in SIZES], -1)
         out = self.down((query.unflatten(-1, (-1, 2)) * (key * value.tanh())[..., None]).flatten(-2))
-        return out if self.group is None else _Reduced.apply(out, self.group)
+        return self.scale * (out if self.group is None else _Reduced.apply(out, self.group))
 
 
 def cut_components(model: Any, mesh: DeviceMesh) -> None:
@@ -136,7 +136,7 @@ def components_in_ddp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def components_in_fsdp1(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Apply FSDP1 around it; a rank's run of the flat parameter may end within a component."""
+    """Apply FSDP1 around it; a rank's run of the flat parameter ends within a row of a component."""
     cut_components(model, mesh)
     group = mesh.get_group("dp")
     return FullyShardedDataParallel(model, process_group=group, device_id=torch.device("cpu"), use_orig_params=True)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from equivcheck.diagnosis.words import tensors
+from equivcheck.diagnosis.words import join_words, tensors
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis.diverged import DivergedTraining, held_indices, initial_values, parameters_by_name, split_dim
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
@@ -22,8 +23,8 @@ from equivcheck.user.ranks import build_model
 from equivcheck.user.traces.settings import UserTrace
 from equivcheck.worlds.trace.trace import Snapshot
 
-MAX_GROUPS = 16
-"""Largest number of groups of layers to try."""
+MAX_TRIES = 32
+"""Largest number of combinations to try: groups of layers, with their components."""
 EQUAL = (2, 3)
 """Numbers of equal components: gate and up, or query, key and value."""
 QUERIES = (2, 4, 8)
@@ -61,17 +62,24 @@ def order_in_blocks(sizes: Sequence[int], num_ranks: int) -> torch.Tensor:
 def fused_as_one_block(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
     """Yield layers whose ranks split a fused weight as one block, but compute with components of it."""
     for axis in diverged.same_row_axes if not diverged.first.step else ():
-        where, num_ranks = diverged.ranks_text((axis,)), diverged.size((axis,))
-        for size, dims in _column_wise(diverged, axis)[:MAX_GROUPS]:
-            subject = f"{tensors(tuple(dims))} {'is' if len(dims) == 1 else 'are'} split over {where} as one block"
-            for sizes in component_sizes(size, num_ranks):
-                indices = order_in_blocks(sizes, num_ranks)
-                orders = {name: _Order(dim=dim, indices=indices) for name, dim in dims.items()}
-                components = f"{len(sizes)} components"
-                if len(set(sizes)) > 1:
-                    components += f" in the ratio {':'.join(str(each // min(sizes)) for each in sizes)}"
-                words = f"{subject}, but your model reads a rank's block as {components}: split each component by itself"
-                yield Mistake(Cause.PERMUTED, words, partial(_compute_reordered, orders=orders))
+        num_ranks, alike = diverged.size((axis,)), _column_wise(diverged, axis)
+        fused = [(dims, sizes) for size, dims in alike for sizes in component_sizes(size, num_ranks)]
+        pairs = [(one, other) for one, other in combinations(fused, 2) if one[0] is not other[0]]
+        for chosen in [*((each,) for each in fused), *pairs][:MAX_TRIES]:
+            orders = {
+                name: _Order(dim=dim, indices=order_in_blocks(sizes, num_ranks))
+                for dims, sizes in chosen
+                for name, dim in dims.items()
+            }
+            read = join_words([f"{tensors(tuple(dims))} as {_describe(sizes)}" for dims, sizes in chosen])
+            split = f"{diverged.ranks_text((axis,))} split {'it' if len(orders) == 1 else 'them'} as one block"
+            words = f"your model reads {read}, but {split}: split each component by itself"
+            yield Mistake(Cause.PERMUTED, words, partial(_compute_reordered, orders=orders))
+
+
+def _describe(sizes: Sequence[int]) -> str:
+    ratio = "" if len(set(sizes)) == 1 else f" in the ratio {':'.join(str(each // min(sizes)) for each in sizes)}"
+    return f"{len(sizes)} components{ratio}"
 
 
 def _column_wise(diverged: DivergedTraining, axis: str) -> list[tuple[int, dict[str, int]]]:

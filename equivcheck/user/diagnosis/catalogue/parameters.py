@@ -21,7 +21,7 @@ from equivcheck.worlds.trace.differences import Difference, Phase
 from equivcheck.worlds.trace.pieces import fill, select_piece, values_by_piece
 from equivcheck.worlds.trace.trace import Snapshot
 
-SYNC_OFF = "an FSDP2 module sets no gradient while its gradient sync is off (`set_requires_gradient_sync(False)`)"
+SYNC_OFF = "as FSDP2 leaves them while its gradient sync is off (`set_requires_gradient_sync(False)`)"
 
 
 def wrong_start(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
@@ -71,7 +71,7 @@ def missing_gradients(diverged: DivergedTraining, _facts: StepFacts) -> Iterator
     names = tuple(name for name in diverged.updated if any(name in steps[first] for steps in missing))
     traces: Sequence[UserTrace | Any] = diverged.traces
     units = {unit for trace in traces for unit in trace.casting}
-    why = f": {SYNC_OFF}" if any(not unit or name.startswith(f"{unit}.") for unit in units for name in names) else ""
+    why = f", {SYNC_OFF}" if any(not unit or name.startswith(f"{unit}.") for unit in units for name in names) else ""
     numbers = [number for number in range(first, last + 1) if any(steps[number] for steps in missing)]
     is_to_the_end = numbers == list(range(first, last + 1))
     listed = f", at step{'' if len(numbers) == 1 else 's'} {join_words([str(number) for number in numbers])}"

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 from equivcheck import check_training
 from equivcheck.oracle.verdict.cause import Cause
@@ -20,14 +21,14 @@ class _Total(torch.autograd.Function):
     """Sum over ranks in forward only."""
 
     @staticmethod
-    def forward(_context: Any, part: torch.Tensor) -> torch.Tensor:
+    def forward(_context: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
         total = part.clone()
-        dist.all_reduce(total)
+        dist.all_reduce(total, group=group)
         return total
 
     @staticmethod
-    def backward(_context: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient
+    def backward(_context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
 
 
 class Layer(nn.Module):
@@ -35,7 +36,8 @@ class Layer(nn.Module):
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         super().__init__()
-        self.fused, self.sizes, self.is_split = nn.Linear(4, sum(sizes)), sizes, False
+        self.fused, self.sizes = nn.Linear(4, sum(sizes)), sizes
+        self.group: dist.ProcessGroup | None = None
         self.out = nn.Linear(sizes[0], 4, bias=False)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -45,7 +47,7 @@ class Layer(nn.Module):
         for other in others:
             first = first * other.tanh().repeat_interleave(first.shape[-1] // other.shape[-1], -1)
         out = self.out(first)
-        return inputs + (_Total.apply(out) if self.is_split else out)
+        return inputs + (out if self.group is None else _Total.apply(out, self.group))
 
 
 def model(*sizes: tuple[int, ...]) -> Callable[[], nn.Module]:
@@ -73,10 +75,10 @@ def split(*, by_component: bool) -> Callable[..., None]:
             for name in ("weight", "bias"):
                 full = getattr(layer.fused, name).detach()
                 parts = full.split(layer.sizes) if by_component else [full]
-                mine = torch.cat([part.chunk(2)[mesh.get_rank()] for part in parts])
+                mine = torch.cat([part.chunk(2)[mesh.get_local_rank()] for part in parts])
                 setattr(layer.fused, name, nn.Parameter(mine.clone()))
-            layer.out.weight = nn.Parameter(layer.out.weight.detach().chunk(2, 1)[mesh.get_rank()].clone())
-            layer.sizes, layer.is_split = tuple(size // 2 for size in layer.sizes), True
+            layer.out.weight = nn.Parameter(layer.out.weight.detach().chunk(2, 1)[mesh.get_local_rank()].clone())
+            layer.sizes, layer.group = tuple(size // 2 for size in layer.sizes), mesh.get_group()
 
     return parallelize
 
@@ -93,18 +95,32 @@ def check(*sizes: tuple[int, ...], by_component: bool, components: Any = None) -
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
-        ([(4, 4)], "as 2 components: split each component by itself"),
-        ([(4, 4, 4), (4, 4, 4)], "as 3 components: split each component by itself"),
-        ([(8, 4, 4)], "as 3 components in the ratio 2:1:1: split each component by itself"),
+        ([(4, 4)], "{0} as 2 components"),
+        ([(4, 4, 4), (4, 4, 4)], "`layers.0.fused.weight`, `layers.0.fused.bias` and 2 more as 3 components"),
+        ([(8, 4, 4)], "{0} as 3 components in the ratio 2:1:1"),
+        ([(4, 4, 4), (4, 4)], "{0} as 3 components and {1} as 2 components"),
     ],
 )
 def test_a_weight_split_as_one_block_is_named(sizes: list[tuple[int, ...]], words: str) -> None:
     """The ranks read components that are others' rows."""
     verdict = check(*sizes, by_component=False)
-    names = "`layers.0.fused.weight` and `layers.0.fused.bias`"
-    names = f"{names[:23]}, `layers.0.fused.bias` and 2 more" if len(sizes) > 1 else names
-    assert verdict.kinds == (Cause.PERMUTED,)
-    assert verdict.cause == f"{names} are split over the 2 tp ranks as one block, but your model reads a rank's block {words}"
+    read = words.format(*(f"`layers.{number}.fused.weight` and `layers.{number}.fused.bias`" for number in range(2)))
+    cause = f"your model reads {read}, but the 2 tp ranks split them as one block: split each component by itself"
+    assert (verdict.cause, verdict.kinds) == (cause, (Cause.PERMUTED,))
+
+
+def test_a_block_is_seen_under_fsdp() -> None:
+    """FSDP2 splits each tensor-parallel shard again."""
+
+    def parallelize(model: Any, mesh: DeviceMesh) -> None:
+        split(by_component=False)(model, mesh["tp"])
+        for layer in model["layers"]:
+            fully_shard(layer, mesh=mesh["dp"])
+
+    cuts = {"layers.*.fused.*": ((0, "tp"),), "layers.*.out.weight": ((1, "tp"),)}
+    mesh = {"dp": 2, "tp": 2}
+    verdict = check_training(**brought(model=model((4, 4)), parallelize=parallelize, mesh=mesh, cuts=cuts, step=step))
+    assert "`layers.0.fused.bias` as 2 components, but the 2 tp ranks split them as one block" in verdict.cause
 
 
 @pytest.mark.parametrize(("sizes", "components"), [((4, 4, 4), 3), ((8, 4, 4), (8, 4, 4))])
@@ -117,6 +133,38 @@ def test_cuts_without_components_are_named(sizes: tuple[int, ...], components: A
         f"pass cuts={{'layers.0.fused.weight': ((0, 'tp', {components}),)}}, and the same for the others"
     )
     check(sizes, by_component=True, components=components).assert_equivalent()
+
+
+class _Concatenate(torch.autograd.Function):
+    """All ranks' rows, one rank after the other; in backward, this rank's rows."""
+
+    @staticmethod
+    def forward(_context: Any, part: torch.Tensor) -> torch.Tensor:
+        parts = [torch.empty_like(part) for _ in range(2)]
+        dist.all_gather(parts, part)
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(_context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.chunk(2)[dist.get_rank()].clone()
+
+
+def test_parts_of_components_are_not_called_a_block() -> None:
+    """Ranks split each component correctly, and gather the parts in a wrong order: the same values, but another mistake."""
+
+    def parallelize(model: Any, mesh: DeviceMesh) -> None:
+        (layer,) = model["layers"]
+        for name in ("weight", "bias"):
+            parts = getattr(layer.fused, name).detach().split(layer.sizes)
+            setattr(layer.fused, name, nn.Parameter(torch.cat([part.chunk(2)[mesh.get_local_rank()] for part in parts])))
+        layer.fused.forward = lambda inputs: nn.functional.linear(
+            inputs, _Concatenate.apply(layer.fused.weight), _Concatenate.apply(layer.fused.bias)
+        )
+
+    cuts = {"layers.*.fused.*": ((0, "tp", 2),)}
+    verdict = check_training(**brought(model=model((4, 4)), parallelize=parallelize, mesh={"tp": 2}, cuts=cuts, step=step))
+    assert verdict.divergence is not None
+    assert not verdict.cause
 
 
 def test_another_mistake_in_a_split_layer_is_not_taken_for_a_wrong_split() -> None:

@@ -16,7 +16,7 @@ from equivcheck import check_training
 from equivcheck.oracle.verdict.cause import Cause
 from unit.user.programs import brought
 
-SYNC = "an FSDP2 module sets no gradient while its gradient sync is off (`set_requires_gradient_sync(False)`)"
+SYNC = ", as FSDP2 leaves them while its gradient sync is off (`set_requires_gradient_sync(False)`)"
 
 
 def model() -> nn.Module:
@@ -55,15 +55,15 @@ def step_off(is_off: Callable[[int], bool]) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("changes", "cause"),
     [
-        ({"parallelize": first_unit_off}, f"the gradients of `0.weight` and `0.bias` are None when the optimizer steps: {SYNC}"),
-        ({"rank_step": step_off(lambda _: True)}, f"all gradients are None when the optimizer steps: {SYNC}"),
+        ({"parallelize": first_unit_off}, f"the gradients of `0.weight` and `0.bias` are None when the optimizer steps{SYNC}"),
+        ({"rank_step": step_off(lambda _: True)}, f"all gradients are None when the optimizer steps{SYNC}"),
         (
             {"rank_step": step_off(lambda number: number > 0)},
-            f"all gradients are None when the optimizer steps, from step 1 on: {SYNC}",
+            f"all gradients are None when the optimizer steps, from step 1 on{SYNC}",
         ),
         (
             {"rank_step": step_off(lambda number: number == 0)},
-            f"all gradients are None when the optimizer steps, at step 0: {SYNC}; "
+            f"all gradients are None when the optimizer steps, at step 0{SYNC}; "
             "the missing gradients are added to those of the next step that has any",
         ),
     ],
