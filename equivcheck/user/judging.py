@@ -74,10 +74,14 @@ def _checked(task: Task, world: str | Ranks, schedule_seed: int, deadline: float
         if explain:
             verdict = replace(verdict, diagnosis=LazyDiagnosis(partial(diagnosis_of_failure, task)))
     else:
+        result = RanksResult(run=left)
         run = original if task.precision is None else RoundedRun(task, original, casting_of(left.values))
         local = ran.name if ran.name in LOCAL_WORLDS else world  # ranks that the caller brought may be closed later
         check_again = partial(_checked, task, local, schedule_seed, deadline, explain=explain)
-        verdict = _judged(verdict, run, RanksResult(run=left), check_again if explain and task.precision is None else None)
+        judged = _judged(verdict, run, result, check_again if explain and task.precision is None else None)
+        if isinstance(run, RoundedRun) and judged.outcome is Outcome.DIVERGED:
+            judged = _judged_without_parts(verdict, judged, run, result)
+        verdict = judged
         advice = (*on_narrowing(run), *on_precision(task, left.values, verdict.outcome))
         verdict = replace(verdict, notes=(*verdict.notes, *advice))
     return replace(verdict, seconds=time.perf_counter() - started)
@@ -114,6 +118,27 @@ def _lazy(
         return LazyDiagnosis(result=UserDiagnosis(hint=hint))
     values = Values(reference=case.confirming_reference, single=run.trace, traces=case.traces, eps=run.eps)
     return LazyDiagnosis(Diagnosing(first, hint, run.task, values, check_again))
+
+
+def _judged_without_parts(verdict: UserVerdict, diverged: UserVerdict, run: RoundedRun, result: RanksResult) -> UserVerdict:
+    """Judge ranks that differ from the run in parts, if the parts are another training than the full batch.
+
+    Ranks that agree with the full batch, such as those whose loss gathers rows, are INCONCLUSIVE.
+    """
+    where = UserCase(run, result.run.values).first_moment_apart
+    if not where:
+        return diverged
+    judged = _judged(verdict, run.over_full_batch(), result, None)
+    if judged.outcome is not Outcome.EQUIVALENT:
+        return judged
+    return replace(judged, outcome=Outcome.INCONCLUSIVE, reason=_ABOUT_FULL_BATCH.format(where=where))
+
+
+_ABOUT_FULL_BATCH = (
+    "your ranks agree with the full batch on one device, but only within the rounding of low precision. The ranks' rows part by "
+    "part would be a closer reference, but they give other values on one device ({where}), because your loss or a layer is not a "
+    "mean over rows. Check this training in float64, without precision="
+)
 
 
 _ABOUT_SHARDS = (
@@ -172,10 +197,14 @@ class UserCase:
 
         Empty if it does not differ.
         """
-        if self._far is None:
-            return ""
-        where = f"step {self._far.step}, {self._far.phase.value}"
-        return f"{NO_MEAN}: one device that processes the ranks' rows part by part computes something else ({where})"
+        where = self.first_moment_apart
+        apart = f"{NO_MEAN}: one device that processes the ranks' rows part by part computes something else ({where})"
+        return apart if where else ""
+
+    @property
+    def first_moment_apart(self) -> str:
+        """First step and phase at which one device differs if it processes the ranks' parts one by one. Empty if none does."""
+        return "" if self._far is None else f"step {self._far.step}, {self._far.phase.value}"
 
     def measures(self, calls: Sequence[Sequence[Call]]) -> Measures | None:
         """Return loss, gradient norm and call counts; None if rounding dominates the first gradients."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -49,8 +50,10 @@ class RoundedModel(nn.Module):
             first._buffers = original._buffers
         for leaf in (leaf for cast in self._cast for leaf in cast.values() if leaf.requires_grad):
             leaf.register_post_accumulate_grad_hook(self._begin_reduction)  # type: ignore[no-untyped-call]
-        for unit in (unit for each in self._copies for name, unit in each.named_modules() if name in casting):
-            unit.register_forward_pre_hook(lambda _unit, *given: map_tensors(given, self._as_computed), with_kwargs=True)
+        for each in self._copies:
+            units = [unit for name, unit in each.named_modules() if name in casting]
+            for unit in units:
+                unit.register_forward_pre_hook(partial(self._unit_inputs, has_own_parameters(unit, units)), with_kwargs=True)
         self._loaded: dict[str, torch.Tensor] = {}
         self._steps, self._reduces = 0, False
         self._latest: tuple[Any, list[Any]] = (None, [])
@@ -93,6 +96,11 @@ class RoundedModel(nn.Module):
         if outputs.requires_grad and self.rounding.num_parts.bit_count() > 1:
             outputs.register_hook(lambda _gradient: setattr(self, "divides_inexactly", True))  # type: ignore[no-untyped-call]
         return outputs
+
+    def _unit_inputs(self, has_parameters: bool, _unit: nn.Module, *given: Any) -> Any:
+        """Positional and keyword inputs for a unit: cast, and with gradients that are summed inside the unit first."""
+        inputs = map_tensors(given, self._as_computed)
+        return sum_gradients_inside(inputs) if has_parameters else inputs
 
     def _as_computed(self, tensor: torch.Tensor) -> torch.Tensor:
         kind = self.rounding.compute
@@ -155,6 +163,37 @@ def _cast(module: nn.Module, rounding: Rounding) -> nn.Module:
                 if parameter.is_floating_point():
                     parameter.data = parameter.data.to(torch_type(rounding.compute))
     return module
+
+
+def has_own_parameters(unit: nn.Module, units: Sequence[nn.Module]) -> bool:
+    """Whether a unit has parameters outside the other units within it. FSDP2 watches the inputs of these units only."""
+    inner = {parameter for other in unit.modules() if other is not unit and other in units for parameter in other.parameters()}
+    return any(parameter not in inner for parameter in unit.parameters())
+
+
+def sum_gradients_inside(inputs: Any) -> Any:
+    """Let backward add up each input's gradients from one module before it adds gradients from elsewhere.
+
+    FSDP2 does so, because it passes a unit's inputs through an autograd function. The order matters in low precision if several
+    units read one activation, such as an encoder's output.
+    """
+    watched = [tensor for tensor in tensors_of(inputs) if tensor.requires_grad]
+    if not watched or not torch.is_grad_enabled():
+        return inputs
+    passed = iter(_Identity.apply(*watched))  # type: ignore[no-untyped-call]
+    return map_tensors(inputs, lambda tensor: next(passed) if tensor.requires_grad else tensor)
+
+
+class _Identity(torch.autograd.Function):
+    """Several tensors, unchanged."""
+
+    @staticmethod
+    def forward(_ctx: Any, *tensors: torch.Tensor) -> Any:
+        return tensors
+
+    @staticmethod
+    def backward(_ctx: Any, *gradients: torch.Tensor) -> Any:
+        return gradients
 
 
 def part(value: Any, number: int, count: int, rows: int | None = None) -> Any:

@@ -47,10 +47,10 @@ def require_precision(task: Task) -> None:
         raise invalid(given, "autocast does not cast float64", "dtype=torch.float32 or None")
 
 
-def rounding_of(task: Task) -> Rounding:
-    """Return the ranks' rounding points, and the number of parts they split rows into."""
+def rounding_of(task: Task, *, in_parts: bool = True) -> Rounding:
+    """Return the ranks' rounding points, and the number of parts they split rows into; one part if not `in_parts`."""
     *outer, inner = [size for name, size in task.mesh if name in task.data_axes] or [1]
-    if task.shard is not None:
+    if task.shard is not None or not in_parts:
         outer, inner = [], 1  # only the user's `shard` knows a rank's part
     parts: dict[str, Any] = {"replicas": math.prod(outer), "shards": inner}
     policy = task.precision

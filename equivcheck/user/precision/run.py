@@ -46,27 +46,31 @@ class RoundedRun(SingleDeviceRun):
     start from these bits, and only updated parameters are perturbed by one unit in the last place.
     """
 
-    def __init__(self, task: Task, exact_run: SingleDeviceRun, casting: Collection[str]) -> None:
+    def __init__(self, task: Task, exact_run: SingleDeviceRun, casting: Collection[str], *, in_parts: bool = True) -> None:
         """`exact_run` is the run without rounding (`exact_task`); `casting` names modules that cast their inputs on ranks.
 
-        Raises `UsageError` if two runs differ.
+        If not `in_parts`, the full batch goes through the model, and tolerances are as wide as the casts' rounding. Raises
+        `UsageError` if two runs differ.
         """
-        self._exact_run, self._casting = exact_run, casting
+        self._exact_run, self._casting, self._rounding = exact_run, casting, rounding_of(task, in_parts=in_parts)
         super().__init__(task)
         self._limit = float(np.sqrt(self.eps))
         self._begins_alike = False
-        if sums_in_parts(task) or self._model.divides_inexactly:
+        if not in_parts or sums_in_parts(task) or self._model.divides_inexactly:
             self.eps /= 2  # the largest relative error of a cast
         else:
             self.eps = max(eps for eps in map(eps_of, (*self.element_types, torch.float64)) if eps <= FLOAT32_EPS)
-            self._begins_alike = computes_in_few_digits(rounding_of(task))
+            self._begins_alike = computes_in_few_digits(self._rounding)
+
+    def over_full_batch(self) -> RoundedRun:
+        """Return a run that rounds, too, but does not split rows."""
+        return RoundedRun(self.task, self._exact_run, self._casting, in_parts=False)
 
     def train(
         self, *, division: Division | None = None, jitter: Jitter | None = None, drift: Drift = torch.clone, **given: Any
     ) -> UserTrace:
         """Train with the ranks' rounding; `division` overrides the point at which gradients are divided."""
-        rounding = rounding_of(self.task)
-        rounding = rounding if division is None else replace(rounding, division=division)
+        rounding = self._rounding if division is None else replace(self._rounding, division=division)
 
         def spread(module: nn.Module) -> tuple[nn.Module, Task]:
             self._model = RoundedModel(module, rounding, self._casting, jitter or Jitter(), drift)
@@ -114,8 +118,7 @@ class RoundedRun(SingleDeviceRun):
         )
 
     def _perturbed_rounding(self, generator: np.random.Generator, copy: int) -> Jitter:
-        rounding, kept = rounding_of(self.task), str(self._kept).removeprefix("torch.")
-        to = rounding.compute or rounding.autocast
+        kept, to = str(self._kept).removeprefix("torch."), self._rounding.compute or self._rounding.autocast
         return PerturbedRounding(generator, copy, kept, kept if to is None else to.value)
 
     @property

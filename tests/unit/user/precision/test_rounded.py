@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp import MixedPrecision as FlatMixedPrecision
+from torch.distributed.nn.functional import all_gather
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from equivcheck import Outcome, check_training
@@ -240,6 +243,119 @@ def test_what_is_no_mean_over_rows_is_no_pass() -> None:
     verdict = check_training(**arguments | {"loss": over_own_rows})
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert "not a mean over rows: one device" in verdict.reason
+
+
+class Towers(nn.Module):
+    """Two encoders."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 8), nn.Linear(2, 8)
+
+    def forward(self, queries: torch.Tensor, candidates: torch.Tensor) -> Any:
+        """Encode both sides."""
+        return torch.tanh(self.left(queries)), torch.tanh(self.right(candidates))
+
+
+def contrastive(outputs: Any, _targets: torch.Tensor, *, gather: Callable[[torch.Tensor], Any] = all_gather) -> torch.Tensor:
+    """Tell each query's candidate from the candidates of all ranks."""
+    queries, candidates = (each.float() for each in outputs)
+    first = 0
+    if dist.is_initialized():
+        first, candidates = dist.get_rank() * len(queries), torch.cat(tuple(gather(candidates)))
+    return nn.functional.cross_entropy(queries @ candidates.T, torch.arange(first, first + len(queries)))
+
+
+def gathered_without_gradient(candidates: torch.Tensor) -> list[torch.Tensor]:
+    """Gather as many losses do by mistake: only the own candidates have a gradient."""
+    found = [torch.empty_like(candidates) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, candidates.detach())
+    found[dist.get_rank()] = candidates
+    return found
+
+
+def sharded_towers(model: nn.Module, mesh: DeviceMesh) -> None:
+    """FSDP2 on the model."""
+    fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+
+
+@pytest.mark.parametrize(
+    ("loss", "outcome"),
+    [
+        (contrastive, Outcome.INCONCLUSIVE),
+        (partial(contrastive, gather=gathered_without_gradient), Outcome.DIVERGED),
+    ],
+    ids=["right", "wrong"],
+)
+def test_losses_over_the_rows_of_all_ranks_are_compared_with_the_full_batch(loss: Any, outcome: Outcome) -> None:
+    """One device in parts is no reference for a loss that gathers, so right ranks do not diverge from it."""
+    arguments = rounding(parallelize=sharded_towers, precision=REDUCED_WIDELY, dtype=torch.float32)
+    given = [((queries, candidates), torch.zeros(len(queries))) for queries, candidates in batches(8, 2)]
+    verdict = check_training(**arguments | {"model": Towers, "batches": given, "loss": loss})
+    assert verdict.outcome is outcome, verdict.describe()
+    assert (outcome is Outcome.DIVERGED) != ("agree with the full batch" in verdict.reason)
+
+
+class Reading(nn.Module):
+    """A layer that reads an encoder's output twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys, self.values = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, inputs: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        """Add a gated product."""
+        return inputs + torch.tanh(self.keys(memory)) * self.values(memory)
+
+
+class Decoder(nn.Module):
+    """A block that has no parameters of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Reading(), Reading()
+
+    def forward(self, inputs: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        """Read the memory in two layers."""
+        return self.second(self.first(inputs, memory), memory)  # type: ignore[no-any-return]
+
+
+class EncoderDecoder(nn.Module):
+    """Blocks that read the same activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.head = nn.Linear(4, 16), nn.Linear(16, 2)
+        self.blocks = nn.ModuleList(Decoder() for _ in range(2))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Each block reads the memory by keyword."""
+        hidden = memory = torch.tanh(self.encoder(inputs))
+        for block in self.blocks:
+            hidden = block(hidden, memory=memory)
+        outputs: torch.Tensor = self.head(hidden)
+        return outputs
+
+
+def units_that_share(model: nn.Module, mesh: DeviceMesh, *, reduce: torch.dtype = torch.float32) -> None:
+    """FSDP2 on each layer, each block, and the model."""
+    policy = MixedPrecisionPolicy(torch.bfloat16, reduce)
+    for block in model.blocks:
+        for unit in (block.first, block.second, block):
+            fully_shard(unit, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+def test_units_that_read_one_activation_add_its_gradients_unit_by_unit() -> None:
+    """FSDP2 adds gradients inside each unit first. A reduction in bfloat16 still shows in units of float32."""
+    arguments = rounding(parallelize=units_that_share, precision=REDUCED_WIDELY, dtype=torch.float32)
+    verdict = check_training(**arguments | {"model": EncoderDecoder})
+    assert verdict.outcome is Outcome.EQUIVALENT, verdict.describe()
+    wrong = check_training(
+        **arguments | {"model": EncoderDecoder, "parallelize": partial(units_that_share, reduce=torch.bfloat16)}
+    )
+    assert wrong.divergence is not None, wrong.describe()
+    assert (wrong.divergence.step, wrong.divergence.phase) == (0, Phase.GRADIENT)
 
 
 class Outputs(OrderedDict[str, Any]):
