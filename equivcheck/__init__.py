@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from equivcheck.scenario.file_format.codec import from_json, to_json
     from equivcheck.user.check import check_training
     from equivcheck.user.matrix.matrix import Matrix, matrix
+    from equivcheck.user.restart import Restart
     from equivcheck.user.smallest import smallest
     from equivcheck.worlds.world import World
 
@@ -32,6 +33,7 @@ _HOMES = {
     "equivcheck.scenario.file_format.codec": ("from_json", "to_json"),
     "equivcheck.user.check": ("check_training",),
     "equivcheck.user.matrix.matrix": ("Matrix", "matrix"),
+    "equivcheck.user.restart": ("Restart",),
     "equivcheck.user.smallest": ("smallest",),
     "equivcheck.worlds.world": ("World",),
 }
@@ -43,6 +45,7 @@ __all__ = [
     "Matrix",
     "NotEquivalent",
     "Outcome",
+    "Restart",
     "Scenario",
     "TensorProgram",
     "Training",

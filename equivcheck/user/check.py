@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from equivcheck.scenario import LowPrecision, MixedPrecision
+    from equivcheck.user.restart import Restart
     from equivcheck.user.task import Loss, TrainStep
     from equivcheck.user.traces.cuts import Cuts
     from equivcheck.user.verdict import UserVerdict
@@ -44,6 +45,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     precision: LowPrecision | MixedPrecision | None = None,
     keep_dtype: bool = False,
     dropout_masks: bool = False,
+    resume: Restart | None = None,
     seed: int = 0,
     world: str | Ranks | World = "sim",
     schedule_seed: int = 0,
@@ -105,6 +107,8 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
         `MixedPrecision` for an FSDP policy.
     :param keep_dtype: Replace float32 by float64 if the model asks for float32, on one device and on ranks.
     :param dropout_masks: Draw the masks of `torch.nn.Dropout` (1d, 2d, 3d) for all rows, and give each rank its part.
+    :param resume: A `Restart`: ranks save a checkpoint with your function, start again, maybe under another layout, load it with
+        your function and train on. The single-device run trains without a break.
     :param seed: Seed for `model`, for dropout masks, and for the training on one device.
     :param world: ``"sim"``, ``"gloo"``, ``"torchrun"``, or ranks that are already running.
     :param schedule_seed: Order in which simulated ranks take turns.
@@ -142,6 +146,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
         precision=precision,
         keep_dtype=keep_dtype,
         mask_shapes=require_masks(dropout_masks),
+        resume=resume,
         seed=seed,
     )
     return check_task(task, world, schedule_seed, deadline, explain=explain)

@@ -12,10 +12,13 @@ from functools import partial
 import numpy as np
 import torch
 
+from equivcheck.layouts.composition.running import RanksResult
 from equivcheck.oracle.reference.reference import Reference
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.oracle.verdict.description import failure_line
 from equivcheck.user.batches import map_tensors
 from equivcheck.user.lazy_diagnosis import UserDiagnosis
+from equivcheck.user.reference import SingleDeviceRun
 from equivcheck.user.task import Task
 from equivcheck.user.traces.settings import UserTrace
 from equivcheck.user.verdict import UserVerdict
@@ -151,6 +154,19 @@ def diagnosis_of(hint: str, task: Task, values: Values) -> UserDiagnosis:
         hint = ""
     hint = "; ".join(filter(None, (hint, found.pattern)))
     return UserDiagnosis(cause=found.cause, kinds=found.kinds, where=where, types=types, hint=hint, unexplained=found.unexplained)
+
+
+def diagnosis_of_restart(hint: str, run: SingleDeviceRun, reference: Reference, result: RanksResult) -> UserDiagnosis:
+    """Search for state that the checkpoint loses, if the ranks first differ after it."""
+    from equivcheck.user.diagnosis.restarted import loss_at_restart
+
+    try:
+        found = loss_at_restart(run, reference, result)
+    except Exception as error:
+        return UserDiagnosis(hint=hint, unfinished=failure_line("looking for the cause", error))
+    if found.reproduces:
+        return UserDiagnosis(cause=found.sentence, kinds=(Cause.NOT_RESTORED,))
+    return UserDiagnosis(hint="; ".join(filter(None, (hint, found.sentence))))
 
 
 def diagnosis_of_failure(task: Task) -> UserDiagnosis:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from typing import Any
 
 from equivcheck.errors import UsageError
 from equivcheck.layouts.composition.running import RanksResult
@@ -17,15 +18,16 @@ from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.system.tally import record_check
 from equivcheck.user.batches import require_parts
 from equivcheck.user.compared_phases import ABOUT_REPORTED, phases_left_out, require_same_reports, without_phases
-from equivcheck.user.diagnosing import NO_MEAN, Diagnosing, Values, diagnosis_of_failure
+from equivcheck.user.diagnosing import NO_MEAN, Diagnosing, Values, diagnosis_of_failure, diagnosis_of_restart
 from equivcheck.user.lazy_diagnosis import LazyDiagnosis, UserDiagnosis
 from equivcheck.user.notes import missing_evidence, notes_on, notes_on_state_outside
+from equivcheck.user.parts import first_part, require_restart, second_part
 from equivcheck.user.precision.advice import on_narrowing, on_precision
 from equivcheck.user.precision.kept import require_kept
 from equivcheck.user.precision.policy import precision_text, require_precision
 from equivcheck.user.precision.run import RoundedRun, casting_of, exact_task
 from equivcheck.user.reference import SingleDeviceRun
-from equivcheck.user.running import members_of, run_on
+from equivcheck.user.running import members_of, run_training
 from equivcheck.user.task import Task
 from equivcheck.user.traces.measures import Measures, first_gradients, measures_of
 from equivcheck.user.traces.settings import UserTrace, other_settings
@@ -34,7 +36,7 @@ from equivcheck.user.verdict import UserVerdict
 from equivcheck.worlds.call import Call
 from equivcheck.worlds.failure import Failure
 from equivcheck.worlds.pool import LOCAL_WORLDS, on_first_rank
-from equivcheck.worlds.ranks import Ranks
+from equivcheck.worlds.ranks import Ranks, Run
 from equivcheck.worlds.state.keeper import StateKeeper, preserved_state
 from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
 from equivcheck.worlds.trace.trace import Trace
@@ -58,12 +60,17 @@ def _checked(task: Task, world: str | Ranks, schedule_seed: int, deadline: float
     require_parts(task)
     require_precision(task)
     require_kept(task)
+    require_restart(task)
     members = members_of(task, world)
     original = SingleDeviceRun(task if task.precision is None else exact_task(task))
     in_short = str(original.precision).removeprefix("torch.") if task.precision is None else precision_text(task)
     verdict = UserVerdict(outcome=Outcome.EQUIVALENT, name=task.name, mesh=task.mesh, world=members.name, precision=in_short)
-    left, ran, warned = run_on(members, task, schedule_seed, deadline)
-    verdict = replace(verdict, world=ran.name, notes=(*notes_on(task, left, members, ran), *warned))
+    if task.resume is not None:
+        require_parts(second_part(task))
+    found = run_training(members, task, schedule_seed, deadline)
+    left, ran, before = found.left, found.members, found.before
+    notes = notes_on(task, left, members, ran, has_restarted=bool(before))
+    verdict = replace(verdict, world=ran.name, notes=(*notes, *found.notes))
     if isinstance(left, Failure):
         # A `UsageError` on a rank is raised here too, because an invalid argument is not a failure of the training.
         for report in left.reports:
@@ -74,10 +81,10 @@ def _checked(task: Task, world: str | Ranks, schedule_seed: int, deadline: float
         if explain:
             verdict = replace(verdict, diagnosis=LazyDiagnosis(partial(diagnosis_of_failure, task)))
     else:
-        result = RanksResult(run=left)
-        run = original if task.precision is None else RoundedRun(task, original, casting_of(left.values))
+        result = RanksResult(run=left, before=before)
+        run = original if task.precision is None else RoundedRun(task, original, casting_of((*before, *left.values)))
         local = ran.name if ran.name in LOCAL_WORLDS else world  # ranks that the caller brought may be closed later
-        check_again = partial(_checked, task, local, schedule_seed, deadline, explain=explain)
+        check_again = partial(_checked, world=local, schedule_seed=schedule_seed, deadline=deadline, explain=explain)
         judged = _judged(verdict, run, result, check_again if explain and task.precision is None else None)
         if isinstance(run, RoundedRun) and judged.outcome is Outcome.DIVERGED:
             judged = _judged_without_parts(verdict, judged, run, result)
@@ -87,16 +94,20 @@ def _checked(task: Task, world: str | Ranks, schedule_seed: int, deadline: float
     return replace(verdict, seconds=time.perf_counter() - started)
 
 
-def _judged(
-    verdict: UserVerdict, original: SingleDeviceRun, result: RanksResult, check_again: Callable[[], UserVerdict] | None
-) -> UserVerdict:
-    require_same_reports(original.trace, result.run.values)
-    case = UserCase(original, result.run.values)
-    verdict, doubt = judge(verdict, case.judge_case(), RanksResult(run=replace(result.run, values=case.traces)))
-    notes = (*verdict.notes, *case.left_out.values(), *notes_on_state_outside(original.task))
-    verdict = replace(verdict, unread=case.unread, measures=case.measures(result.run.calls), notes=notes)
+CheckAgain = Callable[[Task], UserVerdict]
+"""Function that checks a training on the same ranks."""
+
+
+def _judged(verdict: UserVerdict, original: SingleDeviceRun, result: RanksResult, check_again: CheckAgain | None) -> UserVerdict:
+    before: tuple[Any, ...] = result.before
+    require_same_reports(original.trace, (*before, *result.run.values))
+    case = UserCase(original, result.run.values, before)
+    result = RanksResult(run=replace(result.run, values=case.traces), before=case.before)
+    verdict, doubt = judge(verdict, case.judge_case(), result)
+    notes = dict.fromkeys((*verdict.notes, *case.left_out.values(), *notes_on_state_outside(original.task)))
+    verdict = replace(verdict, unread=case.unread, measures=case.measures(result.run.calls), notes=tuple(notes))
     if verdict.divergence is not None:
-        return replace(verdict, diagnosis=_lazy(case.hint(verdict.divergence), verdict.divergence, original, case, check_again))
+        return _with_diagnosis(verdict, verdict.divergence, case, result, check_again)
     other = case.other_settings
     if other is not None:
         return replace(verdict, outcome=Outcome.DIVERGED, reason=sentence(other), divergence=other)
@@ -111,13 +122,22 @@ def _judged(
     return verdict
 
 
-def _lazy(
-    hint: str, first: Divergence, run: SingleDeviceRun, case: UserCase, check_again: Callable[[], UserVerdict] | None
-) -> LazyDiagnosis:
+def _with_diagnosis(
+    verdict: UserVerdict, first: Divergence, case: UserCase, result: RanksResult, check_again: CheckAgain | None
+) -> UserVerdict:
+    hint, run = case.hint(first), case.run
     if check_again is None:
-        return LazyDiagnosis(result=UserDiagnosis(hint=hint))
-    values = Values(reference=case.confirming_reference, single=run.trace, traces=case.traces, eps=run.eps)
-    return LazyDiagnosis(Diagnosing(first, hint, run.task, values, check_again))
+        return replace(verdict, diagnosis=LazyDiagnosis(result=UserDiagnosis(hint=hint)))
+    if run.task.resume is None:
+        values = Values(reference=case.confirming_reference, single=run.trace, traces=case.traces, eps=run.eps)
+        diagnosing = Diagnosing(first, hint, run.task, values, partial(check_again, run.task))
+        return replace(verdict, diagnosis=LazyDiagnosis(diagnosing))
+    if first.step < run.task.resume.after:  # diagnose the first part like a training without a checkpoint
+        alone = SingleDeviceRun(first_part(run.task))
+        judged = _judged(verdict, alone, RanksResult(run=Run(values=case.before)), check_again)
+        return judged if judged.outcome is Outcome.DIVERGED else verdict
+    found = diagnosis_of_restart(hint, run, case.confirming_reference, result)
+    return replace(verdict, diagnosis=LazyDiagnosis(result=found))
 
 
 def _judged_without_parts(verdict: UserVerdict, diverged: UserVerdict, run: RoundedRun, result: RanksResult) -> UserVerdict:
@@ -125,7 +145,8 @@ def _judged_without_parts(verdict: UserVerdict, diverged: UserVerdict, run: Roun
 
     Ranks that agree with the full batch, such as those whose loss gathers rows, are INCONCLUSIVE.
     """
-    where = UserCase(run, result.run.values).first_moment_apart
+    before: tuple[Any, ...] = result.before
+    where = UserCase(run, result.run.values, before).first_moment_apart
     if not where:
         return diverged
     judged = _judged(verdict, run.over_full_batch(), result, None)
@@ -156,13 +177,17 @@ _ABOUT_LOSSES = (
 class UserCase:
     """The single-device run, limited to tensors in the ranks' traces."""
 
-    def __init__(self, run: SingleDeviceRun, traces: Sequence[UserTrace]) -> None:
-        self.left_out = phases_left_out(run.trace, traces)
+    def __init__(self, run: SingleDeviceRun, traces: Sequence[UserTrace], before: Sequence[UserTrace] = ()) -> None:
+        self.left_out = phases_left_out(run.trace, (*before, *traces))
         """Phases that cannot be compared, each with a note."""
         reports = any(step.reported for step in run.trace.steps)
         self.traces = tuple(without_phases(trace, self.left_out, reports=reports) for trace in traces)
         """The ranks' traces without these phases."""
-        self._run, self._traces = run, self.traces
+        self.before = tuple(without_phases(trace, self.left_out, reports=reports) for trace in before)
+        """Such traces before a checkpoint; empty without one."""
+        self.run = run
+        """The single-device run."""
+        self._traces = self.traces
         self._held = {piece.name for trace in traces for piece in trace.state.pieces}
         pieces = {piece for trace in traces for piece in trace.steps[0].parameters.pieces}
         self._located = {piece.name for piece in pieces if piece.start or piece.run is not None}
@@ -171,8 +196,8 @@ class UserCase:
         """Return the references for the judge, which must decide every step."""
         return ExpectedRun(
             reference=lambda: self._readable(self._quick),
-            confirming_reference=lambda: self._readable(self._run.confirming_reference(None if self._far else self._parts)),
-            required_steps=len(self._run.task.batches),
+            confirming_reference=lambda: self._readable(self.run.confirming_reference(None if self._far else self._parts)),
+            required_steps=len(self.run.task.batches),
         )
 
     @property
@@ -185,7 +210,7 @@ class UserCase:
         if first.difference is Difference.SHAPE and first.phase is not Phase.REPORTED:
             return "" if first.tensor in self._located else _ABOUT_SHARDS
         if first.phase is Phase.LOSS and first.difference is Difference.RANKS_DISAGREE:
-            return _ABOUT_LOSSES.format(axes=", ".join(self._run.task.loss_axes))
+            return _ABOUT_LOSSES.format(axes=", ".join(self.run.task.loss_axes))
         if first.phase is Phase.REPORTED and "/" not in first.tensor:
             return ABOUT_REPORTED.format(name=first.tensor)
         apart = self.apart_in_parts
@@ -211,43 +236,45 @@ class UserCase:
         gradients = first_gradients(self._quick.moments)
         if gradients is None:
             return None
-        return measures_of(self._run.trace, gradients, self._traces, calls, self._quick.loss_groups)
+        if self.before:  # the calls are those after the checkpoint
+            return measures_of(self.run.trace, gradients, self.before, (), self._quick.loss_groups_before)
+        return measures_of(self.run.trace, gradients, self._traces, calls, self._quick.loss_groups)
 
     @property
     def other_settings(self) -> Divergence | None:
         """The first optimizer setting that differs in the first half of its digits between a rank and one device."""
-        return other_settings(self._run.trace, self._traces, self._quick.noise_limit)
+        return other_settings(self.run.trace, self._traces, self._quick.noise_limit)
 
     @property
     def unread(self) -> tuple[str, ...]:
         """Names of optimizer state that no rank could read. Empty without `full_tensors`."""
-        if self._run.task.full_tensors is None:
+        if self.run.task.full_tensors is None:
             return ()
         states = (moment for moment in self._readable(self._quick).moments if moment.phase is Phase.STATE)
         return tuple(name for state in states for name, there in zip(state.table.names, state.present, strict=True) if not there)
 
     @cached_property
     def _quick(self) -> Reference:
-        return self._run.reference()
+        return self.run.reference()
 
     @cached_property
     def _parts(self) -> Trace | None:
-        return self._run.parts()
+        return self.run.parts()
 
     @cached_property
     def _far(self) -> Expected | None:
         """The first moment at which the run over the ranks' parts differs by more than rounding; None if it agrees."""
-        return self._run.far_moment(self._quick, self._parts)
+        return self.run.far_moment(self._quick, self._parts)
 
     def _readable(self, reference: Reference) -> Reference:
         """The reference without phases that cannot be compared, and without state that `full_tensors` leaves unread."""
-        if self._run.task.full_tensors is None and not self.left_out:
+        if self.run.task.full_tensors is None and not self.left_out:
             return reference
         moments = list(reference.moments)
         for index, moment in enumerate(moments):
             if moment.phase in self.left_out:
                 moments[index] = replace(moment, present=(False,) * len(moment.present))
-            elif moment.phase is Phase.STATE and self._run.task.full_tensors is not None:
+            elif moment.phase is Phase.STATE and self.run.task.full_tensors is not None:
                 present = (there and name in self._held for name, there in zip(moment.table.names, moment.present, strict=True))
                 moments[index] = replace(moment, present=tuple(present))
         return replace(reference, moments=tuple(moments))

@@ -13,20 +13,23 @@ from torch import nn
 from equivcheck.scenario import LowPrecision
 from equivcheck.training.accumulate import scalar_value
 from equivcheck.user.batches import microbatches
+from equivcheck.user.parts import WHOLE, Part
 from equivcheck.user.precision.kept import widened_float32
 from equivcheck.user.task import Loss, Task, TrainStep, takes_names
 from equivcheck.user.traces.names import TensorNames
 from equivcheck.user.traces.optimizers import GradientReader, optimizers_in
 from equivcheck.user.traces.reader import Reader
 from equivcheck.user.traces.reported import named_tensors, reported_snapshot, with_reports_at_all_steps
-from equivcheck.user.traces.settings import UserTrace, settings_of
+from equivcheck.user.traces.settings import TrainingState, UserTrace, numbers_in, settings_of
 from equivcheck.user.usage import invalid
 from equivcheck.worlds.marks import mark
 from equivcheck.worlds.trace.stage import Stage
 from equivcheck.worlds.trace.trace import Step
 
 
-def train(task: Task, reader: Reader, batches: Sequence[Any], step: TrainStep | None, loss_scale: float) -> UserTrace:
+def train(  # noqa: PLR0913, PLR0917 - the training, its place, and the part to run
+    task: Task, reader: Reader, batches: Sequence[Any], step: TrainStep | None, loss_scale: float, part: Part = WHOLE
+) -> UserTrace:
     """Train the reader's module on `batches` and return a trace of every step.
 
     Each loss is multiplied by `loss_scale` before backward.
@@ -42,9 +45,12 @@ def train(task: Task, reader: Reader, batches: Sequence[Any], step: TrainStep | 
     called, loss = reader.module, _scale_loss(task.loss, loss_scale)
     if step is None and isinstance(task.precision, LowPrecision):
         called, loss = _autocast(called, task.precision), _autocast(loss, task.precision)
-    kept = []
+    kept, checkpoint = [], None
+    if part.load is not None:
+        part.load(reader.module, optimizer, scheduler, part.folder)
+        checkpoint = _state_between_steps(reader, read, scheduler)
     with read.hooks(), widened_float32(task, read.optimizers):
-        for index, batch in enumerate(batches):
+        for index, batch in enumerate(batches, part.first_step):
             mark(Stage.COMPUTE, index)
             read.begin(index)
             value, reported = _loss_and_others(take_step(called, batch, optimizer, loss))
@@ -63,9 +69,23 @@ def train(task: Task, reader: Reader, batches: Sequence[Any], step: TrainStep | 
             )
             if scheduler is not None:
                 scheduler.step()
+    if part.save is not None:
+        checkpoint = _state_between_steps(reader, read, scheduler)
+        part.save(reader.module, optimizer, scheduler, part.folder)
     settings = settings_of(read.optimizers, reader.slots())
     steps = with_reports_at_all_steps(kept) if any(each.reported for each in kept) else tuple(kept)
-    return UserTrace(steps=steps, state=reader.state(read.optimizers), buffers=reader.buffers(), settings=settings)
+    state, buffers = reader.state(read.optimizers), reader.buffers()
+    return UserTrace(steps=steps, state=state, buffers=buffers, settings=settings, checkpoint=checkpoint)
+
+
+def _state_between_steps(reader: Reader, read: GradientReader, scheduler: Any) -> TrainingState:
+    return TrainingState(
+        parameters=reader.parameters(),
+        state=reader.state(read.optimizers),
+        buffers=reader.buffers(),
+        settings=settings_of(read.optimizers, reader.slots()),
+        progress=numbers_in(scheduler.state_dict()) if hasattr(scheduler, "state_dict") else {},
+    )
 
 
 def default_step(task: Task) -> TrainStep:

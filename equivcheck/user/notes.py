@@ -26,6 +26,8 @@ OUTSIDE = (
     "also=lambda model, optimizer: {{name: object}}"
 )
 """Note on state outside the model."""
+FAILED_BEFORE = "your ranks failed before they started again from the checkpoint"
+FAILED_AFTER = "your ranks failed after they started again from the checkpoint"
 ONE_RANK = "the mesh has one rank, so this check says nothing about reductions or sharding"
 """Note on a mesh with one rank."""
 ONE_STEP = "only one step: an error that affects the next step (optimizer state, a missing sync) cannot show"
@@ -36,9 +38,14 @@ NO_UPDATE = "no step changes a parameter, so a wrong update cannot show: is the 
 """Reason that agreement proves nothing, if all updates are zero."""
 
 
-def notes_on(task: Task, left: Run | Failure, asked: Ranks, ran: Ranks) -> tuple[str, ...]:
+def notes_on(task: Task, left: Run | Failure, asked: Ranks, ran: Ranks, *, has_restarted: bool = False) -> tuple[str, ...]:
     """Return notes on a run. `asked` are the ranks that the user asked for, `ran` those that ran."""
-    notes = {COMPILED: ran.name != asked.name}
+    fails = task.resume is not None and isinstance(left, Failure)
+    notes = {
+        COMPILED: ran.name != asked.name,
+        FAILED_BEFORE: fails and not has_restarted,
+        FAILED_AFTER: fails and has_restarted,
+    }
     if isinstance(left, Run):
         notes |= {
             NOT_PARALLEL: _sees_nothing_parallel(left),

@@ -11,6 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from equivcheck.user.batches import complex_parameter, convert_batch, convert_model, part_number, rank_batch
 from equivcheck.user.frames import module_in_errors
 from equivcheck.user.loop import train
+from equivcheck.user.parts import WHOLE, Part
 from equivcheck.user.precision.policy import PrecisionObserver, policy_of
 from equivcheck.user.randomness import RowShard, mask_dropout, seed_generators
 from equivcheck.user.task import Task
@@ -22,19 +23,19 @@ from equivcheck.user.usage import invalid
 from equivcheck.worlds.meshes import device_mesh
 
 
-def rank_trace(task: Task) -> UserTrace:
+def rank_trace(task: Task, part: Part = WHOLE) -> UserTrace:
     """Train on this rank and return its trace."""
     mesh = device_mesh(task.shape, task.axis_names)
     names, module = rank_module(task, mesh)
     batches = [rank_batch(task, convert_batch(batch, task.dtype), mesh) for batch in task.batches]
     seen = PrecisionObserver()
     with seen.watching(module), module_in_errors(names, module):
-        trace = train(task, rank_reader(task, names, module, mesh), batches, task.rank_step, task.loss_scale)
+        trace = train(task, rank_reader(task, names, module, mesh), batches, task.rank_step, task.loss_scale, part)
     casting = tuple(name for name, each in names.all_modules(module) if isinstance(each, FSDPModule))
     return replace(trace, low_precision=policy_of(module) or seen.precision, casting=casting)
 
 
-def process_trace(task: Task) -> UserTrace:
+def process_trace(task: Task, part: Part = WHOLE) -> UserTrace:
     """Run `rank_trace`, then reset Dynamo.
 
     The process also runs later trainings. Dynamo counts recompilations per function and falls back to eager after a few.
@@ -42,7 +43,7 @@ def process_trace(task: Task) -> UserTrace:
     import torch._dynamo
 
     try:
-        return rank_trace(task)
+        return rank_trace(task, part)
     finally:
         torch._dynamo.reset()
 

@@ -17,6 +17,7 @@ from equivcheck.oracle.reference.reference import Reference
 from equivcheck.training.threads import one_thread
 from equivcheck.user.batches import convert_batch, perturb_batch, perturbation_factors, same_loss_ranks, split
 from equivcheck.user.loop import train
+from equivcheck.user.parts import WHOLE, Part, second_part
 from equivcheck.user.randomness import Masked, RowShard, seed_generators
 from equivcheck.user.ranks import build_model
 from equivcheck.user.task import Task
@@ -101,6 +102,7 @@ def reference_from(
     the digits.
     """
     limit, groups = float(np.sqrt(eps)) if limit is None else limit, same_loss_ranks(task)
+    before, groups = (groups, same_loss_ranks(second_part(task))) if task.resume is not None else ((), groups)
     runs = [[moment.snapshot.values for moment in moments(each)] for each in (trace, *copies)]
     if len({len(run) for run in runs}) > 1:
         return Reference((), Doubt(reason="rounding decides which values the step returns", step=0), limit)
@@ -109,7 +111,8 @@ def reference_from(
         return Reference((), Doubt(reason="rounding decides which parameters get a gradient", step=0), limit)
     found = expected_of(trace, [np.stack(values) for values in rows], eps, *others)
     has_gradients = any(any(moment.present) for moment in found if moment.phase is Phase.GRADIENT)
-    return Reference(found, doubt_about(found, limit, needs_gradients=has_gradients), limit, loss_groups=groups)
+    doubt = doubt_about(found, limit, needs_gradients=has_gradients)
+    return Reference(found, doubt, limit, loss_groups=groups, loss_groups_before=before)
 
 
 def far_moment(reference: Reference, trace: Trace) -> Expected | None:
@@ -125,13 +128,14 @@ def far_moment(reference: Reference, trace: Trace) -> Expected | None:
     return None
 
 
-def trace_of(
+def trace_of(  # noqa: PLR0913 - the training, and what may differ in a run
     task: Task,
     *,
     seed: int,
     model: nn.Module | None = None,
     batches: Sequence[Any] | None = None,
     spread: Callable[[nn.Module], tuple[nn.Module, Task]] | None = None,
+    part: Part = WHOLE,
 ) -> UserTrace:
     """Train on one device. `spread` returns the module to call and the task to train with, if they differ from the defaults.
 
@@ -142,7 +146,7 @@ def trace_of(
         called, trained = (module, task) if spread is None else spread(module)
         given = [convert_batch(batch, task.dtype) for batch in (task.batches if batches is None else batches)]
         with seed_generators(seed):
-            return train(trained, Reader(TensorNames(module), called), given, task.step, 1.0)
+            return train(trained, Reader(TensorNames(module), called), given, task.step, 1.0, part)
     except UsageError:
         raise
     except Exception as error:

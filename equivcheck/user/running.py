@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 
 from equivcheck.layouts.base.execution.compile_time import COMPILE_SECONDS
-from equivcheck.layouts.composition.running import PROCESSES, THREADS
+from equivcheck.layouts.composition.running import PROCESSES, THREADS, require_shared
 from equivcheck.oracle.verdict.description import shorten_to_line
+from equivcheck.system.temporary_folder import temporary_folder
+from equivcheck.user.parts import WHOLE, Part, first_part, second_part
 from equivcheck.user.rank_logs import quiet_ranks
 from equivcheck.user.ranks import process_trace, rank_trace
 from equivcheck.user.task import Task
+from equivcheck.user.traces.settings import UserTrace
 from equivcheck.user.usage import invalid
 from equivcheck.worlds.failure import Failure, RanksFailed
 from equivcheck.worlds.pool import WORLDS_WITH_DATA, ranks
@@ -34,29 +38,65 @@ def members_of(task: Task, world: str | Ranks) -> Ranks:
     return members
 
 
-def run_on(members: Ranks, task: Task, schedule_seed: int, deadline: float) -> tuple[Run | Failure, Ranks, list[str]]:
-    """Run the training; return the result or the failure, the ranks that ran it, and notes about torch's warnings.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRun:
+    """Result of a training on ranks."""
+
+    left: Run | Failure
+    """Result, or the failure."""
+    members: Ranks
+    """The ranks that ran last."""
+    notes: tuple[str, ...]
+    """Notes about torch's warnings."""
+    before: tuple[UserTrace, ...] = ()
+    """Each rank's trace before the checkpoint; empty if there is none, or if ranks failed before it."""
+
+
+def run_training(members: Ranks, task: Task, schedule_seed: int, deadline: float) -> TrainingRun:
+    """Run a training, and if it has a checkpoint, the rest on new ranks."""
+    resume = task.resume
+    if resume is None:
+        return _run_on(members, task, schedule_seed, deadline, WHOLE)
+    second = second_part(task)
+    others = members_of(second, members if second.num_ranks == members.size else members.name)
+    with temporary_folder() as folder:
+        require_shared(folder, members, deadline)
+        part = Part(save=resume.save, folder=Path(folder))
+        before = _run_on(members, first_part(task), schedule_seed, deadline, part)
+        if isinstance(before.left, Failure):
+            return before
+        part = Part(first_step=resume.after, load=resume.load, folder=Path(folder))
+        after = _run_on(others, second, schedule_seed, deadline, part)
+        return replace(after, before=before.left.values, notes=tuple(dict.fromkeys((*before.notes, *after.notes))))
+
+
+def _run_on(members: Ranks, task: Task, schedule_seed: int, deadline: float, part: Part) -> TrainingRun:
+    """Run one part of a training.
 
     Simulated ranks are threads and refuse compiled functions. Such a training runs again in local processes.
     """
     program = process_trace if members.has_copies else rank_trace
     try:
         with quiet_ranks() as notes:
-            run = rerun_if_died(lambda: members.run(program, task, schedule_seed=schedule_seed, deadline=deadline))
-        return run, members, notes
+            run = rerun_if_died(lambda: members.run(program, task, part, schedule_seed=schedule_seed, deadline=deadline))
+        return TrainingRun(left=run, members=members, notes=tuple(notes))
     except RanksFailed as error:
         failure = error.failure
     compiles = failure.culprit is not None and REFUSAL in failure.culprit.error
     if members.name != THREADS or not compiles:
-        return failure, members, notes
-    return run_on(members_of(task, PROCESSES), task, schedule_seed, deadline + COMPILE_SECONDS)
+        return TrainingRun(left=failure, members=members, notes=tuple(notes))
+    return _run_on(members_of(task, PROCESSES), task, schedule_seed, deadline + COMPILE_SECONDS, part)
 
 
 def _require_copyable(task: Task, world: str) -> None:
     from equivcheck.worlds.gloo.request import pickle_copy
 
-    for name in (field.name for field in fields(task) if callable(getattr(task, field.name))):
-        value = getattr(task, name)
+    resume = task.resume
+    given = {field.name: getattr(task, field.name) for field in fields(task)}
+    given |= {} if resume is None else {f"resume.{field.name}": getattr(resume, field.name) for field in fields(resume)}
+    for name, value in given.items():
+        if not callable(value):
+            continue
         try:
             pickle_copy(value)
         except Exception as error:

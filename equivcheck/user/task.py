@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from equivcheck.scenario import LowPrecision, MixedPrecision
 from equivcheck.user.randomness import MaskShapes
+from equivcheck.user.restart import Restart
 from equivcheck.user.traces.cuts import Cuts
 from equivcheck.user.usage import invalid
 
@@ -82,6 +83,8 @@ class Task:
     """Whether requests for float32 get `dtype` instead."""
     mask_shapes: MaskShapes | None
     """Dropout mask shapes on one device; None without `dropout_masks`."""
+    resume: Restart | None
+    """A checkpoint in the middle of the training; None for a training without a break."""
     seed: int
     """Seed for torch, numpy and random before each call of `model`."""
     name: str = ""

@@ -66,13 +66,7 @@ class Runner:
 
         members = self._members(first.mesh.num_ranks)
         with temporary_folder() as folder:
-            if members.spans_hosts:
-                sees_folder = members.run(os.path.isdir, folder, deadline=self.deadline, is_user_code=False).values
-                if not all(sees_folder):
-                    raise UsageError(
-                        f"checkpoint folder {folder} is not valid: some hosts of world {members.name!r} do not see it. Expected "
-                        "a TMPDIR that all hosts share"
-                    )
+            require_shared(folder, members, self.deadline)
             try:
                 before = self._part(first, scenario, first_part, scenario, folder, self._change(scenario)).values
             except RanksFailed as error:
@@ -110,6 +104,15 @@ class Runner:
                 f"world {name!r} is not valid: it has no data to compare. Expected one of {', '.join(WORLDS_WITH_DATA)}"
             )
         return members
+
+
+def require_shared(folder: str, members: Ranks, deadline: float) -> None:
+    """Raise `UsageError` if some hosts do not see a folder."""
+    if members.spans_hosts and not all(members.run(os.path.isdir, folder, deadline=deadline, is_user_code=False).values):
+        raise UsageError(
+            f"checkpoint folder {folder} is not valid: some hosts of world {members.name!r} do not see it. Expected a TMPDIR "
+            "that all hosts share"
+        )
 
 
 def read_full_tensors(setup: Setup) -> None:

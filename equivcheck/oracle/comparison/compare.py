@@ -35,17 +35,19 @@ def compare(reference: Reference, traces: Sequence[Trace], before: Sequence[Trac
 
     `before` holds the traces of the first steps, if they ran under another layout.
     """
-    ranks = [*moments_of_steps(before), *zip(*map(moments, traces), strict=True)]
+    first = moments_of_steps(before)
+    ranks = [*first, *zip(*map(moments, traces), strict=True)]
     assembler = Assembler()
     divergences: list[Divergence] = []
     worst = share = 0.0
-    for expected, found in zip(reference.moments, ranks, strict=True):
-        snapshots = holders = snapshots_of(list(found), expected.phase, reference.loss_groups)
+    for index, (expected, found) in enumerate(zip(reference.moments, ranks, strict=True)):
+        groups = reference.loss_groups_before if index < len(first) else reference.loss_groups
+        snapshots = holders = snapshots_of(list(found), expected.phase, groups)
         assembled = assembler.assemble(expected, snapshots)
         if expected.phase is Phase.LOSS:
             local = [moment.snapshot for moment in found]
-            holders = local if len(reference.loss_groups) == 1 else []  # no rank holds a mean over several groups
-            misfits = loss_disagreements(expected, local, reference.loss_groups)
+            holders = local if len(groups) == 1 else []  # no rank holds a mean over several groups
+            misfits = loss_disagreements(expected, local, groups)
             assembled = replace(assembled, misfits=(*assembled.misfits, *misfits))
         errors, wrong = errors_of(expected, assembled)
         worst = max(worst, float(errors.max(initial=0.0)))

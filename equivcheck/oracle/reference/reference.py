@@ -73,6 +73,8 @@ class Reference:
     """True if the optimizer updates by gradient signs."""
     loss_groups: tuple[tuple[int, ...], ...] = ()
     """Groups of ranks that must return the same loss, because they have the same rows. Empty if this is unknown."""
+    loss_groups_before: tuple[tuple[int, ...], ...] = ()
+    """Such groups in the steps before a checkpoint."""
 
     @property
     def first_noisy_step(self) -> int | None:

@@ -58,6 +58,8 @@ class Cause(PrintableEnum):
     """Parameters, or some rows in them, are never updated."""
     STATE_LOST = "state_lost"
     """Optimizer state is lost at each step."""
+    NOT_RESTORED = "not_restored"
+    """Saving and loading a checkpoint loses a part of the training's state."""
     STATE_OF_ANOTHER = "state_of_another"
     """Optimizer state belongs to another rank or parameter."""
     LOCAL_STATISTICS = "local_statistics"

@@ -52,7 +52,8 @@ class RoundedRun(SingleDeviceRun):
         If not `in_parts`, the full batch goes through the model, and tolerances are as wide as the casts' rounding. Raises
         `UsageError` if two runs differ.
         """
-        self._exact_run, self._casting, self._rounding = exact_run, casting, rounding_of(task, in_parts=in_parts)
+        self._exact_run, self._casting, self._in_parts = exact_run, casting, in_parts
+        self._rounding = rounding_of(task, in_parts=in_parts)
         super().__init__(task)
         self._limit = float(np.sqrt(self.eps))
         self._begins_alike = False
@@ -93,11 +94,11 @@ class RoundedRun(SingleDeviceRun):
         return None
 
     def far_moment(self, reference: Reference, parts: Trace | None) -> Expected | None:  # noqa: ARG002 - of runs of its own
-        """Compare a run over the full batches with a run over the ranks' parts, both without rounding."""
+        """Compare a run over the full batches with a run over the ranks' parts, if it has any, both without rounding."""
         exact, limit = self._exact_run.task, float(np.sqrt(self._exact_run.eps))
 
         def spread(module: nn.Module) -> tuple[nn.Module, Task]:
-            model = RoundedModel(module, rounding_of(exact), (), Jitter(), torch.clone)
+            model = RoundedModel(module, rounding_of(exact, in_parts=self._in_parts), (), Jitter(), torch.clone)
             return model, _by_parts(exact, model)
 
         with one_thread():

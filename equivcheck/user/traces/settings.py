@@ -11,10 +11,26 @@ import torch
 
 from equivcheck.scenario import LowPrecision, MixedPrecision
 from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
-from equivcheck.worlds.trace.trace import Slot, Trace
+from equivcheck.worlds.trace.trace import Slot, Snapshot, Trace
 
 Settings = Mapping[str, Mapping[str, float]]
 """Numbers in each parameter's group, by parameter name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingState:
+    """State of a training between two steps."""
+
+    parameters: Snapshot
+    """Parameters."""
+    state: Snapshot
+    """Optimizer state; names are ``parameter/key``."""
+    buffers: Snapshot
+    """Buffers."""
+    settings: Settings
+    """Optimizer settings."""
+    progress: Mapping[str, float]
+    """Numbers in the scheduler's state; empty without a scheduler."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +43,8 @@ class UserTrace(Trace):
     """Lower precision seen on a rank; None if none was seen."""
     casting: tuple[str, ...] = ()
     """Names of modules that cast their inputs, as FSDP2 units do."""
+    checkpoint: TrainingState | None = None
+    """State that was saved, or that was there after loading; None without a checkpoint."""
 
 
 def settings_of(optimizers: Sequence[torch.optim.Optimizer], slots: Sequence[Slot]) -> Settings:
@@ -34,6 +52,18 @@ def settings_of(optimizers: Sequence[torch.optim.Optimizer], slots: Sequence[Slo
     groups = [(group["params"], dict(_numbers(group))) for optimizer in optimizers for group in optimizer.param_groups]
     found = {id(parameter): numbers for parameters, numbers in groups for parameter in parameters}
     return {piece.name: found[id(slot.parameter)] for slot in slots for piece in slot.pieces if id(slot.parameter) in found}
+
+
+def numbers_in(state: Any, path: str = "") -> dict[str, float]:
+    """Numbers in a nested state dict, by path such as ``last_epoch``."""
+    if isinstance(state, Mapping):
+        rows = list(state.items())
+    elif isinstance(state, (list, tuple)):
+        rows = list(enumerate(state))
+    else:
+        return {path: float(state)} if _is_number(state) else {}
+    rows = [(key, value) for key, value in rows if key not in ("_step_count", "_last_lr")]  # schedulers only report these
+    return {name: number for key, value in rows for name, number in numbers_in(value, f"{path}.{key}".strip(".")).items()}
 
 
 def _numbers(group: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -12,8 +12,8 @@ from unit.diagnosis.causes import Example
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 EXAMPLES = (*causes.EXAMPLES, *token_causes.EXAMPLES)
-ELSEWHERE = {Cause.READ_BY_TORCH}
-"""Tested in `tests/equivalence/test_full_tensor.py`."""
+ELSEWHERE = {Cause.READ_BY_TORCH, Cause.NOT_RESTORED}
+"""Tested in `tests/equivalence/test_full_tensor.py` and `tests/unit/user/test_restart.py`."""
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.cause.value)

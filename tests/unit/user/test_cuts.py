@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from equivcheck import Outcome, check_training
 from equivcheck.errors import UsageError
-from equivcheck.user.running import members_of, run_on
+from equivcheck.user.running import members_of, run_training
 from equivcheck.worlds.ranks import Run
 from equivcheck.worlds.trace.stage import Stage
 from unit.user.programs import STEPS, batches, brought, said, task_of
@@ -221,7 +221,7 @@ def test_reading_them_takes_no_call(how: dict[str, Any], num_calls: int) -> None
     """Unlike `full_tensors`, `cuts` needs no collective."""
     given = brought(model=build, mesh=(("tp", 2),), data_axes=(), parallelize=cut, batches=tuple(batches())) | how
     task = task_of(**given)
-    ran, *_ = run_on(members_of(task, "sim"), task, 0, 60.0)
+    ran = run_training(members_of(task, "sim"), task, 0, 60.0).left
     assert isinstance(ran, Run)
     assert sum(call.stage is Stage.READING for call in ran.calls[0]) == num_calls
 
