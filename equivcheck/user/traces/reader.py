@@ -166,8 +166,7 @@ class Reader:
 
     def pieces_of_parameter(self, name: str, tensor: torch.Tensor) -> tuple[Piece, ...]:
         """Positions of a parameter's local tensor in the full one. Raises `UsageError` if it does not fit `cuts`."""
-        piece = piece_of(name, tensor)
-        return (piece,) if piece.start else self._place(piece)
+        return pieces_of(name, tensor) if isinstance(tensor, DTensor) else self._place(piece_of(name, tensor))
 
     def slots(self) -> tuple[Slot, ...]:
         """Return a slot per parameter; replaced parameters are looked up again, hidden ones are kept.
