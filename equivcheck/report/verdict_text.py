@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome
+from equivcheck.system.printable import wrap_lines
 
 STYLES = {
     Outcome.EQUIVALENT: "green",
@@ -21,10 +22,10 @@ STYLES = {
 
 def print_verdict(console: Console, verdict: CaseVerdict) -> None:
     """Print outcome, case and evidence; for a finding also the case as code."""
-    title = Text.assemble((verdict.outcome.value.upper(), f"bold {STYLES[verdict.outcome]}"), f": {verdict.heading()}")
-    title.append(f", {verdict.seconds * 1000:.0f} ms")
-    console.print(title, soft_wrap=True)
-    for line in verdict.evidence():
-        console.print(Text(f"  {line}"), soft_wrap=True)
+    outcome = verdict.outcome.value.upper()
+    heading = f"{outcome}: {verdict.heading()}, {verdict.seconds * 1000:.0f} ms"
+    text = Text("\n".join(wrap_lines([heading, *(f"  {line}" for line in verdict.evidence())])))
+    text.stylize(f"bold {STYLES[verdict.outcome]}", 0, len(outcome))
+    console.print(text, soft_wrap=True)
     if verdict.outcome.is_finding:
         console.print(Text(verdict.code()), soft_wrap=True)

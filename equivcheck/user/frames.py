@@ -64,9 +64,9 @@ def _is_python(frame: _Frame) -> bool:
 
 def _lines(frame: _Frame) -> list[str]:
     file, line, function, code = frame
-    path = Path(file)
-    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    return [f"{shown}:{line}, in {function}", *([f"  {code.strip()}"] if code.strip() else [])]
+    with contextlib.suppress(OSError, ValueError):  # the current folder may be gone, or the file outside
+        file = str(Path(file).relative_to(Path.cwd()))
+    return [f"{file}:{line}, in {function}", *([f"  {code.strip()}"] if code.strip() else [])]
 
 
 @contextlib.contextmanager

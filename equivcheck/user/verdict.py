@@ -100,4 +100,4 @@ class UserVerdict(Judgement):
         return NotEquivalent(replace(self, diagnosis=LazyDiagnosis()).describe(), self.describe)
 
 
-_MORE = "more:  describe(verbose=True), or `equivcheck matrix -v`, shows all stacks"
+_MORE = "more:  verdict.describe(verbose=True) or `equivcheck matrix -v` has all stacks"

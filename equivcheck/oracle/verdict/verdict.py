@@ -14,7 +14,7 @@ from equivcheck.scenario import Scenario
 from equivcheck.scenario.case import Checkable
 from equivcheck.scenario.scenario import describe_case
 from equivcheck.system.choice import PrintableEnum
-from equivcheck.system.printable import escape_unprintable
+from equivcheck.system.printable import escape_unprintable, wrap_lines
 from equivcheck.worlds.call import Call
 from equivcheck.worlds.failure import Failure
 from equivcheck.worlds.trace.differences import Divergence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 CODE_WIDTH = 100
 """Maximum line length of code in a verdict."""
-AGAIN = "again: run the case below in @example(...), or as JSON with `equivcheck check FILE`"
+AGAIN = "again: run the case below in @example(...), or its JSON in `equivcheck check`"
 
 
 class Outcome(PrintableEnum):
@@ -127,9 +127,9 @@ class CaseVerdict(Judgement):
         return self.outcome is Outcome.EQUIVALENT and not self.undecided
 
     def describe(self) -> str:
-        """Verdict in at most ten lines, followed by the case as code."""
+        """Verdict in at most ten lines, wrapped to the terminal's width, then the case as code."""
         lines = [f"{self.outcome.value.upper()}: {self.heading()}", *(f"  {line}" for line in self.evidence())]
-        return "\n".join([*lines, self.code()])
+        return "\n".join([*wrap_lines(lines), self.code()])
 
     def code(self) -> str:
         """The case as formatted code, after the imports that it needs."""

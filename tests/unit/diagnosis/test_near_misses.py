@@ -150,7 +150,7 @@ def test_a_pattern_says_that_it_is_no_proof() -> None:
 
     assert verdict.diagnosis is not None
     assert (verdict.diagnosis.cause, verdict.diagnosis.exact) == (Cause.REDUCED_IN_LOWER_PRECISION, False)
-    assert "every element is representable in it (a pattern in the values, not a proof" in verdict.describe()
+    assert "every element is representable in it (a pattern in the values, not a proof" in verdict.diagnosis.sentence
 
 
 @pytest.mark.parametrize(("width", "cause"), [(1, None), (2, Cause.SCALED)], ids=["one element", "two elements"])

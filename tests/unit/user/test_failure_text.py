@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -231,6 +232,16 @@ HEADER = "Traceback (most recent call last):\n"
 def test_the_deepest_frame_of_the_user_is_found(stack: str, lines: list[str]) -> None:
     """A library's frame below it follows. torch's frames count only if there is nothing else."""
     assert place_lines(stack) == lines
+
+
+def test_files_in_the_current_folder_have_short_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """If the folder is gone, the full name is shown."""
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    assert place_lines(frame(str(folder / "a.py"), 1, "f")) == ["a.py:1, in f"]
+    folder.rmdir()
+    assert place_lines(frame(str(folder / "a.py"), 1, "f")) == [f"{folder}/a.py:1, in f"]
 
 
 def test_errors_that_differ_are_not_said_of_all_ranks() -> None:
