@@ -149,11 +149,15 @@ def held_indices(diverged: DivergedTraining, name: str, axis: str, dim: int) -> 
 
 
 def initial_values(diverged: DivergedTraining) -> TensorsByName:
-    """Return the full parameters with which ranks start; NaN where no rank holds an element."""
+    """Return the full parameters with which ranks start; NaN where no rank holds an element.
+
+    Shards with an unknown position are left out.
+    """
     found: TensorsByName = {}
+    shapes = {piece.name: piece.shape for piece in diverged.single.steps[0].parameters.pieces}
     for initial in reversed(diverged.initial):
         for piece, values in values_by_piece(initial):
-            if piece.name and values is not None:
+            if values is not None and shapes.get(piece.name) == piece.shape:
                 fill(found.setdefault(piece.name, np.full(piece.shape, np.nan)), piece, values)
     return found
 

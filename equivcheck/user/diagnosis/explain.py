@@ -13,7 +13,7 @@ from equivcheck.oracle.verdict.cause import Cause, Diagnosis
 from equivcheck.user.diagnosis.catalogue.addends import wrong_addends
 from equivcheck.user.diagnosis.catalogue.attention import wrong_masks
 from equivcheck.user.diagnosis.catalogue.clipping import wrong_clippings
-from equivcheck.user.diagnosis.catalogue.components import components_misread, fused_as_one_block
+from equivcheck.user.diagnosis.catalogue.components import fused_as_one_block, wrong_components
 from equivcheck.user.diagnosis.catalogue.data import wrong_losses, wrong_rows
 from equivcheck.user.diagnosis.catalogue.layers import wrong_positions, wrong_splits
 from equivcheck.user.diagnosis.catalogue.microbatches import wrong_accumulations
@@ -41,7 +41,7 @@ Wrong = Callable[[DivergedTraining, StepFacts], Iterator[Mistake]]
 
 CATALOGUE: tuple[tuple[Wrong, tuple[Phase, ...]], ...] = (
     (wrong_losses, (Phase.LOSS,)),
-    (components_misread, (*COMPUTED, *UPDATED)),
+    (wrong_components, (*COMPUTED, *UPDATED)),
     (wrong_start, (*COMPUTED, *UPDATED)),
     (wrong_rows, (*COMPUTED, *UPDATED, Phase.BUFFER)),
     (missing_gradients, (Phase.GRADIENT,)),

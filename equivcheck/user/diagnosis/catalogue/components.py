@@ -16,6 +16,7 @@ from torch.func import functional_call
 
 from equivcheck.diagnosis.words import join_words, tensors
 from equivcheck.oracle.verdict.cause import Cause
+from equivcheck.user.diagnosis.catalogue.parameters import start_as_ranks
 from equivcheck.user.diagnosis.diverged import DivergedTraining, held_indices, initial_values, parameters_by_name, split_dim
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 from equivcheck.user.diagnosis.mistake import Mistake, StepFacts
@@ -124,33 +125,40 @@ class _Reordered:
             self.module.forward = self
 
 
-def components_misread(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield correct ranks that hold parts of components, although the user's `cuts` describe one block."""
+def wrong_components(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
+    """Yield ranks that hold components although the user's `cuts` describe one block, and the other way round."""
     right = {name: value.detach().double().numpy() for name, value in parameters_by_name(build_model(diverged.task)).items()}
     found = initial_values(diverged) if diverged.task.cuts is not None else {}
     wrong = [name for name, values in found.items() if name in right and not np.array_equal(values, right[name])]
     for axis in diverged.same_row_axes if wrong else ():
-        num_ranks, dims = diverged.size((axis,)), {name: split_dim(diverged, name, axis) for name in wrong}
-        sizes = {name: _sizes_that_fit(found[name], right[name], dim, num_ranks) for name, dim in dims.items()}
-        if all(sizes.values()):
+        num_ranks = diverged.size((axis,))
+        dims = {name: dim for name in wrong if (dim := split_dim(diverged, name, axis)) is not None}
+        for is_block in (False, True):
+            sizes = {name: _sizes_that_fit(found[name], right[name], dim, num_ranks, is_block) for name, dim in dims.items()}
+            if len(dims) < len(wrong) or not all(sizes.values()):
+                continue
+            if is_block:
+                words = f"{diverged.ranks_text((axis,))} split {tensors(wrong)} as one block, but `cuts` describes components: "
+                yield Mistake(Cause.PERMUTED, f"{words}split each component by itself", partial(start_as_ranks, diverged))
+                continue
             first, own = wrong[0], sizes[wrong[0]]
             entry = {first: ((dims[first], axis, len(own) if len(set(own)) == 1 else own),)}
             words = f"your ranks split each component of {tensors(wrong)}, but `cuts` describes one block: pass cuts={entry}"
             words += ", and the same for the others" if len(wrong) > 1 else ""
-            orders = {
-                name: _Order(dim=dim, indices=order_in_blocks(sizes[name], num_ranks).argsort())
-                for name, dim in dims.items()
-                if dim is not None
-            }
+            orders = {name: _Order(dim=dim, indices=_misread(sizes[name], num_ranks)) for name, dim in dims.items()}
             yield Mistake(Cause.PERMUTED, words, partial(_read_reordered, orders=orders))
 
 
-def _sizes_that_fit(found: np.ndarray, right: np.ndarray, dim: int | None, num_ranks: int) -> tuple[int, ...]:
-    """Components whose parts explain initial values read as one block; empty if none do."""
-    for sizes in component_sizes(right.shape[dim], num_ranks) if dim is not None else ():
-        if np.array_equal(found, right.take(order_in_blocks(sizes, num_ranks).argsort().numpy(), dim)):
-            return sizes
-    return ()
+def _misread(sizes: Sequence[int], num_ranks: int) -> torch.Tensor:
+    """Index in the components, for each index in blocks: the inverse of `order_in_blocks`."""
+    return order_in_blocks(sizes, num_ranks).argsort()
+
+
+def _sizes_that_fit(found: np.ndarray, right: np.ndarray, dim: int, num_ranks: int, is_block: bool) -> tuple[int, ...]:
+    """Components that explain initial values if they are read as one block, or a block read as components; empty if none do."""
+    order = order_in_blocks if is_block else _misread
+    fitting = component_sizes(right.shape[dim], num_ranks)
+    return next((sizes for sizes in fitting if np.array_equal(found, right.take(order(sizes, num_ranks).numpy(), dim))), ())
 
 
 def _read_reordered(ranks: EmulatedUserRanks, *, orders: Orders) -> None:

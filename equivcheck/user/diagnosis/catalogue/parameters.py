@@ -43,14 +43,15 @@ def wrong_start(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mista
         if all(_is_permuted(found[name], right[name]) for name in names):
             cause = Cause.PERMUTED
             words = f"{who} with the elements of {tensors(names)} in wrong places: wrong order, or wrong dim"
-        yield Mistake(cause, words, lambda emulated: _start_there(diverged, emulated))
+        yield Mistake(cause, words, partial(start_as_ranks, diverged))
 
 
 def _is_permuted(found: np.ndarray, right: np.ndarray) -> bool:
     return not np.array_equal(found, right) and np.array_equal(np.sort(found, axis=None), np.sort(right, axis=None))
 
 
-def _start_there(diverged: DivergedTraining, ranks: EmulatedUserRanks) -> None:
+def start_as_ranks(diverged: DivergedTraining, ranks: EmulatedUserRanks) -> None:
+    """Give emulated ranks the initial parameters of the real ones."""
     for own, initial in zip(ranks.parameters, diverged.initial, strict=True):
         for piece, values in values_by_piece(initial):
             if values is not None and piece.name in own and tuple(own[piece.name].shape) == piece.shape:

@@ -135,6 +135,17 @@ def test_cuts_without_components_are_named(sizes: tuple[int, ...], components: A
     check(sizes, by_component=True, components=components).assert_equivalent()
 
 
+@pytest.mark.parametrize(("sizes", "components"), [((4, 4), 2), ((8, 4, 4), (8, 4, 4))])
+def test_a_block_that_cuts_describes_as_components_is_named(sizes: tuple[int, ...], components: Any) -> None:
+    """The user's `cuts` are right, and the ranks are not."""
+    verdict = check(sizes, by_component=False, components=components)
+    assert verdict.kinds == (Cause.PERMUTED,)
+    assert verdict.cause == (
+        "the 2 tp ranks split `layers.0.fused.weight` and `layers.0.fused.bias` as one block, but `cuts` describes components: "
+        "split each component by itself"
+    )
+
+
 class _Concatenate(torch.autograd.Function):
     """All ranks' rows, one rank after the other; in backward, this rank's rows."""
 
