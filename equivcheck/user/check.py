@@ -98,9 +98,9 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     :param full_tensors: Called with the module on each rank. Returns full tensors by name. Needed if parameters are plain shards
         with an irregular layout.
     :param cuts: Layout of parameters that are plain shards, neither DTensor nor FSDP: ``{name: ((dim, axis), ...)}``. A name may
-        be a pattern; the first match counts. Shards are chunks as `torch.chunk` makes them, split along outer axes first. If each
-        component of a fused dim is split by itself, such as query, key and value, add their number, ``(dim, axis, 3)``, or their
-        sizes, ``(dim, axis, (8, 4, 4))``.
+        be a pattern; the first match counts. Shards are chunks as `torch.chunk` makes them, split along outer axes first. If
+        ranks split each component of a fused dim, such as query, key and value, add the number of components,
+        ``(dim, axis, 3)``, or their sizes, ``(dim, axis, (8, 4, 4))``.
     :param dtype: Model and batches are converted to this type. None leaves them unchanged; tolerances follow their own types.
     :param precision: Precision that ranks round to, so that the single-device run rounds at the same points: a `LowPrecision` for
         autocast (applied here around forward and loss unless you pass `step`; needs `dtype=torch.float32` or None), a

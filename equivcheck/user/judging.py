@@ -114,7 +114,9 @@ def _judged(verdict: UserVerdict, original: SingleDeviceRun, result: RanksResult
     missing = missing_evidence(original.task, changes_parameters=original.changes_parameters)
     if original.task.precision is not None and verdict.outcome is Outcome.EQUIVALENT:
         apart = case.apart_in_parts
-        missing = missing or (f"{apart}, so agreement with these parts, as precision= compares, proves nothing" if apart else "")
+        missing = missing or (
+            f"{apart}, so agreement under precision=, which compares with these parts, proves nothing" if apart else ""
+        )
     if verdict.outcome is Outcome.EQUIVALENT and missing:
         return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=missing)
     if doubt is not None and doubt.step:

@@ -71,6 +71,8 @@ FACTORS = (Cause.SCALED, Cause.NOT_UNSCALED)
 """Causes that stand for any constant factor. They are dropped if another cause fits."""
 OTHER_ROWS = (Cause.MEAN_OF_MEANS, Cause.SAME_ROWS)
 """Causes that each candidate on the ranks' own rows repeats, so no such candidate is reported in addition to them."""
+SAME_MEANING = ({Cause.REPLICAS_IN_NORM, Cause.ANOTHER_NORM}, {Cause.HYPERPARAMETER, Cause.DECAY_EVERYWHERE})
+"""Causes that are one mistake in different words. Only the first that fits is reported."""
 MOST = 2
 """Maximum number of reported causes."""
 
@@ -141,12 +143,18 @@ def _fits(diverged: DivergedTraining, facts: StepFacts) -> list[Mistake]:
     for candidate in candidates:
         if clock.seconds > LONGEST_SECONDS or len(found) == MOST:
             break
-        named = {each.cause for each in found}
-        if candidate.cause in (*named, *(FACTORS if found else ())) or (candidate.own_rows and not named.isdisjoint(OTHER_ROWS)):
-            continue
-        if _reproduces(diverged, candidate, facts):
+        if _says_more(candidate, {each.cause for each in found}) and _reproduces(diverged, candidate, facts):
             found.append(candidate)
     return found
+
+
+def _says_more(candidate: Mistake, found: set[Cause]) -> bool:
+    """Whether a candidate says something else than the causes already found."""
+    if not found:
+        return True
+    if candidate.own_rows and not found.isdisjoint(OTHER_ROWS):
+        return False
+    return candidate.cause not in found.union(FACTORS, *(alike for alike in SAME_MEANING if found & alike))
 
 
 def _reproduces(diverged: DivergedTraining, candidate: Mistake, facts: StepFacts) -> bool:

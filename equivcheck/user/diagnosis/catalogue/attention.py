@@ -23,11 +23,11 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 
 def wrong_masks(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
     """Yield attention across documents, and masks with a rank's own positions for each axis whose ranks have the same rows."""
-    words = "attention crosses the borders of packed documents: positions also see those of other documents in their row"
+    words = "attention crosses the borders of packed documents: a position also attends to other documents in its row"
     yield Mistake(Cause.ATTENTION_MASK, words, partial(_change_masks, change=without_documents))
     for axis in diverged.same_row_axes:
         count, where = diverged.size((axis,)), diverged.ranks_text((axis,))
-        words = f"attention sees only the rank's own positions along {axis}: keys and values of the other ranks are missing"
+        words = f"each rank's attention sees only its own positions: keys and values of the other {axis} ranks are missing"
         yield Mistake(Cause.ATTENTION_MASK, words, partial(_change_masks, change=partial(within_ranks, count=count)))
         words = f"each of {where} applies the attention mask as if its own positions were the first"
         yield Mistake(Cause.ATTENTION_MASK, words, partial(_change_masks, change=partial(from_first_position, count=count)))

@@ -64,12 +64,12 @@ def _over_some_axes(diverged: DivergedTraining) -> Iterator[Mistake]:
         words = f"the total norm is reduced over {diverged.ranks_text(kept)} only" if kept else words
         yield _by(Cause.LOCAL_NORM, words, partial(_local, axes=kept))
     for axes in subsets:
+        words = f"the total norm counts gradients replicated over {diverged.ranks_text(axes)} once per rank"
+        yield _by(Cause.REPLICAS_IN_NORM, words, partial(_counting_replicas, axes=axes))
+    for axes in subsets:
         for way, words in _COMBINED:
             sentence = f"the local norms on {diverged.ranks_text(axes)} are {words}"
             yield _by(Cause.ANOTHER_NORM, sentence, _combined(axes, way))
-    for axes in subsets:
-        words = f"the total norm counts gradients replicated over {diverged.ranks_text(axes)} once per rank"
-        yield _by(Cause.REPLICAS_IN_NORM, words, partial(_counting_replicas, axes=axes))
 
 
 def _held(ranks: EmulatedUserRanks, gradients: Gradients, holders: Sequence[int]) -> list[torch.Tensor]:

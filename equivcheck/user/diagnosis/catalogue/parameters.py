@@ -21,7 +21,7 @@ from equivcheck.worlds.trace.differences import Difference, Phase
 from equivcheck.worlds.trace.pieces import fill, select_piece, values_by_piece
 from equivcheck.worlds.trace.trace import Snapshot
 
-SYNC_OFF = "as FSDP2 leaves them while its gradient sync is off (`set_requires_gradient_sync(False)`)"
+SYNC_OFF = "as FSDP2 leaves gradients while their sync is off (`set_requires_gradient_sync(False)`)"
 
 
 def wrong_start(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:

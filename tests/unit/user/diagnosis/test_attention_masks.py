@@ -85,7 +85,10 @@ def batches() -> list[Any]:
     ("sees", "cause"),
     [
         (lambda visible: CAUSAL.expand(visible.shape), "attention crosses the borders of packed documents"),
-        (partial(within_ranks, count=2), "attention sees only the rank's own positions along cp"),
+        (
+            partial(within_ranks, count=2),
+            "each rank's attention sees only its own positions: keys and values of the other cp ranks",
+        ),
         (partial(from_first_position, count=2), "each of the 2 cp ranks applies the attention mask as if its own positions were"),
         (lambda visible: visible & (torch.rand(visible.shape) > 2) | torch.eye(LENGTH, dtype=torch.bool), ""),
     ],

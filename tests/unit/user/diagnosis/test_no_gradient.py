@@ -16,7 +16,7 @@ from equivcheck import check_training
 from equivcheck.oracle.verdict.cause import Cause
 from unit.user.programs import brought
 
-SYNC = ", as FSDP2 leaves them while its gradient sync is off (`set_requires_gradient_sync(False)`)"
+SYNC = ", as FSDP2 leaves gradients while their sync is off (`set_requires_gradient_sync(False)`)"
 
 
 def model() -> nn.Module:

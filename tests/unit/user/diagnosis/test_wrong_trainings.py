@@ -88,7 +88,16 @@ def test_two_causes_that_fit_are_both_named() -> None:
     assert divided_twice == "the gradient is divided by the number of microbatches twice"
 
 
-@pytest.mark.parametrize(("name", "kind"), [("summed_again", Cause.SUMMED), ("same_rows", Cause.SAME_ROWS)], ids=str)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("summed_again", Cause.SUMMED),
+        ("same_rows", Cause.SAME_ROWS),
+        ("replicas_in_norm", Cause.REPLICAS_IN_NORM),
+        ("lost_decay_group", Cause.HYPERPARAMETER),
+    ],
+    ids=str,
+)
 def test_no_other_words_for_the_same_mistake_follow(name: str, kind: Cause) -> None:
     """A layer that is not split is not called row-wise, and equal rows are not wrong parts as well."""
     verdict = check_training(**ALL[name].brought)
