@@ -50,7 +50,10 @@ def stack_lines(failure: Failure) -> Iterator[str]:
 
 def _why_hung(failure: Failure) -> str:
     summary = failure.summary.removesuffix(f" ({failure.remark})").removesuffix(f"; {failure.remark}")
-    return _short_groups(summary) if failure.kind is FailureKind.MISMATCH else summary.partition(": rank ")[0]
+    if failure.kind is FailureKind.MISMATCH:
+        return _short_groups(summary)
+    why = summary.partition(": rank ")[0]
+    return f"the run was given up: {why}" if failure.kind is FailureKind.TIMEOUT else why
 
 
 def _what(report: RankReport, *, is_plural: bool = False) -> str:

@@ -80,24 +80,23 @@ def module_in_errors(names: TensorNames, module: nn.Module) -> Iterator[None]:
     except EquivCheckError:
         raise
     except Exception as error:
-        found = _module_of(error, {id(part): (name, part) for name, part in names.all_modules(module)})
-        if found is not None:
-            name, part = found
-            kind = type(part).__name__
-            with contextlib.suppress(Exception):  # an exception may refuse attributes
-                error.add_note(f"in your module {name} ({kind})" if name else f"in your model ({kind})")
+        with contextlib.suppress(Exception):  # an exception may refuse notes, and must arrive in any case
+            _add_module(error, {id(part): (name, part) for name, part in names.all_modules(module)})
         raise
 
 
-def _module_of(error: Exception, modules: dict[int, tuple[str, nn.Module]]) -> tuple[str, nn.Module] | None:
-    """The deepest module whose forward or hook ran. Modules to be parallelized by torch count, too."""
+def _add_module(error: Exception, modules: dict[int, tuple[str, nn.Module]]) -> None:
+    """Add the deepest module whose forward or hook ran. Modules to be parallelized by torch count, too."""
     found = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_code.co_name in _CALLS:
             found = modules.get(id(frame.f_locals.get("self")), found)
         elif _is_in((frame.f_code.co_filename,), _PARALLEL):
             found = modules.get(id(frame.f_locals.get("module")), found)
-    return found
+    if found is not None:
+        name, part = found
+        kind = type(part).__name__
+        error.add_note(f"in your module {name} ({kind})" if name else f"in your model ({kind})")
 
 
 def module_in(stack: str) -> str:

@@ -140,6 +140,7 @@ def test_a_rank_that_runs_for_ever_is_shown_where_it_runs(world: str) -> None:
 
     verdict = check_training(**brought(parallelize=computing_for_ever), deadline=0.5, world=world)
     assert verdict.outcome is Outcome.HUNG
+    assert "  the run was given up: nothing but computing for 0.5 s of CPU time\n" in verdict.describe()
     assert "rank 1 still runs\n" in verdict.describe()
     assert "in computing_for_ever" in verdict.describe()
 
