@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -111,6 +112,17 @@ class Task:
             raise invalid(f"dtype {self.dtype!r}", "it is not a floating-point type", "a type such as torch.float64, or None")
         if not self.batches:
             raise invalid("batches []", "it is empty", "at least one batch, one per step")
+
+    def with_new_optimizers(self, act: Callable[[Any], None]) -> Task:
+        """Return a task that calls a function with each new optimizer."""
+
+        def build(parameters: list[Any]) -> Any:
+            optimizer = self.optimizer(parameters)
+            act(optimizer)
+            return optimizer
+
+        # The wrapper has the user's signature, which may ask for named parameters.
+        return replace(self, optimizer=functools.update_wrapper(build, self.optimizer, updated=()))
 
     @property
     def axis_names(self) -> tuple[str, ...]:

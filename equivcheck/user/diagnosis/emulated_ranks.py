@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -123,23 +123,19 @@ class EmulatedUserRanks:
     def _train_one(self, rank: int, num_steps: int) -> UserTrace:
         self._local.rank = rank
         loss = self.wraps_loss(rank, self.task.loss)
-        optimizer = functools.partial(self._with_hooks, rank)
-        functools.update_wrapper(optimizer, self.task.optimizer, updated=())  # the same signature, which may ask for names
-        task = replace(self.task, optimizer=optimizer, loss=loss)
+        task = replace(self.task, loss=loss).with_new_optimizers(partial(self._add_hooks, rank))
         reader = Reader(TensorNames(self.models[rank]), self.models[rank])
         with one_thread():
             batches = [convert_batch(batch, task.dtype) for batch in self.batches[rank][:num_steps]]
             trace = train(task, reader, batches, self._step_of(rank), self.scale)
         return self._as_reported(self.reads(trace), self.diverged.traces[rank])
 
-    def _with_hooks(self, rank: int, parameters: list[Any]) -> Optimizer:
-        optimizer: Optimizer = self.task.optimizer(parameters)
+    def _add_hooks(self, rank: int, optimizer: Optimizer) -> None:
         for each in optimizers_in(optimizer):
             each.register_step_pre_hook(lambda *_: self._call_events(self.before_reading, rank))
         self.optimizers[rank] = optimizer
         for change in self.built:
             change(rank, optimizer)
-        return optimizer
 
     def _step_of(self, rank: int) -> Any:
         own = self.task.step or default_step(self.task)

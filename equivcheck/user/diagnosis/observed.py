@@ -6,11 +6,9 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
-
-from torch import nn
 
 from equivcheck.user.batches import convert_batch, rank_batch
 from equivcheck.user.diagnosis.interception import intercept_backward
@@ -85,8 +83,7 @@ def _observed(task: Task, reader: Reader, batches: list[Any], counts: Counter[in
     settings: list[Settings] = []
     own = (task.rank_step if is_rank else task.step) or default_step(task)
 
-    def build(parameters: list[nn.Parameter]) -> Any:
-        optimizer = task.optimizer(parameters)
+    def observe(optimizer: Any) -> None:
         every = optimizers_in(optimizer)
 
         def record(*_: Any) -> None:
@@ -95,7 +92,6 @@ def _observed(task: Task, reader: Reader, batches: list[Any], counts: Counter[in
         for each in every:
             if has_hooks(each):
                 each.register_step_pre_hook(record)
-        return optimizer
 
     def take_step(*arguments: Any) -> Any:
         before = counts[threading.get_ident()]
@@ -104,5 +100,5 @@ def _observed(task: Task, reader: Reader, batches: list[Any], counts: Counter[in
         passes.append(counts[threading.get_ident()] - before)
         return value
 
-    train(replace(task, optimizer=build), reader, batches, take_step, task.loss_scale if is_rank else 1.0)
+    train(task.with_new_optimizers(observe), reader, batches, take_step, task.loss_scale if is_rank else 1.0)
     return ObservedRun(num_backward=passes[0], settings=tuple(settings))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.tensor import DTensor
 
 from equivcheck.diagnosis.words import gradients
@@ -133,19 +132,18 @@ def _reducing_rank(task: Task, reductions: dict[str, Reduction], first: int) -> 
             if id(parameter) in ids:
                 _reduce(parameter, [mesh.get_group(axis) for axis in reduction.axes], reduction.divisor)
 
-    def build(parameters: list[nn.Parameter]) -> Any:
-        optimizer = task.optimizer(parameters)
+    def hook(optimizer: Any) -> None:
         for each in optimizers_in(optimizer):
             if has_hooks(each):
                 each.register_step_pre_hook(reduce)
-        return optimizer
 
     def step(*arguments: Any) -> Any:
         steps.append(len(steps))
         return own(*arguments)
 
     batches = [rank_batch(task, convert_batch(batch, task.dtype), mesh) for batch in task.batches]
-    return train(replace(task, optimizer=build), rank_reader(task, names, module, mesh), batches, step, task.loss_scale)
+    reader = rank_reader(task, names, module, mesh)
+    return train(task.with_new_optimizers(hook), reader, batches, step, task.loss_scale)
 
 
 @torch.no_grad()
