@@ -13,6 +13,7 @@ from equivcheck.layouts.composition.running import RanksResult
 from equivcheck.oracle.judge import ExpectedRun, judge, judge_failure
 from equivcheck.oracle.reference.noise import Expected
 from equivcheck.oracle.reference.reference import Reference
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.oracle.verdict.sentences import sentence
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.system.tally import record_check
@@ -110,7 +111,8 @@ def _judged(verdict: UserVerdict, original: SingleDeviceRun, result: RanksResult
         return _with_diagnosis(verdict, verdict.divergence, case, result, check_again)
     other = case.other_settings
     if other is not None:
-        return replace(verdict, outcome=Outcome.DIVERGED, reason=sentence(other), divergence=other)
+        diagnosis = LazyDiagnosis(result=_about_setting(other) if check_again is not None else None)
+        return replace(verdict, outcome=Outcome.DIVERGED, reason=sentence(other), divergence=other, diagnosis=diagnosis)
     missing = missing_evidence(original.task, changes_parameters=original.changes_parameters)
     if original.task.precision is not None and verdict.outcome is Outcome.EQUIVALENT:
         apart = case.apart_in_parts
@@ -162,6 +164,12 @@ _ABOUT_FULL_BATCH = (
     "part would be a closer reference, but they give other values on one device ({where}), because your loss or a layer is not a "
     "mean over rows. Check this training in float64, without precision="
 )
+
+
+def _about_setting(found: Divergence) -> UserDiagnosis:
+    name, _, key = found.tensor.rpartition("/")
+    cause = f"after the last step, {key} is {found.actual}, not {found.expected}, for `{name}`"
+    return UserDiagnosis(cause=cause, kinds=(Cause.HYPERPARAMETER,))
 
 
 _ABOUT_SHARDS = (

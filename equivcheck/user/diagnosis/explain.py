@@ -23,6 +23,7 @@ from equivcheck.user.diagnosis.catalogue.reductions import wrong_reductions
 from equivcheck.user.diagnosis.catalogue.settings import wrong_settings
 from equivcheck.user.diagnosis.catalogue.stale import stale_values
 from equivcheck.user.diagnosis.catalogue.updates import wrong_updates
+from equivcheck.user.diagnosis.catalogue.weights import wrong_weights
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 from equivcheck.user.diagnosis.mistake import Mistake, StepFacts
@@ -53,6 +54,7 @@ CATALOGUE: tuple[tuple[Wrong, tuple[Phase, ...]], ...] = (
     (fused_as_one_block, (Phase.LOSS,)),
     (wrong_masks, (Phase.LOSS,)),
     (wrong_accumulations, COMPUTED),
+    (wrong_weights, COMPUTED),
     (local_statistics, UPDATED),
     (stale_values, (*COMPUTED, *UPDATED)),
     (wrong_settings, (*COMPUTED, *UPDATED)),

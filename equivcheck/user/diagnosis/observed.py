@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from equivcheck.user.diagnosis.diverged import DivergedTraining
 
 
+FLAGS = ("amsgrad", "decoupled_weight_decay", "maximize", "nesterov")
+"""Optimizer flags that change values. Others select an implementation."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedRun:
     """A run's backward passes and optimizer settings."""
@@ -87,7 +91,7 @@ def _observed(task: Task, reader: Reader, batches: list[Any], counts: Counter[in
         every = optimizers_in(optimizer)
 
         def record(*_: Any) -> None:
-            settings[-1] = settings_of(every, reader.slots())
+            settings[-1] = settings_of(every, reader.slots(), FLAGS)
 
         for each in every:
             if has_hooks(each):

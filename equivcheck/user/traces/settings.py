@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,9 +47,16 @@ class UserTrace(Trace):
     """State that was saved, or that was there after loading; None without a checkpoint."""
 
 
-def settings_of(optimizers: Sequence[torch.optim.Optimizer], slots: Sequence[Slot]) -> Settings:
-    """Return each parameter's settings. Parameters in one group share one dict. An inner optimizer's replace the outer one's."""
-    groups = [(group["params"], dict(_numbers(group))) for optimizer in optimizers for group in optimizer.param_groups]
+def settings_of(optimizers: Sequence[torch.optim.Optimizer], slots: Sequence[Slot], flags: Collection[str] = ()) -> Settings:
+    """Return each parameter's settings. Parameters in one group share one dict. An inner optimizer's replace the outer one's.
+
+    `flags` names settings that are True or False, given as 1 and 0.
+    """
+    groups = [
+        (group["params"], dict(_numbers(group)) | {key: float(group[key]) for key in flags if isinstance(group.get(key), bool)})
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+    ]
     found = {id(parameter): numbers for parameters, numbers in groups for parameter in parameters}
     return {piece.name: found[id(slot.parameter)] for slot in slots for piece in slot.pieces if id(slot.parameter) in found}
 

@@ -102,6 +102,7 @@ def test_a_rate_that_no_step_has_read_yet_is_compared(on: int | None) -> None:
     assert found is not None, verdict.describe()
     assert (found.step, found.phase, found.tensor, found.rank) == (STEPS - 1, Phase.STATE, "0.weight/lr", on or 0)
     assert float(found.actual) == 2 * float(found.expected)
+    assert verdict.cause == "after the last step, lr is 0.005, not 0.0025, for `0.weight`"
 
 
 @pytest.mark.parametrize("name", ["weight_decay", "betas"])

@@ -12,7 +12,7 @@ from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 from equivcheck.user.diagnosis.mistake import Mistake
-from equivcheck.user.diagnosis.observed import observed_device, observed_ranks
+from equivcheck.user.diagnosis.observed import FLAGS, observed_device, observed_ranks
 from equivcheck.user.diagnosis.turns import NotTogether
 from equivcheck.user.traces.optimizers import optimizers_in
 from equivcheck.user.traces.settings import Settings
@@ -50,7 +50,8 @@ def settings_at_steps(diverged: DivergedTraining) -> Iterator[Mistake]:
     schedule = _schedule(diverged, expected, actual)
     whose = "" if len(names) == len(single[step]) else f" for {tensors(names)}"
     where = "" if len(wrong) == len(runs) else f" on {name_ranks(list(wrong))}"
-    words = f"at step {step}, {key} is {actual[step]:g}, not {expected[step]:g}{whose}{where}{schedule and ': '}{schedule}"
+    wrong_value, right_value = (bool(each[step]) if key in FLAGS else f"{each[step]:g}" for each in (actual, expected))
+    words = f"at step {step}, {key} is {wrong_value}, not {right_value}{whose}{where}{schedule and ': '}{schedule}"
     yield Mistake(Cause.SCHEDULE if schedule else Cause.HYPERPARAMETER, words, partial(_set_at_steps, runs=runs))
 
 
@@ -97,6 +98,6 @@ def _set_at_steps(ranks: EmulatedUserRanks, *, runs: list[Steps]) -> None:
                     values[int(index)] = value
                     group[name] = type(group[name])(values)
                 elif name in group:
-                    group[name] = value
+                    group[name] = bool(value) if name in FLAGS else value
 
     ranks.before_update.append(set_all)

@@ -46,6 +46,8 @@ IN_EACH_RUN = (
     "clipped_in_two_calls",
     "chunks_or_ranks",
     "rows_of_nobody",
+    "microbatch_weights",
+    "amsgrad_forgotten",
 )
 """A few mistakes per kind. The torch environments run all."""
 

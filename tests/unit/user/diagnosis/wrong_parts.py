@@ -11,8 +11,19 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from unit.user.diagnosis.wrong_trainings import MAX_NORM, Wrong, averaged, by_hand, nothing, rank, sgd, step_of, two_microbatches
-from unit.user.programs import batches, brought
+from unit.user.diagnosis.wrong_trainings import (
+    MAX_NORM,
+    Wrong,
+    averaged,
+    by_hand,
+    nothing,
+    on_ranks,
+    rank,
+    sgd,
+    step_of,
+    two_microbatches,
+)
+from unit.user.programs import adam, batches, brought
 
 
 def three_microbatches() -> list[Any]:
@@ -144,6 +155,24 @@ def clipped_by_norm(factor: float, parameters: list[torch.Tensor]) -> None:
     nn.utils.clip_grads_with_norm_(parameters, MAX_NORM, norm * factor)
 
 
+def weighted(weights: tuple[float, ...]) -> Callable[..., Any]:
+    """A step whose microbatches have weights, which change from step to step."""
+
+    def step(model: nn.Module, batch: Any, optimizer: Any, loss: Any) -> Any:
+        optimizer.zero_grad()
+        total, own = 0.0, [weight + float(batch[0][0][0, 0] > 0) for weight in weights]
+        for weight, (inputs, targets) in zip(own, batch, strict=True):
+            value = loss(model(inputs), targets) * weight / sum(own)
+            value.backward()
+            total += float(value.detach())
+        if dist.is_initialized():
+            averaged(list(model.parameters()))
+        optimizer.step()
+        return total
+
+    return step
+
+
 def chunked(model: nn.Module, batch: Any, optimizer: Any, loss: Any) -> Any:
     """Run three backward passes without a division."""
     optimizer.zero_grad()
@@ -257,6 +286,28 @@ PARTS: dict[str, Wrong] = {
         "counts gradients replicated over the 2 dp ranks once per rank",
         clips=partial(clipped_by_norm, 2**0.5),
         of_one=step_of(reduce=nothing, clips=partial(clipped_by_norm, 1.0)),
+    ),
+    "microbatch_weights": Wrong(
+        says="microbatches have other weights in loss and gradients than on one device: at step 0, microbatch 0 counts",
+        brought=brought(
+            mesh={"tp": 2},
+            batches=three_microbatches(),
+            parallelize=unwrapped,
+            step=weighted((1.0, 1.0, 1.0)),
+            rank_step=weighted((1.0, 2.0, 3.0)),
+        ),
+    ),
+    "amsgrad_forgotten": by_hand(
+        "at step 0, amsgrad is False, not True",
+        changes={"optimizer": on_ranks(adam, partial(torch.optim.Adam, lr=0.01, amsgrad=True))},
+    ),
+    "decay_coupled": by_hand(
+        "at step 0, decoupled_weight_decay is False, not True",
+        changes={
+            "optimizer": on_ranks(
+                partial(torch.optim.Adam, lr=0.01, weight_decay=0.1), partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1)
+            )
+        },
     ),
     "rows_of_nobody": Wrong(
         says="the optimizer does not update row 0 of `0.weight`",
