@@ -19,7 +19,7 @@ from equivcheck.diagnosis.evidence import Evidence
 from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.reference.reference import Reference
 from equivcheck.user.batches import convert_batch, microbatches, rank_batch
-from equivcheck.user.diagnosis.observed import observed_ranks
+from equivcheck.user.diagnosis.observed import observed_device, observed_ranks
 from equivcheck.user.ranks import rank_module, rank_reader
 from equivcheck.user.task import Task
 from equivcheck.user.traces.names import TensorNames
@@ -66,11 +66,22 @@ class DivergedTraining(Evidence):
         return {number: " or of ".join(words) for number, words in counts.items()}
 
     def call_counts(self, known: int) -> list[tuple[int, str]]:
-        """Return how many microbatches and backward passes a step has, with names; without the `known` number."""
+        """Return how many microbatches, backward passes and calls a step has, with names; without the `known` number."""
         passes = max((run.num_backward for run in observed_ranks(self)), default=1)
         named = [(self.num_microbatches, f"the {self.num_microbatches} microbatches")]
         named += [(passes, f"the {passes} backward passes in a rank's step")] * (passes != self.num_microbatches)
-        return [(number, words) for number, words in named if number not in (1, known)]
+        named += [each for each in self._repeated_calls() if each[0] * observed_device(self).num_backward != passes]
+        return [(number, words) for number, words in named if number > 1 and number != known]
+
+    def _repeated_calls(self) -> list[tuple[int, str]]:
+        """The outermost module that every rank calls several times as often as one device, with that number."""
+        single, runs = observed_device(self).calls, [run.calls for run in observed_ranks(self)]
+        for name, count in single.items():
+            times = {run[name] / count for run in runs if name in run}
+            if len(times) == 1 and (number := times.pop()) > 1 and number.is_integer():
+                module = f"`{name}`" if name else "the model"
+                return [(int(number), f"a rank's calls of {module} for each call on one device")]
+        return []
 
     @property
     def num_microbatches(self) -> int:

@@ -1,11 +1,12 @@
-"""Run a training once more and record its backward passes, and the optimizer settings at each update."""
+"""Run a training once more and record backward passes, module calls, and the optimizer settings at each update."""
 
 from __future__ import annotations
 
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -35,12 +36,14 @@ FLAGS = ("amsgrad", "decoupled_weight_decay", "maximize", "nesterov")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedRun:
-    """A run's backward passes and optimizer settings."""
+    """A run's backward passes, module calls and optimizer settings."""
 
     num_backward: int
     """Backward passes in the first step."""
     settings: tuple[Settings, ...]
     """Optimizer settings at each step's update; empty for a step without an update."""
+    calls: Mapping[str, int]
+    """Calls of each module in the first step, by name; those under activation checkpointing count again."""
 
 
 @lru_cache(maxsize=2)
@@ -83,6 +86,7 @@ def _observed_rank(task: Task, counts: Counter[int]) -> ObservedRun:
 
 
 def _observed(task: Task, reader: Reader, batches: list[Any], counts: Counter[int], *, is_rank: bool) -> ObservedRun:
+    calls = Counter[str]()
     passes: list[int] = []
     settings: list[Settings] = []
     own = (task.rank_step if is_rank else task.step) or default_step(task)
@@ -100,9 +104,12 @@ def _observed(task: Task, reader: Reader, batches: list[Any], counts: Counter[in
     def take_step(*arguments: Any) -> Any:
         before = counts[threading.get_ident()]
         settings.append({})
-        value = own(*arguments)
+        with ExitStack() as hooks:
+            for name, module in reader.names.modules(reader.module) if len(settings) == 1 else ():
+                hooks.callback(module.register_forward_pre_hook(lambda *_, name=name: calls.update([name])).remove)
+            value = own(*arguments)
         passes.append(counts[threading.get_ident()] - before)
         return value
 
     train(task.with_new_optimizers(observe), reader, batches, take_step, task.loss_scale if is_rank else 1.0)
-    return ObservedRun(num_backward=passes[0], settings=tuple(settings))
+    return ObservedRun(num_backward=passes[0], settings=tuple(settings), calls=dict(calls))
