@@ -67,10 +67,12 @@ def _describe(diverged: DivergedTraining, reduction: Reduction, names: Sequence[
 def _missing(diverged: DivergedTraining, name: str) -> Reduction | None:
     """The reduction over the fewest axes that makes a gradient right at the first wrong step."""
     expected = diverged.expected_values(diverged.first.step, Phase.GRADIENT).get(name)
+    if expected is None or name not in diverged.updated:
+        return None
     held = [held_elements(diverged).by(name, rank).numpy() for rank in range(diverged.task.num_ranks)]
     nothing = np.empty(0)
     own = [values.get(name, nothing) for values in _gradients(diverged)]
-    if expected is None or any(values.size != mask.sum() for mask, values in zip(held, own, strict=True)):
+    if any(values.size != mask.sum() for mask, values in zip(held, own, strict=True)):
         return None
     for axes in sorted(axis_subsets(diverged.wide_axes), key=len):
         lines = {tuple(_peers(diverged, rank, axes)) for rank in range(diverged.task.num_ranks) if held[rank].any()}

@@ -62,9 +62,11 @@ def _measured(diverged: DivergedTraining, facts: StepFacts, change: partial[None
     ranks.train(step + 1)
     found = diverged.found_values(step, Phase.GRADIENT)
     names = [name for name in diverged.updated if name in found]
+    if not names or len(parts) != facts.num_backward:
+        return None
     target = np.concatenate([found[name].reshape(-1) for name in names])
     columns = np.stack([np.concatenate([_flat(part, name, found[name].size) for name in names]) for part in parts], axis=1)
-    if len(parts) != facts.num_backward or 2 * len(parts) > len(target) or not np.isfinite(target).all():
+    if 2 * len(parts) > len(target) or not np.isfinite(target).all() or not np.isfinite(columns).all():
         return None
     weights = np.linalg.lstsq(columns, target, rcond=None)[0]
     if np.linalg.norm(columns @ weights - target) > diverged.eps**0.5 * np.linalg.norm(target):
