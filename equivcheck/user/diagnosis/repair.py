@@ -1,4 +1,4 @@
-"""Reduce gradients that ranks may have left unreduced, and run again: if ranks are right now, the reduction was missing."""
+"""Reduce unreduced gradients and run again: if the ranks are right now, the reduction was missing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from equivcheck.worlds.trace.tensors import Vector
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduction:
-    """A reduction that some gradients may lack."""
+    """A reduction, perhaps missing for some gradients."""
 
     axes: tuple[str, ...]
     """Mesh axes along which the ranks' gradients are added up."""

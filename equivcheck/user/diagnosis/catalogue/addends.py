@@ -25,7 +25,7 @@ from equivcheck.user.task import Loss
 from equivcheck.worlds.trace.differences import Phase
 
 ADDITIONS = ("add", "add_", "__add__", "__radd__", "__iadd__", "sub", "sub_", "__sub__", "__rsub__", "__isub__")
-"""Functions that add or subtract two tensors, by name."""
+"""Functions for sums and differences, by name."""
 MAX_ADDITIONS = 8
 """Largest number of additions to try."""
 _INSIDE = tuple(str(Path(str(module.__file__)).parent) for module in (torch, equivcheck))
@@ -125,6 +125,6 @@ def _are_addends(args: tuple[Any, ...]) -> bool:
 
 
 def _place() -> str:
-    """The line in the user's code that runs now."""
+    """The current line in the user's code."""
     frames = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(_INSIDE)]
     return f"`{frames[-1].line}` ({Path(frames[-1].filename).name}:{frames[-1].lineno})"

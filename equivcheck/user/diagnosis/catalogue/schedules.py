@@ -29,7 +29,7 @@ def are_equal(one: float, other: float) -> bool:
 
 
 def right_settings(diverged: DivergedTraining) -> set[str]:
-    """Return the settings that every rank has as one device at each update; none if they cannot be read."""
+    """Return settings with the same values on all ranks as on one device at each update; none if they cannot be read."""
     single, runs = observed_device(diverged).settings, [run.settings for run in observed_ranks(diverged)]
     if not runs or not all(len(steps) == len(single) and all(steps) for steps in runs):
         return set()

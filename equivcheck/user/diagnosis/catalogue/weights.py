@@ -22,11 +22,11 @@ from equivcheck.worlds.trace.tensors import Vector
 Weights = list[list[float]]
 """A factor for each step and microbatch."""
 MAX_DENOMINATOR = 1000
-"""Largest denominator in a measured weight that counts, for example numbers of tokens, explain."""
+"""Largest denominator in a measured weight, if counts such as numbers of tokens explain it."""
 
 
 def wrong_weights(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield the weights with which the microbatches' gradients add up to those of the ranks, if they are not all equal."""
+    """Yield the microbatches' weights in the ranks' gradients, if they are not all equal."""
     if facts.num_backward == 1 or facts.clips:
         return
     change = _weigh_losses if diverged.first.phase is Phase.LOSS else _weigh_gradients
