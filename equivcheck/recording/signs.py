@@ -1,0 +1,125 @@
+"""Pseudo-random signs and weights for the elements of a tensor. They depend only on an element's index in the full tensor.
+
+An element has a row and a column: flat indices over the leading and over the remaining dims. Each of the two has its own hash,
+and the element's sign or weight is the product. So one table for rows and one for columns are enough, and one matrix product sums
+a shard, whatever its shape. The hash is SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+NUM_SUMS = 32
+"""Signed sums per tensor: one for each bit in the upper half of a hash. Part of the trace's format."""
+VECTOR_WIDTH = 256
+"""Columns of a tensor with fewer than 2 dims. Part of the trace's format."""
+_ROW_SALT, _COLUMN_SALT = 0x243F6A8885A308D3, 0x13198A2E03707344
+"""First digits of pi, so that rows and columns have unrelated hashes."""
+
+Indices = npt.NDArray[np.int64]
+Hashes = npt.NDArray[np.uint64]
+Signs = npt.NDArray[np.int8]
+Ints = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rectangle:
+    """Consecutive local elements that form a matrix; rows and columns have indices in the full tensor."""
+
+    rows: Indices
+    """Flat indices over the leading dims."""
+    columns: Indices
+    """Flat indices over the remaining dims."""
+    offset: int
+    """Position of the first element among the local elements."""
+
+    @property
+    def row_signs(self) -> Signs:
+        """Signs with shape (rows, `NUM_SUMS`)."""
+        return _signs(hash_rows(self.rows))
+
+    @property
+    def column_signs(self) -> Signs:
+        """Signs with shape (columns, `NUM_SUMS`)."""
+        return _signs(hash_columns(self.columns))
+
+
+def hash_rows(rows: Indices) -> Hashes:
+    """Hash row indices."""
+    return splitmix64(rows.astype(np.uint64) ^ np.uint64(_ROW_SALT))
+
+
+def hash_columns(columns: Indices) -> Hashes:
+    """Hash column indices."""
+    return splitmix64(columns.astype(np.uint64) ^ np.uint64(_COLUMN_SALT))
+
+
+def splitmix64(values: Hashes) -> Hashes:
+    """SplitMix64's output for each state."""
+    mixed = values + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def _signs(hashes: Hashes) -> Signs:
+    upper = (hashes >> np.uint64(32)).astype("<u4")
+    bits = np.unpackbits(upper.view(np.uint8).reshape(len(hashes), 4), axis=1, bitorder="little")
+    signs: Signs = 1 - 2 * bits.astype(np.int8)
+    return signs
+
+
+def rectangles_of(shape: Ints, start: Ints = (), size: Ints = (), run: tuple[int, int] | None = None) -> tuple[Rectangle, ...]:
+    """Split a piece's elements into rectangles, in their local order: one for a box, at most three for a run.
+
+    `shape` is the full tensor's. The other arguments are the fields of a `Piece`.
+    """
+    start, size = (start, size) if start else ((0,) * len(shape), shape)
+    if len(shape) < 2:
+        # A vector is a matrix with `VECTOR_WIDTH` columns, so each box in it is a run.
+        first, count = (start[0], size[0]) if shape else (0, 1)
+        offset, length = (0, count) if run is None else run
+        rows, columns = np.arange(-(-(first + count) // VECTOR_WIDTH)), np.arange(VECTOR_WIDTH)
+        return _split_run(rows, columns, first + offset, length)
+    split = split_dim(shape)
+    rows, columns = (_flat_indices(shape[dims], start[dims], size[dims]) for dims in (slice(split), slice(split, None)))
+    offset, length = (0, len(rows) * len(columns)) if run is None else run
+    return _split_run(rows, columns, offset, length)
+
+
+def split_dim(shape: Ints) -> int:
+    """Number of leading dims that form the rows. It makes the tables for rows and columns as small as possible."""
+    return min(range(1, len(shape)), key=lambda dim: math.prod(shape[:dim]) + math.prod(shape[dim:]))
+
+
+def _flat_indices(shape: Ints, start: Ints, size: Ints) -> Indices:
+    """Flat indices of a box within these dims, in row-major order."""
+    found = np.zeros(1, dtype=np.int64)
+    for full, first, count in zip(shape, start, size, strict=True):
+        found = (found[:, None] * full + np.arange(first, first + count)).reshape(-1)
+    return found
+
+
+def _split_run(rows: Indices, columns: Indices, offset: int, length: int) -> tuple[Rectangle, ...]:
+    """Split consecutive elements of a matrix into the end of a row, full rows and the beginning of a row."""
+    if not length:
+        return ()
+    width = len(columns)
+    head = min(-offset % width, length)
+    num_full = (length - head) // width
+    tail, full = length - head - num_full * width, -(-offset // width)
+    parts = (
+        (rows[offset // width :][:1], columns[offset % width :][:head]),
+        (rows[full : full + num_full], columns),
+        (rows[full + num_full :][:1], columns[:tail]),
+    )
+    found, place = [], 0
+    for own_rows, own_columns in parts:
+        if len(own_rows) * len(own_columns):
+            found.append(Rectangle(rows=own_rows, columns=own_columns, offset=place))
+            place += len(own_rows) * len(own_columns)
+    return tuple(found)

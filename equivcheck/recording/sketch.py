@@ -1,0 +1,137 @@
+"""Linear sketches: signed sums over the elements of a tensor, which add up over its shards.
+
+The difference of two sketches is the sketch of the difference, and its root mean square estimates the distance of the tensors
+(Alon, Matias, Szegedy: The space complexity of approximating the frequency moments, 1999). So two runs with other shards are
+compared, and no rank needs more than its own elements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from equivcheck.recording.signs import NUM_SUMS, rectangles_of
+from equivcheck.worlds.trace.trace import Piece
+
+FORMAT_VERSION = 1
+"""Changes whenever the same tensor would get another sketch or hash."""
+_SMALL = 2**12
+"""Tensors with up to so many elements are summed together."""
+_SLAB = 2**17
+"""Elements that are converted to float64 at once: 1 MiB, so that they stay in the cache of a core."""
+
+Vector = npt.NDArray[np.float64]
+Ints = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sketch:
+    """Sums over some elements of a tensor. Sketches of disjoint parts add up to the sketch of both."""
+
+    sums: Vector
+    """`NUM_SUMS` signed sums over the elements; NaN if an element is NaN or infinite."""
+    squares: float
+    """Sum of squares."""
+    minimum: float
+    """Minimum; inf without elements, NaN if an element is NaN."""
+    maximum: float
+    """Maximum; -inf without elements, NaN if an element is NaN."""
+
+    def __add__(self, other: Sketch) -> Sketch:
+        return Sketch(
+            sums=self.sums + other.sums,
+            squares=self.squares + other.squares,
+            minimum=float(np.minimum(self.minimum, other.minimum)),  # which passes NaN on
+            maximum=float(np.maximum(self.maximum, other.maximum)),
+        )
+
+    @property
+    def norm(self) -> float:
+        """2-norm."""
+        return math.sqrt(self.squares)
+
+    def distance(self, other: Sketch) -> float:
+        """Estimate the 2-norm of the difference. It is 0 for equal tensors, and seldom off by more than a factor of 2."""
+        return float(np.sqrt(np.mean((self.sums - other.sums) ** 2)))
+
+
+EMPTY = Sketch(sums=np.zeros(NUM_SUMS), squares=0.0, minimum=math.inf, maximum=-math.inf)
+"""Sketch of no elements."""
+
+
+def sketch_parts(parts: Sequence[tuple[Piece, torch.Tensor]]) -> list[Sketch]:
+    """Sketch local tensors on one device, each with its position in a full tensor. All sums are in float64.
+
+    The result is read from the device once, whatever the number of tensors.
+    """
+    numbers = sorted((at for at, (piece, _) in enumerate(parts) if piece.numel), key=lambda at: parts[at][0].numel > _SMALL)
+    num_small = sum(parts[at][0].numel <= _SMALL for at in numbers)
+    tables = [_sketch_small([parts[at] for at in numbers[:num_small]])] if num_small else []
+    tables += [_sketch_large(*parts[at])[None] for at in numbers[num_small:]]
+    found = [EMPTY] * len(parts)
+    for at, row in zip(numbers, torch.cat(tables).cpu().numpy() if tables else (), strict=True):
+        squares, minimum, maximum = map(float, row[:3])
+        found[at] = Sketch(sums=row[3:], squares=squares, minimum=minimum, maximum=maximum)
+    return found
+
+
+def _sketch_small(parts: Sequence[tuple[Piece, torch.Tensor]]) -> torch.Tensor:
+    """One row per tensor: sum of squares, minimum, maximum, signed sums. Few calls, because a call costs more than its sums."""
+    flat = torch.cat([tensor.detach().reshape(-1).to(torch.float64) for _, tensor in parts])
+    numels = [piece.numel for piece, _ in parts]
+    lengths = torch.tensor(numels, device=flat.device)
+    squares = torch.segment_reduce(flat * flat, "sum", lengths=lengths)
+    least, most = (torch.segment_reduce(flat, kind, lengths=lengths) for kind in ("min", "max"))
+    sums = [_sums(piece, values) for (piece, _), values in zip(parts, torch.split(flat, numels), strict=True)]
+    return torch.cat([torch.stack([squares, least, most], dim=1), torch.stack(sums)], dim=1)
+
+
+def _sketch_large(piece: Piece, tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.detach().reshape(-1)
+    least, most = torch.aminmax(flat)
+    squares = torch.stack([torch.linalg.vector_norm(slab, dtype=torch.float64) ** 2 for slab in torch.split(flat, _SLAB)]).sum()
+    return torch.cat([torch.stack([squares, least.to(torch.float64), most.to(torch.float64)]), _sums(piece, flat)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Block:
+    """Consecutive local elements that form a matrix, with the signs of its rows and columns in the full tensor."""
+
+    offset: int
+    rows: torch.Tensor
+    """Shape (rows, `NUM_SUMS`), int8."""
+    columns: torch.Tensor
+    """Shape (columns, `NUM_SUMS`), float64; int8 if there are many, to save memory."""
+
+
+@lru_cache(maxsize=8192)
+def _blocks(shape: Ints, start: Ints, size: Ints, run: tuple[int, int] | None, device: torch.device) -> tuple[_Block, ...]:
+    return tuple(
+        _Block(
+            offset=rectangle.offset,
+            rows=torch.from_numpy(rectangle.row_signs).to(device),
+            columns=torch.from_numpy(rectangle.column_signs).to(
+                device, torch.float64 if len(rectangle.columns) <= _SLAB // NUM_SUMS else torch.int8
+            ),
+        )
+        for rectangle in rectangles_of(shape, start, size, run)
+    )
+
+
+def _sums(piece: Piece, flat: torch.Tensor) -> torch.Tensor:
+    """Signed sums over flat local elements. Slabs of rows are converted to float64, so that they stay in the cache."""
+    sums = []
+    for block in _blocks(piece.shape, piece.start, piece.size, piece.run, flat.device):
+        num_rows, width = len(block.rows), len(block.columns)
+        matrix = flat[block.offset : block.offset + num_rows * width].view(num_rows, width)
+        height, columns = max(_SLAB // width, 1), block.columns.to(torch.float64)
+        for top in range(0, num_rows, height):
+            products = matrix[top : top + height].to(torch.float64) @ columns
+            sums.append((products * block.rows[top : top + height]).sum(0))
+    return sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
