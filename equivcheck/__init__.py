@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from equivcheck.oracle.verdict.verdict import Outcome, Verdict
     from equivcheck.programs.nouns import TensorProgram
     from equivcheck.programs.operation_check.check import check_operation
+    from equivcheck.recording.compare import TraceVerdict, compare
+    from equivcheck.recording.record import record
     from equivcheck.scenario import Layout, Scenario, Training
     from equivcheck.scenario.file_format.codec import from_json, to_json
     from equivcheck.user.check import check_training
@@ -29,6 +31,8 @@ _HOMES = {
     "equivcheck.oracle.verdict.verdict": ("Outcome", "Verdict"),
     "equivcheck.programs.nouns": ("TensorProgram",),
     "equivcheck.programs.operation_check.check": ("check_operation",),
+    "equivcheck.recording.compare": ("TraceVerdict", "compare"),
+    "equivcheck.recording.record": ("record",),
     "equivcheck.scenario": ("Layout", "Scenario", "Training"),
     "equivcheck.scenario.file_format.codec": ("from_json", "to_json"),
     "equivcheck.user.check": ("check_training",),
@@ -48,6 +52,7 @@ __all__ = [
     "Restart",
     "Scenario",
     "TensorProgram",
+    "TraceVerdict",
     "Training",
     "UsageError",
     "Verdict",
@@ -55,9 +60,11 @@ __all__ = [
     "check",
     "check_operation",
     "check_training",
+    "compare",
     "explained",
     "from_json",
     "matrix",
+    "record",
     "smallest",
     "to_json",
 ]

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from equivcheck.worlds.trace.trace import Piece
+
 NUM_SUMS = 32
 """Signed sums per tensor: one for each bit in the upper half of a hash. Part of the trace's format."""
 VECTOR_WIDTH = 256
-"""Columns of a tensor with fewer than 2 dims. Part of the trace's format."""
+"""Tensors with up to so many elements have one row, and larger vectors have rows of this length. Part of the trace's format."""
 _ROW_SALT, _COLUMN_SALT = 0x243F6A8885A308D3, 0x13198A2E03707344
 """First digits of pi, so that rows and columns have unrelated hashes."""
 
@@ -79,12 +81,16 @@ def rectangles_of(shape: Ints, start: Ints = (), size: Ints = (), run: tuple[int
     `shape` is the full tensor's. The other arguments are the fields of a `Piece`.
     """
     start, size = (start, size) if start else ((0,) * len(shape), shape)
-    if len(shape) < 2:
+    if math.prod(shape) <= VECTOR_WIDTH:
+        # One row, so that each element has a sign of its own: products of few signs would miss some differences.
+        columns = _flat_indices(shape, start, size)
+        offset, length = (0, len(columns)) if run is None else run
+        return _split_run(np.zeros(1, dtype=np.int64), columns[offset : offset + length], 0, length)
+    if len(shape) == 1:
         # A vector is a matrix with `VECTOR_WIDTH` columns, so each box in it is a run.
-        first, count = (start[0], size[0]) if shape else (0, 1)
-        offset, length = (0, count) if run is None else run
-        rows, columns = np.arange(-(-(first + count) // VECTOR_WIDTH)), np.arange(VECTOR_WIDTH)
-        return _split_run(rows, columns, first + offset, length)
+        offset, length = (0, size[0]) if run is None else run
+        rows, columns = np.arange(-(-(start[0] + size[0]) // VECTOR_WIDTH)), np.arange(VECTOR_WIDTH)
+        return _split_run(rows, columns, start[0] + offset, length)
     split = split_dim(shape)
     rows, columns = (_flat_indices(shape[dims], start[dims], size[dims]) for dims in (slice(split), slice(split, None)))
     offset, length = (0, len(rows) * len(columns)) if run is None else run
@@ -123,3 +129,10 @@ def _split_run(rows: Indices, columns: Indices, offset: int, length: int) -> tup
             found.append(Rectangle(rows=own_rows, columns=own_columns, offset=place))
             place += len(own_rows) * len(own_columns)
     return tuple(found)
+
+
+def signs_of(piece: Piece, number: int) -> Signs:
+    """Signs of a piece's elements in one of the signed sums, in local order."""
+    rectangles = rectangles_of(piece.shape, piece.start, piece.size, piece.run)
+    found = [np.outer(each.row_signs[:, number], each.column_signs[:, number]).reshape(-1) for each in rectangles]
+    return np.concatenate(found) if found else np.zeros(0, dtype=np.int8)

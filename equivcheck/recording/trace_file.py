@@ -1,4 +1,4 @@
-"""Trace files: one for each rank, a line of JSON for each step.
+"""Trace files: one for each rank, with a line of JSON for each step.
 
 A step is written at once, so a killed job keeps its earlier steps. Reading a file runs no code from it.
 """
@@ -25,11 +25,11 @@ SUFFIX = ".ecr"
 
 
 class Moment(PrintableEnum):
-    """When a tensor was read."""
+    """When a tensor was read. Gradients are those that the optimizer finds."""
 
     START = "start"
+    UNCLIPPED = "gradient before clipping"
     GRADIENT = "gradient"
-    CLIPPED = "clipped"
     UPDATE = "update"
     STATE = "state"
     BUFFER = "buffer"
@@ -99,7 +99,12 @@ class TraceWriter:
     def __init__(self, folder: Path, header: Header) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._file: TextIO = (folder / f"rank{header.rank}{SUFFIX}").open("w", encoding="utf-8")
-        own = {"rank": header.rank, "num_ranks": header.num_ranks, "argv": header.argv, "environment": header.environment}
+        own = {
+            "rank": header.rank,
+            "num_ranks": header.num_ranks,
+            "argv": header.argv,
+            "environment": header.environment,
+        }
         self._write({"equivcheck trace": FORMAT_VERSION, **own})
 
     def write(self, step: RecordedStep) -> None:
@@ -155,12 +160,12 @@ def _read_file(file: Path) -> RankTrace:
         ) from error
     if version != FORMAT_VERSION:
         raise UsageError(
-            f"file {file} is not valid: its format version is {version}. Expected {FORMAT_VERSION}: record it again, or read it with "
-            "the equivcheck that recorded it."
+            f"file {file} is not valid: its format version is {version}. Expected {FORMAT_VERSION}: record it again, or read it "
+            "with the equivcheck that recorded it."
         )
     is_cut_off = bool(lines.pop()) if lines else True  # a complete line ends with a line break
     try:
-        steps = tuple(_step(json.loads(line)) for line in lines)
+        steps = _joined([_step(json.loads(line)) for line in lines])
         own = Header(
             rank=int(header["rank"]),
             num_ranks=int(header["num_ranks"]),
@@ -170,6 +175,20 @@ def _read_file(file: Path) -> RankTrace:
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise UsageError(f"file {file} is not valid: {type(error).__name__} ({error}). Expected a trace file.") from error
     return RankTrace(header=own, steps=steps, is_cut_off=is_cut_off)
+
+
+def _joined(steps: Sequence[RecordedStep]) -> tuple[RecordedStep, ...]:
+    """Steps with the lines of each put together: the last step has a second line, with what is read at the end only."""
+    found: dict[int, RecordedStep] = {}
+    for each in steps:
+        before = found.get(each.step, RecordedStep(step=each.step, losses=(), norms=(), entries=()))
+        found[each.step] = RecordedStep(
+            step=each.step,
+            losses=before.losses + each.losses,
+            norms=before.norms + each.norms,
+            entries=before.entries + each.entries,
+        )
+    return tuple(found.values())
 
 
 def _step(line: Mapping[str, Any]) -> RecordedStep:

@@ -49,10 +49,19 @@ def test_a_part_too_few_or_too_many_is_told(data: st.DataObject, shape: tuple[in
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (Piece(name="w", shape=(4, 2), start=(0, 0), size=(2, 2)), Piece(name="w", shape=(4, 2), start=(1, 0), size=(2, 2))),
+        (
+            Piece(name="w", shape=(4, 2), start=(0, 0), size=(2, 2)),
+            Piece(name="w", shape=(4, 2), start=(1, 0), size=(2, 2)),
+        ),
         (Piece(name="w", shape=(8,), run=(0, 4)), Piece(name="w", shape=(8,), run=(2, 4))),
-        (Piece(name="w", shape=(4, 2), start=(0, 0), size=(4, 1)), Piece(name="w", shape=(4, 2), start=(0, 0), size=(2, 2))),
-        (Piece(name="w", shape=(4, 2), start=(0, 0), size=(4, 1), run=(1, 2)), Piece(name="w", shape=(4, 2), run=(0, 6))),
+        (
+            Piece(name="w", shape=(4, 2), start=(0, 0), size=(4, 1)),
+            Piece(name="w", shape=(4, 2), start=(0, 0), size=(2, 2)),
+        ),
+        (
+            Piece(name="w", shape=(4, 2), start=(0, 0), size=(4, 1), run=(1, 2)),
+            Piece(name="w", shape=(4, 2), run=(0, 6)),
+        ),
     ],
 )
 def test_parts_of_the_right_number_that_overlap_are_told(one: Piece, other: Piece) -> None:

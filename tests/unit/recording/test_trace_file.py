@@ -26,7 +26,10 @@ HEADER = Header(rank=0, num_ranks=1, argv=("train.py", "--lr", "0.1"), environme
 def entries_of(pieces: list[Piece], *, is_partial: bool = False) -> tuple[Entry, ...]:
     """A tensor's parts, as a rank would record them."""
     parts = [
-        (piece, torch.from_numpy(select_piece(np.arange(math.prod(piece.shape), dtype=np.float64).reshape(piece.shape), piece)))
+        (
+            piece,
+            torch.from_numpy(select_piece(np.arange(math.prod(piece.shape), dtype=np.float64).reshape(piece.shape), piece)),
+        )
         for piece in pieces
     ]
     return tuple(

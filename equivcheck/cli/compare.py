@@ -1,0 +1,40 @@
+"""`equivcheck compare`: find the first tensor that differs between two recorded runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from equivcheck.cli.options import json_option, print_json
+from equivcheck.cli.shell import ExitCode
+
+
+@click.command()
+@click.argument("one", type=click.Path(path_type=Path))
+@click.argument("other", type=click.Path(path_type=Path))
+@click.option(
+    "--moved",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="A run like ONE, recorded with --moved. Repeatable.",
+)
+@json_option
+def compare(one: Path, other: Path, moved: tuple[Path, ...], as_json: bool) -> ExitCode:
+    """Compare two recorded runs of a training.
+
+    ONE and OTHER are folders from `equivcheck record`. The runs may have other layouts and numbers of ranks. Exit code 0 if they
+    are equivalent, 1 if they diverge, 3 if that cannot be decided.
+    """
+    from equivcheck.oracle.verdict.verdict import Outcome
+    from equivcheck.recording.compare import compare as compare_runs
+    from equivcheck.scenario.file_format.codec import encode
+
+    found = compare_runs(one, other, moved=moved)
+    if as_json:
+        print_json(encode(found))
+    else:
+        click.echo(found.describe())
+    codes = {Outcome.EQUIVALENT: ExitCode.NOTHING_FOUND, Outcome.DIVERGED: ExitCode.FINDINGS}
+    return codes.get(found.outcome, ExitCode.CANNOT_RUN)

@@ -1,0 +1,44 @@
+"""`equivcheck record`: run a command, and record its training."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+import equivcheck
+from equivcheck.errors import UsageError
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.option("-o", "--output", "folder", type=click.Path(path_type=Path), required=True, help="Folder for the trace.")
+@click.option("--steps", type=click.IntRange(min=1), help="Number of steps to record.  [default: all]")
+@click.option("--from-step", type=click.IntRange(min=0), default=0, show_default=True, help="First step to record.")
+@click.option(
+    "--moved", type=click.IntRange(0, 32), default=0, help="Move initial parameters by a rounding error, in one of 32 ways."
+)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
+def record(folder: Path, steps: int | None, from_step: int, moved: int, command: tuple[str, ...]) -> int:
+    """Run a training script, and record its training.
+
+    COMMAND follows --, for example: equivcheck record -o A -- torchrun --nproc-per-node 2 train.py. The script needs no change.
+    Each rank writes a file to the folder. Compare two folders with `equivcheck compare`. The exit code is that of the command.
+    """
+    if any(folder.glob("rank*.ecr")):
+        raise UsageError(f"folder {folder} is not valid: it already has a trace. Expected a new folder.")
+    recording = json.dumps({"folder": str(folder.absolute()), "steps": steps, "from_step": from_step, "moved": moved})
+    startup = Path(equivcheck.__file__).parent / "recording" / "startup"
+    # The package may have been imported from a checkout, which the command's Python would not find by itself.
+    path = [str(startup), os.environ.get("PYTHONPATH", ""), str(Path(equivcheck.__file__).parent.parent)]
+    environment = os.environ | {"EQUIVCHECK_RECORD": recording, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+    try:
+        code = subprocess.run(command, env=environment, check=False).returncode
+    except OSError as error:
+        raise UsageError(f"command {command[0]!r} is not valid: {error.strerror or error}. Expected a program.") from error
+    if not any(folder.glob("rank*.ecr")):
+        print(f"equivcheck: nothing was recorded in {folder}: no optimizer of torch made a step", file=sys.stderr)
+    return code

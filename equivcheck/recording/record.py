@@ -1,0 +1,238 @@
+"""`record`: write a trace of a training loop that is not ours, without changing any of its values.
+
+Private torch API, tried on torch 2.9, 2.13 and 2.15: `clip_grad._clip_grads_with_norm_`, which `clip_grad_norm_` calls with the
+parameters and their norm before it scales. There is no public hook for clipping.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.utils import clip_grad
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from equivcheck.errors import UsageError
+from equivcheck.recording.signs import NUM_SUMS
+from equivcheck.recording.tensors import (
+    Row,
+    buffers_of,
+    entries_of,
+    find_root,
+    gradients_of,
+    move_parameters,
+    slots_of,
+    state_of,
+)
+from equivcheck.recording.trace_file import Entry, Header, Moment, RecordedStep, TraceWriter
+from equivcheck.worlds.trace.trace import Slot
+
+_VARIABLES = ("OMP_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE", "ATEN_CPU_CAPABILITY")
+"""Environment variables that may change values."""
+
+
+@contextlib.contextmanager
+def record(folder: str | Path, *, steps: int | None = None, from_step: int = 0, moved: int = 0) -> Iterator[None]:
+    """Record the training inside the context to ``folder/rankN.ecr``, for ``equivcheck.compare``.
+
+    Each step has the losses, gradients, clipping norms and parameters, as sketches: some hundred bytes for each tensor. The first
+    one has the initial parameters, the last one the optimizer state and buffers. `steps` and `from_step` choose the recorded
+    steps; a step ends when a module is called after an optimizer has stepped. Nothing is communicated and no value changes. If
+    recording fails, one line on stderr says so, and the training goes on.
+
+    With `moved` from 1 to 32, each element of the initial parameters is multiplied by 1 + eps or 1 - eps, another choice for each
+    number. Such runs measure how far rounding alone carries the training.
+
+    Raises `UsageError` if an argument is not valid, or if this process already records.
+    """
+    if not 0 <= moved <= NUM_SUMS:
+        raise UsageError(f"moved {moved} is not valid: there are {NUM_SUMS} choices. Expected 0 to {NUM_SUMS}.")
+    if steps is not None and steps < 1:
+        raise UsageError(f"steps {steps} is not valid: nothing would be recorded. Expected at least 1.")
+    if from_step < 0:
+        raise UsageError(f"from_step {from_step} is not valid: it is negative. Expected 0 or more.")
+    if _Recorder.is_active:
+        raise UsageError("record is not valid here: this process already records. Expected one `with record(...)` at a time.")
+    recorder = _Recorder(Path(folder), range(from_step, sys.maxsize if steps is None else from_step + steps), moved)
+    _Recorder.is_active = True
+    try:
+        with recorder.hooks():
+            yield
+    finally:
+        _Recorder.is_active = False
+        recorder.finish()
+
+
+class _Recorder:
+    is_active = False
+
+    def __init__(self, folder: Path, wanted: range, moved: int) -> None:
+        self._folder, self._wanted, self._moved = folder, wanted, moved
+        self._writer: TraceWriter | None = None
+        self._root: nn.Module | None = None
+        self._slots: tuple[Slot, ...] = ()
+        self._step = 0
+        self._has_updated = False
+        self._is_over = False
+        self._entries: list[Entry] = []
+        self._losses: list[torch.Tensor] = []
+        self._norms: list[torch.Tensor] = []
+        self._optimizers: dict[int, torch.optim.Optimizer] = {}
+
+    @contextlib.contextmanager
+    def hooks(self) -> Iterator[None]:
+        """Watch module calls, backward passes, clipping and optimizer steps of this process."""
+        own_backward, own_clip = torch.autograd.backward, clip_grad._clip_grads_with_norm_
+        own_flat_clip = FullyShardedDataParallel.clip_grad_norm_
+        handles = (
+            register_module_forward_pre_hook(self._before_forward),
+            register_optimizer_step_pre_hook(self._before_update),
+            register_optimizer_step_post_hook(self._after_update),
+        )
+
+        def backward(tensors: Any, *arguments: Any, **keywords: Any) -> None:
+            self._guard(lambda: self._note_losses(tensors))
+            own_backward(tensors, *arguments, **keywords)
+
+        def clip(parameters: Any, max_norm: float, norm: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
+            own = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+            self._guard(lambda: self._before_clipping(own))
+            self._guard(lambda: self._note_norm(norm))
+            own_clip(own, max_norm, norm, *arguments, **keywords)
+
+        def clip_flat(module: Any, *arguments: Any, **keywords: Any) -> torch.Tensor:
+            parameters = list(module.parameters())
+            self._guard(lambda: self._before_clipping(parameters))
+            norm = own_flat_clip(module, *arguments, **keywords)
+            self._guard(lambda: self._note_norm(norm))
+            return norm
+
+        torch.autograd.backward, clip_grad._clip_grads_with_norm_ = backward, clip  # type: ignore[assignment]
+        FullyShardedDataParallel.clip_grad_norm_ = clip_flat  # type: ignore[method-assign,assignment]
+        try:
+            yield
+        finally:
+            torch.autograd.backward, clip_grad._clip_grads_with_norm_ = own_backward, own_clip
+            FullyShardedDataParallel.clip_grad_norm_ = own_flat_clip  # type: ignore[method-assign]
+            for handle in handles:
+                handle.remove()
+
+    def finish(self) -> None:
+        """Write the last step and close the file."""
+        self._guard(self._end)
+        if self._writer is not None:
+            self._writer.close()
+
+    def _guard(self, work: Callable[[], None]) -> None:
+        """Run a part of the recording. An error ends the recording, never the job."""
+        if self._is_over:
+            return
+        try:
+            with torch.no_grad():
+                work()
+        except Exception as error:
+            self._is_over = True
+            print(f"equivcheck: recording ended at step {self._step}: {type(error).__name__}: {error}", file=sys.stderr)
+
+    @property
+    def _is_wanted(self) -> bool:
+        return self._step in self._wanted
+
+    def _before_forward(self, module: nn.Module, _inputs: Any) -> None:
+        if torch.compiler.is_compiling():  # the compiler must not trace this hook into the graph
+            return
+        if self._has_updated:
+            self._guard(self._end_step)
+        elif self._root is None and torch.is_grad_enabled() and any(each.requires_grad for each in module.parameters()):
+            # The first module that is called to be trained is the model: modules inside are called after it.
+            self._guard(lambda: self._begin(module))
+
+    def _begin(self, root: nn.Module) -> None:
+        self._root, self._slots = root, slots_of(root)
+        if self._moved:
+            move_parameters(self._slots, self._moved - 1)
+        if self._is_wanted:
+            self._read(Moment.START, [(slot.pieces, slot.parameter) for slot in self._slots], exactly=True)
+
+    def _note_losses(self, tensors: Any) -> None:
+        if self._is_wanted:
+            given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+            self._losses += [tensor.detach().clone() for tensor in given if tensor.numel() == 1]
+
+    def _before_clipping(self, parameters: Sequence[torch.Tensor]) -> None:
+        if self._is_wanted:
+            self._read(Moment.UNCLIPPED, gradients_of(self._slots_for(parameters)))
+
+    def _note_norm(self, norm: torch.Tensor) -> None:
+        if self._is_wanted and type(norm) is torch.Tensor:  # a DTensor's norm would have to be reduced, which communicates
+            self._norms.append(norm.detach().clone())
+
+    def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self._is_wanted:
+            self._guard(lambda: self._read_gradients(optimizer))
+
+    def _read_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if self._root is None or not {id(each) for each in parameters} <= {id(slot.parameter) for slot in self._slots}:
+            found = find_root(parameters)
+            if found is None:
+                raise UsageError("no module owns all parameters of the optimizer. Expected a model whose parameters it updates.")
+            self._root, self._slots = found, slots_of(found)
+        self._read(Moment.GRADIENT, gradients_of(self._slots_for(parameters)))
+
+    def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._has_updated = True
+        self._optimizers[id(optimizer)] = optimizer
+
+    def _end_step(self) -> None:
+        if self._is_wanted:
+            self._read(Moment.UPDATE, [(slot.pieces, slot.parameter) for slot in self._slots])
+            self._write()
+        self._has_updated, self._step = False, self._step + 1
+        if self._step == self._wanted.stop:
+            self._end()
+
+    def _end(self) -> None:
+        """Write the last step, with optimizer state and buffers, which are compared at the end only."""
+        if self._has_updated:
+            self._end_step()
+        if self._writer is not None and not self._is_over:
+            for optimizer in self._optimizers.values():
+                self._read(Moment.STATE, state_of(optimizer, self._slots))
+            self._read(Moment.BUFFER, buffers_of(self._root) if self._root is not None else [], exactly=True)
+            self._step -= 1
+            self._write()
+        self._is_over = True
+
+    def _write(self) -> None:
+        if self._writer is None:
+            self._writer = TraceWriter(self._folder, _header())
+        losses, norms = (tuple(float(each) for each in values) for values in (self._losses, self._norms))
+        self._writer.write(RecordedStep(step=self._step, losses=losses, norms=norms, entries=tuple(self._entries)))
+        for kept in (self._entries, self._losses, self._norms):
+            kept.clear()
+
+    def _slots_for(self, parameters: Sequence[torch.Tensor]) -> list[Slot]:
+        wanted = set(map(id, parameters))
+        return [slot for slot in self._slots if id(slot.parameter) in wanted]
+
+    def _read(self, moment: Moment, rows: Sequence[Row], *, exactly: bool = False) -> None:
+        self._entries += entries_of(moment, rows, exactly=exactly)
+
+
+def _header() -> Header:
+    has_ranks = dist.is_available() and dist.is_initialized()
+    rank, num_ranks = (dist.get_rank(), dist.get_world_size()) if has_ranks else (0, 1)
+    facts = {"torch": torch.__version__, "python": platform.python_version()}
+    facts |= {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+    return Header(rank=rank, num_ranks=num_ranks, argv=tuple(sys.argv), environment=facts)

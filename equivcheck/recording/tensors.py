@@ -1,0 +1,123 @@
+"""Finds names and positions for the tensors that a job trains. The job's code is not ours, so nothing is passed to us."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Collection, Iterator, Sequence
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor, Partial
+
+from equivcheck.layouts.parallelisms.fsdp1.flat_parameters import flat_slots
+from equivcheck.recording.exact import hash_parts
+from equivcheck.recording.signs import signs_of
+from equivcheck.recording.sketch import sketch_parts
+from equivcheck.recording.trace_file import Entry, Moment
+from equivcheck.training.read import canonical_name, pieces_of
+from equivcheck.worlds.trace.trace import Piece, Slot
+
+Row = tuple[tuple[Piece, ...], torch.Tensor]
+"""A tensor, and the positions of its local elements, in order."""
+
+
+def find_root(parameters: Collection[torch.Tensor]) -> nn.Module | None:
+    """The outermost living module that owns all parameters; None if no module does."""
+    wanted = set(map(id, parameters))
+    owners = [
+        each for each in gc.get_objects() if isinstance(each, nn.Module) and wanted <= set(map(id, nn.Module.parameters(each)))
+    ]
+    inner = {id(child) for owner in owners for child in owner.children()}
+    return next((owner for owner in owners if id(owner) not in inner), None)
+
+
+def slots_of(root: nn.Module) -> tuple[Slot, ...]:
+    """A slot for each distinct parameter, with its name in the model without wrappers."""
+    if any(isinstance(module, FullyShardedDataParallel) for module in root.modules()):
+        return flat_slots(root)
+    prefix = _wrapped_prefix(root)
+    return tuple(
+        Slot(parameter=parameter, pieces=pieces_of(canonical_name(name.removeprefix(prefix)), parameter))
+        for name, parameter in nn.Module.named_parameters(root)
+    )
+
+
+def buffers_of(root: nn.Module) -> list[Row]:
+    """Distinct buffers, with their names in the model without wrappers."""
+    prefix = _wrapped_prefix(root)
+    named = ((canonical_name(name.removeprefix(prefix)), buffer) for name, buffer in nn.Module.named_buffers(root))
+    return [(pieces_of(name, buffer), buffer) for name, buffer in named]
+
+
+def _wrapped_prefix(module: nn.Module) -> str:
+    """Prefix that wrappers add, such as DistributedDataParallel: they have one child, ``module``, and nothing else."""
+    prefix = ""
+    while list(dict(module.named_children())) == ["module"] and not list(module.parameters(recurse=False)):
+        module, prefix = module.get_submodule("module"), f"{prefix}module."
+    return prefix
+
+
+def move_parameters(slots: Sequence[Slot], choice: int) -> None:
+    """Multiply each element by 1 + eps or 1 - eps, in place. Its index in the full tensor and `choice` decide, not its rank."""
+    for slot in slots:
+        local = _local(slot.parameter)
+        if not local.is_floating_point():
+            continue
+        signs = torch.cat([torch.from_numpy(signs_of(piece, choice)) for piece in slot.pieces])
+        local.mul_((1.0 + torch.finfo(local.dtype).eps * signs.to(local)).view_as(local))
+
+
+def gradients_of(slots: Sequence[Slot]) -> list[Row]:
+    """Gradients of the slots' parameters that have one."""
+    return [(_pieces_like(slot, slot.parameter.grad), slot.parameter.grad) for slot in slots if slot.parameter.grad is not None]
+
+
+def _pieces_like(slot: Slot, tensor: torch.Tensor) -> tuple[Piece, ...]:
+    """Positions of a gradient or state tensor: the parameter's, unless it has placements of its own."""
+    parameter = slot.parameter
+    if isinstance(tensor, DTensor) and isinstance(parameter, DTensor) and tensor.placements != parameter.placements:
+        return pieces_of(slot.pieces[0].name, tensor)
+    return slot.pieces
+
+
+def state_of(optimizer: torch.optim.Optimizer, slots: Sequence[Slot]) -> list[Row]:
+    """Optimizer state in the shape of its parameter, called ``parameter/key``."""
+    rows = []
+    for slot in slots:
+        for key, value in optimizer.state.get(slot.parameter, {}).items():
+            if isinstance(value, torch.Tensor) and value.shape == slot.parameter.shape:
+                pieces = _pieces_like(slot, value)
+                rows.append((tuple(_renamed(piece, f"{piece.name}/{key}" if piece.name else "") for piece in pieces), value))
+    return rows
+
+
+def _renamed(piece: Piece, name: str) -> Piece:
+    return Piece(name=name, shape=piece.shape, start=piece.start, size=piece.size, run=piece.run, place=piece.place)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    if not isinstance(tensor, DTensor):
+        return tensor.detach()
+    local: torch.Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]
+    return local
+
+
+def entries_of(moment: Moment, rows: Sequence[Row], *, exactly: bool = False) -> Iterator[Entry]:
+    """Sketch the local elements of each tensor, with exact hashes if asked. Padding is left out."""
+    parts: list[tuple[Piece, torch.Tensor, bool]] = []
+    for pieces, tensor in rows:
+        is_partial = isinstance(tensor, DTensor) and any(isinstance(placement, Partial) for placement in tensor.placements)
+        local = _local(tensor).reshape(-1)
+        if local.numel() != sum(piece.numel for piece in pieces):
+            continue  # a tensor in another form, such as an unsharded gradient: the comparison finds it missing
+        for piece, values in zip(pieces, torch.split(local, [piece.numel for piece in pieces]), strict=True):
+            if piece.name and values.numel() and (values.is_floating_point() or exactly):
+                parts.append((piece, values, is_partial))
+    for device in dict.fromkeys(values.device for _, values, _ in parts):
+        own = [each for each in parts if each[1].device == device]
+        sketches = sketch_parts([(piece, values) for piece, values, _ in own])
+        hashes = hash_parts([(piece, values) for piece, values, _ in own]) if exactly else [None] * len(own)
+        for (piece, values, is_partial), sketch, exact in zip(own, sketches, hashes, strict=True):
+            dtype = str(values.dtype).removeprefix("torch.")
+            yield Entry(moment=moment, piece=piece, dtype=dtype, sketch=sketch, exact=exact, is_partial=is_partial)

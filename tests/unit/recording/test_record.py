@@ -1,0 +1,246 @@
+"""Recorded runs are compared whatever their layouts, and recording changes nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+
+import equivcheck
+from equivcheck import Outcome, TraceVerdict, UsageError
+from equivcheck.cli import main
+from equivcheck.recording.record import record
+from equivcheck.recording.trace_file import Moment, read_trace
+from equivcheck.worlds.pool import ranks
+from equivcheck.worlds.trace.differences import Difference
+from unit.recording.trainings import train, train_on_rank
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+
+Recorded = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """Recorded runs, each made once."""
+    runs: dict[tuple[object, ...], Path] = {}
+
+    def run(layout: str = "", fault: str = "", *, size: int = 1, moved: int = 0) -> Path:
+        key = (layout, fault, size, moved)
+        if key not in runs:
+            runs[key] = tmp_path_factory.mktemp("trace")
+            if size == 1:
+                train(str(runs[key]), layout, fault, moved)
+            else:
+                ranks("gloo", size).run(train_on_rank, runs[key], layout, fault)
+        return runs[key]
+
+    return run
+
+
+def compared(recorded: Recorded, other: Path, layout: str = "") -> TraceVerdict:
+    """The other run against one device, with measured noise."""
+    return equivcheck.compare(recorded(layout), other, moved=[recorded(layout, moved=1)])
+
+
+@pytest.mark.parametrize(("layout", "size"), [("", 1), ("ddp", 2), ("fsdp1", 2), ("fsdp2", 2), ("fsdp2", 3)])
+def test_a_right_layout_is_equivalent(recorded: Recorded, layout: str, size: int) -> None:
+    """Initial parameters, gradients before and after clipping, updates, state and buffers are compared."""
+    verdict = compared(recorded, recorded(layout, size=size))
+    assert verdict.outcome is Outcome.EQUIVALENT, verdict
+    assert "start, gradient before clipping, gradient, update, state, buffer, 85 tensors" in str(verdict)
+
+
+def test_shards_along_two_dims_are_equivalent(recorded: Recorded) -> None:
+    """Tensor parallelism."""
+    verdict = compared(recorded, recorded("tensor_parallel", size=2), "plain")
+    assert verdict.outcome is Outcome.EQUIVALENT, verdict
+
+
+def test_two_parallel_runs_are_compared(recorded: Recorded) -> None:
+    """Neither needs a single device, nor the same number of ranks."""
+    verdict = equivcheck.compare(recorded("fsdp2", size=3), recorded("ddp", size=2), moved=[recorded(moved=1)])
+    assert verdict.outcome is Outcome.EQUIVALENT, verdict
+
+
+@pytest.mark.parametrize(
+    ("layout", "fault", "step", "moment", "tensor", "difference"),
+    [
+        ("ddp", "not averaged", 0, Moment.UNCLIPPED, "embedding.weight", Difference.VALUE),
+        ("ddp", "same rows", 0, Moment.UNCLIPPED, "embedding.weight", Difference.VALUE),
+        ("fsdp2", "gradient", 1, Moment.UNCLIPPED, "embedding.weight", Difference.VALUE),
+        ("fsdp1", "not clipped", 0, Moment.GRADIENT, "embedding.weight", Difference.VALUE),
+        ("ddp", "learning rate", 0, Moment.UPDATE, "embedding.weight", Difference.VALUE),
+        ("ddp", "replica", 1, Moment.UPDATE, "embedding.weight", Difference.RANKS_DISAGREE),
+    ],
+)
+def test_a_wrong_training_diverges_at_its_first_wrong_tensor(  # noqa: PLR0913, PLR0917 - columns of the table
+    recorded: Recorded, layout: str, fault: str, step: int, moment: Moment, tensor: str, difference: Difference
+) -> None:
+    """With the step, the moment and the name."""
+    verdict = compared(recorded, recorded(layout, fault, size=2))
+    assert verdict.outcome is Outcome.DIVERGED
+    first = verdict.differences[0]
+    assert (first.step, first.moment, first.tensor, first.difference) == (step, moment, tensor, difference)
+
+
+def test_without_measured_noise_only_large_first_gradients_are_certain(recorded: Recorded) -> None:
+    """A later difference of values may be rounding, for all that is known."""
+    assert equivcheck.compare(recorded(), recorded("ddp", "not averaged", size=2)).outcome is Outcome.DIVERGED
+    verdict = equivcheck.compare(recorded(), recorded("fsdp2", "gradient", size=2))
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "moved=1" in verdict.reason
+
+
+def test_recording_changes_no_bit(tmp_path: Path) -> None:
+    """Of any parameter."""
+    for one, other in zip(train(""), train(str(tmp_path)), strict=True):
+        assert torch.equal(one, other)
+
+
+def small() -> tuple[nn.Linear, torch.optim.SGD]:
+    """A model and its optimizer."""
+    model = nn.Linear(3, 2)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """One step."""
+    optimizer.zero_grad()
+    model(torch.ones(4, 3)).sum().backward()
+    optimizer.step()
+
+
+def test_chosen_steps_are_recorded(tmp_path: Path) -> None:
+    """Counted from 0; initial parameters only if step 0 is among them."""
+    model, optimizer = small()
+    with record(tmp_path, steps=2, from_step=1):
+        for _ in range(5):
+            step(model, optimizer)
+    (trace,) = read_trace(tmp_path)
+    assert [each.step for each in trace.steps] == [1, 2]
+    assert [{entry.moment for entry in each.entries} for each in trace.steps] == [{Moment.GRADIENT, Moment.UPDATE}] * 2
+
+
+def test_several_optimizers_step_in_one_step(tmp_path: Path) -> None:
+    """A step ends when the model is called again."""
+    model = nn.Linear(3, 2)
+    optimizers = [torch.optim.SGD([parameter], lr=0.1, momentum=0.9) for parameter in model.parameters()]
+    with record(tmp_path):
+        for _ in range(2):
+            model(torch.ones(4, 3)).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    (trace,) = read_trace(tmp_path)
+    gradients = [[entry.piece.name for entry in each.entries if entry.moment is Moment.GRADIENT] for each in trace.steps]
+    assert gradients == [["weight", "bias"]] * 2
+    assert {entry.piece.name for entry in trace.steps[-1].entries if entry.moment is Moment.STATE} == {
+        "weight/momentum_buffer",
+        "bias/momentum_buffer",
+    }
+
+
+def test_an_optimizer_inside_backward_is_recorded(tmp_path: Path) -> None:
+    """Gradients are read when the optimizer finds them."""
+    model = nn.Linear(3, 2)
+    for parameter in model.parameters():
+        own = torch.optim.SGD([parameter], lr=0.1)
+
+        def update(parameter: torch.Tensor, own: torch.optim.SGD = own) -> None:
+            own.step()
+            parameter.grad = None
+
+        parameter.register_post_accumulate_grad_hook(update)
+    with record(tmp_path):
+        for _ in range(2):
+            model(torch.ones(4, 3)).sum().backward()
+    (trace,) = read_trace(tmp_path)
+    for each in trace.steps:
+        assert sorted(entry.piece.name for entry in each.entries if entry.moment is Moment.GRADIENT) == ["bias", "weight"]
+
+
+def test_a_compiled_model_is_recorded_under_its_own_names(tmp_path: Path) -> None:
+    """The hooks are not traced into its graph."""
+    model, optimizer = small()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with record(tmp_path):
+        step(compiled, optimizer)
+    (trace,) = read_trace(tmp_path)
+    assert {entry.piece.name for entry in trace.steps[0].entries} == {"weight", "bias"}
+
+
+def test_a_recording_that_fails_leaves_the_training_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line says so, and the hooks are removed."""
+    (tmp_path / "file").write_text("")
+    model, optimizer = small()
+    before = model.weight.detach().clone()
+    with record(tmp_path / "file"):
+        for _ in range(3):
+            step(model, optimizer)
+    assert not torch.equal(before, model.weight)
+    assert capsys.readouterr().err.count("equivcheck: recording ended at step 0: ") == 1
+
+
+def test_only_one_recording_runs_at_a_time(tmp_path: Path) -> None:
+    """The second one is refused, and the first one goes on."""
+    model, optimizer = small()
+    with record(tmp_path):
+        with pytest.raises(UsageError, match="already records"), record(tmp_path / "other"):
+            pass
+        step(model, optimizer)
+    assert len(read_trace(tmp_path)[0].steps) == 1
+    with record(tmp_path / "next"):
+        step(model, optimizer)
+
+
+@pytest.mark.parametrize(("argument", "value"), [("steps", 0), ("from_step", -1), ("moved", 33), ("moved", -1)])
+def test_a_wrong_argument_is_named(tmp_path: Path, argument: str, value: int) -> None:
+    """With its value."""
+    with pytest.raises(UsageError, match=f"{argument} {value} is not valid"), record(tmp_path, **{argument: value}):  # type: ignore[arg-type]
+        pass
+
+
+SCRIPT = """
+import sys, torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Linear(3, 2)
+if "swapped" in sys.argv:
+    model.weight.data = model.weight.data.flip(0)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    optimizer.zero_grad()
+    model(torch.ones(4, 3)).square().sum().backward()
+    optimizer.step()
+sys.exit(int(sys.argv[1]))
+"""
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
+    command = [sys.executable, "-m", "equivcheck", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_script_is_recorded_as_it_is(tmp_path: Path) -> None:
+    """Its exit code is kept, and a `sitecustomize` of its own still runs."""
+    (script := tmp_path / "train.py").write_text(SCRIPT)
+    for name, *options in (("one", "0"), ("other", "7", "swapped")):
+        ran = run("record", "-o", tmp_path / name, "--", sys.executable, script, *options)
+        assert ran.returncode == int(options[0]), ran.stderr
+    result = CliRunner().invoke(
+        main, ["compare", str(tmp_path / "one"), str(tmp_path / "other"), "--json"], standalone_mode=False
+    )
+    found = json.loads(result.output)
+    assert found["outcome"] == "diverged"
+    assert found["differences"][0]["detail"] == "both runs have the same numbers, but in other places"
+    again = run("record", "-o", tmp_path / "one", "--", sys.executable, script, "0")
+    assert (again.returncode, again.stderr.count("\n")) == (2, 1)
+    assert "already has a trace" in again.stderr
