@@ -15,7 +15,7 @@ from equivcheck.worlds.trace.trace import Piece
 
 
 class Additive(Protocol):
-    """A value for disjoint parts of a tensor that adds up to the value for both."""
+    """A value that can be added: the sum for two disjoint parts is the value for both."""
 
     def __add__(self, other: Self) -> Self: ...
 
@@ -36,14 +36,14 @@ class Cover(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part(Generic[V]):
-    """One rank's part of a tensor."""
+    """One rank's elements in a tensor."""
 
     rank: int
     """Rank that holds it."""
     piece: Piece
     """Position in the full tensor."""
     value: V
-    """Sketch or hash of its elements."""
+    """Sketch or hash."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Assembled(Generic[V]):
 
 
 def assemble(parts: Sequence[Part[V]]) -> Assembled[V]:
-    """Add up the parts of one tensor. Ranks with the same position hold replicas, and only the first counts.
+    """Add up one tensor's parts. Ranks with the same position hold replicas, and only the first counts.
 
     All parts must have the same full shape. Parts without elements are ignored.
     """
@@ -86,7 +86,7 @@ def assemble(parts: Sequence[Part[V]]) -> Assembled[V]:
 
 
 def _position(piece: Piece) -> Piece:
-    """The piece in one of its spellings: a full box or a full run is the full tensor."""
+    """The piece in its shortest form: a full box or a full run is the full tensor."""
     box, run = (piece.start, piece.size), piece.run
     if piece.size == piece.shape:
         box = ((), ())

@@ -17,7 +17,7 @@ from equivcheck.recording.trace_file import Entry, Moment, RankTrace, read_trace
 from equivcheck.worlds.trace.differences import Difference
 
 FLOOR = 64.0
-"""Rounding errors up to this many machine epsilons of a tensor's norm are expected."""
+"""Rounding may change a tensor by this many machine epsilons, relative to its norm."""
 NOISE = 4.0
 """Differences up to this many times the measured rounding noise are expected."""
 
@@ -36,38 +36,38 @@ class TensorDifference:
     tensor: str
     """Name."""
     difference: Difference
-    """Kind of difference."""
+    """Kind."""
     distance: float = 0.0
-    """Estimated 2-norm of the difference; 0 if it is no difference between values."""
+    """Estimated 2-norm; 0 unless values differ."""
     norm: float = 0.0
-    """2-norm of the tensor in the first run."""
+    """The tensor's 2-norm in the first run."""
     allowed: float = 0.0
     """Distance that rounding explains."""
     eps: float = 0.0
-    """Machine epsilon of the tensor's dtype; 0 if it is no difference between values."""
+    """Machine epsilon for the dtype; 0 unless values differ."""
     detail: str = ""
     """Clause with both sides, such as ``shape (4, 3), not (4, 2)``."""
 
     @property
     def error(self) -> float:
-        """Distance in units of the allowed distance; infinite if it is no difference between values."""
+        """Distance divided by the allowed distance; infinite unless values differ."""
         return self.distance / self.allowed if self.allowed else math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceVerdict:
-    """Result of `compare`."""
+    """Result from `compare`."""
 
     outcome: Outcome
     """EQUIVALENT, DIVERGED or INCONCLUSIVE."""
     reason: str
     """One sentence."""
     differences: tuple[TensorDifference, ...] = ()
-    """Tensors above their tolerance, in the order of the training."""
+    """Tensors above their tolerance, in training order."""
     worst_error: float = 0.0
-    """Largest error of a tensor in units of its tolerance."""
+    """Largest error relative to tolerance, over all tensors."""
     coverage: tuple[str, ...] = ()
-    """What was compared and what was not, and the losses of the first step that differs: one clause each."""
+    """Compared moments and steps, and losses if a step differs: one clause each."""
 
     def __str__(self) -> str:
         return self.describe()
@@ -93,7 +93,7 @@ def _line(found: TensorDifference) -> str:
 
 
 def compare(one: str | Path, other: str | Path, *, moved: Sequence[str | Path] = ()) -> TraceVerdict:
-    """Compare two runs that `record` wrote, with any number of ranks and any layouts.
+    """Compare two runs that `record` wrote. Layouts and numbers of ranks may differ.
 
     `moved` are runs like the first one, recorded with ``record(..., moved=1)``. They measure the rounding noise. Without them a
     difference above 64 machine epsilons proves nothing, unless initial values differ, tensors are missing, or ranks disagree.
@@ -167,7 +167,7 @@ def _assembled(found: Sequence[tuple[int, Entry]]) -> Assembled[Sketch]:
 
 
 def _keys(first: _Run, second: _Run, shared: Sequence[int]) -> list[Key]:
-    """Tensors of both runs, in the order of the training. Clipping by other means than torch's functions is not seen."""
+    """Tensors in either run, in training order. Clipping is seen only if both runs call torch's functions."""
     order = list(Moment)
     is_seen = all(any(key[1] is Moment.UNCLIPPED for key in run.tensors) for run in (first, second))
     found = [
@@ -179,7 +179,7 @@ def _keys(first: _Run, second: _Run, shared: Sequence[int]) -> list[Key]:
 
 
 def _difference(key: Key, first: _Run, second: _Run, noisy: Sequence[_Run]) -> TensorDifference:
-    """The difference of one tensor; of kind VALUE if both runs have it in the same shape and dtype."""
+    """One tensor's difference. If both runs have it in the same shape and dtype, the kind is VALUE."""
     step, moment, name = key
     found = TensorDifference(step=step, moment=moment, tensor=name, difference=Difference.MISSING)
     if key not in first.tensors or key not in second.tensors:
@@ -213,7 +213,7 @@ def _difference(key: Key, first: _Run, second: _Run, noisy: Sequence[_Run]) -> T
 
 
 def _anywhere(entries: Sequence[Entry]) -> int | None:
-    """Hash of a tensor's numbers without their places."""
+    """Hash that ignores where the numbers are."""
     parts = [Part(rank=0, piece=entry.piece, value=entry.exact) for entry in entries if entry.exact is not None]
     value = assemble(parts).value if parts else None
     return None if value is None else value.anywhere
@@ -239,13 +239,13 @@ def _size(key: Key, run: _Run) -> float:
 
 
 def _noise(key: Key, value: Sketch, noisy: Sequence[_Run]) -> float:
-    """Largest distance of a moved run."""
+    """Largest distance to a moved run."""
     others = [run.tensors[key][0].value for run in noisy if key in run.tensors]
     return max((value.distance(other) for other in others if other is not None), default=0.0)
 
 
 def _coverage(runs: Sequence[_Run], keys: Sequence[Key], num_compared: int) -> tuple[str, ...]:
-    """What was compared, and what only one run has."""
+    """Say which moments and steps were compared, and which only one run has."""
     moments = [moment.value for moment in Moment if any(key[1] is moment for key in keys)]
     found = [f"compared: {', '.join(moments)}, {num_compared} tensors, steps {_ranges(sorted({key[0] for key in keys}))}"]
     clips = [any(key[1] is Moment.UNCLIPPED for key in run.tensors) for run in runs]
@@ -275,7 +275,7 @@ def _judge(
 
 
 def _is_certain(found: TensorDifference, is_first_step: bool) -> bool:
-    """Whether rounding cannot make a difference: missing tensors, another start, or half of the digits in the first gradients."""
+    """Whether rounding cannot explain it: a missing tensor, another start, or first gradients with half their digits wrong."""
     if found.moment is Moment.START or found.difference not in (Difference.VALUE, Difference.RANKS_DISAGREE):
         return True
     is_gradient = found.moment in (Moment.UNCLIPPED, Moment.GRADIENT)

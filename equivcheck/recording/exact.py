@@ -1,4 +1,4 @@
-"""Exact hashes of a tensor's bits, which add up over its shards: equal hashes mean equal bits."""
+"""Exact hashes over a tensor's bits. They add up over shards, and equal hashes mean equal bits."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactHash:
-    """Two sums modulo 2**64 over some elements of a tensor. Hashes of disjoint parts add up to the hash of both."""
+    """Two sums modulo 2**64 over some elements. If two parts are disjoint, the sum is the hash for both."""
 
     in_place: int
-    """Sum of each element's bits times an odd weight for its index: differs if one element differs or moves."""
+    """Sum over each element's bits times an odd weight for its index: differs if one element differs or moves."""
     anywhere: int
-    """Sum of the hash of each element's bits: does not change if elements move."""
+    """Sum over each element's hashed bits: does not change if elements move."""
 
     def __add__(self, other: ExactHash) -> ExactHash:
         return ExactHash(in_place=(self.in_place + other.in_place) % _WORD, anywhere=(self.anywhere + other.anywhere) % _WORD)
 
 
 NOTHING = ExactHash(in_place=0, anywhere=0)
-"""Hash of no elements."""
+"""Hash without elements."""
 
 
 def hash_parts(parts: Sequence[tuple[Piece, torch.Tensor]]) -> list[ExactHash]:
@@ -58,15 +58,15 @@ def _bits(flat: torch.Tensor) -> torch.Tensor:
 
 
 def _mixed(bits: torch.Tensor) -> torch.Tensor:
-    """SplitMix64 of each word. Torch shifts int64 arithmetically, so the sign bits are cut off."""
+    """SplitMix64 for each word. Torch shifts int64 arithmetically, so the sign bits are cut off."""
 
-    def shifted(words: torch.Tensor, count: int) -> torch.Tensor:
+    def shift(words: torch.Tensor, count: int) -> torch.Tensor:
         return (words >> count) & ((1 << (64 - count)) - 1)
 
     mixed = bits + _signed(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ shifted(mixed, 30)) * _signed(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ shifted(mixed, 27)) * _signed(0x94D049BB133111EB)
-    return mixed ^ shifted(mixed, 31)
+    mixed = (mixed ^ shift(mixed, 30)) * _signed(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ shift(mixed, 27)) * _signed(0x94D049BB133111EB)
+    return mixed ^ shift(mixed, 31)
 
 
 def _signed(word: int) -> int:
@@ -77,7 +77,7 @@ def _signed(word: int) -> int:
 def _weights(
     shape: Ints, start: Ints, size: Ints, run: tuple[int, int] | None, device: torch.device
 ) -> tuple[tuple[int, torch.Tensor, torch.Tensor], ...]:
-    """Offset, row weights and column weights of each rectangle."""
+    """Offset, row weights and column weights for each rectangle."""
 
     def odd(hashes: Hashes) -> torch.Tensor:
         return torch.from_numpy((hashes | np.uint64(1)).view(np.int64)).to(device)  # odd, so that no bit is lost

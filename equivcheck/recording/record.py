@@ -1,4 +1,4 @@
-"""`record`: write a trace of a training loop that is not ours, without changing any of its values.
+"""`record`: write a trace while a training loop runs. The loop is not ours, and none of its values changes.
 
 Private torch API, tried on torch 2.9, 2.13 and 2.15: `clip_grad._clip_grads_with_norm_`, which `clip_grad_norm_` calls with the
 parameters and their norm before it scales. There is no public hook for clipping.
@@ -50,7 +50,7 @@ def record(folder: str | Path, *, steps: int | None = None, from_step: int = 0, 
     steps; a step ends when a module is called after an optimizer has stepped. Nothing is communicated and no value changes. If
     recording fails, one line on stderr says so, and the training goes on.
 
-    With `moved` from 1 to 32, each element of the initial parameters is multiplied by 1 + eps or 1 - eps, another choice for each
+    With `moved` from 1 to 32, each initial parameter's elements are multiplied by 1 + eps or 1 - eps, another choice for each
     number. Such runs measure how far rounding alone carries the training.
 
     Raises `UsageError` if an argument is not valid, or if this process already records.
@@ -91,7 +91,7 @@ class _Recorder:
 
     @contextlib.contextmanager
     def hooks(self) -> Iterator[None]:
-        """Watch module calls, backward passes, clipping and optimizer steps of this process."""
+        """Watch this process's module calls, backward passes, clipping and optimizer steps."""
         own_backward, own_clip = torch.autograd.backward, clip_grad._clip_grads_with_norm_
         own_flat_clip = FullyShardedDataParallel.clip_grad_norm_
         handles = (
@@ -134,7 +134,7 @@ class _Recorder:
             self._writer.close()
 
     def _guard(self, work: Callable[[], None]) -> None:
-        """Run a part of the recording. An error ends the recording, never the job."""
+        """Run a part. An error ends the recording, never the job."""
         if self._is_over:
             return
         try:

@@ -1,6 +1,6 @@
-"""Pseudo-random signs and weights for the elements of a tensor. They depend only on an element's index in the full tensor.
+"""Pseudo-random signs and weights for a tensor's elements. They depend only on an element's index in the full tensor.
 
-An element has a row and a column: flat indices over the leading and over the remaining dims. Each of the two has its own hash,
+An element has a row and a column: flat indices over the leading and over the remaining dims. Each has its own hash,
 and the element's sign or weight is the product. So one table for rows and one for columns are enough, and one matrix product sums
 a shard, whatever its shape. The hash is SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
 """
@@ -16,11 +16,11 @@ import numpy.typing as npt
 from equivcheck.worlds.trace.trace import Piece
 
 NUM_SUMS = 32
-"""Signed sums per tensor: one for each bit in the upper half of a hash. Part of the trace's format."""
+"""Signed sums per tensor: one for each upper bit in a 64-bit hash. The trace format depends on it."""
 VECTOR_WIDTH = 256
-"""Tensors with up to so many elements have one row, and larger vectors have rows of this length. Part of the trace's format."""
+"""Tensors with up to so many elements have one row; larger vectors have rows this long. The trace format depends on it."""
 _ROW_SALT, _COLUMN_SALT = 0x243F6A8885A308D3, 0x13198A2E03707344
-"""First digits of pi, so that rows and columns have unrelated hashes."""
+"""First digits in pi, so that rows and columns have unrelated hashes."""
 
 Indices = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
@@ -37,7 +37,7 @@ class Rectangle:
     columns: Indices
     """Flat indices over the remaining dims."""
     offset: int
-    """Position of the first element among the local elements."""
+    """The first element's position among the local elements."""
 
     @property
     def row_signs(self) -> Signs:
@@ -78,7 +78,7 @@ def _signs(hashes: Hashes) -> Signs:
 def rectangles_of(shape: Ints, start: Ints = (), size: Ints = (), run: tuple[int, int] | None = None) -> tuple[Rectangle, ...]:
     """Split a piece's elements into rectangles, in their local order: one for a box, at most three for a run.
 
-    `shape` is the full tensor's. The other arguments are the fields of a `Piece`.
+    `shape` is the full tensor's. The other arguments are a `Piece`'s fields.
     """
     start, size = (start, size) if start else ((0,) * len(shape), shape)
     if math.prod(shape) <= VECTOR_WIDTH:
@@ -98,12 +98,12 @@ def rectangles_of(shape: Ints, start: Ints = (), size: Ints = (), run: tuple[int
 
 
 def split_dim(shape: Ints) -> int:
-    """Number of leading dims that form the rows. It makes the tables for rows and columns as small as possible."""
+    """Number of leading dims that form rows. It makes the tables for rows and columns as small as possible."""
     return min(range(1, len(shape)), key=lambda dim: math.prod(shape[:dim]) + math.prod(shape[dim:]))
 
 
 def _flat_indices(shape: Ints, start: Ints, size: Ints) -> Indices:
-    """Flat indices of a box within these dims, in row-major order."""
+    """A box's flat indices within these dims, in row-major order."""
     found = np.zeros(1, dtype=np.int64)
     for full, first, count in zip(shape, start, size, strict=True):
         found = (found[:, None] * full + np.arange(first, first + count)).reshape(-1)
@@ -111,7 +111,7 @@ def _flat_indices(shape: Ints, start: Ints, size: Ints) -> Indices:
 
 
 def _split_run(rows: Indices, columns: Indices, offset: int, length: int) -> tuple[Rectangle, ...]:
-    """Split consecutive elements of a matrix into the end of a row, full rows and the beginning of a row."""
+    """Split a matrix's consecutive elements: a row's end, full rows, and a row's beginning."""
     if not length:
         return ()
     width = len(columns)
@@ -132,7 +132,7 @@ def _split_run(rows: Indices, columns: Indices, offset: int, length: int) -> tup
 
 
 def signs_of(piece: Piece, number: int) -> Signs:
-    """Signs of a piece's elements in one of the signed sums, in local order."""
+    """A piece's signs in one signed sum, in local order."""
     rectangles = rectangles_of(piece.shape, piece.start, piece.size, piece.run)
     found = [np.outer(each.row_signs[:, number], each.column_signs[:, number]).reshape(-1) for each in rectangles]
     return np.concatenate(found) if found else np.zeros(0, dtype=np.int8)

@@ -1,6 +1,6 @@
-"""Linear sketches: signed sums over the elements of a tensor, which add up over its shards.
+"""Linear sketches: signed sums over a tensor's elements. They add up over shards.
 
-The difference of two sketches is the sketch of the difference, and its root mean square estimates the distance of the tensors
+If two sketches are subtracted, the root mean square estimates the distance between the tensors
 (Alon, Matias, Szegedy: The space complexity of approximating the frequency moments, 1999). So two runs with other shards are
 compared, and no rank needs more than its own elements.
 """
@@ -24,7 +24,7 @@ FORMAT_VERSION = 1
 _SMALL = 2**12
 """Tensors with up to so many elements are summed together."""
 _SLAB = 2**17
-"""Elements that are converted to float64 at once: 1 MiB, so that they stay in the cache of a core."""
+"""Elements that are converted to float64 at once: 1 MiB, so that they stay in a core's cache."""
 
 Vector = npt.NDArray[np.float64]
 Ints = tuple[int, ...]
@@ -32,12 +32,12 @@ Ints = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sketch:
-    """Sums over some elements of a tensor. Sketches of disjoint parts add up to the sketch of both."""
+    """Sums over some elements. If two parts are disjoint, the sum is the sketch for both."""
 
     sums: Vector
     """`NUM_SUMS` signed sums over the elements; NaN if an element is NaN or infinite."""
     squares: float
-    """Sum of squares."""
+    """Sum over squares."""
     minimum: float
     """Minimum; inf without elements, NaN if an element is NaN."""
     maximum: float
@@ -57,18 +57,18 @@ class Sketch:
         return math.sqrt(self.squares)
 
     def distance(self, other: Sketch) -> float:
-        """Estimate the 2-norm of the difference. It is 0 for equal tensors, and seldom off by more than a factor of 2."""
+        """Estimate the 2-norm between two tensors. It is 0 if they are equal, and seldom wrong by more than a factor of 2."""
         return float(np.sqrt(np.mean((self.sums - other.sums) ** 2)))
 
 
 EMPTY = Sketch(sums=np.zeros(NUM_SUMS), squares=0.0, minimum=math.inf, maximum=-math.inf)
-"""Sketch of no elements."""
+"""Sketch without elements."""
 
 
 def sketch_parts(parts: Sequence[tuple[Piece, torch.Tensor]]) -> list[Sketch]:
     """Sketch local tensors on one device, each with its position in a full tensor. All sums are in float64.
 
-    The result is read from the device once, whatever the number of tensors.
+    The result is read from the device once, however many tensors there are.
     """
     numbers = sorted((at for at, (piece, _) in enumerate(parts) if piece.numel), key=lambda at: parts[at][0].numel > _SMALL)
     num_small = sum(parts[at][0].numel <= _SMALL for at in numbers)
@@ -82,7 +82,7 @@ def sketch_parts(parts: Sequence[tuple[Piece, torch.Tensor]]) -> list[Sketch]:
 
 
 def _sketch_small(parts: Sequence[tuple[Piece, torch.Tensor]]) -> torch.Tensor:
-    """One row per tensor: sum of squares, minimum, maximum, signed sums. Few calls, because a call costs more than its sums."""
+    """One row per tensor: squares, minimum, maximum, signed sums. Calls are few, because one costs more than its sums."""
     flat = torch.cat([tensor.detach().reshape(-1).to(torch.float64) for _, tensor in parts])
     numels = [piece.numel for piece, _ in parts]
     lengths = torch.tensor(numels, device=flat.device)
@@ -101,7 +101,7 @@ def _sketch_large(piece: Piece, tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Block:
-    """Consecutive local elements that form a matrix, with the signs of its rows and columns in the full tensor."""
+    """Consecutive local elements that form a matrix, with signs for its rows and columns in the full tensor."""
 
     offset: int
     rows: torch.Tensor
@@ -125,7 +125,7 @@ def _blocks(shape: Ints, start: Ints, size: Ints, run: tuple[int, int] | None, d
 
 
 def _sums(piece: Piece, flat: torch.Tensor) -> torch.Tensor:
-    """Signed sums over flat local elements. Slabs of rows are converted to float64, so that they stay in the cache."""
+    """Signed sums over flat local elements. Slabs are converted to float64, so that they stay in the cache."""
     sums = []
     for block in _blocks(piece.shape, piece.start, piece.size, piece.run, flat.device):
         num_rows, width = len(block.rows), len(block.columns)

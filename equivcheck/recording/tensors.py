@@ -19,7 +19,7 @@ from equivcheck.training.read import canonical_name, pieces_of
 from equivcheck.worlds.trace.trace import Piece, Slot
 
 Row = tuple[tuple[Piece, ...], torch.Tensor]
-"""A tensor, and the positions of its local elements, in order."""
+"""A tensor, and its local elements' positions in order."""
 
 
 def find_root(parameters: Collection[torch.Tensor]) -> nn.Module | None:
@@ -69,12 +69,12 @@ def move_parameters(slots: Sequence[Slot], choice: int) -> None:
 
 
 def gradients_of(slots: Sequence[Slot]) -> list[Row]:
-    """Gradients of the slots' parameters that have one."""
+    """Gradients, if the slots' parameters have any."""
     return [(_pieces_like(slot, slot.parameter.grad), slot.parameter.grad) for slot in slots if slot.parameter.grad is not None]
 
 
 def _pieces_like(slot: Slot, tensor: torch.Tensor) -> tuple[Piece, ...]:
-    """Positions of a gradient or state tensor: the parameter's, unless it has placements of its own."""
+    """A gradient's or state tensor's positions: the parameter's, unless it has its own placements."""
     parameter = slot.parameter
     if isinstance(tensor, DTensor) and isinstance(parameter, DTensor) and tensor.placements != parameter.placements:
         return pieces_of(slot.pieces[0].name, tensor)
@@ -82,7 +82,7 @@ def _pieces_like(slot: Slot, tensor: torch.Tensor) -> tuple[Piece, ...]:
 
 
 def state_of(optimizer: torch.optim.Optimizer, slots: Sequence[Slot]) -> list[Row]:
-    """Optimizer state in the shape of its parameter, called ``parameter/key``."""
+    """Optimizer state, if it has its parameter's shape, called ``parameter/key``."""
     rows = []
     for slot in slots:
         for key, value in optimizer.state.get(slot.parameter, {}).items():
@@ -104,7 +104,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def entries_of(moment: Moment, rows: Sequence[Row], *, exactly: bool = False) -> Iterator[Entry]:
-    """Sketch the local elements of each tensor, with exact hashes if asked. Padding is left out."""
+    """Sketch each tensor's local elements, with exact hashes if asked. Padding is left out."""
     parts: list[tuple[Piece, torch.Tensor, bool]] = []
     for pieces, tensor in rows:
         is_partial = isinstance(tensor, DTensor) and any(isinstance(placement, Partial) for placement in tensor.placements)

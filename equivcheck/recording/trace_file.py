@@ -1,4 +1,4 @@
-"""Trace files: one for each rank, with a line of JSON for each step.
+"""Trace files: one for each rank, with one JSON line for each step.
 
 A step is written at once, so a killed job keeps its earlier steps. Reading a file runs no code from it.
 """
@@ -21,7 +21,7 @@ from equivcheck.system.choice import PrintableEnum
 from equivcheck.worlds.trace.trace import Piece
 
 SUFFIX = ".ecr"
-"""Suffix of trace files; they are called ``rank0.ecr`` and so on."""
+"""Suffix; trace files are called ``rank0.ecr`` and so on."""
 
 
 class Moment(PrintableEnum):
@@ -42,7 +42,7 @@ class Header:
     rank: int
     """Rank, from 0."""
     num_ranks: int
-    """Number of ranks in the job."""
+    """Number of ranks."""
     argv: tuple[str, ...]
     """Command line."""
     environment: Mapping[str, str]
@@ -51,7 +51,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Entry:
-    """One rank's part of one tensor at one moment."""
+    """One rank's part in one tensor at one moment."""
 
     moment: Moment
     """When it was read."""
@@ -60,21 +60,21 @@ class Entry:
     dtype: str
     """Element type, such as ``float32``."""
     sketch: Sketch
-    """Sketch of the part."""
+    """The part's sketch."""
     exact: ExactHash | None = None
     """Exact hash; None unless initial values or buffers."""
     is_partial: bool = False
-    """Whether the tensor is the sum over ranks of what they hold (DTensor's `Partial`)."""
+    """Whether ranks hold addends, not parts (DTensor's `Partial`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RecordedStep:
-    """What a rank recorded in one step."""
+    """One step, as a rank recorded it."""
 
     step: int
-    """Step, from 0: the number of earlier updates."""
+    """Number of earlier updates."""
     losses: tuple[float, ...]
-    """Value of each scalar that `backward` was called on, in order."""
+    """Scalars that `backward` was called on, in order."""
     norms: tuple[float, ...]
     """Norms that gradient clipping returned, in order."""
     entries: tuple[Entry, ...]
@@ -178,7 +178,7 @@ def _read_file(file: Path) -> RankTrace:
 
 
 def _joined(steps: Sequence[RecordedStep]) -> tuple[RecordedStep, ...]:
-    """Steps with the lines of each put together: the last step has a second line, with what is read at the end only."""
+    """Steps with their lines joined. If a tensor is read at the end only, it is in the last step's second line."""
     found: dict[int, RecordedStep] = {}
     for each in steps:
         before = found.get(each.step, RecordedStep(step=each.step, losses=(), norms=(), entries=()))

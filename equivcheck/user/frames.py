@@ -13,14 +13,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-import equivcheck
 from equivcheck.errors import EquivCheckError
 from equivcheck.user.traces.names import TensorNames
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+), in (.*)(?:\n    (?! *File ")(.*))?$', re.MULTILINE)
 """One frame in a printed stack: file, line, function, and its code if the file can be read."""
 _NEXT_EXCEPTION = "Traceback (most recent call last):"
-_OWN = (f"{Path(equivcheck.__file__).parent}{os.sep}", "site-packages/equivcheck/")
+_OWN = (f"{Path(__file__).parents[1]}{os.sep}", "site-packages/equivcheck/")
 _TORCH = (f"{Path(torch.__file__).parent}{os.sep}", "site-packages/torch/")
 """Path prefixes. Packages on another host may be in another folder."""
 _LIBRARIES = ("site-packages", "dist-packages")

@@ -1,4 +1,4 @@
-"""Starts the recording in a Python process of a command that `equivcheck record` runs, as soon as torch has been imported.
+"""Starts the recording in a Python process that `equivcheck record` runs, as soon as torch has been imported.
 
 Python imports the first `sitecustomize` on its path at startup. This one then runs the one that it hides, if there is one.
 """
