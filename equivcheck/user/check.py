@@ -55,7 +55,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     """Check whether a parallel training computes the same losses, gradients and parameters as one device.
 
     The training runs on one device and on all ranks. Further runs on one device measure the tolerance. The verdict compares
-    every step, then optimizer state and buffers::
+    every step with its buffers, then optimizer state::
 
         verdict = check_training(
             model=lambda: nn.Linear(4, 2),

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from equivcheck.user.traces.reported import with_reports_at_all_steps
+from equivcheck.user.traces.reported import NOTHING, with_reports_at_all_steps
 from equivcheck.user.traces.settings import UserTrace
 from equivcheck.user.usage import invalid
 from equivcheck.worlds.trace.differences import Phase
@@ -46,13 +46,16 @@ def _updates(trace: UserTrace) -> bool:
     return len(values) == 1 or any(not np.array_equal(before, after) for before, after in pairwise(values))
 
 
-def without_phases(trace: UserTrace, phases: Collection[Phase], *, reports: bool) -> UserTrace:
+def without_phases(trace: UserTrace, phases: Collection[Phase], *, reports: bool, buffers: bool) -> UserTrace:
     """Return the trace without losses or gradients, if these are among the phases.
 
-    If one device `reports` values, a rank that reports none gets empty snapshots of them.
+    If one device `reports` values, a rank that reports none gets empty snapshots of them. If it has `buffers`, so does a rank
+    without any; otherwise a rank's buffers are compared after the last step only.
     """
     if reports:
         trace = replace(trace, steps=with_reports_at_all_steps(trace.steps))
+    if any((step.buffers is not None) is not buffers for step in trace.steps):
+        trace = replace(trace, steps=tuple(replace(step, buffers=NOTHING if buffers else None) for step in trace.steps))
     if not phases:
         return trace
     steps = tuple(

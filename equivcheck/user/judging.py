@@ -191,9 +191,10 @@ class UserCase:
         self.left_out = phases_left_out(run.trace, (*before, *traces))
         """Phases that cannot be compared, each with a note."""
         reports = any(step.reported for step in run.trace.steps)
-        self.traces = tuple(without_phases(trace, self.left_out, reports=reports) for trace in traces)
+        buffers = any(step.buffers is not None for step in run.trace.steps)
+        self.traces = tuple(without_phases(trace, self.left_out, reports=reports, buffers=buffers) for trace in traces)
         """The ranks' traces without these phases."""
-        self.before = tuple(without_phases(trace, self.left_out, reports=reports) for trace in before)
+        self.before = tuple(without_phases(trace, self.left_out, reports=reports, buffers=buffers) for trace in before)
         """Such traces before a checkpoint; empty without one."""
         self.run = run
         """The single-device run."""

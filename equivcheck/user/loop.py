@@ -65,6 +65,7 @@ def train(  # noqa: PLR0913, PLR0917 - the training, its place, and the part to 
                     clipped=None,
                     parameters=reader.parameters(),
                     reported=reported_snapshot(reported) if reported else None,
+                    buffers=reader.step_buffers(),
                 )
             )
             if scheduler is not None:

@@ -33,7 +33,7 @@ from equivcheck.worlds.trace.differences import Difference, Phase
 from equivcheck.worlds.work_clock import WorkClock
 
 ENDS = (Phase.STATE, Phase.BUFFER)
-"""Phases that are compared only after all steps."""
+"""Phases after a step that a run compares only if the step is its last, or not its last."""
 VALUES = (Difference.VALUE, Difference.RANKS_DISAGREE, Difference.NAN)
 """Kinds of difference between values, for tensors that both sides have."""
 COMPUTED = (Phase.LOSS, Phase.GRADIENT)
@@ -163,7 +163,7 @@ def _reproduces(diverged: DivergedTraining, candidate: Mistake, facts: StepFacts
     """Whether the candidate reproduces all values. To save time, a first run ends after the first wrong step."""
     step, num_steps = diverged.first.step, len(diverged.task.batches)
     moments = diverged.reference.moments
-    least = next((at for at, moment in enumerate(moments) if moment.step > step or moment.phase in ENDS), len(moments))
+    least = next(at for at, moment in enumerate(moments) if (moment.step, moment.phase in ENDS) >= (step, True))
     if step + 1 < num_steps:
         early = _run(lambda: candidate.run(diverged, step + 1, facts))
         if early is None or num_agreeing_moments(diverged, early) < least:

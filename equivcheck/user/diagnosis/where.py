@@ -64,7 +64,9 @@ def _as_compared(diverged: DivergedTraining, trace: UserTrace) -> UserTrace:
     moments = diverged.reference.moments
     present = {moment.phase for moment in moments if any(moment.present)}
     left_out = {phase for phase in (Phase.LOSS, Phase.GRADIENT) if phase not in present}
-    return without_phases(trace, left_out, reports=any(moment.phase is Phase.REPORTED for moment in moments))
+    phases = [moment.phase for moment in moments]
+    buffers = phases.count(Phase.BUFFER) > 1
+    return without_phases(trace, left_out, reports=Phase.REPORTED in phases, buffers=buffers)
 
 
 class _Search:

@@ -35,6 +35,12 @@ class TensorNames:
         """Distinct buffers by name."""
         return self._named(module, "named_buffers")
 
+    def buffer_owners(self, module: nn.Module) -> list[tuple[str, nn.Module, str]]:
+        """Name, owner and attribute of each distinct buffer."""
+        owners = (owner for _, owner in self._owners(module, "", set()))
+        places = {id(tensor): (owner, key) for owner in owners for key, tensor in _own(owner, "named_buffers")}
+        return [(name, *places[id(tensor)]) for name, tensor in self.buffers(module)]
+
     def modules(self, module: nn.Module) -> list[tuple[str, nn.Module]]:
         """Original modules, or their replacements, by name; wrappers are left out."""
         owners = list(self._owners(module, "", set()))

@@ -18,6 +18,7 @@ from equivcheck.layouts.base.local_tensors import local_tensor_piece
 from equivcheck.layouts.parallelisms.fsdp1.flat_parameters import flat_slots
 from equivcheck.training.read import State, canonical_name, piece_of, pieces_of, redistribute_like, snapshot, state_slots
 from equivcheck.user.batches import as_real
+from equivcheck.user.traces.buffers import StepBuffers, has_buffers
 from equivcheck.user.traces.cuts import ShardBoxes
 from equivcheck.user.traces.names import TensorNames
 from equivcheck.user.usage import invalid
@@ -106,6 +107,7 @@ class Reader:
         self._known: dict[str, torch.Tensor] = {}
         self._slots: tuple[Slot, ...] = ()
         self._gathered_names: set[str] = set()
+        self._step_buffers: StepBuffers | None = None
         self.slots()
 
     def parameters(self) -> Snapshot:
@@ -156,6 +158,12 @@ class Reader:
     def buffers(self) -> Snapshot:
         """Current buffers."""
         return _snapshot_of([(name, as_real(buffer)) for name, buffer in self.names.buffers(self.module)], local_tensor_piece)
+
+    def step_buffers(self) -> Snapshot | None:
+        """Current buffers among those that existed at the first call; None if there were none."""
+        if self._step_buffers is None:
+            self._step_buffers = StepBuffers(self.names.buffer_owners(self.module) if has_buffers(self.module) else ())
+        return self._step_buffers.read()
 
     def _read_each(self, part: Callable[[torch.Tensor], torch.Tensor | None], *, is_in_step: bool = False) -> Snapshot:
         if self.full_tensors is not None:

@@ -16,7 +16,7 @@ from equivcheck.user.batches import as_real
 from equivcheck.user.traces.names import WRAPPED
 from equivcheck.worlds.trace.trace import Slot, Snapshot, Step
 
-_NOTHING = Snapshot(pieces=(), present=(), fits=(), dtypes=(), values=np.empty(0))
+NOTHING = Snapshot(pieces=(), present=(), fits=(), dtypes=(), values=np.empty(0))
 
 
 def named_tensors(value: Any, name: str = "") -> dict[str, torch.Tensor]:
@@ -54,4 +54,4 @@ def reported_snapshot(values: Mapping[str, torch.Tensor]) -> Snapshot:
 
 def with_reports_at_all_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
     """Give every step a snapshot of reported values, perhaps an empty one. Equal trainings then have equally many moments."""
-    return tuple(step if step.reported else replace(step, reported=_NOTHING) for step in steps)
+    return tuple(step if step.reported else replace(step, reported=NOTHING) for step in steps)

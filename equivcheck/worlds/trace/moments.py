@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -37,15 +37,17 @@ def moments(trace: Trace | ValueTrace) -> list[Moment]:
     """All moments in a trace; equal trainings give lists of equal length."""
     if isinstance(trace, ValueTrace):
         return list(trace.moments)
-    found = [moment for index, step in enumerate(trace.steps) for moment in _of_step(index, step)]
     last = len(trace.steps) - 1
+    steps = [*trace.steps[:-1], *(replace(step, buffers=None) for step in trace.steps[-1:])]  # its buffers are the final ones
+    found = [moment for index, step in enumerate(steps) for moment in _of_step(index, step)]
     ends = (trace.state, trace.buffers)
     return found + [Moment(step=last, phase=phase, snapshot=end) for phase, end in zip(_AT_THE_END, ends, strict=True)]
 
 
 def moments_of_steps(traces: Sequence[Trace]) -> list[tuple[Moment, ...]]:
     """For each moment except the final state and buffers, a tuple with the moment of each rank; empty without ranks."""
-    return list(zip(*map(moments, traces), strict=True))[: -len(_AT_THE_END)]
+    steps = ([moment for index, step in enumerate(trace.steps) for moment in _of_step(index, step)] for trace in traces)
+    return list(zip(*steps, strict=True))
 
 
 def _of_step(index: int, step: Step) -> list[Moment]:
@@ -60,6 +62,8 @@ def _of_step(index: int, step: Step) -> list[Moment]:
     found.append(Moment(step=index, phase=Phase.UPDATE, snapshot=step.parameters, full=step.full_parameters))
     if step.reported is not None:
         found.append(Moment(step=index, phase=Phase.REPORTED, snapshot=step.reported))
+    if step.buffers is not None:
+        found.append(Moment(step=index, phase=Phase.BUFFER, snapshot=step.buffers))
     return found
 
 

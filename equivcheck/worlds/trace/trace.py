@@ -85,6 +85,8 @@ class Step:
     """`full_tensor()` for each parameter after the update; None if not recorded."""
     reported: Snapshot | None = None
     """Values that a user's step returned, and state outside the module; names are ``value`` and ``tensor/object``."""
+    buffers: Snapshot | None = None
+    """Buffers after the step; None if not recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -373,7 +373,7 @@ SHARDS: dict[str, Wrong] = {
     "buffers_of_one_rank": by_hand(
         "each rank computes buffers from its own rows, and before each forward rank 0's buffers replace",
         reduce=nothing,
-        first=1,
+        first=0,
         changes={"model": Normalized, "parallelize": lambda model, _mesh: nn.parallel.DistributedDataParallel(model)},
     ),
     "batch_norm_in_ddp": by_hand(

@@ -1,0 +1,101 @@
+"""Buffers are compared after each step."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from equivcheck import check_training
+from equivcheck.oracle.verdict.verdict import Outcome
+from equivcheck.user.traces.names import TensorNames
+from equivcheck.user.traces.reader import Reader
+from equivcheck.worlds.trace.differences import Difference, Phase
+from unit.user.programs import brought, in_ddp
+
+
+class Center(nn.Module):
+    """A layer that keeps the mean of its last inputs. Nothing reads it."""
+
+    wrong_step: int | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.num_steps = nn.Linear(4, 2), 0
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        mean = inputs.detach().mean(0)
+        if dist.is_initialized() and self.num_steps != self.wrong_step:
+            dist.all_reduce(mean, op=dist.ReduceOp.AVG)
+        self.mean, self.num_steps = mean, self.num_steps + 1
+        return self.linear(inputs)
+
+
+def unreduced_at(step: int | None) -> object:
+    """Data parallelism that leaves the mean unreduced at one step."""
+
+    def parallelize(model: Center, mesh: DeviceMesh) -> nn.Module:
+        model.wrong_step = step
+        return in_ddp(model, mesh)
+
+    return parallelize
+
+
+def test_a_buffer_is_compared_at_the_step_at_which_it_is_wrong() -> None:
+    """A buffer that is wrong after the second of three steps, and right after the third, is reported."""
+    verdict = check_training(**brought(model=Center, parallelize=unreduced_at(1)), explain=False)
+    assert verdict.divergence is not None
+    assert (verdict.divergence.step, verdict.divergence.phase, verdict.divergence.tensor) == (1, Phase.BUFFER, "mean")
+
+
+def test_buffers_that_agree_at_each_step_are_equivalent() -> None:
+    """A module may replace its buffer in every step."""
+    assert check_training(**brought(model=Center, parallelize=unreduced_at(None))).outcome is Outcome.EQUIVALENT
+
+
+def test_a_buffer_that_only_ranks_have_is_reported() -> None:
+    """A model without buffers on one device is compared with ranks that have one."""
+
+    def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        model[0].register_buffer("extra", torch.ones(2))
+        return in_ddp(model, mesh)
+
+    verdict = check_training(**brought(parallelize=parallelize), explain=False)
+    assert verdict.divergence is not None
+    assert (verdict.divergence.tensor, verdict.divergence.difference) == ("0.extra", Difference.EXTRA)
+
+
+def test_a_buffer_that_ranks_lack_is_reported() -> None:
+    """A model with buffers is compared with ranks that have none."""
+
+    def parallelize(model: Center, mesh: DeviceMesh) -> nn.Module:
+        model.forward = model.linear.forward
+        del model.mean
+        return in_ddp(model, mesh)
+
+    verdict = check_training(**brought(model=Center, parallelize=parallelize), explain=False)
+    assert verdict.divergence is not None
+    assert (verdict.divergence.tensor, verdict.divergence.difference) == ("mean", Difference.MISSING)
+
+
+def test_buffers_of_all_types_are_read_at_each_step() -> None:
+    """Integers, complex numbers, bfloat16 and values with a graph are read, and a buffer may be None for a while."""
+    model = nn.Module()
+    for name, value in {"count": torch.tensor(1), "turn": torch.ones(2, dtype=torch.complex64)}.items():
+        model.register_buffer(name, value)
+    model.register_buffer("short", torch.ones(3, dtype=torch.bfloat16))
+    reader = Reader(TensorNames(model), model)
+    first = reader.step_buffers()
+    model.count, model.turn = model.count + 1, model.turn * 1j
+    second = reader.step_buffers()
+    model.short, model.count = torch.ones(3, requires_grad=True) * 3, None
+    third = reader.step_buffers()
+    assert [list(each.values) for each in (first, second, third)] == [
+        [1, 1, 0, 1, 0, 1, 1, 1],
+        [2, 0, 1, 0, 1, 1, 1, 1],
+        [0, 1, 0, 1, 3, 3, 3],
+    ]
+    assert second.pieces is first.pieces
+    assert third.present == (False, True, True)
