@@ -87,7 +87,8 @@ def test_a_crash_in_a_forward_names_line_module_and_error(world: str) -> None:
     lines = [line.strip() for line in verdict.describe().splitlines()]
     assert lines[1] == "ranks 0, 1 raised RuntimeError in module 1.down (Linear)"
     require_place(lines, "forward", "return self.down(self.between(self.up(inputs)))")
-    assert lines[4] == "error: mat1 and mat2 shapes cannot be multiplied (2x5 and 6x4)"
+    assert lines[4].startswith("error: ")
+    assert lines[4].endswith("mat1 and mat2 shapes cannot be multiplied (2x5 and 6x4)")
     assert "torch/nn" not in verdict.describe()
     assert "torch/nn" in verdict.describe(verbose=True)
 
