@@ -19,12 +19,18 @@ class UsageError(EquivCheckError, ValueError):
 
 def unknown_name(kind: str, name: str, names: Iterable[str]) -> UsageError:
     """Error for a name that does not exist. It suggests similar names first, then lists all."""
+    allowed = tuple(names)
+    hint = did_you_mean(name, allowed)
+    return UsageError(f"{kind} {name!r} is not valid: it does not exist. {hint}Expected one of {', '.join(allowed)}")
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Question with the similar names, such as ``Did you mean fsdp? ``; empty if no name is similar."""
     from difflib import get_close_matches
 
     allowed = tuple(names)
-    similar = " or ".join(get_close_matches(name, allowed))
-    hint = f"Did you mean {similar}? " if similar else ""
-    return UsageError(f"{kind} {name!r} is not valid: it does not exist. {hint}Expected one of {', '.join(allowed)}")
+    similar = " or ".join(get_close_matches(name, allowed) or get_close_matches(name.lower(), allowed))
+    return f"Did you mean {similar}? " if similar else ""
 
 
 class NotEquivalent(EquivCheckError, AssertionError):

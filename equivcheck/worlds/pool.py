@@ -6,7 +6,7 @@ import atexit
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from equivcheck.errors import UsageError
+from equivcheck.errors import UsageError, unknown_name
 from equivcheck.worlds.ranks import Ranks
 
 
@@ -57,7 +57,7 @@ def open_ranks(world: str, size: int | None = None) -> Ranks:
     Raises `UsageError` if the world does not exist or the size is not valid.
     """
     if world not in WORLDS:
-        raise UsageError(f"world {world!r} is not valid: it does not exist. Expected one of {', '.join(WORLDS)}.")
+        raise unknown_name("world", world, WORLDS)
     if size is None and world != TORCHRUN:
         raise UsageError(f"size None is not valid for {world}. Expected a number of ranks, such as World({world!r}, size=2).")
     if size is not None and size < 1:

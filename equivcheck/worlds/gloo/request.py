@@ -17,6 +17,9 @@ from typing import Any
 
 from equivcheck.errors import UsageError
 
+_Cached = type(functools.lru_cache(len))
+"""Type of functions with a cache. Pickle copies only their names."""
+
 
 def pickle_task(program: Callable[..., Any], arguments: tuple[Any, ...], *, is_user_code: bool = True) -> bytes:
     """Pickle a task. Raises `UsageError` if that is impossible.
@@ -54,6 +57,8 @@ def _pickler() -> Any:
         def reducer_override(self, value: Any) -> Any:
             if isinstance(value, ModuleType) and type(value) is not ModuleType and sys.modules.get(value.__name__) is value:
                 return importlib.import_module, (value.__name__,)
+            if isinstance(value, _Cached) and not _is_importable(value):
+                return _with_empty_cache, (value.__wrapped__, value.cache_parameters())
             module = sys.modules.get(value.__module__) if isinstance(value, FunctionType | type) else None
             if type(module) is not ModuleType or module.__name__ in cloudpickle.list_registry_pickle_by_value():
                 return super().reducer_override(value)
@@ -66,6 +71,17 @@ def _pickler() -> Any:
                 cloudpickle.unregister_pickle_by_value(module)
 
     return Pickler
+
+
+def _is_importable(cached: Any) -> bool:
+    module = sys.modules.get(cached.__module__)
+    if module is None or module.__name__ == "__main__":
+        return module is None
+    return _is_found_elsewhere(module.__name__, getattr(module, "__file__", None))
+
+
+def _with_empty_cache(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
 
 
 @functools.cache

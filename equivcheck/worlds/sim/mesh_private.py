@@ -3,6 +3,9 @@
 Meshes with equal ranks, names and devices compare equal. torch caches values by mesh that depend on the coordinate of the first
 caller, for example how to reassemble a dim that is sharded twice. torch's own thread backend puts the thread into a mesh's hash
 and equality through ``_thread_id``; this module does the same.
+
+If a rank reads another rank's mesh, for example from a module global, it would get the other coordinate and group names. This
+raises `UsedByOtherRank`.
 """
 
 from __future__ import annotations
@@ -16,10 +19,13 @@ from unittest.mock import patch
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from equivcheck.worlds.sim.ownership import UsedByOtherRank
 from equivcheck.worlds.sim.torch_private import is_rank_thread
 
 _threads = threading.local()
 _numbers = itertools.count(1)
+_OF_RANK = ("_coordinate_on_dim", "_dim_group_names")
+"""Attributes of a mesh with different values on each rank."""
 
 
 @contextlib.contextmanager
@@ -33,11 +39,34 @@ def per_thread_meshes() -> Iterator[None]:
         _claim(mesh)
 
     def unpickle(mesh: Any, state: dict[str, Any], /) -> None:
-        unpickled(mesh, state)
+        unpickled(mesh, state | {"_thread_id": None})  # it may read attributes before `_claim`
         _claim(mesh)
 
-    with patch.object(mesh_class, "__init__", make), patch.object(mesh_class, "__setstate__", unpickle, create=True):
+    with contextlib.ExitStack() as patches:
+        patches.enter_context(patch.object(mesh_class, "__init__", make))
+        patches.enter_context(patch.object(mesh_class, "__setstate__", unpickle, create=True))
+        for name in _OF_RANK:
+            patches.enter_context(patch.object(mesh_class, name, _OfRank(name), create=True))
         yield
+
+
+class _OfRank:
+    """Attribute of a mesh that raises `UsedByOtherRank` if a rank reads it in another rank's mesh."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, mesh: Any, _: Any) -> Any:
+        values = {} if mesh is None else vars(mesh)
+        if self._name not in values:
+            raise AttributeError(self._name)
+        owner = values.get("_thread_id")
+        if owner is not None and owner != vars(_threads).get("number") and is_rank_thread():
+            raise UsedByOtherRank("device mesh")
+        return values[self._name]
+
+    def __set__(self, mesh: Any, value: Any) -> None:
+        vars(mesh)[self._name] = value
 
 
 def _set_attributes(mesh: Any, state: dict[str, Any]) -> None:

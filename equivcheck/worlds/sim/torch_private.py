@@ -12,7 +12,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, Never
 
 import torch
 import torch.distributed as dist
@@ -40,11 +40,28 @@ _bindings: Any = torch._C._distributed_c10d
 HashStore: Any = _bindings.HashStore
 Store: Any = _bindings.Store
 
+
+class _ByGroup(dict[Any, Any]):
+    """Values for one rank's groups. Looking up another rank's group raises `UsedByOtherRank`, not torch's unclear error."""
+
+    def __contains__(self, group: Any) -> bool:
+        if hasattr(group, "require_own"):  # a simulated group
+            group.require_own()
+        return super().__contains__(group)
+
+    def get(self, group: Any, default: Any = None) -> Any:
+        return super().get(group, default) if group in self else default
+
+    def __missing__(self, group: Any) -> Never:
+        assert group not in self
+        raise KeyError(group)
+
+
 _OWN_FIELDS: dict[str, Callable[[], Any]] = {
     "default_pg": lambda: None,
-    "pg_map": dict,
+    "pg_map": _ByGroup,
     "pg_names": dict,
-    "pg_group_ranks": dict,
+    "pg_group_ranks": _ByGroup,
     "pg_backend_config": dict,
     "group_count": int,
     "tags_to_pg": dict,

@@ -49,6 +49,7 @@ class GroupCalls(GroupIdentity):
         return self._keep(make_work(self, raw, meeting, outputs, outputs if shown is None else shown))
 
     def _note(self, op: str, tensors: Tensors, peer: int | None) -> RawCall:
+        self.require_own()
         scheduler = self.board.scheduler
         scheduler.check()
         scheduler.progress()

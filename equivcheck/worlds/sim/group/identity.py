@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, Never, Self
 
 import torch
 import torch.distributed as dist
 
 from equivcheck.worlds.sim.group.store import PatientStore
+from equivcheck.worlds.sim.ownership import UsedByOtherRank
 from equivcheck.worlds.sim.refusals import CallRefused
 from equivcheck.worlds.sim.switchboard import Switchboard
+from equivcheck.worlds.sim.torch_private import is_rank_thread
 
 _ProcessGroup: Any = dist.ProcessGroup
 _CPU = [torch.device("cpu")]
@@ -35,6 +38,12 @@ class GroupIdentity(_ProcessGroup):  # type: ignore[misc]  # torch's overloads d
         self._exchange = board.exchange(name, ranks)
         self._desc = "undefined"
         self._store: PatientStore | None = None
+        self._thread = threading.get_ident()
+
+    def require_own(self) -> None:
+        """Raise `UsedByOtherRank` if the calling thread is another rank's."""
+        if threading.get_ident() != self._thread and is_rank_thread():
+            raise UsedByOtherRank("process group")
 
     def complete(self, store: Any, desc: str) -> PatientStore:
         """Register the group, and return the store to use instead of `store`."""
@@ -45,6 +54,7 @@ class GroupIdentity(_ProcessGroup):  # type: ignore[misc]  # torch's overloads d
 
     def rank(self) -> int:
         """Caller's rank within the group."""
+        self.require_own()
         return self.member
 
     def size(self) -> int:
@@ -64,6 +74,7 @@ class GroupIdentity(_ProcessGroup):  # type: ignore[misc]  # torch's overloads d
     @property
     def group_name(self) -> str:
         """Group name."""
+        self.require_own()
         return self._name
 
     @property
