@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from equivcheck.scenario.scenario import count
 from equivcheck.user.task import Task
 from equivcheck.user.usage import invalid
 
@@ -131,14 +132,19 @@ def require_parts(task: Task) -> None:
 def _require_pair(number: int, microbatch: Any) -> None:
     if not _is_pair(microbatch):
         expected = "a pair (inputs, targets) or a list of such microbatches. With your own step=, a batch may be anything"
+        if isinstance(microbatch, torch.Tensor):
+            expected += ". For a single step, pass batches=[(inputs, targets)]"
+        elif isinstance(microbatch, dict):
+            expected += ". If your model returns its loss, pass (batch, None) and loss=lambda outputs, _: outputs.loss"
         raise invalid(f"batch {number}", f"it is or contains a {type(microbatch).__name__}", expected)
 
 
 def _require_rows(task: Task, number: int, batch: Any) -> None:
     for tensor in tensors_of(batch):
-        if tensor.dim() and tensor.shape[0] % task.num_data_ranks:
+        if tensor.dim() and (not len(tensor) or len(tensor) % task.num_data_ranks):
             axes = " x ".join(f"{name} {size}" for name, size in task.mesh if name in task.data_axes)
-            why = f"a tensor has {tensor.shape[0]} rows, which do not split evenly over {axes}"
+            rows = count(len(tensor), "row, which does", "rows, which do")
+            why = f"a tensor has {rows} not split evenly over {axes}" if len(tensor) else "a tensor has no rows"
             raise invalid(f"batch {number}", why, f"a multiple of {task.num_data_ranks} rows, or shard=fn(batch, mesh)")
 
 

@@ -87,7 +87,8 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     :param scheduler: Called with the optimizer. Its ``step()`` runs after each training step.
     :param step: Called as ``step(model, batch, optimizer, loss)`` instead of the built-in forward, backward and update. Returns
         the loss, or a dict of named numbers and tensors with ``loss`` among them. Losses are averaged over data ranks; all other
-        values must be the same on every rank that returns them.
+        values must be the same on every rank that returns them. If `step`, `rank_step` or `loss` has a parameter ``mesh``, it
+        gets the mesh on ranks, and None on one device.
     :param rank_step: Replaces `step` on ranks. Ranks with the same rows must return the same loss. A rank without a loss returns
         None.
     :param data_axes: Axes whose ranks get different rows. By default the axes named dp, ddp, fsdp, data, replicate,
@@ -119,7 +120,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     # Imported here because they import DTensor: `from equivcheck import check_training` stays as fast as `import torch`.
     from equivcheck.user.judging import check_task
     from equivcheck.user.randomness import require_masks
-    from equivcheck.user.task import Task, data_axes_of, loss_axes_of, mesh_of
+    from equivcheck.user.task import Task, data_axes_of, loss_axes_of, mesh_of, with_mesh
     from equivcheck.user.traces.cuts import require_cuts
 
     axes = mesh_of(mesh)
@@ -130,12 +131,12 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
         parallelize=parallelize,
         mesh=axes,
         batches=tuple(batches),
-        loss=loss,
+        loss=with_mesh(loss, None),
         reduction=reduction,
         optimizer=optimizer,
         scheduler=scheduler,
-        step=step,
-        rank_step=rank_step or step,
+        step=with_mesh(step, None),
+        rank_step=with_mesh(rank_step or step, None),
         data_axes=row_axes,
         loss_axes=loss_axes_of(axes, row_axes, knows_rows=shard is None or data_axes is not None),
         shard=shard,

@@ -13,6 +13,7 @@ from torch import nn
 from equivcheck.scenario import LowPrecision
 from equivcheck.training.accumulate import scalar_value
 from equivcheck.user.batches import microbatches
+from equivcheck.user.hints import invalid_loss, note_on_outputs
 from equivcheck.user.parts import WHOLE, Part
 from equivcheck.user.precision.kept import widened_float32
 from equivcheck.user.task import Loss, Task, TrainStep, takes_names
@@ -118,10 +119,25 @@ def _accumulate(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, 
     optimizer.zero_grad()
     total = 0.0
     for inputs, targets in microbatches(batch):
-        value = loss(_call(model, inputs), targets)
-        (value if share == 1.0 else value * share).backward()  # type: ignore[no-untyped-call]
+        value = _loss_of(_call(model, inputs), targets, loss)
+        try:
+            (value if share == 1.0 else value * share).backward()  # type: ignore[no-untyped-call]
+        except Exception as error:
+            unfit = invalid_loss(value)
+            if unfit is None:
+                raise
+            raise unfit from error
         total += scalar_value(value) * share
     return total
+
+
+def _loss_of(outputs: Any, targets: Any, loss: Loss) -> torch.Tensor:
+    try:
+        return loss(outputs, targets)
+    except Exception as error:
+        for note in note_on_outputs(outputs):
+            error.add_note(note)
+        raise
 
 
 def _call(model: nn.Module, inputs: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from equivcheck.user.batches import tensors_of
+from equivcheck.user.no_update import reason_for_no_update
 from equivcheck.user.task import Task
 from equivcheck.worlds.failure import Failure
 from equivcheck.worlds.ranks import Ranks, Run
@@ -18,8 +19,9 @@ from equivcheck.worlds.trace.stage import Stage
 
 COMPILED = "your training ran in gloo because it compiles: simulated ranks are threads and would share compiled functions"
 NOT_PARALLEL = (
-    "your ranks made no collective call and hold no shard: is the model parallel at all? (Libraries that read RANK and "
-    'WORLD_SIZE from the environment, such as accelerate and Lightning, wrap nothing in sim: use world="gloo")'
+    "your ranks made no collective call in a step and hold no shard: is the model parallel at all? If `parallelize` wraps it, it "
+    "must return the wrapper. (Libraries that read RANK and WORLD_SIZE from the environment, such as accelerate and Lightning, "
+    'wrap nothing in sim: use world="gloo")'
 )
 OUTSIDE = (
     "not compared: the state of {names}, which your step keeps outside the model. To compare it, pass "
@@ -34,8 +36,6 @@ ONE_STEP = "only one step: an error that affects the next step (optimizer state,
 """Note on a training with one step."""
 SAME_ROWS = "all data ranks got the same rows in every batch, so a missing reduction cannot show: use batches with different rows"
 """Reason that agreement proves nothing, if all data ranks got the same rows."""
-NO_UPDATE = "no step changes a parameter, so a wrong update cannot show: is the learning rate 0?"
-"""Reason that agreement proves nothing, if all updates are zero."""
 
 
 def notes_on(task: Task, left: Run | Failure, asked: Ranks, ran: Ranks, *, has_restarted: bool = False) -> tuple[str, ...]:
@@ -56,11 +56,12 @@ def notes_on(task: Task, left: Run | Failure, asked: Ranks, ran: Ranks, *, has_r
 
 
 def _sees_nothing_parallel(run: Run) -> bool:
-    """Whether ranks neither communicated nor hold shards. Reading tensors for the check does not count as communication.
+    """Whether ranks neither communicated in steps nor hold shards. Reading tensors for the check does not count as communication.
 
     False if there is one rank, or if the world does not record calls.
     """
-    if len(run.values) == 1 or not run.calls or any(call.stage is not Stage.READING for calls in run.calls for call in calls):
+    communicates = any(call.stage in (Stage.COMPUTE, Stage.UPDATE) for calls in run.calls for call in calls)
+    if len(run.values) == 1 or not run.calls or communicates:
         return False
     return all(piece.numel == prod(piece.shape) for trace in run.values for piece in trace.steps[0].parameters.pieces)
 
@@ -99,7 +100,7 @@ def _has_state(value: Any) -> bool:
 def missing_evidence(task: Task, *, changes_parameters: bool) -> str:
     """Reason why agreement proves nothing about the training. Empty if it is evidence."""
     if not changes_parameters:
-        return NO_UPDATE
+        return reason_for_no_update(task)
     return SAME_ROWS if _same_rows(task) else ""
 
 

@@ -14,7 +14,7 @@ from equivcheck.user.loop import train
 from equivcheck.user.parts import WHOLE, Part
 from equivcheck.user.precision.policy import PrecisionObserver, policy_of
 from equivcheck.user.randomness import RowShard, mask_dropout, seed_generators
-from equivcheck.user.task import Task
+from equivcheck.user.task import Task, with_mesh
 from equivcheck.user.traces.cuts import ShardBoxes
 from equivcheck.user.traces.names import TensorNames
 from equivcheck.user.traces.reader import Reader
@@ -25,7 +25,7 @@ from equivcheck.worlds.meshes import device_mesh
 
 def rank_trace(task: Task, part: Part = WHOLE) -> UserTrace:
     """Train on this rank and return its trace."""
-    mesh = device_mesh(task.shape, task.axis_names)
+    task, mesh = task_and_mesh(task)
     names, module = rank_module(task, mesh)
     batches = [rank_batch(task, convert_batch(batch, task.dtype), mesh) for batch in task.batches]
     seen = PrecisionObserver()
@@ -33,6 +33,12 @@ def rank_trace(task: Task, part: Part = WHOLE) -> UserTrace:
         trace = train(task, rank_reader(task, names, module, mesh), batches, task.rank_step, task.loss_scale, part)
     casting = tuple(name for name, each in names.all_modules(module) if isinstance(each, FSDPModule))
     return replace(trace, low_precision=policy_of(module) or seen.precision, casting=casting)
+
+
+def task_and_mesh(task: Task) -> tuple[Task, DeviceMesh]:
+    """Return this rank's mesh, and the task with the mesh bound in `rank_step` and `loss`."""
+    mesh = device_mesh(task.shape, task.axis_names)
+    return replace(task, rank_step=with_mesh(task.rank_step, mesh), loss=with_mesh(task.loss, mesh)), mesh
 
 
 def process_trace(task: Task, part: Part = WHOLE) -> UserTrace:

@@ -16,6 +16,7 @@ from equivcheck.oracle.reference.noise import NUM_CONFIRMATIONS, NUM_PERTURBATIO
 from equivcheck.oracle.reference.reference import Reference
 from equivcheck.training.threads import one_thread
 from equivcheck.user.batches import convert_batch, perturb_batch, perturbation_factors, same_loss_ranks, split
+from equivcheck.user.hints import note_on
 from equivcheck.user.loop import train
 from equivcheck.user.parts import WHOLE, Part, second_part
 from equivcheck.user.randomness import Masked, RowShard, seed_generators
@@ -150,8 +151,7 @@ def trace_of(  # noqa: PLR0913 - the training, and what may differ in a run
     except UsageError:
         raise
     except Exception as error:
-        how = "unchanged" if task.dtype is None else f"converted to {task.dtype} (dtype=None leaves them unchanged)"
-        error.add_note(f"check_training: raised in the single-device run, with model and batches {how}")
+        error.add_note(note_on(error, task.dtype))
         raise
 
 

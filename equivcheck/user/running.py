@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+import torch
+
+import equivcheck
+from equivcheck.errors import UsageError
 from equivcheck.layouts.base.execution.compile_time import COMPILE_SECONDS
 from equivcheck.layouts.composition.running import PROCESSES, THREADS, require_shared
 from equivcheck.oracle.verdict.description import shorten_to_line
@@ -15,10 +20,19 @@ from equivcheck.user.ranks import process_trace, rank_trace
 from equivcheck.user.task import Task
 from equivcheck.user.traces.settings import UserTrace
 from equivcheck.user.usage import invalid
-from equivcheck.worlds.failure import Failure, RanksFailed
+from equivcheck.worlds.failure import Failure, RankReport, RanksFailed
 from equivcheck.worlds.pool import WORLDS_WITH_DATA, ranks
 from equivcheck.worlds.ranks import Ranks, Run, rerun_if_died
+from equivcheck.worlds.sim.ownership import SHARED, UsedByOtherRank
 from equivcheck.worlds.sim.stand_ins.compiling import REFUSAL
+
+_LIBRARIES = tuple(str(Path(str(package.__file__)).parent) for package in (torch, equivcheck))
+"""Folders of packages whose lines in a traceback are not the user's."""
+OWN_MESH = (
+    'world="gloo", or a mesh that each rank keeps for itself: `step`, `rank_step` and `loss` get it if they have a parameter '
+    "`mesh`, and `parallelize` can store it in the model"
+)
+"""Ways to give each rank its own mesh."""
 
 
 def members_of(task: Task, world: str | Ranks) -> Ranks:
@@ -82,10 +96,21 @@ def _run_on(members: Ranks, task: Task, schedule_seed: int, deadline: float, par
         return TrainingRun(left=run, members=members, notes=tuple(notes))
     except RanksFailed as error:
         failure = error.failure
-    compiles = failure.culprit is not None and REFUSAL in failure.culprit.error
+    culprit = failure.culprit
+    if culprit is not None and UsedByOtherRank.__name__ in culprit.error:
+        raise _other_ranks_mesh(culprit)
+    compiles = culprit is not None and REFUSAL in culprit.error
     if members.name != THREADS or not compiles:
         return TrainingRun(left=failure, members=members, notes=tuple(notes))
     return _run_on(members_of(task, PROCESSES), task, schedule_seed, deadline + COMPILE_SECONDS, part)
+
+
+def _other_ranks_mesh(culprit: RankReport) -> UsageError:
+    """Error about a rank that uses another rank's mesh or group, with the line in the user's code."""
+    files = re.findall(r'File "(.+)", line (\d+)', culprit.stack)
+    lines = [f" ({Path(file).name}:{line})" for file, line in files if not file.startswith(_LIBRARIES)]
+    what = f"rank {culprit.rank} used a device mesh or process group of another rank{lines[-1] if lines else ''}"
+    return invalid(f"world {THREADS!r}", f"{what}, because {SHARED}", OWN_MESH)
 
 
 def _require_copyable(task: Task, world: str) -> None:

@@ -7,6 +7,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,11 +15,12 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.lr_scheduler import LRScheduler
 
+from equivcheck.errors import did_you_mean
 from equivcheck.scenario import LowPrecision, MixedPrecision
 from equivcheck.user.randomness import MaskShapes
 from equivcheck.user.restart import Restart
 from equivcheck.user.traces.cuts import Cuts
-from equivcheck.user.usage import invalid
+from equivcheck.user.usage import invalid, require_call
 
 DATA_AXES = ("dp", "ddp", "fsdp", "data", "replicate", "shard", "dp_replicate", "dp_shard")
 """Usual names for mesh axes whose ranks get different rows."""
@@ -28,6 +30,22 @@ POSITION_AXES = ("cp", "sp", "context", "sequence")
 """Usual names for mesh axes whose ranks may return the loss over their own positions."""
 NAMED_PARAMETERS = "named_parameters"
 """Name of an `optimizer`'s parameter, if it takes pairs of name and parameter."""
+_STEP = ("model", "batch", "optimizer", "loss")
+CALLS: dict[str, tuple[str, ...]] = {
+    "model": (),
+    "parallelize": ("model", "mesh"),
+    "loss": ("outputs", "targets"),
+    "optimizer": ("parameters",),
+    "scheduler": ("optimizer",),
+    "step": _STEP,
+    "rank_step": _STEP,
+    "shard": ("batch", "mesh"),
+    "full_tensors": ("module",),
+    "also": ("model", "optimizer"),
+}
+"""Arguments of each function that users bring."""
+REQUIRED = ("model", "parallelize", "loss", "optimizer")
+"""Functions without a default."""
 REDUCTIONS = ("mean", "sum")
 """Ways to combine losses over rows: the mean over the rows in a batch, or their sum."""
 
@@ -92,16 +110,14 @@ class Task:
     """Name in the verdict; empty for none."""
 
     def __post_init__(self) -> None:
-        for name in ("model", "parallelize", "loss", "optimizer"):
-            if not callable(getattr(self, name)):
-                raise invalid(f"{name} {getattr(self, name)!r}", "it is not callable", "a function")
-        for name in ("scheduler", "step", "rank_step", "shard", "full_tensors", "also"):
-            if getattr(self, name) is not None and not callable(getattr(self, name)):
-                raise invalid(f"{name} {getattr(self, name)!r}", "it is not callable", "a function or None")
         if num_required(self.optimizer) > 1:
             why = f"it requires {num_required(self.optimizer)} arguments"
             expected = f"a function of one argument: parameters, or {NAMED_PARAMETERS} for pairs of name and parameter"
             raise invalid("optimizer", why, expected)
+        for name, arguments in CALLS.items():
+            function, is_optional = getattr(self, name), name not in REQUIRED
+            if function is not None or not is_optional:
+                require_call(name, function, arguments, is_optional=is_optional)
         if self.cuts is not None and self.full_tensors is not None:
             raise invalid("cuts together with full_tensors", "both describe plain shards", "one of them")
         if not isinstance(self.name, str):
@@ -169,6 +185,18 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
         return {}
 
 
+def with_mesh(function: Any, mesh: DeviceMesh | None) -> Any:
+    """Return the function with `mesh` bound to its parameter of this name. Without one, or if it has a value, unchanged."""
+    try:
+        parameter = inspect.signature(function).parameters.get("mesh")
+    except (TypeError, ValueError):  # not callable, or without a signature
+        return function
+    if parameter is None or parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+        return function
+    has_value = parameter.default is not None and parameter.default is not parameter.empty
+    return function if has_value else partial(function, mesh=mesh)
+
+
 def loss_axes_of(mesh: tuple[tuple[str, int], ...], data_axes: Sequence[str], *, knows_rows: bool) -> tuple[str, ...]:
     """Return the axes whose ranks must return the same loss; none if the user's `shard` decides which rows a rank gets."""
     return tuple(name for name, _ in mesh if knows_rows and name not in (*data_axes, *POSITION_AXES))
@@ -196,10 +224,12 @@ def data_axes_of(mesh: tuple[tuple[str, int], ...], given: Sequence[str] | None,
         unknown = [name for name in given if name not in names]
         if isinstance(given, str) or unknown:
             why = "it is a string" if isinstance(given, str) else f"the mesh has no axis {unknown[0]!r}"
-            raise invalid(f"data_axes {given!r}", why, f"a tuple of mesh axes from {', '.join(names)}")
+            hint = did_you_mean(str(unknown[0]), names) if unknown else ""
+            raise invalid(f"data_axes {given!r}", why, f"a tuple of mesh axes from {', '.join(names)}", hint=hint)
         return tuple(given)
     for name in names:
         if name not in DATA_AXES + OTHER_AXES and not user_shards:
             why = "its name does not tell whether its ranks get different rows"
-            raise invalid(f"mesh axis {name!r} without data_axes", why, "data_axes=(...) with the axes that split the batch")
+            expected = "data_axes=(...) with the axes that split the batch"
+            raise invalid(f"mesh axis {name!r} without data_axes", why, expected, hint=did_you_mean(name, DATA_AXES + OTHER_AXES))
     return tuple(name for name in names if name in DATA_AXES)

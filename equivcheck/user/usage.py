@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
 from equivcheck.errors import UsageError
+from equivcheck.system.printable import shorten
 
 API = "check_training"
 """Function whose arguments are checked. Counts of checked scenarios use it as the layout name."""
 
 
-def invalid(argument: str, why: str, expected: str, *, api: str = API) -> UsageError:
+def invalid(argument: str, why: str, expected: str, *, hint: str = "", api: str = API) -> UsageError:
     """Error about an invalid argument.
 
-    `argument` is its name, with its value if that helps. `expected` describes valid values.
+    `argument` is its name, with its value if that helps. `expected` describes valid values. `hint` is a result of `did_you_mean`.
     """
-    return UsageError(f"{api}: {argument} is not valid: {why}. Expected {expected}.")
+    return UsageError(f"{api}: {argument} is not valid: {why}. {hint}Expected {expected}.")
+
+
+def require_call(name: str, function: Any, arguments: tuple[str, ...], *, is_optional: bool) -> None:
+    """Raise `UsageError` if a value cannot be called with these positional arguments."""
+    why = "" if callable(function) else "it is not callable"
+    if not why:
+        try:
+            # A decorator with `functools.wraps` may add arguments, so the signature of the decorated function does not matter.
+            inspect.signature(function, follow_wrapped=False).bind(*arguments)
+        except ValueError:  # some builtins have no signature
+            return
+        except TypeError as error:
+            why = str(error)
+    if why:
+        expected = f"a function {name}({', '.join(arguments)})"
+        given = " ".join(shorten(repr(function), 100).split())
+        raise invalid(f"{name} {given}", why, f"{expected}, or None" if is_optional else expected)

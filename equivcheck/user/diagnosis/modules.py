@@ -16,12 +16,11 @@ from equivcheck.training.read import local_values, pieces_of
 from equivcheck.user.batches import convert_batch, rank_batch, tensors_of
 from equivcheck.user.diagnosis.interception import call_before_clipping
 from equivcheck.user.loop import default_step, train
-from equivcheck.user.ranks import rank_module, rank_reader
+from equivcheck.user.ranks import rank_module, rank_reader, task_and_mesh
 from equivcheck.user.task import Task, TrainStep
 from equivcheck.user.traces.names import TensorNames
 from equivcheck.user.traces.reader import Reader
 from equivcheck.user.traces.settings import UserTrace
-from equivcheck.worlds.meshes import device_mesh
 from equivcheck.worlds.trace.trace import Piece, Snapshot
 
 
@@ -168,7 +167,7 @@ def _is_in_backward() -> bool:
 
 def watched_rank(task: Task, at: int) -> WatchedRun:
     """Train on this rank and record step `at`."""
-    mesh = device_mesh(task.shape, task.axis_names)
+    task, mesh = task_and_mesh(task)
     names, module = rank_module(task, mesh)
     batches = [rank_batch(task, convert_batch(batch, task.dtype), mesh) for batch in task.batches]
     reader = rank_reader(task, names, module, mesh)

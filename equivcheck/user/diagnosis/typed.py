@@ -20,11 +20,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from equivcheck.oracle.verdict.description import shorten_to_line
 from equivcheck.user.batches import convert_batch, map_tensors, rank_batch
 from equivcheck.user.loop import build_optimizer, default_step
-from equivcheck.user.ranks import rank_module
+from equivcheck.user.ranks import rank_module, task_and_mesh
 from equivcheck.user.task import Task
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.fake.ranks import FakeRanks
-from equivcheck.worlds.meshes import device_mesh
 
 CHECKER = "spmd_types"
 REFUSES = f"{CHECKER} rejects {{place}}: {{words}}"
@@ -55,7 +54,7 @@ def _typed_step(task: Task, spmd: Any) -> bool:
     """Train on the first batch under the checker; False if no parameter has a type."""
     from spmd_types.checker import typecheck
 
-    mesh = device_mesh(task.shape, task.axis_names)
+    task, mesh = task_and_mesh(task)
     names, module = rank_module(task, mesh)
     typed = [parameter for parameter in module.parameters() if spmd.get_local_type(parameter)]
     if not typed:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from equivcheck.errors import UsageError
+from equivcheck.errors import UsageError, did_you_mean
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.system.printable import shorten
 from equivcheck.user.check import check_training
@@ -107,7 +107,8 @@ def chosen(names: Sequence[str], allowed: Sequence[str]) -> tuple[str, ...]:
     """Return the named layouts in matrix order, or all if `names` is empty. Raises `UsageError` for an unknown name."""
     for name in names:
         if name not in allowed:
-            raise _invalid(f"layout {shorten(repr(name), 100)}", "it does not exist", f"one of {', '.join(allowed)}")
+            hint = did_you_mean(name, allowed)
+            raise _invalid(f"layout {shorten(repr(name), 100)}", "it does not exist", f"one of {', '.join(allowed)}", hint=hint)
     return tuple(name for name in allowed if not names or name in names)
 
 
@@ -137,7 +138,8 @@ def _require_known(given: Mapping[str, Any], allowed: Sequence[str], whose: str)
     for key in given:
         if key not in allowed:
             why = "all layouts share it" if key in OF_TRAINING else "there is no such argument"
-            raise _invalid(f"{shorten(repr(key), 100)} in {whose}", why, f"one of {', '.join(allowed)}")
+            hint = did_you_mean(str(key), allowed)
+            raise _invalid(f"{shorten(repr(key), 100)} in {whose}", why, f"one of {', '.join(allowed)}", hint=hint)
 
 
 def _outcome(name: str, value: object) -> Outcome:

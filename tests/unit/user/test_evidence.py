@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from equivcheck import NotEquivalent, Outcome, check_training
+from equivcheck.user.no_update import NO_GRADIENT, NO_RATE, NO_STEP, NO_UPDATE, OTHER_PARAMETERS
 from equivcheck.worlds.trace.differences import Phase
 from unit.user.programs import STEPS, batches, brought, said
 
@@ -66,9 +67,45 @@ def test_a_training_that_changes_no_parameter_is_no_pass() -> None:
     """With learning rate zero a wrong update cannot show."""
     verdict = check_training(**brought(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0)))
     assert verdict.outcome is Outcome.INCONCLUSIVE
-    assert "no step changes a parameter" in verdict.reason
+    assert verdict.reason == f"{NO_UPDATE}: {NO_RATE}"
     warming_up = {"scheduler": lambda optimizer: LambdaLR(optimizer, lambda step: 0.1 * step)}
     check_training(**brought(), **warming_up).assert_equivalent()
+
+
+def never_updates(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> torch.Tensor:
+    """Forget `optimizer.step()`."""
+    optimizer.zero_grad()
+    value: torch.Tensor = loss(model(batch[0]), batch[1])
+    value.backward()
+    return value
+
+
+def of_other_names(named_parameters: list[Any]) -> torch.optim.Optimizer:
+    """Copy the parameters instead of using them."""
+    return torch.optim.SGD([parameter.detach().clone() for _, parameter in named_parameters], lr=0.1)
+
+
+def clears_too_late(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> torch.Tensor:
+    """Clear gradients after backward."""
+    value = never_updates(model, batch, optimizer, loss)
+    optimizer.zero_grad()
+    optimizer.step()
+    return value
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"optimizer": lambda _: torch.optim.SGD(nn.Linear(4, 2).parameters(), lr=0.1)}, OTHER_PARAMETERS),
+        ({"optimizer": of_other_names}, OTHER_PARAMETERS),
+        ({"step": never_updates}, NO_STEP),
+        ({"step": clears_too_late}, NO_GRADIENT),
+        ({"optimizer": lambda parameters: torch.optim.SGD(parameters[:1], lr=1e-300)}, ""),
+    ],
+)
+def test_verdict_says_why_no_parameter_changes(changes: dict[str, Any], why: str) -> None:
+    """The reason is the first that applies, and only if it does."""
+    assert check_training(**brought(**changes)).reason == ": ".join(filter(None, (NO_UPDATE, why)))
 
 
 def test_one_rank_is_noted() -> None:

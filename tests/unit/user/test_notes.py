@@ -42,6 +42,15 @@ def test_what_is_not_parallel_is_noted(parallelize: Callable[..., Any], mesh: di
     assert ("is the model parallel at all?" in said(verdict)) is (NOT_PARALLEL in notes)
 
 
+def test_a_forgotten_wrapper_is_noted() -> None:
+    """DDP communicates when it is built, but a model without it does not communicate in steps."""
+
+    def forgetful(model: nn.Module, mesh: DeviceMesh) -> None:
+        in_ddp(model, mesh)
+
+    assert check_training(**brought(parallelize=forgetful)).notes == (NOT_PARALLEL,)
+
+
 def test_reading_is_no_sign_of_a_parallel_model() -> None:
     """Collectives in `full_tensors` do not count; collectives in forward do."""
 

@@ -13,7 +13,7 @@ from torch import nn
 from equivcheck import UsageError, check_training, explained
 from equivcheck.scenario import ElementType, LowPrecision, MixedPrecision
 from equivcheck.worlds.pool import ranks
-from unit.user.programs import batches, brought, build
+from unit.user.programs import batches, brought, build, loss
 
 _counter = itertools.count(1)
 _one = build()
@@ -35,7 +35,32 @@ _lock = threading.Lock()
         ({"batches": [torch.ones(4, 4)]}, r"batch 0 .* Tensor\. Expected a pair \(inputs, targets\)"),
         ({"batches": batches(3)}, "batch 0 .* 3 rows.* dp 2.* multiple of 2"),
         ({"model": nn.Linear(4, 2), "loss": 3}, "loss 3 .* Expected a function"),
-        ({"step": 3}, "step 3 .* Expected a function or None"),
+        ({"step": 3}, "step 3 .* not callable. Expected .* step.model, batch, optimizer, loss., or None"),
+        (
+            {"step": lambda model, batch: 0.0},
+            r"step <.* too many positional arguments. Expected a function step\(model, ",
+        ),
+        (
+            {"optimizer": torch.optim.SGD([nn.Parameter(torch.ones(1))])},
+            r"optimizer SGD \( .* Expected a function optimizer\(",
+        ),
+        ({"parallelize": lambda model: model}, r"parallelize .* Expected a function parallelize\(model, mesh\)"),
+        ({"mesh": {"fdsp": 2}}, "mesh axis 'fdsp' .* Did you mean fsdp.* Expected data_axes="),
+        ({"mesh": {"dp_shard": 2}, "data_axes": ("dp_shar",)}, r"no axis 'dp_shar'\. Did you mean dp_shard\? "),
+        ({"world": "gluo"}, r"world 'gluo' .* Did you mean gloo\? Expected one of sim"),
+        ({"batches": batches()[0]}, r"batch 0 .* Tensor\. .* batches=\[\(inputs, targets\)\]"),
+        (
+            {"batches": [{"x": torch.ones(4, 4)}]},
+            r"batch 0 .* a dict\. .* \(batch, None\) and loss=lambda outputs, _: ",
+        ),
+        ({"batches": batches(0)}, "batch 0 .* no rows. Expected a multiple of 2"),
+        ({"batches": batches(1)}, "batch 0 .* 1 row, which does not split evenly over dp 2"),
+        ({"loss": lambda outputs, targets: (outputs - targets).square()}, r"loss .* shape \[4, 2\]\. Expected .* \.mean\(\)"),
+        ({"loss": lambda outputs, targets: loss(outputs, targets).item()}, r"loss .* a float\. Expected .* without \.item\(\)"),
+        (
+            {"loss": lambda outputs, targets: loss(outputs.detach(), targets)},
+            "loss .* does not depend on a parameter .*detach",
+        ),
         ({"reduction": "max"}, "reduction 'max' .* Expected mean or sum"),
         ({"dtype": torch.int64}, "dtype torch.int64 .* floating-point"),
         ({"precision": "bf16"}, r"precision 'bf16' .* Expected LowPrecision.BFLOAT16, .* \(autocast\), MixedPrecision\(param="),
