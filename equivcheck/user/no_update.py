@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from dataclasses import replace
-from typing import Any
-
 from torch import nn
 from torch.optim import Optimizer
 
@@ -26,14 +22,8 @@ def reason_for_no_update(task: Task) -> str:
     """Train once more on one device, and say why no parameter changes."""
     model = build_model(task)
     watched = _WatchedSteps(model)
-
-    def optimizer(parameters: list[nn.Parameter]) -> Any:
-        built = task.optimizer(parameters)
-        watched.follow([each for each in optimizers_in(built) if has_hooks(each)])
-        return built
-
-    functools.update_wrapper(optimizer, task.optimizer, updated=())  # the same signature, which may ask for names
-    trace_of(replace(task, optimizer=optimizer), seed=task.seed, model=model)
+    watching = task.with_new_optimizers(lambda built: watched.follow([each for each in optimizers_in(built) if has_hooks(each)]))
+    trace_of(watching, seed=task.seed, model=model)
     return ": ".join(filter(None, (NO_UPDATE, watched.why())))
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-import torch
-
-import equivcheck
 from equivcheck.errors import UsageError
 from equivcheck.layouts.base.execution.compile_time import COMPILE_SECONDS
 from equivcheck.layouts.composition.running import PROCESSES, THREADS, require_shared
 from equivcheck.oracle.verdict.description import shorten_to_line
 from equivcheck.system.temporary_folder import temporary_folder
+from equivcheck.user.frames import place_lines
 from equivcheck.user.parts import WHOLE, Part, first_part, second_part
 from equivcheck.user.rank_logs import quiet_ranks
 from equivcheck.user.ranks import process_trace, rank_trace
@@ -26,8 +23,6 @@ from equivcheck.worlds.ranks import Ranks, Run, rerun_if_died
 from equivcheck.worlds.sim.ownership import SHARED, UsedByOtherRank
 from equivcheck.worlds.sim.stand_ins.compiling import REFUSAL
 
-_LIBRARIES = tuple(str(Path(str(package.__file__)).parent) for package in (torch, equivcheck))
-"""Folders of packages whose lines in a traceback are not the user's."""
 OWN_MESH = (
     'world="gloo", or a mesh that each rank keeps for itself: `step`, `rank_step` and `loss` get it if they have a parameter '
     "`mesh`, and `parallelize` can store it in the model"
@@ -107,9 +102,8 @@ def _run_on(members: Ranks, task: Task, schedule_seed: int, deadline: float, par
 
 def _other_ranks_mesh(culprit: RankReport) -> UsageError:
     """Error about a rank that uses another rank's mesh or group, with the line in the user's code."""
-    files = re.findall(r'File "(.+)", line (\d+)', culprit.stack)
-    lines = [f" ({Path(file).name}:{line})" for file, line in files if not file.startswith(_LIBRARIES)]
-    what = f"rank {culprit.rank} used a device mesh or process group of another rank{lines[-1] if lines else ''}"
+    place = "".join(f" ({line})" for line in place_lines(culprit.stack)[:1])
+    what = f"rank {culprit.rank} used a device mesh or process group of another rank{place}"
     return invalid(f"world {THREADS!r}", f"{what}, because {SHARED}", OWN_MESH)
 
 

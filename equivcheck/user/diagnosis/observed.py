@@ -16,14 +16,13 @@ from equivcheck.user.diagnosis.interception import intercept_backward
 from equivcheck.user.loop import default_step, train
 from equivcheck.user.precision.autograd_private import in_backward
 from equivcheck.user.randomness import seed_generators
-from equivcheck.user.ranks import build_model, rank_module, rank_reader
+from equivcheck.user.ranks import build_model, rank_module, rank_reader, task_and_mesh
 from equivcheck.user.task import Task
 from equivcheck.user.traces.names import TensorNames
 from equivcheck.user.traces.optimizers import has_hooks, optimizers_in
 from equivcheck.user.traces.reader import Reader
 from equivcheck.user.traces.settings import Settings, settings_of
 from equivcheck.worlds.failure import RanksFailed
-from equivcheck.worlds.meshes import device_mesh
 from equivcheck.worlds.pool import ranks
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ def _counting(counts: Counter[int]) -> Any:
 
 
 def _observed_rank(task: Task, counts: Counter[int]) -> ObservedRun:
-    mesh = device_mesh(task.shape, task.axis_names)
+    task, mesh = task_and_mesh(task)
     names, module = rank_module(task, mesh)
     batches = [rank_batch(task, convert_batch(batch, task.dtype), mesh) for batch in task.batches]
     return _observed(task, rank_reader(task, names, module, mesh), batches, counts, is_rank=True)

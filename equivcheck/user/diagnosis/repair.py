@@ -19,12 +19,11 @@ from equivcheck.training.read import local_values
 from equivcheck.user.batches import convert_batch, rank_batch
 from equivcheck.user.diagnosis.diverged import DivergedTraining, axis_subsets, held_elements
 from equivcheck.user.loop import default_step, train
-from equivcheck.user.ranks import rank_module, rank_reader
+from equivcheck.user.ranks import rank_module, rank_reader, task_and_mesh
 from equivcheck.user.task import Task
 from equivcheck.user.traces.optimizers import has_hooks, optimizers_in
 from equivcheck.user.traces.settings import UserTrace
 from equivcheck.worlds.failure import RanksFailed
-from equivcheck.worlds.meshes import device_mesh
 from equivcheck.worlds.pool import ranks
 from equivcheck.worlds.trace.differences import Difference, Phase
 from equivcheck.worlds.trace.pieces import values_by_piece
@@ -123,7 +122,7 @@ def _is_right_with(diverged: DivergedTraining, reductions: dict[str, Reduction])
 
 def _reducing_rank(task: Task, reductions: dict[str, Reduction], first: int) -> UserTrace:
     """Train on this rank and reduce some gradients before they are read."""
-    mesh = device_mesh(task.shape, task.axis_names)
+    task, mesh = task_and_mesh(task)
     names, module = rank_module(task, mesh)
     meant = [(parameter, reductions[name]) for name, parameter in names.parameters(module) if name in reductions]
     own, steps = task.rank_step or default_step(task), list[int]()

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from equivcheck import Outcome, check_training
-from unit.user.programs import brought, build, loss
+from unit.user.programs import brought, build, loss, said
 
 
 class Several(nn.Module):
@@ -102,4 +102,4 @@ def test_a_loss_that_only_ranks_detach_is_their_failure() -> None:
 
     verdict = check_training(**brought(parallelize=detaching, loss=loss))
     assert verdict.outcome is Outcome.CRASHED
-    assert "loss is not valid: its result does not depend on a parameter" in verdict.describe()
+    assert "loss is not valid: its result does not depend on a parameter" in said(verdict)

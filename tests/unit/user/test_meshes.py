@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
@@ -101,7 +102,7 @@ def test_a_shared_mesh_is_refused_in_sim(parallelize: Any, rank_step: Any, mesh:
     with pytest.raises(UsageError) as caught:
         check_training(**arguments)
     text = str(caught.value)
-    assert "of another rank (test_meshes.py:" in text
+    assert re.search(r"of another rank \(\S*test_meshes\.py:\d+, in ", text)
     assert "share module globals, class attributes and cached functions" in text
     assert 'Expected world="gloo"' in text
     assert "a parameter `mesh`" in text
@@ -153,6 +154,22 @@ def test_only_ranks_need_the_mesh() -> None:
     check_training(**arguments, rank_step=step).assert_equivalent()
     assert check_training(**arguments, rank_step=partial(step, mesh=None)).outcome is Outcome.EQUIVALENT
     assert check_training(**arguments, rank_step=single_step).outcome is Outcome.DIVERGED
+
+
+@pytest.mark.usefixtures("with_causes")
+def test_the_diagnosis_passes_the_mesh() -> None:
+    """The diagnosis repeats the step on ranks, and finds the cause and the place."""
+
+    def summing(model: nn.Module, batch: Any, optimizer: Any, loss: Any, mesh: DeviceMesh) -> torch.Tensor:
+        def reduce(model: nn.Module) -> None:
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad, group=mesh.get_group("dp"))
+
+        return train(model, batch, optimizer, loss, reduce)
+
+    verdict = check_training(**brought(parallelize=untouched, step=single_step, rank_step=summing))
+    assert "sum over the 2 dp ranks" in verdict.cause
+    assert "first difference is in the parameter gradients" in verdict.where
 
 
 def test_a_mesh_with_a_value_stays() -> None:
