@@ -88,8 +88,14 @@ CHECKPOINT_LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
         repair=_on_dtensors,
     ),
     LayoutLimit(
-        reason="checkpoint: DistributedDataParallel, replicate or FullyShardedDataParallel over tensor parallelism or DTensor "
-        "experts is not supported: they train local tensors, and torch.distributed.checkpoint does not know their placements",
+        reason="checkpoint: FullyShardedDataParallel over tensor parallelism or DTensor experts is not supported: "
+        "optim_state_dict_to_load gives every rank along these axes the optimizer state of the first one",
+        applies=lambda layout: layout.has(FSDP1) and (layout.has(TensorParallel) or has_dtensor_experts(layout)),
+        repair=_on_dtensors,
+    ),
+    LayoutLimit(
+        reason="checkpoint: DistributedDataParallel or replicate over tensor parallelism or DTensor experts is not supported: "
+        "they train local tensors, and torch.distributed.checkpoint does not know their placements",
         applies=lambda layout: (layout.has(TensorParallel) or has_dtensor_experts(layout)) and not keeps_dtensors(layout),
         repair=_on_dtensors,
     ),
