@@ -9,6 +9,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from equivcheck.worlds.dtensor_caches import num_plans
 from equivcheck.worlds.patience import Patience
 
 POLLS_IN_VAIN = 10_000
@@ -65,10 +66,11 @@ class Scheduler:
 
         Returns the reason in the last case, else "".
 
-        A progressing import counts as moves, because it must not be interrupted.
+        A progressing import counts as moves, because it must not be interrupted. So do DTensor's plans, because they can take
+        minutes and end by themselves.
         """
         importing = _Imports(is_importing)
-        patience = Patience(limit, lambda: {0: time.process_time()}, lambda: self._moves + importing.num_seen())
+        patience = Patience(limit, lambda: {0: time.process_time()}, lambda: self._moves + importing.num_seen() + num_plans())
         while not self._quiet.acquire(timeout=min(patience.tick, threading.TIMEOUT_MAX)):
             if why := patience.exhausted():
                 return why

@@ -5,10 +5,16 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._redistribute import _gen_transform_infos
 
 from equivcheck.worlds.sim import interruption
 from equivcheck.worlds.sim.interruption import interrupt, is_importing
@@ -116,6 +122,22 @@ def test_an_import_that_takes_too_long_is_left_alone(
     thread.join()
     assert not thread.aborted.is_set()
     assert sys.modules["imported_too_slowly"].whole
+
+
+def plan_redistributions(seconds: float) -> bool:
+    """Plan new redistributions, without a call, for some seconds of CPU time."""
+    mesh, end, rows = init_device_mesh("cpu", (1,)), time.process_time() + seconds, 0
+    while time.process_time() < end:
+        rows += 1
+        meta = TensorMeta(torch.Size([rows]), (1,), torch.float32)
+        source, target = (DTensorSpec(mesh, (placement,), tensor_meta=meta) for placement in (Shard(0), Replicate()))
+        _gen_transform_infos(source, target)
+    return True
+
+
+def test_planning_redistributions_is_no_hang(world: World) -> None:
+    """DTensor may plan for minutes before a call on a mesh with several dims."""
+    assert world(1).run(plan_redistributions, 1.0, deadline=0.2).values == (True,)
 
 
 def test_an_import_that_computes_is_no_hang(world: World, module: Callable[[str, str], str]) -> None:
