@@ -41,7 +41,7 @@ class RestartLoss:
 
 NOTHING_LOST = (
     "the checkpoint lost nothing: after loading it, parameters, buffers, optimizer and scheduler equal those before saving it. "
-    "Is your training right after the checkpoint?"
+    "Look for the mistake in the steps after it"
 )
 """Hint for ranks that diverge after a correct restart."""
 
@@ -52,9 +52,9 @@ def loss_at_restart(run: SingleDeviceRun, reference: Reference, result: RanksRes
     items = lost.items
     if not items:
         return RestartLoss(sentence=NOTHING_LOST, reproduces=False)
-    where = "" if len(lost.ranks) == len(result.run.values) else f" on rank{'s'[: len(lost.ranks) > 1]} {_joined(lost.ranks)}"
-    if not where and _reproduces(run, reference, result, lost):
+    if _reproduces(run, reference, result, lost):
         return RestartLoss(sentence=f"saving and loading the checkpoint does not restore {'; '.join(items)}", reproduces=True)
+    where = "" if len(lost.ranks) == len(result.run.values) else f" on rank{'s'[: len(lost.ranks) > 1]} {_joined(lost.ranks)}"
     text = f"after loading the checkpoint{where}, some state differs from the state before saving: {'; '.join(items)}"
     return RestartLoss(sentence=text, reproduces=False)
 

@@ -163,6 +163,21 @@ def test_what_a_checkpoint_loses_is_named(lost: str) -> None:
     assert words in verdict.cause
 
 
+def load_sharded_model(model: nn.Module, _optimizer: Any, scheduler: Any, folder: Path) -> None:
+    """Load shards, but no optimizer state."""
+    state = {"model": model.state_dict(), "scheduler": scheduler}
+    state_dict_loader.load(state, checkpoint_id=folder)
+    model.load_state_dict(state["model"])
+
+
+@pytest.mark.usefixtures("with_causes")
+def test_ranks_without_elements_lose_nothing() -> None:
+    """Two of four ranks hold no element of the last bias."""
+    verdict = check_training(**restarted(**BY_SHARDS | {"load": load_sharded_model, "mesh": {"dp": 4}}))
+    assert verdict.kinds == (Cause.NOT_RESTORED,), verdict.describe()
+    assert "the optimizer's step, exp_avg and exp_avg_sq of 0.weight and 3 more" in verdict.cause
+
+
 @pytest.mark.usefixtures("with_causes")
 def test_a_buffer_outside_the_state_dict_is_lost() -> None:
     """A buffer that is not persistent starts again."""
