@@ -165,8 +165,7 @@ class _Search:
                 f"{self._not_compared_before(key)}"
             )
         partial = self._before(key, Status.PARTIAL)
-        words = [f"the {_noun(each)} of {each.module or 'the full model'}" for each in partial]
-        before = f"; right only as a sum over ranks before it: {_shorten(words)}" if partial else ""
+        before = f"; the fault is after {_name(partial[0])}, which is right as a sum over ranks" if partial else ""
         return (
             f"first module whose {_noun(key)} differs: {module} ({way}, {name_ranks(agreement.ranks)}), at step {self._step}"
             f"{before}{self._not_compared_before(key)}"
@@ -175,8 +174,7 @@ class _Search:
     def _not_compared_before(self, key: Key) -> str:
         inside = f"{key.module}." if key.module else ""
         found = [each for each in self._before(key, Status.UNKNOWN) if key.is_input or not each.module.startswith(inside)]
-        words = [f"the {_noun(each)} of {each.module or 'the full model'}" for each in found]
-        return f"; not compared before it: {_shorten(words)}" if words else ""
+        return f"; not compared before it: {_shorten(list(map(_name, found)))}" if found else ""
 
     def _before(self, key: Key, status: Status) -> list[Key]:
         """Tensors of this status from which a tensor is computed, without a right tensor in between."""
@@ -216,6 +214,10 @@ def _is_loss(tensor: ModuleTensor) -> bool:
 
 def _noun(key: Key) -> str:
     return f"{'input' if key.is_input else 'output'}{' gradient' if key.is_gradient else ''}"
+
+
+def _name(key: Key) -> str:
+    return f"the {_noun(key)} of {key.module or 'the full model'}"
 
 
 def _shorten(words: Sequence[str]) -> str:

@@ -99,7 +99,7 @@ def test_a_missing_sum_is_placed_between_the_partial_output_and_the_next_layer()
     """The next layer differs, and the verdict says that outputs before it are partial sums."""
     assert where(parallelize=split(sums_output=False)) == (
         "first module whose input differs: last (forward, ranks 0 and 1), at step 0; "
-        "right only as a sum over ranks before it: the output of down"
+        "the fault is after the output of down, which is right as a sum over ranks"
     )
 
 
