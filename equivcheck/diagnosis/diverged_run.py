@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
+import torch
 import torch.distributed as dist
 
 from equivcheck.diagnosis.evidence import Evidence
@@ -16,8 +18,11 @@ from equivcheck.oracle.reference.noise import eps_of
 from equivcheck.oracle.reference.reference import ReferenceRun
 from equivcheck.scenario import Layout, Mesh, Scenario, Training
 from equivcheck.scenario.mesh import DP, EP, REPLICATE, SHARD
+from equivcheck.training.loop import train
 from equivcheck.training.read import buffer_snapshot, snapshot
+from equivcheck.training.settings import FLAGS, Settings, settings_of
 from equivcheck.training.setup import Setup
+from equivcheck.training.single_device import single_device_setup
 from equivcheck.worlds.ranks import Ranks
 from equivcheck.worlds.trace.moments import moments, moments_of_steps
 from equivcheck.worlds.trace.pieces import values_by_piece
@@ -52,6 +57,8 @@ class DivergedRun(Evidence):
     """Traces from another layout's ranks, if it ran the first steps; usually empty."""
     initial: tuple[InitialValues, ...]
     """Initial values per rank; empty if they could not be recorded."""
+    recorded: tuple[tuple[Settings, ...], ...]
+    """Each rank's optimizer settings at each update, then after the last step; empty if they could not be recorded."""
 
     @property
     def training(self) -> Training:
@@ -69,9 +76,9 @@ class DivergedRun(Evidence):
         return self.layout.mesh
 
     @property
-    def wide_axes(self) -> tuple[str, ...]:
-        """Mesh axes with more than one rank, outermost first."""
-        return tuple(name for name in self.mesh.names if self.mesh.size(name) > 1)
+    def axis_sizes(self) -> dict[str, int]:
+        """Mesh axes with their number of ranks, outermost first."""
+        return {axis.name: axis.size for axis in self.mesh.axes}
 
     @property
     def data_axes(self) -> tuple[str, ...]:
@@ -99,13 +106,54 @@ class DivergedRun(Evidence):
         return eps_of(self.training.precision.value)
 
     @property
-    def counts(self) -> dict[int, str]:
-        """Axis sizes, microbatch count and rank count, each with its description."""
-        mesh = self.mesh
-        counts = {axis.size: f"the {axis.size} {axis.name} ranks" for axis in mesh.axes if axis.size > 1}
-        counts.setdefault(len(self.training.data.microbatches), "the microbatches")
-        counts.setdefault(mesh.num_ranks, f"the {mesh.num_ranks} ranks")
-        return counts
+    def num_steps(self) -> int:
+        """Number of training steps."""
+        return self.training.steps
+
+    @property
+    def num_microbatches(self) -> int:
+        """Number of microbatches in a step."""
+        return len(self.training.data.microbatches)
+
+    @property
+    def microbatch_rows(self) -> tuple[int, ...]:
+        """Number of rows in each microbatch."""
+        return self.training.data.microbatches
+
+    @property
+    def has_schedule(self) -> bool:
+        """Whether the training has a learning-rate schedule."""
+        return self.training.schedule is not None
+
+    @property
+    def right_settings(self) -> Settings:
+        """One device's optimizer settings after the last step, by parameter."""
+        return _right_settings(self.training)[-1]
+
+    @property
+    def right_settings_at_steps(self) -> tuple[Settings, ...]:
+        """One device's optimizer settings at each step's update."""
+        return _right_settings(self.training)[:-1]
+
+    @property
+    def settings(self) -> tuple[Settings, ...]:
+        """Each rank's optimizer settings after the last step, by parameter; empty if they could not be recorded."""
+        return tuple(each[-1] for each in self.recorded)
+
+    @property
+    def settings_at_steps(self) -> tuple[tuple[Settings, ...], ...]:
+        """Each rank's optimizer settings at each step's update; empty if they could not be recorded."""
+        return tuple(each[:-1] for each in self.recorded)
+
+    @property
+    def initial_parameters(self) -> tuple[Snapshot, ...]:
+        """Each rank's initial parameters; empty if they could not be recorded."""
+        return tuple(each.parameters for each in self.initial)
+
+    @property
+    def has_own_rows(self) -> bool:
+        """Whether ranks have different rows, and one device can compute each rank's part."""
+        return bool(self.data_axes) and self.can_be_emulated
 
 
 def run_again(
@@ -113,8 +161,9 @@ def run_again(
 ) -> DivergedRun | None:
     """Run a scenario's ranks again; None if no value differs. Raises `RanksFailed`."""
     initial: dict[int, InitialValues] = {}
+    settings: dict[int, list[Settings]] = {}
     sees = world == "sim" and scenario.resume is None and not scenario.layout.execution.is_compiled
-    result = Runner(world=world, deadline=deadline, alter=_recording(alter, initial) if sees else alter).run(scenario)
+    result = Runner(world=world, deadline=deadline, alter=_recording(alter, initial, settings) if sees else alter).run(scenario)
     reference = ReferenceRun.of(scenario).confirming_reference()
     divergences = compare(reference, result.run.values, result.before).divergences
     if not divergences:
@@ -127,16 +176,38 @@ def run_again(
         traces=tuple(result.run.values),
         found=tuple(found),
         initial=tuple(values for _, values in sorted(initial.items())),
+        recorded=tuple(tuple(found) for _, found in sorted(settings.items())),
         divergences=divergences,
     )
 
 
-def _recording(alter: Callable[[Setup], None] | None, initial: dict[int, InitialValues]) -> Callable[[Setup], None]:
-    """Apply `alter` and record each rank's initial values. Needs ranks that are threads, because they share `initial`."""
+@lru_cache(maxsize=4)
+def _right_settings(training: Training) -> tuple[Settings, ...]:
+    setup, found = single_device_setup(training), list[Settings]()
+    _record_settings(setup, found)
+    train(setup)
+    return tuple(found)
+
+
+def _record_settings(setup: Setup, found: list[Settings]) -> None:
+    """Append the settings at each update and after the last step."""
+
+    def record(optimizer: torch.optim.Optimizer, flags: Collection[str]) -> None:
+        found.append(settings_of([optimizer], setup.find_slots(setup.model), flags))
+
+    setup.before_update.append(lambda optimizer, _step: record(optimizer, FLAGS))
+    setup.after_training.append(lambda optimizer, _schedule: record(optimizer, ()))
+
+
+def _recording(
+    alter: Callable[[Setup], None] | None, initial: dict[int, InitialValues], settings: dict[int, list[Settings]]
+) -> Callable[[Setup], None]:
+    """Apply `alter` and record each rank's initial values and final settings. Needs ranks that are threads of this process."""
 
     def change(setup: Setup) -> None:
         if alter is not None:
             alter(setup)
+        _record_settings(setup, settings.setdefault(dist.get_rank(), []))
         setup.before_training.append(lambda _optimizer, _schedule: initial.update({dist.get_rank(): initial_values(setup)}))
 
     return change

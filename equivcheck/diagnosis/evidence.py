@@ -1,19 +1,22 @@
-"""Values left by ranks next to the reference's, for patterns and counterfactuals."""
+"""Values left by ranks next to the reference's, for patterns and mistakes."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isclose
+from itertools import product
+from math import isclose, prod
 
 import numpy as np
 
+from equivcheck.diagnosis.emulation.coordinates import RankCoordinate, axis_combinations
 from equivcheck.oracle.reference.reference import Reference
+from equivcheck.training.settings import Settings
 from equivcheck.worlds.trace.differences import Divergence, Phase
 from equivcheck.worlds.trace.moments import Moment
 from equivcheck.worlds.trace.pieces import TensorsByName, fill, values_by_piece
-from equivcheck.worlds.trace.trace import Trace
+from equivcheck.worlds.trace.trace import Snapshot, Trace
 
 RATIO = 1e-4
 """Relative tolerance for the ratio of found to expected values. All elements must have the same ratio."""
@@ -39,8 +42,114 @@ class Evidence(ABC):
 
     @property
     @abstractmethod
-    def counts(self) -> Mapping[int, str]:
-        """Numbers that may explain a factor, each with its description."""
+    def axis_sizes(self) -> Mapping[str, int]:
+        """Mesh axes with their number of ranks, outermost first."""
+
+    @property
+    @abstractmethod
+    def data_axes(self) -> tuple[str, ...]:
+        """Axes with more than one rank along which ranks compute on different rows."""
+
+    @property
+    @abstractmethod
+    def num_steps(self) -> int:
+        """Number of training steps."""
+
+    @property
+    @abstractmethod
+    def num_microbatches(self) -> int:
+        """Number of microbatches in the first step."""
+
+    @property
+    @abstractmethod
+    def has_own_rows(self) -> bool:
+        """Whether ranks have different rows, and one device can compute each rank's part."""
+
+    @property
+    @abstractmethod
+    def microbatch_rows(self) -> tuple[int, ...]:
+        """Number of rows in each microbatch of the first step."""
+
+    @property
+    @abstractmethod
+    def has_schedule(self) -> bool:
+        """Whether the training has a learning-rate schedule."""
+
+    @property
+    @abstractmethod
+    def right_settings(self) -> Settings:
+        """One device's optimizer settings after the last step, by parameter."""
+
+    @property
+    @abstractmethod
+    def settings(self) -> tuple[Settings, ...]:
+        """Each rank's optimizer settings after the last step, by parameter; empty if they are unknown."""
+
+    @property
+    @abstractmethod
+    def right_settings_at_steps(self) -> tuple[Settings, ...]:
+        """One device's optimizer settings at each step's update."""
+
+    @property
+    @abstractmethod
+    def settings_at_steps(self) -> tuple[tuple[Settings, ...], ...]:
+        """Each rank's optimizer settings at each step's update; empty if they are unknown."""
+
+    @property
+    @abstractmethod
+    def initial_parameters(self) -> tuple[Snapshot, ...]:
+        """Each rank's initial parameters; empty if they are unknown."""
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the optimizer has state."""
+        return any(moment.phase is Phase.STATE and moment.table.names for moment in self.reference.moments)
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks."""
+        return prod(self.axis_sizes.values())
+
+    @property
+    def wide_axes(self) -> tuple[str, ...]:
+        """Axes with more than one rank."""
+        return tuple(name for name, size in self.axis_sizes.items() if size > 1)
+
+    @property
+    def same_row_axes(self) -> tuple[str, ...]:
+        """Axes with more than one rank whose ranks have the same rows."""
+        return tuple(name for name in self.wide_axes if name not in self.data_axes)
+
+    @property
+    def coordinates(self) -> tuple[RankCoordinate, ...]:
+        """Each rank's mesh coordinates, ordered by rank."""
+        places = product(*(range(size) for size in self.axis_sizes.values()))
+        return tuple(
+            RankCoordinate(rank=rank, indices=dict(zip(self.axis_sizes, place, strict=True))) for rank, place in enumerate(places)
+        )
+
+    @property
+    def counts(self) -> dict[int, str]:
+        """Possible wrong factors above 1. Equal numbers, such as axis sizes and microbatches, share a name with all of them."""
+        ranks = [(self.size(axes), self.ranks_text(axes)) for axes in sorted(axis_combinations(self.wide_axes), key=len)]
+        counts: dict[int, list[str]] = {}
+        for number, words in (*ranks, *self.call_counts(1)):
+            counts.setdefault(number, []).append(words)
+        return {number: " or of ".join(words) for number, words in counts.items()}
+
+    def call_counts(self, known: int) -> list[tuple[int, str]]:
+        """Return the number of microbatches in a step, with its name, unless it is 1 or the `known` number."""
+        count = self.num_microbatches
+        return [] if count in (1, known) else [(count, f"the {count} microbatches")]
+
+    def size(self, axes: Sequence[str]) -> int:
+        """Number of ranks along some axes."""
+        return prod(size for name, size in self.axis_sizes.items() if name in axes)
+
+    def ranks_text(self, axes: Sequence[str]) -> str:
+        """Ranks along some axes in words: ``the 2 dp ranks``, ``the 2 x 4 dp x tp ranks``."""
+        named = [name for name in self.axis_sizes if name in axes]
+        return f"the {' x '.join(str(self.axis_sizes[name]) for name in named)} {' x '.join(named)} ranks"
 
     @property
     def first(self) -> Divergence:
@@ -61,13 +170,6 @@ class Evidence(ABC):
         """Parameters with a gradient in some reference step."""
         found = [moment for moment in self.reference.moments if moment.phase is Phase.GRADIENT]
         return tuple(name for at, name in enumerate(found[0].table.names) if any(moment.present[at] for moment in found))
-
-    @property
-    def suspects(self) -> tuple[tuple[str, ...], ...]:
-        """Candidate sets of parameters with wrong gradients: those that differ first, then all."""
-        differing = tuple(name for name in self.differing(Phase.GRADIENT) if name in self.updated)
-        is_part = bool(differing) and set(differing) != set(self.updated)
-        return (differing, self.updated) if is_part else (differing or self.updated,)
 
     def differing(self, phase: Phase) -> tuple[str, ...]:
         """Tensors diverged in `phase` of the first diverged step, in order."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from equivcheck.diagnosis.agreement import num_agreeing_moments
-from equivcheck.diagnosis.catalogue.candidates import candidates
-from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual
-from equivcheck.diagnosis.catalogue.precision import other_types
+from equivcheck.diagnosis.catalogue.candidates import candidates, facts_of
 from equivcheck.diagnosis.diverged_run import DivergedRun, run_again
 from equivcheck.diagnosis.drift import drift_of
+from equivcheck.diagnosis.emulation.scenario_ranks import ScenarioRanks
 from equivcheck.diagnosis.failures import diagnosis_of_failure
+from equivcheck.diagnosis.mistake import Mistake
+from equivcheck.diagnosis.mistakes.precision import narrower_types
 from equivcheck.diagnosis.patterns import pattern_of
 from equivcheck.errors import EquivCheckError, UsageError
 from equivcheck.layouts.base.limits.repairs import each_layer, has_ties, without_ties
@@ -38,10 +40,10 @@ LONGEST_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """A counterfactual that reproduces the ranks' values, at least until the first diverged step ends."""
+    """A mistake that reproduces the ranks' values, at least until the first diverged step ends."""
 
-    candidate: Counterfactual
-    """The counterfactual."""
+    candidate: Mistake
+    """The mistake."""
     num_moments: int
     """Leading moments that agree."""
     exact: bool
@@ -90,7 +92,7 @@ def _explained(verdict: Verdict, alter: Callable[[Setup], None] | None, world: s
         except RanksFailed as error:
             return replace(verdict, drift=f"not reproduced: the ranks fail in a second run ({error})")
         if diverged is not None:
-            types = () if diverged.rounding is not None else tuple(other_types(diverged))
+            types = () if diverged.rounding is not None else narrower_types(diverged)
             found = diagnosis_of(diverged) or cause_by_ablation(verdict.scenario, alter, place, deadline)
             found = found or pattern_of(diverged, types)
             return replace(verdict, diagnosis=found, drift=drift_of(diverged, alter, place, deadline))
@@ -128,6 +130,7 @@ def _fits(diverged: DivergedRun) -> list[Fit]:
     """Fitting candidates, until two causes explain everything. After the first cause only quick candidates are tried."""
     step, num_steps, least = diverged.first.step, diverged.training.steps, diverged.num_moments
     found: list[Fit] = []
+    facts, emulate = facts_of(diverged), partial(ScenarioRanks, diverged)
     clock = WorkClock()
     for candidate in candidates(diverged):
         causes = {each.candidate.cause for each in found if each.exact}
@@ -137,10 +140,10 @@ def _fits(diverged: DivergedRun) -> list[Fit]:
             continue
         try:
             # Most candidates differ in the first diverged step already, so the later steps need not run.
-            if step + 1 < num_steps and num_agreeing_moments(diverged, candidate.run(step + 1)) < least:
+            if step + 1 < num_steps and num_agreeing_moments(diverged, candidate.run(emulate, step + 1, facts)) < least:
                 continue
-            count = num_agreeing_moments(diverged, candidate.run(num_steps))
-        except (RuntimeError, ArithmeticError):
+            count = num_agreeing_moments(diverged, candidate.run(emulate, num_steps, facts))
+        except (EquivCheckError, RuntimeError, ArithmeticError):
             # Torch raises for some faults: clipping without gradients, or a division by a step count of zero.
             continue
         if count >= least:

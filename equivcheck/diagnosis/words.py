@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from equivcheck.diagnosis.evidence import Evidence
-from equivcheck.scenario import Mesh
 
 _NAMED = 2
 """Number of named tensors if there are too many to name all; further tensors are counted."""
@@ -48,12 +47,6 @@ def gradients(diverged: Evidence, names: Sequence[str]) -> str:
     if set(names) >= set(diverged.updated):
         return "all gradients are"
     return f"the gradients of {tensors(names)} are"
-
-
-def ranks_along(mesh: Mesh, axes: Sequence[str]) -> str:
-    """Ranks along the given axes: ``the 2 dp ranks``, ``the 2 x 2 dp_replicate x dp_shard ranks``."""
-    sizes = " x ".join(str(mesh.size(name)) for name in axes)
-    return f"the {sizes} {' x '.join(axes)} ranks"
 
 
 def rows_of_tensor(masks: Mapping[str, npt.NDArray[np.bool_]]) -> str:

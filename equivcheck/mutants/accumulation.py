@@ -60,7 +60,9 @@ def microbatches_summed(setup: Setup) -> None:
     _weigh(setup, lambda number: data.batch / data.microbatches[number])
 
 
-@fault(layouts=ACCUMULATES, applies=has_microbatches, causes=(Cause.SCALED, Cause.AVERAGED_TWICE), minimum=ONE_RANK)
+@fault(
+    layouts=ACCUMULATES, applies=has_microbatches, causes=(Cause.RESCALED_EACH_MICROBATCH, Cause.AVERAGED_TWICE), minimum=ONE_RANK
+)
 def microbatches_averaged_twice(setup: Setup) -> None:
     """Gradients are divided twice by the number of microbatches."""
     count = num_microbatches(setup)

@@ -1,39 +1,44 @@
-"""All counterfactuals, most specific first."""
+"""All mistakes, most specific first."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from equivcheck.diagnosis.catalogue.accumulation import wrong_accumulations
-from equivcheck.diagnosis.catalogue.clipping import wrong_clippings
+from equivcheck.diagnosis.catalogue.accumulation import wrong_microbatches
+from equivcheck.diagnosis.catalogue.clipping import wrong_clippings_of_scenario
 from equivcheck.diagnosis.catalogue.context_parallel.attention import wrong_sequence_attention
 from equivcheck.diagnosis.catalogue.context_parallel.sums import wrong_shard_sums
-from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual
 from equivcheck.diagnosis.catalogue.experts.balance import wrong_balances
 from equivcheck.diagnosis.catalogue.experts.exchange import wrong_exchanges
 from equivcheck.diagnosis.catalogue.experts.partial_sums import wrong_partial_sums
 from equivcheck.diagnosis.catalogue.experts.routing import dropped_rows, wrong_experts
 from equivcheck.diagnosis.catalogue.initial_values import wrong_initial_values
-from equivcheck.diagnosis.catalogue.optimizer_settings import wrong_optimizers
+from equivcheck.diagnosis.catalogue.optimizer_settings import wrong_decays
 from equivcheck.diagnosis.catalogue.order import wrong_orders
-from equivcheck.diagnosis.catalogue.precision import wrong_parameter_precision, wrong_reduction_precision
-from equivcheck.diagnosis.catalogue.reduction import constant_ratios, wrong_factors, wrong_reductions
+from equivcheck.diagnosis.catalogue.reduction import unscaled_after_clipping
 from equivcheck.diagnosis.catalogue.rows import wrong_rows
-from equivcheck.diagnosis.catalogue.shards import local_statistics, state_of_other_ranks, wrong_gradient_shards
+from equivcheck.diagnosis.catalogue.shards import local_statistics
 from equivcheck.diagnosis.catalogue.shared_weights import wrong_sharing
 from equivcheck.diagnosis.catalogue.tensor_parallel import wrong_tensor_parallelism
 from equivcheck.diagnosis.catalogue.tokens.attention import wrong_attention, wrong_keys_and_values
 from equivcheck.diagnosis.catalogue.tokens.embeddings import wrong_embeddings
 from equivcheck.diagnosis.catalogue.tokens.labels import wrong_labels
 from equivcheck.diagnosis.catalogue.tokens.vocabulary import wrong_vocabularies
-from equivcheck.diagnosis.catalogue.updates import lost_state, skipped_updates, stale_values
 from equivcheck.diagnosis.diverged_run import DivergedRun
+from equivcheck.diagnosis.mistake import Mistake, StepFacts
+from equivcheck.diagnosis.mistakes.microbatches import wrong_accumulations
+from equivcheck.diagnosis.mistakes.precision import lower_precision
+from equivcheck.diagnosis.mistakes.reductions import constant_ratios, wrong_factors, wrong_gradient_shards, wrong_reductions
+from equivcheck.diagnosis.mistakes.settings import wrong_settings
+from equivcheck.diagnosis.mistakes.stale import stale_values
+from equivcheck.diagnosis.mistakes.updates import wrong_updates
+from equivcheck.scenario import ClipNorm
 from equivcheck.worlds.trace.differences import Phase
 
 _COMPUTED = (Phase.LOSS, Phase.GRADIENT)
 _UPDATED = (Phase.UPDATE, Phase.STATE)
 
-CATALOGUE: tuple[tuple[Callable[[DivergedRun], Iterator[Counterfactual]], tuple[Phase, ...]], ...] = (
+CATALOGUE: tuple[tuple[Callable[..., Iterator[Mistake]], tuple[Phase, ...]], ...] = (
     (wrong_initial_values, (*_COMPUTED, *_UPDATED, Phase.BUFFER)),
     (wrong_labels, _COMPUTED),
     (wrong_keys_and_values, _COMPUTED),
@@ -52,25 +57,52 @@ CATALOGUE: tuple[tuple[Callable[[DivergedRun], Iterator[Counterfactual]], tuple[
     (wrong_gradient_shards, _COMPUTED),
     (wrong_factors, _COMPUTED),
     (wrong_rows, _COMPUTED),
+    (wrong_microbatches, _COMPUTED),
     (wrong_accumulations, _COMPUTED),
-    (wrong_clippings, (Phase.GRADIENT, Phase.CLIPPING)),
+    (wrong_clippings_of_scenario, (Phase.GRADIENT, Phase.CLIPPING)),
     (dropped_rows, _COMPUTED),
-    (wrong_reduction_precision, _COMPUTED),
     (wrong_sharing, _COMPUTED),
     (constant_ratios, (*_COMPUTED, Phase.CLIPPING)),
+    (unscaled_after_clipping, _COMPUTED),
     (stale_values, (*_COMPUTED, *_UPDATED)),
-    (wrong_parameter_precision, (*_COMPUTED, *_UPDATED)),
+    (lower_precision, (*_COMPUTED, *_UPDATED)),
     (local_statistics, _UPDATED),
-    (skipped_updates, _UPDATED),
-    (lost_state, _UPDATED),
-    (state_of_other_ranks, _UPDATED),
-    (wrong_optimizers, _UPDATED),
+    (wrong_settings, _UPDATED),
+    (wrong_decays, _UPDATED),
+    (wrong_updates, _UPDATED),
 )
-"""Functions that yield counterfactuals, each with the phases it applies to. Order matters: the first exact fit is reported."""
+"""Functions for kinds of mistakes, each with the phases it applies to. Order matters: the first exact fit is reported."""
+
+GENERAL = (
+    *(
+        wrong_reductions,
+        wrong_factors,
+        constant_ratios,
+        wrong_gradient_shards,
+        wrong_accumulations,
+        wrong_microbatches,
+        wrong_clippings_of_scenario,
+    ),
+    *(unscaled_after_clipping, stale_values, lower_precision, wrong_decays, wrong_settings, wrong_updates),
+)
+"""Functions with facts about the step as a second argument. On runs without emulation, only their quick mistakes are tried."""
 
 
-def candidates(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """Counterfactuals for a run, in the order in which they are tried."""
+def facts_of(diverged: DivergedRun) -> StepFacts:
+    """Facts about a scenario's step. A reference that rounds computes all microbatches at once."""
+    return StepFacts(
+        own_rows=True,
+        num_backward=1 if diverged.rounding is not None else diverged.num_microbatches,
+        clips=isinstance(diverged.training.clipping, ClipNorm),
+        differs=False,
+    )
+
+
+def candidates(diverged: DivergedRun) -> Iterator[Mistake]:
+    """Mistakes to try for a run, in this order."""
+    facts = facts_of(diverged)
     for wrong, phases in CATALOGUE:
         if diverged.first.phase in phases:
-            yield from wrong(diverged)
+            is_general = wrong in GENERAL
+            found = wrong(diverged, facts) if is_general else wrong(diverged)
+            yield from (each for each in found if each.is_quick or diverged.can_be_emulated or not is_general)

@@ -1,26 +1,22 @@
-"""`Counterfactual`, a training without ranks but with a known fault, and helpers to build one."""
+"""Helpers for mistakes that change a scenario's `Setup`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
 from torch import nn
 
-from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
+from equivcheck.diagnosis.emulation.scenario_ranks import ScenarioRanks
+from equivcheck.diagnosis.mistake import Mistake
 from equivcheck.oracle.reference.reduction import Gradients
-from equivcheck.oracle.reference.rounded import rounded_setup
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import CrossEntropy
-from equivcheck.training.loop import train
 from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
-from equivcheck.training.single_device import single_device_setup
-from equivcheck.worlds.trace.trace import Trace
 
 Change = Callable[[Setup], None]
 """Plants a fault in a setup."""
@@ -28,44 +24,19 @@ Module = TypeVar("Module", bound=nn.Module)
 Item = TypeVar("Item")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counterfactual:
-    """A single-device training with one known fault."""
+def on_one_device(cause: Cause, sentence: str, change: Change) -> Mistake:
+    """Mistake on all ranks alike, so one training shows it."""
 
-    cause: Cause
-    """Cause represented by it."""
-    sentence: str
-    """Sentence for the user, without a full stop."""
-    run: Callable[[int], tuple[Trace, ...]]
-    """Trains for the given number of steps; returns one trace for all ranks, or one per rank."""
-    is_quick: bool
-    """Whether it runs one training, not one per rank."""
+    def change_all(ranks: ScenarioRanks) -> None:
+        for setup in ranks.setups:
+            change(setup)
+
+    return Mistake(cause, sentence, change_all, is_quick=True)
 
 
-def on_one_device(diverged: DivergedRun, cause: Cause, sentence: str, change: Change) -> Counterfactual:
-    """Counterfactual with one changed training."""
-
-    def run(num_steps: int) -> tuple[Trace, ...]:
-        training, rounding = diverged.training, diverged.rounding
-        setup = single_device_setup(training) if rounding is None else rounded_setup(training, rounding)
-        setup.span = range(num_steps)
-        change(setup)
-        return (train(setup),)
-
-    return Counterfactual(cause=cause, sentence=sentence, run=run, is_quick=True)
-
-
-def on_emulated_ranks(
-    diverged: DivergedRun, cause: Cause, sentence: str, change: Callable[[EmulatedRanks], None]
-) -> Counterfactual:
-    """Counterfactual with one changed training per rank."""
-
-    def run(num_steps: int) -> tuple[Trace, ...]:
-        ranks = EmulatedRanks(diverged)
-        change(ranks)
-        return ranks.train(num_steps)
-
-    return Counterfactual(cause=cause, sentence=sentence, run=run, is_quick=False)
+def on_emulated_ranks(cause: Cause, sentence: str, change: Callable[[ScenarioRanks], None]) -> Mistake:
+    """Mistake with one training per rank."""
+    return Mistake(cause, sentence, change, own_rows=True)
 
 
 def all_then_each(items: Sequence[Item]) -> Iterator[tuple[Item, ...]]:

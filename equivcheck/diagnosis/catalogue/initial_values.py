@@ -6,17 +6,18 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, on_emulated_ranks
+from equivcheck.diagnosis.catalogue.counterfactual import on_emulated_ranks
 from equivcheck.diagnosis.diverged_run import DivergedRun, initial_values
-from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
+from equivcheck.diagnosis.emulation.scenario_ranks import ScenarioRanks
+from equivcheck.diagnosis.mistake import Mistake
 from equivcheck.diagnosis.words import name_ranks, tensors
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.training.single_device import single_device_setup
 from equivcheck.worlds.trace.pieces import TensorsByName, fill, full_tensors_of, select_piece
 
 
-def wrong_initial_values(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """Counterfactual that starts with the ranks' own initial values, if these are wrong or on a wrong rank."""
+def wrong_initial_values(diverged: DivergedRun) -> Iterator[Mistake]:
+    """Yield the ranks' own initial values if these are wrong or on a wrong rank."""
     expected = _expected(diverged)
     wrong = [
         (piece.name, rank)
@@ -33,7 +34,7 @@ def wrong_initial_values(diverged: DivergedRun) -> Iterator[Counterfactual]:
         if all(_is_permuted(diverged, name, expected) for name in names):
             cause = Cause.PERMUTED
             words = f"the elements of {tensors(names)} are in wrong places: shards are in the wrong order or along the wrong dim"
-        yield on_emulated_ranks(diverged, cause, words, lambda ranks: _start_there(diverged, ranks))
+        yield on_emulated_ranks(cause, words, lambda ranks: _start_there(diverged, ranks))
 
 
 def _expected(diverged: DivergedRun) -> TensorsByName:
@@ -52,7 +53,7 @@ def _is_permuted(diverged: DivergedRun, name: str, expected: TensorsByName) -> b
     return not np.array_equal(found, right) and np.array_equal(np.sort(found, axis=None), np.sort(right, axis=None))
 
 
-def _start_there(diverged: DivergedRun, ranks: EmulatedRanks) -> None:
+def _start_there(diverged: DivergedRun, ranks: ScenarioRanks) -> None:
     for setup, initial in zip(ranks.setups, diverged.initial, strict=True):
         held = {**dict(setup.model.named_parameters()), **dict(setup.model.named_buffers())}
         for piece, values in initial.parts():

@@ -9,10 +9,10 @@ from itertools import combinations
 import torch
 from torch import nn
 
-from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, all_then_each, on_emulated_ranks, on_one_device
+from equivcheck.diagnosis.catalogue.counterfactual import Change, all_then_each, on_emulated_ranks, on_one_device
 from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
-from equivcheck.diagnosis.words import ranks_along
+from equivcheck.diagnosis.emulation.scenario_ranks import ScenarioRanks
+from equivcheck.diagnosis.mistake import Mistake
 from equivcheck.layouts.parallelisms.pipeline.stages import layers_of_stages
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Layer, Layout, Pipeline, PlannedParallelism
@@ -23,7 +23,7 @@ Reorder = Callable[[torch.Tensor], torch.Tensor]
 """Reorders an activation's shards."""
 
 
-def wrong_orders(diverged: DivergedRun) -> Iterator[Counterfactual]:
+def wrong_orders(diverged: DivergedRun) -> Iterator[Mistake]:
     """Reordered input and output shards, and swapped stages."""
     layout = diverged.layout
     if not diverged.can_be_emulated:
@@ -34,7 +34,7 @@ def wrong_orders(diverged: DivergedRun) -> Iterator[Counterfactual]:
         yield from _stages(diverged, pipeline)
 
 
-def _shards(diverged: DivergedRun, layout: Layout) -> Iterator[Counterfactual]:
+def _shards(diverged: DivergedRun, layout: Layout) -> Iterator[Mistake]:
     ranks = layout.mesh.size(TP)
     linears = [index for index, layer in enumerate(diverged.training.model.layers) if isinstance(layer, Layer)]
     for layers in all_then_each(linears):
@@ -42,7 +42,7 @@ def _shards(diverged: DivergedRun, layout: Layout) -> Iterator[Counterfactual]:
         for outputs in (True, False):
             for dim in (-1, 0):
                 what = f"the {'features' if dim else 'rows'} of the {'output' if outputs else 'input'} of {who}"
-                words = f"{what} are gathered from {ranks_along(layout.mesh, (TP,))} in the wrong order"
+                words = f"{what} are gathered from {diverged.ranks_text((TP,))} in the wrong order"
                 for reorder in _orders(ranks, dim):
                     yield _everywhere(diverged, words, partial(_reordering, layers=layers, reorder=reorder, outputs=outputs))
 
@@ -58,16 +58,16 @@ def _rolled(values: torch.Tensor, *, ranks: int, dim: int, shift: int) -> torch.
     return values.roll(shift * -(-values.shape[dim] // ranks), dim)
 
 
-def _everywhere(diverged: DivergedRun, words: str, change: Change) -> Counterfactual:
+def _everywhere(diverged: DivergedRun, words: str, change: Change) -> Mistake:
     """One device is enough unless ranks have different rows."""
     if diverged.layout.num_data_ranks == 1:
-        return on_one_device(diverged, Cause.PERMUTED, words, change)
+        return on_one_device(Cause.PERMUTED, words, change)
 
-    def change_all(ranks: EmulatedRanks) -> None:
+    def change_all(ranks: ScenarioRanks) -> None:
         for setup in ranks.setups:
             change(setup)
 
-    return on_emulated_ranks(diverged, Cause.PERMUTED, words, change_all)
+    return on_emulated_ranks(Cause.PERMUTED, words, change_all)
 
 
 def _reordering(setup: Setup, layers: tuple[int, ...], reorder: Reorder, *, outputs: bool) -> None:
@@ -79,7 +79,7 @@ def _reordering(setup: Setup, layers: tuple[int, ...], reorder: Reorder, *, outp
             linear.register_forward_pre_hook(lambda _module, inputs: (reorder(inputs[0]), *inputs[1:]))
 
 
-def _stages(diverged: DivergedRun, pipeline: Pipeline) -> Iterator[Counterfactual]:
+def _stages(diverged: DivergedRun, pipeline: Pipeline) -> Iterator[Mistake]:
     layers = layers_of_stages(pipeline, diverged.layout.mesh.size(PP), len(diverged.training.model.layers))
     for one, other in combinations(range(len(layers)), 2):
         order = list(layers)

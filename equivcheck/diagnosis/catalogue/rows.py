@@ -9,71 +9,73 @@ from functools import partial
 import torch
 
 from equivcheck.diagnosis.catalogue.counterfactual import (
-    Counterfactual,
     gradients_of,
     on_emulated_ranks,
     on_one_device,
 )
 from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.diagnosis.emulation.coordinates import RankCoordinate, rank_coordinates
-from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, take_range
-from equivcheck.diagnosis.words import ranks_along
+from equivcheck.diagnosis.emulation.coordinates import RankCoordinate
+from equivcheck.diagnosis.emulation.scenario_ranks import ScenarioRanks, take_range
+from equivcheck.diagnosis.mistake import Mistake
+from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Pipeline
 from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
 
-Take = Callable[[EmulatedRanks, RankCoordinate, Batch], Batch]
+Take = Callable[[ScenarioRanks, RankCoordinate, Batch], Batch]
 """Selects a rank's rows from a microbatch."""
 
 
-def wrong_rows(diverged: DivergedRun) -> Iterator[Counterfactual]:
+def wrong_rows(diverged: DivergedRun) -> Iterator[Mistake]:
     """Rows shared, duplicated or left out; dropout masks for other rows or none."""
     mesh, axes = diverged.mesh, diverged.data_axes
     if axes:
         for chosen in (*((name,) for name in axes if len(axes) > 1), axes):
-            words = f"{ranks_along(mesh, chosen)} compute on the same rows: those of the first rank"
-            yield _taking(diverged, Cause.SAME_ROWS, words, partial(_of_first, axes=chosen))
-        words = f"each of {ranks_along(mesh, axes)} computes on all rows, not only on its own part"
-        yield on_one_device(diverged, Cause.SAME_ROWS, words, partial(_scaling_loss, factor=mesh.size(*axes)))
-        words = f"the loss is not multiplied by the number of {ranks_along(mesh, axes)}, though gradients are averaged over them"
-        yield on_one_device(diverged, Cause.AVERAGED_TWICE, words, partial(_scaling_loss, factor=1 / mesh.size(*axes)))
+            words = f"{diverged.ranks_text(chosen)} compute on the same rows: those of the first rank"
+            yield _taking(Cause.SAME_ROWS, words, partial(_of_first, axes=chosen))
+        words = f"each of {diverged.ranks_text(axes)} computes on all rows, not only on its own part"
+        yield on_one_device(Cause.SAME_ROWS, words, partial(_scaling_loss, factor=mesh.size(*axes)))
+        words = (
+            f"the loss is not multiplied by the number of {diverged.ranks_text(axes)}, though gradients are averaged over them"
+        )
+        yield on_one_device(Cause.AVERAGED_TWICE, words, partial(_scaling_loss, factor=1 / mesh.size(*axes)))
         yield from _of_others(diverged, axes)
-    yield from _left_out(diverged)
+    yield from _left_out()
     yield from _chunks_left_out(diverged)
     yield from _masked(diverged)
 
 
-def _taking(diverged: DivergedRun, cause: Cause, words: str, take: Take, *, divides_by_own: bool = True) -> Counterfactual:
-    def change(ranks: EmulatedRanks) -> None:
+def _taking(cause: Cause, words: str, take: Take, *, divides_by_own: bool = True) -> Mistake:
+    def change(ranks: ScenarioRanks) -> None:
         ranks.take = lambda rank, batch: take(ranks, rank, batch)
         ranks.divides_by_own_rows = divides_by_own
 
-    return on_emulated_ranks(diverged, cause, words, change)
+    return on_emulated_ranks(cause, words, change)
 
 
-def _of_first(ranks: EmulatedRanks, rank: RankCoordinate, batch: Batch, axes: tuple[str, ...]) -> Batch:
+def _of_first(ranks: ScenarioRanks, rank: RankCoordinate, batch: Batch, axes: tuple[str, ...]) -> Batch:
     indices = {name: 0 if name in axes else index for name, index in rank.indices.items()}
     return ranks.take_rows(replace(rank, indices=indices), batch)
 
 
-def _of_others(diverged: DivergedRun, axes: tuple[str, ...]) -> Iterator[Counterfactual]:
-    everyone = rank_coordinates(diverged.mesh)
+def _of_others(diverged: DivergedRun, axes: tuple[str, ...]) -> Iterator[Mistake]:
+    everyone = diverged.coordinates
     ranks = [rank for rank in reversed(everyone) if rank.differs_only_along(everyone[0], axes)]
     microbatches = range(len(diverged.training.data.microbatches))
     for rank in ranks:
         for other in ranks:
             if other is not rank:
                 words = f"rank {rank.rank} computes on rank {other.rank}'s rows, and its own rows are lost"
-                yield _taking(diverged, Cause.ROWS_LOST, words, _in_place_of(rank, other, axes))
+                yield _taking(Cause.ROWS_LOST, words, _in_place_of(rank, other, axes))
         words = f"the gradients of rank {rank.rank}'s rows are left out"
         mean = f"{words}, and the mean is over the other ranks"
-        yield on_emulated_ranks(diverged, Cause.ROWS_LOST, mean, partial(_drop_gradients, rank=rank, axes=axes, divided=True))
-        yield on_emulated_ranks(diverged, Cause.ROWS_LOST, words, partial(_drop_gradients, rank=rank, axes=axes, divided=False))
+        yield on_emulated_ranks(Cause.ROWS_LOST, mean, partial(_drop_gradients, rank=rank, axes=axes, divided=True))
+        yield on_emulated_ranks(Cause.ROWS_LOST, words, partial(_drop_gradients, rank=rank, axes=axes, divided=False))
         for number in microbatches if len(microbatches) > 1 else ():
             words = f"the gradients of rank {rank.rank}'s rows of microbatch {number} are left out"
             change = partial(_drop_gradients, rank=rank, axes=axes, divided=False, microbatch=number)
-            yield on_emulated_ranks(diverged, Cause.ROWS_LOST, words, change)
+            yield on_emulated_ranks(Cause.ROWS_LOST, words, change)
 
 
 def _in_place_of(rank: RankCoordinate, other: RankCoordinate, axes: tuple[str, ...]) -> Take:
@@ -81,7 +83,7 @@ def _in_place_of(rank: RankCoordinate, other: RankCoordinate, axes: tuple[str, .
 
 
 def _drop_gradients(
-    ranks: EmulatedRanks, rank: RankCoordinate, axes: tuple[str, ...], *, divided: bool, microbatch: int | None = None
+    ranks: ScenarioRanks, rank: RankCoordinate, axes: tuple[str, ...], *, divided: bool, microbatch: int | None = None
 ) -> None:
     """Zero a rank's gradients, in one microbatch or in all."""
     count = ranks.mesh.size(*axes)
@@ -90,7 +92,14 @@ def _drop_gradients(
     def weight(other: RankCoordinate, number: int) -> float:
         return 0.0 if other.agrees(rank, axes) and microbatch in (None, number) else others
 
-    ranks.weight_of = weight
+    def reduce(all_: list[Gradients], number: int, step: int) -> list[Gradients]:
+        weighted = [
+            {name: value * weight(other, number) for name, value in own.items()}
+            for other, own in zip(ranks.coordinates, all_, strict=True)
+        ]
+        return ranks.mean(weighted, number, step)
+
+    ranks.reduce = reduce
 
 
 def _scaling_loss(setup: Setup, factor: float) -> None:
@@ -106,36 +115,36 @@ def _scaling_loss(setup: Setup, factor: float) -> None:
     setup.compute = compute
 
 
-def _left_out(diverged: DivergedRun) -> Iterator[Counterfactual]:
+def _left_out() -> Iterator[Mistake]:
     for place, take in (("last", _without_last), ("first", _without_first)):
         words = f"each rank leaves out the {place} of its rows of each microbatch"
         for divides_by_own in (False, True):
-            yield _taking(diverged, Cause.ROWS_LOST, words, take, divides_by_own=divides_by_own)
+            yield _taking(Cause.ROWS_LOST, words, take, divides_by_own=divides_by_own)
 
 
-def _without_last(ranks: EmulatedRanks, rank: RankCoordinate, batch: Batch) -> Batch:
+def _without_last(ranks: ScenarioRanks, rank: RankCoordinate, batch: Batch) -> Batch:
     own = ranks.take_rows(rank, batch)
     return take_range(own, range(own.rows - 1))
 
 
-def _without_first(ranks: EmulatedRanks, rank: RankCoordinate, batch: Batch) -> Batch:
+def _without_first(ranks: ScenarioRanks, rank: RankCoordinate, batch: Batch) -> Batch:
     own = ranks.take_rows(rank, batch)
     return take_range(own, range(min(1, own.rows), own.rows))
 
 
-def _chunks_left_out(diverged: DivergedRun) -> Iterator[Counterfactual]:
+def _chunks_left_out(diverged: DivergedRun) -> Iterator[Mistake]:
     count = next((each.num_chunks for each in diverged.layout.of(Pipeline)), 1)
     for index in range(count if count > 1 else 0):
         words = f"the pipeline leaves out chunk {index} of each microbatch"
         for divides_by_own in (True, False):
             take = partial(_without_chunk, index=index, count=count)
-            yield _taking(diverged, Cause.MICROBATCH_LOST, words, take, divides_by_own=divides_by_own)
+            yield _taking(Cause.MICROBATCH_LOST, words, take, divides_by_own=divides_by_own)
     if count > 1:
         words = f"the pipeline sums the {count} chunks of each microbatch, rather than averaging them"
-        yield on_one_device(diverged, Cause.MICROBATCHES_SUMMED, words, partial(_scaling_loss, factor=count))
+        yield on_one_device(Cause.MICROBATCHES_SUMMED, words, partial(_scaling_loss, factor=count))
 
 
-def _without_chunk(ranks: EmulatedRanks, rank: RankCoordinate, batch: Batch, index: int, count: int) -> Batch:
+def _without_chunk(ranks: ScenarioRanks, rank: RankCoordinate, batch: Batch, index: int, count: int) -> Batch:
     own = ranks.take_rows(rank, batch)
     chunks = torch.arange(own.rows).chunk(count)
     kept = torch.tensor([row for at, rows in enumerate(chunks) if at != index for row in rows.tolist()], dtype=torch.int64)
@@ -144,17 +153,17 @@ def _without_chunk(ranks: EmulatedRanks, rank: RankCoordinate, batch: Batch, ind
     return replace(own, inputs=inputs, targets=targets, masks=masks)
 
 
-def _masked(diverged: DivergedRun) -> Iterator[Counterfactual]:
+def _masked(diverged: DivergedRun) -> Iterator[Mistake]:
     if any(layer.dropout for layer in diverged.training.model.layers):
-        yield _taking(diverged, Cause.ANOTHER_MASK, "dropout is not applied", _unmasked)
+        yield _taking(Cause.ANOTHER_MASK, "dropout is not applied", _unmasked)
         words = "every rank uses the dropout masks of the first rank's rows"
-        yield _taking(diverged, Cause.ANOTHER_MASK, words, _masks_of_first)
+        yield _taking(Cause.ANOTHER_MASK, words, _masks_of_first)
 
 
-def _unmasked(ranks: EmulatedRanks, rank: RankCoordinate, batch: Batch) -> Batch:
+def _unmasked(ranks: ScenarioRanks, rank: RankCoordinate, batch: Batch) -> Batch:
     return replace(ranks.take_rows(rank, batch), masks=tuple(None for _ in batch.masks))
 
 
-def _masks_of_first(ranks: EmulatedRanks, rank: RankCoordinate, batch: Batch) -> Batch:
+def _masks_of_first(ranks: ScenarioRanks, rank: RankCoordinate, batch: Batch) -> Batch:
     first = ranks.take_rows(ranks.coordinates[0], batch)
     return replace(ranks.take_rows(rank, batch), masks=first.masks)

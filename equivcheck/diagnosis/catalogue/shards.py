@@ -2,63 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
-from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, changing_gradients, on_one_device
+from equivcheck.diagnosis.catalogue.counterfactual import on_one_device
 from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.diagnosis.emulation.held_elements import HeldElements, held_elements_of
+from equivcheck.diagnosis.emulation.held_elements import HeldElements, held_elements
+from equivcheck.diagnosis.mistake import Mistake
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Training
 from equivcheck.training.optimizer import build_optimizer
 from equivcheck.training.setup import Setup
 
 
-def _is_sharded(diverged: DivergedRun) -> bool:
-    return not diverged.resumes and held_elements_of(diverged).is_sharded
-
-
-def wrong_gradient_shards(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """Each rank has another rank's gradient shard."""
-    if _is_sharded(diverged):
-        held = held_elements_of(diverged)
-        for distance, sources in held.sources_by_distance():
-            change = changing_gradients(partial(held.exchange, sources=sources))
-            yield on_one_device(diverged, Cause.PERMUTED, f"rank r has the gradient shards of rank r + {distance}", change)
-
-
-def state_of_other_ranks(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """Each rank has another rank's optimizer state."""
-    if _is_sharded(diverged) and diverged.training.steps > 1:
-        held = held_elements_of(diverged)
-        for distance, sources in held.sources_by_distance():
-            words = f"rank r has the optimizer state of rank r + {distance}"
-            yield on_one_device(diverged, Cause.STATE_OF_ANOTHER, words, partial(_with_state_of, held=held, sources=sources))
-        words = "every rank has the optimizer state of rank 0"
-        change = partial(_with_state_of, held=held, sources=[0] * held.num_ranks)
-        yield on_one_device(diverged, Cause.STATE_OF_ANOTHER, words, change)
-
-
-def _with_state_of(setup: Setup, held: HeldElements, sources: Sequence[int]) -> None:
-    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in setup.model.named_parameters()}
-
-    def exchange_all(optimizer: torch.optim.Optimizer, _step: int) -> None:
-        for parameter, state in optimizer.state.items():
-            for value in state.values():
-                if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
-                    held.exchange(names[parameter], value, sources)
-
-    setup.before_step.append(exchange_all)
-
-
-def local_statistics(diverged: DivergedRun) -> Iterator[Counterfactual]:
+def local_statistics(diverged: DivergedRun) -> Iterator[Mistake]:
     """The optimizer computes its statistics on each shard, although it is not elementwise."""
-    if not diverged.training.optimizer.elementwise and _is_sharded(diverged):
+    if not diverged.training.optimizer.elementwise and held_elements(diverged).is_sharded:
         words = "the optimizer treats each rank's shard as the full tensor, so its statistics cover one shard only"
-        yield on_one_device(diverged, Cause.LOCAL_STATISTICS, words, partial(_by_shards, held=held_elements_of(diverged)))
+        yield on_one_device(Cause.LOCAL_STATISTICS, words, partial(_by_shards, held=held_elements(diverged)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

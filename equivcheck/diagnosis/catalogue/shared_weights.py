@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, on_one_device, submodule
+from equivcheck.diagnosis.catalogue.counterfactual import Change, on_one_device, submodule
 from equivcheck.diagnosis.diverged_run import DivergedRun
+from equivcheck.diagnosis.mistake import Mistake
 from equivcheck.diagnosis.words import join_words
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Training
@@ -19,7 +20,7 @@ from equivcheck.training.read import default_slots
 from equivcheck.training.setup import Setup
 
 
-def wrong_sharing(diverged: DivergedRun) -> Iterator[Counterfactual]:
+def wrong_sharing(diverged: DivergedRun) -> Iterator[Mistake]:
     """A shared weight is stale in one layer, gets no gradient, or has its own parameter."""
     if diverged.rounding is not None:
         return
@@ -32,12 +33,12 @@ def wrong_sharing(diverged: DivergedRun) -> Iterator[Counterfactual]:
             linears = [f"layers.{place}.linear" for place in places]
             where = f"layer{'' if len(places) == 1 else 's'} {join_words([str(at) for at in places])}"
             words = f"the use of the shared {weight} in {where} adds nothing to its gradient"
-            yield on_one_device(diverged, Cause.UNTIED, words, using_weight(linears, detached_weight))
+            yield on_one_device(Cause.UNTIED, words, using_weight(linears, detached_weight))
             words = f"the shared {weight} keeps its initial value in {where}"
-            yield on_one_device(diverged, Cause.UNTIED, words, using_weight(linears, initial_weight))
+            yield on_one_device(Cause.UNTIED, words, using_weight(linears, initial_weight))
         for trained, fate in ((True, "updated on its own"), (False, "never updated")):
             words = f"{weight} is no longer shared: each layer that shares it has a copy that is {fate}"
-            yield on_one_device(diverged, Cause.UNTIED, words, partial(_give_own_copies, sharers=sharers, trained=trained))
+            yield on_one_device(Cause.UNTIED, words, partial(_give_own_copies, sharers=sharers, trained=trained))
 
 
 Weight = Callable[[nn.Linear], Callable[[], torch.Tensor]]

@@ -9,10 +9,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, all_then_each, on_emulated_ranks, on_one_device
+from equivcheck.diagnosis.catalogue.counterfactual import Change, all_then_each, on_emulated_ranks, on_one_device
 from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, Reduction
-from equivcheck.diagnosis.words import gradients, join_words, ranks_along, tensors
+from equivcheck.diagnosis.emulation.scenario_ranks import ScenarioRanks
+from equivcheck.diagnosis.mistake import Mistake, Span
+from equivcheck.diagnosis.mistakes.reductions import mean_along, reduce_by
+from equivcheck.diagnosis.suspects import Masks, suspects
+from equivcheck.diagnosis.words import gradients, join_words, tensors
 from equivcheck.layouts.base.plan.layers import plan_over_ranks
 from equivcheck.layouts.base.plan.rules import fits, inputs_of
 from equivcheck.oracle.verdict.cause import Cause
@@ -28,7 +31,7 @@ Linears = tuple[str, ...]
 """Linears on one layer's input, by name."""
 
 
-def wrong_tensor_parallelism(diverged: DivergedRun) -> Iterator[Counterfactual]:
+def wrong_tensor_parallelism(diverged: DivergedRun) -> Iterator[Mistake]:
     """Faults in all layers with the same split, then in each."""
     parallelism, num_ranks = plan_over_ranks(diverged.layout), diverged.mesh.size(TP)
     if parallelism is None or diverged.rounding is not None or not fits(diverged.training.model, parallelism.plan):
@@ -57,10 +60,10 @@ def _reading_of(diverged: DivergedRun, at: int) -> Linears:
     return tuple(f"layers.{at}.{part.name}" for part in layer_kind(layer).linears(layer) if part.reads_input)
 
 
-def _of_positions(diverged: DivergedRun) -> Iterator[Counterfactual]:
+def _of_positions(diverged: DivergedRun) -> Iterator[Mistake]:
     """Norm gradients left unreduced under sequence parallelism, because each rank sees only its positions."""
     model = diverged.training.model
-    plan, where = plan_over_ranks(diverged.layout), ranks_along(diverged.mesh, (TP,))
+    plan, where = plan_over_ranks(diverged.layout), diverged.ranks_text((TP,))
     if plan is None or model.length is None or diverged.resumes:
         return
     normed = (*(layer.norm for layer in model.layers), model.head and model.head.norm)
@@ -72,10 +75,10 @@ def _of_positions(diverged: DivergedRun) -> Iterator[Counterfactual]:
     ]
     for chosen in all_then_each(found):
         words = f"the gradients of {tensors(chosen)} are left unreduced over {where}: each rank keeps those of its own positions"
-        yield on_emulated_ranks(diverged, Cause.NOT_REDUCED, words, partial(_learning_from_part, names=chosen))
+        yield on_emulated_ranks(Cause.NOT_REDUCED, words, partial(_learning_from_part, names=chosen))
 
 
-def _learning_from_part(emulated: EmulatedRanks, names: Sequence[str]) -> None:
+def _learning_from_part(emulated: ScenarioRanks, names: Sequence[str]) -> None:
     ranks = emulated.mesh.size(TP)
     for rank, setup in zip(emulated.coordinates, emulated.setups, strict=True):
         for name in names:
@@ -92,21 +95,21 @@ def _normed_apart(norm: nn.Module, normed: Normed, place: int, ranks: int, value
     return torch.cat((fixed[:, : own.start], fixed[:, own] + (learning - learning.detach()), fixed[:, own.stop :]), 1)
 
 
-def _replicated(diverged: DivergedRun, num_ranks: int) -> Iterator[Counterfactual]:
+def _replicated(diverged: DivergedRun, num_ranks: int) -> Iterator[Mistake]:
     """Replicated parameters' gradients left unreduced."""
-    where = ranks_along(diverged.mesh, (TP,))
-    for names in () if diverged.resumes else diverged.suspects:
-        words = f"{gradients(diverged, names)} left unreduced over {where}: each rank keeps the gradient of its own rows"
-        yield on_emulated_ranks(diverged, Cause.NOT_REDUCED, words, _own_rows(names, 1 / num_ranks))
+    where = diverged.ranks_text((TP,))
+    for masks in () if diverged.resumes else suspects(diverged):
+        what = gradients(diverged, diverged.updated if masks is None else tuple(masks))
+        words = f"{what} left unreduced over {where}: each rank keeps the gradient of its own rows"
+        yield on_emulated_ranks(Cause.NOT_REDUCED, words, _own_rows(masks, num_ranks))
         divided = f"{words}, but divided by the number of ranks"
-        yield on_emulated_ranks(diverged, Cause.NOT_REDUCED, divided, _own_rows(names, 1.0))
+        yield on_emulated_ranks(Cause.NOT_REDUCED, divided, _own_rows(masks, 1))
 
 
-def _own_rows(names: Sequence[str], factor: float) -> Callable[[EmulatedRanks], None]:
-    def change(ranks: EmulatedRanks) -> None:
-        axes = ranks.data_axes
-        ranks.data_axes = (*axes, TP)
-        ranks.reductions.update(dict.fromkeys(names, Reduction(axes=axes, factor=factor)))
+def _own_rows(masks: Masks | None, divisor: int) -> Callable[[ScenarioRanks], None]:
+    def change(ranks: ScenarioRanks) -> None:
+        reduce_by(partial(mean_along, axes=ranks.axes, divisor=divisor), masks, Span(first=0))(ranks)
+        ranks.axes = (*ranks.axes, TP)
 
     return change
 
@@ -118,31 +121,29 @@ def _with_fixed_parameters(norm: nn.Module, values: torch.Tensor) -> torch.Tenso
     return functional.rms_norm(values, norm.normalized_shape, norm.weight.detach(), norm.eps)
 
 
-def _of_rows(diverged: DivergedRun, layers: tuple[Linears, ...], num_ranks: int) -> Iterator[Counterfactual]:
-    who, where = _named(layers), ranks_along(diverged.mesh, (TP,))
+def _of_rows(diverged: DivergedRun, layers: tuple[Linears, ...], num_ranks: int) -> Iterator[Mistake]:
+    who, where = _named(layers), diverged.ranks_text((TP,))
     words = f"the bias of {who} is added on each of {where}, not once"
     for counted in (True, False):
-        yield on_one_device(diverged, Cause.BIAS_ON_EVERY_RANK, words, _forwarding(layers, _biased(num_ranks, counted=counted)))
+        yield on_one_device(Cause.BIAS_ON_EVERY_RANK, words, _forwarding(layers, _biased(num_ranks, counted=counted)))
     for backward in (True, False):
         words = f"the output of {who} is averaged over {where}, not summed"
-        yield on_one_device(diverged, Cause.OUTPUT_AVERAGED, words, _forwarding(layers, _averaged(num_ranks, backward=backward)))
+        yield on_one_device(Cause.OUTPUT_AVERAGED, words, _forwarding(layers, _averaged(num_ranks, backward=backward)))
     words = f"the output of {who} is not summed over {where}: each rank continues with its partial sum"
     for share in (1.0, 1 / num_ranks, 0.0):
         # If the other ranks add no bias, the first rank adds all of it.
         shares = [share or 1.0, *[share] * (num_ranks - 1)]
         change = _on_each(layers, lambda place, shares=shares: _own_features(place, num_ranks, shares[place]))  # type: ignore[misc]
-        yield on_emulated_ranks(diverged, Cause.PARTIAL_OUTPUT, words, change)
+        yield on_emulated_ranks(Cause.PARTIAL_OUTPUT, words, change)
 
 
-def _of_columns(diverged: DivergedRun, layers: tuple[Linears, ...], num_ranks: int) -> Iterator[Counterfactual]:
-    who, where = _named(layers), ranks_along(diverged.mesh, (TP,))
+def _of_columns(diverged: DivergedRun, layers: tuple[Linears, ...], num_ranks: int) -> Iterator[Mistake]:
+    who, where = _named(layers), diverged.ranks_text((TP,))
     words = f"the gradient of the input of {who} is summed twice over {where}"
-    yield on_one_device(
-        diverged, Cause.INPUT_GRADIENT_SUMMED_TWICE, words, _forwarding(layers, _input_gradient_summed_twice(num_ranks))
-    )
+    yield on_one_device(Cause.INPUT_GRADIENT_SUMMED_TWICE, words, _forwarding(layers, _input_gradient_summed_twice(num_ranks)))
     words = f"the gradient of the input of {who} is not summed over {where}: each rank continues with its partial sum"
     yield on_emulated_ranks(
-        diverged, Cause.PARTIAL_INPUT_GRADIENT, words, _on_each(layers, lambda place: _partial_input_gradient(place, num_ranks))
+        Cause.PARTIAL_INPUT_GRADIENT, words, _on_each(layers, lambda place: _partial_input_gradient(place, num_ranks))
     )
 
 
@@ -160,8 +161,8 @@ def _forwarding(layers: tuple[Linears, ...], forward: Forward) -> Change:
     return change
 
 
-def _on_each(layers: tuple[Linears, ...], forward_of: Callable[[int], Forward]) -> Callable[[EmulatedRanks], None]:
-    def change(ranks: EmulatedRanks) -> None:
+def _on_each(layers: tuple[Linears, ...], forward_of: Callable[[int], Forward]) -> Callable[[ScenarioRanks], None]:
+    def change(ranks: ScenarioRanks) -> None:
         for rank, setup in zip(ranks.coordinates, ranks.setups, strict=True):
             _forwarding(layers, forward_of(rank.indices[TP]))(setup)
 

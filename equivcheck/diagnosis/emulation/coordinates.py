@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-
-from equivcheck.scenario import Mesh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,15 +25,7 @@ class RankCoordinate:
         return self.agrees(other, [name for name in self.indices if name not in axes])
 
 
-def rank_coordinates(mesh: Mesh) -> tuple[RankCoordinate, ...]:
-    """All ranks' coordinates, ordered by rank."""
-    return tuple(
-        RankCoordinate(rank=rank, indices=dict(zip(mesh.names, mesh.coordinate(rank), strict=True)))
-        for rank in range(mesh.num_ranks)
-    )
-
-
-def axis_combinations(axes: Sequence[str], *, most: int | None = None) -> Iterator[tuple[str, ...]]:
+def axis_combinations(axes: Sequence[str], *, most: int | None = None) -> list[tuple[str, ...]]:
     """Every combination with one to `most` axes, largest first; `most` defaults to all."""
     largest = len(axes) if most is None else most
-    return (chosen for count in range(largest, 0, -1) for chosen in combinations(axes, count))
+    return [chosen for count in range(largest, 0, -1) for chosen in combinations(axes, count)]

@@ -1,196 +1,179 @@
-"""All ranks' trainings, run in lockstep on one device.
-
-Each training holds full parameters and computes on its rank's rows. At a communication point the trainings pause. Gradients are
-then reduced by plain arithmetic, and each training copies the elements it would not hold from a training that holds them.
-"""
+"""Emulate ranks on one device: the ranks' trainings run in turns, and plain arithmetic replaces communication."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
+from torch import nn
 
-from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.diagnosis.emulation.coordinates import RankCoordinate, rank_coordinates
-from equivcheck.diagnosis.emulation.held_elements import held_elements_of
-from equivcheck.layouts.base.rounding import Division
-from equivcheck.layouts.composition.registry import when_reduced
-from equivcheck.oracle.reference.reduction import AccumulatedGradients, Averaging, Gradients
-from equivcheck.training.accumulate import microbatch_loss, scalar_value
-from equivcheck.training.balance import Counts, routing_counts
-from equivcheck.training.loop import Pause, train_in_turns
-from equivcheck.training.material import Batch, material
-from equivcheck.training.setup import Setup
-from equivcheck.training.single_device import single_device_setup
+from equivcheck.diagnosis.emulation.held_elements import held_elements
+from equivcheck.diagnosis.emulation.turns import Turns
+from equivcheck.diagnosis.evidence import Evidence
+from equivcheck.layouts.base.rounding import EACH
+from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.worlds.trace.trace import Trace
 
-Parameters = dict[str, torch.nn.Parameter]
-"""One rank's parameters by name."""
+Optimizer = torch.optim.Optimizer
+Event = Callable[[int, int], None]
+"""Called with a rank and a step."""
+Reduce = Callable[[list[Gradients], int, int], list[Gradients]]
+"""Returns each rank's gradients, from the gradients on all ranks, the microbatch and the step."""
+Norm = Callable[[int, Gradients, float], torch.Tensor]
+"""Returns the norm for clipping, from a rank, its gradients and the norm type."""
+Scale = Callable[[list[torch.Tensor], torch.Tensor], None]
+"""Scales the gradients of some tensors by a norm, as the training clips."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reduction:
-    """How a tensor's gradient is reduced over ranks."""
+class EmulatedRanks(ABC):
+    """Trainings in one process that together compute the same as one device.
 
-    axes: tuple[str, ...]
-    """Axes to average over; empty for no reduction."""
-    factor: float = 1.0
-    """The mean is multiplied by this factor."""
+    A `Mistake` makes them wrong: it changes attributes before `train`. Every rank has full parameters. With `own_rows` it
+    computes on its own rows, else on all rows. With `one`, only rank 0 trains, and its trace stands for all ranks.
+    """
 
+    def __init__(
+        self, diverged: Evidence, models: list[nn.Module], parameters: list[dict[str, torch.Tensor]], *, own_rows: bool
+    ) -> None:
+        """`models` has one model for each rank, or for rank 0 only. `parameters` has theirs by name."""
+        self.held, self.coordinates = held_elements(diverged), diverged.coordinates
+        self.axes = diverged.data_axes if own_rows else ()
+        """Mesh axes along which gradients are averaged."""
+        self.models, self.parameters = models, parameters
+        self.optimizers: dict[int, Optimizer] = {}
+        self.turns = Turns(len(models))
 
-class EmulatedRanks:
-    """One training per rank, which together compute the single-device run. A counterfactual changes attributes before `train`."""
-
-    def __init__(self, diverged: DivergedRun) -> None:
-        self.training = diverged.training
-        self.mesh = diverged.mesh
-        self.coordinates = rank_coordinates(self.mesh)
-        self.held = held_elements_of(diverged)
-        self.setups: list[Setup] = [single_device_setup(self.training) for _ in self.coordinates]
-        self._counts: Counts = ()
-        for setup in self.setups:
-            setup.full_counts = lambda *_given: self._counts
-
-        self.data_axes = diverged.data_axes
-        """Axes along which ranks compute on different rows, outermost first."""
-        self.take: Callable[[RankCoordinate, Batch], Batch] = self.take_rows
-        """Selects a rank's rows from a microbatch."""
-        self.divides_by_own_rows = True
-        """Whether a mean loss divides by the rows taken, not by the rows that the rank should have."""
-        self.weight_of: Callable[[RankCoordinate, int], float] = lambda _rank, _microbatch: 1.0
-        """Factor for a rank's gradients in a microbatch."""
-
-        self.when_reduced = when_reduced(diverged.layout)
+        self.reduce: Reduce = self.mean
+        """Function called after each backward pass, with the gradients that this pass added."""
+        self.when = EACH
         """When gradients are reduced if there are several microbatches."""
-        self.reductions: dict[str, Reduction] = {}
-        """Reductions for some parameters by name; other gradients are averaged over all data axes."""
-        self.unreduced_microbatches: frozenset[int] = frozenset()
-        """Microbatches whose gradients stay local to each rank."""
-        self.reduces_in: torch.dtype | None = None
-        """Element type for the reduction; None for the gradients' own."""
-        self.division = Division.BEFORE
-        """Whether gradients are divided before or after they are summed over ranks."""
-        self.before_reducing: list[Callable[[Gradients], None]] = []
-        """Called with each rank's gradients before each reduction."""
+        self.gathers_gradients = True
+        """Whether ranks exchange gradient elements, so that each has all of them."""
+        self.norm: Norm = lambda _rank, gradients, kind: norm_of(gradients.values(), kind)
+        """Function for the norm, called at each clipping."""
+        self.returns_total = False
+        """Whether clipping returns the norm over all gradients, whatever norm it clips by."""
+        self.clips_each = False
+        """Whether each tensor is clipped by its own norm."""
+        self.built: list[Callable[[int, Optimizer], None]] = []
+        """Function called with each new optimizer."""
+        self.schedules: list[Callable[[Any], None]] = []
+        """Function called with each new learning-rate schedule."""
+        self.before_step: list[Event] = []
+        self.after_backward: list[Event] = []
+        """Function called after the last backward pass in a step, before clipping."""
+        self.after_clipping: list[Event] = []
+        self.before_reading: list[Event] = []
+        """Function called after clipping, before gradients are read."""
+        self.before_update: list[Event] = []
+        """Function called after gradients are read, before the update."""
+        self.after_update: list[Event] = []
+        self.at_end: dict[int, Callable[[], None]] = {}
+        """Functions called at the end of a rank's step; keys are ranks."""
+        self.loss_weights: Sequence[float] = ()
+        """Factor for each microbatch's loss; empty for 1."""
+        self.returns: Callable[[int, Any], Any] = lambda _rank, value: value
+        """Function that replaces the loss that a rank reports."""
+        self.num_backward = diverged.num_microbatches
+        """Backward passes per step."""
+        self._step = [0] * len(models)
 
-    def take_rows(self, rank: RankCoordinate, batch: Batch) -> Batch:
-        """A rank's rows. All ranks have nearly equally many."""
-        index, count = self._part(rank)
-        size = -(-batch.rows // count)
-        start = min(index * size, batch.rows)
-        return take_range(batch, range(start, min(start + size, batch.rows)))
-
-    def _part(self, rank: RankCoordinate) -> tuple[int, int]:
-        """Index of the rank's part, and number of parts."""
-        index, count = 0, 1
-        for name in self.data_axes:
-            size = self.mesh.size(name)
-            index, count = index * size + rank.indices[name], count * size
-        return index, count
-
-    def peers(self, rank: RankCoordinate, axes: Sequence[str]) -> list[int]:
-        """Ranks with `rank`'s coordinate except along the given axes; includes `rank`."""
-        return [other.rank for other in self.coordinates if other.differs_only_along(rank, axes)]
-
+    @abstractmethod
     def train(self, num_steps: int) -> tuple[Trace, ...]:
-        """Train for `num_steps` steps and return one trace per rank."""
-        models: list[Parameters] = [dict(setup.model.named_parameters()) for setup in self.setups]
-        losses = [0.0] * len(self.setups)
-        running = []
-        for rank, setup in enumerate(self.setups):
-            setup.span, setup.compute = range(num_steps), partial(_loss_of_rank, losses, rank)
-            running.append(train_in_turns(setup))
-        for index, batches in enumerate(material(self.training).steps[:num_steps]):
-            _advance(running)
-            self._compute(models, losses, batches, index)
-            _advance(running)
-            values = [{name: parameter.data for name, parameter in model.items()} for model in models]
-            self.held.gather(values)
-            self.held.take_from_owners(values)
-        return tuple(map(_finished, running))
+        """Train `num_steps` steps and return a trace for each model."""
 
-    def _compute(self, models: list[Parameters], losses: list[float], batches: Sequence[Batch], index: int) -> None:
-        """Set each rank's gradients and loss for one step."""
-        gradients = AccumulatedGradients(
-            [{name: value.grad for name, value in model.items() if value.grad is not None} for model in models],
-            self._reduced,
-            when=self.when_reduced,
-        )
-        losses[:] = [0.0] * len(losses)
-        for number, batch in enumerate(batches):
-            is_local = number in self.unreduced_microbatches
-            self._count(batch, index)
-            for rank, model in zip(self.coordinates, models, strict=True):
-                loss, fresh = self._backward(rank, model, batch, index)
-                losses[rank.rank] += loss
-                weight = self.weight_of(rank, number)
-                fresh = fresh if weight == 1.0 else {name: value * weight for name, value in fresh.items()}
-                (gradients.add_unreduced if is_local else gradients.add)(rank.rank, fresh)
-            if not is_local:
-                gradients.end_microbatch(last=number == len(batches) - 1)
-        self.held.gather(gradients.reduced)
-        for model, reduced in zip(models, gradients.reduced, strict=True):
-            for name, value in model.items():
-                value.grad = reduced.get(name)
+    def peers(self, rank: int, axes: Sequence[str]) -> list[int]:
+        """Return the ranks that differ from `rank` only along some axes, with `rank` itself."""
+        own = self.coordinates[rank]
+        return [other.rank for other in self.coordinates if other.differs_only_along(own, axes)]
 
-    def _count(self, batch: Batch, index: int) -> None:
-        """Count how often all ranks choose each expert. Ranks with equal rows may count twice, because only shares matter."""
-        if self.training.model.balances:
-            parts = [(setup.model, self.take(rank, batch)) for rank, setup in zip(self.coordinates, self.setups, strict=True)]
-            of_ranks = [routing_counts(model, part, index) for model, part in parts if part.rows]
-            self._counts = [torch.stack(each).sum(0) for each in zip(*of_ranks, strict=True)]
+    def mean(self, gradients: list[Gradients], _microbatch: int, _step: int) -> list[Gradients]:
+        """Average gradients over ranks with different rows."""
+        return [self.mean_over(gradients, self.peers(rank, self.axes)) for rank in range(len(self.models))]
 
-    def _backward(self, rank: RankCoordinate, model: Parameters, batch: Batch, index: int) -> tuple[float, Gradients]:
-        """Loss and gradients for a rank's rows, scaled such that their mean over ranks is the full gradient."""
-        setup, part, (_, count) = self.setups[rank.rank], self.take(rank, batch), self._part(rank)
-        for value in model.values():
-            value.grad = None
-        if not part.rows:
-            return 0.0, {}
-        is_own = self.training.loss.is_mean and self.divides_by_own_rows
-        setup.loss_scale = count
-        loss = microbatch_loss(setup, part, index, part.rows * count if is_own else batch.rows)
-        loss.backward()  # type: ignore[no-untyped-call]
-        return scalar_value(loss), {name: value.grad for name, value in model.items() if value.grad is not None}
+    @staticmethod
+    def mean_over(gradients: Sequence[Gradients], ranks: Sequence[int]) -> Gradients:
+        """Average gradients over some ranks. A missing gradient counts as zeros."""
+        names = dict.fromkeys(name for rank in ranks for name in gradients[rank])
+        return {
+            name: torch.stack([gradients[rank][name] for rank in ranks if name in gradients[rank]]).sum(0) / len(ranks)
+            for name in names
+        }
 
-    def _reduced(self, gradients: list[Gradients], _last: bool) -> list[Gradients]:
-        for change in self.before_reducing:
-            for own in gradients:
-                change(own)
-        return [{name: self._mean(rank, name, gradients) for name in gradients[rank.rank]} for rank in self.coordinates]
+    def gradients(self, rank: int) -> Gradients:
+        """Return a rank's current gradients."""
+        return {name: value.grad for name, value in self.parameters[rank].items() if value.grad is not None}
 
-    def _mean(self, rank: RankCoordinate, name: str, gradients: list[Gradients]) -> torch.Tensor:
-        reduction = self.reductions.get(name, Reduction(axes=self.data_axes))
-        peers = self.peers(rank, reduction.axes)
-        values = [gradients[peer][name] for peer in peers if name in gradients[peer]]
-        parts = values if self.reduces_in is None else [value.to(self.reduces_in) for value in values]
-        return Averaging(division=self.division, divisor=len(peers)).mean(parts).to(values[0].dtype) * reduction.factor
+    def groups(self, rank: int) -> list[dict[str, Any]]:
+        """Return the parameter groups of a rank's optimizer."""
+        return list(self.optimizers[rank].param_groups)
 
+    def exchange(self, rank: int, given: Any, together: Callable[[list[Any]], Sequence[Any]]) -> Any:
+        """Wait until all ranks gave a value, and return this rank's result from `together`."""
+        return self.turns.meet(rank, given, together)
 
-def take_range(batch: Batch, rows: range) -> Batch:
-    """Contiguous rows from a batch."""
-    inputs, targets = (values.narrow(batch.batch_dim, rows.start, len(rows)) for values in (batch.inputs, batch.targets))
-    masks = tuple(None if mask is None else mask.narrow(0, rows.start, len(rows)) for mask in batch.masks)
-    return replace(batch, inputs=inputs, targets=targets, masks=masks)
+    def clip_again(self, rank: int, norm: torch.Tensor) -> None:
+        """Scale a rank's gradients by a norm, as its last clipping did."""
+        self._scale(list(self.parameters[rank].values()), norm)
 
+    def _clip_rank(self, rank: int, tensors: list[torch.Tensor], kind: float, scale: Scale) -> torch.Tensor:
+        """Clip a rank's gradients by `self.norm` with the norm type `kind`, and return the norm."""
+        own = [(tensor, tensor.grad) for tensor in tensors if tensor.grad is not None]
+        names = {id(value): name for name, value in self.parameters[rank].items()}
+        gradients = {names[id(tensor)]: gradient for tensor, gradient in own if id(tensor) in names}
+        with torch.no_grad():
+            norm, total = self.norm(rank, gradients, kind), norm_of(gradients.values(), kind)
+            if self.clips_each:
+                for tensor, gradient in own:
+                    scale([tensor], norm_of([gradient], kind))
+            else:
+                scale(tensors, norm)
+        self.kind, self._scale = kind, scale
+        self._call_events(self.after_clipping, rank)
+        return total if self.returns_total else norm
 
-def _loss_of_rank(losses: list[float], rank: int, _setup: Setup, _batches: Sequence[Batch], _index: int) -> float:
-    """Replaces `Setup.compute`: the rank's loss is already known."""
-    return losses[rank]
+    def _call_events(self, events: Sequence[Event], rank: int) -> None:
+        with torch.no_grad():
+            for event in events:
+                event(rank, self._step[rank])
 
+    def _reduced(self, rank: int, before: Gradients, fresh: Gradients, microbatch: int, *, last: bool) -> Gradients:
+        """Return a rank's gradients after a backward pass, from those before it and the added ones."""
+        waiting = _added(before, fresh) if self.when.whole else fresh
+        if self.when.once and not last:
+            return _added(before, fresh)
+        step = self._step[rank]
+        reduced = self.exchange(rank, waiting, lambda all_: self.reduce(all_, microbatch, step))
+        return _added({} if self.when.whole else before, reduced)
 
-def _advance(running: Sequence[Generator[Pause, None, Trace]]) -> None:
-    """Resume each training until its next pause."""
-    for each in running:
-        next(each)
+    def _end_backward(self, rank: int) -> None:
+        """Give each rank its missing gradient elements, from ranks that hold them."""
+        if self.gathers_gradients and self.held.is_sharded and len(self.models) > 1:
+            self.exchange(rank, self.gradients(rank), self._gather)
+        self._call_events(self.after_backward, rank)
+
+    def _end_step(self, rank: int) -> None:
+        """Give each rank its missing parameter elements, from ranks that hold them."""
+        if len(self.models) > 1:
+            self.exchange(rank, {name: value.data for name, value in self.parameters[rank].items()}, self._gather_updated)
+        self._step[rank] += 1
+
+    def _gather(self, values: list[Gradients]) -> Sequence[None]:
+        self.held.gather(values)
+        return [None] * len(values)
+
+    def _gather_updated(self, values: list[Gradients]) -> Sequence[None]:
+        self.held.take_from_owners(values)
+        return self._gather(values)
 
 
-def _finished(running: Generator[Pause, None, Trace]) -> Trace:
-    try:
-        next(running)
-    except StopIteration as end:
-        trace: Trace = end.value
-        return trace
-    raise AssertionError("a training pauses twice a step")
+def _added(old: Gradients, new: Gradients) -> Gradients:
+    return old | {name: old[name] + value if name in old else value.clone() for name, value in new.items()}
+
+
+def norm_of(tensors: Iterable[torch.Tensor], kind: float) -> torch.Tensor:
+    """Return the norm over all elements; 0 for no tensors."""
+    flat = [tensor.reshape(-1) for tensor in tensors if tensor.numel()]
+    return torch.linalg.vector_norm(torch.cat(flat), kind) if flat else torch.zeros((), dtype=torch.float64)

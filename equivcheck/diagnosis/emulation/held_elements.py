@@ -8,17 +8,25 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.diagnosis.emulation.coordinates import RankCoordinate, rank_coordinates
+from equivcheck.diagnosis.emulation.coordinates import RankCoordinate
 from equivcheck.diagnosis.evidence import Evidence
-from equivcheck.scenario import DDP
 from equivcheck.worlds.trace.pieces import fill
+from equivcheck.worlds.trace.trace import Trace
 
 
 @lru_cache(maxsize=4)
-def held_elements_of(diverged: DivergedRun) -> HeldElements:
-    """Elements on each rank in a diverged run. The result is cached."""
-    return HeldElements(rank_coordinates(diverged.mesh), held_masks(diverged), _owners(diverged))
+def held_elements(diverged: Evidence) -> HeldElements:
+    """Return each rank's elements, and the only rank with optimizer state for a replicated tensor."""
+    held, owners = held_masks(diverged), dict[str, int]()
+    for name, masks in held.items():
+        holders = [rank for rank, trace in enumerate(diverged.traces) if _has_state(trace, name)]
+        if len(holders) == 1 and all(mask.all() for mask in masks):
+            owners[name] = holders[0]
+    return HeldElements(diverged.coordinates, held, owners)
+
+
+def _has_state(trace: Trace, name: str) -> bool:
+    return any(piece.name.rpartition("/")[0] == name for piece in trace.state.pieces)
 
 
 class HeldElements:
@@ -44,16 +52,6 @@ class HeldElements:
     def by(self, name: str, *ranks: int) -> torch.Tensor:
         """Mask for elements held by any given rank, shaped as the tensor."""
         return torch.from_numpy(np.asarray(np.any([self._held[name][rank] for rank in ranks], axis=0)))
-
-    def num_copies(self, axes: Sequence[str]) -> dict[str, torch.Tensor]:
-        """For each tensor, the largest number of ranks along `axes` that hold one element."""
-        lines: dict[tuple[int, ...], list[int]] = {}
-        for one in self._coordinates:
-            lines.setdefault(tuple(index for axis, index in one.indices.items() if axis not in axes), []).append(one.rank)
-        counts = {
-            name: [np.sum([held[rank] for rank in line], axis=0) for line in lines.values()] for name, held in self._held.items()
-        }
-        return {name: torch.from_numpy(np.asarray(np.max(each, axis=0))) for name, each in counts.items()}
 
     def exchange(self, name: str, value: torch.Tensor, sources: Sequence[int]) -> None:
         """Overwrite each rank's elements in place with those of rank `sources[rank]`, if both hold equally many."""
@@ -117,14 +115,3 @@ def held_masks(diverged: Evidence) -> dict[str, list[np.ndarray]]:
             if piece.name in held and held[piece.name][rank].shape == piece.shape:
                 fill(held[piece.name][rank], piece, np.ones(piece.numel, dtype=np.bool_))
     return held
-
-
-def _owners(diverged: DivergedRun) -> dict[str, int]:
-    """With `ZeroRedundancyOptimizer`, the rank that updates each parameter. It is the only one with optimizer state."""
-    if not any(each.zero_redundancy for each in diverged.layout.of(DDP)):
-        return {}
-    found: dict[str, int] = {}
-    for rank, trace in enumerate(diverged.traces):
-        for piece in trace.state.pieces:
-            found.setdefault(piece.name.rpartition("/")[0], rank)
-    return found

@@ -14,7 +14,7 @@ _NONE: _Sources = (frozenset(), frozenset())
 
 
 class Dependencies:
-    """Dependencies between the module tensors of one step."""
+    """Dependencies between the module tensors in one step."""
 
     def __init__(self, seen: Sequence[ModuleTensor], parameters: Mapping[str, torch.Tensor]) -> None:
         """`seen` is in execution order, with nodes. `parameters` are the model's, by name."""

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import combinations, product
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from equivcheck.diagnosis.emulation.coordinates import RankCoordinate
-from equivcheck.diagnosis.emulation.held_elements import HeldElements, held_masks
+from equivcheck.diagnosis.emulation.coordinates import axis_combinations as axis_subsets
+from equivcheck.diagnosis.emulation.held_elements import held_elements
 from equivcheck.diagnosis.evidence import Evidence
+from equivcheck.diagnosis.suspects import Masks, suspects, wrong_elements
 from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.reference.reference import Reference
-from equivcheck.user.batches import convert_batch, microbatches, rank_batch
+from equivcheck.user.batches import convert_batch, microbatches, rank_batch, tensors_of
 from equivcheck.user.diagnosis.observed import observed_device, observed_ranks
 from equivcheck.user.ranks import rank_module, rank_reader
 from equivcheck.user.task import Task
 from equivcheck.user.traces.names import TensorNames
-from equivcheck.user.traces.settings import UserTrace
+from equivcheck.user.traces.settings import Settings, UserTrace
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.meshes import device_mesh
 from equivcheck.worlds.pool import ranks
-from equivcheck.worlds.trace.differences import Phase
 from equivcheck.worlds.trace.moments import moments
-from equivcheck.worlds.trace.pieces import TensorsByName, fill, select_piece, values_by_piece
+from equivcheck.worlds.trace.pieces import TensorsByName, fill, values_by_piece
 from equivcheck.worlds.trace.trace import Snapshot
 
-Masks = Mapping[str, torch.Tensor]
-"""Selected elements by tensor name."""
+__all__ = ["Masks", "axis_subsets", "held_elements", "suspects", "wrong_elements"]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -57,13 +53,24 @@ class DivergedTraining(Evidence):
         return self.unit
 
     @property
-    def counts(self) -> dict[int, str]:
-        """Possible wrong factors above 1. Equal numbers, such as axis sizes and microbatches, share a name with all of them."""
-        ranks = [(self.size(axes), self.ranks_text(axes)) for axes in sorted(axis_subsets(self.wide_axes), key=len)]
-        counts: dict[int, list[str]] = {}
-        for number, words in (*ranks, *self.call_counts(1)):
-            counts.setdefault(number, []).append(words)
-        return {number: " or of ".join(words) for number, words in counts.items()}
+    def axis_sizes(self) -> dict[str, int]:
+        """Mesh axes with their sizes, outermost first."""
+        return dict(self.task.mesh)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps in the training."""
+        return len(self.task.batches)
+
+    @property
+    def right_settings_at_steps(self) -> tuple[Settings, ...]:
+        """One device's optimizer settings at each step's update."""
+        return observed_device(self).settings
+
+    @property
+    def settings_at_steps(self) -> tuple[tuple[Settings, ...], ...]:
+        """Each rank's optimizer settings at each step's update; empty if they cannot be read."""
+        return tuple(run.settings for run in observed_ranks(self))
 
     def call_counts(self, known: int) -> list[tuple[int, str]]:
         """Return how many microbatches, backward passes and calls a step has, with names; without the `known` number."""
@@ -85,8 +92,34 @@ class DivergedTraining(Evidence):
 
     @property
     def num_microbatches(self) -> int:
-        """Number of microbatches in the first step."""
+        """Microbatches in the first step."""
         return len(microbatches(self.task.batches[0]))
+
+    @property
+    def microbatch_rows(self) -> tuple[int, ...]:
+        """Rows in each microbatch in the first step."""
+        parts = microbatches(self.task.batches[0])
+        return tuple(min((len(tensor) for tensor in tensors_of(each) if tensor.dim()), default=0) for each in parts)
+
+    @property
+    def has_schedule(self) -> bool:
+        """Whether the training has a learning-rate schedule."""
+        return self.task.scheduler is not None
+
+    @property
+    def right_settings(self) -> Settings:
+        """One device's optimizer settings after the last step, by parameter."""
+        return self.single.settings
+
+    @property
+    def settings(self) -> tuple[Settings, ...]:
+        """Each rank's optimizer settings after the last step, by parameter."""
+        return tuple(trace.settings for trace in self.traces if isinstance(trace, UserTrace))
+
+    @property
+    def initial_parameters(self) -> tuple[Snapshot, ...]:
+        """Each rank's initial parameters; empty if they cannot be read."""
+        return self.initial
 
     @property
     def data_axes(self) -> tuple[str, ...]:
@@ -94,48 +127,9 @@ class DivergedTraining(Evidence):
         return tuple(name for name, size in self.task.mesh if size > 1 and name in self.task.data_axes)
 
     @property
-    def wide_axes(self) -> tuple[str, ...]:
-        """Axes with more than one rank."""
-        return tuple(name for name, size in self.task.mesh if size > 1)
-
-    @property
-    def same_row_axes(self) -> tuple[str, ...]:
-        """Axes with more than one rank whose ranks have the same rows."""
-        return tuple(name for name in self.wide_axes if name not in self.data_axes)
-
-    @property
     def has_own_rows(self) -> bool:
         """Whether ranks have different rows, and these are known."""
         return bool(self.shares and self.data_axes)
-
-    @property
-    def coordinates(self) -> tuple[RankCoordinate, ...]:
-        """Each rank's mesh coordinates."""
-        places = product(*(range(size) for size in self.task.shape))
-        return tuple(
-            RankCoordinate(rank=rank, indices=dict(zip(self.task.axis_names, place, strict=True)))
-            for rank, place in enumerate(places)
-        )
-
-    def size(self, axes: Sequence[str]) -> int:
-        """Number of ranks along some axes."""
-        return math.prod(size for name, size in self.task.mesh if name in axes)
-
-    def ranks_text(self, axes: Sequence[str]) -> str:
-        """Ranks along some axes in words: ``the 2 dp ranks``."""
-        sizes = " x ".join(str(size) for name, size in self.task.mesh if name in axes)
-        return f"the {sizes} {' x '.join(name for name in self.task.axis_names if name in axes)} ranks"
-
-
-@lru_cache(maxsize=2)
-def held_elements(diverged: DivergedTraining) -> HeldElements:
-    """Return each rank's elements, and the only rank with optimizer state for a replicated tensor."""
-    held, owners = held_masks(diverged), dict[str, int]()
-    for name, masks in held.items():
-        holders = [rank for rank, trace in enumerate(diverged.traces) if _has_state(trace, name)]
-        if len(holders) == 1 and all(mask.all() for mask in masks):
-            owners[name] = holders[0]
-    return HeldElements(diverged.coordinates, held, owners)
 
 
 def split_dim(diverged: DivergedTraining, name: str, axis: str) -> int | None:
@@ -171,57 +165,6 @@ def initial_values(diverged: DivergedTraining) -> TensorsByName:
             if values is not None and shapes.get(piece.name) == piece.shape:
                 fill(found.setdefault(piece.name, np.full(piece.shape, np.nan)), piece, values)
     return found
-
-
-def _has_state(trace: UserTrace | Any, name: str) -> bool:
-    return any(piece.name.rpartition("/")[0] == name for piece in trace.state.pieces)
-
-
-def wrong_elements(diverged: DivergedTraining, phase: Phase) -> dict[str, torch.Tensor]:
-    """Return masks for elements that differ on any rank, in one phase at the first wrong step.
-
-    Only tensors that the comparison reports count, because an element's limit is only its share of the tensor's tolerance.
-    """
-    masks: dict[str, np.ndarray] = {}
-    differing = diverged.differing(phase)
-    for expected, found in zip(diverged.reference.moments, diverged.found, strict=True):
-        if (expected.step, expected.phase) != (diverged.first.step, phase):
-            continue
-        expected_full = diverged.expected_values(expected.step, phase)
-        for moment in found:
-            for piece, values in values_by_piece(moment.snapshot):
-                right = expected_full.get(piece.name)
-                if piece.name in differing and right is not None and values is not None and right.shape == piece.shape:
-                    # A batch may use few rows of an embedding, so the tolerance comes from the elements that are not zero.
-                    count = int(np.count_nonzero(right)) or 1
-                    limit = float(expected.tolerances[expected.table.rows[piece.name]]) / math.sqrt(count) / 2
-                    places = select_piece(np.arange(right.size).reshape(right.shape), piece)
-                    mask = masks.setdefault(piece.name, np.zeros(right.shape, dtype=np.bool_)).reshape(-1)
-                    mask[places] |= np.abs(values - right.reshape(-1)[places]) > limit
-    return {name: torch.from_numpy(mask) for name, mask in masks.items() if mask.any()}
-
-
-def suspects(diverged: DivergedTraining) -> tuple[Masks | None, ...]:
-    """Return sets of elements with possibly wrong gradients: the first that differ, and all (None)."""
-    if diverged.first.phase is not Phase.GRADIENT:
-        return (None,)
-    masks = {name: mask for name, mask in wrong_elements(diverged, Phase.GRADIENT).items() if name in diverged.updated}
-    full = {name: torch.ones_like(mask) if mask.sum() >= MOSTLY * mask.numel() else mask for name, mask in masks.items()}
-    if not masks or (set(full) >= set(diverged.updated) and all(mask.all() for mask in full.values())):
-        return (None,)
-    names = {name: torch.ones_like(mask) for name, mask in masks.items()}
-    same = all(mask.all() for mask in full.values())
-    return (full, None) if same else (names, full, None)
-
-
-MOSTLY = 0.75
-"""Share of wrong elements above which the whole tensor counts as wrong. The other elements may differ too little to be noticed.
-"""
-
-
-def axis_subsets(axes: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return all non-empty subsets, the largest first."""
-    return [chosen for count in range(len(axes), 0, -1) for chosen in combinations(axes, count)]
 
 
 def diverged_training(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,12 +13,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from equivcheck.oracle.reference.reduction import Gradients
+from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, Event, Optimizer, Scale, norm_of
+from equivcheck.diagnosis.emulation.turns import NotTogether
 from equivcheck.training.threads import one_thread
 from equivcheck.user.batches import convert_batch, part_number_at
-from equivcheck.user.diagnosis.diverged import DivergedTraining, held_elements, parameters_by_name
-from equivcheck.user.diagnosis.interception import intercept_backward, intercept_clipping, norm_of
-from equivcheck.user.diagnosis.turns import NotTogether, Turns
+from equivcheck.user.diagnosis.diverged import DivergedTraining, parameters_by_name
+from equivcheck.user.diagnosis.interception import intercept_backward, intercept_clipping
 from equivcheck.user.loop import default_step, train
 from equivcheck.user.randomness import RowShard, seed_generators
 from equivcheck.user.ranks import build_model
@@ -26,94 +27,34 @@ from equivcheck.user.traces.names import TensorNames
 from equivcheck.user.traces.optimizers import optimizers_in
 from equivcheck.user.traces.reader import Reader
 from equivcheck.user.traces.settings import UserTrace
-from equivcheck.worlds.trace.trace import Snapshot
+from equivcheck.worlds.trace.trace import Snapshot, Trace
 
-Optimizer = torch.optim.Optimizer
-Event = Callable[[int, int], None]
-"""Called with a rank and a step."""
-Reduce = Callable[[list[Gradients], int, int], list[Gradients]]
-"""Returns each rank's gradients, from the gradients on all ranks, the microbatch and the step."""
-Norm = Callable[[int, Gradients, float], torch.Tensor]
-"""Returns the norm for clipping, from a rank, its gradients and the norm type."""
+__all__ = ["EmulatedUserRanks", "Event", "Optimizer"]
 
 
-class EmulatedUserRanks:
-    """Trainings in one process that together compute the same as one device.
+class EmulatedUserRanks(EmulatedRanks):
+    """Ranks with the user's single-device step."""
 
-    A `Mistake` makes them wrong: it changes attributes before `train`. Every rank has full parameters. With `own_rows` it
-    computes on its own rows, else on all rows.
-    """
-
-    def __init__(self, diverged: DivergedTraining, *, own_rows: bool) -> None:
+    def __init__(self, diverged: DivergedTraining, *, own_rows: bool, one: bool = False) -> None:
         self.diverged, self.task = diverged, diverged.task
-        self.held, self.coordinates = held_elements(diverged), diverged.coordinates
-        self.batches: list[Sequence[Any]] = list(diverged.shares if own_rows else [self.task.batches] * self.task.num_ranks)
-        self.scale = self.task.loss_scale if own_rows else 1.0
-        self.axes = diverged.data_axes if own_rows else ()
-        """Mesh axes along which gradients are averaged."""
-        parts = [part_number_at(self.task, rank.indices) for rank in self.coordinates]
+        ranks = diverged.coordinates[:1] if one else diverged.coordinates
+        parts = [part_number_at(self.task, rank.indices) for rank in ranks]
         shards = [RowShard(part, self.task.num_data_ranks) if own_rows else None for part in parts]
-        self.models: list[nn.Module] = [build_model(self.task, shard) for shard in shards]
-        self.parameters: list[dict[str, torch.Tensor]] = [parameters_by_name(model) for model in self.models]
-        self.optimizers: dict[int, Optimizer] = {}
-        self.turns = Turns(len(self.coordinates))
-
-        self.reduce: Reduce = self.mean
-        """Function called after each backward pass, with the gradients that this pass added."""
-        self.norm: Norm = lambda _rank, gradients, kind: norm_of(gradients.values(), kind)
-        """Function that computes the norm for each clipping."""
-        self.clips_each = False
-        """Whether each tensor is clipped by its own norm."""
-        self.built: list[Callable[[int, Optimizer], None]] = []
-        """Function called with each new optimizer."""
-        self.before_step: list[Event] = []
-        self.after_backward: list[Event] = []
-        """Function called after the last backward pass in a step, before clipping."""
-        self.after_clipping: list[Event] = []
-        self.before_reading: list[Event] = []
-        """Function called when the optimizer steps, before gradients are read."""
-        self.before_update: list[Event] = []
-        """Function called after gradients are read, before the update."""
-        self.after_update: list[Event] = []
-        self.at_end: dict[int, Callable[[], None]] = {}
-        """Functions called after the user's step has returned; keys are ranks."""
+        models = [build_model(self.task, shard) for shard in shards]
+        super().__init__(diverged, models, [parameters_by_name(model) for model in models], own_rows=own_rows)
+        self.batches: list[Sequence[Any]] = list(diverged.shares if own_rows else [self.task.batches] * len(ranks))
+        self.scale = self.task.loss_scale if own_rows else 1.0
         self.wraps_loss: Callable[[int, Loss], Loss] = lambda _rank, loss: loss
-        self.returns: Callable[[int, Any], Any] = lambda _rank, value: value
-        """Function that replaces the loss that a rank reports."""
+        """Function to replace a rank's loss function."""
         self.reads: Callable[[UserTrace], UserTrace] = lambda trace: trace
         """Function that changes a rank's trace, for tensors that are read from wrong places."""
-        self.num_backward = diverged.num_microbatches
-        """Backward passes per step."""
         self.num_seen = self.num_clippings = 0
         self._local = threading.local()
-        self._count = [0] * len(self.coordinates)
-        self._step = [0] * len(self.coordinates)
+        self._count = [0] * len(ranks)
 
-    def peers(self, rank: int, axes: Sequence[str]) -> list[int]:
-        """Return the ranks that differ from `rank` only along some axes, with `rank` itself."""
-        own = self.coordinates[rank]
-        return [other.rank for other in self.coordinates if other.differs_only_along(own, axes)]
-
-    def mean(self, gradients: list[Gradients], _microbatch: int, _step: int) -> list[Gradients]:
-        """Average gradients over ranks with different rows."""
-        return [self.mean_over(gradients, self.peers(rank.rank, self.axes)) for rank in self.coordinates]
-
-    @staticmethod
-    def mean_over(gradients: Sequence[Gradients], ranks: Sequence[int]) -> Gradients:
-        """Average gradients over some ranks. A missing gradient counts as zeros."""
-        names = dict.fromkeys(name for rank in ranks for name in gradients[rank])
-        return {
-            name: torch.stack([gradients[rank][name] for rank in ranks if name in gradients[rank]]).sum(0) / len(ranks)
-            for name in names
-        }
-
-    def gradients(self, rank: int) -> Gradients:
-        """Return a rank's current gradients."""
-        return {name: value.grad for name, value in self.parameters[rank].items() if value.grad is not None}
-
-    def exchange(self, rank: int, given: Any, together: Callable[[list[Any]], Sequence[Any]]) -> Any:
-        """Wait until all ranks gave a value, and return this rank's result from `together`."""
-        return self.turns.meet(rank, given, together)
+    def groups(self, rank: int) -> list[dict[str, Any]]:
+        """Return the parameter groups in a rank's optimizers."""
+        return [group for each in optimizers_in(self.optimizers[rank]) for group in each.param_groups]
 
     def train(self, num_steps: int) -> tuple[UserTrace, ...]:
         """Train `num_steps` steps and return a trace per rank."""
@@ -122,13 +63,15 @@ class EmulatedUserRanks:
 
     def _train_one(self, rank: int, num_steps: int) -> UserTrace:
         self._local.rank = rank
-        loss = self.wraps_loss(rank, self.task.loss)
-        task = replace(self.task, loss=loss).with_new_optimizers(partial(self._add_hooks, rank))
+        loss = _weighted(self.wraps_loss(rank, self.task.loss), self.loss_weights)
+        task = replace(self.task, loss=loss, scheduler=self.task.scheduler and self._schedule)
+        task = task.with_new_optimizers(partial(self._add_hooks, rank))
         reader = Reader(TensorNames(self.models[rank]), self.models[rank])
         with one_thread():
             batches = [convert_batch(batch, task.dtype) for batch in self.batches[rank][:num_steps]]
             trace = train(task, reader, batches, self._step_of(rank), self.scale)
-        return self._as_reported(self.reads(trace), self.diverged.traces[rank])
+        found = self.diverged.traces if len(self.models) == 1 else self.diverged.traces[rank : rank + 1]
+        return self._as_reported(self.reads(trace), found)
 
     def _add_hooks(self, rank: int, optimizer: Optimizer) -> None:
         for each in optimizers_in(optimizer):
@@ -136,6 +79,13 @@ class EmulatedUserRanks:
         self.optimizers[rank] = optimizer
         for change in self.built:
             change(rank, optimizer)
+
+    def _schedule(self, optimizer: Any) -> Any:
+        assert self.task.scheduler is not None, "the training has a schedule"
+        scheduler = self.task.scheduler(optimizer)
+        for change in self.schedules:
+            change(scheduler)
+        return scheduler
 
     def _step_of(self, rank: int) -> Any:
         own = self.task.step or default_step(self.task)
@@ -153,21 +103,10 @@ class EmulatedUserRanks:
             if rank in self.at_end:
                 self.at_end[rank]()
             value = self.returns(rank, value)
-            self.exchange(rank, {name: value.data for name, value in self.parameters[rank].items()}, self._gather)
-            self._step[rank] += 1
+            self._end_step(rank)
             return value
 
         return step
-
-    def _gather(self, values: list[Any]) -> Sequence[None]:
-        self.held.gather(values)
-        self.held.take_from_owners(values)
-        return [None] * len(values)
-
-    def _call_events(self, events: Sequence[Event], rank: int) -> None:
-        with torch.no_grad():
-            for event in events:
-                event(rank, self._step[rank])
 
     def _backward(self, backward: Callable[[], None]) -> None:
         rank = getattr(self._local, "rank", None)
@@ -178,51 +117,43 @@ class EmulatedUserRanks:
         for value in self.parameters[rank].values():
             value.grad = None
         backward()
-        fresh, number, index = self.gradients(rank), self._count[rank], self._step[rank]
+        fresh, number = self.gradients(rank), self._count[rank]
         if not fresh:
             raise NotTogether("the optimizer steps inside backward, so that no gradients are left to reduce")
         with torch.no_grad():
-            reduced = self.exchange(rank, fresh, lambda all_: self.reduce(all_, number, index))
+            reduced = self._reduced(rank, before, fresh, number, last=number == self.num_backward - 1)
             for name, value in self.parameters[rank].items():
-                parts = [gradients[name] for gradients in (before, reduced) if name in gradients]
-                value.grad = sum(parts[1:], parts[0].clone()) if parts else None
+                value.grad = reduced.get(name)
         self._count[rank] += 1
         self.num_seen = max(self.num_seen, self._count[rank])
         if self._count[rank] == self.num_backward:
-            self._call_events(self.after_backward, rank)
+            self._end_backward(rank)
 
-    def _clip(self, tensors: list[torch.Tensor], kind: float, scale: Any) -> torch.Tensor:
+    def _clip(self, tensors: list[torch.Tensor], kind: float, scale: Scale) -> torch.Tensor:
         rank = getattr(self._local, "rank", None)
-        own = [(tensor, tensor.grad) for tensor in tensors if tensor.grad is not None]
         if rank is None:
-            norm = norm_of([gradient for _, gradient in own], kind)
+            norm = norm_of([tensor.grad for tensor in tensors if tensor.grad is not None], kind)
             scale(tensors, norm)
             return norm
         self.num_clippings += 1
-        names = {id(value): name for name, value in self.parameters[rank].items()}
-        gradients = {names[id(tensor)]: gradient for tensor, gradient in own if id(tensor) in names}
-        with torch.no_grad():
-            norm = self.norm(rank, gradients, kind)
-            if self.clips_each:
-                for tensor, gradient in own:
-                    scale([tensor], norm_of([gradient], kind))
-            else:
-                scale(tensors, norm)
-        self.kind, self._scale = kind, scale
-        self._call_events(self.after_clipping, rank)
-        return norm
+        return self._clip_rank(rank, tensors, kind, scale)
 
-    def clip_again(self, rank: int, norm: torch.Tensor) -> None:
-        """Scale a rank's gradients by a norm, as its last clipping did."""
-        self._scale(list(self.parameters[rank].values()), norm)
-
-    def _as_reported(self, trace: UserTrace, found: UserTrace | Any) -> UserTrace:
+    def _as_reported(self, trace: UserTrace, found: Sequence[Trace]) -> UserTrace:
         """The trace without losses and state that the real ranks do not report."""
         steps = tuple(
-            replace(own, loss=None) if other.loss is None else own for own, other in zip(trace.steps, found.steps, strict=False)
+            replace(own, loss=None) if all(other.steps[step].loss is None for other in found) else own
+            for step, own in enumerate(trace.steps)
         )
         held = {piece.name for each in self.diverged.traces for piece in each.state.pieces}
         return replace(trace, steps=steps, state=_select_pieces(trace.state, held))
+
+
+def _weighted(loss: Loss, weights: Sequence[float]) -> Loss:
+    """Multiply each microbatch's loss by its weight."""
+    if not weights:
+        return loss
+    factors = itertools.cycle(weights)
+    return lambda outputs, targets: loss(outputs, targets) * next(factors)
 
 
 def _select_pieces(snapshot: Snapshot, names: set[str]) -> Snapshot:

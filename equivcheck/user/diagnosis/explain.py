@@ -5,31 +5,32 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from equivcheck.diagnosis.agreement import num_agreeing_moments
+from equivcheck.diagnosis.mistakes.clipping import wrong_clippings
+from equivcheck.diagnosis.mistakes.microbatches import wrong_accumulations
+from equivcheck.diagnosis.mistakes.precision import lower_precision, narrower_types
+from equivcheck.diagnosis.mistakes.reductions import constant_ratios, wrong_factors, wrong_gradient_shards, wrong_reductions
+from equivcheck.diagnosis.mistakes.settings import wrong_settings
+from equivcheck.diagnosis.mistakes.stale import stale_values
+from equivcheck.diagnosis.mistakes.updates import wrong_updates
 from equivcheck.diagnosis.patterns import pattern_of
 from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
 from equivcheck.user.diagnosis.catalogue.addends import wrong_addends
 from equivcheck.user.diagnosis.catalogue.attention import wrong_masks
-from equivcheck.user.diagnosis.catalogue.clipping import wrong_clippings
 from equivcheck.user.diagnosis.catalogue.components import fused_as_one_block, wrong_components
 from equivcheck.user.diagnosis.catalogue.data import wrong_losses, wrong_rows
 from equivcheck.user.diagnosis.catalogue.layers import wrong_positions, wrong_splits
-from equivcheck.user.diagnosis.catalogue.microbatches import wrong_accumulations
 from equivcheck.user.diagnosis.catalogue.parameters import local_statistics, missing_gradients, wrong_sharing, wrong_start
-from equivcheck.user.diagnosis.catalogue.precision import lower_precision, narrower_types
-from equivcheck.user.diagnosis.catalogue.reductions import wrong_reductions
-from equivcheck.user.diagnosis.catalogue.settings import wrong_settings
-from equivcheck.user.diagnosis.catalogue.stale import stale_values
-from equivcheck.user.diagnosis.catalogue.updates import wrong_updates
 from equivcheck.user.diagnosis.catalogue.weights import wrong_weights
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 from equivcheck.user.diagnosis.mistake import Mistake, StepFacts
 from equivcheck.user.diagnosis.repair import missing_reductions
-from equivcheck.user.traces.settings import UserTrace
 from equivcheck.worlds.trace.differences import Difference, Phase
+from equivcheck.worlds.trace.trace import Trace
 from equivcheck.worlds.work_clock import WorkClock
 
 ENDS = (Phase.STATE, Phase.BUFFER)
@@ -48,6 +49,7 @@ CATALOGUE: tuple[tuple[Wrong, tuple[Phase, ...]], ...] = (
     (missing_gradients, (Phase.GRADIENT,)),
     (wrong_clippings, COMPUTED),
     (wrong_reductions, COMPUTED),
+    (wrong_factors, COMPUTED),
     (wrong_addends, COMPUTED),
     (wrong_splits, COMPUTED),
     (wrong_positions, (Phase.GRADIENT,)),
@@ -55,6 +57,8 @@ CATALOGUE: tuple[tuple[Wrong, tuple[Phase, ...]], ...] = (
     (wrong_masks, (Phase.LOSS,)),
     (wrong_accumulations, COMPUTED),
     (wrong_weights, COMPUTED),
+    (wrong_gradient_shards, (Phase.GRADIENT,)),
+    (constant_ratios, COMPUTED),
     (local_statistics, UPDATED),
     (stale_values, (*COMPUTED, *UPDATED)),
     (wrong_settings, (*COMPUTED, *UPDATED)),
@@ -122,15 +126,15 @@ def _step_facts(diverged: DivergedTraining) -> StepFacts | None:
     return StepFacts(own_rows=own_rows, num_backward=max(emulated.num_seen, 1), clips=emulated.num_clippings > 0, differs=differs)
 
 
-def _run(train: Callable[[], tuple[UserTrace, ...]]) -> tuple[UserTrace, ...] | None:
-    """Traces of an emulation; None if torch or the user's code rejects the mistake."""
+def _run(train: Callable[[], tuple[Trace, ...]]) -> tuple[Trace, ...] | None:
+    """An emulation's traces; None if torch or the user's code rejects the mistake."""
     try:
         return train()
     except Exception:
         return None
 
 
-def _differs(diverged: DivergedTraining, traces: tuple[UserTrace, ...]) -> bool:
+def _differs(diverged: DivergedTraining, traces: tuple[Trace, ...]) -> bool:
     """Whether any value differs from the reference. Losses and reported values may cover a rank's own rows only."""
     found = compare(diverged.reference, traces).divergences
     return any(each.difference in VALUES and each.phase not in (Phase.LOSS, Phase.REPORTED) for each in found)
@@ -165,10 +169,10 @@ def _reproduces(diverged: DivergedTraining, candidate: Mistake, facts: StepFacts
     moments = diverged.reference.moments
     least = next(at for at, moment in enumerate(moments) if (moment.step, moment.phase in ENDS) >= (step, True))
     if step + 1 < num_steps:
-        early = _run(lambda: candidate.run(diverged, step + 1, facts))
+        early = _run(lambda: candidate.run(partial(EmulatedUserRanks, diverged), step + 1, facts))
         if early is None or num_agreeing_moments(diverged, early) < least:
             return False
-    traces = _run(lambda: candidate.run(diverged, num_steps, facts))
+    traces = _run(lambda: candidate.run(partial(EmulatedUserRanks, diverged), num_steps, facts))
     if traces is None or num_agreeing_moments(diverged, traces) < len(diverged.found):
         return False
     # A candidate that is itself within tolerance would fit ranks that only nearly diverged.

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad
 
+from equivcheck.diagnosis.emulation.emulated_ranks import norm_of
 from equivcheck.user.precision import autograd_private
 
 Backward = Callable[[Callable[[], None]], None]
@@ -109,9 +110,3 @@ def _is_euclidean(norm: Any, tensors: Iterable[torch.Tensor]) -> bool:
         return False
     own = norm_of(gradients, 2.0)
     return math.isclose(float(norm), float(own), rel_tol=8 * torch.finfo(own.dtype).eps)
-
-
-def norm_of(tensors: Iterable[torch.Tensor], kind: float) -> torch.Tensor:
-    """Return the norm over all elements; 0 for no tensors."""
-    flat = [tensor.reshape(-1) for tensor in tensors if tensor.numel()]
-    return torch.linalg.vector_norm(torch.cat(flat), kind) if flat else torch.zeros((), dtype=torch.float64)

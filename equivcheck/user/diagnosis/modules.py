@@ -58,7 +58,7 @@ class WatchedRun:
     """A run with the tensors recorded at one step."""
 
     trace: UserTrace
-    """Trace of the run."""
+    """The run's trace."""
     seen: tuple[ModuleTensor, ...]
     """Recorded tensors in execution order."""
     unclipped: Snapshot | None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from equivcheck.training.settings import FLAGS, Settings, settings_of
 from equivcheck.user.batches import convert_batch, rank_batch
 from equivcheck.user.diagnosis.interception import intercept_backward
 from equivcheck.user.loop import default_step, train
@@ -21,16 +22,11 @@ from equivcheck.user.task import Task
 from equivcheck.user.traces.names import TensorNames
 from equivcheck.user.traces.optimizers import has_hooks, optimizers_in
 from equivcheck.user.traces.reader import Reader
-from equivcheck.user.traces.settings import Settings, settings_of
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import ranks
 
 if TYPE_CHECKING:
     from equivcheck.user.diagnosis.diverged import DivergedTraining
-
-
-FLAGS = ("amsgrad", "decoupled_weight_decay", "maximize", "nesterov")
-"""Optimizer flags that change values. Others select an implementation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

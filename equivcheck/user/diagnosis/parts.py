@@ -41,7 +41,7 @@ class Split(NamedTuple):
     """A dim split over a mesh axis."""
 
     dim: int
-    """Dim of the full tensor."""
+    """Dim in the full tensor."""
     order: Order
     """Indices that a rank takes."""
 
@@ -59,7 +59,7 @@ Layout = dict[str, Split | Sum | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """Result of a comparison."""
+    """A comparison's result."""
 
     status: Status
     """Whether the parts are right."""
@@ -193,7 +193,7 @@ def distance(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def norm_of(values: torch.Tensor) -> float:
-    """Norm of the finite elements."""
+    """Norm over the finite elements."""
     return float(values.nan_to_num(0.0, 0.0, 0.0).norm())
 
 

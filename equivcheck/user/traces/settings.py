@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from equivcheck.scenario import LowPrecision, MixedPrecision
+from equivcheck.training.settings import Settings, is_number, settings_of
 from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
-from equivcheck.worlds.trace.trace import Slot, Snapshot, Trace
+from equivcheck.worlds.trace.trace import Snapshot, Trace
 
-Settings = Mapping[str, Mapping[str, float]]
-"""Numbers in each parameter's group, by parameter name."""
+__all__ = ["Settings", "settings_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,20 +45,6 @@ class UserTrace(Trace):
     """State that was saved, or that was there after loading; None without a checkpoint."""
 
 
-def settings_of(optimizers: Sequence[torch.optim.Optimizer], slots: Sequence[Slot], flags: Collection[str] = ()) -> Settings:
-    """Return each parameter's settings. Parameters in one group share one dict. An inner optimizer's replace the outer one's.
-
-    `flags` names settings that are True or False, given as 1 and 0.
-    """
-    groups = [
-        (group["params"], dict(_numbers(group)) | {key: float(group[key]) for key in flags if isinstance(group.get(key), bool)})
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-    ]
-    found = {id(parameter): numbers for parameters, numbers in groups for parameter in parameters}
-    return {piece.name: found[id(slot.parameter)] for slot in slots for piece in slot.pieces if id(slot.parameter) in found}
-
-
 def numbers_in(state: Any, path: str = "") -> dict[str, float]:
     """Numbers in a nested state dict, by path such as ``last_epoch``."""
     if isinstance(state, Mapping):
@@ -68,25 +52,9 @@ def numbers_in(state: Any, path: str = "") -> dict[str, float]:
     elif isinstance(state, (list, tuple)):
         rows = list(enumerate(state))
     else:
-        return {path: float(state)} if _is_number(state) else {}
+        return {path: float(state)} if is_number(state) else {}
     rows = [(key, value) for key, value in rows if key not in ("_step_count", "_last_lr")]  # schedulers only report these
     return {name: number for key, value in rows for name, number in numbers_in(value, f"{path}.{key}".strip(".")).items()}
-
-
-def _numbers(group: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Numbers in a parameter group, also inside tuples. Flags are skipped because they select an implementation."""
-    for key, value in group.items():
-        if key != "params":
-            several = isinstance(value, (tuple, list))
-            for index, one in enumerate(value if several else [value]):
-                if _is_number(one):
-                    yield (f"{key}[{index}]" if several else key), float(one)
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return value.numel() == 1
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def other_settings(expected: UserTrace, traces: Sequence[UserTrace], limit: float) -> Divergence | None:

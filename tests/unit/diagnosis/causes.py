@@ -90,6 +90,23 @@ def last_row_of_one_tensor(setup: Setup) -> None:
     setup.before_update.append(lambda _optimizer, _step: spoil())
 
 
+def first_microbatch_twice(setup: Setup) -> None:
+    """Compute the first microbatch twice."""
+    inner = setup.compute
+    setup.compute = lambda setup, microbatches, index: inner(setup, [microbatches[0], *microbatches], index)
+
+
+def one_rank_spoiled(setup: Setup) -> None:
+    """Replace one rank's parameters with values that no fault explains."""
+
+    def spoil(optimizer: torch.optim.Optimizer) -> None:
+        optimizer.step()
+        for parameter in setup.model.parameters() if dist.get_rank() == 1 else ():
+            parameter.data.copy_(torch.cos(1e3 * parameter.data))
+
+    setup.update = spoil
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
     """A cause with a scenario that shows it."""
@@ -118,7 +135,7 @@ def _example(cause: Cause, scenario: Scenario, fault: str | Fault, words: str, *
 _HYBRID = {"dp_replicate": 2, "dp_shard": 2}
 _TWO = (2, 2)
 EXAMPLES = (
-    _example(Cause.NOT_REDUCED, on_2(), "reduction_missing", "left unreduced over the 2 dp ranks: each rank keeps its own"),
+    _example(Cause.NOT_REDUCED, on_2(), "reduction_missing", "left unreduced over the 2 dp ranks: each rank keeps the"),
     _example(
         Cause.REDUCED_OVER_PART,
         over(_HYBRID, SHARDED),
@@ -135,12 +152,18 @@ EXAMPLES = (
     _example(
         Cause.MICROBATCHES_SUMMED, over({"dp": 1}, rows=(2, 2, 2)), "microbatches_summed", "the sum over the 3 microbatches, not"
     ),
-    _example(Cause.MICROBATCH_LOST, on_2(rows=_TWO), "only_last_microbatch", "the gradient is missing microbatch 0"),
+    _example(Cause.MICROBATCH_LOST, on_2(rows=_TWO), "only_last_microbatch", "the gradient is from microbatch 1, the last, only"),
+    _example(
+        Cause.MICROBATCH_REPEATED,
+        on_2(rows=_TWO),
+        first_microbatch_twice,
+        "gradient and loss are accumulated with microbatch 0, the first, added twice",
+    ),
     _example(
         Cause.RESCALED_EACH_MICROBATCH,
         on_2(rows=_TWO),
         "rescaled_each_microbatch",
-        "the accumulated gradient is divided by the number of microbatches after each of them",
+        "the accumulated gradient is divided by the number of microbatches after each microbatch",
     ),
     _example(
         Cause.STEPPED_EACH_MICROBATCH, on_2(rows=_TWO), "stepped_each_microbatch", "the optimizer steps after each microbatch"
@@ -166,7 +189,7 @@ EXAMPLES = (
         Cause.ANOTHER_NORM,
         on_2(SHARDED, clipping=CLIPPED),
         "norms_added_up",
-        "the total norm is the sum of the ranks' local",
+        "the local norms on the 2 dp ranks are summed",
     ),
     _example(
         Cause.NORM_MISREPORTED,
@@ -176,7 +199,7 @@ EXAMPLES = (
     ),
     _example(Cause.NOT_CLIPPED, on_2(clipping=CLIPPED), "not_clipped", "gradients are not clipped"),
     _example(Cause.NOT_UPDATED, on_2(SHARDED, Layer(width=3)), "padded_tail_not_updated", "the optimizer does not update row 2"),
-    _example(Cause.STATE_LOST, on_2(optimizer=MOMENTUM, steps=2), "state_lost", "the optimizer state is lost at each step"),
+    _example(Cause.STATE_LOST, on_2(optimizer=MOMENTUM, steps=2), "state_lost", "the optimizer state is lost before each step"),
     _example(
         Cause.STATE_OF_ANOTHER,
         on_2(SHARDED, optimizer=MOMENTUM, steps=2),
@@ -224,18 +247,21 @@ EXAMPLES = (
         Cause.DECAY_EVERYWHERE,
         on_2(optimizer=SGD(weight_decay=0.25), groups=(ParameterGroup(),)),
         "decay_on_groups_without",
-        "weight decay 0.25 is applied",
+        "weight_decay is 0.25, not 0",
     ),
-    _example(Cause.DECAY_COUPLED, on_2(optimizer=AdamW(weight_decay=0.25)), "decay_coupled", "weight decay is coupled"),
     _example(
-        Cause.DECAY_TWICE, on_2(optimizer=SGD(weight_decay=0.25)), "decay_twice", "weight decay is twice the configured value"
+        Cause.DECAY_COUPLED,
+        on_2(optimizer=AdamW(weight_decay=0.25)),
+        "decay_coupled",
+        "decoupled_weight_decay is False, not True",
     ),
+    _example(Cause.DECAY_TWICE, on_2(optimizer=SGD(weight_decay=0.25)), "decay_twice", "weight_decay is 0.5, not 0.25"),
     _example(Cause.STEP_COUNT, on_2(optimizer=Adam(), steps=2), "step_not_counted", "counts every step as the first"),
     _example(
         Cause.HYPERPARAMETER,
         on_2(optimizer=SGD(momentum=0.9, dampening=0.5), steps=2),
         "dampening_forgotten",
-        "the optimizer runs with dampening = 0.0, not 0.5",
+        "the optimizer runs with wrong settings: dampening is 0, not 0.5",
     ),
     _example(Cause.SCHEDULE, on_2(schedule=ExponentialLR(), steps=2), "schedule_stuck", "the schedule never advances"),
     _example(Cause.REDUCED_IN_LOWER_PRECISION, on_2(), "reduced_in_bfloat16", "gradients are reduced in bfloat16"),
@@ -273,5 +299,5 @@ EXAMPLES = (
         "the difference is limited to row 1 of `layers.0",
         exact=False,
     ),
-    _example(Cause.RANKS_DISAGREE, on_2(), "rank_skips_update", "ranks disagree on `layers.0.linear.", exact=False),
+    _example(Cause.RANKS_DISAGREE, on_2(), one_rank_spoiled, "ranks disagree on `layers.0.linear.", exact=False),
 )

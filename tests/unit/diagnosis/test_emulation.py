@@ -7,13 +7,16 @@ import torch
 
 from equivcheck import Scenario
 from equivcheck.diagnosis.diverged_run import DivergedRun, run_again
-from equivcheck.diagnosis.emulation.coordinates import axis_combinations, rank_coordinates
-from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, Reduction
-from equivcheck.diagnosis.emulation.held_elements import held_elements_of
+from equivcheck.diagnosis.emulation.coordinates import axis_combinations
+from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
+from equivcheck.diagnosis.emulation.held_elements import held_elements
+from equivcheck.diagnosis.emulation.scenario_ranks import ScenarioRanks
+from equivcheck.diagnosis.mistake import Span
+from equivcheck.diagnosis.mistakes.reductions import keep_unreduced, reduce_by
 from equivcheck.layouts.base.rounding import EACH, ONCE, WHOLE, WhenReduced
 from equivcheck.layouts.composition.registry import when_reduced
 from equivcheck.oracle.comparison.compare import compare
-from equivcheck.scenario import DDP, FSDP1, FSDP2, Axis, Mesh, Replicate, Replicator, ShardingStrategy
+from equivcheck.scenario import DDP, FSDP1, FSDP2, Replicate, Replicator, ShardingStrategy
 from support.supported import require_supported
 from unit.diagnosis import faults
 from unit.diagnosis.causes import on_2, over
@@ -35,18 +38,20 @@ def test_emulated_ranks_compute_what_one_device_does(scenario: Scenario) -> None
     require_supported(scenario)
     run = diverged(scenario)
 
-    traces = EmulatedRanks(run).train(scenario.training.steps)
+    traces = ScenarioRanks(run, own_rows=True).train(scenario.training.steps)
+    (trace,) = ScenarioRanks(run, own_rows=False, one=True).train(scenario.training.steps)
 
     assert len(traces) == scenario.layout.mesh.num_ranks
     assert compare(run.reference, traces).divergences == ()
+    assert compare(run.reference, [trace]).divergences == ()
 
 
-@pytest.mark.parametrize("when", [EACH, WHOLE, ONCE, WhenReduced(once=True)])
+@pytest.mark.parametrize("when", [EACH, WHOLE, ONCE])
 def test_when_gradients_are_reduced_does_not_matter_to_the_mean(when: WhenReduced) -> None:
     """`EACH`, `WHOLE` and `ONCE` give the same average, because averaging is linear."""
     run = diverged(ON_DDP)
-    ranks = EmulatedRanks(run)
-    ranks.when_reduced = when
+    ranks = ScenarioRanks(run, own_rows=True)
+    ranks.when = when
 
     assert compare(run.reference, ranks.train(2)).divergences == ()
 
@@ -54,19 +59,17 @@ def test_when_gradients_are_reduced_does_not_matter_to_the_mean(when: WhenReduce
 @pytest.mark.parametrize(
     ("change", "tensors"),
     [
-        (lambda ranks: setattr(ranks, "unreduced_microbatches", frozenset((0,))), 4),
-        (lambda ranks: setattr(ranks, "weight_of", lambda rank, _number: float(rank.rank)), 4),
-        (lambda ranks: ranks.reductions.update({"layers.1.linear.bias": Reduction(axes=())}), 1),
-        (lambda ranks: ranks.before_reducing.append(lambda own: own["layers.0.linear.bias"].zero_()), 1),
-        (lambda ranks: setattr(ranks, "reduces_in", torch.bfloat16), 4),
+        (reduce_by(keep_unreduced, None, Span(first=0), (0,)), 4),
+        (reduce_by(keep_unreduced, {"layers.1.linear.bias": torch.tensor(data=True)}, Span(first=0)), 1),
+        (lambda ranks: setattr(ranks, "loss_weights", (2.0, 1.0)), 4),
+        (lambda ranks: ranks.after_backward.append(lambda rank, _step: ranks.gradients(rank)["layers.0.linear.bias"].zero_()), 1),
     ],
-    ids=["a microbatch unreduced", "weighed", "a tensor unreduced", "changed before reducing", "in bfloat16"],
+    ids=["a microbatch unreduced", "a tensor unreduced", "weighted", "changed after backward"],
 )
 def test_what_is_changed_shows_in_the_gradients_that_it_concerns(change: Callable[[EmulatedRanks], None], tensors: int) -> None:
     """Only the first step counts, because later steps follow from it."""
     run = diverged(ON_DDP)
-    ranks = EmulatedRanks(run)
-    ranks.when_reduced = EACH
+    ranks = ScenarioRanks(run, own_rows=True)
     change(ranks)
 
     found = compare(run.reference, ranks.train(2)).divergences
@@ -76,7 +79,7 @@ def test_what_is_changed_shows_in_the_gradients_that_it_concerns(change: Callabl
 
 def test_a_rank_takes_elements_that_it_does_not_hold_from_one_that_does() -> None:
     """Two shards with five rows give the full tensor on each rank."""
-    held = held_elements_of(diverged(ON_FSDP2))
+    held = held_elements(diverged(ON_FSDP2))
     name = "layers.0.linear.weight"
     mine, others = held.by(name, 0), held.by(name, 1)
     tensors = [{name: torch.full(mine.shape, float(rank))} for rank in range(2)]
@@ -91,7 +94,7 @@ def test_a_rank_takes_elements_that_it_does_not_hold_from_one_that_does() -> Non
 
 def test_an_exchange_gives_each_rank_the_elements_of_another() -> None:
     """Two exchanges restore the values."""
-    held = held_elements_of(diverged(ON_FSDP2))
+    held = held_elements(diverged(ON_FSDP2))
     name = "layers.0.linear.weight"
     value = held.by(name, 1).float()
 
@@ -100,21 +103,12 @@ def test_an_exchange_gives_each_rank_the_elements_of_another() -> None:
     assert torch.equal(value, held.by(name, 0).float())
 
 
-def test_copies_are_counted_along_the_axes_that_replicate() -> None:
-    """With hybrid sharding, along replicas only."""
-    held = held_elements_of(diverged(over({"dp_replicate": 2, "dp_shard": 2}, FSDP2())))
-
-    assert {int(each.max()) for each in held.num_copies(("dp_replicate",)).values()} == {2}
-    assert {int(each.max()) for each in held.num_copies(("dp_shard",)).values()} == {1}
-
-
 def test_peers_differ_along_the_given_axes_only() -> None:
     """In a 2 x 2 mesh, rank 1 is at (0, 1)."""
-    mesh = Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2)))
-    ranks = rank_coordinates(mesh)
+    ranks = diverged(over({"dp_replicate": 2, "dp_shard": 2}, FSDP2())).coordinates
 
-    assert ranks[1].indices == {"dp": 0, "tp": 1}
-    assert [other.rank for other in ranks if other.differs_only_along(ranks[1], ("dp",))] == [1, 3]
+    assert ranks[1].indices == {"dp_replicate": 0, "dp_shard": 1}
+    assert [other.rank for other in ranks if other.differs_only_along(ranks[1], ("dp_replicate",))] == [1, 3]
     assert list(axis_combinations(("dp", "tp"))) == [("dp", "tp"), ("dp",), ("tp",)]
 
 

@@ -69,7 +69,11 @@ NEAR_MISSES: dict[str, tuple[Scenario, Fault, Cause | None]] = {
     "1000 is no power of two, so no loss scaler's": (on_2(), times(1000.0), Cause.SCALED),
     "step counts that are reset are no lost state": (on_2(optimizer=Adam(), steps=2), one_count_only, Cause.STEP_COUNT),
     "lost state is no momentum of 0 at once": (on_2(optimizer=MOMENTUM, steps=3), faults.lose_state, Cause.STATE_LOST),
-    "decay of another factor than 2 is not decay applied twice": (DECAYED, faults.settings(weight_decay=0.625), None),
+    "decay of another factor than 2 is not decay applied twice": (
+        DECAYED,
+        faults.settings(weight_decay=0.625),
+        Cause.HYPERPARAMETER,
+    ),
     "parameters in bfloat16 are no gradients in bfloat16": (on_2(), faults.round_parameters, Cause.MASTERS_IN_LOWER_PRECISION),
     "a norm of vectors left out is no local norm": (
         on_2(clipping=CLIPPED),
@@ -124,19 +128,29 @@ def test_a_second_cause_that_fits_as_well_is_named(scenario: Scenario, factor: f
 
 
 def test_a_fault_of_the_first_step_alone_explains_that_step_alone() -> None:
-    """The sentence says that later differences have more causes."""
-    found = diagnosis_of(on_2(steps=2), at_step(0, lambda values: values.mul_(2.0)))
+    """If another fault follows, the sentence says that later differences have more causes."""
+    once, another = at_step(0, lambda values: values.mul_(2.0)), at_step(1, lambda values: values.mul_(5.0))
 
+    def both(setup: Setup) -> None:
+        once(setup)
+        another(setup)
+
+    alone, found = diagnosis_of(on_2(steps=2), once), diagnosis_of(on_2(steps=2), both)
+
+    assert alone is not None
+    assert (alone.cause, alone.exact) == (Cause.SUMMED, True)
+    assert alone.sentence.endswith(", at step 0 only")
     assert found is not None
     assert (found.cause, found.exact) == (Cause.SUMMED, False)
     assert found.sentence.endswith("at step 0; later differences have more causes")
 
 
 def test_a_fault_that_comes_later_is_no_fault_of_all_steps() -> None:
-    """Gradients doubled from the second step on are no sum over ranks, because that would show in the first step."""
+    """If gradients are doubled from the second step on, the sentence says so."""
     found = diagnosis_of(on_2(steps=2, optimizer=SGD(lr=0.125)), at_step(1, lambda values: values.mul_(2.0)))
 
-    assert found is None or found.cause is not Cause.SUMMED or not found.exact
+    assert found is not None
+    assert found.sentence == "all gradients are the sum over the 2 dp ranks, not the mean, from step 1 on"
 
 
 def test_a_pattern_says_that_it_is_no_proof() -> None:

@@ -49,7 +49,8 @@ CASES = (
         DDP_OF_2,
         mutant("parameter_left_out").plant,
         Cause.NOT_REDUCED,
-        "the gradient of `layers.1.linear.bias` is left unreduced over the 2 dp ranks: each rank keeps its own",
+        "the gradient of `layers.1.linear.bias` is left unreduced over the 2 dp ranks: "
+        "each rank keeps the gradient of its own rows",
     ),
     (FSDP_OF_4, multiplied(4.0), Cause.SUMMED, "all gradients are the sum over the 4 dp ranks, not the mean"),
     (FSDP_OF_4, multiplied(0.25), Cause.AVERAGED_TWICE, "all gradients are averaged twice over the 4 dp ranks"),

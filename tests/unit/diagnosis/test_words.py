@@ -1,11 +1,13 @@
 """How a diagnosis names tensors, ranks, axes and factors."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from equivcheck.diagnosis.diverged_run import DivergedRun, run_again
-from equivcheck.diagnosis.words import count_description, gradients, name_ranks, ranks_along, rows_of_tensor, tensors
-from equivcheck.scenario import Axis, Mesh
+from equivcheck.diagnosis.words import count_description, gradients, name_ranks, rows_of_tensor, tensors
+from equivcheck.scenario import FSDP2, Axis, Layout, Mesh
 from unit.diagnosis import faults
 from unit.diagnosis.causes import on_2
 
@@ -25,13 +27,15 @@ def test_few_tensors_are_named_and_many_counted() -> None:
     assert tensors("abcd") == "`a`, `b` and 2 more"
 
 
-def test_ranks_and_axes() -> None:
+def test_ranks_and_axes(diverged: DivergedRun) -> None:
     """Singular, plural and axis sizes."""
     mesh = Mesh(axes=(Axis(name="dp_replicate", size=2), Axis(name="dp_shard", size=4)))
+    scenario = replace(diverged.scenario, layout=Layout(mesh=mesh, parallelisms=(FSDP2(),)))
+    hybrid = replace(diverged, scenario=scenario)
 
     assert (name_ranks([1]), name_ranks([0, 2, 3])) == ("rank 1", "ranks 0, 2 and 3")
-    assert ranks_along(mesh, ("dp_shard",)) == "the 4 dp_shard ranks"
-    assert ranks_along(mesh, ("dp_replicate", "dp_shard")) == "the 2 x 4 dp_replicate x dp_shard ranks"
+    assert hybrid.ranks_text(("dp_shard",)) == "the 4 dp_shard ranks"
+    assert hybrid.ranks_text(("dp_replicate", "dp_shard")) == "the 2 x 4 dp_replicate x dp_shard ranks"
 
 
 @pytest.mark.parametrize(
@@ -82,8 +86,8 @@ def test_gradients_come_with_their_verb(diverged: DivergedRun) -> None:
     [
         (2.0, ", the number of the 2 dp ranks"),
         (0.5, ", one over the number of the 2 dp ranks"),
-        (3.0, ", the number of the microbatches"),
-        (1 / 3, ", one over the number of the microbatches"),
+        (3.0, ", the number of the 3 microbatches"),
+        (1 / 3, ", one over the number of the 3 microbatches"),
         (5.0, ""),
     ],
 )

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from equivcheck.diagnosis.catalogue.context_parallel.shards import SequenceShards, attention_layers, sequence_shards
-from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, changing_layers, on_one_device, submodule
+from equivcheck.diagnosis.catalogue.counterfactual import changing_layers, on_one_device, submodule
 from equivcheck.diagnosis.catalogue.tokens.attention import Alter, replace_mask, replace_positions
 from equivcheck.diagnosis.diverged_run import DivergedRun
+from equivcheck.diagnosis.mistake import Mistake
 from equivcheck.diagnosis.words import layers_by_name
 from equivcheck.layouts.base.partition import chunk_size
 from equivcheck.oracle.verdict.cause import Cause
@@ -20,7 +21,7 @@ from equivcheck.training.layers.attention.module import AttentionModule
 from equivcheck.training.setup import Setup
 
 
-def wrong_sequence_attention(diverged: DivergedRun) -> Iterator[Counterfactual]:
+def wrong_sequence_attention(diverged: DivergedRun) -> Iterator[Mistake]:
     """Faults in all attention layers, then in each."""
     shards = sequence_shards(diverged)
     if shards is None:
@@ -28,35 +29,31 @@ def wrong_sequence_attention(diverged: DivergedRun) -> Iterator[Counterfactual]:
     yield from _counted(diverged, shards)
     for layers in attention_layers(diverged, causal=True):
         for words, unseen in _masks(shards):
-            yield _fault(diverged, Cause.ATTENTION_MASK, layers, words, partial(replace_mask, unseen=unseen))
+            yield _fault(Cause.ATTENTION_MASK, layers, words, partial(replace_mask, unseen=unseen))
     for layers in attention_layers(diverged):
         for words, hidden in _hidden(shards):
-            yield _fault(diverged, Cause.ATTENTION_MASK, layers, words, partial(_seeing_less, hidden=hidden))
+            yield _fault(Cause.ATTENTION_MASK, layers, words, partial(_seeing_less, hidden=hidden))
         for words, learning in _learning(shards):
-            yield _fault(diverged, Cause.KEY_VALUE_GRADIENT, layers, words, partial(_learning_from, learning=learning))
+            yield _fault(Cause.KEY_VALUE_GRADIENT, layers, words, partial(_learning_from, learning=learning))
         if any(each.exchange is AttentionExchange.RING for each in diverged.layout.of(ContextParallel)):
             words = f"does not rescale earlier blocks on the ring of {shards.where} if a later block has a larger score"
-            yield _fault(diverged, Cause.SOFTMAX_OF_PART, layers, words, partial(_unscaled, shards=shards))
+            yield _fault(Cause.SOFTMAX_OF_PART, layers, words, partial(_unscaled, shards=shards))
         yield from _of_heads(diverged, shards, layers)
 
 
-def _fault(diverged: DivergedRun, cause: Cause, layers: tuple[int, ...], words: str, alter: Alter) -> Counterfactual:
+def _fault(cause: Cause, layers: tuple[int, ...], words: str, alter: Alter) -> Mistake:
     change = changing_layers(layers, AttentionModule, alter)
-    return on_one_device(diverged, cause, f"attention in {layers_by_name(layers)} {words}", change)
+    return on_one_device(cause, f"attention in {layers_by_name(layers)} {words}", change)
 
 
-def _counted(diverged: DivergedRun, shards: SequenceShards) -> Iterator[Counterfactual]:
+def _counted(diverged: DivergedRun, shards: SequenceShards) -> Iterator[Mistake]:
     source = diverged.training.model.source
     for places, how in ((shards.local, "from the start of each shard"), (shards.place, "as if shards were contiguous")):
         way = f"{how} on {shards.where}"
         if source is not None and source.learned_positions:
-            yield on_one_device(
-                diverged, Cause.POSITIONS, f"learned positions are counted {way}", partial(_embedding, places=places)
-            )
+            yield on_one_device(Cause.POSITIONS, f"learned positions are counted {way}", partial(_embedding, places=places))
         for layers in attention_layers(diverged, rotary=True):
-            yield _fault(
-                diverged, Cause.POSITIONS, layers, f"counts rotary positions {way}", partial(replace_positions, positions=places)
-            )
+            yield _fault(Cause.POSITIONS, layers, f"counts rotary positions {way}", partial(replace_positions, positions=places))
 
 
 def _embedding(setup: Setup, *, places: torch.Tensor) -> None:
@@ -138,12 +135,12 @@ def _unscaled(module: AttentionModule, *, shards: SequenceShards) -> None:
     module.attend = attend  # type: ignore[method-assign]
 
 
-def _of_heads(diverged: DivergedRun, shards: SequenceShards, layers: tuple[int, ...]) -> Iterator[Counterfactual]:
+def _of_heads(diverged: DivergedRun, shards: SequenceShards, layers: tuple[int, ...]) -> Iterator[Mistake]:
     if not any(each.exchange is AttentionExchange.ULYSSES for each in diverged.layout.of(ContextParallel)):
         return
     for sign, where in ((1, "after"), (-1, "before")):
         words = f"treats the heads from each of {shards.where} as the heads of the rank {where} it"
-        yield _fault(diverged, Cause.PERMUTED, layers, words, partial(_moving_heads, sign=sign, ranks=shards.size))
+        yield _fault(Cause.PERMUTED, layers, words, partial(_moving_heads, sign=sign, ranks=shards.size))
 
 
 def _moving_heads(module: AttentionModule, *, sign: int, ranks: int) -> None:

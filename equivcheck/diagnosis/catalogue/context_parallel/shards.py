@@ -9,7 +9,6 @@ import torch
 
 from equivcheck.diagnosis.catalogue.counterfactual import all_then_each
 from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.diagnosis.words import ranks_along
 from equivcheck.layouts.base.positions import positions_of_ranks
 from equivcheck.scenario import Attention, ContextParallel
 from equivcheck.scenario.mesh import CP
@@ -57,7 +56,7 @@ def sequence_shards(diverged: DivergedRun) -> SequenceShards | None:
     if not found or size == 1 or length is None or diverged.rounding is not None:
         return None
     parts = tuple(torch.tensor(part, dtype=torch.int64) for part in positions_of_ranks(found[0], length, size))
-    return SequenceShards(parts=parts, where=ranks_along(diverged.mesh, (CP,)))
+    return SequenceShards(parts=parts, where=diverged.ranks_text((CP,)))
 
 
 def attention_layers(diverged: DivergedRun, **having: bool) -> Iterator[tuple[int, ...]]:

@@ -13,13 +13,13 @@ from torch import nn
 
 from equivcheck.diagnosis.catalogue.context_parallel.shards import SequenceShards, sequence_shards
 from equivcheck.diagnosis.catalogue.counterfactual import (
-    Counterfactual,
     changing_batches,
     on_emulated_ranks,
     on_one_device,
 )
 from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
+from equivcheck.diagnosis.emulation.scenario_ranks import ScenarioRanks
+from equivcheck.diagnosis.mistake import Mistake
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import CrossEntropy, Training
 from equivcheck.scenario.mesh import CP
@@ -28,7 +28,7 @@ from equivcheck.training.material import Batch, count_labels
 from equivcheck.training.setup import Setup
 
 
-def wrong_shard_sums(diverged: DivergedRun) -> Iterator[Counterfactual]:
+def wrong_shard_sums(diverged: DivergedRun) -> Iterator[Mistake]:
     """Labels in wrong positions, losses averaged or counted per shard, and gradients not summed."""
     shards, loss = sequence_shards(diverged), diverged.training.loss
     if shards is None:
@@ -37,16 +37,16 @@ def wrong_shard_sums(diverged: DivergedRun) -> Iterator[Counterfactual]:
         yield from _relabelled(diverged, shards)
         if not loss.summed:
             words = f"each of {shards.where} divides the loss by the counted labels in its own sequence shard"
-            yield on_one_device(diverged, Cause.LABEL_COUNT, words, partial(_counting, shards=shards, loss=loss))
+            yield on_one_device(Cause.LABEL_COUNT, words, partial(_counting, shards=shards, loss=loss))
     elif loss.is_mean:
         words = f"means over the sequence shards on {shards.where} are averaged although the shards have different lengths"
-        yield on_one_device(diverged, Cause.MEAN_OF_MEANS, words, partial(_averaging, shards=shards))
+        yield on_one_device(Cause.MEAN_OF_MEANS, words, partial(_averaging, shards=shards))
     if diverged.can_be_emulated and not diverged.training.model.scale:
         words = f"gradients are not summed over {shards.where}: each rank keeps the gradients of its own positions"
-        yield on_emulated_ranks(diverged, Cause.NOT_REDUCED, words, partial(_learning_apart, shards=shards))
+        yield on_emulated_ranks(Cause.NOT_REDUCED, words, partial(_learning_apart, shards=shards))
 
 
-def _relabelled(diverged: DivergedRun, shards: SequenceShards) -> Iterator[Counterfactual]:
+def _relabelled(diverged: DivergedRun, shards: SequenceShards) -> Iterator[Mistake]:
     dim, positions = 1 - diverged.training.data.batch_dim, torch.arange(len(shards.owner))
     ways: list[tuple[str, torch.Tensor]] = [("labels are split as if shards were contiguous", shards.place)]
     for shift in (-1, 1):
@@ -57,7 +57,7 @@ def _relabelled(diverged: DivergedRun, shards: SequenceShards) -> Iterator[Count
     for words, source in ways:
         change = changing_batches(partial(_labelled_by, source=source, dim=dim))
         sentence = f"{words} on {shards.where}"
-        yield on_one_device(diverged, Cause.ANOTHER_LABEL, sentence, change)
+        yield on_one_device(Cause.ANOTHER_LABEL, sentence, change)
 
 
 def _labelled_by(batches: Sequence[Batch], *, source: torch.Tensor, dim: int) -> list[Batch]:
@@ -97,7 +97,7 @@ def _adding_parts(setup: Setup, shards: SequenceShards, divisor: Callable[[int],
     setup.loss = loss
 
 
-def _learning_apart(ranks: EmulatedRanks, *, shards: SequenceShards) -> None:
+def _learning_apart(ranks: ScenarioRanks, *, shards: SequenceShards) -> None:
     for rank, setup in zip(ranks.coordinates, ranks.setups, strict=True):
         own = shards.owner == rank.indices[CP]
         for module in _by_position(setup.model):

@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 from equivcheck.diagnosis.catalogue.context_parallel.shards import sequence_shards
-from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, changing_layers, on_one_device
+from equivcheck.diagnosis.catalogue.counterfactual import changing_layers, on_one_device
 from equivcheck.diagnosis.catalogue.experts.routing import choices
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.coordinates import axis_combinations
-from equivcheck.diagnosis.words import layers_by_name, ranks_along
+from equivcheck.diagnosis.mistake import Mistake
+from equivcheck.diagnosis.words import layers_by_name
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Experts
 from equivcheck.scenario.mesh import CP
@@ -29,7 +30,7 @@ Wrong = Callable[[LoadOf, torch.Tensor, torch.Tensor], RoutingLoad]
 """Computes a wrong load. The first argument computes the right one."""
 
 
-def wrong_balances(diverged: DivergedRun) -> Iterator[Counterfactual]:
+def wrong_balances(diverged: DivergedRun) -> Iterator[Mistake]:
     """Faults in all layers with a load-balancing loss, then in each."""
     if diverged.rounding is not None:
         return
@@ -37,10 +38,10 @@ def wrong_balances(diverged: DivergedRun) -> Iterator[Counterfactual]:
         for words, wrong in _ways(diverged):
             sentence = f"the load-balancing loss of {layers_by_name(layers)} {words}"
             change = changing_layers(layers, ExpertsModule, partial(_changed, wrong=wrong))
-            yield on_one_device(diverged, Cause.EXPERT_BALANCE, sentence, change)
+            yield on_one_device(Cause.EXPERT_BALANCE, sentence, change)
     if diverged.training.model.balances and len(diverged.training.data.microbatches) > 1:
         words = "load-balancing losses use expert counts since the step began, not of one microbatch"
-        yield on_one_device(diverged, Cause.EXPERT_BALANCE, words, _counting_on)
+        yield on_one_device(Cause.EXPERT_BALANCE, words, _counting_on)
 
 
 def _balances(layer: Experts) -> bool:
@@ -49,7 +50,7 @@ def _balances(layer: Experts) -> bool:
 
 def _ways(diverged: DivergedRun) -> Iterator[tuple[str, Wrong]]:
     for axes in axis_combinations((*diverged.data_axes, *((CP,) if sequence_shards(diverged) else ()))):
-        where = ranks_along(diverged.mesh, axes)
+        where = diverged.ranks_text(axes)
         yield (
             f"uses each rank's own expert counts, not their sum over {where}",
             partial(_by_parts, parts_of=_parts(diverged, axes)),

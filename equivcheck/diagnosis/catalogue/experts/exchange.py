@@ -9,7 +9,6 @@ from functools import partial
 import torch
 
 from equivcheck.diagnosis.catalogue.counterfactual import (
-    Counterfactual,
     changing_gradients,
     changing_layers,
     multiplying_gradients,
@@ -17,7 +16,7 @@ from equivcheck.diagnosis.catalogue.counterfactual import (
 )
 from equivcheck.diagnosis.catalogue.experts.routing import layers_of_experts
 from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.diagnosis.words import ranks_along
+from equivcheck.diagnosis.mistake import Mistake
 from equivcheck.layouts.base.partition import chunk_size
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ExpertParallel
@@ -26,7 +25,7 @@ from equivcheck.training.layers.experts.module import ExpertsModule
 from equivcheck.training.layers.parameters import parameters_of
 
 
-def wrong_exchanges(diverged: DivergedRun) -> Iterator[Counterfactual]:
+def wrong_exchanges(diverged: DivergedRun) -> Iterator[Mistake]:
     """Faults in the all-to-all and in gradient reductions."""
     ranks, layers = diverged.mesh.size(EP), layers_of_experts(diverged)
     if ranks == 1 or not layers or not diverged.layout.has(ExpertParallel) or diverged.rounding is not None:
@@ -37,10 +36,10 @@ def wrong_exchanges(diverged: DivergedRun) -> Iterator[Counterfactual]:
         yield from _of_others(diverged, ranks)
 
 
-def _mixed_up(diverged: DivergedRun, ranks: int) -> Iterator[Counterfactual]:
+def _mixed_up(diverged: DivergedRun, ranks: int) -> Iterator[Mistake]:
     if diverged.data_axes[-1:] != (EP,):
         return
-    blocks, where = diverged.mesh.size(*diverged.data_axes), ranks_along(diverged.mesh, (EP,))
+    blocks, where = diverged.mesh.size(*diverged.data_axes), diverged.ranks_text((EP,))
     for mixed, words in (
         (_sent_as_computed, "expert outputs are returned in expert order, but read in the order of source ranks"),
         (_split_in_reverse, "received rows are split by the counts per expert in reverse order"),
@@ -48,7 +47,7 @@ def _mixed_up(diverged: DivergedRun, ranks: int) -> Iterator[Counterfactual]:
     ):
         exchange = _Exchange(mixed=mixed, blocks=blocks, ranks=ranks)
         change = changing_layers(tuple(layers_of_experts(diverged)), ExpertsModule, partial(_computing, exchange=exchange))
-        yield on_one_device(diverged, Cause.EXPERT_ROWS, f"in the all-to-all over {where} {words}", change)
+        yield on_one_device(Cause.EXPERT_ROWS, f"in the all-to-all over {where} {words}", change)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -153,22 +152,22 @@ def _names_of_experts(diverged: DivergedRun) -> set[str]:
     return {each.full_name for each in parameters_of(diverged.training.model) if each.expert_dim == 0}
 
 
-def _divided_otherwise(diverged: DivergedRun, ranks: int) -> Iterator[Counterfactual]:
+def _divided_otherwise(diverged: DivergedRun, ranks: int) -> Iterator[Mistake]:
     """Only expert gradients, because they have their own divisor."""
-    where = ranks_along(diverged.mesh, (EP,))
+    where = diverged.ranks_text((EP,))
     for cause, factor, words in (
         (Cause.SUMMED, ranks, f"expert gradients are the sum over {where}, not the mean"),
         (Cause.AVERAGED_TWICE, 1 / ranks, f"expert gradients are averaged twice over {where}"),
     ):
-        yield on_one_device(diverged, cause, words, multiplying_gradients(factor, _names_of_experts(diverged)))
+        yield on_one_device(cause, words, multiplying_gradients(factor, _names_of_experts(diverged)))
 
 
-def _of_others(diverged: DivergedRun, ranks: int) -> Iterator[Counterfactual]:
-    names, where = _names_of_experts(diverged), ranks_along(diverged.mesh, (EP,))
+def _of_others(diverged: DivergedRun, ranks: int) -> Iterator[Mistake]:
+    names, where = _names_of_experts(diverged), diverged.ranks_text((EP,))
     for factor, how in ((1.0, "summed"), (1 / ranks, "averaged")):
         words = f"expert gradients are {how} over {where}, although each rank holds different experts"
         change = changing_gradients(partial(_mix, ranks=ranks, factor=factor), names)
-        yield on_one_device(diverged, Cause.REDUCED_OVER_OTHERS, words, change)
+        yield on_one_device(Cause.REDUCED_OVER_OTHERS, words, change)
 
 
 def _mix(_name: str, gradient: torch.Tensor, *, ranks: int, factor: float) -> None:

@@ -9,7 +9,6 @@ from functools import partial
 import torch
 
 from equivcheck.diagnosis.catalogue.counterfactual import (
-    Counterfactual,
     all_then_each,
     changing_layers,
     on_emulated_ranks,
@@ -17,8 +16,9 @@ from equivcheck.diagnosis.catalogue.counterfactual import (
 )
 from equivcheck.diagnosis.catalogue.experts.routing import layers_of_experts, module_of
 from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
-from equivcheck.diagnosis.words import layers_by_name, ranks_along
+from equivcheck.diagnosis.emulation.scenario_ranks import ScenarioRanks
+from equivcheck.diagnosis.mistake import Mistake
+from equivcheck.diagnosis.words import layers_by_name
 from equivcheck.layouts.base.partition import chunk_size
 from equivcheck.layouts.base.plan.layers import planned_layers
 from equivcheck.layouts.base.plan.rules import num_routing_weights
@@ -31,19 +31,19 @@ Routed = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Computes the experts' output from values, chosen experts and weights."""
 
 
-def wrong_partial_sums(diverged: DivergedRun) -> Iterator[Counterfactual]:
+def wrong_partial_sums(diverged: DivergedRun) -> Iterator[Mistake]:
     """Faults in all expert layers with partial sums, then in each."""
     planned = planned_layers(diverged.training.model, diverged.layout)
     found = {index: num_routing_weights(each.site.layer, each.plan.split) for index, each in enumerate(planned)}
     split = [index for index in layers_of_experts(diverged) if found[index] is not None]
-    where = ranks_along(diverged.mesh, (TP,)) if split else ""
+    where = diverged.ranks_text((TP,)) if split else ""
     for layers in all_then_each(split) if diverged.rounding is None else ():
         who = f"the experts in {layers_by_name(layers)}"
         words = f"the output bias of {who} is added on each of {where}, not once"
         for counted in (True, False):
             region = _AddedOften(diverged.mesh.size(TP), counted=counted)
             change = changing_layers(layers, ExpertsModule, partial(_moving_by, region=region))
-            yield on_one_device(diverged, Cause.BIAS_ON_EVERY_RANK, words, change)
+            yield on_one_device(Cause.BIAS_ON_EVERY_RANK, words, change)
         # Routing weights alone come first, because both are equal if nothing else learns through the experts.
         for rows, learns in (
             (False, f"of the routing weights of {who}"),
@@ -51,7 +51,7 @@ def wrong_partial_sums(diverged: DivergedRun) -> Iterator[Counterfactual]:
         ):
             words = f"the gradient {learns} is not summed over {where}: each rank continues with its partial sum"
             learning = partial(_learning_from_addends, layers=layers, rows=rows)
-            yield on_emulated_ranks(diverged, Cause.PARTIAL_INPUT_GRADIENT, words, learning)
+            yield on_emulated_ranks(Cause.PARTIAL_INPUT_GRADIENT, words, learning)
 
 
 class _AddedOften(Region):
@@ -74,7 +74,7 @@ def _owners(module: ExpertsModule) -> list[GatedExperts]:
     return [module.experts] if module.shared is None else [module.experts, module.shared]
 
 
-def _learning_from_addends(emulated: EmulatedRanks, *, layers: tuple[int, ...], rows: bool) -> None:
+def _learning_from_addends(emulated: ScenarioRanks, *, layers: tuple[int, ...], rows: bool) -> None:
     """Let earlier layers learn through one rank's hidden features only; with `rows`, also through the experts' input."""
     ranks = emulated.mesh.size(TP)
     for rank, setup in zip(emulated.coordinates, emulated.setups, strict=True):

@@ -10,7 +10,6 @@ from functools import partial
 import torch
 
 from equivcheck.diagnosis.catalogue.counterfactual import (
-    Counterfactual,
     all_then_each,
     changing_layers,
     on_emulated_ranks,
@@ -18,7 +17,8 @@ from equivcheck.diagnosis.catalogue.counterfactual import (
     submodule,
 )
 from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
+from equivcheck.diagnosis.emulation.scenario_ranks import ScenarioRanks
+from equivcheck.diagnosis.mistake import Mistake
 from equivcheck.diagnosis.words import layers_by_name
 from equivcheck.layouts.base.partition import chunk_size
 from equivcheck.oracle.verdict.cause import Cause
@@ -61,12 +61,12 @@ class _ExpertFault:
     """Whether a layer can have the fault."""
 
 
-def wrong_experts(diverged: DivergedRun) -> Iterator[Counterfactual]:
+def wrong_experts(diverged: DivergedRun) -> Iterator[Mistake]:
     """Faults in all expert layers that can have them, then in each."""
     for way in _faults(diverged.mesh.size(EP)) if diverged.rounding is None else ():
         for layers in choices(diverged, way.applies):
             change = changing_layers(layers, ExpertsModule, way.alter)
-            yield on_one_device(diverged, way.cause, f"in {layers_by_name(layers)} {way.words}", change)
+            yield on_one_device(way.cause, f"in {layers_by_name(layers)} {way.words}", change)
 
 
 def layers_of_experts(diverged: DivergedRun) -> dict[int, Experts]:
@@ -231,16 +231,16 @@ CAPACITY_FACTORS = (1.0, 1.25, 1.5, 2.0)
 """Usual capacity factors."""
 
 
-def dropped_rows(diverged: DivergedRun) -> Iterator[Counterfactual]:
+def dropped_rows(diverged: DivergedRun) -> Iterator[Mistake]:
     """Each rank drops rows over an expert's capacity, in all layers or in one."""
     for layers in choices(diverged) if diverged.can_be_emulated else ():
         for factor in CAPACITY_FACTORS:
             words = f"in {layers_by_name(layers)} each expert drops a rank's rows beyond capacity factor {factor:g}"
             change = partial(_dropping, layers=layers, factor=factor)
-            yield on_emulated_ranks(diverged, Cause.EXPERT_CHOICE, words, change)
+            yield on_emulated_ranks(Cause.EXPERT_CHOICE, words, change)
 
 
-def _dropping(ranks: EmulatedRanks, *, layers: tuple[int, ...], factor: float) -> None:
+def _dropping(ranks: ScenarioRanks, *, layers: tuple[int, ...], factor: float) -> None:
     for setup in ranks.setups:
         for layer in layers:
             module = module_of(setup, layer)

@@ -11,15 +11,15 @@ from torch.nn import functional
 
 from equivcheck.diagnosis.catalogue.counterfactual import (
     Change,
-    Counterfactual,
     all_then_each,
     changing_layers,
     on_emulated_ranks,
     on_one_device,
 )
 from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
-from equivcheck.diagnosis.words import layers_by_name, ranks_along
+from equivcheck.diagnosis.emulation.scenario_ranks import ScenarioRanks
+from equivcheck.diagnosis.mistake import Mistake
+from equivcheck.diagnosis.words import layers_by_name
 from equivcheck.layouts.base.plan.layers import PlannedLayer, planned_layers
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Attention
@@ -30,14 +30,14 @@ Alter = Callable[[AttentionModule], None]
 """Plants a fault in an attention module."""
 
 
-def wrong_attention(diverged: DivergedRun) -> Iterator[Counterfactual]:
+def wrong_attention(diverged: DivergedRun) -> Iterator[Mistake]:
     """Faults in all attention layers that can have them, then in each."""
     if diverged.rounding is not None:
         return
     layers = planned_layers(diverged.training.model, diverged.layout)
     found = [place for place in layers if isinstance(place.site.layer, Attention)]
     for causal in all_then_each([place for place in found if _layer(place).causal]):
-        yield _fault(diverged, Cause.ATTENTION_MASK, causal, "sees later positions as well", partial(replace_mask, unseen=None))
+        yield _fault(Cause.ATTENTION_MASK, causal, "sees later positions as well", partial(replace_mask, unseen=None))
     for turning in all_then_each([place for place in found if _layer(place).rotary and place.num_parts > 1]):
         yield from _of_turned(diverged, turning)
     for causal in all_then_each([place for place in found if _layer(place).causal and place.num_parts > 1]):
@@ -56,8 +56,8 @@ def _named(places: Sequence[PlannedLayer]) -> str:
     return f"attention in {layers_by_name(place.site.index for place in places)}"
 
 
-def _fault(diverged: DivergedRun, cause: Cause, places: Sequence[PlannedLayer], words: str, alter: Alter) -> Counterfactual:
-    return on_one_device(diverged, cause, f"{_named(places)} {words}", _altering(places, alter))
+def _fault(cause: Cause, places: Sequence[PlannedLayer], words: str, alter: Alter) -> Mistake:
+    return on_one_device(cause, f"{_named(places)} {words}", _altering(places, alter))
 
 
 def _altering(places: Sequence[PlannedLayer], alter: Alter) -> Change:
@@ -69,26 +69,26 @@ def replace_mask(module: AttentionModule, unseen: torch.Tensor | None) -> None:
     module.attend = lambda query, key, value: attention(query, key, value, unseen)  # type: ignore[method-assign]
 
 
-def _of_masked(diverged: DivergedRun, places: Sequence[PlannedLayer]) -> Iterator[Counterfactual]:
+def _of_masked(diverged: DivergedRun, places: Sequence[PlannedLayer]) -> Iterator[Mistake]:
     positions, length = torch.arange(places[0].site.model.length or 1), places[0].part_length
-    words = f"masks queries or keys by their index in the sequence shards on {ranks_along(diverged.mesh, (TP,))}"
+    words = f"masks queries or keys by their index in the sequence shards on {diverged.ranks_text((TP,))}"
     for unseen in (positions > (positions % length)[:, None], positions % length > positions[:, None]):
-        yield _fault(diverged, Cause.ATTENTION_MASK, places, words, partial(replace_mask, unseen=unseen))
+        yield _fault(Cause.ATTENTION_MASK, places, words, partial(replace_mask, unseen=unseen))
     unseen = (positions > positions[:, None]) | (positions // length != (positions // length)[:, None])
-    words = f"sees only keys in the same sequence shard on {ranks_along(diverged.mesh, (TP,))}"
-    yield _fault(diverged, Cause.ATTENTION_MASK, places, words, partial(replace_mask, unseen=unseen))
+    words = f"sees only keys in the same sequence shard on {diverged.ranks_text((TP,))}"
+    yield _fault(Cause.ATTENTION_MASK, places, words, partial(replace_mask, unseen=unseen))
 
 
-def _of_turned(diverged: DivergedRun, places: Sequence[PlannedLayer]) -> Iterator[Counterfactual]:
+def _of_turned(diverged: DivergedRun, places: Sequence[PlannedLayer]) -> Iterator[Mistake]:
     positions, length, ranks = torch.arange(places[0].site.model.length or 1), places[0].part_length, places[0].num_parts
-    words = f"counts rotary positions from the start of each sequence shard on {ranks_along(diverged.mesh, (TP,))}"
-    yield _fault(diverged, Cause.POSITIONS, places, words, partial(replace_positions, positions=positions % length))
+    words = f"counts rotary positions from the start of each sequence shard on {diverged.ranks_text((TP,))}"
+    yield _fault(Cause.POSITIONS, places, words, partial(replace_positions, positions=positions % length))
     for part in range(ranks - 1, 0, -1):
         for shift in (1, -1):
             amount = "high" if shift > 0 else "low"
             words = f"counts rotary positions one too {amount} from tensor-parallel rank {part} on"
             moved = positions + shift * (positions // length >= part)
-            yield _fault(diverged, Cause.POSITIONS, places, words, partial(replace_positions, positions=moved))
+            yield _fault(Cause.POSITIONS, places, words, partial(replace_positions, positions=moved))
 
 
 def replace_positions(module: AttentionModule, positions: torch.Tensor) -> None:
@@ -96,16 +96,16 @@ def replace_positions(module: AttentionModule, positions: torch.Tensor) -> None:
     module.with_rotary = lambda values: rotate(values, positions)  # type: ignore[method-assign]
 
 
-def _of_grouped(diverged: DivergedRun, places: Sequence[PlannedLayer]) -> Iterator[Counterfactual]:
+def _of_grouped(diverged: DivergedRun, places: Sequence[PlannedLayer]) -> Iterator[Mistake]:
     ranks = diverged.mesh.size(TP)
     words = "repeats key and value heads in the wrong order, so query heads use the wrong ones"
     for shards in dict.fromkeys((1, ranks)):
         if all(_layer(place).num_kv_heads % shards == 0 for place in places):
-            yield _fault(diverged, Cause.KV_HEADS, places, words, partial(_repeating, shards=shards))
+            yield _fault(Cause.KV_HEADS, places, words, partial(_repeating, shards=shards))
     if ranks > 1 and all(_layer(place).num_heads % ranks == 0 for place in places):
-        where = ranks_along(diverged.mesh, (TP,))
+        where = diverged.ranks_text((TP,))
         words = f"{_named(places)} does not sum the gradients of replicated key and value heads over {where}"
-        yield on_emulated_ranks(diverged, Cause.KV_HEADS, words, partial(_learning_apart, places=places, ranks=ranks))
+        yield on_emulated_ranks(Cause.KV_HEADS, words, partial(_learning_apart, places=places, ranks=ranks))
 
 
 def _repeating(module: AttentionModule, shards: int) -> None:
@@ -116,7 +116,7 @@ def _repeating(module: AttentionModule, shards: int) -> None:
     )
 
 
-def _learning_apart(emulated: EmulatedRanks, places: Sequence[PlannedLayer], ranks: int) -> None:
+def _learning_apart(emulated: ScenarioRanks, places: Sequence[PlannedLayer], ranks: int) -> None:
     for rank, setup in zip(emulated.coordinates, emulated.setups, strict=True):
         _altering(places, partial(_learning_from_own, ranks=ranks, rank=rank.indices[TP]))(setup)
 
@@ -147,18 +147,18 @@ Grouped = Callable[[int, torch.Tensor], torch.Tensor]
 """Repeats key or value heads; a head's copies are adjacent."""
 
 
-def wrong_keys_and_values(diverged: DivergedRun) -> Iterator[Counterfactual]:
+def wrong_keys_and_values(diverged: DivergedRun) -> Iterator[Mistake]:
     """Faults in all attention layers, then in each."""
     layers = diverged.training.model.layers
     for chosen in all_then_each([index for index, layer in enumerate(layers) if isinstance(layer, Attention)]):
         which = [layer for index in chosen if isinstance(layer := layers[index], Attention)]
         if any(layer.num_heads > layer.num_kv_heads for layer in which):
-            yield from _copied(diverged, chosen)
+            yield from _copied(chosen)
         if any(layer.rotary for layer in which):
             yield from _shifted(diverged, chosen)
 
 
-def _copied(diverged: DivergedRun, layers: tuple[int, ...]) -> Iterator[Counterfactual]:
+def _copied(layers: tuple[int, ...]) -> Iterator[Mistake]:
     ways: tuple[tuple[str, Grouped], ...] = (
         ("the gradient of their first copy only", lambda copies, values: _learning(values, [True, *[False] * (copies - 1)])),
         ("the gradient of their last copy only", lambda copies, values: _learning(values, [*[False] * (copies - 1), True])),
@@ -166,7 +166,7 @@ def _copied(diverged: DivergedRun, layers: tuple[int, ...]) -> Iterator[Counterf
     )
     for how, group in ways:
         words = f"key and value heads in {layers_by_name(layers)} get {how}"
-        yield on_one_device(diverged, Cause.KV_HEADS, words, changing_layers(layers, AttentionModule, partial(_grouping, group)))
+        yield on_one_device(Cause.KV_HEADS, words, changing_layers(layers, AttentionModule, partial(_grouping, group)))
 
 
 def _learning(values: torch.Tensor, learns: list[bool]) -> torch.Tensor:
@@ -182,14 +182,14 @@ def _grouping(group: Grouped, module: AttentionModule) -> None:
     module.repeat_kv_heads = partial(group, module.layer.num_heads // module.layer.num_kv_heads)  # type: ignore[method-assign]
 
 
-def _shifted(diverged: DivergedRun, layers: tuple[int, ...]) -> Iterator[Counterfactual]:
+def _shifted(diverged: DivergedRun, layers: tuple[int, ...]) -> Iterator[Mistake]:
     ranks = diverged.mesh.size(TP)
     for rank in range(ranks if ranks > 1 else 0):
         for shift in (1, -1):
-            where = f"the heads of rank {rank} of {ranks_along(diverged.mesh, (TP,))}"
+            where = f"the heads of rank {rank} of {diverged.ranks_text((TP,))}"
             words = f"rotary positions of keys in {layers_by_name(layers)} are off by {shift} in {where}"
             change = changing_layers(layers, AttentionModule, partial(_placing, ranks, rank, shift))
-            yield on_one_device(diverged, Cause.POSITIONS, words, change)
+            yield on_one_device(Cause.POSITIONS, words, change)
 
 
 def _placing(ranks: int, rank: int, shift: int, module: AttentionModule) -> None:

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, on_one_device, submodule
+from equivcheck.diagnosis.catalogue.counterfactual import on_one_device, submodule
 from equivcheck.diagnosis.catalogue.shared_weights import detached_weight, initial_weight, using_weight
 from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.diagnosis.words import ranks_along
+from equivcheck.diagnosis.mistake import Mistake
 from equivcheck.layouts.base.limits.repairs import is_tied
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Tokens
@@ -20,19 +20,19 @@ from equivcheck.scenario.mesh import TP
 from equivcheck.training.setup import Setup
 
 
-def wrong_embeddings(diverged: DivergedRun) -> Iterator[Counterfactual]:
+def wrong_embeddings(diverged: DivergedRun) -> Iterator[Mistake]:
     """Padding with a gradient, positions restarted or added repeatedly, wrong embedding rows, untied heads."""
     source = diverged.training.model.source
     if source is None or diverged.rounding is not None:
         return
     if source.padding is not None:
         words = "the padding row of `embedding.weight` has a gradient, as if `padding_idx` were not set"
-        yield on_one_device(diverged, Cause.PADDING_TRAINED, words, _forget_padding)
+        yield on_one_device(Cause.PADDING_TRAINED, words, _forget_padding)
     if diverged.mesh.size(TP) > 1:
         yield from _positions(diverged, source)
         yield from _rows(diverged, source)
     if is_tied(diverged.training.model):
-        yield from _untied(diverged)
+        yield from _untied()
 
 
 def _forget_padding(setup: Setup) -> None:
@@ -43,17 +43,17 @@ def _embedding(setup: Setup, name: str = "embedding") -> nn.Embedding:
     return submodule(setup, name, nn.Embedding)
 
 
-def _positions(diverged: DivergedRun, source: Tokens) -> Iterator[Counterfactual]:
+def _positions(diverged: DivergedRun, source: Tokens) -> Iterator[Mistake]:
     ranks, length = diverged.mesh.size(TP), diverged.training.model.length or 1
-    where = ranks_along(diverged.mesh, (TP,))
+    where = diverged.ranks_text((TP,))
     if not source.learned_positions:
         return
     if length % ranks == 0:
         words = f"learned positions restart in each sequence shard on {where}"
-        yield on_one_device(diverged, Cause.POSITIONS, words, partial(_begin_anew, part=length // ranks))
+        yield on_one_device(Cause.POSITIONS, words, partial(_begin_anew, part=length // ranks))
     for learns in (False, True):
         words = f"learned positions are added on each of {where}, not once"
-        yield on_one_device(diverged, Cause.POSITIONS, words, partial(_add_again, times=ranks - 1, learns=learns))
+        yield on_one_device(Cause.POSITIONS, words, partial(_add_again, times=ranks - 1, learns=learns))
 
 
 def _begin_anew(setup: Setup, *, part: int) -> None:
@@ -67,15 +67,15 @@ def _add_again(setup: Setup, *, times: int, learns: bool) -> None:
     _embedding(setup, "positions").register_forward_hook(add)
 
 
-def _rows(diverged: DivergedRun, source: Tokens) -> Iterator[Counterfactual]:
+def _rows(diverged: DivergedRun, source: Tokens) -> Iterator[Mistake]:
     """Faults in a row-sharded embedding."""
-    ranks, where = diverged.mesh.size(TP), ranks_along(diverged.mesh, (TP,))
+    ranks, where = diverged.mesh.size(TP), diverged.ranks_text((TP,))
     words = f"the rows of `embedding.weight` that {where} look up are averaged over them, not summed"
-    yield on_one_device(diverged, Cause.OUTPUT_AVERAGED, words, partial(_divide, ranks=ranks))
+    yield on_one_device(Cause.OUTPUT_AVERAGED, words, partial(_divide, ranks=ranks))
     tokens, size = range(source.vocabulary), -(-source.vocabulary // ranks)
     words = f"{where} do not mask each other's tokens: each looks them up in the first row of its own shard of `embedding.weight`"
     rows = {token: [token, *(first for first in tokens[::size] if token // size != first // size)] for token in tokens}
-    yield on_one_device(diverged, Cause.ANOTHER_ROW, words, partial(_look_up, rows=rows))
+    yield on_one_device(Cause.ANOTHER_ROW, words, partial(_look_up, rows=rows))
 
 
 def _divide(setup: Setup, *, ranks: int) -> None:
@@ -99,13 +99,13 @@ def _look_up(setup: Setup, *, rows: dict[int, list[int]]) -> None:
     module.forward = forward  # type: ignore[assignment,method-assign]
 
 
-def _untied(diverged: DivergedRun) -> Iterator[Counterfactual]:
+def _untied() -> Iterator[Mistake]:
     words = "the use of the tied `embedding.weight` in the head adds nothing to its gradient"
-    yield on_one_device(diverged, Cause.UNTIED, words, using_weight(("head.linear",), detached_weight))
+    yield on_one_device(Cause.UNTIED, words, using_weight(("head.linear",), detached_weight))
     words = "the use of the tied `embedding.weight` in the embedding adds nothing to its gradient"
-    yield on_one_device(diverged, Cause.UNTIED, words, _embed_without_gradient)
+    yield on_one_device(Cause.UNTIED, words, _embed_without_gradient)
     words = "the tied `embedding.weight` keeps its initial value in the head"
-    yield on_one_device(diverged, Cause.UNTIED, words, using_weight(("head.linear",), initial_weight))
+    yield on_one_device(Cause.UNTIED, words, using_weight(("head.linear",), initial_weight))
 
 
 def _embed_without_gradient(setup: Setup) -> None:

@@ -10,7 +10,6 @@ import torch
 
 from equivcheck.diagnosis.catalogue.counterfactual import (
     Change,
-    Counterfactual,
     changing_batches,
     changing_loss,
     on_emulated_ranks,
@@ -18,8 +17,8 @@ from equivcheck.diagnosis.catalogue.counterfactual import (
 )
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.coordinates import RankCoordinate
-from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
-from equivcheck.diagnosis.words import ranks_along
+from equivcheck.diagnosis.emulation.scenario_ranks import ScenarioRanks
+from equivcheck.diagnosis.mistake import Mistake
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import CrossEntropy
 from equivcheck.scenario.mesh import TP
@@ -29,7 +28,7 @@ Divisors = Callable[[Sequence[Batch]], Sequence[float]]
 """Computes a divisor per microbatch, given a step's microbatches."""
 
 
-def wrong_labels(diverged: DivergedRun) -> Iterator[Counterfactual]:
+def wrong_labels(diverged: DivergedRun) -> Iterator[Mistake]:
     """Wrong label counts, wrong labels, and lost or scaled loss terms."""
     loss = diverged.training.loss
     if not isinstance(loss, CrossEntropy):
@@ -40,12 +39,12 @@ def wrong_labels(diverged: DivergedRun) -> Iterator[Counterfactual]:
     yield from _relabelled(diverged)
 
 
-def _miscounted(diverged: DivergedRun, loss: CrossEntropy) -> Iterator[Counterfactual]:
+def _miscounted(diverged: DivergedRun, loss: CrossEntropy) -> Iterator[Mistake]:
     outputs, count = diverged.training.model.out_features, len(diverged.training.data.microbatches)
     plain = replace(loss, class_weights=False)
 
-    def fault(words: str, change: Change) -> Counterfactual:
-        return on_one_device(diverged, Cause.LABEL_COUNT, f"the loss is divided by {words}", change)
+    def fault(words: str, change: Change) -> Mistake:
+        return on_one_device(Cause.LABEL_COUNT, f"the loss is divided by {words}", change)
 
     if count > 1:
         words = "the counted labels of each microbatch, not of the step"
@@ -57,12 +56,12 @@ def _miscounted(diverged: DivergedRun, loss: CrossEntropy) -> Iterator[Counterfa
         yield fault(words, _divided(lambda batches: [_at_least_one(plain, outputs, batches)] * count))
     yield fault("1: it is the sum over labels", _divided(lambda _batches: [1.0] * count))
     if diverged.data_axes:
-        where = ranks_along(diverged.mesh, diverged.data_axes)
+        where = diverged.ranks_text(diverged.data_axes)
         words = f"each of {where} divides the loss by its own counted labels, not by those of the step"
-        yield on_emulated_ranks(diverged, Cause.LABEL_COUNT, words, partial(_counting_own, loss=loss, of_step=True))
+        yield on_emulated_ranks(Cause.LABEL_COUNT, words, partial(_counting_own, loss=loss, of_step=True))
         if count > 1:
             words = f"each of {where} divides each microbatch's loss by its own counted labels, not by those of the step"
-            yield on_emulated_ranks(diverged, Cause.LABEL_COUNT, words, partial(_counting_own, loss=loss, of_step=False))
+            yield on_emulated_ranks(Cause.LABEL_COUNT, words, partial(_counting_own, loss=loss, of_step=False))
 
 
 def _at_least_one(loss: CrossEntropy, outputs: int, batches: Sequence[Batch]) -> float:
@@ -75,9 +74,9 @@ def _divided(divisors: Divisors) -> Change:
     )
 
 
-def _counting_own(ranks: EmulatedRanks, loss: CrossEntropy, *, of_step: bool) -> None:
+def _counting_own(ranks: ScenarioRanks, loss: CrossEntropy, *, of_step: bool) -> None:
     """Divide by the rank's own counted labels, in the step or in the microbatch."""
-    outputs, size = ranks.training.model.out_features, ranks.mesh.size(*ranks.data_axes)
+    outputs, size = ranks.training.model.out_features, ranks.mesh.size(*ranks.axes)
     steps = material(ranks.training).steps
 
     def take(rank: RankCoordinate, batch: Batch) -> Batch:
@@ -90,15 +89,15 @@ def _counting_own(ranks: EmulatedRanks, loss: CrossEntropy, *, of_step: bool) ->
     ranks.take = take
 
 
-def _other_losses(diverged: DivergedRun, loss: CrossEntropy) -> Iterator[Counterfactual]:
-    def fault(words: str, change: Change) -> Counterfactual:
-        return on_one_device(diverged, Cause.ANOTHER_LOSS, words, change)
+def _other_losses(diverged: DivergedRun, loss: CrossEntropy) -> Iterator[Mistake]:
+    def fault(words: str, change: Change) -> Mistake:
+        return on_one_device(Cause.ANOTHER_LOSS, words, change)
 
     if loss.z_loss:
         yield fault("the z-loss is left out", changing_loss(z_loss=0.0))
         for axes in (*((name,) for name in diverged.data_axes if len(diverged.data_axes) > 1), diverged.data_axes):
             if axes:
-                size, where = diverged.mesh.size(*axes), ranks_along(diverged.mesh, axes)
+                size, where = diverged.mesh.size(*axes), diverged.ranks_text(axes)
                 yield fault(f"the z-loss is summed over {where}, not averaged", changing_loss(z_loss=loss.z_loss * size))
                 yield fault(f"the z-loss is averaged over {where} twice", changing_loss(z_loss=loss.z_loss / size))
     if loss.label_smoothing:
@@ -107,16 +106,16 @@ def _other_losses(diverged: DivergedRun, loss: CrossEntropy) -> Iterator[Counter
         yield fault("class weights are not applied", changing_loss(class_weights=False))
 
 
-def _relabelled(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    def fault(words: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Counterfactual:
+def _relabelled(diverged: DivergedRun) -> Iterator[Mistake]:
+    def fault(words: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Mistake:
         relabelled = changing_batches(lambda batches: [replace(batch, targets=change(batch.targets)) for batch in batches])
-        return on_one_device(diverged, Cause.ANOTHER_LABEL, words, relabelled)
+        return on_one_device(Cause.ANOTHER_LABEL, words, relabelled)
 
     yield fault("ignored labels count as class 0", lambda labels: labels.masked_fill(labels == IGNORED, 0))
     ranks, dim = diverged.mesh.size(TP), 1 - diverged.training.data.batch_dim
     if diverged.training.model.length is None or ranks == 1:
         return
-    where = f"each sequence shard on {ranks_along(diverged.mesh, (TP,))}"
+    where = f"each sequence shard on {diverged.ranks_text((TP,))}"
     for shift in (-1, 1):
         yield fault(f"labels are shifted by one position within {where}", partial(_shifted, dim=dim, ranks=ranks, shift=shift))
     for place in (-1, 0):

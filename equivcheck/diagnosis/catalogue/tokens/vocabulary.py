@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, on_emulated_ranks, on_one_device, submodule
+from equivcheck.diagnosis.catalogue.counterfactual import Change, on_emulated_ranks, on_one_device, submodule
 from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
-from equivcheck.diagnosis.words import ranks_along
+from equivcheck.diagnosis.emulation.scenario_ranks import ScenarioRanks
+from equivcheck.diagnosis.mistake import Mistake
 from equivcheck.layouts.base.partition import chunk_size, is_last_shard_empty
 from equivcheck.layouts.base.plan.layers import plan_over_ranks
 from equivcheck.oracle.verdict.cause import Cause
@@ -25,7 +25,7 @@ from equivcheck.training.setup import Setup
 Loss = Callable[[Training, torch.Tensor, torch.Tensor, float], torch.Tensor]
 
 
-def wrong_vocabularies(diverged: DivergedRun) -> Iterator[Counterfactual]:
+def wrong_vocabularies(diverged: DivergedRun) -> Iterator[Mistake]:
     """Faults in embeddings sharded by tokens and heads sharded by logits."""
     plan, model = plan_over_ranks(diverged.layout), diverged.training.model
     if plan is None or diverged.rounding is not None:
@@ -36,17 +36,17 @@ def wrong_vocabularies(diverged: DivergedRun) -> Iterator[Counterfactual]:
         yield from _of_logits(diverged, model.out_features)
 
 
-def _of_tokens(diverged: DivergedRun, vocabulary: int) -> Iterator[Counterfactual]:
-    ranks, where = diverged.mesh.size(TP), ranks_along(diverged.mesh, (TP,))
+def _of_tokens(diverged: DivergedRun, vocabulary: int) -> Iterator[Mistake]:
+    ranks, where = diverged.mesh.size(TP), diverged.ranks_text((TP,))
     size, tokens = chunk_size(vocabulary, ranks), torch.arange(vocabulary)
     starts, ends = tokens % size == 0, (tokens % size == size - 1) | (tokens == vocabulary - 1)
     for place, lost in (("last", ends), ("first", starts)):
         words = f"the {place} token of each vocabulary shard on {where} is embedded as 0"
-        yield on_one_device(diverged, Cause.ANOTHER_ROW, words, _embedding(tokens, lost))
+        yield on_one_device(Cause.ANOTHER_ROW, words, _embedding(tokens, lost))
     for shift, fixed in ((-1, (tokens < size) | starts), (1, (tokens < size) | ends)):
         words = f"from the second of {where} on, tokens are looked up in the row {'before' if shift < 0 else 'after'} theirs"
         rows = torch.where(fixed, tokens, tokens + shift)
-        yield on_one_device(diverged, Cause.ANOTHER_ROW, words, _embedding(rows, torch.zeros(vocabulary, dtype=torch.bool)))
+        yield on_one_device(Cause.ANOTHER_ROW, words, _embedding(rows, torch.zeros(vocabulary, dtype=torch.bool)))
 
 
 def _embedding(rows: torch.Tensor, lost: torch.Tensor) -> Change:
@@ -63,18 +63,18 @@ def _embedding(rows: torch.Tensor, lost: torch.Tensor) -> Change:
     return change
 
 
-def _of_logits(diverged: DivergedRun, vocabulary: int) -> Iterator[Counterfactual]:
-    ranks, where, loss = diverged.mesh.size(TP), ranks_along(diverged.mesh, (TP,)), diverged.training.loss
+def _of_logits(diverged: DivergedRun, vocabulary: int) -> Iterator[Mistake]:
+    ranks, where, loss = diverged.mesh.size(TP), diverged.ranks_text((TP,)), diverged.training.loss
     size = chunk_size(vocabulary, ranks)
     words = f"the logits of {where} are gathered in the wrong order"
     for shift in dict.fromkeys((-size, size)):
-        yield on_one_device(diverged, Cause.PERMUTED, words, _rolling(shift))
+        yield on_one_device(Cause.PERMUTED, words, _rolling(shift))
     if not isinstance(loss, CrossEntropy) or is_last_shard_empty(vocabulary, ranks):
         return
     words = f"each of {where} subtracts the maximum of its own logits, not of all, before exponentials are summed"
-    yield on_one_device(diverged, Cause.SOFTMAX_OF_PART, words, partial(_subtracting_own_maximum, ranks=ranks))
+    yield on_one_device(Cause.SOFTMAX_OF_PART, words, partial(_subtracting_own_maximum, ranks=ranks))
     words = f"each of {where} divides by the sum over the exponentials of its own logits, not of all"
-    yield on_emulated_ranks(diverged, Cause.SOFTMAX_OF_PART, words, partial(_dividing_by_own, num_ranks=ranks))
+    yield on_emulated_ranks(Cause.SOFTMAX_OF_PART, words, partial(_dividing_by_own, num_ranks=ranks))
 
 
 def _rolling(shift: int) -> Change:
@@ -92,7 +92,7 @@ def _subtracting_own_maximum(setup: Setup, ranks: int) -> None:
     setup.loss = loss
 
 
-def _dividing_by_own(emulated: EmulatedRanks, num_ranks: int) -> None:
+def _dividing_by_own(emulated: ScenarioRanks, num_ranks: int) -> None:
     for rank, setup in zip(emulated.coordinates, emulated.setups, strict=True):
         setup.loss = _by_own_denominator(rank.indices[TP], num_ranks)
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from equivcheck.user.diagnosis.turns import NotTogether, Turns
+from equivcheck.diagnosis.emulation.turns import NotTogether, Turns
 
 
 def test_one_runs_at_a_time_and_all_meet_in_order() -> None:

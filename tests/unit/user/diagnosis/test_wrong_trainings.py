@@ -96,7 +96,7 @@ def test_two_causes_that_fit_are_both_named() -> None:
         ("summed_again", Cause.SUMMED),
         ("same_rows", Cause.SAME_ROWS),
         ("replicas_in_norm", Cause.REPLICAS_IN_NORM),
-        ("lost_decay_group", Cause.HYPERPARAMETER),
+        ("lost_decay_group", Cause.DECAY_EVERYWHERE),
     ],
     ids=str,
 )

@@ -8,12 +8,13 @@ from functools import partial
 import numpy as np
 import torch
 
+from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
+from equivcheck.diagnosis.emulation.held_elements import held_elements
+from equivcheck.diagnosis.evidence import Evidence
+from equivcheck.diagnosis.mistake import Mistake, StepFacts
 from equivcheck.diagnosis.words import name_ranks, tensors
 from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.user.diagnosis.diverged import DivergedTraining, held_elements
-from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
-from equivcheck.user.diagnosis.mistake import Mistake, StepFacts
 from equivcheck.worlds.trace.differences import Phase
 from equivcheck.worlds.trace.pieces import values_by_piece
 
@@ -21,41 +22,45 @@ MAX_TENSORS = 24
 """Largest number of parameters to try one by one."""
 
 
-def stale_values(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
+def stale_values(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
     """Yield stale parameters in forward, stale gradients, and stale shards after an update."""
-    if len(diverged.task.batches) == 1:
+    if diverged.num_steps == 1:
         return
     if diverged.first.phase in (Phase.LOSS, Phase.GRADIENT):
         yield from _old_parameters(diverged)
     for words, zero in (("from the previous step", False), ("from the previous step, and zero at the first step", True)):
         for late in (False, True):
             sentence = f"gradients are {words}{', also when they are clipped' if not late and facts.clips else ''}"
-            yield Mistake(Cause.STALE, sentence, partial(_swap_gradients, zero=zero, late=late))
-    yield Mistake(Cause.STALE, "the optimizer uses the gradients of the previous step", _update_by_old_gradients)
+            yield Mistake(Cause.STALE, sentence, partial(_swap_gradients, zero=zero, late=late), is_quick=True)
+    yield Mistake(Cause.STALE, "the optimizer uses the gradients of the previous step", _update_by_old_gradients, is_quick=True)
     if diverged.first.phase is Phase.UPDATE:
         yield from _gathered_late(diverged)
 
 
-def _old_parameters(diverged: DivergedTraining) -> Iterator[Mistake]:
+def _old_parameters(diverged: Evidence) -> Iterator[Mistake]:
     words = "loss and gradients are computed with"
-    yield Mistake(Cause.STALE, f"{words} the parameters of the previous step", partial(_load_old, names=None, first=False))
-    yield Mistake(Cause.STALE, f"{words} the parameters of the first step", partial(_load_old, names=None, first=True))
+    yield Mistake(
+        Cause.STALE, f"{words} the parameters of the previous step", partial(_load_old, names=None, first=False), is_quick=True
+    )
+    yield Mistake(
+        Cause.STALE, f"{words} the parameters of the first step", partial(_load_old, names=None, first=True), is_quick=True
+    )
     if held_elements(diverged).is_sharded:
         sentence = "each rank computes with other ranks' shards from the previous step: they are gathered too early"
         yield Mistake(Cause.STALE, sentence, partial(_load_old, names=None, first=False, foreign_only=True))
     for name in diverged.updated[:MAX_TENSORS]:
         for first, which in ((False, "previous"), (True, "first")):
             change = partial(_load_old, names=(name,), first=first)
-            yield Mistake(Cause.STALE, f"{words} `{name}` from the {which} step", change)
+            yield Mistake(Cause.STALE, f"{words} `{name}` from the {which} step", change, is_quick=True)
     modules = dict.fromkeys(name.rpartition(".")[0] for name in diverged.updated)
     for module in list(modules)[:MAX_TENSORS]:
         names = tuple(name for name in diverged.updated if name.rpartition(".")[0] == module)
         if 1 < len(names) < len(diverged.updated):
             change = partial(_load_old, names=names, first=False)
-            yield Mistake(Cause.STALE, f"{words} {tensors(names)} from the previous step", change)
+            yield Mistake(Cause.STALE, f"{words} {tensors(names)} from the previous step", change, is_quick=True)
 
 
-def _load_old(ranks: EmulatedUserRanks, *, names: tuple[str, ...] | None, first: bool, foreign_only: bool = False) -> None:
+def _load_old(ranks: EmulatedRanks, *, names: tuple[str, ...] | None, first: bool, foreign_only: bool = False) -> None:
     """Compute with parameters from the first or the previous step; with `foreign_only`, only with other ranks' elements."""
     kept: dict[int, list[Gradients]] = {}
 
@@ -74,12 +79,12 @@ def _load_old(ranks: EmulatedUserRanks, *, names: tuple[str, ...] | None, first:
     ranks.before_reading.append(restore)
 
 
-def _set_gradients(ranks: EmulatedUserRanks, rank: int, values: Mapping[str, torch.Tensor]) -> None:
+def _set_gradients(ranks: EmulatedRanks, rank: int, values: Mapping[str, torch.Tensor]) -> None:
     for name, value in values.items():
         ranks.parameters[rank][name].grad = value.clone()
 
 
-def _swap_gradients(ranks: EmulatedUserRanks, *, zero: bool, late: bool) -> None:
+def _swap_gradients(ranks: EmulatedRanks, *, zero: bool, late: bool) -> None:
     """Swap in the previous gradients before clipping, or (`late`) before they are read."""
     kept: dict[int, Gradients] = {}
 
@@ -92,7 +97,7 @@ def _swap_gradients(ranks: EmulatedUserRanks, *, zero: bool, late: bool) -> None
     (ranks.before_reading if late else ranks.after_backward).append(swap)
 
 
-def _update_by_old_gradients(ranks: EmulatedUserRanks) -> None:
+def _update_by_old_gradients(ranks: EmulatedRanks) -> None:
     kept: dict[int, list[Gradients]] = {}
 
     def hide(rank: int, _step: int) -> None:
@@ -104,7 +109,7 @@ def _update_by_old_gradients(ranks: EmulatedUserRanks) -> None:
     ranks.after_update.append(lambda rank, _step: _set_gradients(ranks, rank, kept[rank][-1]))
 
 
-def _gathered_late(diverged: DivergedTraining) -> Iterator[Mistake]:
+def _gathered_late(diverged: Evidence) -> Iterator[Mistake]:
     """Elements that some rank updates, but not all: other ranks' shards arrive a step late, or never."""
     masks = _left_behind(diverged)
     if not any(masks):
@@ -116,17 +121,17 @@ def _gathered_late(diverged: DivergedTraining) -> Iterator[Mistake]:
     yield Mistake(Cause.NOT_UPDATED, words, partial(_delay_updates, masks=masks, for_ever=True))
 
 
-def _left_behind(diverged: DivergedTraining) -> list[dict[str, torch.Tensor]]:
+def _left_behind(diverged: Evidence) -> list[dict[str, torch.Tensor]]:
     """Per rank: full-tensor elements that its first wrong update left unchanged although they should change.
 
     Elements that no rank has changed are left out: nobody updates them.
     """
     step = diverged.first.step
-    if not step and not diverged.initial:
+    if (not step and not diverged.initial_parameters) or len(diverged.traces[0].steps) < diverged.num_steps:
         return []
     found = []
     for rank, trace in enumerate(diverged.traces):
-        before = dict(_values(trace.steps[step - 1].parameters if step else diverged.initial[rank]))
+        before = dict(_values(trace.steps[step - 1].parameters if step else diverged.initial_parameters[rank]))
         after, expected = dict(_values(trace.steps[step].parameters)), diverged.expected_values(step, Phase.UPDATE)
         found.append(
             {
@@ -149,7 +154,7 @@ def _values(snapshot: object) -> Iterator[tuple[str, np.ndarray]]:
             yield piece.name, values.reshape(piece.shape)
 
 
-def _delay_updates(ranks: EmulatedUserRanks, *, masks: list[dict[str, torch.Tensor]], for_ever: bool) -> None:
+def _delay_updates(ranks: EmulatedRanks, *, masks: list[dict[str, torch.Tensor]], for_ever: bool) -> None:
     previous = [{name: value.detach().clone() for name, value in ranks.parameters[0].items()}]
 
     def lag(values: list[Gradients]) -> list[None]:

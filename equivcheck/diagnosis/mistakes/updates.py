@@ -9,18 +9,21 @@ from types import MethodType
 
 import torch
 
+from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, Event, Optimizer
+from equivcheck.diagnosis.emulation.held_elements import held_elements
+from equivcheck.diagnosis.evidence import Evidence
+from equivcheck.diagnosis.mistake import Mistake, Span, StepFacts, spans
+from equivcheck.diagnosis.suspects import Masks, wrong_elements
 from equivcheck.diagnosis.words import name_ranks, rows_of_tensor, tensors
+from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.user.diagnosis.diverged import DivergedTraining, Masks, held_elements, wrong_elements
-from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks, Event, Optimizer
-from equivcheck.user.diagnosis.mistake import Mistake, Span, StepFacts, spans
 from equivcheck.worlds.trace.differences import Phase
 
 Who = tuple[Collection[int], str]
 """Ranks, and words for them. Empty words stand for all ranks."""
 
 
-def wrong_updates(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
+def wrong_updates(diverged: Evidence, _facts: StepFacts) -> Iterator[Mistake]:
     """Yield skipped, repeated and late updates, lost or foreign state, and wrong step counts."""
     for span in spans(diverged):
         yield from _skipped(diverged, span)
@@ -28,15 +31,15 @@ def wrong_updates(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mis
     yield from _counts()
     for count in (count for count in dict.fromkeys((2, *diverged.counts)) if count > 1):
         words = f"the optimizer steps {count} times per step, each time with the same gradients"
-        yield Mistake(Cause.STEPPED_EACH_MICROBATCH, words, partial(_repeat_step, count=count))
+        yield Mistake(Cause.STEPPED_EACH_MICROBATCH, words, partial(_repeat_step, count=count), is_quick=True)
     yield from _of_another(diverged)
     yield from _of_another_parameter(diverged)
     words = "the optimizer updates at the end of the step, after code that should run after the update"
-    yield Mistake(Cause.STALE, words, _step_late)
+    yield Mistake(Cause.STALE, words, _step_late, is_quick=True)
 
 
-def _who(diverged: DivergedTraining) -> Iterator[Who]:
-    everyone = range(diverged.task.num_ranks)
+def _who(diverged: Evidence) -> Iterator[Who]:
+    everyone = range(diverged.num_ranks)
     yield everyone, ""
     if len(everyone) > 1:
         for rank in everyone:
@@ -45,7 +48,7 @@ def _who(diverged: DivergedTraining) -> Iterator[Who]:
         yield [other for other in everyone if other != rank], f"every rank but {rank}"
 
 
-def _elements(diverged: DivergedTraining) -> Iterator[tuple[Masks | None, str]]:
+def _elements(diverged: Evidence) -> Iterator[tuple[Masks | None, str]]:
     """All elements, and the first that differ after an update."""
     yield None, ""
     if diverged.first.phase is Phase.UPDATE:
@@ -56,54 +59,68 @@ def _elements(diverged: DivergedTraining) -> Iterator[tuple[Masks | None, str]]:
             yield masks, tensors(tuple(masks)) if is_full else words
 
 
-def _skipped(diverged: DivergedTraining, span: Span) -> Iterator[Mistake]:
+def _skipped(diverged: Evidence, span: Span) -> Iterator[Mistake]:
     for ranks, who in _who(diverged):
         for masks, what in _elements(diverged) if not who else [(None, "")]:
             words = f"the optimizer does not update {what or 'any parameter'}{f' on {who}' if who else ''}{span.words}"
-            yield Mistake(Cause.NOT_UPDATED, words, partial(_skip_update, on=ranks, masks=masks, span=span))
+            for state in (False, True):
+                change = partial(_skip_update, on=ranks, masks=masks, span=span, state=state)
+                yield Mistake(Cause.NOT_UPDATED, words, change, is_quick=not who)
 
 
-def _skip_update(ranks: EmulatedUserRanks, *, on: Collection[int], masks: Masks | None, span: Span) -> None:
-    kept: dict[int, dict[str, torch.Tensor]] = {}
+def _skip_update(ranks: EmulatedRanks, *, on: Collection[int], masks: Masks | None, span: Span, state: bool) -> None:
+    """Hide the gradients of full tensors, and undo the update of other elements. `state` says if their state is updated."""
+    hidden: dict[int, Gradients] = {}
+    kept: dict[int, dict[int, torch.Tensor]] = {}
+
+    def undone(rank: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Parameters and state with the elements whose update is undone."""
+        for name, value in ranks.parameters[rank].items():
+            mask = torch.ones_like(value, dtype=torch.bool) if masks is None else masks.get(name)
+            if mask is not None and name not in hidden.get(rank, {}):
+                yield from ((each, mask) for each in (value, *(() if state else _state_of(ranks, rank, name))))
 
     def hide(rank: int, step: int) -> None:
-        if rank in on and step in span and masks is None:
-            kept[rank] = ranks.gradients(rank)
-            for value in ranks.parameters[rank].values():
-                value.grad = None
-        elif rank in on and step in span:
-            kept[rank] = {name: value.detach().clone() for name, value in ranks.parameters[rank].items()}
+        if rank in on and step in span:
+            full = (
+                ()
+                if state
+                else [name for name in ranks.gradients(rank) if masks is None or (name in masks and masks[name].all())]
+            )
+            hidden[rank] = {name: ranks.gradients(rank)[name] for name in full}
+            for name in full:
+                ranks.parameters[rank][name].grad = None
+            kept[rank] = {id(value): value.detach().clone() for value, _ in undone(rank)}
 
     def show(rank: int, _step: int) -> None:
-        for name, value in kept.pop(rank, {}).items():
-            if masks is None:
-                ranks.parameters[rank][name].grad = value
-            elif name in masks:
-                ranks.parameters[rank][name].data[masks[name]] = value[masks[name]]
+        if rank in kept:
+            for value, mask in undone(rank):
+                value.data[mask] = kept[rank].get(id(value), torch.zeros_like(value))[mask]
+            for name, gradient in hidden.pop(rank).items():
+                ranks.parameters[rank][name].grad = gradient
+            del kept[rank]
 
     ranks.before_update.append(hide)
     ranks.after_update.append(show)
 
 
-def _lost(diverged: DivergedTraining, span: Span) -> Iterator[Mistake]:
+def _lost(diverged: Evidence, span: Span) -> Iterator[Mistake]:
     """State is cleared, or its tensors are zeroed while the step count stays."""
-    if len(diverged.task.batches) == 1 or not diverged.single.state.pieces:
+    if diverged.num_steps == 1 or not diverged.has_state:
         return
     when = f" before step {span.first} and each later step" if span.first > 1 else " before each step"
     when = when if span.last is None else f" before step {span.first}, once"
     for on, who in _who(diverged):
         where = f" of {who}" if who else ""
         clear = partial(_in_span, on=on, span=span, action=_clear_state)
-        yield Mistake(Cause.STATE_LOST, f"the optimizer state{where} is lost{when}", clear)
+        yield Mistake(Cause.STATE_LOST, f"the optimizer state{where} is lost{when}", clear, is_quick=not who)
         for masks, what in _elements(diverged) if not who else [(None, "")]:
             words = f"the optimizer state{f' of {what}' if what else ''}{where} is zero{when}"
             zero = partial(_in_span, on=on, span=span, action=partial(_zero_state, masks=masks))
-            yield Mistake(Cause.STATE_LOST, words, zero)
+            yield Mistake(Cause.STATE_LOST, words, zero, is_quick=not who)
 
 
-def _in_span(
-    ranks: EmulatedUserRanks, *, on: Collection[int], span: Span, action: Callable[[EmulatedUserRanks, int], None]
-) -> None:
+def _in_span(ranks: EmulatedRanks, *, on: Collection[int], span: Span, action: Callable[[EmulatedRanks, int], None]) -> None:
     """Act before each update in a range of steps, on some ranks."""
 
     def act(rank: int, step: int) -> None:
@@ -113,11 +130,11 @@ def _in_span(
     ranks.before_update.append(act)
 
 
-def _clear_state(ranks: EmulatedUserRanks, rank: int) -> None:
+def _clear_state(ranks: EmulatedRanks, rank: int) -> None:
     ranks.optimizers[rank].state.clear()
 
 
-def _zero_state(ranks: EmulatedUserRanks, rank: int, *, masks: Masks | None) -> None:
+def _zero_state(ranks: EmulatedRanks, rank: int, *, masks: Masks | None) -> None:
     for name, parameter, value in _state_tensors(ranks, rank):
         if masks is None:
             value.zero_()
@@ -125,31 +142,33 @@ def _zero_state(ranks: EmulatedUserRanks, rank: int, *, masks: Masks | None) -> 
             value[masks[name]] = 0
 
 
-def _state_tensors(ranks: EmulatedUserRanks, rank: int) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
+def _state_tensors(ranks: EmulatedRanks, rank: int) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
     """Names, parameters, and state tensors in the parameter's shape."""
-    state = ranks.optimizers[rank].state
     return [
-        (name, parameter, value)
-        for name, parameter in ranks.parameters[rank].items()
-        for value in state.get(parameter, {}).values()
-        if isinstance(value, torch.Tensor) and value.shape == parameter.shape and parameter.dim()
+        (name, parameter, value) for name, parameter in ranks.parameters[rank].items() for value in _state_of(ranks, rank, name)
     ]
+
+
+def _state_of(ranks: EmulatedRanks, rank: int, name: str) -> list[torch.Tensor]:
+    parameter = ranks.parameters[rank][name]
+    found = ranks.optimizers[rank].state.get(parameter, {}).values()
+    return [value for value in found if isinstance(value, torch.Tensor) and value.shape == parameter.shape and parameter.dim()]
 
 
 def _counts() -> Iterator[Mistake]:
     for count in (1, 2, 3):
         words = f"the optimizer's step count begins at {count}, not 0: it has stepped before the first batch"
-        yield Mistake(Cause.STEP_COUNT, words, partial(_begin_at, count=count))
+        yield Mistake(Cause.STEP_COUNT, words, partial(_begin_at, count=count), is_quick=True)
     ways: tuple[tuple[str, Callable[[torch.Tensor], object], bool], ...] = (
         ("the optimizer counts every step as the first", lambda count: count.zero_(), True),
         ("the optimizer's step count does not advance", lambda count: count.sub_(1), False),
         ("the optimizer's step count advances twice per step", lambda count: count.add_(1), False),
     )
     for words, way, before in ways:
-        yield Mistake(Cause.STEP_COUNT, words, partial(_change_count, way=way, before=before))
+        yield Mistake(Cause.STEP_COUNT, words, partial(_change_count, way=way, before=before), is_quick=True)
 
 
-def _begin_at(ranks: EmulatedUserRanks, *, count: int) -> None:
+def _begin_at(ranks: EmulatedRanks, *, count: int) -> None:
     """Step with zero gradients, learning rate and decay, so that only the step count changes."""
 
     def begin(_rank: int, optimizer: Optimizer) -> None:
@@ -169,7 +188,7 @@ def _begin_at(ranks: EmulatedUserRanks, *, count: int) -> None:
     ranks.built.append(begin)
 
 
-def _change_count(ranks: EmulatedUserRanks, *, way: Callable[[torch.Tensor], object], before: bool) -> None:
+def _change_count(ranks: EmulatedRanks, *, way: Callable[[torch.Tensor], object], before: bool) -> None:
     def count(rank: int, _step: int) -> None:
         for state in ranks.optimizers[rank].state.values():
             if isinstance(state.get("step"), torch.Tensor):
@@ -179,10 +198,10 @@ def _change_count(ranks: EmulatedUserRanks, *, way: Callable[[torch.Tensor], obj
     events.append(count)
 
 
-def _of_another(diverged: DivergedTraining) -> Iterator[Mistake]:
+def _of_another(diverged: Evidence) -> Iterator[Mistake]:
     """Optimizer state from another rank's shard, before one step or before each."""
-    held, everyone = held_elements(diverged), range(diverged.task.num_ranks)
-    if not held.is_sharded or len(diverged.task.batches) == 1:
+    held, everyone = held_elements(diverged), range(diverged.num_ranks)
+    if not held.is_sharded or diverged.num_steps == 1:
         return
     first = max(1, diverged.first.step)
     shifts = held.sources_by_distance()
@@ -191,10 +210,10 @@ def _of_another(diverged: DivergedTraining) -> Iterator[Mistake]:
     for span, more in ((Span(first=first, last=first), f" before step {first}"), (Span(first=first), f" from step {first} on")):
         for words, found in sources:
             change = partial(_in_span, on=everyone, span=span, action=partial(_take_state, sources=found))
-            yield Mistake(Cause.STATE_OF_ANOTHER, words + more, change)
+            yield Mistake(Cause.STATE_OF_ANOTHER, words + more, change, is_quick=True)
 
 
-def _of_another_parameter(diverged: DivergedTraining) -> Iterator[Mistake]:
+def _of_another_parameter(diverged: Evidence) -> Iterator[Mistake]:
     """Optimizer state exchanged between the first wrong parameters, or copied from another one, before one step."""
     step = diverged.first.step
     if not step or diverged.first.phase is not Phase.UPDATE:
@@ -219,8 +238,8 @@ def _of_another_parameter(diverged: DivergedTraining) -> Iterator[Mistake]:
         yield Mistake(Cause.STATE_OF_ANOTHER, sentence, partial(_exchange_states, sources={wrong[0]: name}, span=at))
 
 
-def _exchange_states(ranks: EmulatedUserRanks, *, sources: Mapping[str, str], span: Span) -> None:
-    def exchange(ranks: EmulatedUserRanks, rank: int) -> None:
+def _exchange_states(ranks: EmulatedRanks, *, sources: Mapping[str, str], span: Span) -> None:
+    def exchange(ranks: EmulatedRanks, rank: int) -> None:
         state, own = ranks.optimizers[rank].state, ranks.parameters[rank]
         found = {name: copy.deepcopy(state[own[source]]) for name, source in sources.items()}
         for name, values in found.items():
@@ -229,12 +248,12 @@ def _exchange_states(ranks: EmulatedUserRanks, *, sources: Mapping[str, str], sp
     _in_span(ranks, on=range(len(ranks.models)), span=span, action=exchange)
 
 
-def _take_state(ranks: EmulatedUserRanks, rank: int, *, sources: list[int]) -> None:
+def _take_state(ranks: EmulatedRanks, rank: int, *, sources: list[int]) -> None:
     for name, _, value in _state_tensors(ranks, rank):
         ranks.held.exchange(name, value, sources)
 
 
-def _repeat_step(ranks: EmulatedUserRanks, *, count: int) -> None:
+def _repeat_step(ranks: EmulatedRanks, *, count: int) -> None:
     def repeat(_rank: int, optimizer: Optimizer) -> None:
         own = optimizer.step
 
@@ -248,7 +267,7 @@ def _repeat_step(ranks: EmulatedUserRanks, *, count: int) -> None:
     ranks.built.append(repeat)
 
 
-def _step_late(ranks: EmulatedUserRanks) -> None:
+def _step_late(ranks: EmulatedRanks) -> None:
     """Defer the optimizer until the user's step has returned."""
 
     def defer(rank: int, optimizer: Optimizer) -> None:

@@ -8,37 +8,41 @@ from itertools import product
 
 import torch
 
+from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
+from equivcheck.diagnosis.evidence import Evidence
+from equivcheck.diagnosis.mistake import Mistake, StepFacts
+from equivcheck.layouts.base.rounding import EACH, ONCE, WHOLE, WhenReduced
 from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.user.diagnosis.diverged import DivergedTraining
-from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
-from equivcheck.user.diagnosis.mistake import Mistake, StepFacts
 
 TYPES = ((torch.bfloat16, "bfloat16"), (torch.float16, "float16"), (torch.float32, "float32"))
 
 
-def narrower_types(diverged: DivergedTraining) -> list[tuple[torch.dtype, str]]:
+def narrower_types(diverged: Evidence) -> list[tuple[torch.dtype, str]]:
     """Return the element types with fewer digits than the training, with their names."""
     return [(kind, name) for kind, name in TYPES if torch.finfo(kind).eps > diverged.eps]
 
 
-def lower_precision(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
+def lower_precision(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
     """Yield reductions, gradients and parameters with fewer digits."""
     for kind, name in narrower_types(diverged):
-        for before in (False, True) if diverged.has_own_rows else ():
-            change = partial(_reduce_in, kind=kind, before=before)
+        times = (EACH, WHOLE, ONCE) if facts.num_backward > 1 else (EACH,)
+        for when, before in product(times, (False, True)) if diverged.has_own_rows else ():
+            change = partial(_reduce_in, kind=kind, when=when, before=before)
             yield Mistake(Cause.REDUCED_IN_LOWER_PRECISION, f"gradients are reduced in {name}", change, own_rows=True)
         for of_each, of_sum in product((True, False), repeat=2) if facts.num_backward > 1 else ():
             change = partial(_accumulate_in, kind=kind, of_each=of_each, of_sum=of_sum)
             words = f"gradients are accumulated in {name}"
             yield Mistake(Cause.REDUCED_IN_LOWER_PRECISION, words, change, own_rows=not of_sum and diverged.has_own_rows)
         words = f"gradients are rounded to {name}"
-        yield Mistake(Cause.REDUCED_IN_LOWER_PRECISION, words, partial(_round_gradients, kind=kind))
+        yield Mistake(Cause.REDUCED_IN_LOWER_PRECISION, words, partial(_round_gradients, kind=kind), is_quick=True)
         words = f"parameters are kept in {name} between steps"
-        yield Mistake(Cause.MASTERS_IN_LOWER_PRECISION, words, partial(_round_parameters, kind=kind))
+        for at_start, more in ((False, ""), (True, ", including their initial values")):
+            change = partial(_round_parameters, kind=kind, at_start=at_start)
+            yield Mistake(Cause.MASTERS_IN_LOWER_PRECISION, words + more, change, is_quick=True)
 
 
-def _reduce_in(ranks: EmulatedUserRanks, *, kind: torch.dtype, before: bool) -> None:
+def _reduce_in(ranks: EmulatedRanks, *, kind: torch.dtype, when: WhenReduced, before: bool) -> None:
     def mean(gradients: list[Gradients], peers: list[int], name: str) -> torch.Tensor:
         values = [gradients[peer][name].to(kind) for peer in peers if name in gradients[peer]]
         values = [value / len(peers) for value in values] if before else values
@@ -51,10 +55,10 @@ def _reduce_in(ranks: EmulatedUserRanks, *, kind: torch.dtype, before: bool) -> 
         peers = [ranks.peers(rank, ranks.axes) for rank in range(len(all_))]
         return [{name: mean(all_, of_rank, name) for name in all_[of_rank[0]]} for of_rank in peers]
 
-    ranks.reduce = reduce
+    ranks.reduce, ranks.when = reduce, when
 
 
-def _accumulate_in(ranks: EmulatedUserRanks, *, kind: torch.dtype, of_each: bool, of_sum: bool) -> None:
+def _accumulate_in(ranks: EmulatedRanks, *, kind: torch.dtype, of_each: bool, of_sum: bool) -> None:
     """Round the accumulated gradient after each microbatch.
 
     `of_each` rounds each microbatch's gradient as well. `of_sum` reduces each microbatch's gradient before it is accumulated.
@@ -81,7 +85,7 @@ def _accumulate_in(ranks: EmulatedUserRanks, *, kind: torch.dtype, of_each: bool
     ranks.reduce = reduce
 
 
-def _round_gradients(ranks: EmulatedUserRanks, *, kind: torch.dtype) -> None:
+def _round_gradients(ranks: EmulatedRanks, *, kind: torch.dtype) -> None:
     def round_gradients(rank: int, _step: int) -> None:
         for value in ranks.gradients(rank).values():
             value.copy_(value.to(kind))
@@ -89,9 +93,11 @@ def _round_gradients(ranks: EmulatedUserRanks, *, kind: torch.dtype) -> None:
     ranks.after_backward.append(round_gradients)
 
 
-def _round_parameters(ranks: EmulatedUserRanks, *, kind: torch.dtype) -> None:
+def _round_parameters(ranks: EmulatedRanks, *, kind: torch.dtype, at_start: bool) -> None:
     def round_parameters(rank: int, _step: int) -> None:
         for value in ranks.parameters[rank].values():
             value.data.copy_(value.data.to(kind))
 
     ranks.after_update.append(round_parameters)
+    for rank in range(len(ranks.models) if at_start else 0):
+        round_parameters(rank, 0)

@@ -7,15 +7,13 @@ from functools import partial
 from math import isclose
 from typing import Any
 
+from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
+from equivcheck.diagnosis.emulation.turns import NotTogether
+from equivcheck.diagnosis.evidence import Evidence
+from equivcheck.diagnosis.mistake import Mistake
 from equivcheck.diagnosis.words import count_description, name_ranks, tensors
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.user.diagnosis.diverged import DivergedTraining
-from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
-from equivcheck.user.diagnosis.mistake import Mistake
-from equivcheck.user.diagnosis.observed import FLAGS, observed_device, observed_ranks
-from equivcheck.user.diagnosis.turns import NotTogether
-from equivcheck.user.traces.optimizers import optimizers_in
-from equivcheck.user.traces.settings import Settings
+from equivcheck.training.settings import FLAGS, Settings
 
 NEAR = 1e-14
 """Relative difference below which settings count as equal. It is small because settings are not computed by sums."""
@@ -28,18 +26,18 @@ def are_equal(one: float, other: float) -> bool:
     return isclose(one, other, rel_tol=NEAR)
 
 
-def right_settings(diverged: DivergedTraining) -> set[str]:
+def right_settings(diverged: Evidence) -> set[str]:
     """Return settings with the same values on all ranks as on one device at each update; none if they cannot be read."""
-    single, runs = observed_device(diverged).settings, [run.settings for run in observed_ranks(diverged)]
+    single, runs = diverged.right_settings_at_steps, diverged.settings_at_steps
     if not runs or not all(len(steps) == len(single) and all(steps) for steps in runs):
         return set()
     keys = {key for settings in single for numbers in settings.values() for key in numbers}
     return keys - {key for steps in runs for _, _, key in _differing(single, steps)}
 
 
-def settings_at_steps(diverged: DivergedTraining) -> Iterator[Mistake]:
+def settings_at_steps(diverged: Evidence) -> Iterator[Mistake]:
     """Yield the ranks' settings at each update if some differ from those on one device."""
-    single, runs = observed_device(diverged).settings, [run.settings for run in observed_ranks(diverged)]
+    single, runs = diverged.right_settings_at_steps, diverged.settings_at_steps
     wrong = {rank: found for rank, steps in enumerate(runs) if (found := _differing(single, steps))}
     if not wrong:
         return
@@ -52,7 +50,9 @@ def settings_at_steps(diverged: DivergedTraining) -> Iterator[Mistake]:
     where = "" if len(wrong) == len(runs) else f" on {name_ranks(list(wrong))}"
     wrong_value, right_value = (bool(each[step]) if key in FLAGS else f"{each[step]:g}" for each in (actual, expected))
     words = f"at step {step}, {key} is {wrong_value}, not {right_value}{whose}{where}{schedule and ': '}{schedule}"
-    yield Mistake(Cause.SCHEDULE if schedule else Cause.HYPERPARAMETER, words, partial(_set_at_steps, runs=runs))
+    cause, same = Cause.SCHEDULE if schedule else Cause.HYPERPARAMETER, all(steps == runs[0] for steps in runs)
+    cause = Cause.DECAY_COUPLED if key == "decoupled_weight_decay" else cause
+    yield Mistake(cause, words, partial(_set_at_steps, runs=runs), is_quick=same)
 
 
 def _differing(single: Steps, steps: Steps) -> list[tuple[int, str, str]]:
@@ -66,7 +66,7 @@ def _differing(single: Steps, steps: Steps) -> list[tuple[int, str, str]]:
     ]
 
 
-def _schedule(diverged: DivergedTraining, expected: list[Any], actual: list[Any]) -> str:
+def _schedule(diverged: Evidence, expected: list[Any], actual: list[Any]) -> str:
     """Describe how a rank's values follow the single-device values at other steps; empty if they do not."""
     count = len(expected)
     if None in expected or None in actual or len({*expected}) == 1:
@@ -83,10 +83,10 @@ def _schedule(diverged: DivergedTraining, expected: list[Any], actual: list[Any]
     return ""
 
 
-def _set_at_steps(ranks: EmulatedUserRanks, *, runs: list[Steps]) -> None:
+def _set_at_steps(ranks: EmulatedRanks, *, runs: tuple[Steps, ...]) -> None:
     def set_all(rank: int, step: int) -> None:
         names = {id(value): name for name, value in ranks.parameters[rank].items()}
-        for group in (group for each in optimizers_in(ranks.optimizers[rank]) for group in each.param_groups):
+        for group in ranks.groups(rank):
             held = [names[id(parameter)] for parameter in group["params"] if id(parameter) in names]
             found = [next(each[step][name] for each in (runs[rank], *runs) if name in each[step]) for name in held]
             if any(each != found[0] for each in found):

@@ -28,6 +28,8 @@ class Turns:
 
     def run(self, function: Callable[[int], T]) -> list[T]:
         """Call the function with each number and return the results. Raises the first exception once all have ended."""
+        if len(self._turns) == 1:
+            return [function(0)]
         results: dict[int, T] = {}
         threads = [
             threading.Thread(target=self._run_one, args=(function, number, results), daemon=True)

@@ -5,43 +5,41 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-import torch
-
+from equivcheck.diagnosis.emulation.coordinates import axis_combinations
+from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
+from equivcheck.diagnosis.evidence import Evidence
+from equivcheck.diagnosis.mistake import Mistake, Span, StepFacts
+from equivcheck.diagnosis.mistakes.reductions import keep_unreduced, mix_gradients, reduce_by, subject
+from equivcheck.diagnosis.suspects import Masks, suspects
 from equivcheck.diagnosis.words import join_words
 from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.user.batches import microbatches
-from equivcheck.user.diagnosis.catalogue.data import rows_of
-from equivcheck.user.diagnosis.catalogue.reductions import keep_unreduced, mix_gradients, reduce_by, subject
-from equivcheck.user.diagnosis.diverged import DivergedTraining, Masks, axis_subsets, suspects
-from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
-from equivcheck.user.diagnosis.mistake import Mistake, Span, StepFacts
-from equivcheck.user.task import Loss
 
 
-def wrong_accumulations(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
+def wrong_accumulations(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
     """Yield mistakes in accumulation for the first wrong gradients, and for all; then gradients that are never zeroed."""
     count = facts.num_backward
+    rows = diverged.microbatch_rows if len(diverged.microbatch_rows) == count and all(diverged.microbatch_rows) else (1,) * count
+    full = [sum(rows) / each for each in rows]
     for masks in suspects(diverged) if count > 1 else ():
         what = "the gradient is" if masks is None else subject(diverged, masks)
         if diverged.has_own_rows:
             yield from _unreduced(diverged, count, masks)
-        for cause, words, weights in (*_left_out(count), *_uneven(diverged, count), *_rescaled(count)):
-            yield Mistake(cause, f"{what} {words}", partial(_weigh_gradients, weights=weights, masks=masks))
+        for cause, words, weights in (*_left_out(full), *_uneven(rows), *_rescaled(full)):
+            change = partial(_weigh_gradients, weights=weights, masks=masks)
+            yield Mistake(cause, f"{what} {words}", change, is_quick=True)
             if masks is None:
-                yield Mistake(cause, f"gradient and loss are {words}", partial(_weigh_losses, weights=weights))
-        for cause, words, weights in _accumulated_again(diverged, count):
-            yield Mistake(
-                cause,
-                f"{'the accumulated gradient is' if masks is None else what} {words}",
-                partial(_weigh_gradients, weights=weights, masks=masks),
-            )
-    if len(diverged.task.batches) > 1:
+                change = partial(_weigh_losses, weights=weights)
+                yield Mistake(cause, f"gradient and loss are {words}", change, is_quick=True)
+        for cause, words, weights in _accumulated_again(diverged, full):
+            sentence = f"{'the accumulated gradient is' if masks is None else what} {words}"
+            yield Mistake(cause, sentence, partial(_weigh_gradients, weights=weights, masks=masks), is_quick=True)
+    if diverged.num_steps > 1:
         words = "gradients are not zeroed between steps: each step adds to those of earlier steps"
-        yield Mistake(Cause.NOT_ZEROED, words, _keep_gradients)
+        yield Mistake(Cause.NOT_ZEROED, words, _keep_gradients, is_quick=True)
 
 
-def _unreduced(diverged: DivergedTraining, count: int, masks: Masks | None) -> Iterator[Mistake]:
+def _unreduced(diverged: Evidence, count: int, masks: Masks | None) -> Iterator[Mistake]:
     whose = "the gradients" if masks is None else subject(diverged, masks).removesuffix(" is").removesuffix(" are")
     for numbers in dict.fromkeys((tuple(range(1, count)), tuple(range(count - 1)), (count - 1,), (0,))):
         which = f"microbatch{'' if len(numbers) == 1 else 'es'} {join_words([str(number) for number in numbers])}"
@@ -54,48 +52,55 @@ Weighted = tuple[Cause, str, list[float]]
 """Short name, words after "the gradient is", and a factor for each microbatch."""
 
 
-def _left_out(count: int) -> Iterator[Weighted]:
-    for index in range(count):
+def _left_out(full: Sequence[float]) -> Iterator[Weighted]:
+    """`full` has the factor by which each microbatch's mean exceeds its share of the batch's mean."""
+    count = len(full)
+    for index, factor in enumerate(full):
         only = [float(at == index) for at in range(count)]
         where = {0: ", the first,", count - 1: ", the last,"}.get(index, "")
         words = f"from microbatch {index}{where} only"
-        yield Cause.MICROBATCH_LOST, words, [one * count for one in only]
+        yield Cause.MICROBATCH_LOST, words, [one * factor for one in only]
         yield Cause.MICROBATCH_LOST, f"{words}, weighted by its share", only
         if count > 2:
             without = [1.0 - one for one in only]
             yield Cause.MICROBATCH_LOST, f"missing microbatch {index}{where.rstrip(',')}", without
             averaged = f"missing microbatch {index}{where} and averaged over the others"
-            yield Cause.MICROBATCH_LOST, averaged, [one * count / (count - 1) for one in without]
+            yield Cause.MICROBATCH_LOST, averaged, [one / (1 - 1 / factor) for one in without]
         words = f"accumulated with microbatch {index}{where} added twice"
         yield Cause.MICROBATCH_REPEATED, words, [1.0 + one for one in only]
 
 
-def _uneven(diverged: DivergedTraining, count: int) -> Iterator[Weighted]:
+def _uneven(rows: Sequence[int]) -> Iterator[Weighted]:
     """Microbatches with different numbers of rows: equal weights instead of weights by rows, or vice versa."""
-    rows = [len(rows_of(each)) for each in microbatches(diverged.task.batches[0])]
-    if len(rows) == count and len(set(rows)) > 1 and all(rows):
-        equal = [sum(rows) / (count * size) for size in rows]
-        words = f"averaged over the {count} microbatches although they have different numbers of rows"
+    if len(set(rows)) > 1:
+        equal = [sum(rows) / (len(rows) * size) for size in rows]
+        words = f"averaged over the {len(rows)} microbatches although they have different numbers of rows"
         yield Cause.MEAN_OF_MEANS, words, equal
-        words = f"averaged over the {count} microbatches by their number of rows"
+        words = f"averaged over the {len(rows)} microbatches by their number of rows"
         yield Cause.MEAN_OF_MEANS, words, [1 / weight for weight in equal]
 
 
-def _rescaled(count: int) -> Iterator[Weighted]:
-    yield Cause.MICROBATCHES_SUMMED, f"the sum over the {count} microbatches, not the mean", [float(count)] * count
+def _rescaled(full: list[float]) -> Iterator[Weighted]:
+    count = len(full)
+    yield Cause.MICROBATCHES_SUMMED, f"the sum over the {count} microbatches, not the mean", full
+    if len(set(full)) > 1:
+        yield Cause.MICROBATCHES_SUMMED, f"multiplied by the number of microbatches, {count}", [float(count)] * count
     yield Cause.RESCALED_EACH_MICROBATCH, "divided by the number of microbatches twice", [1 / count] * count
 
 
-def _accumulated_again(diverged: DivergedTraining, count: int) -> Iterator[Weighted]:
-    """Earlier microbatches are divided or reduced again after each microbatch."""
-    words = "divided by the number of microbatches again after each microbatch"
-    yield Cause.RESCALED_EACH_MICROBATCH, words, [count ** -(count - 1.0 - number) for number in range(count)]
-    for axes in axis_subsets(diverged.wide_axes):
+def _accumulated_again(diverged: Evidence, full: Sequence[float]) -> Iterator[Weighted]:
+    """Earlier microbatches are divided or summed again before or after each microbatch, with or without their own division."""
+    count = len(full)
+    for weights, more in ((full, ""), ([1.0] * count, " again")):
+        for late, when in ((0, "after"), (1, "before")):
+            factors = [weight * count ** (number + late - float(count)) for number, weight in enumerate(weights)]
+            yield Cause.RESCALED_EACH_MICROBATCH, f"divided by the number of microbatches{more} {when} each microbatch", factors
+    for axes in axis_combinations(diverged.wide_axes):
         words = f"summed over {diverged.ranks_text(axes)} again after each microbatch"
         yield Cause.RESCALED_EACH_MICROBATCH, words, [diverged.size(axes) ** (count - 1.0 - number) for number in range(count)]
 
 
-def _weigh_gradients(ranks: EmulatedUserRanks, *, weights: Sequence[float], masks: Masks | None) -> None:
+def _weigh_gradients(ranks: EmulatedRanks, *, weights: Sequence[float], masks: Masks | None) -> None:
     def reduce(all_: list[Gradients], microbatch: int, step: int) -> list[Gradients]:
         weight = weights[microbatch] if microbatch < len(weights) else 1.0
         right = ranks.mean(all_, microbatch, step)
@@ -104,20 +109,11 @@ def _weigh_gradients(ranks: EmulatedUserRanks, *, weights: Sequence[float], mask
     ranks.reduce = reduce
 
 
-def _weigh_losses(ranks: EmulatedUserRanks, *, weights: Sequence[float]) -> None:
-    def weighing(_rank: int, loss: Loss) -> Loss:
-        calls = [0]
-
-        def weighted_loss(outputs: object, targets: object) -> torch.Tensor:
-            calls[0] += 1
-            return loss(outputs, targets) * weights[(calls[0] - 1) % len(weights)]
-
-        return weighted_loss
-
-    ranks.wraps_loss = weighing
+def _weigh_losses(ranks: EmulatedRanks, *, weights: Sequence[float]) -> None:
+    ranks.loss_weights = weights
 
 
-def _keep_gradients(ranks: EmulatedUserRanks) -> None:
+def _keep_gradients(ranks: EmulatedRanks) -> None:
     kept: dict[int, Gradients] = {}
 
     def add(rank: int, _step: int) -> None:

@@ -1,0 +1,1 @@
+"""Mistakes in any training."""

@@ -1,0 +1,47 @@
+"""Optimizer settings by parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from equivcheck.worlds.trace.trace import Slot
+
+Settings = Mapping[str, Mapping[str, float]]
+"""Numbers in each parameter's group, by parameter name."""
+
+FLAGS = ("amsgrad", "decoupled_weight_decay", "maximize", "nesterov")
+"""Optimizer flags that change values. Others select an implementation."""
+
+
+def settings_of(optimizers: Sequence[torch.optim.Optimizer], slots: Sequence[Slot], flags: Collection[str] = ()) -> Settings:
+    """Return each parameter's settings. Parameters in one group share one dict. An inner optimizer's replace the outer one's.
+
+    `flags` names settings that are True or False, given as 1 and 0.
+    """
+    groups = [
+        (group["params"], dict(_numbers(group)) | {key: float(group[key]) for key in flags if isinstance(group.get(key), bool)})
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+    ]
+    found = {id(parameter): numbers for parameters, numbers in groups for parameter in parameters}
+    return {piece.name: found[id(slot.parameter)] for slot in slots for piece in slot.pieces if id(slot.parameter) in found}
+
+
+def _numbers(group: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Numbers in a parameter group, also inside tuples. Flags are skipped because they select an implementation."""
+    for key, value in group.items():
+        if key != "params":
+            several = isinstance(value, (tuple, list))
+            for index, one in enumerate(value if several else [value]):
+                if is_number(one):
+                    yield (f"{key}[{index}]" if several else key), float(one)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a setting is a number, or a tensor with one element."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
