@@ -51,7 +51,7 @@ def invalid_loss(value: Any) -> InvalidLoss | None:
     if not isinstance(value, torch.Tensor):
         why, expected = f"it returned a {type(value).__name__}", "a tensor with one element, without .item() or float()"
     elif value.numel() != 1:
-        why, expected = f"it returned a tensor of shape {list(value.shape)}", "one element, such as the mean over all: .mean()"
+        why, expected = f"it returned a tensor of shape {list(value.shape)}", "one element, such as the mean: .mean()"
     elif not value.requires_grad:
         why = "its result does not depend on a parameter that requires a gradient"
         expected = "a result computed from the model's outputs, without .detach(), .item() or torch.no_grad()"

@@ -186,7 +186,10 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
 
 
 def with_mesh(function: Any, mesh: DeviceMesh | None) -> Any:
-    """Return the function with `mesh` bound to its parameter of this name. Without one, or if it has a value, unchanged."""
+    """Bind `mesh` to the function's parameter of this name.
+
+    A function without this parameter, or with a default other than None, stays unchanged.
+    """
     try:
         parameter = inspect.signature(function).parameters.get("mesh")
     except (TypeError, ValueError):  # not callable, or without a signature
