@@ -75,8 +75,9 @@ class TraceVerdict:
     def describe(self) -> str:
         """Outcome and evidence as text. `print(verdict)` shows it."""
         lines = [f"{self.outcome.value.upper()}: {self.reason}"]
-        lines += [f"  {_line(each)}" for each in self.differences[:_MOST]]
-        left = len(self.differences) - _MOST
+        others = [line for line in map(_line, self.differences) if not self.reason.startswith(line)]
+        lines += [f"  then {line}" for line in others[:_MOST]]
+        left = len(others) - _MOST
         lines += [f"  and {left} more"] if left > 0 else []
         return "\n".join([*lines, *(f"  {each}" for each in self.coverage)])
 
@@ -89,7 +90,7 @@ def _line(found: TensorDifference) -> str:
     place = f"step {found.step} {found.moment.value} {found.tensor}"
     if found.detail:
         return f"{place}: {found.detail}"
-    return f"{place}: distance {found.distance:.3g}, norm {found.norm:.3g}, rounding explains {found.allowed:.3g}"
+    return f"{place}: distance {found.distance:.3g}, norm {found.norm:.3g}, allowed {found.allowed:.3g}"
 
 
 def compare(one: str | Path, other: str | Path, *, moved: Sequence[str | Path] = ()) -> TraceVerdict:
@@ -131,6 +132,8 @@ class _Run:
 
     steps: tuple[int, ...]
     tensors: Mapping[Key, tuple[Assembled[Sketch], tuple[Entry, ...]]]
+    partial: frozenset[Key]
+    """Tensors of which ranks hold addends. They are not compared, because the trace does not tell which ranks belong together."""
     norms: Mapping[tuple[int, Moment], tuple[float, int]]
     """Norm and number of elements over all tensors at a moment."""
     losses: Mapping[int, float]
@@ -145,7 +148,8 @@ def _read(folder: Path) -> _Run:
         for step in rank.steps:
             for entry in step.entries if step.step in steps else ():
                 parts.setdefault((step.step, entry.moment, entry.piece.name), []).append((rank.header.rank, entry))
-    tensors = {key: (_assembled(found), tuple(entry for _, entry in found)) for key, found in parts.items()}
+    partial = {key for key, found in parts.items() if any(entry.is_partial for _, entry in found)}
+    tensors = {key: (_assembled(found), tuple(entry for _, entry in found)) for key, found in parts.items() if key not in partial}
     norms: dict[tuple[int, Moment], tuple[float, int]] = {}
     for (number, moment, _), (found, entries) in tensors.items():
         squares, numel = norms.get((number, moment), (0.0, 0))
@@ -155,7 +159,7 @@ def _read(folder: Path) -> _Run:
         number: math.fsum(sum(step.losses) for rank in ranks for step in rank.steps if step.step == number) / len(ranks)
         for number in steps
     }
-    return _Run(steps=steps, tensors=tensors, norms=norms, losses=losses)
+    return _Run(steps=steps, tensors=tensors, partial=frozenset(partial), norms=norms, losses=losses)
 
 
 def _has(rank: RankTrace, step: int) -> bool:
@@ -173,7 +177,7 @@ def _keys(first: _Run, second: _Run, shared: Sequence[int]) -> list[Key]:
     found = [
         key
         for key in dict.fromkeys([*first.tensors, *second.tensors])
-        if key[0] in shared and (is_seen or key[1] is not Moment.UNCLIPPED)
+        if key[0] in shared and (is_seen or key[1] is not Moment.UNCLIPPED) and key not in first.partial | second.partial
     ]
     return sorted(found, key=lambda key: (key[0], order.index(key[1])))
 
@@ -202,7 +206,7 @@ def _difference(key: Key, first: _Run, second: _Run, noisy: Sequence[_Run]) -> T
             apart = max(part.value.distance(replicas[0].value) for part in replicas)
             if not apart <= allowed:
                 ranks = ", ".join(str(part.rank) for part in replicas)
-                detail = f"ranks {ranks} of the {which} run disagree by {apart:.3g}; rounding explains {allowed:.3g}"
+                detail = f"ranks {ranks} of the {which} run disagree by {apart:.3g}, allowed {allowed:.3g}"
                 return replace(found, difference=Difference.RANKS_DISAGREE, detail=detail)
     distance = one.value.distance(other.value)
     if moment is Moment.START and distance > allowed and _anywhere(entries) == _anywhere(other_entries):
@@ -247,7 +251,9 @@ def _noise(key: Key, value: Sketch, noisy: Sequence[_Run]) -> float:
 def _coverage(runs: Sequence[_Run], keys: Sequence[Key], num_compared: int) -> tuple[str, ...]:
     """Say which moments and steps were compared, and which only one run has."""
     moments = [moment.value for moment in Moment if any(key[1] is moment for key in keys)]
-    found = [f"compared: {', '.join(moments)}, {num_compared} tensors, steps {_ranges(sorted({key[0] for key in keys}))}"]
+    found = [f"compared: {', '.join(moments)}; {num_compared} tensors in steps {_ranges(sorted({key[0] for key in keys}))}"]
+    num_partial = len(runs[0].partial | runs[1].partial)
+    found += [f"not compared: {num_partial} tensors with partial placements"] if num_partial else []
     clips = [any(key[1] is Moment.UNCLIPPED for key in run.tensors) for run in runs]
     if clips[0] != clips[1]:
         found.append(f"only the {'first' if clips[0] else 'second'} run clips by a function of torch")

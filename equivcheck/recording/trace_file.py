@@ -30,7 +30,7 @@ class Moment(PrintableEnum):
     START = "start"
     UNCLIPPED = "gradient before clipping"
     GRADIENT = "gradient"
-    UPDATE = "update"
+    UPDATE = "parameter"
     STATE = "state"
     BUFFER = "buffer"
 

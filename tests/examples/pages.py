@@ -39,7 +39,7 @@ PAGES = (ROOT / "README.md", *sorted(path for path in ROOT.glob("docs/**/*.md") 
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# ([\w-]+\.py)\n")
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
-MEASURED = re.compile(r"\(.*tolerance\)|[\d.e+-]+ of its tolerance|rounding explains [\d.e+-]+|, [\d.]+ m?s$| in [\d.]+s ")
+MEASURED = re.compile(r"\(.*tolerance\)|[\d.e+-]+ of its tolerance|allowed [\d.e+-]+|, [\d.]+ m?s$| in [\d.]+s ")
 SKIPPED = "..."
 
 

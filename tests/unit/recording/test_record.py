@@ -55,7 +55,7 @@ def test_a_right_layout_is_equivalent(recorded: Recorded, layout: str, size: int
     """Initial parameters, gradients before and after clipping, updates, state and buffers are compared."""
     verdict = compared(recorded, recorded(layout, size=size))
     assert verdict.outcome is Outcome.EQUIVALENT, verdict
-    assert "start, gradient before clipping, gradient, update, state, buffer, 85 tensors" in str(verdict)
+    assert "start, gradient before clipping, gradient, parameter, state, buffer; 85 tensors" in str(verdict)
 
 
 def test_shards_along_two_dims_are_equivalent(recorded: Recorded) -> None:
@@ -97,6 +97,16 @@ def test_without_measured_noise_only_large_first_gradients_are_certain(recorded:
     verdict = equivcheck.compare(recorded(), recorded("fsdp2", "gradient", size=2))
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert "moved=1" in verdict.reason
+
+
+def test_addends_of_ranks_are_not_taken_for_replicas(recorded: Recorded, tmp_path: Path) -> None:
+    """They are left out, and the verdict says so."""
+    for file in recorded("ddp", size=2).iterdir():
+        old, new = '"name":"up.bias"', '"partial":true,"name":"up.bias"'
+        (tmp_path / file.name).write_text(file.read_text().replace(old, new))
+    verdict = compared(recorded, tmp_path)
+    assert verdict.outcome is Outcome.EQUIVALENT
+    assert "not compared: 10 tensors with partial placements" in verdict.coverage
 
 
 def test_recording_changes_no_bit(tmp_path: Path) -> None:
