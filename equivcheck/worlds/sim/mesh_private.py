@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 import threading
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
@@ -61,12 +63,21 @@ class _OfRank:
         if self._name not in values:
             raise AttributeError(self._name)
         owner = values.get("_thread_id")
-        if owner is not None and owner != vars(_threads).get("number") and is_rank_thread():
+        is_foreign = owner is not None and owner != vars(_threads).get("number") and is_rank_thread()
+        if is_foreign and not _is_propagating():
             raise UsedByOtherRank("device mesh")
         return values[self._name]
 
     def __set__(self, mesh: Any, value: Any) -> None:
         vars(mesh)[self._name] = value
+
+
+def _is_propagating() -> bool:
+    """Whether DTensor plans an operation. Cached plans hold the first planning rank's mesh, only to estimate costs."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__") != "torch.distributed.tensor._sharding_prop":
+        frame = frame.f_back
+    return frame is not None
 
 
 def _set_attributes(mesh: Any, state: dict[str, Any]) -> None:
