@@ -53,6 +53,8 @@ class Mistake:
     """Whether each rank must compute on its own rows, even if all rows would give the same result."""
     is_quick: bool = False
     """Whether the mistake is equal on all ranks, so that one training shows it."""
+    scales_gradients: bool = False
+    """Whether each rank only multiplies each of its gradients by a factor."""
 
     def run(self, emulate: Emulate, num_steps: int, facts: StepFacts) -> tuple[Trace, ...]:
         """Train emulated ranks with the mistake. Returns one trace per rank, or one for all ranks if the mistake is quick."""

@@ -27,7 +27,7 @@ from equivcheck.worlds.trace.differences import Divergence
 from equivcheck.worlds.trace.moments import moments
 
 MOST_BYTES = 256 * 1024**2
-"""Memory for the values of verdicts that nobody has read. The newest verdict's values are always kept."""
+"""Memory for the values of unread verdicts. The newest verdict's values are always kept."""
 NO_MEAN = "your loss, or a layer such as batch norm, is not a mean over rows"
 """Start of a hint that holds for many correct trainings, so it gives way to every other explanation."""
 OTHER_VALUES = "no cause was searched: your training gave other values when it ran again"
@@ -36,7 +36,7 @@ OTHER_VALUES = "no cause was searched: your training gave other values when it r
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Values:
-    """Values that a diagnosis compares."""
+    """Values for a diagnosis."""
 
     reference: Reference
     """Values on one device, with tolerances."""
@@ -90,9 +90,9 @@ def keep(values: Values) -> KeptValues:
 
 
 class Diagnosing:
-    """Everything that a diagnosis needs when a verdict is read, perhaps long after its check.
+    """Diagnosis of a verdict when it is read, perhaps long after its check.
 
-    It has copies of the batches, and of a model that was given as a module, because later code may change them.
+    It has copies of the batches and of a model given as a module, because later code may change them.
     """
 
     def __init__(self, first: Divergence, hint: str, task: Task, values: Values, check_again: Callable[[], UserVerdict]) -> None:

@@ -14,7 +14,7 @@ class UserDiagnosis:
     """Result of the search for a cause, for the first wrong module, and of the type checker."""
 
     cause: str = ""
-    """Mistake that reproduces all values on the ranks; empty if none does."""
+    """Mistake with the values of all ranks; empty without one."""
     kinds: tuple[Cause, ...] = ()
     """Short names for the cause."""
     where: str = ""
@@ -24,9 +24,9 @@ class UserDiagnosis:
     hint: str = ""
     """A possible explanation; it proves nothing. Empty if there is a cause."""
     unexplained: str = ""
-    """Why there is no cause, such as the number of mistakes that were tried; empty if there is one, or if nobody searched."""
+    """Why there is no cause, such as the number of tried mistakes; empty if there is one, or if nobody searched."""
     unfinished: str = ""
-    """Part of the diagnosis that failed, with the error; empty if nothing failed."""
+    """Failed part of the diagnosis, with the error; empty if nothing failed."""
 
 
 class LazyDiagnosis:

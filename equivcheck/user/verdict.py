@@ -66,7 +66,7 @@ class UserVerdict(Judgement):
 
     @property
     def unfinished(self) -> str:
-        """Part of the diagnosis that failed, with the error. Empty if nothing failed."""
+        """Failed part of the diagnosis, with the error. Empty if nothing failed."""
         return self.diagnosis.result.unfinished
 
     def describe(self, *, verbose: bool = False) -> str:
@@ -85,12 +85,8 @@ class UserVerdict(Judgement):
         elif self.failure is not None:
             lines = failure_lines(self.failure)
         found = self.diagnosis.result
-        whys = [found.cause] if found.cause else [found.unexplained, found.hint]
-        lines += [f"why:   {why}" for why in whys if why]
-        if found.where:
-            lines.append(f"where: {found.where}")
-        if found.types:
-            lines.append(f"types: {found.types}")
+        named = {"why": found.cause or found.unexplained, "hint": found.hint, "where": found.where, "types": found.types}
+        lines += [f"{name + ':':6} {text}" for name, text in named.items() if text]
         if self.unread:
             lines.append(f"not compared because no rank could read it: {', '.join(self.unread)}")
         return [*lines, *(f"note:  {note}" for note in (*self.notes, found.unfinished) if note)]

@@ -90,17 +90,21 @@ class EmulatedRanks(ABC):
         return [other.rank for other in self.coordinates if other.differs_only_along(own, axes)]
 
     def mean(self, gradients: list[Gradients], _microbatch: int, _step: int) -> list[Gradients]:
-        """Average gradients over ranks with different rows."""
-        return [self.mean_over(gradients, self.peers(rank, self.axes)) for rank in range(len(self.models))]
+        """Average gradients over ranks with different rows. Ranks share the results, so nobody may change them."""
+        peers = [tuple(self.peers(rank, self.axes)) for rank in range(len(self.models))]
+        means = {group: self.mean_over(gradients, group) for group in dict.fromkeys(peers)}
+        return [means[group] for group in peers]
 
     @staticmethod
     def mean_over(gradients: Sequence[Gradients], ranks: Sequence[int]) -> Gradients:
         """Average gradients over some ranks. A missing gradient counts as zeros."""
-        names = dict.fromkeys(name for rank in ranks for name in gradients[rank])
-        return {
-            name: torch.stack([gradients[rank][name] for rank in ranks if name in gradients[rank]]).sum(0) / len(ranks)
-            for name in names
-        }
+        if len(ranks) == 1:
+            return gradients[ranks[0]]
+        means: dict[str, torch.Tensor] = {}
+        for rank in ranks:
+            for name, value in gradients[rank].items():
+                means[name] = means[name].add_(value) if name in means else value.clone()
+        return {name: value.div_(len(ranks)) for name, value in means.items()}
 
     def gradients(self, rank: int) -> Gradients:
         """Return a rank's current gradients."""
@@ -174,6 +178,10 @@ def _added(old: Gradients, new: Gradients) -> Gradients:
 
 
 def norm_of(tensors: Iterable[torch.Tensor], kind: float) -> torch.Tensor:
-    """Return the norm over all elements; 0 for no tensors."""
-    flat = [tensor.reshape(-1) for tensor in tensors if tensor.numel()]
-    return torch.linalg.vector_norm(torch.cat(flat), kind) if flat else torch.zeros((), dtype=torch.float64)
+    """Return the norm over all elements; 0 for no tensors.
+
+    It is the norm of the tensors' norms, as in `torch.nn.utils.get_total_norm`, because a norm over millions of elements at once
+    is rounded in another way.
+    """
+    norms = [torch.linalg.vector_norm(tensor, kind) for tensor in tensors if tensor.numel()]
+    return torch.linalg.vector_norm(torch.stack(norms), kind) if norms else torch.zeros((), dtype=torch.float64)

@@ -10,7 +10,7 @@ import torch
 from equivcheck.diagnosis.emulation.coordinates import axis_combinations
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, norm_of
 from equivcheck.diagnosis.evidence import Evidence
-from equivcheck.diagnosis.mistake import Mistake, StepFacts
+from equivcheck.diagnosis.mistake import Change, Mistake, StepFacts
 from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.oracle.verdict.cause import Cause
 
@@ -36,7 +36,7 @@ def wrong_clippings(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
     """Yield clipping mistakes if the single-device step clips."""
     if not facts.clips:
         return
-    yield Mistake(Cause.NOT_CLIPPED, "gradients are not clipped", partial(_clip_on, on=()), is_quick=True)
+    yield _scaling(Cause.NOT_CLIPPED, "gradients are not clipped", partial(_clip_on, on=()), is_quick=True)
     yield from _over_some_axes(diverged)
     for power, words in ((0.5, "the root of the norm"), (2.0, "the square of the norm")):
         yield _by(Cause.ANOTHER_NORM, f"gradients are clipped by {words}", partial(_powered, power=power), is_quick=True)
@@ -47,7 +47,7 @@ def wrong_clippings(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
     words = "gradients are clipped by the sum of the tensors' norms, not by the norm over all elements"
     yield _by(Cause.ANOTHER_NORM, words, _summed_over_tensors, is_quick=True)
     yield from _on_some_ranks(diverged)
-    yield Mistake(Cause.PART_OF_NORM, "each tensor is clipped by its own norm", _clip_each, is_quick=True)
+    yield _scaling(Cause.PART_OF_NORM, "each tensor is clipped by its own norm", _clip_each, is_quick=True)
     if diverged.has_own_rows:
         words = "each rank clips the gradients of its own rows before they are reduced"
         for again, more in ((False, ""), (True, ", and again afterwards")):
@@ -57,7 +57,11 @@ def wrong_clippings(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
 
 
 def _by(cause: Cause, sentence: str, norm: NormOf, *, is_quick: bool = False) -> Mistake:
-    return Mistake(cause, sentence, lambda ranks: setattr(ranks, "norm", partial(norm, ranks)), is_quick=is_quick)
+    return _scaling(cause, sentence, lambda ranks: setattr(ranks, "norm", partial(norm, ranks)), is_quick=is_quick)
+
+
+def _scaling(cause: Cause, sentence: str, change: Change, *, is_quick: bool = False) -> Mistake:
+    return Mistake(cause, sentence, change, is_quick=is_quick, scales_gradients=True)
 
 
 def _clip_each(ranks: EmulatedRanks) -> None:
@@ -118,9 +122,9 @@ def _on_some_ranks(diverged: Evidence) -> Iterator[Mistake]:
     for one in range(count if count > 1 else 0):
         others = tuple(rank for rank in range(count) if rank != one)
         words = f"rank {one} does not clip its gradients, {'all others do' if len(others) > 1 else f'rank {others[0]} does'}"
-        yield Mistake(Cause.NOT_CLIPPED, words, partial(_clip_on, on=others))
+        yield _scaling(Cause.NOT_CLIPPED, words, partial(_clip_on, on=others))
         if len(others) > 1:
-            yield Mistake(Cause.NOT_CLIPPED, f"only rank {one} clips its gradients", partial(_clip_on, on=(one,)))
+            yield _scaling(Cause.NOT_CLIPPED, f"only rank {one} clips its gradients", partial(_clip_on, on=(one,)))
 
 
 def _clip_on(ranks: EmulatedRanks, *, on: Sequence[int]) -> None:
@@ -142,7 +146,7 @@ def _clip_early(ranks: EmulatedRanks, *, again: bool) -> None:
     def average(rank: int, step: int) -> None:
         means = ranks.exchange(rank, ranks.gradients(rank), lambda all_: reduce(all_, 0, step))
         for name, value in ranks.parameters[rank].items():
-            value.grad = means.get(name)
+            value.grad = means[name].clone() if name in means else None
         if again:
             ranks.clip_again(rank, norm_of(means.values(), ranks.kind))
 

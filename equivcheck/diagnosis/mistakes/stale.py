@@ -20,13 +20,15 @@ from equivcheck.worlds.trace.pieces import values_by_piece
 
 MAX_TENSORS = 24
 """Largest number of parameters to try one by one."""
+DIGITS = 1e-12
+"""Machine epsilon below which an old parameter changes the loss by more than its tolerance."""
 
 
 def stale_values(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
     """Yield stale parameters in forward, stale gradients, and stale shards after an update."""
     if diverged.num_steps == 1:
         return
-    if diverged.first.phase in (Phase.LOSS, Phase.GRADIENT):
+    if diverged.first.phase is Phase.LOSS or (diverged.first.phase is Phase.GRADIENT and not _is_loss_right(diverged)):
         yield from _old_parameters(diverged)
     for words, zero in (("from the previous step", False), ("from the previous step, and zero at the first step", True)):
         for late in (False, True):
@@ -35,6 +37,17 @@ def stale_values(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
     yield Mistake(Cause.STALE, "the optimizer uses the gradients of the previous step", _update_by_old_gradients, is_quick=True)
     if diverged.first.phase is Phase.UPDATE:
         yield from _gathered_late(diverged)
+
+
+def _is_loss_right(diverged: Evidence) -> bool:
+    """Whether ranks report the right loss at the first wrong step, in enough digits to exclude old parameters.
+
+    An earlier difference in this loss would be the first one.
+    """
+    place = (diverged.first.step, Phase.LOSS)
+    pairs = zip(diverged.reference.moments, diverged.found, strict=True)
+    found = [moment for expected, each in pairs if (expected.step, expected.phase) == place for moment in each]
+    return diverged.eps < DIGITS and any(all(moment.snapshot.present) for moment in found)
 
 
 def _old_parameters(diverged: Evidence) -> Iterator[Mistake]:

@@ -62,9 +62,10 @@ def disagreements(
     # Ranks may compute a reported value in different orders, such as a norm.
     alike = expected.phase is not Phase.REPORTED and _have_same_positions(table, snapshots)
     rows = np.searchsorted(table.offsets, differing.where, side="right") - 1
+    distances = _distances(differing.held, differing.local)
     for row in np.unique(rows):
         chosen = rows == row
-        distance = _distances(differing.held, differing.local)[chosen]
+        distance = distances[chosen]
         if not alike and np.linalg.norm(distance) <= expected.tolerances[row]:
             continue
         worst = int(np.flatnonzero(chosen)[np.argmax(distance)])

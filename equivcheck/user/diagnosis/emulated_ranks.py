@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,10 +16,12 @@ from torch import nn
 
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, Event, Optimizer, Scale, norm_of
 from equivcheck.diagnosis.emulation.turns import NotTogether
+from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.training.threads import one_thread
 from equivcheck.user.batches import convert_batch, part_number_at
 from equivcheck.user.diagnosis.diverged import DivergedTraining, parameters_by_name
 from equivcheck.user.diagnosis.interception import intercept_backward, intercept_clipping
+from equivcheck.user.diagnosis.known_backward import KnownBackward, computation
 from equivcheck.user.loop import default_step, train
 from equivcheck.user.randomness import RowShard, seed_generators
 from equivcheck.user.ranks import build_model
@@ -27,6 +30,7 @@ from equivcheck.user.traces.names import TensorNames
 from equivcheck.user.traces.optimizers import optimizers_in
 from equivcheck.user.traces.reader import Reader
 from equivcheck.user.traces.settings import UserTrace
+from equivcheck.worlds.trace.differences import Phase
 from equivcheck.worlds.trace.trace import Snapshot, Trace
 
 __all__ = ["EmulatedUserRanks", "Event", "Optimizer"]
@@ -36,7 +40,7 @@ class EmulatedUserRanks(EmulatedRanks):
     """Ranks with the user's single-device step."""
 
     def __init__(self, diverged: DivergedTraining, *, own_rows: bool, one: bool = False) -> None:
-        self.diverged, self.task = diverged, diverged.task
+        self.diverged, self.task, self.own_rows = diverged, diverged.task, own_rows
         ranks = diverged.coordinates[:1] if one else diverged.coordinates
         parts = [part_number_at(self.task, rank.indices) for rank in ranks]
         shards = [RowShard(part, self.task.num_data_ranks) if own_rows else None for part in parts]
@@ -46,11 +50,21 @@ class EmulatedUserRanks(EmulatedRanks):
         self.scale = self.task.loss_scale if own_rows else 1.0
         self.wraps_loss: Callable[[int, Loss], Loss] = lambda _rank, loss: loss
         """Function to replace a rank's loss function."""
-        self.reads: Callable[[UserTrace], UserTrace] = lambda trace: trace
+        self.reads: Callable[[UserTrace], UserTrace] | None = None
         """Function that changes a rank's trace, for tensors that are read from wrong places."""
         self.num_seen = self.num_clippings = 0
+        self.num_updates = [0.0] * len(ranks)
+        """Calls of each rank's optimizer; NaN if there are several, or if it computes the gradients itself."""
+        self.known: KnownBackward | None = None
+        """Backward passes of correct ranks."""
+        self.require: Callable[[int, Phase, int, Gradients], None] | None = None
+        """Function that raises an exception if values at a step and phase contradict those of a real rank."""
+        self._computation = self._describe_computation()
         self._local = threading.local()
         self._count = [0] * len(ranks)
+
+    def _describe_computation(self) -> tuple[Any, ...] | None:
+        return computation(self.models, (*self.batches, self.task.step, self.wraps_loss, self.loss_weights))
 
     def groups(self, rank: int) -> list[dict[str, Any]]:
         """Return the parameter groups in a rank's optimizers."""
@@ -58,6 +72,10 @@ class EmulatedUserRanks(EmulatedRanks):
 
     def train(self, num_steps: int) -> tuple[UserTrace, ...]:
         """Train `num_steps` steps and return a trace per rank."""
+        if self._computation is None or self._computation != self._describe_computation():
+            self.known = None
+        if self.reads is not None:
+            self.require = None  # the values that are read differ from the parameters
         with intercept_backward(self._backward), intercept_clipping(self._clip), seed_generators(self.task.seed):
             return tuple(self.turns.run(lambda rank: self._train_one(rank, num_steps)))
 
@@ -71,7 +89,7 @@ class EmulatedUserRanks(EmulatedRanks):
             batches = [convert_batch(batch, task.dtype) for batch in self.batches[rank][:num_steps]]
             trace = train(task, reader, batches, self._step_of(rank), self.scale)
         found = self.diverged.traces if len(self.models) == 1 else self.diverged.traces[rank : rank + 1]
-        return self._as_reported(self.reads(trace), found)
+        return self._as_reported(trace if self.reads is None else self.reads(trace), found)
 
     def _add_hooks(self, rank: int, optimizer: Optimizer) -> None:
         for each in optimizers_in(optimizer):
@@ -95,7 +113,7 @@ class EmulatedUserRanks(EmulatedRanks):
             if not hooked:  # registered after `train` has added its own hook, so that gradients are read first
                 hooked.append(optimizer)
                 for each in optimizers_in(optimizer):
-                    each.register_step_pre_hook(lambda *_: self._call_events(self.before_update, rank))
+                    each.register_step_pre_hook(lambda _, arguments, keywords: self._begin_update(rank, arguments, keywords))
                     each.register_step_post_hook(lambda *_: self._call_events(self.after_update, rank))
             self._count[rank] = 0
             self._call_events(self.before_step, rank)
@@ -104,20 +122,30 @@ class EmulatedUserRanks(EmulatedRanks):
                 self.at_end[rank]()
             value = self.returns(rank, value)
             self._end_step(rank)
+            self._check(rank, self._step[rank] - 1, Phase.UPDATE, self.parameters[rank])
             return value
 
         return step
 
-    def _backward(self, backward: Callable[[], None]) -> None:
+    def _begin_update(self, rank: int, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
+        has_closure = any(map(callable, (*arguments[1:], *keywords.values())))
+        self.num_updates[rank] += math.nan if has_closure or len(optimizers_in(self.optimizers[rank])) > 1 else 1.0
+        self._check(rank, self._step[rank], Phase.GRADIENT, self.gradients(rank))
+        self._call_events(self.before_update, rank)
+
+    def _check(self, rank: int, step: int, phase: Phase, values: Gradients) -> None:
+        """Compare a rank's values with the real rank's; with all real ranks' if only this rank is emulated."""
+        if self.require is not None:
+            for real in [rank] if len(self.models) > 1 else range(len(self.coordinates)):
+                self.require(step, phase, real, values)
+
+    def _backward(self, loss: torch.Tensor | None, backward: Callable[[], None]) -> None:
         rank = getattr(self._local, "rank", None)
         if rank is None:
             backward()
             return
-        before = self.gradients(rank)
-        for value in self.parameters[rank].values():
-            value.grad = None
-        backward()
-        fresh, number = self.gradients(rank), self._count[rank]
+        before, number = self.gradients(rank), self._count[rank]
+        fresh = self._fresh_gradients(rank, loss, backward)
         if not fresh:
             raise NotTogether("the optimizer steps inside backward, so that no gradients are left to reduce")
         with torch.no_grad():
@@ -128,6 +156,20 @@ class EmulatedUserRanks(EmulatedRanks):
         self.num_seen = max(self.num_seen, self._count[rank])
         if self._count[rank] == self.num_backward:
             self._end_backward(rank)
+
+    def _fresh_gradients(self, rank: int, loss: torch.Tensor | None, backward: Callable[[], None]) -> Gradients:
+        """The gradients of one backward pass only, which runs unless it is known."""
+        place = (self.own_rows, rank if self.own_rows else 0, self._step[rank], self._count[rank])
+        known = None if self.known is None or loss is None else self.known.gradients(place, loss, self.models[rank])
+        if known is not None:
+            return known
+        for value in self.parameters[rank].values():
+            value.grad = None
+        backward()
+        fresh = self.gradients(rank)
+        if self.known is not None and loss is not None:
+            self.known.add(place, loss, self.models[rank], fresh)
+        return fresh
 
     def _clip(self, tensors: list[torch.Tensor], kind: float, scale: Scale) -> torch.Tensor:
         rank = getattr(self._local, "rank", None)

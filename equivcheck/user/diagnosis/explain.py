@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from equivcheck.diagnosis.agreement import num_agreeing_moments
+from equivcheck.diagnosis.mistake import Emulate
 from equivcheck.diagnosis.mistakes.clipping import wrong_clippings
 from equivcheck.diagnosis.mistakes.microbatches import wrong_accumulations
 from equivcheck.diagnosis.mistakes.precision import lower_precision, narrower_types
@@ -25,16 +26,16 @@ from equivcheck.user.diagnosis.catalogue.data import wrong_losses, wrong_rows
 from equivcheck.user.diagnosis.catalogue.layers import wrong_positions, wrong_splits
 from equivcheck.user.diagnosis.catalogue.parameters import local_statistics, missing_gradients, wrong_sharing, wrong_start
 from equivcheck.user.diagnosis.catalogue.weights import wrong_weights
+from equivcheck.user.diagnosis.contradiction import RealValues, are_gradients_scaled
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
+from equivcheck.user.diagnosis.known_backward import KnownBackward
 from equivcheck.user.diagnosis.mistake import Mistake, StepFacts
 from equivcheck.user.diagnosis.repair import missing_reductions
 from equivcheck.worlds.trace.differences import Difference, Phase
 from equivcheck.worlds.trace.trace import Trace
 from equivcheck.worlds.work_clock import WorkClock
 
-ENDS = (Phase.STATE, Phase.BUFFER)
-"""Phases after a step that a run compares only if the step is its last, or not its last."""
 VALUES = (Difference.VALUE, Difference.RANKS_DISAGREE, Difference.NAN)
 """Kinds of difference between values, for tensors that both sides have."""
 COMPUTED = (Phase.LOSS, Phase.GRADIENT)
@@ -71,6 +72,8 @@ CATALOGUE: tuple[tuple[Wrong, tuple[Phase, ...]], ...] = (
 The order matters: the first matching candidate is reported.
 """
 
+UPDATES = (local_statistics, wrong_settings, wrong_updates)
+"""Mistakes that change nothing before an update."""
 LONGEST_SECONDS = 60.0
 """Time limit for the search, in seconds."""
 FACTORS = (Cause.SCALED, Cause.NOT_UNSCALED)
@@ -81,6 +84,9 @@ SAME_MEANING = ({Cause.REPLICAS_IN_NORM, Cause.ANOTHER_NORM}, {Cause.HYPERPARAME
 """Causes that are one mistake in different words. Only the first that fits is reported."""
 MOST = 2
 """Maximum number of reported causes."""
+UNEXPLAINED = "none of the {count} known faults reproduces this"
+OUT_OF_TIME = "none of the {count} known faults that were tried reproduces this; the search ended after {seconds:.0f} s"
+NOT_TRIED = "no known fault was tried: your step, run on one device for each rank in turns, differs from the single-device run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,33 +107,66 @@ def explanation_of(diverged: DivergedTraining) -> Explanation:
     """Explain a divergence as far as possible."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        facts = _step_facts(diverged)
-        fits: Sequence[Mistake | Diagnosis] = [] if facts is None else _fits(diverged, facts)
-        fits = fits or missing_reductions(diverged)
+        emulation = _emulation(diverged)
+        found, unexplained = ([], NOT_TRIED) if emulation is None else _fits(diverged, *emulation)
+        fits: Sequence[Mistake | Diagnosis] = found or missing_reductions(diverged)
     if fits:
         words = ", or ".join(fit.sentence for fit in fits)
         cause = words if len(fits) == 1 else f"either {words}"
         return Explanation(cause=cause, kinds=tuple(fit.cause for fit in fits), pattern="")
     pattern = pattern_of(diverged, narrower_types(diverged))
-    return Explanation(cause="", kinds=(), pattern="" if pattern is None else pattern.sentence)
+    return Explanation(cause="", kinds=(), pattern="" if pattern is None else pattern.sentence, unexplained=unexplained)
 
 
-def _step_facts(diverged: DivergedTraining) -> StepFacts | None:
-    """Emulate correct ranks; None if they do not reproduce one device, because then emulation proves nothing."""
-    num_steps, differs, own_rows = len(diverged.task.batches), False, False
-    emulated = EmulatedUserRanks(diverged, own_rows=False)
-    correct = _run(lambda: emulated.train(num_steps))
-    if correct is None or _differs(diverged, correct):
+@dataclass(frozen=True, slots=True, eq=False)
+class _Correct:
+    ranks: EmulatedUserRanks
+    differs: bool
+
+
+def _emulation(diverged: DivergedTraining) -> tuple[StepFacts, Emulate] | None:
+    """Emulate correct ranks, and return a function that emulates others; None if the correct ones differ from one device.
+
+    Ranks compute on all rows only if they have no other rows, or do not reproduce one device with their own.
+    """
+    known = KnownBackward()
+    correct = partial(_correct, diverged, known)
+    one = correct(own_rows=False, one=True)
+    own = correct(own_rows=True) if diverged.has_own_rows else None
+    own_rows = own is not None and not own.differs
+    emulated = own if own_rows else correct(own_rows=False)
+    if one is None or one.differs or emulated is None or emulated.differs:
         return None
-    if diverged.has_own_rows:
-        parts = _run(lambda: EmulatedUserRanks(diverged, own_rows=True).train(num_steps))
-        differs = parts is not None and _differs(diverged, parts)
-        own_rows = parts is not None and not differs
-    return StepFacts(own_rows=own_rows, num_backward=max(emulated.num_seen, 1), clips=emulated.num_clippings > 0, differs=differs)
+    known.is_complete = True
+    facts = StepFacts(
+        own_rows=own_rows,
+        num_backward=max(emulated.ranks.num_seen, 1),
+        clips=emulated.ranks.num_clippings > 0,
+        differs=own is not None and own.differs,
+    )
+    steps_once = all(count == diverged.num_steps for count in emulated.ranks.num_updates)
+    # With several steps per batch, a trace has the gradients of the last one.
+    real = RealValues(diverged, (Phase.GRADIENT, Phase.UPDATE) if steps_once else (Phase.UPDATE,))
+    return facts, partial(_emulated, diverged, known, real)
+
+
+def _emulated(
+    diverged: DivergedTraining, known: KnownBackward, real: RealValues | None, *, own_rows: bool, one: bool = False
+) -> EmulatedUserRanks:
+    ranks = EmulatedUserRanks(diverged, own_rows=own_rows, one=one)
+    ranks.known, ranks.require = known, None if real is None else real.require
+    return ranks
+
+
+def _correct(diverged: DivergedTraining, known: KnownBackward, *, own_rows: bool, one: bool = False) -> _Correct | None:
+    """Emulate ranks without a mistake; None if torch or the user's code rejects that."""
+    ranks = _emulated(diverged, known, None, own_rows=own_rows, one=one)
+    traces = _run(lambda: ranks.train(diverged.num_steps))
+    return None if traces is None else _Correct(ranks, _differs(diverged, traces))
 
 
 def _run(train: Callable[[], tuple[Trace, ...]]) -> tuple[Trace, ...] | None:
-    """An emulation's traces; None if torch or the user's code rejects the mistake."""
+    """An emulation's traces; None if its values contradict the ranks', or if torch or the user's code rejects the mistake."""
     try:
         return train()
     except Exception:
@@ -140,18 +179,33 @@ def _differs(diverged: DivergedTraining, traces: tuple[Trace, ...]) -> bool:
     return any(each.difference in VALUES and each.phase not in (Phase.LOSS, Phase.REPORTED) for each in found)
 
 
-def _fits(diverged: DivergedTraining, facts: StepFacts) -> list[Mistake]:
-    """Candidates that reproduce everything, at most `MOST` different causes."""
+def _fits(diverged: DivergedTraining, facts: StepFacts, emulate: Emulate) -> tuple[list[Mistake], str]:
+    """Candidates that reproduce everything, at most `MOST` different causes; and why there are none."""
     found: list[Mistake] = []
-    clock = WorkClock()
-    phase = diverged.first.phase
-    candidates = (each for wrong, phases in CATALOGUE if phase in phases for each in wrong(diverged, facts))
-    for candidate in candidates:
+    clock, num_tried, are_scaled = WorkClock(), 0, diverged.first.phase not in COMPUTED or are_gradients_scaled(diverged)
+    for candidate in _candidates(diverged, facts):
         if clock.seconds > LONGEST_SECONDS or len(found) == MOST:
-            break
-        if _says_more(candidate, {each.cause for each in found}) and _reproduces(diverged, candidate, facts):
+            return found, OUT_OF_TIME.format(count=num_tried, seconds=LONGEST_SECONDS)
+        num_tried += 1
+        is_possible = (are_scaled or not candidate.scales_gradients) and _says_more(candidate, {each.cause for each in found})
+        if is_possible and _reproduces(diverged, candidate, facts, emulate):
             found.append(candidate)
-    return found
+    return found, UNEXPLAINED.format(count=num_tried)
+
+
+def _candidates(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
+    """Mistakes that may show first in the phase of the first difference. If the last update is right, so are all before."""
+    first, updates_agree = diverged.first, _last_update_agrees(diverged)
+    for wrong, phases in CATALOGUE:
+        if first.phase in phases and not (updates_agree and wrong in UPDATES):
+            yield from wrong(diverged, facts)
+
+
+def _last_update_agrees(diverged: DivergedTraining) -> bool:
+    """Whether loss or gradients differ first, after an update in which all parameters agree, or before any update."""
+    last = (diverged.first.step - 1, Phase.UPDATE)
+    updates = [moment for moment in diverged.reference.moments if (moment.step, moment.phase) == last]
+    return diverged.first.phase in COMPUTED and all(all(moment.present) for moment in updates)
 
 
 def _says_more(candidate: Mistake, found: set[Cause]) -> bool:
@@ -163,16 +217,9 @@ def _says_more(candidate: Mistake, found: set[Cause]) -> bool:
     return candidate.cause not in found.union(FACTORS, *(alike for alike in SAME_MEANING if found & alike))
 
 
-def _reproduces(diverged: DivergedTraining, candidate: Mistake, facts: StepFacts) -> bool:
-    """Whether the candidate reproduces all values. To save time, a first run ends after the first wrong step."""
-    step, num_steps = diverged.first.step, len(diverged.task.batches)
-    moments = diverged.reference.moments
-    least = next(at for at, moment in enumerate(moments) if (moment.step, moment.phase in ENDS) >= (step, True))
-    if step + 1 < num_steps:
-        early = _run(lambda: candidate.run(partial(EmulatedUserRanks, diverged), step + 1, facts))
-        if early is None or num_agreeing_moments(diverged, early) < least:
-            return False
-    traces = _run(lambda: candidate.run(partial(EmulatedUserRanks, diverged), num_steps, facts))
+def _reproduces(diverged: DivergedTraining, candidate: Mistake, facts: StepFacts, emulate: Emulate) -> bool:
+    """Whether the candidate reproduces all values."""
+    traces = _run(lambda: candidate.run(emulate, diverged.num_steps, facts))
     if traces is None or num_agreeing_moments(diverged, traces) < len(diverged.found):
         return False
     # A candidate that is itself within tolerance would fit ranks that only nearly diverged.

@@ -15,8 +15,8 @@ from torch.nn.utils import clip_grad
 from equivcheck.diagnosis.emulation.emulated_ranks import norm_of
 from equivcheck.user.precision import autograd_private
 
-Backward = Callable[[Callable[[], None]], None]
-"""Called instead of a backward pass, with a function that runs it."""
+Backward = Callable[[torch.Tensor | None, Callable[[], None]], None]
+"""Called instead of a backward pass, with a function that runs it, and the loss if it is the pass's only argument."""
 Clip = Callable[[list[torch.Tensor], float, Callable[[list[torch.Tensor], torch.Tensor], None]], torch.Tensor]
 """Called instead of clipping, with tensors, norm type and a function that scales tensors by a norm. Returns the norm."""
 
@@ -55,7 +55,7 @@ def intercept_backward(backward: Backward) -> Iterator[None]:
     own_backward, own_run = torch.autograd.backward, autograd_private.run_backward
 
     def wrap(own: Callable[..., None]) -> Callable[..., None]:
-        return lambda *arguments, **keywords: backward(lambda: own(*arguments, **keywords))
+        return lambda *arguments, **keywords: backward(_only_loss(arguments, keywords), lambda: own(*arguments, **keywords))
 
     torch.autograd.backward, autograd_private.run_backward = wrap(own_backward), wrap(own_run)
     try:
@@ -110,3 +110,10 @@ def _is_euclidean(norm: Any, tensors: Iterable[torch.Tensor]) -> bool:
         return False
     own = norm_of(gradients, 2.0)
     return math.isclose(float(norm), float(own), rel_tol=8 * torch.finfo(own.dtype).eps)
+
+
+def _only_loss(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> torch.Tensor | None:
+    """The loss; None if the pass has other gradients than one, selected inputs, or a graph that stays."""
+    loss, *options = arguments or (None,)
+    is_plain = all(option is None or option is False for option in (*options, *keywords.values()))
+    return loss if isinstance(loss, torch.Tensor) and is_plain else None

@@ -66,7 +66,7 @@ def observed_device(diverged: DivergedTraining) -> ObservedRun:
 def _counting(counts: Counter[int]) -> Any:
     """Count each thread's backward passes, because simulated ranks are threads. Passes inside of a pass do not count."""
 
-    def backward(run: Callable[[], None]) -> None:
+    def backward(_loss: object, run: Callable[[], None]) -> None:
         counts[threading.get_ident()] += not in_backward()
         run()
 

@@ -26,6 +26,12 @@ from unit.user.diagnosis.wrong_trainings import (
 from unit.user.programs import batches, brought
 
 
+def clip_each(parameters: list[torch.Tensor]) -> None:
+    """Clip each tensor by its own norm."""
+    for parameter in parameters:
+        clip([parameter])
+
+
 def clipped_and_averaged(parameters: list[torch.Tensor]) -> None:
     """Clip first, then average."""
     clip(parameters)
@@ -169,6 +175,7 @@ GRADIENTS: dict[str, Wrong] = {
         of_one=clipping_step,
     ),
     "not_clipped": by_hand("gradients are not clipped", of_one=clipping_step),
+    "tensors_not_clipped": by_hand("gradients are not clipped", of_one=step_of(reduce=nothing, clips=clip_each)),
     "replicas_in_norm": by_hand(
         "counts gradients replicated over the 2 dp ranks once per rank",
         clips=lambda parameters: nn.utils.clip_grads_with_norm_(
