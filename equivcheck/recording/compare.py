@@ -171,15 +171,24 @@ def _assembled(found: Sequence[tuple[int, Entry]]) -> Assembled[Sketch]:
 
 
 def _keys(first: _Run, second: _Run, shared: Sequence[int]) -> list[Key]:
-    """Tensors in either run, in training order. Clipping is seen only if both runs call torch's functions."""
+    """Tensors in either run, in training order.
+
+    Clipping is seen only if both runs call torch's functions, and state and buffers are read only after a run's last step.
+    """
     order = list(Moment)
-    is_seen = all(any(key[1] is Moment.UNCLIPPED for key in run.tensors) for run in (first, second))
+    read = [{key[:2] for key in run.tensors} for run in (first, second)]
     found = [
         key
         for key in dict.fromkeys([*first.tensors, *second.tensors])
-        if key[0] in shared and (is_seen or key[1] is not Moment.UNCLIPPED) and key not in first.partial | second.partial
+        if key[0] in shared
+        and key not in first.partial | second.partial
+        and (key[1] not in _NOT_ALWAYS or all(key[:2] in each for each in read))
     ]
     return sorted(found, key=lambda key: (key[0], order.index(key[1])))
+
+
+_NOT_ALWAYS = (Moment.UNCLIPPED, Moment.STATE, Moment.BUFFER)
+"""Moments that a step of one run may lack although nothing is wrong."""
 
 
 def _difference(key: Key, first: _Run, second: _Run, noisy: Sequence[_Run]) -> TensorDifference:
@@ -251,7 +260,7 @@ def _noise(key: Key, value: Sketch, noisy: Sequence[_Run]) -> float:
 def _coverage(runs: Sequence[_Run], keys: Sequence[Key], num_compared: int) -> tuple[str, ...]:
     """Say which moments and steps were compared, and which only one run has."""
     moments = [moment.value for moment in Moment if any(key[1] is moment for key in keys)]
-    found = [f"compared: {', '.join(moments)}; {num_compared} tensors in steps {_ranges(sorted({key[0] for key in keys}))}"]
+    found = [f"compared: {', '.join(moments)}; {num_compared} tensors in {_steps(sorted({key[0] for key in keys}))}"]
     num_partial = len(runs[0].partial | runs[1].partial)
     found += [f"not compared: {num_partial} tensors with partial placements"] if num_partial else []
     clips = [any(key[1] is Moment.UNCLIPPED for key in run.tensors) for run in runs]
@@ -259,7 +268,7 @@ def _coverage(runs: Sequence[_Run], keys: Sequence[Key], num_compared: int) -> t
         found.append(f"only the {'first' if clips[0] else 'second'} run clips by a function of torch")
     for which, own, other in (("first", runs[0], runs[1]), ("second", runs[1], runs[0])):
         left = sorted(set(own.steps) - set(other.steps))
-        found += [f"only in the {which} run: steps {_ranges(left)}"] if left else []
+        found += [f"only in the {which} run: {_steps(left)}"] if left else []
     return tuple(found)
 
 
@@ -288,7 +297,8 @@ def _is_certain(found: TensorDifference, is_first_step: bool) -> bool:
     return is_gradient and is_first_step and found.error * FLOOR * found.eps > math.sqrt(found.eps)
 
 
-def _ranges(steps: Sequence[int]) -> str:
-    if len(steps) > 1 and list(steps) == list(range(steps[0], steps[-1] + 1)):
-        return f"{steps[0]} to {steps[-1]}"
-    return ", ".join(map(str, steps))
+def _steps(steps: Sequence[int]) -> str:
+    if len(steps) == 1:
+        return f"step {steps[0]}"
+    is_range = list(steps) == list(range(steps[0], steps[-1] + 1))
+    return f"steps {steps[0]} to {steps[-1]}" if is_range else f"steps {', '.join(map(str, steps))}"

@@ -99,6 +99,21 @@ def test_without_measured_noise_only_large_first_gradients_are_certain(recorded:
     assert "moved=1" in verdict.reason
 
 
+def test_runs_that_end_at_other_steps_are_compared_where_both_have_values(tmp_path: Path) -> None:
+    """State and buffers are read after the last step only, so they are compared only if that is the same."""
+    for name, steps in (("one", 3), ("other", 2)):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.Adam(model.parameters())
+        with record(tmp_path / name, steps=steps):
+            for _ in range(3):
+                step(model, optimizer)
+    verdict = equivcheck.compare(tmp_path / "one", tmp_path / "other")
+    assert verdict.outcome is Outcome.EQUIVALENT
+    assert "compared: start, gradient, parameter; 10 tensors in steps 0 to 1" in verdict.coverage
+    assert "only in the first run: step 2" in verdict.coverage
+
+
 def test_addends_of_ranks_are_not_taken_for_replicas(recorded: Recorded, tmp_path: Path) -> None:
     """They are left out, and the verdict says so."""
     for file in recorded("ddp", size=2).iterdir():
