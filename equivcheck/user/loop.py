@@ -12,6 +12,7 @@ from torch import nn
 
 from equivcheck.scenario import LowPrecision
 from equivcheck.training.accumulate import scalar_value
+from equivcheck.training.settings import settings_of
 from equivcheck.user.batches import microbatches
 from equivcheck.user.hints import invalid_loss, note_on_outputs
 from equivcheck.user.parts import WHOLE, Part
@@ -21,7 +22,7 @@ from equivcheck.user.traces.names import TensorNames
 from equivcheck.user.traces.optimizers import GradientReader, optimizers_in
 from equivcheck.user.traces.reader import Reader
 from equivcheck.user.traces.reported import named_tensors, reported_snapshot, with_reports_at_all_steps
-from equivcheck.user.traces.settings import TrainingState, UserTrace, numbers_in, settings_of
+from equivcheck.user.traces.settings import TrainingState, UserTrace, numbers_in
 from equivcheck.user.usage import invalid
 from equivcheck.worlds.marks import mark
 from equivcheck.worlds.trace.stage import Stage

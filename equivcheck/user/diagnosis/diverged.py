@@ -10,26 +10,23 @@ import numpy as np
 import torch
 from torch import nn
 
-from equivcheck.diagnosis.emulation.coordinates import axis_combinations as axis_subsets
 from equivcheck.diagnosis.emulation.held_elements import held_elements
 from equivcheck.diagnosis.evidence import Evidence
-from equivcheck.diagnosis.suspects import Masks, suspects, wrong_elements
 from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.reference.reference import Reference
+from equivcheck.training.settings import Settings
 from equivcheck.user.batches import convert_batch, microbatches, rank_batch, tensors_of
 from equivcheck.user.diagnosis.observed import observed_device, observed_ranks
 from equivcheck.user.ranks import rank_module, rank_reader
 from equivcheck.user.task import Task
 from equivcheck.user.traces.names import TensorNames
-from equivcheck.user.traces.settings import Settings, UserTrace
+from equivcheck.user.traces.settings import UserTrace
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.meshes import device_mesh
 from equivcheck.worlds.pool import ranks
 from equivcheck.worlds.trace.moments import moments
 from equivcheck.worlds.trace.pieces import TensorsByName, fill, values_by_piece
 from equivcheck.worlds.trace.trace import Snapshot
-
-__all__ = ["Masks", "axis_subsets", "held_elements", "suspects", "wrong_elements"]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

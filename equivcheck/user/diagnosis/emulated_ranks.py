@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, Event, Optimizer, Scale, norm_of
+from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, Optimizer, Scale, norm_of
 from equivcheck.diagnosis.emulation.turns import NotTogether
 from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.training.threads import one_thread
@@ -32,8 +32,6 @@ from equivcheck.user.traces.reader import Reader
 from equivcheck.user.traces.settings import UserTrace
 from equivcheck.worlds.trace.differences import Phase
 from equivcheck.worlds.trace.trace import Snapshot, Trace
-
-__all__ = ["EmulatedUserRanks", "Event", "Optimizer"]
 
 
 class EmulatedUserRanks(EmulatedRanks):

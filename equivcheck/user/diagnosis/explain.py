@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from equivcheck.diagnosis.agreement import num_agreeing_moments
-from equivcheck.diagnosis.mistake import Emulate
+from equivcheck.diagnosis.mistake import Emulate, Mistake, StepFacts
 from equivcheck.diagnosis.mistakes.clipping import wrong_clippings
 from equivcheck.diagnosis.mistakes.microbatches import wrong_accumulations
 from equivcheck.diagnosis.mistakes.precision import lower_precision, narrower_types
@@ -30,7 +30,6 @@ from equivcheck.user.diagnosis.contradiction import RealValues, are_gradients_sc
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 from equivcheck.user.diagnosis.known_backward import KnownBackward
-from equivcheck.user.diagnosis.mistake import Mistake, StepFacts
 from equivcheck.user.diagnosis.repair import missing_reductions
 from equivcheck.worlds.trace.differences import Difference, Phase
 from equivcheck.worlds.trace.trace import Trace

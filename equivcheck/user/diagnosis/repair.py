@@ -12,12 +12,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from equivcheck.diagnosis.emulation.coordinates import axis_combinations
+from equivcheck.diagnosis.emulation.held_elements import held_elements
 from equivcheck.diagnosis.words import gradients
 from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
 from equivcheck.training.read import local_values
 from equivcheck.user.batches import convert_batch, rank_batch
-from equivcheck.user.diagnosis.diverged import DivergedTraining, axis_subsets, held_elements
+from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.loop import default_step, train
 from equivcheck.user.ranks import rank_module, rank_reader, task_and_mesh
 from equivcheck.user.task import Task
@@ -73,7 +75,7 @@ def _missing(diverged: DivergedTraining, name: str) -> Reduction | None:
     own = [values.get(name, nothing) for values in _gradients(diverged)]
     if any(values.size != mask.sum() for mask, values in zip(held, own, strict=True)):
         return None
-    for axes in sorted(axis_subsets(diverged.wide_axes), key=len):
+    for axes in sorted(axis_combinations(diverged.wide_axes), key=len):
         lines = {tuple(_peers(diverged, rank, axes)) for rank in range(diverged.task.num_ranks) if held[rank].any()}
         if any(not np.array_equal(held[line[0]], held[rank]) for line in lines for rank in line):
             continue

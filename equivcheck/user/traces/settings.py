@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from equivcheck.scenario import LowPrecision, MixedPrecision
-from equivcheck.training.settings import Settings, is_number, settings_of
+from equivcheck.training.settings import Settings, is_number
 from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
 from equivcheck.worlds.trace.trace import Snapshot, Trace
-
-__all__ = ["Settings", "settings_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from equivcheck.diagnosis.mistake import Mistake, StepFacts
 from equivcheck.diagnosis.words import count_description
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
-from equivcheck.user.diagnosis.mistake import Mistake, StepFacts
 from equivcheck.user.loop import default_step
 from equivcheck.user.task import Loss
 from equivcheck.worlds.trace.differences import Phase

@@ -10,10 +10,10 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from equivcheck.diagnosis.mistake import Mistake, StepFacts
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
-from equivcheck.user.diagnosis.mistake import Mistake, StepFacts
 
 HIDDEN = -1e4
 """Scores up to this value hide a key, as torch's and transformers' masks do."""

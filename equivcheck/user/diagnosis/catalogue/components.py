@@ -14,12 +14,12 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from equivcheck.diagnosis.mistake import Mistake, StepFacts
 from equivcheck.diagnosis.words import join_words, tensors
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis.catalogue.parameters import start_as_ranks
 from equivcheck.user.diagnosis.diverged import DivergedTraining, held_indices, initial_values, parameters_by_name, split_dim
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
-from equivcheck.user.diagnosis.mistake import Mistake, StepFacts
 from equivcheck.user.ranks import build_model
 from equivcheck.user.traces.settings import UserTrace
 from equivcheck.worlds.trace.trace import Snapshot

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from equivcheck.diagnosis.mistake import Mistake, StepFacts
 from equivcheck.diagnosis.words import count_description
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.training.accumulate import scalar_value
 from equivcheck.user.batches import convert_batch, microbatches, tensors_of
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
-from equivcheck.user.diagnosis.mistake import Mistake, StepFacts
 from equivcheck.user.task import Loss
 from equivcheck.worlds.trace.differences import Difference, Phase
 

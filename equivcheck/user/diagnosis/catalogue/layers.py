@@ -12,11 +12,12 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
 
+from equivcheck.diagnosis.mistake import Mistake, StepFacts
+from equivcheck.diagnosis.suspects import wrong_elements
 from equivcheck.diagnosis.words import gradients
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.user.diagnosis.diverged import DivergedTraining, split_dim, wrong_elements
+from equivcheck.user.diagnosis.diverged import DivergedTraining, split_dim
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
-from equivcheck.user.diagnosis.mistake import Mistake, StepFacts
 from equivcheck.user.ranks import build_model
 from equivcheck.worlds.trace.differences import Phase
 

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from equivcheck.diagnosis.emulation.held_elements import held_elements
+from equivcheck.diagnosis.mistake import Mistake, Span, StepFacts
 from equivcheck.diagnosis.words import gradients, join_words, name_ranks, tensors
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.user.diagnosis.diverged import DivergedTraining, held_elements, initial_values, parameters_by_name
+from equivcheck.user.diagnosis.diverged import DivergedTraining, initial_values, parameters_by_name
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
-from equivcheck.user.diagnosis.mistake import Mistake, Span, StepFacts
 from equivcheck.user.ranks import build_model
 from equivcheck.user.traces.settings import UserTrace
 from equivcheck.worlds.trace.differences import Difference, Phase

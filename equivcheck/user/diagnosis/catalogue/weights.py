@@ -9,12 +9,12 @@ from functools import partial
 import numpy as np
 import torch
 
+from equivcheck.diagnosis.mistake import Mistake, StepFacts
 from equivcheck.diagnosis.words import join_words
 from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
-from equivcheck.user.diagnosis.mistake import Mistake, StepFacts
 from equivcheck.user.task import Loss
 from equivcheck.worlds.trace.differences import Phase
 from equivcheck.worlds.trace.tensors import Vector

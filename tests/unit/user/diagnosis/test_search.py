@@ -12,6 +12,7 @@ from torch import nn
 
 from equivcheck import check_training
 from equivcheck.diagnosis.emulation.emulated_ranks import norm_of
+from equivcheck.diagnosis.mistake import Mistake
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosing import Values
 from equivcheck.user.diagnosis import emulated_ranks, explain
@@ -19,7 +20,6 @@ from equivcheck.user.diagnosis.contradiction import Contradicted, RealValues, ar
 from equivcheck.user.diagnosis.diverged import DivergedTraining, diverged_training
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 from equivcheck.user.diagnosis.known_backward import KnownBackward
-from equivcheck.user.diagnosis.mistake import Mistake
 from equivcheck.user.task import Task
 from equivcheck.worlds.trace.differences import Phase
 from equivcheck.worlds.trace.moments import moments

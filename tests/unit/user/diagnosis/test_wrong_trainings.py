@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from equivcheck import Outcome, check_training
+from equivcheck.diagnosis.mistake import Mistake
 from equivcheck.diagnosis.patterns import NO_PROOF
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis import explain
-from equivcheck.user.diagnosis.mistake import Mistake
 from equivcheck.user.lazy_diagnosis import UserDiagnosis
 from equivcheck.worlds.trace.differences import Phase
 from unit.user.diagnosis.unknown_faults import UNKNOWN
