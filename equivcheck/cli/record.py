@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -22,7 +21,7 @@ from equivcheck.errors import UsageError
     "--moved", type=click.IntRange(0, 32), default=0, help="Move initial parameters by a rounding error, in one of 32 ways."
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
-def record(folder: Path, steps: int | None, from_step: int, moved: int, command: tuple[str, ...]) -> int:
+def record(folder: Path, steps: int | None, from_step: int, moved: int, command: tuple[str, ...]) -> NoReturn:
     """Run a training script, and record its training.
 
     COMMAND follows --, for example: equivcheck record -o A -- torchrun --nproc-per-node 2 train.py. The script needs no change.
@@ -36,9 +35,6 @@ def record(folder: Path, steps: int | None, from_step: int, moved: int, command:
     path = [str(startup), os.environ.get("PYTHONPATH", ""), str(Path(equivcheck.__file__).parent.parent)]
     environment = os.environ | {"EQUIVCHECK_RECORD": recording, "PYTHONPATH": os.pathsep.join(filter(None, path))}
     try:
-        code = subprocess.run(command, env=environment, check=False).returncode
+        os.execvpe(command[0], command, environment)  # in place of this process, so that signals reach the command
     except OSError as error:
         raise UsageError(f"command {command[0]!r} is not valid: {error.strerror or error}. Expected a program.") from error
-    if not any(folder.glob("rank*.ecr")):
-        print(f"equivcheck: nothing was recorded in {folder}: no optimizer of torch made a step", file=sys.stderr)
-    return code

@@ -79,14 +79,13 @@ class _Recorder:
     def __init__(self, folder: Path, wanted: range, moved: int) -> None:
         self._folder, self._wanted, self._moved = folder, wanted, moved
         self._writer: TraceWriter | None = None
-        self._root: nn.Module | None = None
+        self._roots: list[nn.Module] = []
         self._slots: tuple[Slot, ...] = ()
         self._step = 0
         self._has_updated = False
         self._is_over = False
         self._entries: list[Entry] = []
         self._losses: list[torch.Tensor] = []
-        self._norms: list[torch.Tensor] = []
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
 
     @contextlib.contextmanager
@@ -107,15 +106,12 @@ class _Recorder:
         def clip(parameters: Any, max_norm: float, norm: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
             own = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
             self._guard(lambda: self._before_clipping(own))
-            self._guard(lambda: self._note_norm(norm))
             own_clip(own, max_norm, norm, *arguments, **keywords)
 
         def clip_flat(module: Any, *arguments: Any, **keywords: Any) -> torch.Tensor:
             parameters = list(module.parameters())
             self._guard(lambda: self._before_clipping(parameters))
-            norm = own_flat_clip(module, *arguments, **keywords)
-            self._guard(lambda: self._note_norm(norm))
-            return norm
+            return own_flat_clip(module, *arguments, **keywords)
 
         torch.autograd.backward, clip_grad._clip_grads_with_norm_ = backward, clip  # type: ignore[assignment]
         FullyShardedDataParallel.clip_grad_norm_ = clip_flat  # type: ignore[method-assign,assignment]
@@ -153,16 +149,23 @@ class _Recorder:
             return
         if self._has_updated:
             self._guard(self._end_step)
-        elif self._root is None and torch.is_grad_enabled() and any(each.requires_grad for each in module.parameters()):
+        elif not self._roots and torch.is_grad_enabled() and any(each.requires_grad for each in module.parameters()):
             # The first module that is called to be trained is the model: modules inside are called after it.
             self._guard(lambda: self._begin(module))
 
     def _begin(self, root: nn.Module) -> None:
-        self._root, self._slots = root, slots_of(root)
+        self._add_root(root)
         if self._moved:
             move_parameters(self._slots, self._moved - 1)
         if self._is_wanted:
             self._read(Moment.START, [(slot.pieces, slot.parameter) for slot in self._slots], exactly=True)
+
+    def _add_root(self, root: nn.Module) -> None:
+        """Watch a module's parameters. It replaces modules inside it; beside others its parameters get a prefix."""
+        inside = set(map(id, root.modules()))
+        self._roots = [*(each for each in self._roots if id(each) not in inside), root]
+        found = (slots_of(each, f"module{number}." if number else "") for number, each in enumerate(self._roots))
+        self._slots = tuple(slot for slots in found for slot in slots)
 
     def _note_losses(self, tensors: Any) -> None:
         if self._is_wanted:
@@ -173,21 +176,17 @@ class _Recorder:
         if self._is_wanted:
             self._read(Moment.UNCLIPPED, gradients_of(self._slots_for(parameters)))
 
-    def _note_norm(self, norm: torch.Tensor) -> None:
-        if self._is_wanted and type(norm) is torch.Tensor:  # a DTensor's norm would have to be reduced, which communicates
-            self._norms.append(norm.detach().clone())
-
     def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self._is_wanted:
             self._guard(lambda: self._read_gradients(optimizer))
 
     def _read_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        if self._root is None or not {id(each) for each in parameters} <= {id(slot.parameter) for slot in self._slots}:
+        if not set(map(id, parameters)) <= {id(slot.parameter) for slot in self._slots}:
             found = find_root(parameters)
             if found is None:
                 raise UsageError("no module owns all parameters of the optimizer. Expected a model whose parameters it updates.")
-            self._root, self._slots = found, slots_of(found)
+            self._add_root(found)
         self._read(Moment.GRADIENT, gradients_of(self._slots_for(parameters)))
 
     def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -209,7 +208,8 @@ class _Recorder:
         if self._writer is not None and not self._is_over:
             for optimizer in self._optimizers.values():
                 self._read(Moment.STATE, state_of(optimizer, self._slots))
-            self._read(Moment.BUFFER, buffers_of(self._root) if self._root is not None else [], exactly=True)
+            for number, root in enumerate(self._roots):
+                self._read(Moment.BUFFER, buffers_of(root, f"module{number}." if number else ""), exactly=True)
             self._step -= 1
             self._write()
         self._is_over = True
@@ -217,10 +217,10 @@ class _Recorder:
     def _write(self) -> None:
         if self._writer is None:
             self._writer = TraceWriter(self._folder, _header())
-        losses, norms = (tuple(float(each) for each in values) for values in (self._losses, self._norms))
-        self._writer.write(RecordedStep(step=self._step, losses=losses, norms=norms, entries=tuple(self._entries)))
-        for kept in (self._entries, self._losses, self._norms):
-            kept.clear()
+        losses = tuple(map(float, self._losses))
+        self._writer.write(RecordedStep(step=self._step, losses=losses, entries=tuple(self._entries)))
+        self._entries.clear()
+        self._losses.clear()
 
     def _slots_for(self, parameters: Sequence[torch.Tensor]) -> list[Slot]:
         wanted = set(map(id, parameters))

@@ -95,7 +95,7 @@ def _sketch_small(parts: Sequence[tuple[Piece, torch.Tensor]]) -> torch.Tensor:
 def _sketch_large(piece: Piece, tensor: torch.Tensor) -> torch.Tensor:
     flat = tensor.detach().reshape(-1)
     least, most = torch.aminmax(flat)
-    squares = torch.stack([torch.linalg.vector_norm(slab, dtype=torch.float64) ** 2 for slab in torch.split(flat, _SLAB)]).sum()
+    squares = torch.stack([torch.linalg.vector_norm(slab.to(torch.float64)) ** 2 for slab in torch.split(flat, _SLAB)]).sum()
     return torch.cat([torch.stack([squares, least.to(torch.float64), most.to(torch.float64)]), _sums(piece, flat)])
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -18,6 +20,7 @@ from equivcheck.recording.trace_file import Entry, Moment
 from equivcheck.training.read import canonical_name, pieces_of
 from equivcheck.worlds.trace.trace import Piece, Slot
 
+T = TypeVar("T", bound=torch.Tensor)
 Row = tuple[tuple[Piece, ...], torch.Tensor]
 """A tensor, and its local elements' positions in order."""
 
@@ -26,28 +29,32 @@ def find_root(parameters: Collection[torch.Tensor]) -> nn.Module | None:
     """The outermost living module that owns all parameters; None if no module does."""
     wanted = set(map(id, parameters))
     owners = [
-        each for each in gc.get_objects() if isinstance(each, nn.Module) and wanted <= set(map(id, nn.Module.parameters(each)))
+        each
+        for each in gc.get_objects()
+        # Not `isinstance`, which asks proxies for the class of objects that may be gone.
+        if issubclass(type(each), nn.Module) and wanted <= set(map(id, nn.Module.parameters(each)))
     ]
     inner = {id(child) for owner in owners for child in owner.children()}
     return next((owner for owner in owners if id(owner) not in inner), None)
 
 
-def slots_of(root: nn.Module) -> tuple[Slot, ...]:
-    """A slot for each distinct parameter, with its name in the model without wrappers."""
+def slots_of(root: nn.Module, prefix: str = "") -> tuple[Slot, ...]:
+    """A slot for each distinct parameter, with `prefix` and its name in the model without wrappers."""
     if any(isinstance(module, FullyShardedDataParallel) for module in root.modules()):
-        return flat_slots(root)
-    prefix = _wrapped_prefix(root)
-    return tuple(
-        Slot(parameter=parameter, pieces=pieces_of(canonical_name(name.removeprefix(prefix)), parameter))
-        for name, parameter in nn.Module.named_parameters(root)
-    )
+        found = flat_slots(root)
+        return tuple(replace(slot, pieces=tuple(_renamed(piece, prefix, "") for piece in slot.pieces)) for slot in found)
+    named = _unwrapped(nn.Module.named_parameters(root), root)
+    return tuple(Slot(parameter=parameter, pieces=pieces_of(prefix + name, parameter)) for name, parameter in named)
 
 
-def buffers_of(root: nn.Module) -> list[Row]:
-    """Distinct buffers, with their names in the model without wrappers."""
+def buffers_of(root: nn.Module, prefix: str = "") -> list[Row]:
+    """Distinct buffers, with `prefix` and their names in the model without wrappers."""
+    return [(pieces_of(prefix + name, buffer), buffer) for name, buffer in _unwrapped(nn.Module.named_buffers(root), root)]
+
+
+def _unwrapped(named: Iterable[tuple[str, T]], root: nn.Module) -> Iterator[tuple[str, T]]:
     prefix = _wrapped_prefix(root)
-    named = ((canonical_name(name.removeprefix(prefix)), buffer) for name, buffer in nn.Module.named_buffers(root))
-    return [(pieces_of(name, buffer), buffer) for name, buffer in named]
+    return ((canonical_name(name.removeprefix(prefix)), tensor) for name, tensor in named)
 
 
 def _wrapped_prefix(module: nn.Module) -> str:
@@ -88,12 +95,12 @@ def state_of(optimizer: torch.optim.Optimizer, slots: Sequence[Slot]) -> list[Ro
         for key, value in optimizer.state.get(slot.parameter, {}).items():
             if isinstance(value, torch.Tensor) and value.shape == slot.parameter.shape:
                 pieces = _pieces_like(slot, value)
-                rows.append((tuple(_renamed(piece, f"{piece.name}/{key}" if piece.name else "") for piece in pieces), value))
+                rows.append((tuple(_renamed(piece, "", f"/{key}") for piece in pieces), value))
     return rows
 
 
-def _renamed(piece: Piece, name: str) -> Piece:
-    return Piece(name=name, shape=piece.shape, start=piece.start, size=piece.size, run=piece.run, place=piece.place)
+def _renamed(piece: Piece, prefix: str, suffix: str) -> Piece:
+    return replace(piece, name=f"{prefix}{piece.name}{suffix}") if piece.name else piece  # padding has no name
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -64,7 +64,7 @@ class Entry:
     exact: ExactHash | None = None
     """Exact hash; None unless initial values or buffers."""
     is_partial: bool = False
-    """Whether ranks hold addends, not parts (DTensor's `Partial`)."""
+    """Whether the tensor is the sum over ranks, as with DTensor's `Partial`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -75,8 +75,6 @@ class RecordedStep:
     """Number of earlier updates."""
     losses: tuple[float, ...]
     """Scalars that `backward` was called on, in order."""
-    norms: tuple[float, ...]
-    """Norms that gradient clipping returned, in order."""
     entries: tuple[Entry, ...]
     """Tensors."""
 
@@ -110,7 +108,7 @@ class TraceWriter:
     def write(self, step: RecordedStep) -> None:
         """Append a step."""
         entries = [_entry_object(entry) for entry in step.entries]
-        self._write({"step": step.step, "losses": step.losses, "norms": step.norms, "entries": entries})
+        self._write({"step": step.step, "losses": step.losses, "entries": entries})
 
     def _write(self, line: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
@@ -181,11 +179,10 @@ def _joined(steps: Sequence[RecordedStep]) -> tuple[RecordedStep, ...]:
     """Steps with their lines joined. If a tensor is read at the end only, it is in the last step's second line."""
     found: dict[int, RecordedStep] = {}
     for each in steps:
-        before = found.get(each.step, RecordedStep(step=each.step, losses=(), norms=(), entries=()))
+        before = found.get(each.step, RecordedStep(step=each.step, losses=(), entries=()))
         found[each.step] = RecordedStep(
             step=each.step,
             losses=before.losses + each.losses,
-            norms=before.norms + each.norms,
             entries=before.entries + each.entries,
         )
     return tuple(found.values())
@@ -195,7 +192,6 @@ def _step(line: Mapping[str, Any]) -> RecordedStep:
     return RecordedStep(
         step=int(line["step"]),
         losses=tuple(map(float, line["losses"])),
-        norms=tuple(map(float, line["norms"])),
         entries=tuple(map(_entry, line["entries"])),
     )
 

@@ -1,4 +1,4 @@
-"""Parts of ranks are added once each, and holes and overlaps are told."""
+"""Ranks' parts are added once each; holes and overlaps are reported."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_partition_and_its_replicas_are_the_full_tensor(data: st.DataObject, s
 
 
 @given(st.data(), SHAPES)
-def test_a_part_too_few_or_too_many_is_told(data: st.DataObject, shape: tuple[int, ...]) -> None:
+def test_a_part_too_few_or_too_many_is_reported(data: st.DataObject, shape: tuple[int, ...]) -> None:
     """Nothing is added up then."""
     tensor, pieces = np.zeros(shape), data.draw(partitions(shape))
     filled = [piece for piece in pieces if piece.numel]
@@ -64,7 +64,7 @@ def test_a_part_too_few_or_too_many_is_told(data: st.DataObject, shape: tuple[in
         ),
     ],
 )
-def test_parts_of_the_right_number_that_overlap_are_told(one: Piece, other: Piece) -> None:
+def test_overlapping_parts_with_the_right_number_of_elements_are_reported(one: Piece, other: Piece) -> None:
     """The number of elements alone would not show it."""
     assert one.numel + other.numel == 8
     assert assemble(parts_of(np.zeros(one.shape), [one, other])).cover is Cover.OVERLAP

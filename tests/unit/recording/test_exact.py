@@ -21,7 +21,7 @@ def exact_hash(tensor: torch.Tensor) -> ExactHash:
 
 @given(st.data(), SHAPES, st.integers(0, 2**32 - 1))
 def test_parts_of_any_partition_add_up(data: st.DataObject, shape: tuple[int, ...], seed: int) -> None:
-    """Whatever the boxes and runs, exactly."""
+    """The sum is exact for all boxes and runs."""
     tensor, pieces = np.random.default_rng(seed).standard_normal(shape), data.draw(partitions(shape))
     parts = [(piece, torch.from_numpy(select_piece(tensor, piece).copy())) for piece in pieces]
     assert sum(hash_parts(parts), NOTHING) == exact_hash(torch.from_numpy(np.asarray(tensor)))

@@ -114,7 +114,94 @@ def test_runs_that_end_at_other_steps_are_compared_where_both_have_values(tmp_pa
     assert "only in the first run: step 2" in verdict.coverage
 
 
-def test_addends_of_ranks_are_not_taken_for_replicas(recorded: Recorded, tmp_path: Path) -> None:
+class WithCounts(nn.Module):
+    """A linear, a batch norm with its integer buffer, and a scale that may be NaN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(3, 2), nn.BatchNorm1d(2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Scores with shape (rows, 2)."""
+        scores: torch.Tensor = self.norm(self.linear(inputs))
+        return scores
+
+
+def recorded_with_counts(folder: Path, *, counts: int = 0, scale: float = 1.0) -> Path:
+    """A recorded training whose batch norm has counted before, or whose loss is scaled."""
+    torch.manual_seed(0)
+    model = WithCounts()
+    assert model.norm.num_batches_tracked is not None
+    model.norm.num_batches_tracked += counts
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with record(folder):
+        for _ in range(2):
+            optimizer.zero_grad()
+            (model(torch.arange(12.0).reshape(4, 3)).square().sum() * scale).backward()
+            optimizer.step()
+    return folder
+
+
+def test_integers_are_compared_exactly(tmp_path: Path) -> None:
+    """No rounding explains another count, also without measured noise."""
+    one = recorded_with_counts(tmp_path / "one")
+    assert equivcheck.compare(one, recorded_with_counts(tmp_path / "same")).outcome is Outcome.EQUIVALENT
+    verdict = equivcheck.compare(one, recorded_with_counts(tmp_path / "other", counts=1))
+    assert verdict.outcome is Outcome.DIVERGED
+    assert [each.tensor for each in verdict.differences] == ["norm.num_batches_tracked"]
+
+
+def test_nan_in_one_run_is_a_difference_and_in_both_is_undecided(tmp_path: Path) -> None:
+    """NaN is no evidence for equality."""
+    one, bad = recorded_with_counts(tmp_path / "one"), recorded_with_counts(tmp_path / "bad", scale=float("nan"))
+    verdict = equivcheck.compare(one, bad)
+    assert verdict.outcome is Outcome.DIVERGED
+    assert verdict.reason == "step 0 gradient linear.weight: the second run has NaN or infinite values"
+    verdict = equivcheck.compare(bad, recorded_with_counts(tmp_path / "worse", scale=float("nan")), moved=[one])
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert verdict.reason == "step 0 gradient linear.weight: both runs have NaN or infinite values"
+
+
+def recorded_pair(folder: Path, *, rate: float = 0.1) -> Path:
+    """A recorded training with two models of one kind, and an optimizer for each."""
+    torch.manual_seed(0)
+    models = [nn.Linear(3, 3), nn.Linear(3, 3)]
+    optimizers = [torch.optim.SGD(models[0].parameters(), lr=0.1), torch.optim.SGD(models[1].parameters(), lr=rate)]
+    with record(folder):
+        for _ in range(3):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+                models[1](models[0](torch.ones(4, 3))).square().sum().backward()
+                optimizer.step()
+    return folder
+
+
+def test_models_side_by_side_have_names_of_their_own(tmp_path: Path) -> None:
+    """As those of a GAN: the second one has a prefix."""
+    one = recorded_pair(tmp_path / "one")
+    assert equivcheck.compare(one, recorded_pair(tmp_path / "same")).outcome is Outcome.EQUIVALENT
+    verdict = equivcheck.compare(one, recorded_pair(tmp_path / "other", rate=0.2), moved=[one])
+    assert verdict.outcome is Outcome.DIVERGED
+    assert str(verdict.differences[0]).startswith("step 1 parameter module1.weight: ")
+
+
+def test_what_else_differs_is_said(recorded: Recorded, tmp_path: Path) -> None:
+    """Environments, steps that not all ranks have, and files that end in the middle of a step."""
+    for file in recorded("ddp", size=2).iterdir():
+        (tmp_path / file.name).write_text(file.read_text().replace('"OMP_NUM_THREADS":"', '"OMP_NUM_THREADS":"9'))
+    last = tmp_path / "rank1.ecr"
+    lines = last.read_text().split("\n")
+    last.write_text("\n".join(lines[:3]) + "\n" + lines[3][:100])
+    verdict = compared(recorded, tmp_path)
+    assert verdict.outcome is Outcome.EQUIVALENT, verdict
+    text = "\n".join(verdict.coverage)
+    assert "OMP_NUM_THREADS: " in text
+    assert "only in the first run: step 2" in text
+    assert "only on some ranks of the second run: step 2" in text
+    assert "the second run was killed while it wrote a step" in text
+
+
+def test_partial_tensors_are_not_taken_for_replicas(recorded: Recorded, tmp_path: Path) -> None:
     """They are left out, and the verdict says so."""
     for file in recorded("ddp", size=2).iterdir():
         old, new = '"name":"up.bias"', '"partial":true,"name":"up.bias"'
@@ -269,3 +356,6 @@ def test_a_script_is_recorded_as_it_is(tmp_path: Path) -> None:
     again = run("record", "-o", tmp_path / "one", "--", sys.executable, script, "0")
     assert (again.returncode, again.stderr.count("\n")) == (2, 1)
     assert "already has a trace" in again.stderr
+    missing = run("record", "-o", tmp_path / "none", "--", "no-such-program")
+    assert (missing.returncode, missing.stderr.count("\n")) == (2, 1)
+    assert "no-such-program" in missing.stderr

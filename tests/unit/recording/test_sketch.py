@@ -30,7 +30,7 @@ def random_tensor(shape: tuple[int, ...], seed: int) -> torch.Tensor:
 
 @given(st.data(), SHAPES, st.integers(0, 2**32 - 1))
 def test_parts_of_any_partition_add_up(data: st.DataObject, shape: tuple[int, ...], seed: int) -> None:
-    """Whatever the boxes and runs, within 16 eps of the norm."""
+    """The sum is within 16 eps of the norm for all boxes and runs."""
     tensor, pieces = random_tensor(shape, seed), data.draw(partitions(shape))
     parts = [(piece, torch.from_numpy(select_piece(tensor.numpy(), piece).copy())) for piece in pieces]
     total, whole = sum(sketch_parts(parts), EMPTY), sketch(tensor)
@@ -41,7 +41,7 @@ def test_parts_of_any_partition_add_up(data: st.DataObject, shape: tuple[int, ..
 
 @pytest.mark.parametrize("shape", [(4095,), (4097,), (65, 65), (9, 20_000), (300_000, 2), (3, 64, 1024)])
 def test_large_tensors_have_the_sums_of_their_signs(shape: tuple[int, ...]) -> None:
-    """Slabs, the batched path and long tables give what a sum over single elements gives."""
+    """Slabs, the batched path and long tables give the same sums as single elements."""
     tensor = random_tensor(shape, 0)
     ones = np.zeros((2, math.prod(shape)))
     places = [0, math.prod(shape) // 2 + 1]
@@ -88,6 +88,16 @@ def test_the_distance_is_that_of_the_difference() -> None:
     """Sketches are linear."""
     one, other = random_tensor((30, 20), 0), random_tensor((30, 20), 1)
     assert sketch(one).distance(sketch(other)) == pytest.approx(sketch(one - other).distance(EMPTY), rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("numel", [40, 5000])
+def test_every_dtype_is_summed_in_float64(dtype: torch.dtype, numel: int) -> None:
+    """As its values in float64, in both paths."""
+    tensor = (torch.arange(numel) % 2).to(dtype)
+    one, other = sketch(tensor), sketch(tensor.to(torch.float64))
+    assert (one.sums == other.sums).all()
+    assert (one.squares, one.minimum, one.maximum) == (pytest.approx(other.squares), other.minimum, other.maximum)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

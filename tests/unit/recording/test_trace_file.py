@@ -57,12 +57,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_step_reads_back_to_the_bit(folder: Path, data: st.DataObject, shape: tuple[int, ...], is_partial: bool) -> None:
     """Positions, sums, hashes, losses that are not finite: everything."""
     entries = entries_of(data.draw(partitions(shape)), is_partial=is_partial)
-    step = RecordedStep(step=3, losses=(0.1, math.inf), norms=(1e-300,), entries=entries)
+    step = RecordedStep(step=3, losses=(0.1, math.inf), entries=entries)
     written(folder, step)
     (trace,) = read_trace(folder)
     (found,) = trace.steps
     assert (trace.header, trace.is_cut_off) == (HEADER, False)
-    assert (found.step, found.losses, found.norms) == (step.step, step.losses, step.norms)
+    assert (found.step, found.losses) == (step.step, step.losses)
     for one, other in zip(found.entries, entries, strict=True):
         assert (one.moment, one.piece, one.dtype, one.exact) == (other.moment, other.piece, other.dtype, other.exact)
         assert one.is_partial == is_partial
@@ -73,7 +73,7 @@ def test_a_step_reads_back_to_the_bit(folder: Path, data: st.DataObject, shape: 
 
 def a_step(number: int) -> RecordedStep:
     """A step with one tensor."""
-    return RecordedStep(step=number, losses=(0.5,), norms=(), entries=entries_of([Piece(name="weight", shape=(70, 3))]))
+    return RecordedStep(step=number, losses=(0.5,), entries=entries_of([Piece(name="weight", shape=(70, 3))]))
 
 
 def test_a_killed_job_keeps_its_steps(tmp_path: Path) -> None:
@@ -98,12 +98,12 @@ def test_each_step_is_in_the_file_at_once(tmp_path: Path) -> None:
 
 
 def test_a_tensor_takes_at_most_600_bytes(tmp_path: Path) -> None:
-    """Whatever its size."""
+    """The number does not depend on its size."""
     long = Piece(name="model.layers.31.self_attn.q_proj.weight", shape=(400, 500), start=(100, 0), size=(100, 500))
     entries = tuple(
         Entry(moment=Moment.GRADIENT, piece=long, dtype="bfloat16", sketch=entry.sketch) for entry in entries_of([long]) * 100
     )
-    sizes = [written(tmp_path, RecordedStep(step=0, losses=(), norms=(), entries=kept)).stat().st_size for kept in (entries, ())]
+    sizes = [written(tmp_path, RecordedStep(step=0, losses=(), entries=kept)).stat().st_size for kept in (entries, ())]
     assert sizes[0] - sizes[1] <= 600 * len(entries)
 
 
