@@ -103,7 +103,7 @@ class Cause(PrintableEnum):
     ANOTHER_LABEL = "another_label"
     """Labels are shifted, lost, or made from an ignored label."""
     ANOTHER_LOSS = "another_loss"
-    """Label smoothing, class weights, z-loss or another addend of the loss is missing, or computed differently."""
+    """Label smoothing, class weights, z-loss or another term of the loss is missing, or computed differently."""
     ANOTHER_ROW = "another_row"
     """The embedding looks up wrong rows."""
     PADDING_TRAINED = "padding_trained"

@@ -19,11 +19,11 @@ from equivcheck.diagnosis.mistakes.updates import wrong_updates
 from equivcheck.diagnosis.patterns import pattern_of
 from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
-from equivcheck.user.diagnosis.catalogue.addends import wrong_addends
 from equivcheck.user.diagnosis.catalogue.attention import wrong_masks
 from equivcheck.user.diagnosis.catalogue.components import fused_as_one_block, wrong_components
 from equivcheck.user.diagnosis.catalogue.data import wrong_losses, wrong_rows
 from equivcheck.user.diagnosis.catalogue.layers import wrong_positions, wrong_splits
+from equivcheck.user.diagnosis.catalogue.loss_terms import wrong_loss_terms
 from equivcheck.user.diagnosis.catalogue.parameters import local_statistics, missing_gradients, wrong_sharing, wrong_start
 from equivcheck.user.diagnosis.catalogue.weights import wrong_weights
 from equivcheck.user.diagnosis.contradiction import RealValues, are_gradients_scaled
@@ -50,7 +50,7 @@ CATALOGUE: tuple[tuple[Wrong, tuple[Phase, ...]], ...] = (
     (wrong_clippings, COMPUTED),
     (wrong_reductions, COMPUTED),
     (wrong_factors, COMPUTED),
-    (wrong_addends, COMPUTED),
+    (wrong_loss_terms, COMPUTED),
     (wrong_splits, COMPUTED),
     (wrong_positions, (Phase.GRADIENT,)),
     (fused_as_one_block, (Phase.LOSS,)),

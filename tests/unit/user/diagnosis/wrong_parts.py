@@ -1,4 +1,4 @@
-"""Trainings in which some parameters, microbatches, addends of the loss or steps are wrong, and others right."""
+"""Trainings in which some parameters, microbatches, terms of the loss or steps are wrong, and others right."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def halve(parameters: list[torch.Tensor]) -> None:
 
 
 def with_penalty(factor: float) -> Callable[..., Any]:
-    """A step whose loss has a second addend."""
+    """A step whose loss has a second term."""
 
     def step(model: nn.Module, batch: Any, optimizer: Any, loss: Any) -> Any:
         optimizer.zero_grad()
@@ -94,7 +94,7 @@ class GradientTimes(torch.autograd.Function):
 
 
 def penalty_gradient_doubled(model: nn.Module, batch: Any, optimizer: Any, loss: Any) -> Any:
-    """A step whose second addend has twice its gradient on ranks."""
+    """A step whose second term has twice its gradient on ranks."""
     optimizer.zero_grad()
     penalty = 0.1 * model[0].weight.square().sum()
     if dist.is_initialized():
@@ -255,7 +255,7 @@ PARTS: dict[str, Wrong] = {
         brought=brought(parallelize=unwrapped, step=with_penalty(1.0), rank_step=with_penalty(0.0)),
     ),
     "penalty_gradient": Wrong(
-        says="the gradient of the second addend in `value = loss(model(batch[0]), batch[1]) + penalty` (wrong_parts.py:",
+        says="the gradient of the second term in `value = loss(model(batch[0]), batch[1]) + penalty` (wrong_parts.py:",
         brought=brought(parallelize=unwrapped, step=penalty_gradient_doubled, rank_step=penalty_gradient_doubled),
     ),
     "states_exchanged": by_hand(

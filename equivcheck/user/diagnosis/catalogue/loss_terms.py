@@ -1,4 +1,4 @@
-"""Mistakes in one addend in the loss, such as an auxiliary loss: it is missing, or multiplied by a count such as the ranks."""
+"""Mistakes in one term in the loss, such as an auxiliary loss: it is missing, or multiplied by a count such as the ranks."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ class Addition:
     place: str
     """The line in the user's code, with file and number."""
     values: tuple[float, float]
-    """The addends in the first step's first microbatch."""
+    """The terms in the first step's first microbatch."""
 
 
-def wrong_addends(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield factors for each addend, the last addition first, because it is the nearest to the loss."""
+def wrong_loss_terms(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
+    """Yield factors for each term, the last addition first, because it is the nearest to the loss."""
     changes_loss = diverged.first.phase is Phase.LOSS
     for number, addition in reversed(list(enumerate(_additions(diverged)))):
         for side, which in enumerate(("first", "second")):
             for factor in dict.fromkeys((0.0, *_factors(diverged, addition.values[side]))):
                 words = f"multiplied by {factor:g}{count_description(diverged, factor)}" if factor else "missing"
-                sentence = f"{'' if changes_loss else 'the gradient of '}the {which} addend in {addition.place} is {words}"
-                change = partial(_scale_addend, number=number, side=side, factor=factor, changes_loss=changes_loss)
+                sentence = f"{'' if changes_loss else 'the gradient of '}the {which} term in {addition.place} is {words}"
+                change = partial(_scale_term, number=number, side=side, factor=factor, changes_loss=changes_loss)
                 yield Mistake(Cause.ANOTHER_LOSS, sentence, change)
 
 
-def _factors(diverged: DivergedTraining, addend: float) -> Iterator[float]:
+def _factors(diverged: DivergedTraining, term: float) -> Iterator[float]:
     """Known numbers and their inverses, then the factor that explains the first loss."""
     yield from (factor for size in diverged.counts for factor in (float(size), 1 / size))
     losses = [trace.steps[0].loss for trace in diverged.traces if trace.steps[0].loss is not None]
     right = diverged.single.steps[0].loss
-    if diverged.first.phase is Phase.LOSS and not diverged.first.step and addend and losses and right is not None:
-        factor = 1 + (sum(losses) / len(losses) - right) / addend
+    if diverged.first.phase is Phase.LOSS and not diverged.first.step and term and losses and right is not None:
+        factor = 1 + (sum(losses) / len(losses) - right) / term
         yield round(factor) if isclose(factor, round(factor), rel_tol=1e-6) else factor
 
 
@@ -73,10 +73,10 @@ def _additions(diverged: DivergedTraining) -> list[Addition]:
     return mode.found[:MAX_ADDITIONS]
 
 
-def _scale_addend(ranks: EmulatedUserRanks, *, number: int, side: int, factor: float, changes_loss: bool) -> None:
-    def scale(addend: torch.Tensor) -> torch.Tensor:
-        scaled = addend * factor
-        return scaled if changes_loss else scaled + (addend - scaled).detach()
+def _scale_term(ranks: EmulatedUserRanks, *, number: int, side: int, factor: float, changes_loss: bool) -> None:
+    def scale(term: torch.Tensor) -> torch.Tensor:
+        scaled = term * factor
+        return scaled if changes_loss else scaled + (term - scaled).detach()
 
     _run_under(ranks, lambda: _Additions(number, side, scale))
 
@@ -93,7 +93,7 @@ def _run_under(ranks: EmulatedUserRanks, mode_of: Callable[[], TorchFunctionMode
 
 
 class _Additions(TorchFunctionMode):
-    """Finds additions before each backward pass, and changes one addend in one addition."""
+    """Finds additions before each backward pass, and changes one term in one addition."""
 
     def __init__(self, number: int = -1, side: int = 0, change: Callable[[torch.Tensor], torch.Tensor] | None = None) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class _Additions(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name == "backward":
             self._seen = 0
-        elif name in ADDITIONS and _are_addends(args):
+        elif name in ADDITIONS and _are_terms(args):
             if self._seen == len(self.found) and self._change is None:
                 self.found.append(Addition(place=_place(), values=(float(args[0]), float(args[1]))))
             if self._seen == self._number and self._change is not None:
@@ -114,7 +114,7 @@ class _Additions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _are_addends(args: tuple[Any, ...]) -> bool:
+def _are_terms(args: tuple[Any, ...]) -> bool:
     return (
         len(args) == 2
         and torch.is_grad_enabled()
