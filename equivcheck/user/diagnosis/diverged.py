@@ -16,7 +16,7 @@ from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.reference.reference import Reference
 from equivcheck.training.settings import Settings
 from equivcheck.user.batches import convert_batch, microbatches, rank_batch, tensors_of
-from equivcheck.user.diagnosis.observed import observed_device, observed_ranks
+from equivcheck.user.diagnosis.observed import ObservedRuns
 from equivcheck.user.ranks import rank_module, rank_reader
 from equivcheck.user.task import Task
 from equivcheck.user.traces.names import TensorNames
@@ -37,6 +37,8 @@ class DivergedTraining(Evidence):
     """The training."""
     single: UserTrace
     """Trace on one device."""
+    observed: ObservedRuns
+    """Further runs, with settings and numbers of calls."""
     unit: float
     """Machine epsilon for the training's narrowest element type."""
     shares: tuple[tuple[Any, ...], ...]
@@ -62,24 +64,24 @@ class DivergedTraining(Evidence):
     @property
     def right_settings_at_steps(self) -> tuple[Settings, ...]:
         """One device's optimizer settings at each step's update."""
-        return observed_device(self).settings
+        return self.observed.device.settings
 
     @property
     def settings_at_steps(self) -> tuple[tuple[Settings, ...], ...]:
         """Each rank's optimizer settings at each step's update; empty if they cannot be read."""
-        return tuple(run.settings for run in observed_ranks(self))
+        return tuple(run.settings for run in self.observed.ranks)
 
     def call_counts(self, known: int) -> list[tuple[int, str]]:
         """Return how many microbatches, backward passes and calls a step has, with names; without the `known` number."""
-        passes = max((run.num_backward for run in observed_ranks(self)), default=1)
+        passes = max((run.num_backward for run in self.observed.ranks), default=1)
         named = [(self.num_microbatches, f"the {self.num_microbatches} microbatches")]
         named += [(passes, f"the {passes} backward passes in a rank's step")] * (passes != self.num_microbatches)
-        named += [each for each in self._repeated_calls() if each[0] * observed_device(self).num_backward != passes]
+        named += [each for each in self._repeated_calls() if each[0] * self.observed.device.num_backward != passes]
         return [(number, words) for number, words in named if number > 1 and number != known]
 
     def _repeated_calls(self) -> list[tuple[int, str]]:
         """The outermost module that every rank calls several times as often as one device, with that number."""
-        single, runs = observed_device(self).calls, [run.calls for run in observed_ranks(self)]
+        single, runs = self.observed.device.calls, [run.calls for run in self.observed.ranks]
         for name, count in single.items():
             times = {run[name] / count for run in runs if name in run}
             if len(times) == 1 and (number := times.pop()) > 1 and number.is_integer():
@@ -179,6 +181,7 @@ def diverged_training(
         divergences=found,
         task=task,
         single=single,
+        observed=ObservedRuns(task),
         unit=eps,
         shares=shares,
         initial=initial,

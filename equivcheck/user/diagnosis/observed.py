@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import Any
 
 from equivcheck.training.settings import FLAGS, Settings, settings_of
 from equivcheck.user.batches import convert_batch, rank_batch
@@ -25,9 +25,6 @@ from equivcheck.user.traces.reader import Reader
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import ranks
 
-if TYPE_CHECKING:
-    from equivcheck.user.diagnosis.diverged import DivergedTraining
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedRun:
@@ -41,26 +38,31 @@ class ObservedRun:
     """Calls of each module in the first step, by name; those under activation checkpointing count again."""
 
 
-@lru_cache(maxsize=2)
-def observed_ranks(diverged: DivergedTraining) -> tuple[ObservedRun, ...]:
-    """Run the ranks again in `sim` and return one run per rank; none if this fails."""
-    counts = Counter[int]()
-    with _counting(counts), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            return tuple(ranks("sim", diverged.task.num_ranks).run(_observed_rank, diverged.task, counts).values)
-        except RanksFailed:
-            return ()
+class ObservedRuns:
+    """Further runs of a training. Each runs when it is first read."""
 
+    def __init__(self, task: Task) -> None:
+        self._task = task
 
-@lru_cache(maxsize=2)
-def observed_device(diverged: DivergedTraining) -> ObservedRun:
-    """Run the single-device training again."""
-    task, counts = diverged.task, Counter[int]()
-    model = build_model(task)
-    batches = [convert_batch(batch, task.dtype) for batch in task.batches]
-    with _counting(counts), seed_generators(task.seed):
-        return _observed(task, Reader(TensorNames(model), model), batches, counts, is_rank=False)
+    @cached_property
+    def ranks(self) -> tuple[ObservedRun, ...]:
+        """The ranks' runs in `sim`; empty if they fail."""
+        counts = Counter[int]()
+        with _counting(counts), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                return tuple(ranks("sim", self._task.num_ranks).run(_observed_rank, self._task, counts).values)
+            except RanksFailed:
+                return ()
+
+    @cached_property
+    def device(self) -> ObservedRun:
+        """The single-device run."""
+        task, counts = self._task, Counter[int]()
+        model = build_model(task)
+        batches = [convert_batch(batch, task.dtype) for batch in task.batches]
+        with _counting(counts), seed_generators(task.seed):
+            return _observed(task, Reader(TensorNames(model), model), batches, counts, is_rank=False)
 
 
 def _counting(counts: Counter[int]) -> Any:

@@ -18,6 +18,7 @@ from equivcheck.layouts.composition.running import RanksResult
 from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.reference.reference import Reference
 from equivcheck.user.diagnosis.diverged import DivergedTraining
+from equivcheck.user.diagnosis.observed import ObservedRuns
 from equivcheck.user.parts import Part, first_part, second_part
 from equivcheck.user.reference import SingleDeviceRun, trace_of
 from equivcheck.user.traces.names import TensorNames
@@ -171,6 +172,7 @@ def _reproduces(run: SingleDeviceRun, reference: Reference, result: RanksResult,
         divergences=compare(reference, result.run.values, result.before).divergences,
         task=run.task,
         single=run.trace,
+        observed=ObservedRuns(run.task),
         unit=run.eps,
         shares=(),
         initial=(),
