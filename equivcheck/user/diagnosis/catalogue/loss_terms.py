@@ -1,4 +1,4 @@
-"""Mistakes in one term in the loss, such as an auxiliary loss: it is missing, or multiplied by a count such as the ranks."""
+"""Mistakes in one term of the loss, such as an auxiliary loss: it is missing, or multiplied by a count such as the ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from equivcheck.worlds.trace.differences import Phase
 ADDITIONS = ("add", "add_", "__add__", "__radd__", "__iadd__", "sub", "sub_", "__sub__", "__rsub__", "__isub__")
 """Functions for sums and differences, by name."""
 MAX_ADDITIONS = 8
-"""Largest number of additions to try."""
+"""Largest number of additions to try: the last ones."""
 _INSIDE = (str(Path(torch.__file__).parent), str(Path(__file__).parents[3]))
 
 
@@ -43,7 +43,7 @@ class Addition:
 def wrong_loss_terms(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
     """Yield factors for each term, the last addition first, because it is the nearest to the loss."""
     changes_loss = diverged.first.phase is Phase.LOSS
-    for number, addition in reversed(list(enumerate(_additions(diverged)))):
+    for number, addition in list(enumerate(_additions(diverged)))[: -MAX_ADDITIONS - 1 : -1]:
         for side, which in enumerate(("first", "second")):
             for factor in dict.fromkeys((0.0, *_factors(diverged, addition.values[side]))):
                 words = f"multiplied by {factor:g}{count_description(diverged, factor)}" if factor else "missing"
@@ -64,13 +64,13 @@ def _factors(diverged: DivergedTraining, term: float) -> Iterator[float]:
 
 def _additions(diverged: DivergedTraining) -> list[Addition]:
     """The additions in one single-device microbatch."""
-    ranks, mode = EmulatedUserRanks(diverged, own_rows=False), _Additions()
+    ranks, mode = EmulatedUserRanks(diverged, own_rows=False, one=True), _Additions()
     _run_under(ranks, lambda: mode)
     try:
         ranks.train(1)
     except Exception:  # torch or the user's code rejects the mode
         return []
-    return mode.found[:MAX_ADDITIONS]
+    return mode.found
 
 
 def _scale_term(ranks: EmulatedUserRanks, *, number: int, side: int, factor: float, changes_loss: bool) -> None:

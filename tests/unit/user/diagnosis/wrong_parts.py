@@ -64,12 +64,23 @@ def halve(parameters: list[torch.Tensor]) -> None:
         parameter.grad /= dist.get_world_size()
 
 
-def with_penalty(factor: float) -> Callable[..., Any]:
+def squares(model: nn.Module) -> torch.Tensor:
+    """The penalty, in one sum."""
+    return model[0].weight.square().sum()
+
+
+def squares_one_by_one(model: nn.Module) -> torch.Tensor:
+    """The penalty, in many additions."""
+    first, *others = model[0].weight.square().flatten()
+    return sum(others, first)
+
+
+def with_penalty(factor: float, penalty_of: Callable[[nn.Module], torch.Tensor] = squares) -> Callable[..., Any]:
     """A step whose loss has a second term."""
 
     def step(model: nn.Module, batch: Any, optimizer: Any, loss: Any) -> Any:
         optimizer.zero_grad()
-        penalty = 0.1 * model[0].weight.square().sum()
+        penalty = 0.1 * penalty_of(model)
         value = loss(model(batch[0]), batch[1]) + penalty * (factor if dist.is_initialized() else 1.0)
         value.backward()
         if dist.is_initialized():
@@ -96,7 +107,7 @@ class GradientTimes(torch.autograd.Function):
 def penalty_gradient_doubled(model: nn.Module, batch: Any, optimizer: Any, loss: Any) -> Any:
     """A step whose second term has twice its gradient on ranks."""
     optimizer.zero_grad()
-    penalty = 0.1 * model[0].weight.square().sum()
+    penalty = 0.1 * squares(model)
     if dist.is_initialized():
         penalty = GradientTimes.apply(penalty, 2.0)
     value = loss(model(batch[0]), batch[1]) + penalty
@@ -249,6 +260,14 @@ PARTS: dict[str, Wrong] = {
     "penalty_scaled": Wrong(
         says="is multiplied by 1.5",
         brought=brought(parallelize=unwrapped, step=with_penalty(1.0), rank_step=with_penalty(1.5)),
+    ),
+    "penalty_in_many_additions": Wrong(
+        says="* (factor if dist.is_initialized() else 1.0)` (wrong_parts.py:",
+        brought=brought(
+            parallelize=unwrapped,
+            step=with_penalty(1.0, squares_one_by_one),
+            rank_step=with_penalty(2.0, squares_one_by_one),
+        ),
     ),
     "penalty_lost": Wrong(
         says="is missing",
