@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import torch
@@ -11,8 +11,8 @@ from equivcheck.errors import EquivCheckError
 from equivcheck.oracle.reference.noise import ABSOLUTE, FACTOR, Expected
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.worlds.trace.differences import Phase
-from equivcheck.worlds.trace.pieces import TensorsByName, select_piece
-from equivcheck.worlds.trace.tensors import Numbers
+from equivcheck.worlds.trace.pieces import TensorsByName, select_piece, values_by_piece
+from equivcheck.worlds.trace.tensors import Vector
 from equivcheck.worlds.trace.trace import Piece, Snapshot
 
 SLACK = 1000.0
@@ -40,15 +40,16 @@ class RealValues:
         if (step, phase) not in self._moments:
             return
         expected, found = self._moments[step, phase]
-        pieces = [(piece, real) for piece, real in _held(found[rank].snapshot) if _fits(piece, emulated)]
+        held = values_by_piece(found[rank].snapshot)
+        pieces = [(piece, real) for piece, real in held if real is not None and _fits(piece, emulated)]
         for piece, real in sorted(pieces, key=lambda each: each[0].name != self._first):
             other = select_piece(emulated[piece.name].detach().double().numpy(), piece)
             with np.errstate(invalid="ignore", over="ignore"):
-                far = np.linalg.norm(real - other) > SLACK * self._limit(expected, piece.name, real, other)
-            if far:  # false for NaN, which the complete comparison judges
+                is_far = np.linalg.norm(real - other) > SLACK * self._limit(expected, piece.name, real, other)
+            if is_far:  # false for NaN, which the complete comparison judges
                 raise Contradicted(f"step {step}, {phase.value} of {piece.name} on rank {rank}")
 
-    def _limit(self, expected: Expected, name: str, real: Numbers, other: Numbers) -> float:
+    def _limit(self, expected: Expected, name: str, real: Vector, other: Vector) -> float:
         """At least the limit of the complete comparison for these values."""
         row = expected.table.rows.get(name)
         own, tolerance = (0.0, 0.0) if row is None else (float(expected.norms[row]), float(expected.tolerances[row]))
@@ -70,22 +71,14 @@ def are_gradients_scaled(diverged: DivergedTraining) -> bool:
 
 def _are_multiples(expected: Expected, snapshot: Snapshot, right: TensorsByName) -> bool:
     """Whether each tensor may be a multiple of the right one. Each has its own factor: a step may clip tensors separately."""
-    for piece, real in _held(snapshot):
-        if piece.name in right and right[piece.name].shape == piece.shape:
+    for piece, real in values_by_piece(snapshot):
+        if real is not None and piece.name in right and right[piece.name].shape == piece.shape:
             own, tolerance = select_piece(right[piece.name], piece), expected.tolerances[expected.table.rows[piece.name]]
             size = float(own @ own)
             factor = float(real @ own) / size if size else 0.0
             if np.linalg.norm(real - factor * own) > NEARLY * np.linalg.norm(real) + SLACK * max(1.0, abs(factor)) * tolerance:
                 return False
     return True
-
-
-def _held(snapshot: Snapshot) -> Iterator[tuple[Piece, Numbers]]:
-    place = 0
-    for piece, present, fits in zip(snapshot.pieces, snapshot.present, snapshot.fits, strict=True):
-        if present and fits:
-            yield piece, snapshot.values[place : place + piece.numel]
-            place += piece.numel
 
 
 def _fits(piece: Piece, emulated: Mapping[str, torch.Tensor]) -> bool:

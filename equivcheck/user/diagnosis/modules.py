@@ -16,6 +16,7 @@ from equivcheck.training.read import local_values, pieces_of
 from equivcheck.user.batches import convert_batch, rank_batch, tensors_of
 from equivcheck.user.diagnosis.interception import call_before_clipping
 from equivcheck.user.loop import default_step, train
+from equivcheck.user.precision.autograd_private import in_backward
 from equivcheck.user.ranks import rank_module, rank_reader, task_and_mesh
 from equivcheck.user.task import Task, TrainStep
 from equivcheck.user.traces.names import TensorNames
@@ -104,7 +105,7 @@ class _Watch:
 
     def _before(self, path: str) -> Callable[..., Any]:
         def hook(owner: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-            if _is_in_backward():
+            if in_backward():  # activation checkpointing runs the module again
                 return None
             self._calls[path] = self._calls.get(path, -1) + 1
             given = [*arguments, *keywords.values()]
@@ -116,7 +117,7 @@ class _Watch:
 
     def _after(self, path: str) -> Callable[..., None]:
         def hook(owner: nn.Module, _inputs: Any, outputs: Any) -> None:
-            if not _is_in_backward():
+            if not in_backward():
                 self._keep_all(owner, path, outputs, is_input=False)
 
         return hook
@@ -155,14 +156,6 @@ class _Watch:
 def _view_of(value: Any) -> Any:
     """A view with its own gradient: only the part that comes from this module, and not from other users of the tensor."""
     return value.view_as(value) if isinstance(value, torch.Tensor) and value.requires_grad else value
-
-
-def _is_in_backward() -> bool:
-    """Whether a module runs again because activation checkpointing recomputes it.
-
-    Private in torch 2.9 to 2.15, and the function with which `torch.utils.checkpoint` finds out.
-    """
-    return torch._C._current_graph_task_id() != -1
 
 
 def watched_rank(task: Task, at: int) -> WatchedRun:

@@ -36,12 +36,13 @@ def select_piece(whole: npt.NDArray[Any], piece: Piece) -> npt.NDArray[Any]:
 
 
 def values_by_piece(snapshot: Snapshot) -> list[tuple[Piece, Vector | None]]:
-    """Each piece in a rank's snapshot with its values; None if it is absent."""
+    """Each piece in a rank's snapshot with its values; None if it is absent. Nobody may change the values."""
     found: list[tuple[Piece, Vector | None]] = []
     place = 0
     for piece, present, fits in zip(snapshot.pieces, snapshot.present, snapshot.fits, strict=True):
         there = present and fits
-        found.append((piece, snapshot.values[place : place + piece.numel].astype(np.float64) if there else None))
+        values = snapshot.values[place : place + piece.numel].astype(np.float64, copy=False)
+        found.append((piece, values if there else None))
         place += piece.numel if there else 0
     return found
 
