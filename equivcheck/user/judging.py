@@ -21,7 +21,7 @@ from equivcheck.user.batches import require_parts
 from equivcheck.user.compared_phases import ABOUT_REPORTED, phases_left_out, require_same_reports, without_phases
 from equivcheck.user.diagnosing import NO_MEAN, Diagnosing, Values, diagnosis_of_failure, diagnosis_of_restart
 from equivcheck.user.lazy_diagnosis import LazyDiagnosis, UserDiagnosis
-from equivcheck.user.notes import missing_evidence, notes_on, notes_on_state_outside
+from equivcheck.user.notes import missing_evidence, notes_on
 from equivcheck.user.parts import first_part, require_restart, second_part
 from equivcheck.user.precision.advice import on_narrowing, on_precision
 from equivcheck.user.precision.kept import require_kept
@@ -70,7 +70,7 @@ def _checked(task: Task, world: str | Ranks, schedule_seed: int, deadline: float
         require_parts(second_part(task))
     found = run_training(members, task, schedule_seed, deadline)
     left, ran, before = found.left, found.members, found.before
-    notes = notes_on(task, left, members, ran, has_restarted=bool(before))
+    notes = notes_on(task, left, members, ran, outside=original.outside, has_restarted=bool(before))
     verdict = replace(verdict, world=ran.name, notes=(*notes, *found.notes))
     if isinstance(left, Failure):
         # A `UsageError` on a rank is raised here too, because an invalid argument is not a failure of the training.
@@ -105,7 +105,7 @@ def _judged(verdict: UserVerdict, original: SingleDeviceRun, result: RanksResult
     case = UserCase(original, result.run.values, before)
     result = RanksResult(run=replace(result.run, values=case.traces), before=case.before)
     verdict, doubt = judge(verdict, case.judge_case(), result)
-    notes = dict.fromkeys((*verdict.notes, *case.left_out.values(), *notes_on_state_outside(original.task)))
+    notes = dict.fromkeys((*verdict.notes, *case.left_out.values()))
     verdict = replace(verdict, unread=case.unread, measures=case.measures(result.run.calls), notes=tuple(notes))
     if verdict.divergence is not None:
         return _with_diagnosis(verdict, verdict.divergence, case, result, check_again)

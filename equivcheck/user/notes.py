@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Iterator
 from math import prod
-from typing import Any
 
 import torch
 
@@ -38,8 +34,13 @@ SAME_ROWS = "all data ranks got the same rows in every batch, so a missing reduc
 """Reason that agreement proves nothing, if all data ranks got the same rows."""
 
 
-def notes_on(task: Task, left: Run | Failure, asked: Ranks, ran: Ranks, *, has_restarted: bool = False) -> tuple[str, ...]:
-    """Return notes on a run. `asked` are the ranks that the user asked for, `ran` those that ran."""
+def notes_on(  # noqa: PLR0913 - a run, and where it ran
+    task: Task, left: Run | Failure, asked: Ranks, ran: Ranks, *, outside: tuple[str, ...] = (), has_restarted: bool = False
+) -> tuple[str, ...]:
+    """Return notes on a run. `asked` are the ranks that the user asked for, `ran` those that ran.
+
+    `outside` names objects from `state_outside`.
+    """
     fails = task.resume is not None and isinstance(left, Failure)
     notes = {
         COMPILED: ran.name != asked.name,
@@ -51,6 +52,7 @@ def notes_on(task: Task, left: Run | Failure, asked: Ranks, ran: Ranks, *, has_r
             NOT_PARALLEL: _sees_nothing_parallel(left),
             ONE_RANK: task.num_ranks == 1,
             ONE_STEP: len(task.batches) == 1,
+            OUTSIDE.format(names=", ".join(outside)): bool(outside),
         }
     return tuple(note for note, applies in notes.items() if applies)
 
@@ -64,37 +66,6 @@ def _sees_nothing_parallel(run: Run) -> bool:
     if len(run.values) == 1 or not run.calls or communicates:
         return False
     return all(piece.numel == prod(piece.shape) for trace in run.values for piece in trace.steps[0].parameters.pieces)
-
-
-def notes_on_state_outside(task: Task) -> tuple[str, ...]:
-    """Return a note on objects with a state that the user's steps keep outside the model; none if `also` is given."""
-    functions = [] if task.also is not None else [task.step, task.rank_step]
-    found = {name: type(value).__name__ for function in functions for name, value in _kept_by(function) if _has_state(value)}
-    if not found:
-        return ()
-    names = ", ".join(f"`{name}` ({kind})" for name, kind in found.items())
-    return (OUTSIDE.format(names=names),)
-
-
-def _kept_by(function: Any) -> Iterator[tuple[str, Any]]:
-    """Variables that a function closes over, arguments of a partial, and attributes of an object; also inside dicts and lists."""
-    if isinstance(function, functools.partial):
-        yield from _kept_by(function.func)
-        variables: dict[str, Any] = dict(enumerate(function.args)) | function.keywords  # type: ignore[assignment]
-    elif inspect.ismethod(function):
-        variables = getattr(function.__self__, "__dict__", {})
-    elif inspect.isfunction(function):
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        variables = {name: cell.cell_contents for name, cell in cells if cell.cell_contents is not function}
-    else:
-        variables = getattr(function, "__dict__", {})
-    for name, value in variables.items():
-        inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
-        yield from ((str(name), part) for part in inner)
-
-
-def _has_state(value: Any) -> bool:
-    return callable(getattr(value, "state_dict", None)) and not isinstance(value, type) and bool(value.state_dict())
 
 
 def missing_evidence(task: Task, *, changes_parameters: bool) -> str:

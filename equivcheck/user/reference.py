@@ -18,6 +18,7 @@ from equivcheck.training.threads import one_thread
 from equivcheck.user.batches import convert_batch, perturb_batch, perturbation_factors, same_loss_ranks, split
 from equivcheck.user.hints import note_on
 from equivcheck.user.loop import train
+from equivcheck.user.outside import state_outside
 from equivcheck.user.parts import WHOLE, Part, second_part
 from equivcheck.user.randomness import Masked, RowShard, seed_generators
 from equivcheck.user.ranks import build_model
@@ -46,6 +47,7 @@ class SingleDeviceRun:
             model, untouched = _same_model_twice(task)
             with _Precision() as precision:
                 self.trace = self.train(seed=task.seed, model=model)
+            self.outside = state_outside(task, model)
             pairs = zip(model.parameters(), untouched.parameters(), strict=False)
             self.changes_parameters = any(not torch.equal(after, before) for after, before in pairs)
             self.element_types = precision.seen.union(self._tensors())

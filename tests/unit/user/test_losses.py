@@ -16,8 +16,9 @@ from torch.optim.swa_utils import AveragedModel
 
 from equivcheck import Outcome, UsageError, check_training
 from equivcheck.oracle.verdict.cause import Cause
+from equivcheck.user.reference import SingleDeviceRun
 from equivcheck.worlds.trace.differences import Difference, Phase
-from unit.user.programs import brought, sgd_of
+from unit.user.programs import brought, sgd_of, task_of
 
 
 def returning(change: Callable[[torch.Tensor], Any]) -> Callable[..., Any]:
@@ -258,6 +259,29 @@ def test_state_outside_the_model_is_compared() -> None:
     verdict.assert_equivalent()
     assert any("`kept` (AveragedModel)" in note and "also=" in note for note in verdict.notes)
     assert not any("also=" in note for note in check_training(**brought(step=right)).notes)
+
+
+class Trainer:
+    """A class whose step keeps its arguments."""
+
+    def step(self, model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> torch.Tensor:
+        """Keep model and optimizer, and train."""
+        self.model, self.inner, self.kept = model, model[0], {"optimizer": optimizer}
+        return right(model, batch, optimizer, loss)
+
+    def state_dict(self, destination: dict[str, Any]) -> None:
+        """A method that needs an argument, unlike torch's."""
+
+
+def test_model_and_optimizer_that_a_step_keeps_are_not_outside() -> None:
+    """They are compared, so no note asks for `also`. Variables without a value, and other methods, are passed over."""
+    trainer = Trainer()
+
+    def step(*given: Any) -> Any:
+        return later if dist.is_initialized() else trainer.step(*given)
+
+    assert [SingleDeviceRun(task_of(step=each)).outside for each in (trainer.step, step)] == [(), ()]
+    later = None
 
 
 def test_ranks_may_return_no_loss_at_all() -> None:
