@@ -62,12 +62,12 @@ def _checked(task: Task, world: str | Ranks, schedule_seed: int, deadline: float
     require_precision(task)
     require_kept(task)
     require_restart(task)
+    if task.resume is not None:
+        require_parts(second_part(task))
     members = members_of(task, world)
     original = SingleDeviceRun(task if task.precision is None else exact_task(task))
     in_short = str(original.precision).removeprefix("torch.") if task.precision is None else precision_text(task)
     verdict = UserVerdict(outcome=Outcome.EQUIVALENT, name=task.name, mesh=task.mesh, world=members.name, precision=in_short)
-    if task.resume is not None:
-        require_parts(second_part(task))
     found = run_training(members, task, schedule_seed, deadline)
     left, ran, before = found.left, found.members, found.before
     notes = notes_on(task, left, members, ran, outside=original.outside, has_restarted=bool(before))
@@ -198,10 +198,6 @@ class UserCase:
         """Such traces before a checkpoint; empty without one."""
         self.run = run
         """The single-device run."""
-        self._traces = self.traces
-        self._held = {piece.name for trace in traces for piece in trace.state.pieces}
-        pieces = {piece for trace in traces for piece in trace.steps[0].parameters.pieces}
-        self._located = {piece.name for piece in pieces if piece.start or piece.run is not None}
 
     def judge_case(self) -> ExpectedRun:
         """Return the references for the judge, which must decide every step."""
@@ -219,7 +215,9 @@ class UserCase:
     def hint(self, first: Divergence) -> str:
         """Return a possible explanation for a divergence; empty if none is known."""
         if first.difference is Difference.SHAPE and first.phase is not Phase.REPORTED:
-            return "" if first.tensor in self._located else _ABOUT_SHARDS
+            pieces = [piece for trace in self.traces for piece in trace.steps[0].parameters.pieces]
+            is_located = any(piece.name == first.tensor and (piece.start or piece.run is not None) for piece in pieces)
+            return "" if is_located else _ABOUT_SHARDS
         if first.phase is Phase.LOSS and first.difference is Difference.RANKS_DISAGREE:
             return _ABOUT_LOSSES.format(axes=", ".join(self.run.task.loss_axes))
         if first.phase is Phase.REPORTED and "/" not in first.tensor:
@@ -249,12 +247,12 @@ class UserCase:
             return None
         if self.before:  # the calls are those after the checkpoint
             return measures_of(self.run.trace, gradients, self.before, (), self._quick.loss_groups_before)
-        return measures_of(self.run.trace, gradients, self._traces, calls, self._quick.loss_groups)
+        return measures_of(self.run.trace, gradients, self.traces, calls, self._quick.loss_groups)
 
     @property
     def other_settings(self) -> Divergence | None:
         """The first optimizer setting that differs in the first half of its digits between a rank and one device."""
-        return other_settings(self.run.trace, self._traces, self._quick.noise_limit)
+        return other_settings(self.run.trace, self.traces, self._quick.noise_limit)
 
     @property
     def unread(self) -> tuple[str, ...]:
@@ -281,11 +279,12 @@ class UserCase:
         """The reference without phases that cannot be compared, and without state that `full_tensors` leaves unread."""
         if self.run.task.full_tensors is None and not self.left_out:
             return reference
+        held = {piece.name for trace in self.traces for piece in trace.state.pieces}
         moments = list(reference.moments)
         for index, moment in enumerate(moments):
             if moment.phase in self.left_out:
                 moments[index] = replace(moment, present=(False,) * len(moment.present))
             elif moment.phase is Phase.STATE and self.run.task.full_tensors is not None:
-                present = (there and name in self._held for name, there in zip(moment.table.names, moment.present, strict=True))
+                present = (there and name in held for name, there in zip(moment.table.names, moment.present, strict=True))
                 moments[index] = replace(moment, present=tuple(present))
         return replace(reference, moments=tuple(moments))
