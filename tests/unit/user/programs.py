@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
@@ -59,6 +60,22 @@ def brought(**changes: Any) -> dict[str, Any]:
         "optimizer": adam,
     }
     return usual | changes
+
+
+class Total(torch.autograd.Function):
+    """Sum over a group's ranks. Backward passes the gradient on, as after a row-parallel layer."""
+
+    @staticmethod
+    def forward(_context: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        """Return the sum."""
+        total = part.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(_context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Return the gradient unchanged."""
+        return gradient, None
 
 
 def said(verdict: UserVerdict) -> str:

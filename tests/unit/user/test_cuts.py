@@ -16,9 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 from equivcheck import Outcome, check_training
 from equivcheck.errors import UsageError
 from equivcheck.user.running import members_of, run_training
+from equivcheck.user.traces.cuts import Cuts
 from equivcheck.worlds.ranks import Run
 from equivcheck.worlds.trace.stage import Stage
-from unit.user.programs import STEPS, batches, brought, said, task_of
+from unit.user.programs import STEPS, Total, batches, brought, said, task_of
 
 CUTS = {"0.*": ((0, "tp"),), "2.weight": ((1, "tp"),)}
 HIDDEN = 5
@@ -27,18 +28,6 @@ HIDDEN = 5
 def build() -> nn.Module:
     """A model whose hidden width splits unevenly over two ranks."""
     return nn.Sequential(nn.Linear(4, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 2))
-
-
-class _Reduced(torch.autograd.Function):
-    @staticmethod
-    def forward(context: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        total = part.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient, None
 
 
 class Columns(nn.Module):
@@ -67,32 +56,12 @@ class Rows(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Sum over ranks."""
-        return _Reduced.apply(nn.functional.linear(inputs, self.weight), self.group) + self.bias
+        return Total.apply(nn.functional.linear(inputs, self.weight), self.group) + self.bias
 
 
 def cut(model: nn.Module, mesh: DeviceMesh) -> None:
     """Column-wise, then row-wise, as in Megatron's perceptron."""
     model[0], model[2] = Columns(model[0], mesh), Rows(model[2], mesh)
-
-
-def cut_in_ddp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Apply DDP around it."""
-    cut(model, mesh)
-    return DistributedDataParallel(model, process_group=mesh.get_group("dp"))
-
-
-def cut_in_fsdp1(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Apply FSDP1 around it, with one flat parameter."""
-    cut(model, mesh)
-    group = mesh.get_group("dp")
-    return FullyShardedDataParallel(model, process_group=group, device_id=torch.device("cpu"), use_orig_params=True)
-
-
-def cut_in_fsdp2(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Apply FSDP2, which shards the tensor-parallel dim again."""
-    cut(model, mesh)
-    for module in (model[0], model):
-        fully_shard(module, mesh=mesh["dp"])
 
 
 SIZES = (8, 4, 4)
@@ -117,7 +86,7 @@ class Fused(nn.Module):
         outputs = inputs @ (self.weight.T if self.dim == 0 else self.weight) + self.bias
         query, key, value = outputs.split([size // self.num_ranks for size in SIZES], -1)
         out = self.down((query.unflatten(-1, (-1, 2)) * (key * value.tanh())[..., None]).flatten(-2))
-        return self.scale * (out if self.group is None else _Reduced.apply(out, self.group))
+        return self.scale * (out if self.group is None else Total.apply(out, self.group))
 
 
 def cut_components(model: Any, mesh: DeviceMesh) -> None:
@@ -129,23 +98,38 @@ def cut_components(model: Any, mesh: DeviceMesh) -> None:
     model.group, model.num_ranks = mesh.get_group("tp"), 2
 
 
-def components_in_ddp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Apply DDP around it."""
-    cut_components(model, mesh)
+def in_ddp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Apply DDP."""
     return DistributedDataParallel(model, process_group=mesh.get_group("dp"))
 
 
-def components_in_fsdp1(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Apply FSDP1 around it; a rank's run of the flat parameter ends within a row of a component."""
-    cut_components(model, mesh)
+def in_fsdp1(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Apply FSDP1 with one flat parameter. A rank's run of it may end within a row of a component."""
     group = mesh.get_group("dp")
     return FullyShardedDataParallel(model, process_group=group, device_id=torch.device("cpu"), use_orig_params=True)
 
 
-def components_in_fsdp2(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Apply FSDP2, whose shard of dim 0 has parts of two components."""
-    cut_components(model, mesh)
-    fully_shard(model, mesh=mesh["dp"])
+def in_fsdp2(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Apply FSDP2, which shards dim 0 again. A shard may have parts of two components."""
+    for module in (*(each for each in model.children() if isinstance(each, Columns)), model):
+        fully_shard(module, mesh=mesh["dp"])
+
+
+LAYOUTS = pytest.mark.parametrize("outer", [None, in_ddp, in_fsdp1, in_fsdp2], ids=lambda value: getattr(value, "__name__", "tp"))
+"""Data parallelism around shards, or none."""
+
+
+def require_agreement(model: Callable[[], nn.Module], shard: Callable[..., None], outer: Any, cuts: Cuts) -> None:
+    """Check that a sharded model agrees with one device, and that all its state was read."""
+
+    def parallelize(model: nn.Module, mesh: DeviceMesh) -> Any:
+        shard(model, mesh)
+        return None if outer is None else outer(model, mesh)
+
+    mesh = {"tp": 2} if outer is None else {"dp": 2, "tp": 2}
+    verdict = check_training(**brought(model=model, parallelize=parallelize, mesh=mesh), cuts=cuts)
+    verdict.assert_equivalent()
+    assert not verdict.unread
 
 
 def gathered(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -163,35 +147,18 @@ def everywhere(part: torch.Tensor, dim: int) -> torch.Tensor:
     return torch.cat(parts)[:HIDDEN].movedim(0, dim)
 
 
-@pytest.mark.parametrize(
-    ("parallelize", "mesh"),
-    [(cut, {"tp": 2}), *((each, {"dp": 2, "tp": 2}) for each in (cut_in_ddp, cut_in_fsdp1, cut_in_fsdp2))],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_shards_are_read_where_they_lie(parallelize: Callable[..., Any], mesh: dict[str, int]) -> None:
+@LAYOUTS
+def test_shards_are_read_where_they_lie(outer: Any) -> None:
     """Uneven shards are compared with gradients and state, also under data parallelism."""
-    verdict = check_training(**brought(model=build, parallelize=parallelize, mesh=mesh), cuts=CUTS)
-    verdict.assert_equivalent()
-    assert not verdict.unread
+    require_agreement(build, cut, outer, CUTS)
 
 
+@LAYOUTS
 @pytest.mark.parametrize("dim", [0, 1])
-@pytest.mark.parametrize(
-    ("parallelize", "mesh"),
-    [
-        (cut_components, {"tp": 2}),
-        *((each, {"dp": 2, "tp": 2}) for each in (components_in_ddp, components_in_fsdp1, components_in_fsdp2)),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_shards_of_each_component_are_read_where_they_lie(
-    parallelize: Callable[..., Any], mesh: dict[str, int], dim: int
-) -> None:
+def test_shards_of_each_component_are_read_where_they_lie(outer: Any, dim: int) -> None:
     """A fused weight is compared with its gradients and state, along both dims."""
     cuts = {"weight": ((dim, "tp", SIZES),), "bias": ((0, "tp", SIZES),), "down.weight": ((1, "tp"),)}
-    verdict = check_training(**brought(model=lambda: Fused(dim=dim), parallelize=parallelize, mesh=mesh), cuts=cuts)
-    verdict.assert_equivalent()
-    assert not verdict.unread
+    require_agreement(lambda: Fused(dim=dim), cut_components, outer, cuts)
 
 
 def test_a_wrong_gradient_in_a_component_is_seen_where_it_is() -> None:
@@ -226,8 +193,8 @@ def test_reading_them_takes_no_call(how: dict[str, Any], num_calls: int) -> None
     assert sum(call.stage is Stage.READING for call in ran.calls[0]) == num_calls
 
 
-def test_processes_read_them_alike() -> None:
-    """`cuts` reaches ranks in other processes."""
+def test_cuts_reach_other_processes() -> None:
+    """Ranks in other processes read shards at the same positions."""
     check_training(**brought(model=build, parallelize=cut, mesh={"tp": 2}, world="gloo"), cuts=CUTS).assert_equivalent()
 
 

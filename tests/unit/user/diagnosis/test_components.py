@@ -14,21 +14,7 @@ from torch.distributed.fsdp import fully_shard
 
 from equivcheck import check_training
 from equivcheck.oracle.verdict.cause import Cause
-from unit.user.programs import brought
-
-
-class _Total(torch.autograd.Function):
-    """Sum over ranks in forward only."""
-
-    @staticmethod
-    def forward(_context: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        total = part.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(_context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient, None
+from unit.user.programs import Total, brought
 
 
 class Layer(nn.Module):
@@ -47,7 +33,7 @@ class Layer(nn.Module):
         for other in others:
             first = first * other.tanh().repeat_interleave(first.shape[-1] // other.shape[-1], -1)
         out = self.out(first)
-        return inputs + (out if self.group is None else _Total.apply(out, self.group))
+        return inputs + (out if self.group is None else Total.apply(out, self.group))
 
 
 def model(*sizes: tuple[int, ...]) -> Callable[[], nn.Module]:
