@@ -70,17 +70,15 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     A rank that fails is a verdict, not an exception. An exception in the single-device run is raised unchanged. In world
     ``torchrun`` every process calls this function: rank 0 sends its arguments to all, and all return its verdict.
 
-    :param model: A function that builds the same model at each call, or a module, which is copied. torch, numpy and random are
-        seeded before each call.
+    :param model: A function that builds the same model at each call, or a module, which is copied.
     :param parallelize: Called on each rank as ``parallelize(model, mesh)``. Returns the module to train, or None if it changes
         the model in place.
     :param mesh: Axis names and sizes, outermost first.
     :param batches: One entry per step: a pair ``(inputs, targets)``, or a list of such microbatches. Each rank gets an equal part
         of the rows (dim 0).
     :param loss: Called as ``loss(outputs, targets)``. Returns the mean over the rows, or their sum with ``reduction="sum"``.
-    :param optimizer: Called with a list of parameters. Returns an optimizer. If its own parameter is called ``named_parameters``,
-        the list has pairs ``(name, parameter)``, with names as in `model`. With your own `step` it may return several, in a list,
-        tuple or dict, or as attributes of an object; `step` gets the result unchanged.
+    :param optimizer: Called with a list of parameters, or of pairs ``(name, parameter)`` if its own parameter is called
+        ``named_parameters``. Returns an optimizer. For your own `step` it may return several, in a list, tuple, dict or object.
     :param name: Stands in the first line of the verdict.
     :param reduction: ``"mean"`` or ``"sum"``. A sum is multiplied by the number of data ranks before backward, because data ranks
         average gradients.
@@ -89,28 +87,24 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
         the loss, or a dict of named numbers and tensors with ``loss`` among them. Losses are averaged over data ranks; all other
         values must be the same on every rank that returns them. If `step`, `rank_step` or `loss` has a parameter ``mesh``, it
         gets the mesh on ranks, and None on one device.
-    :param rank_step: Replaces `step` on ranks. Ranks with the same rows must return the same loss. A rank without a loss returns
-        None.
+    :param rank_step: Replaces `step` on ranks. Ranks with the same rows must return the same loss, or None.
     :param data_axes: Axes whose ranks get different rows. By default the axes named dp, ddp, fsdp, data, replicate,
         shard, dp_replicate or dp_shard.
     :param shard: Called as ``shard(batch, mesh)`` on each rank. Returns the part of the batch for this rank.
-    :param also: Called as ``also(model, optimizer)`` after each step. Returns objects by name whose state is compared, too:
-        tensors, numbers, dicts, or objects with a ``state_dict()``, such as a moving average of the weights.
-    :param full_tensors: Called with the module on each rank. Returns full tensors by name. Needed if parameters are plain shards
-        with an irregular layout.
+    :param also: Called as ``also(model, optimizer)`` after each step. Returns further objects to compare, by name: tensors,
+        numbers, dicts, or objects with a ``state_dict()``.
+    :param full_tensors: Called with the module on each rank. Returns full tensors by name, for plain shards that `cuts` cannot
+        describe.
     :param cuts: Layout of parameters that are plain shards, neither DTensor nor FSDP: ``{name: ((dim, axis), ...)}``. A name may
         be a pattern; the first match counts. Shards are chunks as `torch.chunk` makes them, split along outer axes first. If
-        ranks split each component of a fused dim, such as query, key and value, add the number of components,
-        ``(dim, axis, 3)``, or their sizes, ``(dim, axis, (8, 4, 4))``.
-    :param dtype: Model and batches are converted to this type. None leaves them unchanged; tolerances follow their own types.
-    :param precision: Precision that ranks round to, so that the single-device run rounds at the same points: a `LowPrecision` for
-        autocast (applied here around forward and loss unless you pass `step`; needs `dtype=torch.float32` or None), a
-        `MixedPrecision` for an FSDP policy.
+        ranks split each component of a fused dim, add the number of components, ``(dim, axis, 3)``, or their sizes.
+    :param dtype: Model and batches are converted to this type. None leaves them unchanged.
+    :param precision: Precision that ranks round to, so that one device rounds at the same points: a `LowPrecision` for autocast
+        (applied here unless you pass `step`; needs `dtype=torch.float32` or None), a `MixedPrecision` for an FSDP policy.
     :param keep_dtype: Replace float32 by float64 if the model asks for float32, on one device and on ranks.
     :param dropout_masks: Draw the masks of `torch.nn.Dropout` (1d, 2d, 3d) for all rows, and give each rank its part.
-    :param resume: A `Restart`: ranks save a checkpoint with your function, start again, maybe under another layout, load it with
-        your function and train on. The single-device run trains without a break.
-    :param seed: Seed for `model`, for dropout masks, and for the training on one device.
+    :param resume: A `Restart`: ranks save a checkpoint, start again, load it and train on.
+    :param seed: Seed for torch, numpy and random before each call of `model`, for dropout masks, and for the single-device run.
     :param world: ``"sim"``, ``"gloo"``, ``"torchrun"``, or ranks that are already running.
     :param schedule_seed: Order in which simulated ranks take turns.
     :param deadline: Seconds after which ranks count as hung, if they are idle or compute without communicating.
