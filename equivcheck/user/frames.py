@@ -27,8 +27,8 @@ _PYTHON = (f"{sysconfig.get_path('stdlib')}{os.sep}", "<frozen ")
 _PARALLEL = tuple(f"{folder}distributed{os.sep}" for folder in _TORCH)
 _CALLS = ("_call_impl", "forward")
 """Functions in `nn.Module` whose `self` is the running module. Hooks run inside the first."""
-_MODULE = re.compile(r"^in your ((?:module \S+|model) \(\w+\))$", re.MULTILINE)
-"""Note added by `module_in_errors`."""
+_MODULE = re.compile(r"\nin your ((?:module \S+|model) \(\w+\))")
+"""Note added by `module_in_errors`, as it is printed after the error's text."""
 
 _Frame = Sequence[str]
 """File, line, function and code."""
@@ -105,4 +105,4 @@ def module_in(stack: str) -> str:
 
 def without_module(error: str) -> str:
     """An error's text without the note from `module_in_errors`."""
-    return re.sub(r"\nin your (?:module \S+|model) \(\w+\)", "", error)
+    return _MODULE.sub("", error)

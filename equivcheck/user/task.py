@@ -178,10 +178,10 @@ def num_required(function: Callable[..., Any]) -> int:
     return sum(each.kind in positional and each.default is each.empty for each in given.values()) if given else 1
 
 
-def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(function).parameters
-    except (TypeError, ValueError):  # some functions in C have no signature
+    except (TypeError, ValueError):  # not callable, or a function in C without a signature
         return {}
 
 
@@ -190,10 +190,7 @@ def with_mesh(function: Any, mesh: DeviceMesh | None) -> Any:
 
     A function without this parameter, or with a default other than None, stays unchanged.
     """
-    try:
-        parameter = inspect.signature(function).parameters.get("mesh")
-    except (TypeError, ValueError):  # not callable, or without a signature
-        return function
+    parameter = _parameters(function).get("mesh")
     if parameter is None or parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
         return function
     has_value = parameter.default is not None and parameter.default is not parameter.empty
@@ -232,7 +229,7 @@ def data_axes_of(mesh: tuple[tuple[str, int], ...], given: Sequence[str] | None,
         return tuple(given)
     for name in names:
         if name not in DATA_AXES + OTHER_AXES and not user_shards:
-            why = "its name does not tell whether its ranks get different rows"
+            why = "its name does not show whether its ranks get different rows"
             expected = "data_axes=(...) with the axes that split the batch"
             raise invalid(f"mesh axis {name!r} without data_axes", why, expected, hint=did_you_mean(name, DATA_AXES + OTHER_AXES))
     return tuple(name for name in names if name in DATA_AXES)

@@ -60,13 +60,13 @@ def disagreements(
     """
     table, found = expected.table, []
     # Ranks may compute a reported value in different orders, such as a norm.
-    alike = expected.phase is not Phase.REPORTED and _have_same_positions(table, snapshots)
+    is_bitwise = expected.phase is not Phase.REPORTED and _have_same_positions(table, snapshots)
     rows = np.searchsorted(table.offsets, differing.where, side="right") - 1
     distances = _distances(differing.held, differing.local)
     for row in np.unique(rows):
         chosen = rows == row
         distance = distances[chosen]
-        if not alike and np.linalg.norm(distance) <= expected.tolerances[row]:
+        if not is_bitwise and np.linalg.norm(distance) <= expected.tolerances[row]:
             continue
         worst = int(np.flatnonzero(chosen)[np.argmax(distance)])
         found.append(_misfit(expected, placed, differing, worst, table.names[row]))

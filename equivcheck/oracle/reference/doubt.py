@@ -33,10 +33,8 @@ def doubt_about(
     Noise is too large if it exceeds `limit` times the largest tensor of its kind. A copy with another choice of experts is a
     doubt as well. Without `needs_gradients`, updates prove something even if no gradient could be read.
     """
-    gradients = (
-        [0] if not needs_gradients else [moment.step for moment in found if moment.phase is Phase.GRADIENT and moment.norms.any()]
-    )
-    if not gradients:
+    gradients = [moment.step for moment in found if moment.phase is Phase.GRADIENT and moment.norms.any()]
+    if needs_gradients and not gradients:
         return Doubt(reason=NO_GRADIENT, step=0)
     reasons = ((_not_finite(moment) or _noise(moment, limit) or _disagreement(moment), moment.step) for moment in found)
     lost = next((Doubt(reason=reason, step=step) for reason, step in reasons if reason), None)
@@ -44,7 +42,7 @@ def doubt_about(
         chosen = next((index for index, step in enumerate(copies.steps) if not step.routes_alike), None)
         changes = f"rounding changes the chosen experts at step {chosen}"
         lost = lost if chosen is None else earlier_doubt(Doubt(reason=changes, step=chosen), lost)
-    if lost is not None and lost.step <= gradients[0]:
+    if lost is not None and lost.step <= min(gradients, default=0):
         return Doubt(reason=lost.reason, step=0)
     return lost
 

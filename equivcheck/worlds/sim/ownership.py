@@ -17,6 +17,6 @@ class UsedByOtherRank(EquivCheckError):
 
     def __init__(self, kind: str) -> None:
         super().__init__(
-            f"{kind}: one of another rank is not supported, because {SHARED}. "
+            f"{kind}: use by another rank is not supported, because {SHARED}. "
             f'Use world="gloo", or let each rank keep its own {kind}.'
         )

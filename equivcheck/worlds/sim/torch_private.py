@@ -45,16 +45,21 @@ class _ByGroup(dict[Any, Any]):
     """Values for one rank's groups. Looking up another rank's group raises `UsedByOtherRank`, not torch's unclear error."""
 
     def __contains__(self, group: Any) -> bool:
-        if hasattr(group, "require_own"):  # a simulated group
-            group.require_own()
+        _require_own(group)
         return super().__contains__(group)
 
     def get(self, group: Any, default: Any = None) -> Any:
-        return super().get(group, default) if group in self else default
+        _require_own(group)
+        return super().get(group, default)
 
     def __missing__(self, group: Any) -> Never:
-        assert group not in self
+        _require_own(group)
         raise KeyError(group)
+
+
+def _require_own(group: Any) -> None:
+    if hasattr(group, "require_own"):  # a simulated group
+        group.require_own()
 
 
 _OWN_FIELDS: dict[str, Callable[[], Any]] = {
