@@ -20,7 +20,7 @@ _CAUSED = ", caused by "
 
 
 def failure_lines(failure: Failure) -> list[str]:
-    """Say why the ranks hung, then what they did, and the line in the user's code.
+    """Text about a failure: why the ranks hung, each rank's call or error, and its line in the user's code.
 
     If several ranks failed or wait in one place, they share a paragraph.
     """

@@ -65,7 +65,7 @@ def gathers_alone(hidden: torch.Tensor) -> torch.Tensor:
     return hidden
 
 
-def told(**changes: Any) -> list[str]:
+def lines_of(**changes: Any) -> list[str]:
     """Lines about a training that fails."""
     verdict = check_training(**brought(model=model, **changes))
     assert verdict.outcome in (Outcome.CRASHED, Outcome.HUNG)
@@ -82,7 +82,7 @@ def require_place(lines: list[str], function: str, code: str) -> None:
 
 @pytest.mark.parametrize("world", ["sim", "gloo"])
 def test_a_crash_in_a_forward_names_line_module_and_error(world: str) -> None:
-    """All ranks fail alike, so they are said once, and torch's frames are left out."""
+    """All ranks fail in the same way, so they share one paragraph, and torch's frames are left out."""
     verdict = check_training(**brought(model=lambda: model(narrow)), world=world)
     lines = [line.strip() for line in verdict.describe().splitlines()]
     assert lines[1] == "ranks 0, 1 raised RuntimeError in module 1.down (Linear)"
@@ -101,7 +101,7 @@ def test_a_crash_in_the_loss_names_no_module() -> None:
             raise ValueError("label 9 is out of range\n" * 200)
         return nn.functional.mse_loss(outputs, targets)
 
-    lines = told(parallelize=in_ddp, loss=loss)
+    lines = lines_of(parallelize=in_ddp, loss=loss)
     assert lines[1] == "rank 1 raised ValueError"
     require_place(lines, "loss", 'raise ValueError("label 9 is out of range\\n" * 200)')
     assert lines.count("label 9 is out of range") == MAX_LINES - 1
@@ -115,19 +115,19 @@ def test_a_crash_in_parallelize_names_the_line() -> None:
     def parallelize(module: nn.Module, mesh: DeviceMesh) -> None:
         in_ddp(module.layers, mesh)
 
-    lines = told(parallelize=parallelize)
+    lines = lines_of(parallelize=parallelize)
     assert lines[1] == "ranks 0, 1 raised AttributeError"
     require_place(lines, "parallelize", "in_ddp(module.layers, mesh)")
     assert lines[4] == "error: 'Sequential' object has no attribute 'layers'"
 
 
 def test_a_plan_that_does_not_fit_names_the_module() -> None:
-    """The error of a tensor parallel style tells neither plan nor module."""
+    """The error of a tensor-parallel style names neither plan nor module."""
 
     def parallelize(module: nn.Module, mesh: DeviceMesh) -> None:
         parallelize_module(module, mesh, {"0.up": ColwiseParallel(), "1": ColwiseParallel()})
 
-    lines = told(parallelize=parallelize, mesh={"tp": 2})
+    lines = lines_of(parallelize=parallelize, mesh={"tp": 2})
     assert lines[1] == "ranks 0, 1 raised NotImplementedError in module 1 (Gated)"
     assert lines[2].endswith(", in parallelize")
     assert lines[3].startswith("parallelize_module(module, mesh, ")
@@ -139,7 +139,7 @@ def test_a_key_of_a_plan_that_names_no_module_is_noted() -> None:
     def parallelize(module: nn.Module, mesh: DeviceMesh) -> None:
         parallelize_module(module, mesh, {"0.up": ColwiseParallel(), "0.dwon": RowwiseParallel()})
 
-    text = " ".join(told(parallelize=parallelize, mesh={"tp": 2}))
+    text = " ".join(lines_of(parallelize=parallelize, mesh={"tp": 2}))
     assert "raised RuntimeError in module 0.down (Linear)" in text
     assert text.count("torch skipped key 'dwon' in your plan for parallelize_module, because Gated has no submodule 'dwon'") == 1
 

@@ -1,4 +1,4 @@
-"""`resume=`: ranks that start again from a checkpoint train on like one device, and verdicts name what a checkpoint loses."""
+"""`resume=`: ranks that start again from a checkpoint agree with one device, or the verdict names the state that was lost."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("changes", "words"), WRONG.values(), ids=WRONG)
 def test_invalid_arguments_are_named(changes: dict[str, Any], words: str) -> None:
-    """The error names the field and what it may be."""
+    """The error names the field."""
     with pytest.raises(UsageError) as error:
         check_training(**restarted(**changes))
     assert words in str(error.value)
