@@ -53,6 +53,15 @@ def place_lines(stack: str) -> list[str]:
     return [line for frame in exceptions[-1][-1:] for line in _lines(frame)]
 
 
+def deepest_line(frames: Sequence[traceback.FrameSummary], *libraries: str) -> str:
+    """The user's deepest line: ```loss.backward()` (train.py:24)``; empty if all frames are in torch, equivcheck or `libraries`.
+
+    `libraries` are prefixes of paths.
+    """
+    users = [frame for frame in frames if not _is_in((frame.filename,), (*_OWN, *_TORCH, *libraries))]
+    return f"`{users[-1].line}` ({Path(users[-1].filename).name}:{users[-1].lineno})" if users else ""
+
+
 def _is_in(frame: _Frame, folders: tuple[str, ...]) -> bool:
     return any(folder in frame[0] for folder in folders)
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from equivcheck.diagnosis.agreement import num_agreeing_moments
+from equivcheck.diagnosis.words import join_words, name_ranks, tensors
 from equivcheck.layouts.composition.running import RanksResult
 from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.reference.reference import Reference
@@ -55,7 +56,7 @@ def loss_at_restart(run: SingleDeviceRun, reference: Reference, result: RanksRes
         return RestartLoss(sentence=NOTHING_LOST, reproduces=False)
     if _reproduces(run, reference, result, lost):
         return RestartLoss(sentence=f"saving and loading the checkpoint does not restore {'; '.join(items)}", reproduces=True)
-    where = "" if len(lost.ranks) == len(result.run.values) else f" on rank{'s'[: len(lost.ranks) > 1]} {_joined(lost.ranks)}"
+    where = "" if len(lost.ranks) == len(result.run.values) else f" on {name_ranks(lost.ranks)}"
     text = f"after loading the checkpoint{where}, some state differs from the state before saving: {'; '.join(items)}"
     return RestartLoss(sentence=text, reproduces=False)
 
@@ -84,17 +85,16 @@ class _Lost:
     @property
     def items(self) -> list[str]:
         """Each kind of lost state in words."""
-        keys = dict.fromkeys(name.rpartition("/")[2] for name in self.state)
-        owners = dict.fromkeys(name.rpartition("/")[0] for name in self.state)
+        found = [f"parameter{'s' * (len(self.parameters) > 1)} {tensors(list(self.parameters))}"] if self.parameters else []
+        if self.state:
+            owners, keys = (list(dict.fromkeys(name.rpartition("/")[part] for name in self.state)) for part in (0, 2))
+            found.append(f"the optimizer's {join_words(keys)} of {tensors(owners)}")
+        if self.buffers:
+            found.append(f"buffer{'s' * (len(self.buffers) > 1)} {tensors(list(self.buffers))}")
         settings = {key: numbers for each in self.settings.values() for key, numbers in each.items()}
-        rows = [
-            (self.parameters, f"parameter {_few(self.parameters)}"),
-            (self.state, f"the optimizer's {_joined(keys)} of {_few(owners)}"),
-            (self.buffers, f"buffer {_few(self.buffers)}"),
-            (settings, f"the optimizer's {_numbers(settings)}"),
-            (self.progress, f"the scheduler's {_numbers(self.progress)}"),
-        ]
-        return [words for values, words in rows if values]
+        for who, numbers in (("optimizer", settings), ("scheduler", self.progress)):
+            found += [f"the {who}'s {_numbers(numbers)}"] if numbers else []
+        return found
 
 
 def _lost_between(saved: Sequence[TrainingState], loaded: Sequence[TrainingState]) -> _Lost:
@@ -236,16 +236,6 @@ def _state_value(value: Any, name: str, lost: Mapping[str, Vector | None]) -> An
     return torch.from_numpy(other).to(value).reshape(value.shape) if isinstance(value, torch.Tensor) else type(value)(other)
 
 
-def _few(names: Mapping[str, Any]) -> str:
-    first, *others = names or ("",)
-    return f"{first} and {len(others)} more" if others else first
-
-
-def _joined(values: Any) -> str:
-    words = [str(each) for each in values]
-    return "".join(words) if len(words) < 2 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
 def _numbers(values: Mapping[str, tuple[float, float | None]]) -> str:
     after = {key: "missing" if new is None else f"{new:g}" for key, (_, new) in values.items()}
-    return _joined(f"{key} ({after[key]} instead of {old:g})" for key, (old, _) in values.items())
+    return join_words([f"{key} ({after[key]} instead of {old:g})" for key, (old, _) in values.items()])

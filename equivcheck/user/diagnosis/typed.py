@@ -7,10 +7,10 @@ types. See https://github.com/meta-pytorch/spmd_types.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import traceback
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from equivcheck.oracle.verdict.description import shorten_to_line
 from equivcheck.user.batches import convert_batch, map_tensors, rank_batch
+from equivcheck.user.frames import deepest_line
 from equivcheck.user.loop import build_optimizer, default_step
 from equivcheck.user.ranks import rank_module, task_and_mesh
 from equivcheck.user.task import Task
@@ -46,7 +47,9 @@ def opinion_of_types(task: Task) -> str:
         if not isinstance(cause, spmd.SpmdTypeError):
             return ""
         words = shorten_to_line(str(cause).partition("\n")[0])
-        return REFUSES.format(place=_stack_line(cause.__traceback__), words=words)
+        checker = f"{Path(str(spmd.__file__)).parent}{os.sep}"
+        place = deepest_line(traceback.extract_tb(cause.__traceback__), checker) or "your step"
+        return REFUSES.format(place=place, words=words)
     return ACCEPTS if is_typed else ""
 
 
@@ -86,10 +89,3 @@ def _types_of_rows(task: Task, mesh: DeviceMesh, typed: list[nn.Parameter], spmd
     known = {axis for parameter in typed for axis in spmd.get_local_type(parameter)}
     axes = {name: spmd.normalize_axis(mesh.get_group(name)) for name in task.axis_names}
     return {axis: spmd.V if name in task.data_axes else spmd.R for name, axis in axes.items() if axis in known}
-
-
-def _stack_line(at: TracebackType | None) -> str:
-    """The innermost stack line outside torch, the checker and equivcheck."""
-    through = tuple(str(Path(str(sys.modules[name].__file__)).parent) for name in (torch.__name__, CHECKER, "equivcheck"))
-    frames = [frame for frame in traceback.extract_tb(at) if not frame.filename.startswith(through)]
-    return f"`{frames[-1].line}` ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else "your step"

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isclose
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from equivcheck.diagnosis.words import count_description
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
+from equivcheck.user.frames import deepest_line
 from equivcheck.user.loop import default_step
 from equivcheck.user.task import Loss
 from equivcheck.worlds.trace.differences import Phase
@@ -27,7 +27,6 @@ ADDITIONS = ("add", "add_", "__add__", "__radd__", "__iadd__", "sub", "sub_", "_
 """Functions for sums and differences, by name."""
 MAX_ADDITIONS = 8
 """Largest number of additions to try: the last ones."""
-_INSIDE = (str(Path(torch.__file__).parent), str(Path(__file__).parents[3]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +106,9 @@ class _Additions(TorchFunctionMode):
             self._seen = 0
         elif name in ADDITIONS and _are_terms(args):
             if self._seen == len(self.found) and self._change is None:
-                self.found.append(Addition(place=_place(), values=(float(args[0]), float(args[1]))))
+                self.found.append(
+                    Addition(place=deepest_line(traceback.extract_stack()), values=(float(args[0]), float(args[1])))
+                )
             if self._seen == self._number and self._change is not None:
                 args = tuple(self._change(each) if at == self._side else each for at, each in enumerate(args))
             self._seen += 1
@@ -121,9 +122,3 @@ def _are_terms(args: tuple[Any, ...]) -> bool:
         and all(isinstance(each, torch.Tensor) and each.numel() == 1 for each in args)
         and any(each.requires_grad for each in args)
     )
-
-
-def _place() -> str:
-    """The current line in the user's code."""
-    frames = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(_INSIDE)]
-    return f"`{frames[-1].line}` ({Path(frames[-1].filename).name}:{frames[-1].lineno})"
