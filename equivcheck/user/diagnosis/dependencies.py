@@ -1,4 +1,4 @@
-"""Find out which module tensors and parameters a tensor was computed from, by the autograd graph of the single-device run."""
+"""Find the module tensors and parameters from which a tensor is computed, in the autograd graph of the single-device run."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Dependencies:
         return frozenset()
 
     def _reach(self, start: Any, at_node: Mapping[Any, set[Key]]) -> None:
-        """Fill in what a node and all nodes before it were computed from. A loop, because graphs are deeper than the stack."""
+        """Find the sources of a node and of all nodes before it, in a loop: graphs may be deeper than Python's stack."""
         waiting = [start]
         while waiting:
             node = waiting[-1]

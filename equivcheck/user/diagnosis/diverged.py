@@ -17,7 +17,7 @@ from equivcheck.oracle.reference.reference import Reference
 from equivcheck.training.settings import Settings
 from equivcheck.user.batches import convert_batch, microbatches, rank_batch, tensors_of
 from equivcheck.user.diagnosis.observed import ObservedRuns
-from equivcheck.user.ranks import rank_module, rank_reader
+from equivcheck.user.ranks import build_model, rank_module, rank_reader
 from equivcheck.user.task import Task
 from equivcheck.user.traces.names import TensorNames
 from equivcheck.user.traces.settings import UserTrace
@@ -150,6 +150,11 @@ def held_indices(diverged: DivergedTraining, name: str, axis: str, dim: int) -> 
         mask = held_elements(diverged).by(name, *ranks).movedim(dim, 0)
         found.append(mask.reshape(len(mask), -1).any(1).nonzero().flatten())
     return found
+
+
+def right_initial_values(diverged: DivergedTraining) -> TensorsByName:
+    """Return the parameters with which one device starts."""
+    return {name: value.detach().double().numpy() for name, value in parameters_by_name(build_model(diverged.task)).items()}
 
 
 def initial_values(diverged: DivergedTraining) -> TensorsByName:

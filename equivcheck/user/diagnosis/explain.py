@@ -213,7 +213,7 @@ def _says_more(candidate: Mistake, found: set[Cause]) -> bool:
         return True
     if candidate.own_rows and not found.isdisjoint(OTHER_ROWS):
         return False
-    return candidate.cause not in found.union(FACTORS, *(alike for alike in SAME_MEANING if found & alike))
+    return candidate.cause not in found.union(FACTORS, *(causes for causes in SAME_MEANING if found & causes))
 
 
 def _reproduces(diverged: DivergedTraining, candidate: Mistake, facts: StepFacts, emulate: Emulate) -> bool:

@@ -18,7 +18,14 @@ from equivcheck.diagnosis.mistake import Mistake, StepFacts
 from equivcheck.diagnosis.words import join_words, tensors
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis.catalogue.parameters import start_as_ranks
-from equivcheck.user.diagnosis.diverged import DivergedTraining, held_indices, initial_values, parameters_by_name, split_dim
+from equivcheck.user.diagnosis.diverged import (
+    DivergedTraining,
+    held_indices,
+    initial_values,
+    parameters_by_name,
+    right_initial_values,
+    split_dim,
+)
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 from equivcheck.user.ranks import build_model
 from equivcheck.user.traces.settings import UserTrace
@@ -63,8 +70,8 @@ def order_in_blocks(sizes: Sequence[int], num_ranks: int) -> torch.Tensor:
 def fused_as_one_block(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
     """Yield layers whose ranks split a fused weight as one block, but compute with components of it."""
     for axis in diverged.same_row_axes if not diverged.first.step else ():
-        num_ranks, alike = diverged.size((axis,)), _column_wise(diverged, axis)
-        fused = [(dims, sizes) for size, dims in alike for sizes in component_sizes(size, num_ranks)]
+        num_ranks, candidates = diverged.size((axis,)), _column_wise(diverged, axis)
+        fused = [(dims, sizes) for size, dims in candidates for sizes in component_sizes(size, num_ranks)]
         pairs = [(one, other) for one, other in combinations(fused, 2) if one[0] is not other[0]]
         for chosen in [*((each,) for each in fused), *pairs][:MAX_TRIES]:
             orders = {
@@ -86,15 +93,15 @@ def _describe(sizes: Sequence[int]) -> str:
 def _column_wise(diverged: DivergedTraining, axis: str) -> list[tuple[int, dict[str, int]]]:
     """Sizes of dims split as one block, with dims by parameter name. Layers whose names differ only in numbers are together."""
     model = build_model(diverged.task)
-    alike: dict[tuple[int, str], dict[str, int]] = {}
+    found: dict[tuple[int, str], dict[str, int]] = {}
     for name, value in parameters_by_name(model).items():
         dim, owner = split_dim(diverged, name, axis), name.rpartition(".")[0]
         if dim is None or (dim and isinstance(model.get_submodule(owner), nn.Linear)):
             continue  # a linear layer's inputs are not fused
         blocks = torch.arange(value.shape[dim]).chunk(diverged.size((axis,)))
         if all(map(torch.equal, held_indices(diverged, name, axis, dim), blocks)):
-            alike.setdefault((value.shape[dim], re.sub(r"\d+", "*", owner)), {})[name] = dim
-    return [(size, dims) for (size, _), dims in alike.items()]
+            found.setdefault((value.shape[dim], re.sub(r"\d+", "*", owner)), {})[name] = dim
+    return [(size, dims) for (size, _), dims in found.items()]
 
 
 def _compute_reordered(ranks: EmulatedUserRanks, *, orders: Orders) -> None:
@@ -127,8 +134,9 @@ class _Reordered:
 
 def wrong_components(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
     """Yield ranks that hold components although the user's `cuts` describe one block, and the other way round."""
-    right = {name: value.detach().double().numpy() for name, value in parameters_by_name(build_model(diverged.task)).items()}
-    found = initial_values(diverged) if diverged.task.cuts is not None else {}
+    if diverged.task.cuts is None:
+        return
+    right, found = right_initial_values(diverged), initial_values(diverged)
     wrong = [name for name, values in found.items() if name in right and not np.array_equal(values, right[name])]
     for axis in diverged.same_row_axes if wrong else ():
         num_ranks = diverged.size((axis,))

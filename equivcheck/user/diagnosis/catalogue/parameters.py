@@ -14,7 +14,7 @@ from equivcheck.diagnosis.emulation.held_elements import held_elements
 from equivcheck.diagnosis.mistake import Mistake, Span, StepFacts
 from equivcheck.diagnosis.words import gradients, join_words, name_ranks, tensors
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.user.diagnosis.diverged import DivergedTraining, initial_values, parameters_by_name
+from equivcheck.user.diagnosis.diverged import DivergedTraining, initial_values, parameters_by_name, right_initial_values
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 from equivcheck.user.ranks import build_model
 from equivcheck.user.traces.settings import UserTrace
@@ -27,7 +27,7 @@ SYNC_OFF = "as FSDP2 leaves gradients while their sync is off (`set_requires_gra
 
 def wrong_start(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
     """Yield the ranks' initial parameters if they are wrong."""
-    right = {name: value.detach().double().numpy() for name, value in parameters_by_name(build_model(diverged.task)).items()}
+    right = right_initial_values(diverged)
     wrong = [
         (piece.name, rank)
         for rank, initial in enumerate(diverged.initial)
@@ -121,7 +121,7 @@ def _update_shards(ranks: EmulatedUserRanks) -> None:
         for name, value, box in _boxes(ranks, rank):
             full[rank, name] = value.data, value.grad
             value.grad = None
-            for key, kept in _shaped_alike(ranks, rank, value):
+            for key, kept in _state_in_shape(ranks, rank, value):
                 ranks.optimizers[rank].state[value][key] = kept[box].clone()
             grad = full[rank, name][1]
             value.data = value.data[box].clone()
@@ -131,7 +131,7 @@ def _update_shards(ranks: EmulatedUserRanks) -> None:
         for name, value, box in _boxes(ranks, rank):
             data, grad = full.pop((rank, name))
             data[box] = value.data
-            for key, kept in _shaped_alike(ranks, rank, value):
+            for key, kept in _state_in_shape(ranks, rank, value):
                 ranks.optimizers[rank].state[value][key] = torch.zeros_like(data)
                 ranks.optimizers[rank].state[value][key][box] = kept
             value.grad = None
@@ -150,7 +150,7 @@ def _boxes(ranks: EmulatedUserRanks, rank: int) -> list[tuple[str, torch.Tensor,
     return found
 
 
-def _shaped_alike(ranks: EmulatedUserRanks, rank: int, value: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+def _state_in_shape(ranks: EmulatedUserRanks, rank: int, value: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
     """State in the parameter's current shape."""
     state = ranks.optimizers[rank].state.get(value, {})
     return [(key, kept) for key, kept in state.items() if isinstance(kept, torch.Tensor) and kept.shape == value.shape]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from equivcheck.diagnosis.emulation.emulated_ranks import norm_of
 from equivcheck.diagnosis.mistake import Mistake
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosing import Values
-from equivcheck.user.diagnosis import emulated_ranks, explain
+from equivcheck.user.diagnosis import explain
 from equivcheck.user.diagnosis.contradiction import Contradicted, RealValues, are_gradients_scaled
 from equivcheck.user.diagnosis.diverged import DivergedTraining, diverged_training
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
@@ -84,7 +85,7 @@ def start_elsewhere(ranks: EmulatedUserRanks) -> None:
 def step_twice(ranks: EmulatedUserRanks) -> None:
     """Replace the user's step, without an effect."""
     own = ranks.task.step
-    ranks.task = emulated_ranks.replace(ranks.task, step=partial(own))
+    ranks.task = replace(ranks.task, step=partial(own))
 
 
 def test_a_known_backward_pass_does_not_run_again(evidence: Any, passes: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""The place of the first difference is right if ranks split tensors in ways that no placement tells."""
+"""The place of the first difference is right, even if ranks split tensors without placements."""
 
 from __future__ import annotations
 

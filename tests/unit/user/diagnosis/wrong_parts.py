@@ -53,7 +53,7 @@ def at_first(act: Callable[[torch.Tensor], object], parameters: list[torch.Tenso
 
 
 def sum_each(parameters: list[torch.Tensor], _number: int) -> None:
-    """Add up what the ranks have accumulated."""
+    """Sum the accumulated gradients over ranks."""
     for parameter in parameters:
         dist.all_reduce(parameter.grad)
 
@@ -155,7 +155,7 @@ def back_after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 
 def in_bfloat16(parameters: list[torch.Tensor], number: int) -> None:
-    """Round what is accumulated so far."""
+    """Round the gradients accumulated so far."""
     for parameter in parameters:
         parameter.grad.copy_(parameter.grad.bfloat16())
 
