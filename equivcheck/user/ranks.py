@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -26,11 +27,10 @@ from equivcheck.worlds.meshes import device_mesh
 def rank_trace(task: Task, part: Part = WHOLE) -> UserTrace:
     """Train on this rank and return its trace."""
     task, mesh = task_and_mesh(task)
-    names, module = rank_module(task, mesh)
-    batches = [rank_batch(task, convert_batch(batch, task.dtype), mesh) for batch in task.batches]
-    seen = PrecisionObserver()
+    reader, batches = reader_and_batches(task, mesh)
+    names, module, seen = reader.names, reader.module, PrecisionObserver()
     with seen.watching(module), module_in_errors(names, module):
-        trace = train(task, rank_reader(task, names, module, mesh), batches, task.rank_step, task.loss_scale, part)
+        trace = train(task, reader, batches, task.rank_step, task.loss_scale, part)
     casting = tuple(name for name, each in names.all_modules(module) if isinstance(each, FSDPModule))
     return replace(trace, low_precision=policy_of(module) or seen.precision, casting=casting)
 
@@ -39,6 +39,13 @@ def task_and_mesh(task: Task) -> tuple[Task, DeviceMesh]:
     """Return this rank's mesh, and the task with the mesh bound in `rank_step` and `loss`."""
     mesh = device_mesh(task.shape, task.axis_names)
     return replace(task, rank_step=with_mesh(task.rank_step, mesh), loss=with_mesh(task.loss, mesh)), mesh
+
+
+def reader_and_batches(task: Task, mesh: DeviceMesh) -> tuple[Reader, list[Any]]:
+    """Return a reader of this rank's parallelized module, and its batches."""
+    names, module = rank_module(task, mesh)
+    batches = [rank_batch(task, convert_batch(batch, task.dtype), mesh) for batch in task.batches]
+    return rank_reader(task, names, module, mesh), batches
 
 
 def process_trace(task: Task, part: Part = WHOLE) -> UserTrace:

@@ -13,11 +13,11 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from equivcheck.training.read import local_values, pieces_of
-from equivcheck.user.batches import convert_batch, rank_batch, tensors_of
+from equivcheck.user.batches import tensors_of
 from equivcheck.user.diagnosis.interception import call_before_clipping
 from equivcheck.user.loop import default_step, train
 from equivcheck.user.precision.autograd_private import in_backward
-from equivcheck.user.ranks import rank_module, rank_reader, task_and_mesh
+from equivcheck.user.ranks import reader_and_batches, task_and_mesh
 from equivcheck.user.task import Task, TrainStep
 from equivcheck.user.traces.names import TensorNames
 from equivcheck.user.traces.reader import Reader
@@ -161,9 +161,7 @@ def _view_of(value: Any) -> Any:
 def watched_rank(task: Task, at: int) -> WatchedRun:
     """Train on this rank and record step `at`."""
     task, mesh = task_and_mesh(task)
-    names, module = rank_module(task, mesh)
-    batches = [rank_batch(task, convert_batch(batch, task.dtype), mesh) for batch in task.batches]
-    reader = rank_reader(task, names, module, mesh)
+    reader, batches = reader_and_batches(task, mesh)
     watch = _Watch(reader, task.rank_step or default_step(task), at)
     return watch.run(train(task, reader, batches, watch.step, task.loss_scale))
 

@@ -12,12 +12,12 @@ from functools import cached_property
 from typing import Any
 
 from equivcheck.training.settings import FLAGS, Settings, settings_of
-from equivcheck.user.batches import convert_batch, rank_batch
+from equivcheck.user.batches import convert_batch
 from equivcheck.user.diagnosis.interception import intercept_backward
 from equivcheck.user.loop import default_step, train
 from equivcheck.user.precision.autograd_private import in_backward
 from equivcheck.user.randomness import seed_generators
-from equivcheck.user.ranks import build_model, rank_module, rank_reader, task_and_mesh
+from equivcheck.user.ranks import build_model, reader_and_batches, task_and_mesh
 from equivcheck.user.task import Task
 from equivcheck.user.traces.names import TensorNames
 from equivcheck.user.traces.optimizers import has_hooks, optimizers_in
@@ -77,9 +77,7 @@ def _counting(counts: Counter[int]) -> Any:
 
 def _observed_rank(task: Task, counts: Counter[int]) -> ObservedRun:
     task, mesh = task_and_mesh(task)
-    names, module = rank_module(task, mesh)
-    batches = [rank_batch(task, convert_batch(batch, task.dtype), mesh) for batch in task.batches]
-    return _observed(task, rank_reader(task, names, module, mesh), batches, counts, is_rank=True)
+    return _observed(task, *reader_and_batches(task, mesh), counts, is_rank=True)
 
 
 def _observed(task: Task, reader: Reader, batches: list[Any], counts: Counter[int], *, is_rank: bool) -> ObservedRun:

@@ -18,10 +18,9 @@ from equivcheck.diagnosis.words import gradients
 from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
 from equivcheck.training.read import local_values
-from equivcheck.user.batches import convert_batch, rank_batch
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.loop import default_step, train
-from equivcheck.user.ranks import rank_module, rank_reader, task_and_mesh
+from equivcheck.user.ranks import reader_and_batches, task_and_mesh
 from equivcheck.user.task import Task
 from equivcheck.user.traces.optimizers import has_hooks, optimizers_in
 from equivcheck.user.traces.settings import UserTrace
@@ -125,8 +124,9 @@ def _is_right_with(diverged: DivergedTraining, reductions: dict[str, Reduction])
 def _reducing_rank(task: Task, reductions: dict[str, Reduction], first: int) -> UserTrace:
     """Train on this rank and reduce some gradients before they are read."""
     task, mesh = task_and_mesh(task)
-    names, module = rank_module(task, mesh)
-    meant = [(parameter, reductions[name]) for name, parameter in names.parameters(module) if name in reductions]
+    reader, batches = reader_and_batches(task, mesh)
+    parameters = reader.names.parameters(reader.module)
+    meant = [(parameter, reductions[name]) for name, parameter in parameters if name in reductions]
     own, steps = task.rank_step or default_step(task), list[int]()
 
     def reduce(optimizer: Any, *_: Any) -> None:
@@ -144,8 +144,6 @@ def _reducing_rank(task: Task, reductions: dict[str, Reduction], first: int) -> 
         steps.append(len(steps))
         return own(*arguments)
 
-    batches = [rank_batch(task, convert_batch(batch, task.dtype), mesh) for batch in task.batches]
-    reader = rank_reader(task, names, module, mesh)
     return train(task.with_new_optimizers(hook), reader, batches, step, task.loss_scale)
 
 

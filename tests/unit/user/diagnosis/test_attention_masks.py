@@ -95,7 +95,7 @@ def batches() -> list[Any]:
     ids=["documents", "own_positions", "first_positions", "only_itself"],
 )
 def test_a_wrong_mask_is_named(sees: Callable[[torch.Tensor], torch.Tensor], cause: str) -> None:
-    """Of masks outside the catalogue, no cause is named."""
+    """No cause is named for masks outside the catalogue."""
 
     def parallelize(model: Any, _mesh: DeviceMesh) -> nn.Module:
         model.sees = sees
