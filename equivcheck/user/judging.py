@@ -113,14 +113,12 @@ def _judged(verdict: UserVerdict, original: SingleDeviceRun, result: RanksResult
     if other is not None:
         diagnosis = LazyDiagnosis(result=_about_setting(other) if check_again is not None else None)
         return replace(verdict, outcome=Outcome.DIVERGED, reason=sentence(other), divergence=other, diagnosis=diagnosis)
-    missing = missing_evidence(original.task, changes_parameters=original.changes_parameters)
-    if original.task.precision is not None and verdict.outcome is Outcome.EQUIVALENT:
-        apart = case.apart_in_parts
-        missing = missing or (
-            f"{apart}, so agreement under precision=, which compares with these parts, proves nothing" if apart else ""
-        )
-    if verdict.outcome is Outcome.EQUIVALENT and missing:
-        return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=missing)
+    if verdict.outcome is Outcome.EQUIVALENT:
+        missing = missing_evidence(original.task, changes_parameters=original.changes_parameters)
+        if not missing and original.task.precision is not None and case.apart_in_parts:
+            missing = f"{case.apart_in_parts}, so agreement under precision=, which compares with these parts, proves nothing"
+        if missing:
+            return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=missing)
     if doubt is not None and doubt.step:
         return replace(verdict, reason=f"{verdict.reason}; all steps before step {doubt.step} agree")
     return verdict
@@ -190,11 +188,15 @@ class UserCase:
     def __init__(self, run: SingleDeviceRun, traces: Sequence[UserTrace], before: Sequence[UserTrace] = ()) -> None:
         self.left_out = phases_left_out(run.trace, (*before, *traces))
         """Phases that cannot be compared, each with a note."""
-        reports = any(step.reported for step in run.trace.steps)
-        buffers = any(step.buffers is not None for step in run.trace.steps)
-        self.traces = tuple(without_phases(trace, self.left_out, reports=reports, buffers=buffers) for trace in traces)
+        limited = partial(
+            without_phases,
+            phases=self.left_out,
+            reports=any(step.reported for step in run.trace.steps),
+            buffers=any(step.buffers is not None for step in run.trace.steps),
+        )
+        self.traces = tuple(map(limited, traces))
         """The ranks' traces without these phases."""
-        self.before = tuple(without_phases(trace, self.left_out, reports=reports, buffers=buffers) for trace in before)
+        self.before = tuple(map(limited, before))
         """Such traces before a checkpoint; empty without one."""
         self.run = run
         """The single-device run."""

@@ -83,13 +83,14 @@ class GradientReader:
             yield
 
     def _hear(self, optimizer: Optimizer) -> None:
-        if any(each is optimizer for each in self.optimizers[: len(self._owned)]):
+        count = len(self.optimizers)
+        number = next((number for number, each in enumerate(self.optimizers) if each is optimizer), count)
+        if number < len(self._owned):  # has its own hook
             return
         own = _parameters_of(optimizer)
         if own & self._reader.known_parameters():
-            if not any(each is optimizer for each in self.optimizers):
+            if number == count:
                 self.optimizers.append(optimizer)
-            number = next(number for number, each in enumerate(self.optimizers) if each is optimizer)
             mark(Stage.READING, self._step)
             self._found[number] = self._reader.gradients(own)
             mark(Stage.COMPUTE, self._step)

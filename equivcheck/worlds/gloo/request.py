@@ -75,9 +75,9 @@ def _pickler() -> Any:
 
 def _is_importable(cached: Any) -> bool:
     module = sys.modules.get(cached.__module__)
-    if module is None or module.__name__ == "__main__":
-        return module is None
-    return _is_found_elsewhere(module.__name__, getattr(module, "__file__", None))
+    if module is None:
+        return True
+    return module.__name__ != "__main__" and _is_found_elsewhere(module.__name__, getattr(module, "__file__", None))
 
 
 def _with_empty_cache(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
