@@ -28,7 +28,7 @@ def reason_for_no_update(task: Task) -> str:
 
 
 class _WatchedSteps:
-    """Records what optimizers had at their steps."""
+    """Records gradients and learning rates at optimizer steps."""
 
     def __init__(self, model: nn.Module) -> None:
         self._parameters = set(model.parameters())

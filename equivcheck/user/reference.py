@@ -131,7 +131,7 @@ def far_moment(reference: Reference, trace: Trace) -> Expected | None:
     return None
 
 
-def trace_of(  # noqa: PLR0913 - the training, and what may differ in a run
+def trace_of(  # noqa: PLR0913 - the training, and the changes in one run
     task: Task,
     *,
     seed: int,

@@ -59,7 +59,7 @@ def save(model: nn.Module, optimizer: Any, scheduler: Any, folder: Path) -> None
         torch.save([each.state_dict() for each in (model.module, optimizer, scheduler)], folder / FILE)
 
 
-def load(  # noqa: PLR0913 - what `load` takes, and what it loses
+def load(  # noqa: PLR0913 - the arguments of `load`, and its mistakes
     model: nn.Module, optimizer: Any, scheduler: Any, folder: Path, *, without: str = "", ranks: tuple[int, ...] = (0, 1)
 ) -> None:
     """Load on some ranks, perhaps without a part."""
@@ -89,7 +89,7 @@ def save_shards(model: nn.Module, optimizer: Any, scheduler: Any, folder: Path) 
 
 
 def load_shards(model: nn.Module, optimizer: Any, scheduler: Any, folder: Path) -> None:
-    """Load what another layout may have saved."""
+    """Load a checkpoint that another layout may have saved."""
     state = _state(model, optimizer, scheduler)
     state_dict_loader.load(state, checkpoint_id=folder)
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])

@@ -258,7 +258,7 @@ class Towers(nn.Module):
 
 
 def contrastive(outputs: Any, _targets: torch.Tensor, *, gather: Callable[[torch.Tensor], Any] = all_gather) -> torch.Tensor:
-    """Tell each query's candidate from the candidates of all ranks."""
+    """Find each query's candidate among the candidates of all ranks."""
     queries, candidates = (each.float() for each in outputs)
     first = 0
     if dist.is_initialized():
