@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from equivcheck.errors import UsageError
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.recording.assemble import Cover
@@ -85,9 +83,7 @@ def _difference(key: Key, first: RecordedRun, second: RecordedRun, noisy: Sequen
             return replace(found, detail=f"in the {which} run {why}")
     if not (one.is_finite and other.is_finite):
         return _not_finite(found, one, other)
-    dtype = getattr(torch, one.dtypes[0])
-    eps = torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
-    found = replace(found, eps=eps, allowed=FLOOR * eps * _size(key, first) + NOISE * _noise(key, first, noisy))
+    found = replace(found, eps=one.eps, allowed=FLOOR * one.eps * _size(key, first) + NOISE * _noise(key, first, noisy))
     return _value_difference(found, one, other)
 
 

@@ -45,7 +45,7 @@ _VARIABLES = ("OMP_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRID
 def record(folder: str | Path, *, steps: int | None = None, from_step: int = 0, moved: int = 0) -> Iterator[None]:
     """Record the training inside the context to ``folder/rankN.ecr``, for ``equivcheck.compare``.
 
-    Each step has the losses, gradients, clipping norms and parameters, as sketches: some hundred bytes for each tensor. The first
+    Each step has the losses, gradients and parameters, as sketches: some hundred bytes for each tensor. The first
     one has the initial parameters, the last one the optimizer state and buffers. `steps` and `from_step` choose the recorded
     steps; a step ends when a module is called after an optimizer has stepped. Nothing is communicated and no value changes. If
     recording fails, one line on stderr says so, and the training goes on.

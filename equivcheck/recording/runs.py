@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from equivcheck.recording.assemble import Assembled, Part, assemble
 from equivcheck.recording.sketch import Sketch
 from equivcheck.recording.trace_file import Entry, Moment, RankTrace, read_trace
@@ -40,6 +42,12 @@ class RecordedTensor:
         return tuple(dict.fromkeys(entry.dtype for entry in self.entries))
 
     @property
+    def eps(self) -> float:
+        """Machine epsilon for the dtype; 0 for integers."""
+        dtype = getattr(torch, self.dtypes[0])
+        return torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
+
+    @property
     def is_finite(self) -> bool:
         """Whether no rank has NaN or an infinite value."""
         return all(math.isfinite(value) for entry in self.entries for value in (entry.sketch.minimum, entry.sketch.maximum))
@@ -65,7 +73,7 @@ class RecordedRun:
     partial: frozenset[Key]
     """Tensors with partial placements. They are not compared: a trace does not say which ranks' parts add up."""
     norms: Mapping[tuple[int, Moment], tuple[float, int]]
-    """Sum over squares in all finite tensors at a moment, and number of elements in all."""
+    """Sum over squares in all finite floating-point tensors at a moment, and number of elements in all tensors."""
 
     @property
     def moments(self) -> frozenset[tuple[int, Moment]]:
@@ -93,7 +101,7 @@ def read_run(folder: Path) -> RecordedRun:
     for (number, moment, _), tensor in tensors.items():
         squares, numel = norms.get((number, moment), (0.0, 0))
         value = tensor.sketch.value
-        own = value.squares if value is not None and tensor.is_finite else 0.0
+        own = value.squares if value is not None and tensor.eps and tensor.is_finite else 0.0
         norms[number, moment] = squares + own, numel + tensor.numel
     return RecordedRun(ranks=ranks, steps=tuple(sorted(everywhere)), tensors=tensors, partial=partial, norms=norms)
 

@@ -111,7 +111,10 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def entries_of(moment: Moment, rows: Sequence[Row], *, exactly: bool = False) -> Iterator[Entry]:
-    """Sketch each tensor's local elements, with exact hashes if asked. Padding is left out."""
+    """Sketch each tensor's local elements; if asked, with exact hashes, and integers as well.
+
+    Padding and complex numbers are left out.
+    """
     parts: list[tuple[Piece, torch.Tensor, bool]] = []
     for pieces, tensor in rows:
         is_partial = isinstance(tensor, DTensor) and any(isinstance(placement, Partial) for placement in tensor.placements)
@@ -119,7 +122,8 @@ def entries_of(moment: Moment, rows: Sequence[Row], *, exactly: bool = False) ->
         if local.numel() != sum(piece.numel for piece in pieces):
             continue  # a tensor in another form, such as an unsharded gradient: the comparison finds it missing
         for piece, values in zip(pieces, torch.split(local, [piece.numel for piece in pieces]), strict=True):
-            if piece.name and values.numel() and (values.is_floating_point() or exactly):
+            is_known = values.is_floating_point() or (exactly and not values.is_complex())
+            if piece.name and values.numel() and is_known:
                 parts.append((piece, values, is_partial))
     for device in dict.fromkeys(values.device for _, values, _ in parts):
         own = [each for each in parts if each[1].device == device]

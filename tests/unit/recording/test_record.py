@@ -17,6 +17,7 @@ import equivcheck
 from equivcheck import Outcome, TraceVerdict, UsageError
 from equivcheck.cli import main
 from equivcheck.recording.record import record
+from equivcheck.recording.runs import read_run
 from equivcheck.recording.trace_file import Moment, read_trace
 from equivcheck.worlds.pool import ranks
 from equivcheck.worlds.trace.differences import Difference
@@ -115,11 +116,13 @@ def test_runs_that_end_at_other_steps_are_compared_where_both_have_values(tmp_pa
 
 
 class WithCounts(nn.Module):
-    """A linear, a batch norm with its integer buffer, and a scale that may be NaN."""
+    """A linear, a batch norm with its integer buffer, a mask, and a complex buffer."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear, self.norm = nn.Linear(3, 2), nn.BatchNorm1d(2)
+        self.register_buffer("mask", torch.ones(80, 80, dtype=torch.bool))
+        self.register_buffer("rotations", torch.polar(torch.ones(3), torch.arange(3.0)))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Scores with shape (rows, 2)."""
@@ -149,6 +152,17 @@ def test_integers_are_compared_exactly(tmp_path: Path) -> None:
     verdict = equivcheck.compare(one, recorded_with_counts(tmp_path / "other", counts=1))
     assert verdict.outcome is Outcome.DIVERGED
     assert [each.tensor for each in verdict.differences] == ["norm.num_batches_tracked"]
+
+
+def test_buffers_are_compared_unless_complex(tmp_path: Path) -> None:
+    """Masks as well, and no large integer hides a difference in another buffer."""
+    entries = read_trace(recorded_with_counts(tmp_path / "one"))[0].steps[-1].entries
+    buffers = {entry.piece.name for entry in entries if entry.moment is Moment.BUFFER}
+    assert buffers == {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked", "mask"}
+    counts = 10**9
+    first, second = (read_run(recorded_with_counts(tmp_path / f"{each}", counts=each)) for each in (0, counts))
+    step = first.steps[-1]
+    assert first.norms[step, Moment.BUFFER] == second.norms[step, Moment.BUFFER]
 
 
 def test_nan_in_one_run_is_a_difference_and_in_both_is_undecided(tmp_path: Path) -> None:
