@@ -158,12 +158,13 @@ class Evidence(ABC):
 
     @property
     def num_moments(self) -> int:
-        """Number of moments until the first diverged step ends."""
-        last = len(self.reference.moments)
-        return next((at for at, moment in enumerate(self.reference.moments) if self._is_later(moment.step, moment.phase)), last)
-
-    def _is_later(self, step: int, phase: Phase) -> bool:
-        return step > self.first.step or phase in (Phase.STATE, Phase.BUFFER)
+        """Number of moments until the first diverged step ends. Final state and buffers count only if they differ first."""
+        first, at_end = self.first, (Phase.STATE, Phase.BUFFER)
+        return 1 + max(
+            at
+            for at, moment in enumerate(self.reference.moments)
+            if moment.step <= first.step and (moment.phase is first.phase or moment.phase not in at_end)
+        )
 
     @property
     def updated(self) -> tuple[str, ...]:
