@@ -30,6 +30,19 @@ def settings_of(optimizers: Sequence[torch.optim.Optimizer], slots: Sequence[Slo
     return {piece.name: found[id(slot.parameter)] for slot in slots for piece in slot.pieces if id(slot.parameter) in found}
 
 
+def set_number(group: dict[str, Any], key: str, value: float) -> None:
+    """Set a number or flag in a parameter group, by its key from `settings_of`: ``lr``, ``betas[1]``. Others are ignored."""
+    name, _, index = key.rstrip("]").partition("[")
+    if name not in group:
+        return
+    if index:
+        numbers = list(group[name])
+        numbers[int(index)] = value
+        group[name] = type(group[name])(numbers)
+    else:
+        group[name] = bool(value) if isinstance(group[name], bool) else value
+
+
 def _numbers(group: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Numbers in a parameter group, also inside tuples. Flags are skipped because they select an implementation."""
     for key, value in group.items():

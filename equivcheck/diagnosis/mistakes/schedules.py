@@ -13,7 +13,7 @@ from equivcheck.diagnosis.evidence import Evidence
 from equivcheck.diagnosis.mistake import Mistake
 from equivcheck.diagnosis.words import count_description, name_ranks, tensors
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.training.settings import FLAGS, Settings
+from equivcheck.training.settings import FLAGS, Settings, set_number
 
 NEAR = 1e-14
 """Relative difference below which settings count as equal. It is small because settings are not computed by sums."""
@@ -32,13 +32,13 @@ def right_settings(diverged: Evidence) -> set[str]:
     if not runs or not all(len(steps) == len(single) and all(steps) for steps in runs):
         return set()
     keys = {key for settings in single for numbers in settings.values() for key in numbers}
-    return keys - {key for steps in runs for _, _, key in _differing(single, steps)}
+    return keys - {key for steps in runs for _, _, key in differing_settings(single, steps)}
 
 
 def settings_at_steps(diverged: Evidence) -> Iterator[Mistake]:
     """Yield the ranks' settings at each update if some differ from those on one device."""
     single, runs = diverged.right_settings_at_steps, diverged.settings_at_steps
-    wrong = {rank: found for rank, steps in enumerate(runs) if (found := _differing(single, steps))}
+    wrong = {rank: found for rank, steps in enumerate(runs) if (found := differing_settings(single, steps))}
     if not wrong:
         return
     rank = next(iter(wrong))
@@ -55,8 +55,8 @@ def settings_at_steps(diverged: Evidence) -> Iterator[Mistake]:
     yield Mistake(cause, words, partial(_set_at_steps, runs=runs), is_quick=same)
 
 
-def _differing(single: Steps, steps: Steps) -> list[tuple[int, str, str]]:
-    """Steps, parameters and keys for settings that differ."""
+def differing_settings(single: Steps, steps: Steps) -> list[tuple[int, str, str]]:
+    """Return steps, parameters and keys for settings that differ."""
     return [
         (step, name, key)
         for step, (expected, actual) in enumerate(zip(single, steps, strict=False))
@@ -92,12 +92,6 @@ def _set_at_steps(ranks: EmulatedRanks, *, runs: tuple[Steps, ...]) -> None:
             if any(each != found[0] for each in found):
                 raise NotTogether("the ranks have other parameter groups")
             for key, value in found[0].items() if found else ():
-                name, _, index = key.rstrip("]").partition("[")
-                if index:
-                    values = list(group[name])
-                    values[int(index)] = value
-                    group[name] = type(group[name])(values)
-                elif name in group:
-                    group[name] = bool(value) if name in FLAGS else value
+                set_number(group, key, value)
 
     ranks.before_update.append(set_all)

@@ -12,9 +12,10 @@ import torch
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, Optimizer
 from equivcheck.diagnosis.evidence import Evidence
 from equivcheck.diagnosis.mistake import Mistake, StepFacts
-from equivcheck.diagnosis.mistakes.schedules import are_equal, right_settings, settings_at_steps
+from equivcheck.diagnosis.mistakes.schedules import differing_settings, right_settings, settings_at_steps
 from equivcheck.diagnosis.words import count_description, tensors
 from equivcheck.oracle.verdict.cause import Cause
+from equivcheck.training.settings import set_number
 
 Others = dict[str, dict[str, tuple[float, float]]]
 """Settings that differ for each parameter, as pairs of single-device value and rank value."""
@@ -55,14 +56,9 @@ def wrong_settings(diverged: Evidence, _facts: StepFacts) -> Iterator[Mistake]:
 
 
 def _others(diverged: Evidence, rank: int) -> Others:
-    found: Others = {}
-    for name, numbers in diverged.settings[rank].items():
-        right = diverged.right_settings.get(name, {})
-        differing = {
-            key: (right[key], value) for key, value in numbers.items() if key in right and not are_equal(right[key], value)
-        }
-        if differing:
-            found[name] = differing
+    found, right, actual = Others(), diverged.right_settings, diverged.settings[rank]
+    for _, name, key in differing_settings((right,), (actual,)):
+        found.setdefault(name, {})[key] = (right[name][key], actual[name][key])
     return found
 
 
@@ -111,15 +107,10 @@ def _apply_settings(ranks: EmulatedRanks, *, others: list[Others]) -> None:
 
 def _changed(group: dict[str, Any], found: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
     for key, (right, wrong) in found.items():
-        name, _, index = key.rstrip("]").partition("[")
-        if index:
-            values = list(group[name])
-            values[int(index)] = wrong
-            group[name] = type(group[name])(values)
-        elif name == "lr" and right:
-            group[name] = group[name] * (wrong / right)
+        if key == "lr" and right:
+            group[key] = group[key] * (wrong / right)
         else:
-            group[name] = type(group[name])(wrong) if isinstance(group[name], bool) else wrong
+            set_number(group, key, wrong)
     return group
 
 
