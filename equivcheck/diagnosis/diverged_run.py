@@ -202,7 +202,7 @@ def _record_settings(setup: Setup, found: list[Settings]) -> None:
 def _recording(
     alter: Callable[[Setup], None] | None, initial: dict[int, InitialValues], settings: dict[int, list[Settings]]
 ) -> Callable[[Setup], None]:
-    """Apply `alter` and record each rank's initial values and final settings. Needs ranks that are threads of this process."""
+    """Apply `alter` and record each rank's initial values and settings. Needs ranks that are threads of this process."""
 
     def change(setup: Setup) -> None:
         if alter is not None:

@@ -15,8 +15,7 @@ from equivcheck.worlds.trace.pieces import select_piece, values_by_piece
 Masks = Mapping[str, torch.Tensor]
 """Selected elements by tensor name."""
 MOSTLY = 0.75
-"""Share of wrong elements above which the whole tensor counts as wrong. The other elements may differ too little to be noticed.
-"""
+"""Share of wrong elements above which the whole tensor counts as wrong. The others may differ too little to be noticed."""
 
 
 def wrong_elements(diverged: Evidence, phase: Phase) -> dict[str, torch.Tensor]:

@@ -25,7 +25,7 @@ Item = TypeVar("Item")
 
 
 def on_one_device(cause: Cause, sentence: str, change: Change) -> Mistake:
-    """Mistake on all ranks alike, so one training shows it."""
+    """Mistake that is equal on all ranks, so that one training shows it."""
 
     def change_all(ranks: ScenarioRanks) -> None:
         for setup in ranks.setups:

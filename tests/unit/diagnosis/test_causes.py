@@ -48,7 +48,7 @@ CASES: tuple[tuple[Scenario, Fault, Cause, str], ...] = (
 
 
 @pytest.mark.parametrize(("scenario", "alter", "cause", "words"), CASES, ids=[case[2].value for case in CASES])
-def test_a_fault_is_told_by_its_cause(scenario: Scenario, alter: Fault, cause: Cause, words: str) -> None:
+def test_a_fault_is_named_by_its_cause(scenario: Scenario, alter: Fault, cause: Cause, words: str) -> None:
     """A single-device training with this fault leaves the ranks' values in all steps."""
     verdict = explained(check(scenario, alter=alter), alter=alter)
 
@@ -65,7 +65,7 @@ def test_nothing_explains_what_is_not_known() -> None:
     assert "why:   unexplained: no known fault reproduces this" in verdict.describe()
 
 
-def test_values_that_have_not_arrived_are_told_by_their_pattern() -> None:
+def test_values_that_have_not_arrived_are_named_by_their_pattern() -> None:
     """NaN suggests an asynchronous result that was read too early, but proves nothing."""
     verdict = explained(check(ON_DDP, alter=faults.unread), alter=faults.unread)
 

@@ -88,7 +88,7 @@ def test_a_run_that_resumes_is_not_examined() -> None:
     assert drift_of(diverged, fault, "sim", 60.0) == "not examined: the first steps run under another layout"
 
 
-def test_ranks_that_cannot_be_given_values_are_told_with_the_reason() -> None:
+def test_why_ranks_cannot_be_given_values_is_said() -> None:
     """A parameter has another size than its layout says."""
 
     def shrink(setup: faults.Setup) -> None:

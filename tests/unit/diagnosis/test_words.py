@@ -48,7 +48,7 @@ def test_ranks_and_axes(diverged: DivergedRun) -> None:
         ([[0, 1], [0, 0], [0, 0]], "`a` (1 of 6 elements)"),
     ],
 )
-def test_elements_are_told_as_rows_where_they_are(rows: list[list[int]], words: str) -> None:
+def test_elements_are_named_by_rows_where_they_are(rows: list[list[int]], words: str) -> None:
     """Elements that are not full rows are counted."""
     assert rows_of_tensor({"a": np.array(rows, dtype=np.bool_)}) == words
 

@@ -50,7 +50,7 @@ def wrong_partial_sums(diverged: DivergedRun) -> Iterator[Mistake]:
             (True, f"of the input and the routing weights of {who}"),
         ):
             words = f"the gradient {learns} is not summed over {where}: each rank continues with its partial sum"
-            learning = partial(_learning_from_addends, layers=layers, rows=rows)
+            learning = partial(_learning_from_own_terms, layers=layers, rows=rows)
             yield on_emulated_ranks(Cause.PARTIAL_INPUT_GRADIENT, words, learning)
 
 
@@ -74,7 +74,7 @@ def _owners(module: ExpertsModule) -> list[GatedExperts]:
     return [module.experts] if module.shared is None else [module.experts, module.shared]
 
 
-def _learning_from_addends(emulated: ScenarioRanks, *, layers: tuple[int, ...], rows: bool) -> None:
+def _learning_from_own_terms(emulated: ScenarioRanks, *, layers: tuple[int, ...], rows: bool) -> None:
     """Let earlier layers learn through one rank's hidden features only; with `rows`, also through the experts' input."""
     ranks = emulated.mesh.size(TP)
     for rank, setup in zip(emulated.coordinates, emulated.setups, strict=True):
