@@ -26,15 +26,14 @@ def num_agreeing_moments(diverged: Evidence, traces: Sequence[Trace]) -> int:
     for index, (expected, found, other) in enumerate(zip(diverged.reference.moments, diverged.found, made, strict=False)):
         if (expected.step, expected.phase) != (other[0].step, other[0].phase):
             break  # the counterfactual ran fewer steps
-        if not _agrees(diverged, expected, found, other) or not _disagrees_alike(diverged, expected, other):
+        is_compared = expected.phase is not Phase.REPORTED  # emulated ranks may report values of their own rows
+        if is_compared and not (_agrees(diverged, expected, found, other) and _ranks_disagree_too(diverged, expected, other)):
             break
         count = index + 1
     return count
 
 
 def _agrees(diverged: Evidence, expected: Expected, found: tuple[Moment, ...], made: tuple[Moment, ...]) -> bool:
-    if expected.phase is Phase.REPORTED:
-        return True  # emulated ranks may report values of their own rows
     wholes = [full_tensors_of(moment.snapshot) for moment in made]
     if expected.phase is Phase.LOSS:
         return _losses_agree(diverged, expected, found, wholes)
@@ -104,10 +103,8 @@ def _limits(diverged: Evidence, expected: Expected, wholes: list[TensorsByName])
     return limits
 
 
-def _disagrees_alike(diverged: Evidence, expected: Expected, made: tuple[Moment, ...]) -> bool:
+def _ranks_disagree_too(diverged: Evidence, expected: Expected, made: tuple[Moment, ...]) -> bool:
     """Whether the counterfactual's ranks disagree on each tensor on which the real ranks disagree."""
-    if expected.phase is Phase.REPORTED:
-        return True
     names = {
         divergence.tensor
         for divergence in diverged.divergences

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
-
-import torch
 
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
 from equivcheck.diagnosis.evidence import Evidence
@@ -22,7 +20,6 @@ class Emulate(Protocol):
 
     def __call__(self, *, own_rows: bool, one: bool = False) -> EmulatedRanks:
         """Build ranks with their own rows, or with all rows."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,15 +86,3 @@ def spans(diverged: Evidence) -> tuple[Span, ...]:
     first = diverged.first.step
     single = (Span(first=first, last=first),) if diverged.num_steps > 1 else ()
     return (Span(first=first), *single)
-
-
-def mix_elements(wrong: torch.Tensor, right: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Return `wrong` at the elements in `mask`, else `right`. None selects all elements."""
-    return wrong if mask is None else torch.where(mask, wrong, right)
-
-
-def pick(masks: Mapping[str, torch.Tensor] | None, name: str) -> tuple[bool, torch.Tensor | None]:
-    """Return whether any element in a tensor is selected, and its mask; None selects all elements."""
-    if masks is None:
-        return True, None
-    return name in masks, masks.get(name)

@@ -74,16 +74,19 @@ CATALOGUE: tuple[tuple[Callable[..., Iterator[Mistake]], tuple[Phase, ...]], ...
 """Functions for kinds of mistakes, each with the phases it applies to. Order matters: the first exact fit is reported."""
 
 GENERAL = (
-    *(
-        wrong_reductions,
-        wrong_factors,
-        constant_ratios,
-        wrong_gradient_shards,
-        wrong_accumulations,
-        wrong_microbatches,
-        wrong_clippings_of_scenario,
-    ),
-    *(unscaled_after_clipping, stale_values, lower_precision, wrong_decays, wrong_settings, wrong_updates),
+    wrong_reductions,
+    wrong_factors,
+    constant_ratios,
+    wrong_gradient_shards,
+    wrong_accumulations,
+    wrong_microbatches,
+    wrong_clippings_of_scenario,
+    unscaled_after_clipping,
+    stale_values,
+    lower_precision,
+    wrong_decays,
+    wrong_settings,
+    wrong_updates,
 )
 """Functions with facts about the step as a second argument. On runs without emulation, only their quick mistakes are tried."""
 

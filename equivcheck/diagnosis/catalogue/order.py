@@ -11,7 +11,6 @@ from torch import nn
 
 from equivcheck.diagnosis.catalogue.counterfactual import Change, all_then_each, on_emulated_ranks, on_one_device
 from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.diagnosis.emulation.scenario_ranks import ScenarioRanks
 from equivcheck.diagnosis.mistake import Mistake
 from equivcheck.layouts.parallelisms.pipeline.stages import layers_of_stages
 from equivcheck.oracle.verdict.cause import Cause
@@ -60,14 +59,8 @@ def _rolled(values: torch.Tensor, *, ranks: int, dim: int, shift: int) -> torch.
 
 def _everywhere(diverged: DivergedRun, words: str, change: Change) -> Mistake:
     """One device is enough unless ranks have different rows."""
-    if diverged.layout.num_data_ranks == 1:
-        return on_one_device(Cause.PERMUTED, words, change)
-
-    def change_all(ranks: ScenarioRanks) -> None:
-        for setup in ranks.setups:
-            change(setup)
-
-    return on_emulated_ranks(Cause.PERMUTED, words, change_all)
+    quick = on_one_device(Cause.PERMUTED, words, change)
+    return quick if diverged.layout.num_data_ranks == 1 else on_emulated_ranks(Cause.PERMUTED, words, quick.change)
 
 
 def _reordering(setup: Setup, layers: tuple[int, ...], reorder: Reorder, *, outputs: bool) -> None:

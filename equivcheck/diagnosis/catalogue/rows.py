@@ -8,11 +8,7 @@ from functools import partial
 
 import torch
 
-from equivcheck.diagnosis.catalogue.counterfactual import (
-    gradients_of,
-    on_emulated_ranks,
-    on_one_device,
-)
+from equivcheck.diagnosis.catalogue.counterfactual import gradients_of, on_emulated_ranks, on_one_device
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.coordinates import RankCoordinate
 from equivcheck.diagnosis.emulation.scenario_ranks import ScenarioRanks, take_range

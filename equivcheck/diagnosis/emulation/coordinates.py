@@ -25,7 +25,6 @@ class RankCoordinate:
         return self.agrees(other, [name for name in self.indices if name not in axes])
 
 
-def axis_combinations(axes: Sequence[str], *, most: int | None = None) -> list[tuple[str, ...]]:
-    """Every combination with one to `most` axes, largest first; `most` defaults to all."""
-    largest = len(axes) if most is None else most
-    return [chosen for count in range(largest, 0, -1) for chosen in combinations(axes, count)]
+def axis_combinations(axes: Sequence[str]) -> list[tuple[str, ...]]:
+    """Every combination of at least one axis, largest first."""
+    return [chosen for count in range(len(axes), 0, -1) for chosen in combinations(axes, count)]

@@ -17,7 +17,7 @@ from equivcheck.worlds.trace.trace import Trace
 @lru_cache(maxsize=4)
 def held_elements(diverged: Evidence) -> HeldElements:
     """Return each rank's elements, and the only rank with optimizer state for a replicated tensor."""
-    held, owners = held_masks(diverged), dict[str, int]()
+    held, owners = _held_masks(diverged), dict[str, int]()
     for name, masks in held.items():
         holders = [rank for rank, trace in enumerate(diverged.traces) if _has_state(trace, name)]
         if len(holders) == 1 and all(mask.all() for mask in masks):
@@ -98,12 +98,11 @@ class HeldElements:
         return found
 
     def _num_axes_apart(self, rank: int, other: int) -> int:
-
         mine, theirs = self._coordinates[rank], self._coordinates[other]
         return sum(not mine.agrees(theirs, (name,)) for name in mine.indices)
 
 
-def held_masks(diverged: Evidence) -> dict[str, list[np.ndarray]]:
+def _held_masks(diverged: Evidence) -> dict[str, list[np.ndarray]]:
     """Masks for held elements, by parameter and rank."""
     table = diverged.reference.moments[1].table
     held = {

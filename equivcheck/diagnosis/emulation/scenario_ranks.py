@@ -45,8 +45,7 @@ class ScenarioRanks(EmulatedRanks):
         """Whether a mean loss divides by the rows taken, not by the rows that the rank should have."""
         self._counts: Counts = ()
         for rank, setup in enumerate(self.setups):
-            inner = None if rounding is None else setup.compute
-            setup.compute = partial(self._compute, rank) if inner is None else partial(self._compute_rounded, inner)
+            setup.compute = partial(self._compute, rank) if rounding is None else partial(self._compute_rounded, setup.compute)
             if not one:
                 setup.full_counts = lambda *_given: self._counts
 
@@ -90,7 +89,9 @@ class ScenarioRanks(EmulatedRanks):
         return self.optimizers[rank]
 
     def _clip(self, rank: int, _module: nn.Module, tensors: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
-        scale = partial(_scale_to, max_norm=clipping.max_norm)
+        def scale(some: list[torch.Tensor], norm: torch.Tensor) -> None:
+            nn.utils.clip_grads_with_norm_(some, clipping.max_norm, norm)
+
         norm = self._clip_rank(rank, tensors, float(clipping.norm_type.value), scale)
         self._call_events(self.before_reading, rank)
         return norm
@@ -152,10 +153,6 @@ class ScenarioRanks(EmulatedRanks):
         loss = loss * self.loss_weights[number % len(self.loss_weights)] if self.loss_weights else loss
         loss.backward()  # type: ignore[no-untyped-call]
         return scalar_value(loss), self.gradients(rank)
-
-
-def _scale_to(tensors: list[torch.Tensor], norm: torch.Tensor, *, max_norm: float) -> None:
-    nn.utils.clip_grads_with_norm_(tensors, max_norm, norm)
 
 
 def take_range(batch: Batch, rows: range) -> Batch:

@@ -72,8 +72,8 @@ def _over_some_axes(diverged: Evidence) -> Iterator[Mistake]:
     subsets = axis_combinations(diverged.wide_axes)
     for lacking in subsets:
         kept = tuple(name for name in diverged.wide_axes if name not in lacking)
-        words = "each rank clips by its local norm, over the elements that it holds"
-        words = f"the total norm is reduced over {diverged.ranks_text(kept)} only" if kept else words
+        words = f"the total norm is reduced over {diverged.ranks_text(kept)} only"
+        words = words if kept else "each rank clips by its local norm, over the elements that it holds"
         yield _by(Cause.LOCAL_NORM, words, partial(_local, axes=kept))
     for axes in subsets:
         words = f"the total norm counts gradients replicated over {diverged.ranks_text(axes)} once per rank"
@@ -148,6 +148,6 @@ def _clip_early(ranks: EmulatedRanks, *, again: bool) -> None:
         for name, value in ranks.parameters[rank].items():
             value.grad = means[name].clone() if name in means else None
         if again:
-            ranks.clip_again(rank, norm_of(means.values(), ranks.kind))
+            ranks.clip_again(rank, means)
 
     ranks.after_clipping.append(average)

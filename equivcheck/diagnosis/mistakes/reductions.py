@@ -13,7 +13,7 @@ from equivcheck.diagnosis.emulation.coordinates import axis_combinations
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
 from equivcheck.diagnosis.emulation.held_elements import held_elements
 from equivcheck.diagnosis.evidence import Evidence
-from equivcheck.diagnosis.mistake import Change, Mistake, Span, StepFacts, mix_elements, pick, spans
+from equivcheck.diagnosis.mistake import Change, Mistake, Span, StepFacts, spans
 from equivcheck.diagnosis.suspects import Masks, suspects
 from equivcheck.diagnosis.words import count_description, gradients, name_ranks, rows_of_tensor
 from equivcheck.layouts.base.rounding import WHOLE
@@ -117,12 +117,10 @@ def reduce_by(wrong: Wrong, masks: Masks | None, span: Span, microbatches: Seque
 
 def mix_gradients(wrong: Gradients, right: Gradients, masks: Masks | None) -> Gradients:
     """Return `wrong` for selected elements, else `right`; None selects all."""
-    found = dict[str, torch.Tensor]()
-    for name, value in right.items():
-        is_meant, mask = pick(masks, name)
-        other = wrong[name] if name in wrong else torch.zeros_like(value)
-        found[name] = mix_elements(other, value, mask) if is_meant else value
-    return found
+    chosen = {name: wrong[name] if name in wrong else torch.zeros_like(value) for name, value in right.items()}
+    if masks is None:
+        return chosen
+    return {name: torch.where(masks[name], chosen[name], value) if name in masks else value for name, value in right.items()}
 
 
 def keep_unreduced(_ranks: EmulatedRanks, all_: list[Gradients]) -> list[Gradients]:

@@ -17,6 +17,7 @@ from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.worlds.trace.differences import Phase
 from equivcheck.worlds.trace.pieces import values_by_piece
+from equivcheck.worlds.trace.trace import Snapshot
 
 MAX_TENSORS = 24
 """Largest number of parameters to try one by one."""
@@ -52,12 +53,9 @@ def _is_loss_right(diverged: Evidence) -> bool:
 
 def _old_parameters(diverged: Evidence) -> Iterator[Mistake]:
     words = "loss and gradients are computed with"
-    yield Mistake(
-        Cause.STALE, f"{words} the parameters of the previous step", partial(_load_old, names=None, first=False), is_quick=True
-    )
-    yield Mistake(
-        Cause.STALE, f"{words} the parameters of the first step", partial(_load_old, names=None, first=True), is_quick=True
-    )
+    for first, which in ((False, "previous"), (True, "first")):
+        change = partial(_load_old, names=None, first=first)
+        yield Mistake(Cause.STALE, f"{words} the parameters of the {which} step", change, is_quick=True)
     if held_elements(diverged).is_sharded:
         sentence = "each rank computes with other ranks' shards from the previous step: they are gathered too early"
         yield Mistake(Cause.STALE, sentence, partial(_load_old, names=None, first=False, foreign_only=True))
@@ -161,8 +159,8 @@ def _left_behind(diverged: Evidence) -> list[dict[str, torch.Tensor]]:
     return [{name: mask for name, mask in mine.items() if mask.any()} for mine in found]
 
 
-def _values(snapshot: object) -> Iterator[tuple[str, np.ndarray]]:
-    for piece, values in values_by_piece(snapshot):  # type: ignore[arg-type]
+def _values(snapshot: Snapshot) -> Iterator[tuple[str, np.ndarray]]:
+    for piece, values in values_by_piece(snapshot):
         if values is not None and values.size == int(np.prod(piece.shape, dtype=int)):
             yield piece.name, values.reshape(piece.shape)
 

@@ -9,7 +9,7 @@ from types import MethodType
 
 import torch
 
-from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, Event, Optimizer
+from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, Optimizer
 from equivcheck.diagnosis.emulation.held_elements import held_elements
 from equivcheck.diagnosis.evidence import Evidence
 from equivcheck.diagnosis.mistake import Mistake, Span, StepFacts, spans
@@ -135,18 +135,16 @@ def _clear_state(ranks: EmulatedRanks, rank: int) -> None:
 
 
 def _zero_state(ranks: EmulatedRanks, rank: int, *, masks: Masks | None) -> None:
-    for name, parameter, value in _state_tensors(ranks, rank):
+    for name, value in _state_tensors(ranks, rank):
         if masks is None:
             value.zero_()
-        elif name in masks and masks[name].shape == parameter.shape:
+        elif name in masks and masks[name].shape == value.shape:
             value[masks[name]] = 0
 
 
-def _state_tensors(ranks: EmulatedRanks, rank: int) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Names, parameters, and state tensors in the parameter's shape."""
-    return [
-        (name, parameter, value) for name, parameter in ranks.parameters[rank].items() for value in _state_of(ranks, rank, name)
-    ]
+def _state_tensors(ranks: EmulatedRanks, rank: int) -> list[tuple[str, torch.Tensor]]:
+    """Parameter names with state tensors in the parameter's shape."""
+    return [(name, value) for name in ranks.parameters[rank] for value in _state_of(ranks, rank, name)]
 
 
 def _state_of(ranks: EmulatedRanks, rank: int, name: str) -> list[torch.Tensor]:
@@ -194,8 +192,7 @@ def _change_count(ranks: EmulatedRanks, *, way: Callable[[torch.Tensor], object]
             if isinstance(state.get("step"), torch.Tensor):
                 way(state["step"])
 
-    events: list[Event] = ranks.before_update if before else ranks.after_update
-    events.append(count)
+    (ranks.before_update if before else ranks.after_update).append(count)
 
 
 def _of_another(diverged: Evidence) -> Iterator[Mistake]:
@@ -220,15 +217,15 @@ def _of_another_parameter(diverged: Evidence) -> Iterator[Mistake]:
         return
     shapes = {name: values.shape for name, values in diverged.expected_values(step, Phase.UPDATE).items() if values.ndim}
     wrong = [name for name in diverged.differing(Phase.UPDATE) if name in diverged.updated and name in shapes]
-    alike = [[name for name in wrong if shapes[name] == shape] for shape in dict.fromkeys(shapes[name] for name in wrong)]
+    by_shape = [[name for name in wrong if shapes[name] == shape] for shape in dict.fromkeys(shapes[name] for name in wrong)]
     at = Span(first=step, last=step)
     orders: tuple[tuple[str, Callable[[list[str]], list[str]]], ...] = (
         ("the next one", lambda names: [*names[1:], names[0]]),
         ("the previous one", lambda names: [names[-1], *names[:-1]]),
         ("another one, in reverse order", lambda names: names[::-1]),
     )
-    for words, order in orders if wrong and all(len(names) > 1 for names in alike) else ():
-        sources = {name: source for names in alike for name, source in zip(names, order(names), strict=True)}
+    for words, order in orders if wrong and all(len(names) > 1 for names in by_shape) else ():
+        sources = {name: source for names in by_shape for name, source in zip(names, order(names), strict=True)}
         sentence = f"the optimizer states of {tensors(wrong)} are exchanged before step {step}"
         if len(wrong) > 2:
             sentence = f"before step {step}, each of {tensors(wrong)} gets the optimizer state of {words} with its shape"
@@ -249,7 +246,7 @@ def _exchange_states(ranks: EmulatedRanks, *, sources: Mapping[str, str], span: 
 
 
 def _take_state(ranks: EmulatedRanks, rank: int, *, sources: list[int]) -> None:
-    for name, _, value in _state_tensors(ranks, rank):
+    for name, value in _state_tensors(ranks, rank):
         ranks.held.exchange(name, value, sources)
 
 
