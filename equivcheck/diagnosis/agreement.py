@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from equivcheck.diagnosis.evidence import Evidence
+from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.reference.noise import ABSOLUTE, FACTOR, Expected
 from equivcheck.worlds.trace.differences import Difference, Phase
 from equivcheck.worlds.trace.moments import Moment, moments
@@ -31,6 +32,15 @@ def num_agreeing_moments(diverged: Evidence, traces: Sequence[Trace]) -> int:
             break
         count = index + 1
     return count
+
+
+def differs_in_first_tensor(diverged: Evidence, traces: Sequence[Trace]) -> bool:
+    """Return whether the counterfactual differs from one device in the first tensor in which the ranks differ.
+
+    A mistake that is itself within tolerance would fit ranks that only nearly diverged.
+    """
+    first = (diverged.first.step, diverged.first.phase, diverged.first.tensor)
+    return any((each.step, each.phase, each.tensor) == first for each in compare(diverged.reference, traces).divergences)
 
 
 def _agrees(diverged: Evidence, expected: Expected, found: tuple[Moment, ...], made: tuple[Moment, ...]) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from equivcheck.diagnosis.agreement import num_agreeing_moments
+from equivcheck.diagnosis.agreement import differs_in_first_tensor, num_agreeing_moments
 from equivcheck.diagnosis.catalogue.candidates import candidates, facts_of
 from equivcheck.diagnosis.diverged_run import DivergedRun, run_again
 from equivcheck.diagnosis.drift import drift_of
@@ -142,11 +142,13 @@ def _fits(diverged: DivergedRun) -> list[Fit]:
             # Most candidates differ in the first diverged step already, so the later steps need not run.
             if step + 1 < num_steps and num_agreeing_moments(diverged, candidate.run(emulate, step + 1, facts)) < least:
                 continue
-            count = num_agreeing_moments(diverged, candidate.run(emulate, num_steps, facts))
+            traces = candidate.run(emulate, num_steps, facts)
+            count = num_agreeing_moments(diverged, traces)
+            is_fit = count >= least and differs_in_first_tensor(diverged, traces)
         except (EquivCheckError, RuntimeError, ArithmeticError):
             # Torch raises for some faults: clipping without gradients, or a division by a step count of zero.
             continue
-        if count >= least:
+        if is_fit:
             found.append(Fit(candidate=candidate, num_moments=count, exact=count == len(diverged.found), step=step))
     return found
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from equivcheck.diagnosis.agreement import num_agreeing_moments
+from equivcheck.diagnosis.agreement import differs_in_first_tensor, num_agreeing_moments
 from equivcheck.diagnosis.mistake import Emulate, Mistake, StepFacts
 from equivcheck.diagnosis.mistakes.clipping import wrong_clippings
 from equivcheck.diagnosis.mistakes.microbatches import wrong_accumulations
@@ -219,9 +219,8 @@ def _says_more(candidate: Mistake, found: set[Cause]) -> bool:
 def _reproduces(diverged: DivergedTraining, candidate: Mistake, facts: StepFacts, emulate: Emulate) -> bool:
     """Whether the candidate reproduces all values."""
     traces = _run(lambda: candidate.run(emulate, diverged.num_steps, facts))
-    if traces is None or num_agreeing_moments(diverged, traces) < len(diverged.found):
-        return False
-    # A candidate that is itself within tolerance would fit ranks that only nearly diverged.
-    first = (diverged.first.step, diverged.first.phase, diverged.first.tensor)
-    found = compare(diverged.reference, traces).divergences
-    return any((each.step, each.phase, each.tensor) == first for each in found)
+    return (
+        traces is not None
+        and num_agreeing_moments(diverged, traces) == len(diverged.found)
+        and differs_in_first_tensor(diverged, traces)
+    )

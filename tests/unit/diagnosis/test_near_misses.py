@@ -1,16 +1,19 @@
 """Similar faults are distinguished, and double or partial fits are reported."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
 from equivcheck import Scenario, check
 from equivcheck.diagnosis.explain import explained
 from equivcheck.mutants.registry import mutant
+from equivcheck.oracle.reference.reference import ReferenceRun
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
-from equivcheck.scenario import DDP, SGD, Adam, AuxiliaryLinear, ClipNorm, Data, Implementation, Layer, Model, Training
+from equivcheck.scenario import DDP, FSDP2, SGD, Adam, AuxiliaryLinear, ClipNorm, Data, Implementation, Layer, Model, Training
 from equivcheck.training.setup import Setup
 from unit.diagnosis import faults
 from unit.diagnosis.causes import CLIPPED, MOMENTUM, on_2, over
@@ -159,6 +162,26 @@ def test_a_fault_without_effect_explains_no_state() -> None:
         setup.update = change
 
     assert diagnosis_of(on_2(optimizer=MOMENTUM), spoil_state) is None
+
+
+def test_a_fault_within_tolerance_explains_no_difference_beyond_it() -> None:
+    """Each of four shards is within the tensor's tolerance, so they also agree with a fault of the fifth rank, which is empty."""
+    scenario = over({"dp": 5}, FSDP2(), Layer(width=4), rows=(5,))
+    name = "layers.0.linear.weight"
+    expected = ReferenceRun.of(scenario).confirming_reference().moments[1]
+    row = expected.table.rows[name]
+    error = math.sqrt(2) * float(expected.tolerances[row]) / math.sqrt(math.prod(expected.table.shapes[row]))
+
+    def err(setup: Setup) -> None:
+        setup.before_update.append(lambda _optimizer, _step: local_gradient(setup.model.get_parameter(name)).add_(error))
+
+    assert diagnosis_of(scenario, err) is None
+
+
+def local_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """A rank's shard of a gradient."""
+    assert isinstance(parameter.grad, DTensor)
+    return parameter.grad.to_local()
 
 
 def test_a_fault_that_comes_later_is_no_fault_of_all_steps() -> None:
