@@ -21,12 +21,12 @@ Steps = tuple[Settings, ...]
 """Settings at each step's update."""
 
 
-def are_equal(one: float, other: float) -> bool:
-    """Return whether two settings are equal, except for their last digit."""
+def _are_equal(one: float, other: float) -> bool:
+    """Whether two settings are equal, except for their last digit."""
     return isclose(one, other, rel_tol=NEAR)
 
 
-def right_settings(diverged: Evidence) -> set[str]:
+def equal_settings(diverged: Evidence) -> set[str]:
     """Return settings with the same values on all ranks as on one device at each update; none if they cannot be read."""
     single, runs = diverged.right_settings_at_steps, diverged.settings_at_steps
     if not runs or not all(len(steps) == len(single) and all(steps) for steps in runs):
@@ -62,7 +62,7 @@ def differing_settings(single: Steps, steps: Steps) -> list[tuple[int, str, str]
         for step, (expected, actual) in enumerate(zip(single, steps, strict=False))
         for name, numbers in actual.items()
         for key, value in numbers.items()
-        if key in expected.get(name, {}) and not are_equal(expected[name][key], value)
+        if key in expected.get(name, {}) and not _are_equal(expected[name][key], value)
     ]
 
 
@@ -74,11 +74,11 @@ def _schedule(diverged: Evidence, expected: list[Any], actual: list[Any]) -> str
     if all(value == expected[0] for value in actual):
         return "the schedule never advances"
     for times in range(2, count):
-        if all(are_equal(actual[step], expected[step * times]) for step in range(count) if step * times < count):
+        if all(_are_equal(actual[step], expected[step * times]) for step in range(count) if step * times < count):
             return f"the schedule advances {times} times per step{count_description(diverged, times)}"
     for ahead in (1, -1):
         pairs = [(actual[step], expected[step + ahead]) for step in range(count) if 0 <= step + ahead < count]
-        if all(are_equal(*pair) for pair in pairs) and len({right for _, right in pairs}) > 1:
+        if all(_are_equal(*pair) for pair in pairs) and len({right for _, right in pairs}) > 1:
             return f"the schedule is one step {'ahead' if ahead > 0 else 'behind'}"
     return ""
 

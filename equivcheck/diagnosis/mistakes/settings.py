@@ -12,7 +12,7 @@ import torch
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, Optimizer
 from equivcheck.diagnosis.evidence import Evidence
 from equivcheck.diagnosis.mistake import Mistake, StepFacts
-from equivcheck.diagnosis.mistakes.schedules import differing_settings, right_settings, settings_at_steps
+from equivcheck.diagnosis.mistakes.schedules import differing_settings, equal_settings, settings_at_steps
 from equivcheck.diagnosis.words import count_description, tensors
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.training.settings import set_number
@@ -30,7 +30,7 @@ def wrong_settings(diverged: Evidence, _facts: StepFacts) -> Iterator[Mistake]:
         yield Mistake(_cause_of(diverged, others), words, partial(_apply_settings, others=others), is_quick=same)
     at_steps = list(settings_at_steps(diverged))
     yield from (each for each in at_steps if each.cause is Cause.SCHEDULE)
-    right = right_settings(diverged)
+    right = equal_settings(diverged)
     if diverged.has_schedule and "lr" not in right:
         times = dict.fromkeys((0, 2, diverged.num_microbatches, diverged.num_ranks))
         for count in (count for count in times if count != 1):
