@@ -35,6 +35,7 @@ NUM_COPIES = 4
 """Number of perturbed single-device runs; they set the tolerances."""
 MOST = 2
 """Maximum number of further modules named."""
+_AGREE = (Status.RIGHT, Status.PARTIAL)
 
 
 def where_of(diverged: DivergedTraining) -> str:
@@ -124,7 +125,7 @@ class _Search:
     def _compare(self, keys: Iterable[Key], scales: tuple[float, ...]) -> None:
         """Compare tensors. The user's loss may be a mean over a rank's own rows, which multiplies all gradients by one factor."""
         for key in keys:
-            parts = [self._part(key, number) for number in range(len(self._found))]
+            parts = [tensors.get(key) for tensors in self._by_key]  # None on a rank that lacks the tensor
             full = self._expected[key].values
             for scale in scales:
                 found = self._comparer.compare(full, parts, self._tolerances[key], scale)
@@ -133,10 +134,6 @@ class _Search:
                 if found.status in _AGREE:
                     scales = (scale,) if full.any() else scales
                     break
-
-    def _part(self, key: Key, rank: int) -> ModuleTensor | None:
-        """A rank's tensor; None if it lacks the tensor."""
-        return self._by_key[rank].get(key)
 
     def _first_unexplained(self, keys: Iterable[Key], status: Status) -> Key | None:
         """The first tensor with this status from which no right tensor is computed."""
@@ -202,9 +199,6 @@ class _Search:
         steps = list(watched.trace.steps)
         steps[self._step] = replace(steps[self._step], gradients=watched.unclipped or steps[self._step].gradients)
         return replace(watched.trace, steps=tuple(steps))
-
-
-_AGREE = (Status.RIGHT, Status.PARTIAL)
 
 
 def _is_loss(tensor: ModuleTensor) -> bool:

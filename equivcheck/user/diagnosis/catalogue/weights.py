@@ -7,7 +7,6 @@ from fractions import Fraction
 from functools import partial
 
 import numpy as np
-import torch
 
 from equivcheck.diagnosis.mistake import Mistake, StepFacts
 from equivcheck.diagnosis.words import join_words
@@ -15,7 +14,6 @@ from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
-from equivcheck.user.task import Loss
 from equivcheck.worlds.trace.differences import Phase
 from equivcheck.worlds.trace.tensors import Vector
 
@@ -93,14 +91,5 @@ def _weigh_gradients(ranks: EmulatedUserRanks, *, weights: Sequence[Sequence[flo
 
 
 def _weigh_losses(ranks: EmulatedUserRanks, *, weights: Sequence[Sequence[float]]) -> None:
-    factors = [weight for each in weights for weight in each]
-
-    def weighing(_rank: int, loss: Loss) -> Loss:
-        left = iter(factors)
-
-        def weighted_loss(outputs: object, targets: object) -> torch.Tensor:
-            return loss(outputs, targets) * next(left, 1.0)
-
-        return weighted_loss
-
-    ranks.wraps_loss = weighing
+    """Weigh the losses of the steps with known weights, and not those of the next one."""
+    ranks.loss_weights = [weight for each in (*weights, [1.0] * ranks.num_backward) for weight in each]

@@ -258,7 +258,7 @@ PARTS: dict[str, Wrong] = {
         brought=brought(parallelize=unwrapped, step=with_penalty(1.0), rank_step=with_penalty(2.0)),
     ),
     "penalty_scaled": Wrong(
-        says="is multiplied by 1.5",
+        says=") is multiplied by 1.5",
         brought=brought(parallelize=unwrapped, step=with_penalty(1.0), rank_step=with_penalty(1.5)),
     ),
     "penalty_in_many_additions": Wrong(
@@ -270,7 +270,7 @@ PARTS: dict[str, Wrong] = {
         ),
     ),
     "penalty_lost": Wrong(
-        says="is missing",
+        says=") is missing",
         brought=brought(parallelize=unwrapped, step=with_penalty(1.0), rank_step=with_penalty(0.0)),
     ),
     "penalty_gradient": Wrong(
