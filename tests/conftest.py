@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from packaging.version import Version
 
 from equivcheck.system import torch_version
 from equivcheck.system.collection import COLLECTION_THRESHOLDS
+from equivcheck.system.printable import WIDTH
 from equivcheck.system.profiles import register_profiles
 from equivcheck.system.torch_version import is_torch_in
 from equivcheck.worlds.workers import fork_server
@@ -23,6 +25,7 @@ from equivcheck.worlds.workers.process import worker_environment
 register_profiles(prefix="")
 settings.load_profile("dev")  # unless `--hypothesis-profile` names one: Hypothesis's own would limit the time of an example
 gc.disable()  # until tests are collected: it would look through all imported modules again and again, a quarter of that time
+os.environ["COLUMNS"] = str(WIDTH)  # verdicts are as wide as the terminal, and tests compare their lines
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Of a shell's background job interrupts are ignored, and then by every process that it starts: tests interrupt some.
