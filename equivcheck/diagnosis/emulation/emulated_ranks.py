@@ -118,10 +118,6 @@ class EmulatedRanks(ABC):
         """Wait until all ranks gave a value, and return this rank's result from `together`."""
         return self.turns.meet(rank, given, together)
 
-    def clip_again(self, rank: int, gradients: Gradients) -> None:
-        """Scale a rank's gradients by the norm of the given ones, as its last clipping did."""
-        self._scale(list(self.parameters[rank].values()), norm_of(gradients.values(), self._kind))
-
     def _clip_rank(self, rank: int, tensors: list[torch.Tensor], kind: float, scale: Scale) -> torch.Tensor:
         """Clip a rank's gradients by `self.norm` with the norm type `kind`, and return the norm."""
         own = [(tensor, tensor.grad) for tensor in tensors if tensor.grad is not None]
@@ -134,7 +130,6 @@ class EmulatedRanks(ABC):
                     scale([tensor], norm_of([gradient], kind))
             else:
                 scale(tensors, norm)
-        self._kind, self._scale = kind, scale
         self._call_events(self.after_clipping, rank)
         return total if self.returns_total else norm
 

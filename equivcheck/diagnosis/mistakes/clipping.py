@@ -50,8 +50,7 @@ def wrong_clippings(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
     yield _scaling(Cause.PART_OF_NORM, "each tensor is clipped by its own norm", _clip_each, is_quick=True)
     if diverged.has_own_rows:
         words = "each rank clips the gradients of its own rows before they are reduced"
-        for again, more in ((False, ""), (True, ", and again afterwards")):
-            yield Mistake(Cause.CLIPPED_BEFORE_REDUCTION, words + more, partial(_clip_early, again=again), own_rows=True)
+        yield Mistake(Cause.CLIPPED_BEFORE_REDUCTION, words, _clip_early, own_rows=True)
     for left in diverged.updated[:MAX_LEFT_OUT]:
         yield _by(Cause.PART_OF_NORM, f"the total norm leaves out `{left}`", partial(_without, left=left), is_quick=True)
 
@@ -136,8 +135,8 @@ def _without(_ranks: EmulatedRanks, _rank: int, gradients: Gradients, kind: floa
     return norm_of([value for name, value in gradients.items() if name != left], kind)
 
 
-def _clip_early(ranks: EmulatedRanks, *, again: bool) -> None:
-    """Clip each rank's own gradients, then reduce."""
+def _clip_early(ranks: EmulatedRanks) -> None:
+    """Clip each rank's own gradients, then reduce. Another clipping would not change their mean, which is no larger."""
     ranks.gathers_gradients = False
     reduce = ranks.reduce
     ranks.reduce = lambda all_, _microbatch, _step: all_
@@ -147,7 +146,5 @@ def _clip_early(ranks: EmulatedRanks, *, again: bool) -> None:
         means = ranks.exchange(rank, ranks.gradients(rank), lambda all_: reduce(all_, 0, step))
         for name, value in ranks.parameters[rank].items():
             value.grad = means[name].clone() if name in means else None
-        if again:
-            ranks.clip_again(rank, means)
 
     ranks.after_clipping.append(average)

@@ -174,6 +174,12 @@ GRADIENTS: dict[str, Wrong] = {
         reduce=clipped_and_averaged,
         of_one=clipping_step,
     ),
+    "clip_before_and_after_reduction": by_hand(
+        "clips the gradients of its own rows before they are reduced",
+        reduce=clipped_and_averaged,
+        clips=clip,
+        of_one=clipping_step,
+    ),
     "not_clipped": by_hand("gradients are not clipped", of_one=clipping_step),
     "tensors_not_clipped": by_hand("gradients are not clipped", of_one=step_of(reduce=nothing, clips=clip_each)),
     "replicas_in_norm": by_hand(
