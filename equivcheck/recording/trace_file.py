@@ -135,7 +135,8 @@ def read_trace(folder: Path) -> tuple[RankTrace, ...]:
     files = sorted(folder.glob(f"rank*{SUFFIX}"))
     if not files:
         raise UsageError(
-            f"folder {folder} is not valid: it has no file rank0{SUFFIX}. Expected a folder from `equivcheck.record(folder)`."
+            f"folder {folder} is not valid: it has no file rank0{SUFFIX}. Expected a folder from `equivcheck.record(folder)`, which "
+            "writes files only if an optimizer of torch makes a step."
         )
     found = sorted((_read_file(file) for file in files), key=lambda trace: trace.header.rank)
     ranks = [trace.header.rank for trace in found]
