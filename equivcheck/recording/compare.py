@@ -11,7 +11,7 @@ from equivcheck.errors import UsageError
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.recording.assemble import Cover
 from equivcheck.recording.runs import Key, RecordedRun, RecordedTensor, read_run
-from equivcheck.recording.trace_file import Moment
+from equivcheck.recording.trace import Moment
 from equivcheck.recording.verdict import TensorDifference, TraceVerdict
 from equivcheck.worlds.trace.differences import Difference
 

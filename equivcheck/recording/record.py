@@ -34,7 +34,8 @@ from equivcheck.recording.tensors import (
     slots_of,
     state_of,
 )
-from equivcheck.recording.trace_file import Entry, Header, Moment, RecordedStep, TraceWriter
+from equivcheck.recording.trace import Entry, Header, Moment, RecordedStep
+from equivcheck.recording.trace_file import TraceWriter
 from equivcheck.worlds.trace.trace import Slot
 
 _VARIABLES = ("OMP_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE", "ATEN_CPU_CAPABILITY")

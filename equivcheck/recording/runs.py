@@ -11,7 +11,8 @@ import torch
 
 from equivcheck.recording.assemble import Assembled, Part, assemble
 from equivcheck.recording.sketch import Sketch
-from equivcheck.recording.trace_file import Entry, Moment, RankTrace, read_trace
+from equivcheck.recording.trace import Entry, Moment, RankTrace
+from equivcheck.recording.trace_file import read_trace
 
 Key = tuple[int, Moment, str]
 """Step, moment and name."""

@@ -16,7 +16,7 @@ from equivcheck.layouts.parallelisms.fsdp1.flat_parameters import flat_slots
 from equivcheck.recording.exact import hash_parts
 from equivcheck.recording.signs import signs_of
 from equivcheck.recording.sketch import sketch_parts
-from equivcheck.recording.trace_file import Entry, Moment
+from equivcheck.recording.trace import Entry, Moment
 from equivcheck.training.read import canonical_name, pieces_of
 from equivcheck.worlds.trace.trace import Piece, Slot
 

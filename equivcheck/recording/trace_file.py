@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,78 +17,11 @@ import numpy as np
 from equivcheck.errors import UsageError
 from equivcheck.recording.exact import ExactHash
 from equivcheck.recording.sketch import FORMAT_VERSION, Sketch
-from equivcheck.system.choice import PrintableEnum
+from equivcheck.recording.trace import Clip, Entry, Header, Moment, Output, RankTrace, RecordedStep
 from equivcheck.worlds.trace.trace import Piece
 
 SUFFIX = ".ecr"
 """Suffix; trace files are called ``rank0.ecr`` and so on."""
-
-
-class Moment(PrintableEnum):
-    """When a tensor was read. Gradients are those that the optimizer finds."""
-
-    START = "start"
-    UNCLIPPED = "gradient before clipping"
-    GRADIENT = "gradient"
-    UPDATE = "parameter"
-    STATE = "state"
-    BUFFER = "buffer"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
-    """Facts about a recorded process."""
-
-    rank: int
-    """Rank, from 0."""
-    num_ranks: int
-    """Number of ranks."""
-    argv: tuple[str, ...]
-    """Command line."""
-    environment: Mapping[str, str]
-    """Settings that may change values, such as torch's version and ``OMP_NUM_THREADS``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Entry:
-    """One rank's part in one tensor at one moment."""
-
-    moment: Moment
-    """When it was read."""
-    piece: Piece
-    """Name and position in the full tensor."""
-    dtype: str
-    """Element type, such as ``float32``."""
-    sketch: Sketch
-    """The part's sketch."""
-    exact: ExactHash | None = None
-    """Exact hash; None unless initial values or buffers."""
-    is_partial: bool = False
-    """Whether the tensor is the sum over ranks, as with DTensor's `Partial`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RecordedStep:
-    """One step, as a rank recorded it."""
-
-    step: int
-    """Number of earlier updates."""
-    losses: tuple[float, ...]
-    """Scalars that `backward` was called on, in order."""
-    entries: tuple[Entry, ...]
-    """Tensors."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankTrace:
-    """One trace file."""
-
-    header: Header
-    """Facts about the process."""
-    steps: tuple[RecordedStep, ...]
-    """Steps in order."""
-    is_cut_off: bool
-    """Whether the last line is incomplete, because the process was killed while it wrote."""
 
 
 class TraceWriter:
@@ -107,8 +40,18 @@ class TraceWriter:
 
     def write(self, step: RecordedStep) -> None:
         """Append a step."""
-        entries = [_entry_object(entry) for entry in step.entries]
-        self._write({"step": step.step, "losses": step.losses, "entries": entries})
+        self._write(
+            {
+                "step": step.step,
+                "losses": step.losses,
+                "samples": [[f"{sample:x}" for sample in microbatch] for microbatch in step.samples],
+                "backwards": step.num_backwards,
+                "clips": [asdict(clip) for clip in step.clips],
+                "settings": [dict(each) for each in step.settings],
+                "outputs": [_output_object(output) for output in step.outputs],
+                "entries": [_entry_object(entry) for entry in step.entries],
+            }
+        )
 
     def _write(self, line: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
@@ -120,14 +63,30 @@ class TraceWriter:
 
 
 def _entry_object(entry: Entry) -> dict[str, Any]:
-    piece, sketch = entry.piece, entry.sketch
-    numbers = np.array([sketch.squares, sketch.minimum, sketch.maximum, *sketch.sums], dtype="<f8")
+    piece = entry.piece
     found: dict[str, Any] = {"at": entry.moment.value, "name": piece.name, "shape": piece.shape, "dtype": entry.dtype}
     found |= {"start": piece.start, "size": piece.size} if piece.start else {}
     found |= {"run": piece.run} if piece.run is not None else {}
     found |= {"partial": True} if entry.is_partial else {}
+    found |= {"microbatch": entry.microbatch} if entry.microbatch else {}
     found |= {"exact": [entry.exact.in_place, entry.exact.anywhere]} if entry.exact is not None else {}
-    return found | {"sketch": base64.b64encode(numbers.tobytes()).decode()}
+    return found | {"sketch": _encoded(entry.sketch)}
+
+
+def _output_object(output: Output) -> dict[str, Any]:
+    fields = ("module", "call", "microbatch", "shape", "dtype")
+    return {name: getattr(output, name) for name in fields} | {"sketch": _encoded(output.sketch)}
+
+
+def _encoded(sketch: Sketch) -> str:
+    numbers = np.array([sketch.squares, sketch.minimum, sketch.maximum, *sketch.sums], dtype="<f8")
+    return base64.b64encode(numbers.tobytes()).decode()
+
+
+def _decoded(text: str) -> Sketch:
+    numbers = np.frombuffer(base64.b64decode(text, validate=True), dtype="<f8")
+    squares, minimum, maximum = map(float, numbers[:3])
+    return Sketch(sums=numbers[3:], squares=squares, minimum=minimum, maximum=maximum)
 
 
 def read_trace(folder: Path) -> tuple[RankTrace, ...]:
@@ -135,7 +94,7 @@ def read_trace(folder: Path) -> tuple[RankTrace, ...]:
     files = sorted(folder.glob(f"rank*{SUFFIX}"))
     if not files:
         raise UsageError(
-            f"folder {folder} is not valid: it has no file rank0{SUFFIX}. Expected a folder from `equivcheck.record(folder)`, which "
+            f"folder {folder} is not valid: it has no file rank0{SUFFIX}. Expected a folder from `equivcheck.record`, which "
             "writes files only if an optimizer of torch makes a step."
         )
     found = sorted((_read_file(file) for file in files), key=lambda trace: trace.header.rank)
@@ -180,12 +139,8 @@ def _joined(steps: Sequence[RecordedStep]) -> tuple[RecordedStep, ...]:
     """Steps with their lines joined. If a tensor is read at the end only, it is in the last step's second line."""
     found: dict[int, RecordedStep] = {}
     for each in steps:
-        before = found.get(each.step, RecordedStep(step=each.step, losses=(), entries=()))
-        found[each.step] = RecordedStep(
-            step=each.step,
-            losses=before.losses + each.losses,
-            entries=before.entries + each.entries,
-        )
+        before = found.get(each.step)
+        found[each.step] = each if before is None else replace(before, entries=before.entries + each.entries)
     return tuple(found.values())
 
 
@@ -194,12 +149,26 @@ def _step(line: Mapping[str, Any]) -> RecordedStep:
         step=int(line["step"]),
         losses=tuple(map(float, line["losses"])),
         entries=tuple(map(_entry, line["entries"])),
+        samples=tuple(tuple(int(sample, 16) for sample in microbatch) for microbatch in line["samples"]),
+        num_backwards=int(line["backwards"]),
+        clips=tuple(Clip(**{name: float(value) for name, value in clip.items()}) for clip in line["clips"]),
+        settings=tuple({str(name): str(value) for name, value in each.items()} for each in line["settings"]),
+        outputs=tuple(map(_output, line["outputs"])),
+    )
+
+
+def _output(found: Mapping[str, Any]) -> Output:
+    return Output(
+        module=str(found["module"]),
+        call=int(found["call"]),
+        microbatch=int(found["microbatch"]),
+        shape=_ints(found["shape"]),
+        dtype=str(found["dtype"]),
+        sketch=_decoded(found["sketch"]),
     )
 
 
 def _entry(found: Mapping[str, Any]) -> Entry:
-    numbers = np.frombuffer(base64.b64decode(found["sketch"], validate=True), dtype="<f8")
-    squares, minimum, maximum = map(float, numbers[:3])
     piece = Piece(
         name=str(found["name"]),
         shape=_ints(found["shape"]),
@@ -211,11 +180,10 @@ def _entry(found: Mapping[str, Any]) -> Entry:
         moment=Moment(found["at"]),
         piece=piece,
         dtype=str(found["dtype"]),
-        sketch=Sketch(sums=numbers[3:], squares=squares, minimum=minimum, maximum=maximum),
-        exact=None
-        if "exact" not in found
-        else ExactHash(**dict(zip(("in_place", "anywhere"), _pair(found["exact"]), strict=True))),
+        sketch=_decoded(found["sketch"]),
+        exact=_exact(found["exact"]) if "exact" in found else None,
         is_partial=bool(found.get("partial", False)),
+        microbatch=int(found.get("microbatch", 0)),
     )
 
 

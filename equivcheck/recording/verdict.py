@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from equivcheck.oracle.verdict.verdict import Judgement
-from equivcheck.recording.trace_file import Moment
+from equivcheck.recording.trace import Moment
 from equivcheck.worlds.trace.differences import Difference
 
 _MOST = 8

@@ -1,0 +1,121 @@
+"""Data in a trace: what a rank records about each step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from equivcheck.recording.exact import ExactHash
+from equivcheck.recording.sketch import Sketch
+from equivcheck.system.choice import PrintableEnum
+from equivcheck.worlds.trace.trace import Piece
+
+
+class Moment(PrintableEnum):
+    """When a tensor was read. Gradients are those that the optimizer finds."""
+
+    START = "start"
+    ACCUMULATED = "gradient before a microbatch"
+    UNCLIPPED = "gradient before clipping"
+    GRADIENT = "gradient"
+    UPDATE = "parameter"
+    STATE = "state"
+    BUFFER = "buffer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """Facts about a recorded process."""
+
+    rank: int
+    """Rank, from 0."""
+    num_ranks: int
+    """Number of ranks."""
+    argv: tuple[str, ...]
+    """Command line."""
+    environment: Mapping[str, str]
+    """Settings that may change values, such as torch's version and ``OMP_NUM_THREADS``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Entry:
+    """One rank's part in one tensor at one moment."""
+
+    moment: Moment
+    """When it was read."""
+    piece: Piece
+    """Name and position in the full tensor."""
+    dtype: str
+    """Element type, such as ``float32``."""
+    sketch: Sketch
+    """The part's sketch."""
+    exact: ExactHash | None = None
+    """Exact hash; None unless initial values or buffers."""
+    is_partial: bool = False
+    """Whether the tensor is the sum over ranks, as with DTensor's `Partial`."""
+    microbatch: int = 0
+    """Number of backward passes before it in this step, for accumulated gradients."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Output:
+    """A module's output for one microbatch, on one rank. Signs depend on the hash of a sample, and not on its row."""
+
+    module: str
+    """Name of the module in the model without wrappers; empty for the model."""
+    call: int
+    """Number of earlier calls of this module in the microbatch."""
+    microbatch: int
+    """Position in `RecordedStep.samples`."""
+    shape: tuple[int, ...]
+    """Shape for one sample."""
+    dtype: str
+    """Element type."""
+    sketch: Sketch
+    """Sketch over all samples in the microbatch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clip:
+    """One call of a clipping function."""
+
+    norm: float
+    """Norm that the function returned."""
+    max_norm: float
+    """Limit."""
+    norm_type: float = 2.0
+    """Norm type."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RecordedStep:
+    """One step, as a rank recorded it."""
+
+    step: int
+    """Number of earlier updates."""
+    losses: tuple[float, ...]
+    """Scalars that `backward` was called on, in order."""
+    entries: tuple[Entry, ...]
+    """Tensors."""
+    samples: tuple[tuple[int, ...], ...] = ()
+    """Each microbatch's samples, as 64-bit hashes over all inputs of the model, if a backward pass came through."""
+    num_backwards: int = 0
+    """Calls of `backward`, with or without samples."""
+    clips: tuple[Clip, ...] = ()
+    """Calls of clipping functions, in order."""
+    settings: tuple[Mapping[str, str], ...] = ()
+    """Each parameter group's settings when its optimizer stepped, with ``optimizer``, its class, as one of them."""
+    outputs: tuple[Output, ...] = ()
+    """Module outputs, if asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTrace:
+    """One trace file."""
+
+    header: Header
+    """Facts about the process."""
+    steps: tuple[RecordedStep, ...]
+    """Steps in order."""
+    is_cut_off: bool
+    """Whether the last line is incomplete, because the process was killed while it wrote."""
