@@ -16,6 +16,7 @@ import numpy as np
 
 from equivcheck.errors import UsageError
 from equivcheck.recording.exact import ExactHash
+from equivcheck.recording.signs import NUM_SUMS
 from equivcheck.recording.sketch import FORMAT_VERSION, Sketch
 from equivcheck.recording.trace import Clip, Entry, Header, Moment, Output, RankTrace, RecordedStep
 from equivcheck.worlds.trace.trace import Piece
@@ -85,6 +86,8 @@ def _encoded(sketch: Sketch) -> str:
 
 def _decoded(text: str) -> Sketch:
     numbers = np.frombuffer(base64.b64decode(text, validate=True), dtype="<f8")
+    if len(numbers) != NUM_SUMS + 3:
+        raise ValueError(f"a sketch has {len(numbers)} numbers, not {NUM_SUMS + 3}")
     squares, minimum, maximum = map(float, numbers[:3])
     return Sketch(sums=numbers[3:], squares=squares, minimum=minimum, maximum=maximum)
 
