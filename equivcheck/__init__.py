@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from equivcheck.oracle.verdict.verdict import Outcome, Verdict
     from equivcheck.programs.nouns import TensorProgram
     from equivcheck.programs.operation_check.check import check_operation
-    from equivcheck.recording.compare import compare
+    from equivcheck.recording.compare.compare import compare
+    from equivcheck.recording.compare.verdict import TraceVerdict
     from equivcheck.recording.record import record
-    from equivcheck.recording.verdict import TraceVerdict
     from equivcheck.scenario import Layout, Scenario, Training
     from equivcheck.scenario.file_format.codec import from_json, to_json
     from equivcheck.user.check import check_training
@@ -32,9 +32,9 @@ _HOMES = {
     "equivcheck.oracle.verdict.verdict": ("Outcome", "Verdict"),
     "equivcheck.programs.nouns": ("TensorProgram",),
     "equivcheck.programs.operation_check.check": ("check_operation",),
-    "equivcheck.recording.compare": ("compare",),
+    "equivcheck.recording.compare.compare": ("compare",),
     "equivcheck.recording.record": ("record",),
-    "equivcheck.recording.verdict": ("TraceVerdict",),
+    "equivcheck.recording.compare.verdict": ("TraceVerdict",),
     "equivcheck.scenario": ("Layout", "Scenario", "Training"),
     "equivcheck.scenario.file_format.codec": ("from_json", "to_json"),
     "equivcheck.user.check": ("check_training",),

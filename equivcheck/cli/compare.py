@@ -28,7 +28,7 @@ def compare(one: Path, other: Path, moved: tuple[Path, ...], as_json: bool) -> E
     are equivalent, 1 if they diverge, 3 if that cannot be decided.
     """
     from equivcheck.oracle.verdict.verdict import Outcome
-    from equivcheck.recording.compare import compare as compare_runs
+    from equivcheck.recording.compare.compare import compare as compare_runs
     from equivcheck.scenario.file_format.codec import encode
 
     found = compare_runs(one, other, moved=moved)

@@ -12,11 +12,15 @@ from equivcheck.worlds.trace.trace import Piece
 
 
 class Moment(PrintableEnum):
-    """When a tensor was read. Gradients are those that the optimizer finds."""
+    """When a value was read, in training order. Gradients are those that the optimizer finds."""
 
     START = "start"
+    SAMPLES = "samples"
+    OUTPUT = "output"
+    LOSS = "loss"
     ACCUMULATED = "gradient before a microbatch"
     UNCLIPPED = "gradient before clipping"
+    NORM = "norm"
     GRADIENT = "gradient"
     UPDATE = "parameter"
     STATE = "state"
@@ -35,6 +39,10 @@ class Header:
     """Command line."""
     environment: Mapping[str, str]
     """Settings that may change values, such as torch's version and ``OMP_NUM_THREADS``."""
+    num_steps: int | None = None
+    """Number of steps that `record` was asked for; None for all."""
+    moved: int = 0
+    """Choice of moved initial parameters, from 1; 0 if they were not moved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

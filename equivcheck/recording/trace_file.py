@@ -36,6 +36,8 @@ class TraceWriter:
             "num_ranks": header.num_ranks,
             "argv": header.argv,
             "environment": header.environment,
+            "num_steps": header.num_steps,
+            "moved": header.moved,
         }
         self._write({"equivcheck trace": FORMAT_VERSION, **own})
 
@@ -132,6 +134,8 @@ def _read_file(file: Path) -> RankTrace:
             num_ranks=int(header["num_ranks"]),
             argv=tuple(map(str, header["argv"])),
             environment={str(name): str(value) for name, value in header["environment"].items()},
+            num_steps=None if header["num_steps"] is None else int(header["num_steps"]),
+            moved=int(header["moved"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise UsageError(f"file {file} is not valid: {type(error).__name__} ({error}). Expected a trace file.") from error

@@ -16,8 +16,8 @@ from torch import nn
 import equivcheck
 from equivcheck import Outcome, TraceVerdict, UsageError
 from equivcheck.cli import main
+from equivcheck.recording.compare.runs import read_run
 from equivcheck.recording.record import record
-from equivcheck.recording.runs import read_run
 from equivcheck.recording.trace import Moment
 from equivcheck.recording.trace_file import read_trace
 from equivcheck.worlds.pool import ranks

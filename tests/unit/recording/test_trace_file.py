@@ -22,7 +22,7 @@ from equivcheck.worlds.trace.pieces import select_piece
 from equivcheck.worlds.trace.trace import Piece
 from unit.recording.partitions import SHAPES, partitions
 
-HEADER = Header(rank=0, num_ranks=1, argv=("train.py", "--lr", "0.1"), environment={"torch": "2.13.0"})
+HEADER = Header(rank=0, num_ranks=1, argv=("train.py", "--lr", "0.1"), environment={"torch": "2.13.0"}, num_steps=7, moved=2)
 
 
 def entries_of(pieces: list[Piece], *, is_partial: bool = False) -> tuple[Entry, ...]:

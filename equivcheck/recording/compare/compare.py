@@ -10,9 +10,9 @@ from pathlib import Path
 from equivcheck.errors import UsageError
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.recording.assemble import Cover
-from equivcheck.recording.runs import Key, RecordedRun, RecordedTensor, read_run
+from equivcheck.recording.compare.runs import Key, RecordedRun, RecordedTensor, read_run
+from equivcheck.recording.compare.verdict import TensorDifference, TraceVerdict
 from equivcheck.recording.trace import Moment
-from equivcheck.recording.verdict import TensorDifference, TraceVerdict
 from equivcheck.worlds.trace.differences import Difference
 
 FLOOR = 64.0
