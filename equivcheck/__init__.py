@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from equivcheck.programs.operation_check.check import check_operation
     from equivcheck.recording.compare.compare import compare
     from equivcheck.recording.compare.verdict import TraceVerdict
-    from equivcheck.recording.record import record
+    from equivcheck.recording.watch.record import record
     from equivcheck.scenario import Layout, Scenario, Training
     from equivcheck.scenario.file_format.codec import from_json, to_json
     from equivcheck.user.check import check_training
@@ -33,8 +33,8 @@ _HOMES = {
     "equivcheck.programs.nouns": ("TensorProgram",),
     "equivcheck.programs.operation_check.check": ("check_operation",),
     "equivcheck.recording.compare.compare": ("compare",),
-    "equivcheck.recording.record": ("record",),
     "equivcheck.recording.compare.verdict": ("TraceVerdict",),
+    "equivcheck.recording.watch.record": ("record",),
     "equivcheck.scenario": ("Layout", "Scenario", "Training"),
     "equivcheck.scenario.file_format.codec": ("from_json", "to_json"),
     "equivcheck.user.check": ("check_training",),

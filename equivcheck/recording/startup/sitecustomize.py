@@ -42,7 +42,7 @@ class _Recording(Loader):
         self._own.exec_module(module)
         if module.__spec__ is not None:
             module.__spec__.loader = module.__loader__ = self._own
-        from equivcheck.recording.record import record
+        from equivcheck.recording.watch.record import record
 
         recording = record(**json.loads(os.environ["EQUIVCHECK_RECORD"]))
         recording.__enter__()

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from equivcheck.recording.record import record
+from equivcheck.recording.watch.record import record
 
 STEPS = 3
 Fault = Callable[[int, nn.Module], None]

@@ -17,9 +17,9 @@ import equivcheck
 from equivcheck import Outcome, TraceVerdict, UsageError
 from equivcheck.cli import main
 from equivcheck.recording.compare.runs import read_run
-from equivcheck.recording.record import record
 from equivcheck.recording.trace import Moment
 from equivcheck.recording.trace_file import read_trace
+from equivcheck.recording.watch.record import record
 from equivcheck.worlds.pool import ranks
 from equivcheck.worlds.trace.differences import Difference
 from unit.recording.trainings import train, train_on_rank

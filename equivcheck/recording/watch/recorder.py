@@ -1,4 +1,4 @@
-"""`record`: write a trace while a training loop runs. The loop is not ours, and none of its values changes.
+"""`Recorder`: follow a training loop step by step.
 
 Private torch API, tried on torch 2.9, 2.13 and 2.15: `clip_grad._clip_grads_with_norm_`, which `clip_grad_norm_` calls with the
 parameters and their norm before it scales. There is no public hook for clipping.
@@ -23,7 +23,6 @@ from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from equivcheck.errors import UsageError
-from equivcheck.recording.signs import NUM_SUMS
 from equivcheck.recording.tensors import (
     Row,
     buffers_of,
@@ -42,40 +41,11 @@ _VARIABLES = ("OMP_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRID
 """Environment variables that may change values."""
 
 
-@contextlib.contextmanager
-def record(folder: str | Path, *, steps: int | None = None, from_step: int = 0, moved: int = 0) -> Iterator[None]:
-    """Record the training inside the context to ``folder/rankN.ecr``, for ``equivcheck.compare``.
+class Recorder:
+    """Reads a process's training at each step, and writes a trace. The training is not ours, and none of its values changes."""
 
-    Each step has the losses, gradients and parameters, as sketches: some hundred bytes for each tensor. The first
-    one has the initial parameters, the last one the optimizer state and buffers. `steps` and `from_step` choose the recorded
-    steps; a step ends when a module is called after an optimizer has stepped. Nothing is communicated and no value changes. If
-    recording fails, one line on stderr says so, and the training goes on.
-
-    With `moved` from 1 to 32, each initial parameter's elements are multiplied by 1 + eps or 1 - eps, another choice for each
-    number. Such runs measure how far rounding alone carries the training.
-
-    Raises `UsageError` if an argument is not valid, or if this process already records.
-    """
-    if not 0 <= moved <= NUM_SUMS:
-        raise UsageError(f"moved {moved} is not valid: there are {NUM_SUMS} choices. Expected 0 to {NUM_SUMS}.")
-    if steps is not None and steps < 1:
-        raise UsageError(f"steps {steps} is not valid: nothing would be recorded. Expected at least 1.")
-    if from_step < 0:
-        raise UsageError(f"from_step {from_step} is not valid: it is negative. Expected 0 or more.")
-    if _Recorder.is_active:
-        raise UsageError("record is not valid here: this process already records. Expected one `with record(...)` at a time.")
-    recorder = _Recorder(Path(folder), range(from_step, sys.maxsize if steps is None else from_step + steps), moved)
-    _Recorder.is_active = True
-    try:
-        with recorder.hooks():
-            yield
-    finally:
-        _Recorder.is_active = False
-        recorder.finish()
-
-
-class _Recorder:
     is_active = False
+    """Whether this process already records."""
 
     def __init__(self, folder: Path, wanted: range, moved: int) -> None:
         self._folder, self._wanted, self._moved = folder, wanted, moved
