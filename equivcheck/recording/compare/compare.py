@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from equivcheck.errors import UsageError
@@ -26,6 +26,20 @@ Clipping by other means than torch's functions is not seen, and state and buffer
 """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Two runs, and everything that was compared in them."""
+
+    first: RecordedRun
+    """First run."""
+    second: RecordedRun
+    """Second run."""
+    tensors: tuple[TensorDifference, ...]
+    """Compared tensors in training order, also those that agree."""
+    verdict: TraceVerdict
+    """Verdict."""
+
+
 def compare(one: str | Path, other: str | Path, *, moved: Sequence[str | Path] = ()) -> TraceVerdict:
     """Compare two runs that `record` wrote. Layouts and numbers of ranks may differ.
 
@@ -33,6 +47,11 @@ def compare(one: str | Path, other: str | Path, *, moved: Sequence[str | Path] =
     difference is DIVERGED only if rounding cannot make it: other initial parameters, missing tensors, NaN in one run, or first
     gradients that are wrong by more than sqrt(eps) times their norm. Raises `UsageError` if a folder is not a trace.
     """
+    return compare_everything(one, other, moved=moved).verdict
+
+
+def compare_everything(one: str | Path, other: str | Path, *, moved: Sequence[str | Path] = ()) -> Comparison:
+    """Compare two runs, and keep the tensors that agree as well. Arguments and errors are those of `compare`."""
     first, second, *noisy = (read_run(Path(folder)) for folder in (one, other, *moved))
     shared = sorted({*first.steps} & {*second.steps})
     if not shared:
@@ -41,7 +60,7 @@ def compare(one: str | Path, other: str | Path, *, moved: Sequence[str | Path] =
         )
     keys = _keys(first, second, shared)
     found = [_difference(key, first, second, noisy) for key in keys]
-    differences = [each for each in found if each.difference is not Difference.VALUE or not each.distance <= each.allowed]
+    differences = [each for each in found if each.is_different]
     worst = max((each.error for each in found if each.difference is Difference.VALUE), default=0.0)
     outcome, reason = _judge(differences, worst, keys, is_measured=bool(noisy))
     coverage = [*_coverage(first, second, keys)]
@@ -49,9 +68,10 @@ def compare(one: str | Path, other: str | Path, *, moved: Sequence[str | Path] =
         step = differences[0].step
         losses = f"{first.loss(step):.6g} and {second.loss(step):.6g}"
         coverage.insert(0, f"loss at step {step}: {losses}, averaged over ranks")
-    return TraceVerdict(
+    verdict = TraceVerdict(
         outcome=outcome, reason=reason, differences=tuple(differences), worst_error=worst, coverage=tuple(coverage)
     )
+    return Comparison(first=first, second=second, tensors=tuple(found), verdict=verdict)
 
 
 def _keys(first: RecordedRun, second: RecordedRun, shared: Sequence[int]) -> list[Key]:

@@ -15,7 +15,7 @@ _MOST = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorDifference:
-    """A tensor that differs between two runs."""
+    """Difference between two runs in one tensor."""
 
     step: int
     """Step, from 0."""
@@ -42,6 +42,11 @@ class TensorDifference:
     def error(self) -> float:
         """Distance divided by the allowed distance; 0 if both are 0."""
         return self.distance / self.allowed if self.allowed else math.inf if self.distance else 0.0
+
+    @property
+    def is_different(self) -> bool:
+        """Whether rounding does not explain it, or another difference than in values was found."""
+        return self.difference is not Difference.VALUE or not self.distance <= self.allowed
 
     def __str__(self) -> str:
         place = f"step {self.step} {self.moment.value} {self.tensor}"
