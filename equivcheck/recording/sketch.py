@@ -8,7 +8,7 @@ compared, and no rank needs more than its own elements.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -70,26 +70,40 @@ def sketch_parts(parts: Sequence[tuple[Piece, torch.Tensor]]) -> list[Sketch]:
 
     The result is read from the device once, however many tensors there are.
     """
-    numbers = sorted((at for at, (piece, _) in enumerate(parts) if piece.numel), key=lambda at: parts[at][0].numel > _SMALL)
-    num_small = sum(parts[at][0].numel <= _SMALL for at in numbers)
-    tables = [_sketch_small([parts[at] for at in numbers[:num_small]])] if num_small else []
-    tables += [_sketch_large(*parts[at])[None] for at in numbers[num_small:]]
+    order, tables = [], []
+    for numbers in _batches(parts):
+        piece, tensors = parts[numbers[0]][0], [parts[at][1] for at in numbers]
+        order += numbers
+        tables.append(_sketch_small(piece, tensors) if piece.numel <= _SMALL else _sketch_large(piece, tensors[0])[None])
+    table = torch.cat(tables).cpu().numpy() if tables else np.zeros((0, NUM_SUMS + 3))
     found = [EMPTY] * len(parts)
-    for at, row in zip(numbers, torch.cat(tables).cpu().numpy() if tables else (), strict=True):
-        squares, minimum, maximum = map(float, row[:3])
+    for at, row, (squares, minimum, maximum) in zip(order, table, table[:, :3].tolist(), strict=True):
         found[at] = Sketch(sums=row[3:], squares=squares, minimum=minimum, maximum=maximum)
     return found
 
 
-def _sketch_small(parts: Sequence[tuple[Piece, torch.Tensor]]) -> torch.Tensor:
+def _batches(parts: Sequence[tuple[Piece, torch.Tensor]]) -> Iterator[list[int]]:
+    """Numbers of the tensors that are summed together: small ones in the same position, as in layers of one kind."""
+    found: dict[tuple[object, ...], list[int]] = {}
+    for at, (piece, tensor) in enumerate(parts):
+        found.setdefault((piece.shape, piece.start, piece.size, piece.run, tensor.dtype), []).append(at)
+    for numbers in found.values():
+        if numel := parts[numbers[0]][0].numel:
+            length = _SLAB // numel if numel <= _SMALL else 1
+            yield from (numbers[first : first + length] for first in range(0, len(numbers), length))
+
+
+def _sketch_small(piece: Piece, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """One row per tensor: squares, minimum, maximum, signed sums. Calls are few, because one costs more than its sums."""
-    flat = torch.cat([tensor.detach().reshape(-1).to(torch.float64) for _, tensor in parts])
-    numels = [piece.numel for piece, _ in parts]
-    lengths = torch.tensor(numels, device=flat.device)
-    squares = torch.segment_reduce(flat * flat, "sum", lengths=lengths)
-    least, most = (torch.segment_reduce(flat, kind, lengths=lengths) for kind in ("min", "max"))
-    sums = [_sums(piece, values) for (piece, _), values in zip(parts, torch.split(flat, numels), strict=True)]
-    return torch.cat([torch.stack([squares, least, most], dim=1), torch.stack(sums)], dim=1)
+    flat = torch.stack([tensor.detach().reshape(-1) for tensor in tensors]).to(torch.float64)
+    sums = torch.zeros(len(tensors), NUM_SUMS, dtype=torch.float64, device=flat.device)
+    for block in _blocks(piece.shape, piece.start, piece.size, piece.run, flat.device):
+        num_rows, width = len(block.rows), len(block.columns)
+        matrix = flat[:, block.offset : block.offset + num_rows * width].reshape(-1, width)
+        products = (matrix @ block.columns.to(torch.float64)).view(len(tensors), num_rows, NUM_SUMS)
+        sums += (products * block.rows).sum(1)
+    squares, least, most = torch.linalg.vecdot(flat, flat), flat.amin(1), flat.amax(1)
+    return torch.cat([torch.stack([squares, least, most], dim=1), sums], dim=1)
 
 
 def _sketch_large(piece: Piece, tensor: torch.Tensor) -> torch.Tensor:

@@ -1,14 +1,16 @@
 """Trace files: one for each rank, with one JSON line for each step.
 
-A step is written at once, so a killed job keeps its earlier steps. Reading a file runs no code from it.
+A step is written at once, so a killed job keeps its earlier steps. Reading a file runs no code from it. Names and positions are
+written once; steps refer to them by number.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -23,6 +25,8 @@ from equivcheck.worlds.trace.trace import Piece
 
 SUFFIX = ".ecr"
 """Suffix; trace files are called ``rank0.ecr`` and so on."""
+_Tensor = tuple[Piece, str, bool]
+"""Position, element type, and whether it is partial: written once, and referred to by number."""
 
 
 class TraceWriter:
@@ -39,10 +43,14 @@ class TraceWriter:
             "num_steps": header.num_steps,
             "moved": header.moved,
         }
+        self._numbers: dict[_Tensor, int] = {}
         self._write({"equivcheck trace": FORMAT_VERSION, **own})
 
     def write(self, step: RecordedStep) -> None:
         """Append a step."""
+        num_known = len(self._numbers)
+        for entry in step.entries:
+            self._numbers.setdefault(_identity(entry), len(self._numbers))
         self._write(
             {
                 "step": step.step,
@@ -52,7 +60,13 @@ class TraceWriter:
                 "clips": [asdict(clip) for clip in step.clips],
                 "settings": [dict(each) for each in step.settings],
                 "outputs": [_output_object(output) for output in step.outputs],
-                "entries": [_entry_object(entry) for entry in step.entries],
+                "tensors": list(map(_tensor_object, islice(self._numbers, num_known, None))),
+                "entries": [
+                    self._group_object(moment, microbatch, list(entries))
+                    for (moment, microbatch, _), entries in groupby(
+                        step.entries, lambda entry: (entry.moment, entry.microbatch, entry.exact is None)
+                    )
+                ],
             }
         )
 
@@ -60,38 +74,51 @@ class TraceWriter:
         self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
         self._file.flush()
 
+    def _group_object(self, moment: Moment, microbatch: int, entries: Sequence[Entry]) -> dict[str, Any]:
+        found: dict[str, Any] = {"at": moment.value, "tensors": [self._numbers[_identity(entry)] for entry in entries]}
+        found |= {"microbatch": microbatch} if microbatch else {}
+        exact = [[entry.exact.in_place, entry.exact.anywhere] for entry in entries if entry.exact is not None]
+        found |= {"exact": exact} if exact else {}
+        return found | {"sketches": _encoded([entry.sketch for entry in entries])}
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
 
-def _entry_object(entry: Entry) -> dict[str, Any]:
-    piece = entry.piece
-    found: dict[str, Any] = {"at": entry.moment.value, "name": piece.name, "shape": piece.shape, "dtype": entry.dtype}
+def _identity(entry: Entry) -> _Tensor:
+    return entry.piece, entry.dtype, entry.is_partial
+
+
+def _tensor_object(tensor: _Tensor) -> dict[str, Any]:
+    piece, dtype, is_partial = tensor
+    found: dict[str, Any] = {"name": piece.name, "shape": piece.shape, "dtype": dtype}
     found |= {"start": piece.start, "size": piece.size} if piece.start else {}
     found |= {"run": piece.run} if piece.run is not None else {}
-    found |= {"partial": True} if entry.is_partial else {}
-    found |= {"microbatch": entry.microbatch} if entry.microbatch else {}
-    found |= {"exact": [entry.exact.in_place, entry.exact.anywhere]} if entry.exact is not None else {}
-    return found | {"sketch": _encoded(entry.sketch)}
+    return found | ({"partial": True} if is_partial else {})
 
 
 def _output_object(output: Output) -> dict[str, Any]:
     fields = ("module", "call", "microbatch", "shape", "dtype")
-    return {name: getattr(output, name) for name in fields} | {"sketch": _encoded(output.sketch)}
+    return {name: getattr(output, name) for name in fields} | {"sketch": _encoded([output.sketch])}
 
 
-def _encoded(sketch: Sketch) -> str:
-    numbers = np.array([sketch.squares, sketch.minimum, sketch.maximum, *sketch.sums], dtype="<f8")
+def _encoded(sketches: Sequence[Sketch]) -> str:
+    numbers = np.empty((len(sketches), NUM_SUMS + 3), dtype="<f8")
+    for row, sketch in zip(numbers, sketches, strict=True):
+        row[:3], row[3:] = (sketch.squares, sketch.minimum, sketch.maximum), sketch.sums
     return base64.b64encode(numbers.tobytes()).decode()
 
 
-def _decoded(text: str) -> Sketch:
+def _decoded(text: str, count: int) -> list[Sketch]:
     numbers = np.frombuffer(base64.b64decode(text, validate=True), dtype="<f8")
-    if len(numbers) != NUM_SUMS + 3:
-        raise ValueError(f"a sketch has {len(numbers)} numbers, not {NUM_SUMS + 3}")
-    squares, minimum, maximum = map(float, numbers[:3])
-    return Sketch(sums=numbers[3:], squares=squares, minimum=minimum, maximum=maximum)
+    if len(numbers) != count * (NUM_SUMS + 3):
+        raise ValueError(f"{count} sketches have {len(numbers)} numbers, not {NUM_SUMS + 3} each")
+    table = numbers.reshape(count, NUM_SUMS + 3)
+    return [
+        Sketch(sums=row[3:], squares=squares, minimum=minimum, maximum=maximum)
+        for row, (squares, minimum, maximum) in zip(table, table[:, :3].tolist(), strict=True)
+    ]
 
 
 def read_trace(folder: Path) -> tuple[RankTrace, ...]:
@@ -128,7 +155,8 @@ def _read_file(file: Path) -> RankTrace:
         )
     is_cut_off = bool(lines.pop()) if lines else True  # a complete line ends with a line break
     try:
-        steps = _joined([_step(json.loads(line)) for line in lines])
+        tensors: list[_Tensor] = []
+        steps = _joined([_step(json.loads(line), tensors) for line in lines])
         own = Header(
             rank=int(header["rank"]),
             num_ranks=int(header["num_ranks"]),
@@ -151,11 +179,13 @@ def _joined(steps: Sequence[RecordedStep]) -> tuple[RecordedStep, ...]:
     return tuple(found.values())
 
 
-def _step(line: Mapping[str, Any]) -> RecordedStep:
+def _step(line: Mapping[str, Any], tensors: list[_Tensor]) -> RecordedStep:
+    """Read one line. It extends `tensors` with those that it names."""
+    tensors += map(_tensor, line["tensors"])
     return RecordedStep(
         step=int(line["step"]),
         losses=tuple(map(float, line["losses"])),
-        entries=tuple(map(_entry, line["entries"])),
+        entries=tuple(entry for group in line["entries"] for entry in _entries(group, tensors)),
         samples=tuple(tuple(int(sample, 16) for sample in microbatch) for microbatch in line["samples"]),
         num_backwards=int(line["backwards"]),
         clips=tuple(Clip(**{name: float(value) for name, value in clip.items()}) for clip in line["clips"]),
@@ -171,11 +201,11 @@ def _output(found: Mapping[str, Any]) -> Output:
         microbatch=int(found["microbatch"]),
         shape=_ints(found["shape"]),
         dtype=str(found["dtype"]),
-        sketch=_decoded(found["sketch"]),
+        sketch=_decoded(found["sketch"], 1)[0],
     )
 
 
-def _entry(found: Mapping[str, Any]) -> Entry:
+def _tensor(found: Mapping[str, Any]) -> _Tensor:
     piece = Piece(
         name=str(found["name"]),
         shape=_ints(found["shape"]),
@@ -183,15 +213,18 @@ def _entry(found: Mapping[str, Any]) -> Entry:
         size=_ints(found.get("size", ())),
         run=_pair(found["run"]) if "run" in found else None,
     )
-    return Entry(
-        moment=Moment(found["at"]),
-        piece=piece,
-        dtype=str(found["dtype"]),
-        sketch=_decoded(found["sketch"]),
-        exact=_exact(found["exact"]) if "exact" in found else None,
-        is_partial=bool(found.get("partial", False)),
-        microbatch=int(found.get("microbatch", 0)),
-    )
+    return piece, str(found["dtype"]), bool(found.get("partial", False))
+
+
+def _entries(group: Mapping[str, Any], tensors: Sequence[_Tensor]) -> Iterator[Entry]:
+    """One moment's entries. `tensors` has all that were named so far."""
+    moment, microbatch, numbers = Moment(group["at"]), int(group.get("microbatch", 0)), group["tensors"]
+    hashes = [_exact(each) for each in group["exact"]] if "exact" in group else [None] * len(numbers)
+    for number, sketch, exact in zip(numbers, _decoded(group["sketches"], len(numbers)), hashes, strict=True):
+        piece, dtype, is_partial = tensors[number]
+        yield Entry(
+            moment=moment, piece=piece, dtype=dtype, sketch=sketch, exact=exact, is_partial=is_partial, microbatch=microbatch
+        )
 
 
 def _exact(values: Sequence[Any]) -> ExactHash:
