@@ -9,7 +9,7 @@ import struct
 from typing import IO
 
 from equivcheck.scenario.case import Checkable
-from equivcheck.system.unnamed_file import unnamed_file
+from equivcheck.system.files import unnamed_file
 
 _SIZE = 1 << 16
 _HEADER = struct.Struct("<QQ")

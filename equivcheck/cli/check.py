@@ -24,7 +24,7 @@ from equivcheck.cli.options import (
 from equivcheck.cli.shell import ExitCode
 from equivcheck.cli.standing import on_all_ranks
 from equivcheck.errors import UsageError
-from equivcheck.system.input_file import read_stream, read_text
+from equivcheck.system.files import read_stream, read_text
 from equivcheck.system.streams import standard_input
 from equivcheck.worlds.pool import TORCHRUN
 

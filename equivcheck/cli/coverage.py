@@ -11,7 +11,7 @@ import click
 
 from equivcheck.cli.options import console, json_option, layouts_option, output_file, print_json
 from equivcheck.cli.shell import ExitCode
-from equivcheck.system.output_file import replace_text
+from equivcheck.system.files import replace_text
 
 if TYPE_CHECKING:
     from equivcheck.campaign.coverage.legality import Examples

@@ -119,7 +119,7 @@ def _runs(store: Path, prefix: str, since: datetime | None) -> tuple[Run, ...]:
 
 def _report_issue(store: Path, runs: Sequence[Run], output: Path | None, *, as_json: bool) -> ExitCode:
     from equivcheck.report.issue_text import issue_text, issue_title
-    from equivcheck.system.output_file import replace_text
+    from equivcheck.system.files import replace_text
 
     reported = list(_reported(store, runs))
     if not reported:

@@ -19,9 +19,9 @@ from click.exceptions import NoArgsIsHelpError
 
 from equivcheck.errors import EquivCheckError, InvalidScenario, UsageError
 from equivcheck.system.collection import rare_collections
-from equivcheck.system.imports import holds_import_lock
 from equivcheck.system.printable import escape_unprintable, shorten
 from equivcheck.system.streams import require_stdout, standard_streams
+from equivcheck.system.threads import holds_import_lock
 from equivcheck.system.torch_version import OLDEST
 
 LONGEST_LINE = 10_000

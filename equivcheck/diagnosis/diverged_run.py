@@ -18,11 +18,10 @@ from equivcheck.oracle.reference.noise import eps_of
 from equivcheck.oracle.reference.reference import ReferenceRun
 from equivcheck.scenario import Layout, Mesh, Scenario, Training
 from equivcheck.scenario.mesh import DP, EP, REPLICATE, SHARD
-from equivcheck.training.loop import train
+from equivcheck.training.loop import single_device_setup, train
 from equivcheck.training.read import buffer_snapshot, snapshot
 from equivcheck.training.settings import FLAGS, Settings, settings_of
 from equivcheck.training.setup import Setup
-from equivcheck.training.single_device import single_device_setup
 from equivcheck.worlds.ranks import Ranks
 from equivcheck.worlds.trace.moments import moments, moments_of_steps
 from equivcheck.worlds.trace.pieces import values_by_piece

@@ -3,20 +3,43 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import combinations, product
 from math import isclose, prod
 
 import numpy as np
 
-from equivcheck.diagnosis.emulation.coordinates import RankCoordinate, axis_combinations
 from equivcheck.oracle.reference.reference import Reference
 from equivcheck.training.settings import Settings
 from equivcheck.worlds.trace.differences import Divergence, Phase
 from equivcheck.worlds.trace.moments import Moment
 from equivcheck.worlds.trace.pieces import TensorsByName, fill, values_by_piece
 from equivcheck.worlds.trace.trace import Snapshot, Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCoordinate:
+    """A rank and its coordinate in the mesh."""
+
+    rank: int
+    """Global rank."""
+    indices: dict[str, int]
+    """Index along each axis."""
+
+    def agrees(self, other: RankCoordinate, axes: Iterable[str]) -> bool:
+        """Whether both ranks have equal indices along the given axes."""
+        return all(self.indices[name] == other.indices[name] for name in axes)
+
+    def differs_only_along(self, other: RankCoordinate, axes: Sequence[str]) -> bool:
+        """Whether both ranks have equal indices along all axes except the given ones."""
+        return self.agrees(other, [name for name in self.indices if name not in axes])
+
+
+def axis_combinations(axes: Sequence[str]) -> list[tuple[str, ...]]:
+    """Every combination of at least one axis, largest first."""
+    return [chosen for count in range(len(axes), 0, -1) for chosen in combinations(axes, count)]
+
 
 RATIO = 1e-4
 """Relative tolerance for the ratio of found to expected values. All elements must have the same ratio."""

@@ -13,10 +13,9 @@ from equivcheck.errors import EquivCheckError
 from equivcheck.layouts.composition.registry import rounding_of
 from equivcheck.oracle.reference.rounded import rounded_setup
 from equivcheck.scenario import Scenario
-from equivcheck.training.loop import train
+from equivcheck.training.loop import single_device_setup, train
 from equivcheck.training.read import local_values, state_slots
 from equivcheck.training.setup import Setup, unsharded_state
-from equivcheck.training.single_device import single_device_setup
 from equivcheck.worlds.trace.pieces import TensorsByName, select_piece
 from equivcheck.worlds.trace.trace import Piece, Slot
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-from equivcheck.programs.nouns.statements import arguments_of
+from equivcheck.programs.nouns.program import arguments_of
 from equivcheck.programs.run.one_device import ProgramPlan
 from equivcheck.programs.run.rank import REFUSED, StatementFailed, value_names
 from equivcheck.programs.run.reading import PartsDisagree

@@ -12,8 +12,7 @@ from equivcheck.layouts.composition.running import PROCESSES, THREADS, RanksResu
 from equivcheck.oracle.judge import ExpectedRun, judge, judge_failure
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.programs.blame import failure_if_refusals_raise, first_raising, parts_that_disagree, with_culprit
-from equivcheck.programs.nouns.program import MAX_STATEMENTS, TensorProgram
-from equivcheck.programs.nouns.statements import Operation
+from equivcheck.programs.nouns.program import MAX_STATEMENTS, Operation, TensorProgram
 from equivcheck.programs.run.cache import cached_plan, cached_reference
 from equivcheck.programs.run.known.difference import KnownDifference
 from equivcheck.programs.run.known.on_file import known_difference

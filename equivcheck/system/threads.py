@@ -1,10 +1,12 @@
-"""Threads of this process in the operating system. Linux only."""
+"""Threads of this process: how many there are, when one has ended, and whether one imports a module."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 import time
+from typing import Any
 
 _TASKS = "/proc/self/task"
 _LOOK_SECONDS = 0.0005
@@ -27,3 +29,15 @@ def wait_for_end_of(thread: threading.Thread, seconds: float) -> None:
     until = time.monotonic() + seconds
     while not thread.is_alive() and os.path.exists(place) and time.monotonic() < until:
         time.sleep(_LOOK_SECONDS)
+
+
+_bootstrap: Any = importlib._bootstrap  # Python 3.10 to 3.14
+
+
+def holds_import_lock(thread: int | None) -> bool:
+    """Whether a thread holds a module's import lock, and so is importing.
+
+    Its stack frames would show it too, but walking the frames of a running thread is not safe.
+    """
+    locks = [reference() for reference in list(_bootstrap._module_locks.values())]
+    return any(lock is not None and lock.owner == thread for lock in locks)

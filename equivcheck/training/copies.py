@@ -11,10 +11,9 @@ import torch
 from equivcheck.scenario import Training
 from equivcheck.training.choices import RecordedChoices
 from equivcheck.training.ensemble import Array, EnsembleStep, EnsembleTrace
-from equivcheck.training.loop import train
+from equivcheck.training.loop import single_device_setup, train
 from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
-from equivcheck.training.single_device import single_device_setup
 from equivcheck.worlds.trace.trace import Snapshot, Step, Trace
 
 Choices = tuple[torch.Tensor, ...]

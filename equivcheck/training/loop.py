@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from equivcheck.scenario import ClipNorm, ClipValue, ZeroGrad
+from equivcheck.scenario import ClipNorm, ClipValue, Training, ZeroGrad
 from equivcheck.system.choice import PrintableEnum
-from equivcheck.training.accumulate import scalar_value
+from equivcheck.training.accumulate import accumulate, scalar_value
 from equivcheck.training.clipping import clip_by_value
 from equivcheck.training.material import Batch, material
+from equivcheck.training.model import build_model
 from equivcheck.training.optimizer import build_schedule
 from equivcheck.training.read import buffer_snapshot, full_snapshot, snapshot, state_snapshot
 from equivcheck.training.setup import Setup
@@ -118,3 +119,10 @@ def _step(run: _Run, microbatches: Sequence[Batch], index: int, reads_full: bool
         full_gradients=full_gradients,
         full_parameters=run.full_parameters() if reads_full else None,
     )
+
+
+def single_device_setup(training: Training, parameters: Mapping[str, torch.Tensor] | None = None) -> Setup:
+    """Setup for the single-device run, with the training's own initial parameters unless others are given."""
+    initial = material(training).parameters if parameters is None else parameters
+    model = build_model(training.model, initial, training.data.batch_dim)
+    return Setup(training=training, model=model, module=model, compute=accumulate)

@@ -19,7 +19,7 @@ from equivcheck.cli import main
 from equivcheck.cli.options import print_json
 from equivcheck.report.verdict_text import print_verdict
 from equivcheck.scenario.file_format.codec import to_json
-from equivcheck.system.input_file import MAX_BYTES
+from equivcheck.system.files import MAX_BYTES
 from unit.campaign import fakes
 
 READERS = ("check", "dry-run", "export")

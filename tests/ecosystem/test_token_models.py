@@ -10,9 +10,8 @@ import torch
 
 from equivcheck.scenario import SGD, Attention, CrossEntropy, Data, GatedMLP, Head, IgnoredLabels, Model, Norm, Tokens, Training
 from equivcheck.scenario.token_layers import ROTARY_BASE
-from equivcheck.training.loop import train
+from equivcheck.training.loop import single_device_setup, train
 from equivcheck.training.material import Batch, material
-from equivcheck.training.single_device import single_device_setup
 
 transformers = pytest.importorskip("transformers")
 

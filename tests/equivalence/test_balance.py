@@ -44,8 +44,7 @@ from equivcheck.scenario import (
     Training,
     Wrapping,
 )
-from equivcheck.training.loop import train
-from equivcheck.training.single_device import single_device_setup
+from equivcheck.training.loop import single_device_setup, train
 from equivcheck.worlds.trace.stage import Stage
 from support.exported import printed_differences
 from support.supported import require_supported

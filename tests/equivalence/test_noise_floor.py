@@ -11,8 +11,7 @@ from equivcheck.oracle.reference.reference import Reference, ReferenceRun, noise
 from equivcheck.oracle.reference.summation import split_trace
 from equivcheck.scenario import Training
 from equivcheck.strategies import trainings
-from equivcheck.training.loop import train
-from equivcheck.training.single_device import single_device_setup
+from equivcheck.training.loop import single_device_setup, train
 from equivcheck.training.threads import one_thread
 from equivcheck.worlds.trace.differences import Phase
 

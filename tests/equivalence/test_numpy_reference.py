@@ -35,9 +35,8 @@ from equivcheck.scenario import (
     Training,
 )
 from equivcheck.strategies import optimizers, trainings
-from equivcheck.training.loop import train
+from equivcheck.training.loop import single_device_setup, train
 from equivcheck.training.material import material
-from equivcheck.training.single_device import single_device_setup
 from equivcheck.training.threads import one_thread
 from equivcheck.worlds.trace.trace import Snapshot, Step
 from numpy_reference.reference import NumpyBatch, NumpyStep, NumpyTrace, numpy_train

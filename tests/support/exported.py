@@ -12,8 +12,7 @@ from equivcheck.export.forked import run_forked
 from equivcheck.layouts.base.script.form import form_of
 from equivcheck.layouts.composition.running import Runner
 from equivcheck.scenario import Scenario
-from equivcheck.training.loop import train
-from equivcheck.training.single_device import single_device_setup
+from equivcheck.training.loop import single_device_setup, train
 from equivcheck.worlds.trace.differences import Phase
 from equivcheck.worlds.trace.moments import Moment, moments
 from equivcheck.worlds.trace.tensors import full_vector, table_of

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from equivcheck.programs.nouns.operations.registry import OPERATIONS
 from equivcheck.programs.nouns.placement import sharded_dim
-from equivcheck.programs.nouns.program import TensorProgram
-from equivcheck.programs.nouns.statements import Constant, Leaf, Operation, Redistribution, Statement
+from equivcheck.programs.nouns.program import Constant, Leaf, Operation, Redistribution, Statement, TensorProgram
 from equivcheck.programs.verdict import ProgramVerdict
 
 Place = tuple[str, int, str]

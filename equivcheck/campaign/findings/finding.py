@@ -24,8 +24,7 @@ from equivcheck.oracle.verdict.verdict import CaseVerdict, Verdict
 from equivcheck.programs.nouns import case_from_json
 from equivcheck.scenario.file_format.codec import decode, encode, load, to_json
 from equivcheck.scenario.noun import short_repr
-from equivcheck.system.input_file import UnreadableFile, read_text
-from equivcheck.system.output_file import replace_text
+from equivcheck.system.files import UnreadableFile, read_text, replace_text
 from equivcheck.worlds.pool import LOCAL_WORLDS
 
 SCENARIO, VERDICT, ENVIRONMENT, README = "scenario.json", "verdict.json", "environment.json", "README.md"

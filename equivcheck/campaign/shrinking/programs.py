@@ -10,7 +10,7 @@ from typing import TypeVar
 from equivcheck.errors import EquivCheckError
 from equivcheck.programs.nouns import Constant, Leaf, Operation, Redistribution, RoundTrip, Statement, TensorProgram
 from equivcheck.programs.nouns.placement import REPLICATE, partial, shard, sharded_dim
-from equivcheck.programs.nouns.statements import arguments_of
+from equivcheck.programs.nouns.program import arguments_of
 
 T = TypeVar("T")
 

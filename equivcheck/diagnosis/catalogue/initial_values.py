@@ -12,7 +12,7 @@ from equivcheck.diagnosis.emulation.scenario_ranks import ScenarioRanks
 from equivcheck.diagnosis.mistake import Mistake
 from equivcheck.diagnosis.words import name_ranks, tensors
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.training.single_device import single_device_setup
+from equivcheck.training.loop import single_device_setup
 from equivcheck.worlds.trace.pieces import TensorsByName, fill, full_tensors_of, select_piece
 
 

@@ -10,8 +10,8 @@ import torch
 
 from equivcheck.diagnosis.catalogue.counterfactual import gradients_of, on_emulated_ranks, on_one_device
 from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.diagnosis.emulation.coordinates import RankCoordinate
 from equivcheck.diagnosis.emulation.scenario_ranks import ScenarioRanks, take_range
+from equivcheck.diagnosis.evidence import RankCoordinate
 from equivcheck.diagnosis.mistake import Mistake
 from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.oracle.verdict.cause import Cause

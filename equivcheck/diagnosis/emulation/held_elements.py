@@ -8,8 +8,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from equivcheck.diagnosis.emulation.coordinates import RankCoordinate
-from equivcheck.diagnosis.evidence import Evidence
+from equivcheck.diagnosis.evidence import Evidence, RankCoordinate
 from equivcheck.worlds.trace.pieces import fill
 from equivcheck.worlds.trace.trace import Trace
 

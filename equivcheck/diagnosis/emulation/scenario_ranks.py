@@ -11,18 +11,17 @@ import torch
 from torch import nn
 
 from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.diagnosis.emulation.coordinates import RankCoordinate
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, Optimizer
+from equivcheck.diagnosis.evidence import RankCoordinate
 from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.oracle.reference.rounded import rounded_setup
 from equivcheck.scenario import ClipNorm
 from equivcheck.training.accumulate import microbatch_loss, scalar_value
 from equivcheck.training.balance import Counts, routing_counts
 from equivcheck.training.clipping import clip_by_norm
-from equivcheck.training.loop import train
+from equivcheck.training.loop import single_device_setup, train
 from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
-from equivcheck.training.single_device import single_device_setup
 from equivcheck.training.threads import one_thread
 from equivcheck.worlds.trace.trace import Trace
 

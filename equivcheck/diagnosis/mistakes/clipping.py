@@ -7,9 +7,8 @@ from functools import partial
 
 import torch
 
-from equivcheck.diagnosis.emulation.coordinates import axis_combinations
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, norm_of
-from equivcheck.diagnosis.evidence import Evidence
+from equivcheck.diagnosis.evidence import Evidence, axis_combinations
 from equivcheck.diagnosis.mistake import Change, Mistake, StepFacts
 from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.oracle.verdict.cause import Cause

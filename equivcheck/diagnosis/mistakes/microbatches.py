@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from equivcheck.diagnosis.emulation.coordinates import axis_combinations
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
-from equivcheck.diagnosis.evidence import Evidence
+from equivcheck.diagnosis.evidence import Evidence, axis_combinations
 from equivcheck.diagnosis.mistake import Mistake, Span, StepFacts
 from equivcheck.diagnosis.mistakes.reductions import keep_unreduced, mix_gradients, reduce_by, subject
 from equivcheck.diagnosis.suspects import Masks, suspects

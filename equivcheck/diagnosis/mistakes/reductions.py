@@ -9,10 +9,9 @@ from itertools import product
 
 import torch
 
-from equivcheck.diagnosis.emulation.coordinates import axis_combinations
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
 from equivcheck.diagnosis.emulation.held_elements import held_elements
-from equivcheck.diagnosis.evidence import Evidence
+from equivcheck.diagnosis.evidence import Evidence, axis_combinations
 from equivcheck.diagnosis.mistake import Change, Mistake, Span, StepFacts, spans
 from equivcheck.diagnosis.suspects import Masks, suspects
 from equivcheck.diagnosis.words import count_description, gradients, name_ranks, rows_of_tensor

@@ -11,9 +11,8 @@ from equivcheck.layouts.composition.registry import kind_of
 from equivcheck.scenario import Execution, Layout, Scenario
 from equivcheck.system.torch_version import is_torch_in
 from equivcheck.training.layers.module import LayerModule
-from equivcheck.training.loop import train
+from equivcheck.training.loop import single_device_setup, train
 from equivcheck.training.setup import Setup
-from equivcheck.training.single_device import single_device_setup
 from equivcheck.worlds.marks import mark
 from equivcheck.worlds.meshes import device_mesh
 from equivcheck.worlds.trace.trace import Trace

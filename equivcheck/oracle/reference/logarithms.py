@@ -18,10 +18,9 @@ import torch
 
 from equivcheck.scenario import CrossEntropy, Training
 from equivcheck.training.layers.sequence import AttentionHooks, Sequence
-from equivcheck.training.loop import train
+from equivcheck.training.loop import single_device_setup, train
 from equivcheck.training.loss import loss_of
 from equivcheck.training.material import IGNORED
-from equivcheck.training.single_device import single_device_setup
 from equivcheck.worlds.trace.trace import Trace
 
 

@@ -16,8 +16,8 @@ import torch
 from equivcheck.scenario import Training
 from equivcheck.training.copies import MakeSetup, train_copies
 from equivcheck.training.ensemble import EnsembleTrace, train_ensemble
+from equivcheck.training.loop import single_device_setup
 from equivcheck.training.material import Batch, material
-from equivcheck.training.single_device import single_device_setup
 from equivcheck.worlds.trace.differences import Phase
 from equivcheck.worlds.trace.moments import Moment, ValueTrace, moments
 from equivcheck.worlds.trace.tensors import Numbers, Table, Vector, full_vector, norms, table_of

@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from equivcheck.scenario import Training
 from equivcheck.training.copies import MakeSetup
+from equivcheck.training.loop import single_device_setup
 from equivcheck.training.setup import Setup
-from equivcheck.training.single_device import single_device_setup
 
 _ROUNDING: Final = (
     torch.ops.aten._to_copy.default,

@@ -13,9 +13,8 @@ import torch
 
 from equivcheck.oracle.reference.summation import split_steps
 from equivcheck.scenario import Training
-from equivcheck.training.loop import train
+from equivcheck.training.loop import single_device_setup, train
 from equivcheck.training.setup import Setup
-from equivcheck.training.single_device import single_device_setup
 from equivcheck.worlds.trace.trace import Trace
 
 _NUM_RUNS = 8

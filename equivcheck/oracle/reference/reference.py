@@ -43,8 +43,7 @@ from equivcheck.scenario import (
 )
 from equivcheck.scenario.mesh import CP, TP
 from equivcheck.training.ensemble import EnsembleTrace
-from equivcheck.training.loop import train
-from equivcheck.training.single_device import single_device_setup
+from equivcheck.training.loop import single_device_setup, train
 from equivcheck.training.threads import one_thread
 from equivcheck.worlds.trace.trace import Trace
 

@@ -21,10 +21,10 @@ from equivcheck.oracle.reference.reduction import AccumulatedGradients, Averagin
 from equivcheck.scenario import Training
 from equivcheck.scenario.rounding import ElementType, LowPrecision
 from equivcheck.training.accumulate import backward, microbatch_loss, scalar_value
+from equivcheck.training.loop import single_device_setup
 from equivcheck.training.material import Batch, material
 from equivcheck.training.model import build_model, offset_of
 from equivcheck.training.setup import Setup
-from equivcheck.training.single_device import single_device_setup
 
 
 def rounded_setup(

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from equivcheck.scenario import ClipNorm, Training
-from equivcheck.training.loop import train
+from equivcheck.training.loop import single_device_setup, train
 from equivcheck.training.material import Batch, material
-from equivcheck.training.single_device import single_device_setup
 from equivcheck.worlds.trace.trace import Trace
 
 SCALES = (3.0, 5.0)

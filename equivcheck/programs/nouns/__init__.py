@@ -1,8 +1,7 @@
 """Tensor programs as frozen values: leaves with placements, operations, redistributions. Nothing here imports torch."""
 
 from equivcheck.programs.nouns.file_format import case_from_json, program_from_json, program_to_json
-from equivcheck.programs.nouns.program import TensorProgram
-from equivcheck.programs.nouns.statements import (
+from equivcheck.programs.nouns.program import (
     Constant,
     Contents,
     Leaf,
@@ -10,6 +9,7 @@ from equivcheck.programs.nouns.statements import (
     Redistribution,
     RoundTrip,
     Statement,
+    TensorProgram,
 )
 
 __all__ = [

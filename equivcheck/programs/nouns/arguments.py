@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from equivcheck.programs.nouns.operations.operation import Argument, ArgumentKind, OperationFacts, Shape
-from equivcheck.programs.nouns.statements import MAX_ELEMENTS, Constant, Contents, Leaf
+from equivcheck.programs.nouns.program import MAX_ELEMENTS, Constant, Contents, Leaf
 
 
 def dims_of(facts: OperationFacts, shape: Shape) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ import warnings
 
 import torch
 
-from equivcheck.programs.nouns.statements import Statement, arguments_of
+from equivcheck.programs.nouns.program import Statement, arguments_of
 from equivcheck.programs.run.one_device import apply_statement, value_of
 
 

@@ -7,8 +7,7 @@ from functools import lru_cache
 
 from equivcheck.oracle.reference.reference import Reference
 from equivcheck.programs.nouns.placement import REPLICATE
-from equivcheck.programs.nouns.program import TensorProgram
-from equivcheck.programs.nouns.statements import Constant, Leaf
+from equivcheck.programs.nouns.program import Constant, Leaf, TensorProgram
 from equivcheck.programs.run.one_device import ProgramPlan, plan_of
 from equivcheck.programs.run.reference import reference_of
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from equivcheck.programs.nouns.placement import REPLICATE, reduction_of, sharded_dim
-from equivcheck.programs.nouns.program import TensorProgram
-from equivcheck.programs.nouns.statements import Constant, Leaf, Operation, Redistribution
+from equivcheck.programs.nouns.program import Constant, Leaf, Operation, Redistribution, TensorProgram
 
 NO_ELEMENTS = "no elements"
 """Fact about a program that has an empty leaf (an input tensor without elements)."""

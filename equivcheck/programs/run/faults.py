@@ -8,7 +8,7 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from equivcheck.programs.nouns.placement import REPLICATE, reduction_of
-from equivcheck.programs.nouns.statements import Operation
+from equivcheck.programs.nouns.program import Operation
 from equivcheck.programs.run.calls import results_of
 from equivcheck.programs.run.one_device import Outputs
 from equivcheck.programs.run.plain.rules import ALONG_A_DIM

@@ -9,14 +9,14 @@ import torch
 
 from equivcheck.programs.nouns.operations.registry import OPERATIONS
 from equivcheck.programs.nouns.placement import sharded_dim
-from equivcheck.programs.nouns.program import TensorProgram
-from equivcheck.programs.nouns.statements import (
+from equivcheck.programs.nouns.program import (
     MAX_ELEMENTS,
     Constant,
     Leaf,
     Operation,
     Redistribution,
     Statement,
+    TensorProgram,
     arguments_of,
 )
 from equivcheck.programs.run.calls import results_of

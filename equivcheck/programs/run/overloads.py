@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from equivcheck.programs.nouns.arguments import dims_of, make, shapes_of
 from equivcheck.programs.nouns.operations.operation import OperationFacts, Shape
 from equivcheck.programs.nouns.operations.registry import OPERATIONS
-from equivcheck.programs.nouns.statements import Leaf
+from equivcheck.programs.nouns.program import Leaf
 from equivcheck.programs.run.calls import results_of
 from equivcheck.programs.run.values import full_tensor
 

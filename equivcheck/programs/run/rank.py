@@ -12,8 +12,16 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from equivcheck.errors import EquivCheckError
 from equivcheck.programs.nouns.placement import partial, reduction_of, sharded_dim
-from equivcheck.programs.nouns.program import TensorProgram
-from equivcheck.programs.nouns.statements import Constant, Leaf, Operation, Redistribution, RoundTrip, Statement, arguments_of
+from equivcheck.programs.nouns.program import (
+    Constant,
+    Leaf,
+    Operation,
+    Redistribution,
+    RoundTrip,
+    Statement,
+    TensorProgram,
+    arguments_of,
+)
 from equivcheck.programs.run.calls import results_of
 from equivcheck.programs.run.one_device import Outputs, ProgramPlan, differentiate, gradient_of, value_of
 from equivcheck.programs.run.reading import full_of, require_parts

@@ -10,8 +10,7 @@ import torch
 from equivcheck.oracle.verdict.description import shorten_to_line
 from equivcheck.programs.nouns.operations.registry import OPERATIONS
 from equivcheck.programs.nouns.placement import reduction_of, sharded_dim
-from equivcheck.programs.nouns.program import TensorProgram
-from equivcheck.programs.nouns.statements import Constant, Leaf, Redistribution, RoundTrip, Statement, arguments_of
+from equivcheck.programs.nouns.program import Constant, Leaf, Redistribution, RoundTrip, Statement, TensorProgram, arguments_of
 from equivcheck.programs.run import values
 from equivcheck.programs.run.calls import source
 from equivcheck.programs.run.one_device import plan_of

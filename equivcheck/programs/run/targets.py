@@ -7,8 +7,7 @@ from collections.abc import Callable
 import torch
 
 from equivcheck.errors import UsageError
-from equivcheck.programs.nouns.program import TensorProgram
-from equivcheck.programs.nouns.statements import Operation
+from equivcheck.programs.nouns.program import Operation, TensorProgram
 from equivcheck.programs.run.calls import call, function_of
 from equivcheck.programs.run.one_device import Outputs
 from equivcheck.programs.run.rank import DTensorTarget

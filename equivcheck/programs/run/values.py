@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from equivcheck.programs.nouns.placement import reduction_of, sharded_dim
-from equivcheck.programs.nouns.statements import Constant, Contents, Leaf
+from equivcheck.programs.nouns.program import Constant, Contents, Leaf
 
 
 def full_tensor(statement: Leaf | Constant) -> torch.Tensor:

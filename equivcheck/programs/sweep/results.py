@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from equivcheck.programs.nouns import Constant, Leaf, Operation, Redistribution, TensorProgram
 from equivcheck.programs.nouns.operations.operation import Shape
 from equivcheck.programs.nouns.placement import REDUCTIONS, REPLICATE, partial, shard
-from equivcheck.programs.nouns.statements import arguments_of
+from equivcheck.programs.nouns.program import arguments_of
 from equivcheck.programs.run.calls import results_of
 from equivcheck.programs.run.rank import DTensorTarget, placement_text
 from equivcheck.programs.run.values import full_tensor

@@ -22,8 +22,7 @@ from equivcheck.quality.versions.environments import Installation, run_python
 from equivcheck.quality.versions.issues import run_scripts
 from equivcheck.scenario import Scenario
 from equivcheck.scenario.file_format.codec import decode, dump, encode
-from equivcheck.system.input_file import read_text
-from equivcheck.system.output_file import replace_text
+from equivcheck.system.files import read_text, replace_text
 
 _DOCTOR_SECONDS = 900.0
 

@@ -22,7 +22,7 @@ from equivcheck.report.frame import charts
 from equivcheck.report.frame.templates import Headline, footer, render
 from equivcheck.report.lanes import group_names, used_letters
 from equivcheck.scenario.scenario import count, describe_case
-from equivcheck.system.output_file import replace_text
+from equivcheck.system.files import replace_text
 from equivcheck.system.printable import shorten
 from equivcheck.worlds.failure import Failure
 from equivcheck.worlds.trace.differences import Divergence

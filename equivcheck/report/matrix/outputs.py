@@ -9,7 +9,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from equivcheck.report.frame.templates import Headline, footer, render
-from equivcheck.system.output_file import replace_text
+from equivcheck.system.files import replace_text
 from equivcheck.system.printable import escape_unprintable
 from equivcheck.user.matrix.result import MatrixResult, single_device_line, totals
 from equivcheck.user.matrix.row import LayoutRow

@@ -20,7 +20,7 @@ from equivcheck.report.run_page.findings import shown_findings
 from equivcheck.report.run_page.tables import all_layouts, layout_rows, pair_rows
 from equivcheck.report.standing_text import where_seen
 from equivcheck.scenario.scenario import count
-from equivcheck.system.output_file import replace_text
+from equivcheck.system.files import replace_text
 
 
 def headline(past: PastRun, summary: Mapping[str, Any] | None, num_failing: int, num_shown: int) -> Headline:

@@ -12,7 +12,7 @@ from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.report.frame.charts import stack_parts
 from equivcheck.report.frame.templates import Headline, footer, render
 from equivcheck.scenario.scenario import count
-from equivcheck.system.output_file import replace_text
+from equivcheck.system.files import replace_text
 
 _MARKS = {"shows": "●", "does not": "○", "cannot run": "-"}
 

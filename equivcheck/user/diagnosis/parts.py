@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from equivcheck.diagnosis.emulation.coordinates import RankCoordinate
+from equivcheck.diagnosis.evidence import RankCoordinate
 from equivcheck.oracle.reference.noise import FACTOR
 from equivcheck.user.diagnosis.modules import ModuleTensor
 from equivcheck.user.task import OTHER_AXES, POSITION_AXES, Task

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from equivcheck.diagnosis.emulation.coordinates import axis_combinations
 from equivcheck.diagnosis.emulation.held_elements import held_elements
+from equivcheck.diagnosis.evidence import axis_combinations
 from equivcheck.diagnosis.words import gradients
 from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis

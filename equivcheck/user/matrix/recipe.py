@@ -11,7 +11,7 @@ from types import ModuleType
 
 from equivcheck.errors import UsageError
 from equivcheck.oracle.verdict.description import shorten_to_line
-from equivcheck.system.input_file import read_text
+from equivcheck.system.files import read_text
 from equivcheck.user.matrix.matrix import Matrix
 from equivcheck.user.usage import invalid
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterable
 
-from equivcheck.system.imports import holds_import_lock
+from equivcheck.system.threads import holds_import_lock
 
 _POLL_SECONDS = 0.02
 

@@ -7,10 +7,10 @@ import torch
 
 from equivcheck import Scenario
 from equivcheck.diagnosis.diverged_run import DivergedRun, run_again
-from equivcheck.diagnosis.emulation.coordinates import axis_combinations
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
 from equivcheck.diagnosis.emulation.held_elements import held_elements
 from equivcheck.diagnosis.emulation.scenario_ranks import ScenarioRanks
+from equivcheck.diagnosis.evidence import axis_combinations
 from equivcheck.diagnosis.mistake import Span
 from equivcheck.diagnosis.mistakes.reductions import keep_unreduced, reduce_by
 from equivcheck.layouts.base.rounding import EACH, ONCE, WHOLE, WhenReduced

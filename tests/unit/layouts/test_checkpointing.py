@@ -7,8 +7,8 @@ import torch
 
 from equivcheck.layouts.composition.program import recompute_layers
 from equivcheck.scenario import Checkpointing, Data, Execution, Layer, Model, Training
+from equivcheck.training.loop import single_device_setup
 from equivcheck.training.material import material
-from equivcheck.training.single_device import single_device_setup
 
 TRAINING = Training(
     model=Model(features=3, layers=(Layer(width=5, dropout=0.5), Layer(width=2), Layer(width=3, bias=False))),

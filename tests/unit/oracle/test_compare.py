@@ -9,8 +9,7 @@ import pytest
 from equivcheck.oracle.comparison.compare import Comparison, compare
 from equivcheck.oracle.reference.reference import ReferenceRun
 from equivcheck.scenario import Adam, AuxiliaryLinear, ClipNorm, Data, Layer, Model, Training
-from equivcheck.training.loop import train
-from equivcheck.training.single_device import single_device_setup
+from equivcheck.training.loop import single_device_setup, train
 from equivcheck.training.threads import one_thread
 from equivcheck.worlds.trace.differences import Difference, Phase
 from equivcheck.worlds.trace.trace import Snapshot, Trace

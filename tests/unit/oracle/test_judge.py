@@ -13,8 +13,7 @@ from equivcheck.oracle.reference.noise import Expected
 from equivcheck.oracle.reference.reference import Reference, ReferenceRun
 from equivcheck.oracle.verdict.verdict import Judgement, Outcome
 from equivcheck.scenario import Data, Layer, Model, Training
-from equivcheck.training.loop import train
-from equivcheck.training.single_device import single_device_setup
+from equivcheck.training.loop import single_device_setup, train
 from equivcheck.training.threads import one_thread
 from equivcheck.worlds.failure import Failure, FailureKind
 from equivcheck.worlds.ranks import Run

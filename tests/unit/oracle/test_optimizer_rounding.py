@@ -34,8 +34,7 @@ from equivcheck.scenario import (
 )
 from equivcheck.training.copies import train_copies
 from equivcheck.training.ensemble import train_ensemble
-from equivcheck.training.loop import train
-from equivcheck.training.single_device import single_device_setup
+from equivcheck.training.loop import single_device_setup, train
 from equivcheck.worlds.trace.differences import Phase
 from support.supported import require_supported
 

@@ -34,9 +34,8 @@ from equivcheck.scenario import (
     Training,
     ZeroGrad,
 )
-from equivcheck.training.loop import train
+from equivcheck.training.loop import single_device_setup, train
 from equivcheck.training.material import material
-from equivcheck.training.single_device import single_device_setup
 
 TRAINING = Training(
     model=Model(features=3, layers=(Layer(width=4, norm=Norm.LAYER, dropout=0.5), Layer(width=2)), counter=True),

@@ -27,11 +27,10 @@ from equivcheck.scenario import (
     ZeroGrad,
 )
 from equivcheck.scenario.clipping import Clipping
-from equivcheck.training.loop import train
+from equivcheck.training.loop import single_device_setup, train
 from equivcheck.training.material import material
 from equivcheck.training.model import build_model
 from equivcheck.training.setup import Setup
-from equivcheck.training.single_device import single_device_setup
 from equivcheck.worlds.trace.trace import Snapshot, Trace
 
 MODEL = Model(

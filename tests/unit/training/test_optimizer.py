@@ -33,10 +33,9 @@ from equivcheck.scenario import (
 )
 from equivcheck.scenario.optimizer import OPTIMIZERS
 from equivcheck.system.choice import PrintableEnum
-from equivcheck.training.loop import train
+from equivcheck.training.loop import single_device_setup, train
 from equivcheck.training.material import material
 from equivcheck.training.optimizer import build_optimizer, build_schedule
-from equivcheck.training.single_device import single_device_setup
 
 MODEL = Model(features=2, layers=(Layer(width=2, norm=Norm.LAYER), Layer(width=2), Layer(width=2, shares=1)))
 MATRICES = Model(features=2, layers=(Layer(width=2, bias=False), Layer(width=3, bias=False)))

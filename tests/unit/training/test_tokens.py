@@ -28,9 +28,8 @@ from equivcheck.scenario import (
     Training,
 )
 from equivcheck.strategies import cross_entropies, token_models
-from equivcheck.training.loop import train
+from equivcheck.training.loop import single_device_setup, train
 from equivcheck.training.material import IGNORED, material
-from equivcheck.training.single_device import single_device_setup
 from numpy_reference import tokens
 from numpy_reference.labels import label_loss
 

@@ -12,7 +12,7 @@ from equivcheck.diagnosis.catalogue.context_parallel.shards import sequence_shar
 from equivcheck.diagnosis.catalogue.counterfactual import changing_layers, on_one_device
 from equivcheck.diagnosis.catalogue.experts.routing import choices
 from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.diagnosis.emulation.coordinates import axis_combinations
+from equivcheck.diagnosis.evidence import axis_combinations
 from equivcheck.diagnosis.mistake import Mistake
 from equivcheck.diagnosis.words import layers_by_name
 from equivcheck.oracle.verdict.cause import Cause

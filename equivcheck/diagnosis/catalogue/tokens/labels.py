@@ -16,8 +16,8 @@ from equivcheck.diagnosis.catalogue.counterfactual import (
     on_one_device,
 )
 from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.diagnosis.emulation.coordinates import RankCoordinate
 from equivcheck.diagnosis.emulation.scenario_ranks import ScenarioRanks
+from equivcheck.diagnosis.evidence import RankCoordinate
 from equivcheck.diagnosis.mistake import Mistake
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import CrossEntropy

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from equivcheck.oracle.verdict.verdict import Judgement
-from equivcheck.programs.nouns.program import TensorProgram
-from equivcheck.programs.nouns.statements import Operation, Redistribution, Statement, arguments_of
+from equivcheck.programs.nouns.program import Operation, Redistribution, Statement, TensorProgram, arguments_of
 from equivcheck.programs.run.facts import facts_of
 from equivcheck.system.torch_version import is_torch_in
 from equivcheck.worlds.failure import Failure

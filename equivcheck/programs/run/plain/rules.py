@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from equivcheck.programs.nouns.operations.registry import FAMILIES
 from equivcheck.programs.nouns.placement import REPLICATE, partial, shard, sharded_dim
-from equivcheck.programs.nouns.statements import Operation
+from equivcheck.programs.nouns.program import Operation
 
 Shape = tuple[int, ...]
 Needs = tuple[tuple[str, ...], str]

@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 import torch
 
 from equivcheck.programs.nouns.placement import REPLICATE, partial, reduction_of, sharded_dim
-from equivcheck.programs.nouns.program import TensorProgram
-from equivcheck.programs.nouns.statements import Operation
+from equivcheck.programs.nouns.program import Operation, TensorProgram
 from equivcheck.programs.run.calls import results_of
 from equivcheck.programs.run.one_device import Outputs, gradient_of
 from equivcheck.programs.run.plain.collectives import Collectives

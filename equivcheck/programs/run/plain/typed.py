@@ -15,7 +15,7 @@ import torch
 from spmd_types.checker import typecheck
 
 from equivcheck.programs.nouns.placement import reduction_of, sharded_dim
-from equivcheck.programs.nouns.statements import Operation
+from equivcheck.programs.nouns.program import Operation
 from equivcheck.programs.run.one_device import Outputs, ProgramPlan
 from equivcheck.programs.run.plain.collectives import Collectives
 from equivcheck.programs.run.plain.conversion import Placements

@@ -8,7 +8,7 @@ import struct
 import threading
 from typing import IO, NamedTuple
 
-from equivcheck.system.unnamed_file import unnamed_file
+from equivcheck.system.files import unnamed_file
 
 _SLOT = struct.Struct("<12sQ16sIH")
 """Struct for an `Entry` without its text `told`. It ends with the length of the text, which follows."""

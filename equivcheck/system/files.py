@@ -1,11 +1,13 @@
-"""Read files named by users. Only regular files up to a size limit are read, and reading never blocks."""
+"""Files: read those that users name, write atomically, and share files without a name."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
+import tempfile
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from equivcheck.errors import UsageError
 
@@ -55,3 +57,29 @@ def read_stream(stream: BinaryIO, name: str) -> str:
 def _open_at_once(path: str, flags: int) -> int:
     # Opening a FIFO without O_NONBLOCK waits for a writer.
     return os.open(path, flags | os.O_NONBLOCK)
+
+
+def replace_text(file: Path, text: str) -> None:
+    """Write a file atomically: readers get the old or the new content, even if the disk is full."""
+    written = file.with_name(f"{file.name}.part")
+    try:
+        written.write_text(text, encoding="utf-8")
+        written.replace(file)
+    except OSError:
+        with contextlib.suppress(OSError):
+            written.unlink(missing_ok=True)
+        raise
+
+
+def unnamed_file(num_bytes: int) -> IO[bytes]:
+    """Create a file with this many zero bytes for mapping, in memory if the system supports it.
+
+    The zeros are written because touching a page without disk space would kill the process.
+    """
+    if hasattr(os, "memfd_create"):
+        file: IO[bytes] = os.fdopen(os.memfd_create("equivcheck"), "w+b")
+    else:
+        file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by those who share it
+    file.write(bytes(num_bytes))
+    file.flush()
+    return file
