@@ -1,0 +1,1 @@
+"""Names the mistake between two recorded runs, from their sketches only."""

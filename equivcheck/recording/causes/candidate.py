@@ -1,0 +1,122 @@
+"""Mistakes as linear relations between two runs' sums, and the choice among the relations in question."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from equivcheck.diagnosis.words import tensors
+from equivcheck.oracle.verdict.cause import Cause
+from equivcheck.recording.causes.evidence import Evidence, Sums, Tensors, ratio, rms
+
+CLEARER = 8.0
+"""A relation must fit so many times better than any other, and than no mistake at all."""
+FINEST = 1 / 16
+"""Errors below this share of the tolerance count as equal: rounding decides which is smaller."""
+FEWEST = 8
+"""Sums for each fitted coefficient. Fewer may fit by chance."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Candidate:
+    """A mistake, and the distance between its values and the second run's."""
+
+    cause: Cause
+    """The mistake."""
+    words: str
+    """Sentence; ``{gradients}``, ``{parameters}`` and ``{updates}`` stand for subject and verb."""
+    errors: Mapping[str, float]
+    """Distance to the predicted values in units of the tolerance, by tensor."""
+    size: float = 1.0
+    """Factor by which the tolerance was multiplied."""
+    fitted: int = 0
+    """Coefficients that were fitted to the second run."""
+
+    def worst(self, names: Iterable[str]) -> float:
+        """Largest error over some tensors; infinite if the mistake says nothing about one of them."""
+        return max((self.errors.get(name, np.inf) for name in names), default=np.inf)
+
+
+def make_candidate(  # noqa: PLR0913 - a cause, its words, and its relation
+    evidence: Evidence,
+    cause: Cause,
+    words: str,
+    predicted: Tensors,
+    *,
+    size: float = 1.0,
+    found: Tensors | None = None,
+    fitted: int = 0,
+) -> Candidate:
+    """Compare predicted sums with the second run's. `size` is the sum of the coefficients' absolute values.
+
+    Replicas must agree, unless `found` has other values to compare, such as their means.
+    """
+    size = max(size, 1.0)
+    actual, errors = evidence.found_sums if found is None else found, {}
+    for name in evidence.names:
+        if name in predicted and name in actual:
+            distance = rms(actual[name] - predicted[name])
+            distance = max(distance, evidence.spreads[name]) if found is None else distance
+            errors[name] = ratio(distance, evidence.limits[name] * size)
+    return Candidate(cause=cause, words=words, errors=errors, size=size, fitted=fitted)
+
+
+def choose(evidence: Evidence, candidates: Iterable[Candidate]) -> Candidate | None:
+    """Return the only candidate for the second run's values, or None. Fitted ones count only if no other fits."""
+    found = list(candidates)
+    for own in ([each for each in found if not each.fitted], [each for each in found if each.fitted]):
+        fitting = [each for each in own if _fits(evidence, each)]
+        if fitting:
+            best = min(fitting, key=lambda each: each.worst(evidence.wrong))
+            limit = _limit(best, evidence)
+            rivals = [each for each in fitting if each.worst(evidence.wrong) <= limit]
+            return rivals[0] if len({each.cause for each in rivals}) == 1 else None
+    return None
+
+
+def _limit(candidate: Candidate, evidence: Evidence) -> float:
+    return max(CLEARER * candidate.worst(evidence.wrong), FINEST)
+
+
+def _fits(evidence: Evidence, candidate: Candidate) -> bool:
+    if not evidence.wrong or candidate.worst(evidence.wrong) > 1.0:
+        return False
+    if sum(_numbers(evidence, name) for name in evidence.wrong) < FEWEST * candidate.fitted + 1:
+        return False
+    trivial = max(evidence.trivial_error(name) for name in evidence.wrong) / candidate.size
+    return trivial > _limit(candidate, evidence)
+
+
+def _numbers(evidence: Evidence, name: str) -> int:
+    """Number of independent sums in a tensor's sketch."""
+    tensor = evidence.first.tensors[evidence.step, evidence.moment, name]
+    return min(tensor.numel, len(evidence.expected_sums[name]))
+
+
+def fit(evidence: Evidence, columns: Sequence[Tensors]) -> Sums | None:
+    """Fit the second run's wrong tensors by a sum over columns; None if the columns depend on each other."""
+    names = [name for name in evidence.wrong if name in evidence.names and all(name in column for column in columns)]
+    weights = [1.0 / evidence.limits[name] if evidence.limits[name] else 0.0 for name in names]
+    if not names:
+        return None
+    target = np.concatenate([evidence.found_sums[name] * weight for name, weight in zip(names, weights, strict=True)])
+    matrix = np.stack(
+        [np.concatenate([column[name] * weight for name, weight in zip(names, weights, strict=True)]) for column in columns],
+        axis=1,
+    )
+    found, _, rank, _ = np.linalg.lstsq(matrix, target, rcond=None)
+    return found if rank == len(columns) else None
+
+
+def subject(evidence: Evidence, candidate: Candidate) -> Mapping[str, str]:
+    """Subjects for the candidate's words: all tensors if they fit, else the wrong ones."""
+    is_all = candidate.worst(evidence.names) <= 1.0 and set(candidate.errors) >= set(evidence.names)
+    names = evidence.wrong
+    if is_all:
+        return {"gradients": "all gradients are", "parameters": "any parameter", "updates": "all updates are"}
+    what = tensors(names)
+    if len(names) == 1:
+        return {"gradients": f"the gradient of {what} is", "parameters": what, "updates": f"the update of {what} is"}
+    return {"gradients": f"the gradients of {what} are", "parameters": what, "updates": f"the updates of {what} are"}

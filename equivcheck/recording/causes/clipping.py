@@ -1,0 +1,109 @@
+"""Mistakes in clipping: another norm, another limit, or none. Gradients before clipping are right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from equivcheck.oracle.verdict.cause import Cause
+from equivcheck.recording.causes.candidate import Candidate, make_candidate
+from equivcheck.recording.causes.evidence import Evidence, Sums, entries_of, linear_combination, ratio, rms, steps_of
+from equivcheck.recording.compare.runs import RecordedRun
+from equivcheck.recording.trace import Clip, Moment
+
+MAX_LEFT_OUT = 24
+"""Largest number of tensors to try as missing from the norm."""
+TINY = 1e-6
+"""torch adds it to a norm before it divides."""
+
+
+def wrong_clipping(evidence: Evidence) -> Iterator[Candidate]:
+    """Yield mistakes in clipping, if the first run clips and its norm is known."""
+    step, squares = evidence.step, _squares(evidence.first, evidence.step)
+    if evidence.moment is not Moment.GRADIENT or not squares:
+        return
+    unclipped = evidence.sums(evidence.first, step, Moment.UNCLIPPED)
+    yield make_candidate(evidence, Cause.NOT_CLIPPED, "gradients are not clipped", unclipped)
+    limits = [next(_clips(run, step), None) for run in (evidence.first, evidence.second)]
+    if limits[0] is None:
+        return
+    limit, total = limits[0].max_norm, math.sqrt(math.fsum(squares.values()))
+
+    def with_norm(cause: Cause, words: str, norm: float, *, at_most: float = limit) -> Candidate:
+        return make_candidate(evidence, cause, words, linear_combination((_coefficient(norm, at_most), unclipped)))
+
+    if limits[1] is not None and limits[1].max_norm != limit:
+        words = f"gradients are clipped to a norm of {limits[1].max_norm:g}, not {limit:g}"
+        yield with_norm(Cause.HYPERPARAMETER, words, total, at_most=limits[1].max_norm)
+    own = _local_norms(evidence.second, step)
+    yield _locally(evidence, own, limit)
+    for words, norm in _combinations(list(own.values())) if len(own) > 1 else ():
+        yield with_norm(Cause.ANOTHER_NORM, f"the local norms on the {len(own)} ranks are {words}", norm)
+    words = f"the total norm counts gradients replicated over the {len(own)} ranks once per rank"
+    yield with_norm(Cause.REPLICAS_IN_NORM, words, math.hypot(*own.values()))
+    for power, words in ((0.5, "the root of the norm"), (2.0, "the square of the norm")):
+        yield with_norm(Cause.ANOTHER_NORM, f"gradients are clipped by {words}", total**power)
+    words = "gradients are clipped by the sum of the tensors' norms, not by the norm over all elements"
+    yield with_norm(Cause.ANOTHER_NORM, words, math.fsum(math.sqrt(each) for each in squares.values()))
+    yield with_norm(Cause.ANOTHER_NORM, "gradients are clipped by their inf-norm", _largest(evidence))
+    each_by_its_own = {name: _coefficient(math.sqrt(squares[name]), limit) * sums for name, sums in unclipped.items()}
+    yield make_candidate(evidence, Cause.PART_OF_NORM, "each tensor is clipped by its own norm", each_by_its_own)
+    for name in list(squares)[:MAX_LEFT_OUT]:
+        norm = math.sqrt(math.fsum(own for other, own in squares.items() if other != name))
+        yield with_norm(Cause.PART_OF_NORM, f"the total norm leaves out `{name}`", norm)
+
+
+def _coefficient(norm: float, limit: float) -> float:
+    return min(1.0, limit / (norm + TINY))
+
+
+def _clips(run: RecordedRun, number: int) -> Iterator[Clip]:
+    return (clip for _, step in steps_of(run, number) for clip in step.clips)
+
+
+def _squares(run: RecordedRun, number: int) -> Mapping[str, float]:
+    """Squared norm of each complete gradient before clipping."""
+    return {
+        name: tensor.sketch.value.squares
+        for (step, moment, name), tensor in run.tensors.items()
+        if (step, moment) == (number, Moment.UNCLIPPED) and tensor.sketch.value is not None
+    }
+
+
+def _largest(evidence: Evidence) -> float:
+    found = [entry.sketch for _, entry in entries_of(evidence.first, evidence.step, Moment.UNCLIPPED)]
+    return max(max(abs(sketch.minimum), abs(sketch.maximum)) for sketch in found)
+
+
+def _local_norms(run: RecordedRun, number: int) -> dict[int, float]:
+    """Norm of each rank's own parts before clipping."""
+    squares: dict[int, list[float]] = {}
+    for rank, entry in entries_of(run, number, Moment.UNCLIPPED):
+        squares.setdefault(rank, []).append(entry.sketch.squares)
+    return {rank: math.sqrt(math.fsum(own)) for rank, own in squares.items()}
+
+
+def _combinations(norms: Sequence[float]) -> Iterator[tuple[str, float]]:
+    """Wrong ways to combine local norms, as `equivcheck.diagnosis.mistakes.clipping` has them."""
+    yield "summed", math.fsum(norms)
+    yield "combined by their maximum", max(norms)
+    yield "averaged", math.fsum(norms) / len(norms)
+    yield "summed without a root", math.fsum(norm**2 for norm in norms)
+    yield "combined as the root of their maximum", math.sqrt(max(norms))
+    yield "combined as the root of their sum", math.sqrt(math.fsum(norms))
+
+
+def _locally(evidence: Evidence, norms: Mapping[int, float], limit: float) -> Candidate:
+    """Each rank's own parts, scaled by a factor of its own."""
+    before = {
+        (rank, entry.piece): entry.sketch.sums for rank, entry in entries_of(evidence.second, evidence.step, Moment.UNCLIPPED)
+    }
+    errors: dict[str, float] = {}
+    for rank, entry in entries_of(evidence.second, evidence.step, Moment.GRADIENT):
+        name = entry.piece.name
+        if name in evidence.limits and (rank, entry.piece) in before:
+            predicted: Sums = before[rank, entry.piece] * _coefficient(norms[rank], limit)
+            error = ratio(rms(entry.sketch.sums - predicted), evidence.limits[name])
+            errors[name] = max(errors.get(name, 0.0), error)
+    words = "each rank clips by its local norm, over the elements that it holds"
+    return Candidate(cause=Cause.LOCAL_NORM, words=words, errors=errors)

@@ -1,0 +1,183 @@
+"""Sums of two recorded runs around their first difference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from equivcheck.recording.assemble import Assembled, Cover, Part, assemble
+from equivcheck.recording.compare.runs import Key, RecordedRun
+from equivcheck.recording.sketch import Sketch
+from equivcheck.recording.trace import Entry, Moment, RecordedStep
+
+Sums = npt.NDArray[np.float64]
+Tensors = Mapping[str, Sums]
+"""Signed sums by tensor name."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Evidence:
+    """Two runs and their first difference."""
+
+    first: RecordedRun
+    """The right run."""
+    second: RecordedRun
+    """The run to explain."""
+    tolerance: Callable[[Key], float]
+    """Allowed distance for each tensor in the first run."""
+    step: int
+    """Step with the first difference."""
+    moment: Moment
+    """Moment with the first difference."""
+    wrong: tuple[str, ...]
+    """Tensors with a difference at this moment."""
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Tensors at this moment, if both runs have all elements, and floating-point values without NaN."""
+        return tuple(
+            name
+            for step, moment, name in self.first.tensors
+            if (step, moment) == (self.step, self.moment) and self._is_comparable((step, moment, name))
+        )
+
+    def _is_comparable(self, key: Key) -> bool:
+        found = [run.tensors.get(key) for run in (self.first, self.second)]
+        return (
+            all(each is not None and each.sketch.cover is Cover.ONCE and each.is_finite and bool(each.eps) for each in found)
+            and len({each.shapes for each in found if each is not None}) == 1
+        )
+
+    @cached_property
+    def expected_sums(self) -> Tensors:
+        """The first run's sums at this moment."""
+        return self.sums(self.first, self.step, self.moment)
+
+    @cached_property
+    def found_sums(self) -> Tensors:
+        """The second run's sums at this moment; if replicas differ, those of the lowest rank."""
+        return self.sums(self.second, self.step, self.moment)
+
+    @cached_property
+    def limits(self) -> Mapping[str, float]:
+        """Allowed distance for each tensor at this moment."""
+        return {name: self.tolerance((self.step, self.moment, name)) for name in self.names}
+
+    @cached_property
+    def spreads(self) -> Mapping[str, float]:
+        """Largest distance between replicas in the second run, for each tensor at this moment."""
+        return {name: _spread(self.second_tensor(name)) for name in self.names}
+
+    def second_tensor(self, name: str) -> Assembled[Sketch]:
+        """The second run's tensor at this moment."""
+        return self.second.tensors[self.step, self.moment, name].sketch
+
+    def sums(self, run: RecordedRun, step: int, moment: Moment) -> Tensors:
+        """One run's complete tensors at any moment."""
+        return {
+            key[2]: tensor.sketch.value.sums
+            for key, tensor in run.tensors.items()
+            if key[:2] == (step, moment) and tensor.sketch.value is not None and tensor.is_finite
+        }
+
+    def trivial_error(self, name: str) -> float:
+        """Distance between both runs, or between replicas, in units of the allowed distance."""
+        apart = rms(self.found_sums[name] - self.expected_sums[name])
+        return ratio(max(apart, self.spreads[name]), self.limits[name])
+
+
+def rms(sums: Sums) -> float:
+    """Estimate the 2-norm of a tensor."""
+    return float(np.sqrt(np.mean(sums**2)))
+
+
+def ratio(distance: float, limit: float) -> float:
+    """A distance in units of a limit."""
+    return distance / limit if limit else math.inf if distance else 0.0
+
+
+def _spread(tensor: Assembled[Sketch]) -> float:
+    return max((part.value.distance(group[0].value) for group in tensor.replicas for part in group), default=0.0)
+
+
+def linear_combination(*terms: tuple[float, Tensors]) -> dict[str, Sums]:
+    """Linear combination of tensors. Only tensors in all terms are kept."""
+    names = [name for name in terms[0][1] if all(name in tensors for _, tensors in terms)]
+    return {name: np.sum([factor * tensors[name] for factor, tensors in terms], axis=0) for name in names}
+
+
+def mean_of_replicas(tensor: Assembled[Sketch]) -> Sums | None:
+    """Sums for a full tensor, averaged over replicas; None if elements are missing."""
+    return _with_replicas(tensor, lambda group: np.mean(group, axis=0))
+
+
+def sum_of_replicas(tensor: Assembled[Sketch]) -> Sums | None:
+    """Sums for a full tensor, added up over replicas; None if elements are missing."""
+    return _with_replicas(tensor, lambda group: np.sum(group, axis=0))
+
+
+def _with_replicas(tensor: Assembled[Sketch], total: Callable[[list[Sums]], Sums]) -> Sums | None:
+    if tensor.value is None:
+        return None
+    sums = tensor.value.sums
+    for group in tensor.replicas:
+        sums = sums - group[0].value.sums + total([part.value.sums for part in group])
+    return sums
+
+
+def full_tensors(found: Mapping[str, Assembled[Sketch]], total: Callable[[Assembled[Sketch]], Sums | None]) -> Tensors:
+    """Sums of the complete tensors, with replicas combined by `total`."""
+    return {name: value for name, tensor in found.items() if (value := total(tensor)) is not None}
+
+
+def steps_of(run: RecordedRun, number: int) -> Iterator[tuple[int, RecordedStep]]:
+    """Each rank and its record of a step."""
+    for trace in run.ranks:
+        for step in trace.steps:
+            if step.step == number:
+                yield trace.header.rank, step
+
+
+def entries_of(run: RecordedRun, number: int, moment: Moment, microbatch: int = 0) -> Iterator[tuple[int, Entry]]:
+    """Each rank's parts at a moment."""
+    for rank, step in steps_of(run, number):
+        for entry in step.entries:
+            if entry.moment is moment and entry.microbatch == microbatch and not entry.is_partial:
+                yield rank, entry
+
+
+def accumulated_gradients(run: RecordedRun, number: int, microbatch: int) -> dict[str, Assembled[Sketch]]:
+    """Gradients found right before a backward pass."""
+    parts: dict[str, list[Part[Sketch]]] = {}
+    for rank, entry in entries_of(run, number, Moment.ACCUMULATED, microbatch):
+        parts.setdefault(entry.piece.name, []).append(Part(rank=rank, piece=entry.piece, value=entry.sketch))
+    return {name: assemble(found) for name, found in parts.items()}
+
+
+def num_microbatches(run: RecordedRun, number: int) -> int:
+    """Backward passes in a step, or 1 if they are not known."""
+    return max((step.num_backwards for _, step in steps_of(run, number)), default=1) or 1
+
+
+def num_data_ranks(run: RecordedRun, number: int) -> int:
+    """Ranks with samples of their own, or all ranks if samples are not known."""
+    samples = {step.samples for _, step in steps_of(run, number) if any(step.samples)}
+    return len(samples) or len(run.ranks)
+
+
+def increments(run: RecordedRun, number: int, final: Tensors) -> list[dict[str, Sums]]:
+    """Each microbatch's share in accumulated gradients; empty unless they were recorded. Unreduced replicas are averaged."""
+    count = num_microbatches(run, number)
+    before: list[Tensors] = []
+    for microbatch in range(count):
+        before.append(full_tensors(accumulated_gradients(run, number, microbatch), mean_of_replicas))
+        if microbatch and not before[-1]:
+            return []
+    nothing: Sums = np.zeros_like(next(iter(final.values()))) if final else np.zeros(0)
+    states: Sequence[Tensors] = [*before, final]
+    return [{name: states[at + 1].get(name, nothing) - states[at].get(name, nothing) for name in final} for at in range(count)]

@@ -1,0 +1,184 @@
+"""Mistakes in gradients: lost, scaled, not reduced, not zeroed, or from an earlier step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from equivcheck.diagnosis.words import join_words, name_ranks
+from equivcheck.oracle.verdict.cause import Cause
+from equivcheck.recording.assemble import Assembled, Part
+from equivcheck.recording.causes.candidate import Candidate, fit, make_candidate
+from equivcheck.recording.causes.evidence import (
+    Evidence,
+    accumulated_gradients,
+    full_tensors,
+    linear_combination,
+    mean_of_replicas,
+    num_data_ranks,
+    num_microbatches,
+    rms,
+    steps_of,
+    sum_of_replicas,
+)
+from equivcheck.recording.sketch import Sketch
+from equivcheck.recording.trace import Moment
+
+LEAST_SCALE = 16.0
+"""A power of two from here on counts as a loss scaler's factor."""
+NEAR = 1e-3
+"""Relative tolerance for ratios of losses."""
+
+
+def wrong_gradients(evidence: Evidence) -> Iterator[Candidate]:
+    """Yield mistakes in gradients."""
+    yield from _lost(evidence)
+    yield from _scaled_by_counts(evidence)
+    yield from _unreduced(evidence)
+    yield from _stale(evidence)
+    yield from _not_zeroed(evidence)
+    yield from scaled_gradients(evidence)
+
+
+def _lost(evidence: Evidence) -> Iterator[Candidate]:
+    zero = {name: np.zeros_like(sums) for name, sums in evidence.expected_sums.items()}
+    later = evidence.sums(evidence.second, evidence.step + 1, evidence.moment)
+    is_once = any(later[name].any() for name in evidence.wrong if name in later)
+    when = f" at step {evidence.step}" if is_once else ""
+    yield make_candidate(evidence, Cause.GRADIENT_LOST, f"{{gradients}} zero{when}", zero)
+
+
+def _scaled_by_counts(evidence: Evidence) -> Iterator[Candidate]:
+    """Numbers of ranks or microbatches as factors. Ways with the same factor share a sentence."""
+    data, parts = num_data_ranks(evidence.second, evidence.step), num_microbatches(evidence.second, evidence.step)
+    copies = len(evidence.second.ranks) // data
+    product = (data * parts, "the number of ranks times microbatches")
+    ways = (
+        (data, Cause.SUMMED, f"the sum over the {data} ranks, not the mean"),
+        (copies, Cause.SUMMED, f"multiplied by the number of the {copies} ranks with the same samples"),
+        (parts, Cause.MICROBATCHES_SUMMED, f"the sum over the {parts} microbatches, not the mean"),
+        (product[0], Cause.SCALED, f"multiplied by {product[0]}, {product[1]}"),
+        (1 / data, Cause.AVERAGED_TWICE, f"averaged twice over the {data} ranks"),
+        (1 / copies, Cause.AVERAGED_TWICE, f"divided by the number of the {copies} ranks with the same samples"),
+        (1 / parts, Cause.RESCALED_EACH_MICROBATCH, "divided by the number of microbatches twice"),
+        (1 / product[0], Cause.SCALED, f"divided by {product[0]}, {product[1]}"),
+    )
+    for factor in dict.fromkeys(float(factor) for factor, _, _ in ways if factor != 1):
+        own = {cause: words for each, cause, words in reversed(ways) if each == factor}
+        if len(own) > 1:
+            own.pop(Cause.SCALED, None)
+        cause, words = next(reversed(own)), ", or ".join(reversed(own.values()))
+        if _is_loss_scaled(evidence, factor):
+            # A division by the number of microbatches is part of the loss; reductions over ranks are not.
+            of_loss = [each for each in own if each in (Cause.MICROBATCHES_SUMMED, Cause.RESCALED_EACH_MICROBATCH)]
+            cause = of_loss[0] if of_loss else Cause.SCALED
+            words = words if of_loss else f"{factor:g} times as large as in the first run, and so is the loss"
+        yield _multiplied(evidence, cause, f"{{gradients}} {words}", factor)
+
+
+def _is_loss_scaled(evidence: Evidence, factor: float) -> bool:
+    one, other = (run.loss(evidence.step) for run in (evidence.first, evidence.second))
+    return math.isclose(other, factor * one, rel_tol=NEAR) and one != 0.0
+
+
+def _multiplied(evidence: Evidence, cause: Cause, words: str, factor: float, *, fitted: int = 0) -> Candidate:
+    return make_candidate(
+        evidence, cause, words, linear_combination((factor, evidence.expected_sums)), size=abs(factor), fitted=fitted
+    )
+
+
+def scaled_gradients(evidence: Evidence) -> Iterator[Candidate]:
+    """Yield the factor with the best fit, whatever its value."""
+    found = fit(evidence, [evidence.expected_sums])
+    if found is None or not found[0]:
+        return
+    factor = float(found[0])
+    words = f"{{gradients}} {factor:.6g} times as large as in the first run"
+    power = round(math.log2(abs(factor)))
+    if 2.0**power >= LEAST_SCALE and math.isclose(abs(factor), 2.0**power, rel_tol=NEAR):
+        words = f"{words}, as if the loss had been scaled and gradients never unscaled"
+        yield _multiplied(evidence, Cause.NOT_UNSCALED, words, math.copysign(2.0**power, factor))
+    else:
+        yield _multiplied(evidence, Cause.SCALED, words, factor, fitted=1)
+
+
+def _unreduced(evidence: Evidence) -> Iterator[Candidate]:
+    """Replicas differ, and their mean or sum is right."""
+    replicas = {name: evidence.second_tensor(name) for name in evidence.names if evidence.spreads[name] > evidence.limits[name]}
+    if not replicas:
+        return
+    words = f"{{gradients}} left unreduced{_unreduced_microbatches(evidence)}: each rank keeps its own part"
+    cause, groups = Cause.NOT_REDUCED, _groups_that_agree(evidence, list(replicas))
+    if _have_own_samples(evidence, groups):
+        cause = Cause.REDUCED_OVER_PART
+        words = f"{{gradients}} reduced within {' and within '.join(map(name_ranks, groups))}, but not between these groups"
+    for way, total in (("mean", mean_of_replicas), ("sum", sum_of_replicas)):
+        found = full_tensors(replicas, total)
+        yield make_candidate(evidence, cause, f"{words} (the {way} over ranks is right)", evidence.expected_sums, found=found)
+
+
+def _groups_that_agree(evidence: Evidence, names: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Groups of ranks whose replicas agree; empty unless they are the same for all tensors."""
+    found: set[tuple[tuple[int, ...], ...]] = set()
+    for name in names:
+        for replicas in evidence.second_tensor(name).replicas:
+            groups: list[list[Part[Sketch]]] = []
+            for part in replicas:
+                own = [group for group in groups if part.value.distance(group[0].value) <= evidence.limits[name]]
+                own[0].append(part) if own else groups.append([part])
+            found.add(tuple(tuple(part.rank for part in group) for group in groups))
+    return found.pop() if len(found) == 1 else ()
+
+
+def _have_own_samples(evidence: Evidence, groups: Sequence[Sequence[int]]) -> bool:
+    """Whether ranks in one group have different samples. Ranks of tensor parallelism have the same."""
+    samples = {rank: step.samples for rank, step in steps_of(evidence.second, evidence.step)}
+    return any(len({samples[rank] for rank in group}) > 1 for group in groups)
+
+
+def _unreduced_microbatches(evidence: Evidence) -> str:
+    """Words for the microbatches whose gradients differ between ranks; empty if they are all or not known."""
+    count = num_microbatches(evidence.second, evidence.step)
+    states = [accumulated_gradients(evidence.second, evidence.step, number) for number in range(1, count)]
+    if not states or not all(states):
+        return ""
+    states = [{}, *states, {name: evidence.second_tensor(name) for name in evidence.wrong if name in evidence.names}]
+    own = [number for number in range(count) if _is_own(evidence, states[number], states[number + 1])]
+    if not own or len(own) == count:
+        return ""
+    return f" for microbatch{'es' if len(own) > 1 else ''} {join_words([str(number) for number in own])}"
+
+
+def _is_own(evidence: Evidence, before: Mapping[str, Assembled[Sketch]], after: Mapping[str, Assembled[Sketch]]) -> bool:
+    """Whether a microbatch adds other values on each rank."""
+    for name in evidence.wrong:
+        earlier = {part.rank: part.value.sums for group in before[name].replicas for part in group} if name in before else {}
+        for group in after[name].replicas if name in after else ():
+            added = [part.value.sums - earlier.get(part.rank, 0.0) for part in group]
+            if any(rms(each - added[0]) > evidence.limits[name] for each in added):
+                return True
+    return False
+
+
+def _stale(evidence: Evidence) -> Iterator[Candidate]:
+    """Gradients of the step before. If the first step had none, they may be a step late from the beginning."""
+    step, moment = evidence.step, evidence.moment
+    if step:
+        before = evidence.sums(evidence.first, step - 1, moment)
+        yield make_candidate(evidence, Cause.STALE, "{gradients} from the previous step", before)
+
+
+def _not_zeroed(evidence: Evidence) -> Iterator[Candidate]:
+    """Gradients from the step before are added. After clipping, these are the clipped ones."""
+    left = evidence.sums(evidence.second, evidence.step - 1, Moment.GRADIENT)
+    words = "{gradients} not zeroed between steps: each step adds to those of earlier steps"
+    if not left:
+        found = accumulated_gradients(evidence.second, evidence.step, 0)
+        left = full_tensors(found, mean_of_replicas)
+        words = "{gradients} not zeroed before the first recorded step: it adds to those of earlier backward passes"
+    if left:
+        yield make_candidate(
+            evidence, Cause.NOT_ZEROED, words, linear_combination((1.0, evidence.expected_sums), (1.0, left)), size=2.0
+        )
