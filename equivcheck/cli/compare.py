@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from equivcheck.cli.options import json_option, print_json
+from equivcheck.cli.options import html_option, json_option, print_json, write_page
 from equivcheck.cli.shell import ExitCode
 
 
@@ -21,20 +21,26 @@ from equivcheck.cli.shell import ExitCode
     help="A run like ONE, recorded with --moved. Repeatable.",
 )
 @json_option
-def compare(one: Path, other: Path, moved: tuple[Path, ...], as_json: bool) -> ExitCode:
+@html_option
+def compare(one: Path, other: Path, moved: tuple[Path, ...], as_json: bool, html: Path | None) -> ExitCode:
     """Compare two recorded runs of a training.
 
     ONE and OTHER are folders from `equivcheck record`. The runs may have other layouts and numbers of ranks. Exit code 0 if they
     are equivalent, 1 if they diverge, 3 if that cannot be decided.
     """
     from equivcheck.oracle.verdict.verdict import Outcome
-    from equivcheck.recording.compare.compare import compare as compare_runs
+    from equivcheck.recording.compare.compare import compare_everything
     from equivcheck.scenario.file_format.codec import encode
 
-    found = compare_runs(one, other, moved=moved)
+    compared = compare_everything(one, other, moved=moved)
+    found = compared.verdict
     if as_json:
         print_json(encode(found))
     else:
         click.echo(found.describe())
+    if html is not None:
+        from equivcheck.report.recording_page.page import write_page as write_recording_page
+
+        write_page(html, lambda file: write_recording_page(file, (str(one), str(other)), compared))
     codes = {Outcome.EQUIVALENT: ExitCode.NOTHING_FOUND, Outcome.DIVERGED: ExitCode.FINDINGS}
     return codes.get(found.outcome, ExitCode.CANNOT_RUN)

@@ -20,6 +20,7 @@ from equivcheck.user.matrix.row import LayoutRow
 from unit.campaign import fakes
 from unit.report.finding_pages import on_a_grid, page_of, under_ddp
 from unit.report.pages import campaign, tally
+from unit.report.recordings import write_compared
 
 
 def every_page(folder: Path) -> dict[str, Path]:
@@ -82,6 +83,7 @@ PAGES: dict[str, Callable[[Path], object]] = {
     "equivalent": lambda file: page_of(file, under_ddp(steps=3)),
     "campaign": write_campaign,
     "matrix": write_matrix,
+    "recorded": lambda file: write_compared(file, "samples"),
     "versions": write_versions,
 }
 """What writes each kind of page, by name."""

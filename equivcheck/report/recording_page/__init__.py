@@ -1,0 +1,1 @@
+"""HTML page about two recorded runs."""

@@ -1,0 +1,65 @@
+"""Cells of the tables about two recorded runs: one for each moment and step, or for each tensor and moment."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from equivcheck.recording.compare.verdict import TensorDifference
+from equivcheck.scenario.scenario import count
+from equivcheck.worlds.trace.differences import Difference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A cell with a mark, so that it can be read without its colour."""
+
+    style: str
+    """CSS class: ``same``, ``differs``, ``single`` (only one run has it), ``undecided`` or ``unseen``."""
+    text: str
+    """Mark and error."""
+    title: str = ""
+    """Sentence for readers who point at the cell."""
+
+
+UNSEEN = Cell(style="unseen", text="-", title="not compared")
+"""Neither run has it, or it is not compared."""
+
+
+def cell_of(found: Sequence[TensorDifference]) -> Cell:
+    """One cell for some tensors: the first with a difference other than a value counts, else the one with the largest error."""
+    if not found:
+        return UNSEEN
+    wrong = [each for each in found if each.is_different]
+    first = next((each for each in wrong if each.difference not in _WITH_ERROR), None)
+    if first is not None:
+        return _other(first, len(wrong), len(found))
+    worst = max(found, key=lambda each: _sortable(each.error))
+    text = error_text(worst.error)
+    if not wrong:
+        return Cell(style="same", text=f"✓ {text}", title=f"{count(len(found), 'tensor')} agree")
+    return Cell(style="differs", text=f"✗ {text}", title=f"{len(wrong)} of {count(len(found), 'tensor')} differ")
+
+
+_WITH_ERROR = (Difference.VALUE, Difference.RANKS_DISAGREE)
+
+
+def _other(first: TensorDifference, num_wrong: int, num_all: int) -> Cell:
+    title = f"{num_wrong} of {count(num_all, 'tensor')} differ; {first.tensor}: {first.detail}"
+    if first.is_undecided:
+        return Cell(style="undecided", text="? NaN", title=title)
+    if first.difference is Difference.MISSING:
+        return Cell(style="single", text="½ one run", title=title)
+    return Cell(style="differs", text=f"✗ {first.difference.value.replace('_', ' ')}", title=title)
+
+
+def error_text(error: float) -> str:
+    """Error relative to tolerance, with two digits."""
+    if not math.isfinite(error):
+        return "∞"
+    return f"{error:.2g}" if error < 100 else f"{float(f'{error:.2g}'):,.0f}" if error < 1e5 else f"{error:.0e}"
+
+
+def _sortable(error: float) -> float:
+    return math.inf if math.isnan(error) else error

@@ -1,0 +1,90 @@
+"""Samples by ranks and steps, and those that only one run has."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from equivcheck.recording.compare.compare import Comparison
+from equivcheck.recording.compare.runs import RecordedRun
+from equivcheck.recording.trace import RecordedStep
+from equivcheck.report.recording_page.grid import UNSEEN, Cell
+from equivcheck.report.recording_page.tables import MAX_RANKS, Row, Table, shown_steps, step_names
+from equivcheck.scenario.scenario import count
+
+_MAX_LINES = 20
+"""Lines about samples that only one run has."""
+
+
+def sample_tables(compared: Comparison) -> Iterator[Table]:
+    """Number of samples, for each rank and step, in each run; none if neither run has samples."""
+    runs = {"A": compared.first, "B": compared.second}
+    steps, _ = shown_steps(compared)
+    known = {name: [_samples(run, step) for step in steps] for name, run in runs.items()}
+    for (name, run), other in zip(runs.items(), ("B", "A"), strict=True):
+        if not any(known[name]):
+            continue
+        rows = tuple(
+            Row(name=f"rank {rank}", cells=tuple(map(_cell, _steps_of(run, rank, steps), known[other])))
+            for rank in range(min(len(run.ranks), MAX_RANKS))
+        )
+        left = len(run.ranks) - len(rows)
+        note = f"{count(left, 'more rank')} of {name} not shown." if left else ""
+        yield Table(name=f"Samples of {name}", corner="rank", columns=step_names(steps), rows=rows, note=note)
+
+
+def _steps_of(run: RecordedRun, rank: int, steps: Sequence[int]) -> list[RecordedStep | None]:
+    found = {step.step: step for step in run.ranks[rank].steps}
+    return [found.get(step) for step in steps]
+
+
+def _samples(run: RecordedRun, step: int) -> set[int]:
+    """Samples on all ranks."""
+    return {
+        sample for rank in range(len(run.ranks)) for found in _steps_of(run, rank, [step]) if found for sample in _flat(found)
+    }
+
+
+def _flat(step: RecordedStep) -> list[int]:
+    return [sample for microbatch in step.samples for sample in microbatch]
+
+
+def _cell(step: RecordedStep | None, elsewhere: Collection[int]) -> Cell:
+    own = [] if step is None else _flat(step)
+    if step is None or not (own or step.num_backwards):
+        return UNSEEN
+    title = (
+        f"{count(len(own), 'sample')} in {count(len(step.samples), 'microbatch')}, {count(step.num_backwards, 'backward pass')}"
+    )
+    missing = sum(sample not in elsewhere for sample in own) if elsewhere else 0
+    if missing:
+        return Cell(style="differs", text=f"✗ {len(own)}, {missing} only here", title=title)
+    return Cell(style="same" if elsewhere else "unseen", text=f"{'✓ ' if elsewhere else ''}{len(own)}", title=title)
+
+
+def sample_lines(compared: Comparison) -> list[str]:
+    """Places of samples that only one run has."""
+    found = [
+        *_lines("A", compared.first, "B", compared.second),
+        *_lines("B", compared.second, "A", compared.first),
+    ]
+    left = len(found) - _MAX_LINES
+    return [*found[:_MAX_LINES], *([f"and {count(left, 'more place')}"] if left > 0 else [])]
+
+
+def _lines(name: str, run: RecordedRun, other_name: str, other: RecordedRun) -> Iterator[str]:
+    for step in run.steps:
+        elsewhere = _samples(other, step)
+        for rank in range(len(run.ranks)) if elsewhere else ():
+            (found,) = _steps_of(run, rank, [step])
+            for number, microbatch in enumerate(found.samples if found else ()):
+                rows = [row for row, sample in enumerate(microbatch) if sample not in elsewhere]
+                if rows:
+                    where = f"step {step}, rank {rank}, microbatch {number}, {_rows(rows)}"
+                    yield f"only in {name}: {where} ({len(rows)} of {count(len(microbatch), 'sample')} not in {other_name})"
+
+
+def _rows(rows: Sequence[int]) -> str:
+    if len(rows) == 1:
+        return f"row {rows[0]}"
+    is_range = rows[-1] - rows[0] == len(rows) - 1
+    return f"rows {rows[0]} to {rows[-1]}" if is_range else f"rows {', '.join(map(str, rows))}"

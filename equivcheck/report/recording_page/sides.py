@@ -1,0 +1,61 @@
+"""Samples, settings and environments in both runs, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from equivcheck.recording.compare.compare import Comparison
+from equivcheck.recording.compare.runs import RecordedRun
+from equivcheck.recording.trace import RankTrace
+
+_ABSENT = "not set"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sides:
+    """One value in both runs."""
+
+    name: str
+    """Name."""
+    first: str
+    """Value in the first run."""
+    second: str
+    """Value in the second run."""
+
+    @property
+    def differs(self) -> bool:
+        """Whether the runs differ."""
+        return self.first != self.second
+
+
+def settings_rows(compared: Comparison) -> Iterator[Sides]:
+    """Optimizer settings at the first step that both runs have, and later settings that differ."""
+    shared = sorted({*compared.first.steps} & {*compared.second.steps})
+    for step in shared:
+        first, second = (_settings(run, step) for run in (compared.first, compared.second))
+        for row in _sides(first, second):
+            if step == shared[0] or row.differs:
+                yield row
+
+
+def _settings(run: RecordedRun, step: int) -> dict[str, str]:
+    """Settings by step, group and name, on rank 0."""
+    groups = next(each.settings for each in run.ranks[0].steps if each.step == step)
+    return {f"step {step}, group {at}, {name}": value for at, group in enumerate(groups) for name, value in group.items()}
+
+
+def environment_rows(compared: Comparison) -> Iterator[Sides]:
+    """Command, number of ranks, and the environment of rank 0."""
+    first, second = (_facts(run.ranks[0]) for run in (compared.first, compared.second))
+    yield from _sides(first, second)
+
+
+def _facts(rank: RankTrace) -> dict[str, str]:
+    header = rank.header
+    return {"command": " ".join(header.argv), "ranks": str(header.num_ranks), **header.environment}
+
+
+def _sides(first: Mapping[str, str], second: Mapping[str, str]) -> Iterator[Sides]:
+    for name in dict.fromkeys([*first, *second]):
+        yield Sides(name=name, first=first.get(name, _ABSENT), second=second.get(name, _ABSENT))

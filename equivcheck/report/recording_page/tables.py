@@ -1,0 +1,173 @@
+"""Tables about two recorded runs: moments by steps, tensors by moments, tensors by ranks, samples by ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from equivcheck.recording.compare.compare import Comparison
+from equivcheck.recording.compare.runs import RecordedRun
+from equivcheck.recording.compare.verdict import TensorDifference
+from equivcheck.recording.trace import Moment
+from equivcheck.report.recording_page.grid import Cell, cell_of, error_text
+from equivcheck.scenario.scenario import count
+from equivcheck.worlds.trace.differences import Difference
+
+_MAX_STEPS, _MAX_TENSORS, MAX_RANKS = 60, 400, 64
+"""Sizes of tables. Larger ones would make the page slow to load."""
+_STEPS_BEFORE = 5
+"""Steps shown before the first divergent one, if there is no room for all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A table's row."""
+
+    name: str
+    """Heading."""
+    cells: tuple[Cell, ...]
+    """One for each column."""
+    is_first: bool = False
+    """Whether it has the first divergence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Cells under a heading for each column, beside one for each row."""
+
+    name: str
+    """Subject, for readers who hear the page."""
+    corner: str
+    """Heading of the row headings."""
+    columns: tuple[str, ...]
+    """Headings."""
+    rows: tuple[Row, ...]
+    """Rows from top to bottom."""
+    note: str = ""
+    """Sentence about rows or columns that are left out; empty if none are."""
+
+
+def steps_table(compared: Comparison) -> Table:
+    """Moments by steps."""
+    steps, note = shown_steps(compared)
+    first = _first(compared)
+    grouped: dict[tuple[int, Moment], list[TensorDifference]] = {}
+    for each in compared.tensors:
+        grouped.setdefault((each.step, each.moment), []).append(each)
+    recorded = {"A": recorded_moments(compared.first), "B": recorded_moments(compared.second)}
+    rows = tuple(
+        Row(
+            name=moment.value,
+            cells=tuple(_moment_cell(grouped.get((step, moment), []), (step, moment), recorded) for step in steps),
+            is_first=first is not None and first.moment is moment,
+        )
+        for moment in Moment
+        if moment is not Moment.ACCUMULATED  # read for causes only
+    )
+    return Table(name="Moments by steps", corner="moment", columns=step_names(steps), rows=rows, note=note)
+
+
+def shown_steps(compared: Comparison) -> tuple[Sequence[int], str]:
+    """Steps with a column, and a sentence about the others. If there are many, they are those around the first difference."""
+    steps = sorted({step.step for run in (compared.first, compared.second) for rank in run.ranks for step in rank.steps})
+    first = _first(compared)
+    place = 0 if first is None else steps.index(first.step)
+    begin = max(0, min(place - _STEPS_BEFORE, len(steps) - _MAX_STEPS))
+    shown = steps[begin : begin + _MAX_STEPS]
+    left = len(steps) - len(shown)
+    return shown, f"{count(left, 'more step')} not shown." if left else ""
+
+
+def step_names(steps: Sequence[int]) -> tuple[str, ...]:
+    """Column headings."""
+    return tuple(f"step {step}" for step in steps)
+
+
+def recorded_moments(run: RecordedRun) -> frozenset[tuple[int, Moment]]:
+    """Steps and moments that any rank has recorded."""
+    found: set[tuple[int, Moment]] = set()
+    for step in (step for rank in run.ranks for step in rank.steps):
+        moments = {entry.moment for entry in step.entries}
+        moments |= {Moment.SAMPLES} if any(step.samples) else set()
+        moments |= {Moment.OUTPUT} if step.outputs else set()
+        moments |= {Moment.LOSS} if step.losses else set()
+        moments |= {Moment.NORM} if step.clips else set()
+        found |= {(step.step, moment) for moment in moments}
+    return frozenset(found)
+
+
+def _first(compared: Comparison) -> TensorDifference | None:
+    return next(iter(compared.verdict.differences), None)
+
+
+def _moment_cell(
+    found: Sequence[TensorDifference], key: tuple[int, Moment], recorded: Mapping[str, frozenset[tuple[int, Moment]]]
+) -> Cell:
+    owners = [name for name, moments in recorded.items() if key in moments]
+    if not found and len(owners) == 1:
+        return Cell(style="single", text=f"½ {owners[0]}", title=f"only {owners[0]} has it")
+    return cell_of(found)
+
+
+def tensors_table(compared: Comparison) -> Table:
+    """Tensors by moments, in the first divergent step, or in the last step if all agree."""
+    first = _first(compared)
+    step = compared.tensors[-1].step if first is None else first.step
+    found = {(each.moment, each.tensor): each for each in compared.tensors if each.step == step}
+    moments = [moment for moment in Moment if any(key[0] is moment for key in found)]
+    names = list(dict.fromkeys(name for _, name in found))
+    shown = names if len(names) <= _MAX_TENSORS else _most_important(names, found)
+    rows = tuple(
+        Row(
+            name=name,
+            cells=tuple(cell_of([found[moment, name]] if (moment, name) in found else []) for moment in moments),
+            is_first=first is not None and first.tensor == name,
+        )
+        for name in shown
+    )
+    left = len(names) - len(shown)
+    note = f"{count(left, 'more tensor')} not shown." if left else ""
+    columns = tuple(moment.value for moment in moments)
+    return Table(name=f"Tensors at step {step}", corner="tensor", columns=columns, rows=rows, note=note)
+
+
+def _most_important(names: Sequence[str], found: Mapping[tuple[Moment, str], TensorDifference]) -> list[str]:
+    """Names for the rows: all tensors that differ, then tensors that agree, until there is no room. The order stays."""
+    wrong = {name for (_, name), each in found.items() if each.is_different}
+    chosen = {*sorted(names, key=lambda name: name not in wrong)[:_MAX_TENSORS]}
+    return [name for name in names if name in chosen]
+
+
+def replica_tables(compared: Comparison) -> Iterator[Table]:
+    """Tensors by ranks, for replicas that disagree at the first such moment, in each run."""
+    wrong = [each for each in compared.tensors if each.difference is Difference.RANKS_DISAGREE]
+    for which, run in (("A", compared.first), ("B", compared.second)):
+        rows = [row for each in wrong if each.moment is wrong[0].moment and (row := _replica_row(run, each)) is not None]
+        if rows:
+            ranks = range(min(len(run.ranks), MAX_RANKS))
+            left = len(run.ranks) - len(ranks)
+            note = f"{count(left, 'more rank')} not shown." if left else ""
+            name = f"{which}, {wrong[0].moment.value}"
+            yield Table(name=name, corner="tensor", columns=tuple(f"rank {rank}" for rank in ranks), rows=tuple(rows), note=note)
+
+
+def _replica_row(run: RecordedRun, found: TensorDifference) -> Row | None:
+    """Distance of each rank from the first rank that holds the same elements; None if no ranks of this run disagree."""
+    tensor = run.tensors.get((found.step, found.moment, found.tensor))
+    apart = {
+        part.rank: part.value.distance(replicas[0].value)
+        for replicas in (tensor.sketch.replicas if tensor is not None else ())
+        for part in replicas
+    }
+    if all(distance <= found.allowed for distance in apart.values()):
+        return None
+    cells = (_replica_cell(apart.get(rank), found.allowed) for rank in range(min(len(run.ranks), MAX_RANKS)))
+    return Row(name=f"step {found.step} {found.tensor}", cells=tuple(cells))
+
+
+def _replica_cell(distance: float | None, allowed: float) -> Cell:
+    if distance is None:
+        return Cell(style="unseen", text="-", title="no replica")
+    text = error_text(distance / allowed if allowed else math.inf if distance else 0.0)
+    return Cell(style="same", text=f"✓ {text}") if distance <= allowed else Cell(style="differs", text=f"✗ {text}")
