@@ -11,6 +11,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +188,8 @@ class Recorder:
 
     def _write(self) -> None:
         if self._writer is None:
-            self._writer = TraceWriter(self._folder, _header())
+            num_steps = None if self._wanted.stop == sys.maxsize else len(self._wanted)
+            self._writer = TraceWriter(self._folder, replace(_header(), num_steps=num_steps, moved=self._moved))
         losses = tuple(map(float, self._losses))
         self._writer.write(RecordedStep(step=self._step, losses=losses, entries=tuple(self._entries)))
         self._entries.clear()
