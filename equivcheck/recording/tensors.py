@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Partial
 
 from equivcheck.layouts.parallelisms.fsdp1.flat_parameters import flat_slots
+from equivcheck.recording.adapters.megatron import gradient_of
 from equivcheck.recording.exact import hash_parts
 from equivcheck.recording.signs import signs_of
 from equivcheck.recording.sketch import sketch_parts
@@ -65,19 +66,21 @@ def _wrapped_prefix(module: nn.Module) -> str:
     return prefix
 
 
-def move_parameters(slots: Sequence[Slot], choice: int) -> None:
-    """Multiply each element by 1 + eps or 1 - eps, in place. Its index in the full tensor and `choice` decide, not its rank."""
-    for slot in slots:
-        local = _local(slot.parameter)
-        if not local.is_floating_point():
-            continue
-        signs = torch.cat([torch.from_numpy(signs_of(piece, choice)) for piece in slot.pieces])
-        local.mul_((1.0 + torch.finfo(local.dtype).eps * signs.to(local)).view_as(local))
+def move_parameters(rows: Iterable[tuple[Row, float]], choice: int) -> None:
+    """Multiply each element by 1 + eps or 1 - eps, in place. Its index in the full tensor and `choice` decide, not its rank.
+
+    Each tensor comes with its eps.
+    """
+    for (pieces, tensor), eps in rows:
+        local = local_of(tensor)
+        signs = torch.cat([torch.from_numpy(signs_of(piece, choice)) for piece in pieces])
+        local.mul_((1.0 + eps * signs.to(local)).view_as(local))
 
 
 def gradients_of(slots: Sequence[Slot]) -> list[Row]:
     """Gradients, if the slots' parameters have any."""
-    return [(_pieces_like(slot, slot.parameter.grad), slot.parameter.grad) for slot in slots if slot.parameter.grad is not None]
+    found = [(slot, gradient_of(slot.parameter)) for slot in slots]
+    return [(_pieces_like(slot, gradient), gradient) for slot, gradient in found if gradient is not None]
 
 
 def _pieces_like(slot: Slot, tensor: torch.Tensor) -> tuple[Piece, ...]:
@@ -103,7 +106,8 @@ def _renamed(piece: Piece, prefix: str, suffix: str) -> Piece:
     return replace(piece, name=f"{prefix}{piece.name}{suffix}") if piece.name else piece  # padding has no name
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Local elements, which share the tensor's storage."""
     if not isinstance(tensor, DTensor):
         return tensor.detach()
     local: torch.Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]
@@ -118,7 +122,7 @@ def entries_of(moment: Moment, rows: Sequence[Row], *, exactly: bool = False) ->
     parts: list[tuple[Piece, torch.Tensor, bool]] = []
     for pieces, tensor in rows:
         is_partial = isinstance(tensor, DTensor) and any(isinstance(placement, Partial) for placement in tensor.placements)
-        local = _local(tensor).reshape(-1)
+        local = local_of(tensor).reshape(-1)
         if local.numel() != sum(piece.numel for piece in pieces):
             continue  # a tensor in another form, such as an unsharded gradient: the comparison finds it missing
         for piece, values in zip(pieces, torch.split(local, [piece.numel for piece in pieces]), strict=True):

@@ -43,6 +43,8 @@ class Header:
     """Number of steps that `record` was asked for; None for all."""
     moved: int = 0
     """Choice of moved initial parameters, from 1; 0 if they were not moved."""
+    notes: tuple[str, ...] = ()
+    """Clauses about tensors' names and positions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -63,6 +65,8 @@ class Entry:
     """Whether the tensor is the sum over ranks, as with DTensor's `Partial`."""
     microbatch: int = 0
     """Number of backward passes before it in this step, for accumulated gradients."""
+    model_dtype: str = ""
+    """The parameter's element type if this tensor has another one, as a float32 copy in the optimizer; otherwise empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

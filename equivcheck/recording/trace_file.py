@@ -25,8 +25,8 @@ from equivcheck.worlds.trace.trace import Piece
 
 SUFFIX = ".ecr"
 """Suffix; trace files are called ``rank0.ecr`` and so on."""
-_Tensor = tuple[Piece, str, bool]
-"""Position, element type, and whether it is partial: written once, and referred to by number."""
+_Tensor = tuple[Piece, str, bool, str]
+"""Position, element type, whether it is partial, and the model's element type: written once, and referred to by number."""
 
 
 class TraceWriter:
@@ -42,6 +42,7 @@ class TraceWriter:
             "environment": header.environment,
             "num_steps": header.num_steps,
             "moved": header.moved,
+            "notes": header.notes,
         }
         self._numbers: dict[_Tensor, int] = {}
         self._write({"equivcheck trace": FORMAT_VERSION, **own})
@@ -87,15 +88,16 @@ class TraceWriter:
 
 
 def _identity(entry: Entry) -> _Tensor:
-    return entry.piece, entry.dtype, entry.is_partial
+    return entry.piece, entry.dtype, entry.is_partial, entry.model_dtype
 
 
 def _tensor_object(tensor: _Tensor) -> dict[str, Any]:
-    piece, dtype, is_partial = tensor
+    piece, dtype, is_partial, model_dtype = tensor
     found: dict[str, Any] = {"name": piece.name, "shape": piece.shape, "dtype": dtype}
     found |= {"start": piece.start, "size": piece.size} if piece.start else {}
     found |= {"run": piece.run} if piece.run is not None else {}
-    return found | ({"partial": True} if is_partial else {})
+    found |= {"partial": True} if is_partial else {}
+    return found | ({"model_dtype": model_dtype} if model_dtype else {})
 
 
 def _output_object(output: Output) -> dict[str, Any]:
@@ -164,6 +166,7 @@ def _read_file(file: Path) -> RankTrace:
             environment={str(name): str(value) for name, value in header["environment"].items()},
             num_steps=None if header["num_steps"] is None else int(header["num_steps"]),
             moved=int(header["moved"]),
+            notes=tuple(map(str, header["notes"])),
         )
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise UsageError(f"file {file} is not valid: {type(error).__name__} ({error}). Expected a trace file.") from error
@@ -213,7 +216,7 @@ def _tensor(found: Mapping[str, Any]) -> _Tensor:
         size=_ints(found.get("size", ())),
         run=_pair(found["run"]) if "run" in found else None,
     )
-    return piece, str(found["dtype"]), bool(found.get("partial", False))
+    return piece, str(found["dtype"]), bool(found.get("partial", False)), str(found.get("model_dtype", ""))
 
 
 def _entries(group: Mapping[str, Any], tensors: Sequence[_Tensor]) -> Iterator[Entry]:
@@ -221,9 +224,16 @@ def _entries(group: Mapping[str, Any], tensors: Sequence[_Tensor]) -> Iterator[E
     moment, microbatch, numbers = Moment(group["at"]), int(group.get("microbatch", 0)), group["tensors"]
     hashes = [_exact(each) for each in group["exact"]] if "exact" in group else [None] * len(numbers)
     for number, sketch, exact in zip(numbers, _decoded(group["sketches"], len(numbers)), hashes, strict=True):
-        piece, dtype, is_partial = tensors[number]
+        piece, dtype, is_partial, model_dtype = tensors[number]
         yield Entry(
-            moment=moment, piece=piece, dtype=dtype, sketch=sketch, exact=exact, is_partial=is_partial, microbatch=microbatch
+            moment=moment,
+            piece=piece,
+            dtype=dtype,
+            sketch=sketch,
+            exact=exact,
+            is_partial=is_partial,
+            microbatch=microbatch,
+            model_dtype=model_dtype,
         )
 
 

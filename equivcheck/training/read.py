@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,20 @@ WRAPPER_PREFIXES = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_or
 
 State = Mapping[torch.Tensor, Mapping[str, Any]]
 """Optimizer state by parameter and key."""
+
+
+class Mesh(Protocol):
+    """The part of `DeviceMesh` that a rank's box depends on."""
+
+    @property
+    def mesh_dim_names(self) -> tuple[str, ...] | None:
+        """Axis names."""
+
+    def size(self, mesh_dim: int, /) -> int:
+        """Size of an axis."""
+
+    def get_coordinate(self) -> Sequence[int] | None:
+        """This rank's index along each axis; None if the mesh does not contain it."""
 
 
 def canonical_name(name: str) -> str:
@@ -84,7 +98,7 @@ def _in_order(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
     return parts.movedim(dim, 0).reshape(-1)
 
 
-def box_of(name: str, shape: tuple[int, ...], mesh: DeviceMesh, placements: Sequence[Placement]) -> Piece:
+def box_of(name: str, shape: tuple[int, ...], mesh: Mesh, placements: Sequence[Placement]) -> Piece:
     """This rank's box in a tensor with this full shape and these placements.
 
     It follows the rule in `torch.chunk` instead of asking DTensor, to be an independent check.

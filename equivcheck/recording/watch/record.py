@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from equivcheck.errors import UsageError
+from equivcheck.recording.adapters.adapter import Adapter
+from equivcheck.recording.adapters.cuts import require_declared
+from equivcheck.recording.adapters.names import Names, require_names
 from equivcheck.recording.signs import NUM_SUMS
 from equivcheck.recording.watch.recorder import Recorder
+from equivcheck.user.traces.cuts import Cuts
 
 
 @contextlib.contextmanager
-def record(folder: str | Path, *, steps: int | None = None, from_step: int = 0, moved: int = 0) -> Iterator[None]:
+def record(  # noqa: PLR0913 - options, all by keyword
+    folder: str | Path,
+    *,
+    steps: int | None = None,
+    from_step: int = 0,
+    moved: int = 0,
+    mesh: Mapping[str, int] | None = None,
+    cuts: Cuts | None = None,
+    names: Names | None = None,
+) -> Iterator[None]:
     """Record the training inside the context to ``folder/rankN.ecr``, for ``equivcheck.compare``.
 
     Each step has the losses, gradients and parameters, as sketches: some hundred bytes for each tensor. The first
@@ -23,6 +36,14 @@ def record(folder: str | Path, *, steps: int | None = None, from_step: int = 0, 
 
     With `moved` from 1 to 32, each initial parameter's elements are multiplied by 1 + eps or 1 - eps, another choice for each
     number. Such runs measure how far rounding alone carries the training.
+
+    `mesh` and `cuts` describe parameters that are plain shards, as in `check_training`. Megatron's attributes are known; if
+    megatron.core is not imported, they need a `mesh` with an axis ``tp``, and for experts ``ep``.
+
+    `names` maps names of another run to names of this one, so that both can be compared: ``{"new.*.weight": "old.*.weight"}``.
+    In place of the old name may be a dict, with ``transpose=True`` or with several tensors that the other run has as one:
+    ``{"qkv.weight": {"parts": ["q.weight", "k.weight", "v.weight"], "dim": 0, "groups": 1}}``. With `groups`, parts alternate:
+    each group has an equal share of each part. ``{"tied": ["a.weight", "b.weight"]}`` stands for one tensor under several names.
 
     Raises `UsageError` if an argument is not valid, or if this process already records.
     """
@@ -34,7 +55,8 @@ def record(folder: str | Path, *, steps: int | None = None, from_step: int = 0, 
         raise UsageError(f"from_step {from_step} is not valid: it is negative. Expected 0 or more.")
     if Recorder.is_active:
         raise UsageError("record is not valid here: this process already records. Expected one `with record(...)` at a time.")
-    recorder = Recorder(Path(folder), range(from_step, sys.maxsize if steps is None else from_step + steps), moved)
+    adapter = Adapter(require_declared(cuts, mesh), require_names(names))
+    recorder = Recorder(Path(folder), range(from_step, sys.maxsize if steps is None else from_step + steps), moved, adapter)
     Recorder.is_active = True
     try:
         with recorder.hooks():

@@ -23,11 +23,10 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from equivcheck.errors import UsageError
+from equivcheck.recording.adapters.adapter import Adapter
 from equivcheck.recording.tensors import (
     Row,
     buffers_of,
-    entries_of,
     find_root,
     gradients_of,
     move_parameters,
@@ -48,8 +47,8 @@ class Recorder:
     is_active = False
     """Whether this process already records."""
 
-    def __init__(self, folder: Path, wanted: range, moved: int) -> None:
-        self._folder, self._wanted, self._moved = folder, wanted, moved
+    def __init__(self, folder: Path, wanted: range, moved: int, adapter: Adapter) -> None:
+        self._folder, self._wanted, self._moved, self._adapter = folder, wanted, moved, adapter
         self._writer: TraceWriter | None = None
         self._roots: list[nn.Module] = []
         self._slots: tuple[Slot, ...] = ()
@@ -128,7 +127,7 @@ class Recorder:
     def _begin(self, root: nn.Module) -> None:
         self._add_root(root)
         if self._moved:
-            move_parameters(self._slots, self._moved - 1)
+            move_parameters(self._adapter.rows_to_move(self._slots), self._moved - 1)
         if self._is_wanted:
             self._read(Moment.START, [(slot.pieces, slot.parameter) for slot in self._slots], exactly=True)
 
@@ -138,6 +137,7 @@ class Recorder:
         self._roots = [*(each for each in self._roots if id(each) not in inside), root]
         found = (slots_of(each, f"module{number}." if number else "") for number, each in enumerate(self._roots))
         self._slots = tuple(slot for slots in found for slot in slots)
+        self._adapter.learn(self._roots, self._slots, self._buffers())
 
     def _note_losses(self, tensors: Any) -> None:
         if self._is_wanted:
@@ -154,11 +154,14 @@ class Recorder:
 
     def _read_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        if not set(map(id, parameters)) <= {id(slot.parameter) for slot in self._slots}:
-            found = find_root(parameters)
-            if found is None:
-                raise UsageError("no module owns all parameters of the optimizer. Expected a model whose parameters it updates.")
-            self._add_root(found)
+        known = {id(slot.parameter) for slot in (*self._slots, *self._adapter.copies)}
+        if unknown := [parameter for parameter in parameters if id(parameter) not in known]:
+            if (found := find_root(parameters)) is not None:
+                self._add_root(found)
+            else:
+                copies = self._adapter.adopt_copies(unknown, self._slots)
+                if self._step == 0:
+                    self._read(Moment.START, [(slot.pieces, slot.parameter) for slot in copies], exactly=True)
         self._read(Moment.GRADIENT, gradients_of(self._slots_for(parameters)))
 
     def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -167,7 +170,8 @@ class Recorder:
 
     def _end_step(self) -> None:
         if self._is_wanted:
-            self._read(Moment.UPDATE, [(slot.pieces, slot.parameter) for slot in self._slots])
+            self._adapter.require_right_copies()
+            self._read(Moment.UPDATE, [(slot.pieces, slot.parameter) for slot in (*self._slots, *self._adapter.copies)])
             self._write()
         self._has_updated, self._step = False, self._step + 1
         if self._step == self._wanted.stop:
@@ -179,9 +183,8 @@ class Recorder:
             self._end_step()
         if self._writer is not None and not self._is_over:
             for optimizer in self._optimizers.values():
-                self._read(Moment.STATE, state_of(optimizer, self._slots))
-            for number, root in enumerate(self._roots):
-                self._read(Moment.BUFFER, buffers_of(root, f"module{number}." if number else ""), exactly=True)
+                self._read(Moment.STATE, state_of(optimizer, (*self._slots, *self._adapter.copies)))
+            self._read(Moment.BUFFER, self._buffers(), exactly=True)
             self._step -= 1
             self._write()
         self._is_over = True
@@ -189,7 +192,8 @@ class Recorder:
     def _write(self) -> None:
         if self._writer is None:
             num_steps = None if self._wanted.stop == sys.maxsize else len(self._wanted)
-            self._writer = TraceWriter(self._folder, replace(_header(), num_steps=num_steps, moved=self._moved))
+            header = replace(_header(), num_steps=num_steps, moved=self._moved, notes=self._adapter.notes)
+            self._writer = TraceWriter(self._folder, header)
         losses = tuple(map(float, self._losses))
         self._writer.write(RecordedStep(step=self._step, losses=losses, entries=tuple(self._entries)))
         self._entries.clear()
@@ -197,10 +201,13 @@ class Recorder:
 
     def _slots_for(self, parameters: Sequence[torch.Tensor]) -> list[Slot]:
         wanted = set(map(id, parameters))
-        return [slot for slot in self._slots if id(slot.parameter) in wanted]
+        return [slot for slot in (*self._slots, *self._adapter.copies) if id(slot.parameter) in wanted]
+
+    def _buffers(self) -> list[Row]:
+        return [row for number, root in enumerate(self._roots) for row in buffers_of(root, f"module{number}." if number else "")]
 
     def _read(self, moment: Moment, rows: Sequence[Row], *, exactly: bool = False) -> None:
-        self._entries += entries_of(moment, rows, exactly=exactly)
+        self._entries += self._adapter.entries(moment, rows, exactly=exactly)
 
 
 def _header() -> Header:

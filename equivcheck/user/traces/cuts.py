@@ -9,10 +9,9 @@ from fnmatch import fnmatchcase
 from itertools import product
 from typing import Any
 
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard
 
-from equivcheck.training.read import box_of
+from equivcheck.training.read import Mesh, box_of
 from equivcheck.user.usage import invalid
 from equivcheck.worlds.trace.trace import Piece
 
@@ -63,7 +62,7 @@ def _is_int(value: Any) -> bool:
 class ShardBoxes:
     """This rank's boxes in full parameters, split as by `torch.chunk` along outer axes first; one box for each component."""
 
-    def __init__(self, cuts: Cuts, shapes: Mapping[str, tuple[int, ...]], mesh: DeviceMesh) -> None:
+    def __init__(self, cuts: Cuts, shapes: Mapping[str, tuple[int, ...]], mesh: Mesh) -> None:
         """`shapes` are the full parameters' shapes. Raises `UsageError` if a name, dim or component does not exist."""
         for pattern in cuts:
             if not any(fnmatchcase(name, pattern) for name in shapes):
@@ -79,6 +78,10 @@ class ShardBoxes:
                 boxes = [box_of(name, _with(shape, dim, size), mesh, placements) for size in sizes]
                 starts = [sum(sizes[:number]) for number in range(len(sizes))]
                 self._boxes[name] = dim, tuple(_in_full(*each, shape, dim) for each in zip(boxes, starts, strict=True))
+
+    def boxes_of(self, name: str) -> tuple[int, tuple[Piece, ...]]:
+        """The dim that is split, and this rank's boxes along it, for a parameter that has cuts."""
+        return self._boxes[name]
 
     def place(self, piece: Piece) -> tuple[Piece, ...]:
         """Move a piece from a local tensor to its position in the full tensor: one piece for each component and leading index.
@@ -148,7 +151,7 @@ def _components(name: str, shape: tuple[int, ...], entries: Sequence[Cut]) -> tu
     return dim, sizes
 
 
-def _placements(name: str, shape: tuple[int, ...], entries: Sequence[Cut], mesh: DeviceMesh) -> list[Placement]:
+def _placements(name: str, shape: tuple[int, ...], entries: Sequence[Cut], mesh: Mesh) -> list[Placement]:
     found: dict[str, Placement] = {}
     for dim, axis, *_ in entries:
         if not -len(shape) <= dim < len(shape):

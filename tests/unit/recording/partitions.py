@@ -13,7 +13,7 @@ SHAPES = st.lists(st.integers(0, 7), max_size=4).map(tuple) | st.sampled_from([(
 
 
 @st.composite
-def partitions(draw: st.DrawFn, shape: tuple[int, ...]) -> list[Piece]:
+def partitions(draw: st.DrawFn, shape: tuple[int, ...], name: str = "weight") -> list[Piece]:
     """Boxes along any dims, as DTensor makes them, each of them whole or in runs, as FSDP1's flat parameters make them."""
     boxes = [((0,) * len(shape), shape)]
     for _ in range(draw(st.integers(0, 3))) if shape else ():
@@ -29,13 +29,11 @@ def partitions(draw: st.DrawFn, shape: tuple[int, ...]) -> list[Piece]:
             )
     pieces = []
     for start, size in boxes:
-        box = Piece(name="weight", shape=shape) if size == shape else Piece(name="weight", shape=shape, start=start, size=size)
+        box = Piece(name=name, shape=shape) if size == shape else Piece(name=name, shape=shape, start=start, size=size)
         cuts = sorted(draw(st.lists(st.integers(0, math.prod(size)), max_size=3)))
         ends = [0, *cuts, math.prod(size)]
         runs = [(first, last - first) for first, last in itertools.pairwise(ends)]
         pieces += (
-            [box]
-            if len(runs) == 1
-            else [Piece(name="weight", shape=shape, start=box.start, size=box.size, run=run) for run in runs]
+            [box] if len(runs) == 1 else [Piece(name=name, shape=shape, start=box.start, size=box.size, run=run) for run in runs]
         )
     return pieces

@@ -1,0 +1,124 @@
+"""Positions for plain shards that the user declares, as `cuts` in `check_training`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch.distributed as dist
+
+from equivcheck.errors import UsageError
+from equivcheck.recording.adapters.parts import Move
+from equivcheck.user.task import mesh_of
+from equivcheck.user.traces.cuts import Cut, Cuts, ShardBoxes, require_cuts
+from equivcheck.user.usage import API
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredMesh:
+    """Mesh over all ranks in the job, in row-major order."""
+
+    axes: tuple[tuple[str, int], ...]
+    """Names and sizes, outermost first."""
+    rank: int
+    """This process's rank."""
+
+    @property
+    def mesh_dim_names(self) -> tuple[str, ...]:
+        """Axis names."""
+        return tuple(name for name, _ in self.axes)
+
+    def size(self, axis: int) -> int:
+        """Size along an axis."""
+        return self.axes[axis][1]
+
+    def get_coordinate(self) -> list[int]:
+        """This rank's index along each axis."""
+        rest, found = self.rank, list[int]()
+        for _, size in reversed(self.axes):
+            rest, index = divmod(rest, size)
+            found.insert(0, index)
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredCuts:
+    """Valid `cuts` and `mesh`."""
+
+    cuts: Mapping[str, tuple[Cut, ...]]
+    """Cuts by parameter name or pattern."""
+    axes: tuple[tuple[str, int], ...]
+    """Axis names and sizes; empty without a mesh."""
+
+    def mesh(self) -> DeclaredMesh:
+        """This process's mesh. Raises `UsageError` if its size is not the job's."""
+        num_ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        if math.prod(size for _, size in self.axes) != num_ranks:
+            raise UsageError(
+                f"mesh {dict(self.axes)} is not valid: the job has {num_ranks} ranks. Expected sizes with this product, so that "
+                "each rank has one place."
+            )
+        return DeclaredMesh(axes=self.axes, rank=dist.get_rank() if num_ranks > 1 else 0)
+
+    def place_on(self, axis: str) -> tuple[int, int] | None:
+        """This rank's index on an axis, and the axis's size; None if there is no such axis."""
+        number = next((number for number, (name, _) in enumerate(self.axes) if name == axis), None)
+        return None if number is None else (self.mesh().get_coordinate()[number], self.axes[number][1])
+
+    def unmatched_cuts(self, names: Sequence[str]) -> list[str]:
+        """Declared names and patterns that no parameter matches."""
+        return [pattern for pattern in self.cuts if not any(fnmatchcase(name, pattern) for name in names)]
+
+    def moves(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Move]:
+        """Each declared tensor's move into its full tensor. `shapes` are local. Raises `UsageError` if a cut does not fit."""
+        if not self.cuts:
+            return {}
+        mesh = self.mesh()
+        matched = {name: next((cut for cut in self.cuts if fnmatchcase(name, cut)), None) for name in shapes}
+        entries = {name: self.cuts[pattern] for name, pattern in matched.items() if pattern is not None}
+        with _errors_of_record():
+            full = {name: self._full_shape(shapes[name], cuts) for name, cuts in entries.items()}
+            boxes = ShardBoxes(entries, full, mesh)
+            found = {name: Move(dim=dim, boxes=own) for name in entries for dim, own in [boxes.boxes_of(name)]}
+        for name, move in found.items():
+            if move.shape != shapes[name]:
+                raise UsageError(
+                    f"cuts entry for {name!r} is not valid: its shard has shape {shapes[name]}, and torch.chunk would give this "
+                    f"rank {move.shape}. Expected equal shards, or the full size as components, such as (0, 'tp', [50])."
+                )
+        return found
+
+    def _full_shape(self, shape: tuple[int, ...], cuts: Sequence[Cut]) -> tuple[int, ...]:
+        """Full shape if shards are equal, unless components declare a dim's full size."""
+        sizes, full = dict(self.axes), list(shape)
+        for dim, axis, *_ in cuts:
+            if -len(shape) <= dim < len(shape):
+                full[dim] *= sizes[axis]
+        for dim, _, *components in cuts:
+            for sizes_of_parts in components:
+                if not isinstance(sizes_of_parts, int) and -len(shape) <= dim < len(shape):
+                    full[dim] = sum(sizes_of_parts)
+        return tuple(full)
+
+
+def require_declared(cuts: Cuts | None, mesh: Mapping[str, int] | None) -> DeclaredCuts:
+    """Check `cuts` and `mesh`. Raises `UsageError` if one has another form, or if `cuts` has no mesh."""
+    with _errors_of_record():
+        axes = mesh_of(mesh) if mesh is not None else ()
+        if cuts and not axes:
+            raise UsageError("cuts without mesh is not valid: axes have no size. Expected a mesh, such as {'dp': 2, 'tp': 2}.")
+        found: dict[str, Any] | None = require_cuts(cuts, [name for name, _ in axes]) if axes else None
+    return DeclaredCuts(cuts=found or {}, axes=axes)
+
+
+@contextmanager
+def _errors_of_record() -> Iterator[None]:
+    """Remove the name of `check_training` from errors."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(str(error).removeprefix(f"{API}: ")) from error

@@ -1,0 +1,171 @@
+"""Finds the model's parameters if an optimizer updates copies, as Megatron's, apex's and DeepSpeed's do in float32.
+
+A copy holds the values of its parameter, in more digits. So it is found by its values, if no attribute tells its parameter.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from equivcheck.errors import UsageError
+from equivcheck.recording.exact import hash_parts
+from equivcheck.recording.tensors import local_of
+from equivcheck.worlds.trace.trace import Piece, Slot
+
+_Key = tuple[int, torch.dtype, int]
+"""Element count, dtype, and exact hash over the bits."""
+
+
+def optimizers_alive() -> list[torch.optim.Optimizer]:
+    """All living optimizers from torch in this process."""
+    # Not `isinstance`, which asks proxies for the class of objects that may be gone.
+    return [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """Tensors in an optimizer that copy the model's parameters."""
+
+    slots: tuple[Slot, ...] = ()
+    """Each copy, with its elements' positions in the model's parameters."""
+    unsure: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
+    """Copies and parameters that are told from others with equal values by their order only."""
+
+    def require_equal(self) -> None:
+        """Check after an update that each copy in `unsure` still has its parameter's values. Raises `UsageError` if not."""
+        for copy, parameter in self.unsure:
+            found, expected = copy.reshape(-1).to(torch.float64), parameter.reshape(-1).to(torch.float64)
+            if not torch.allclose(found, expected, rtol=2 * torch.finfo(parameter.dtype).eps, atol=0.0):
+                raise UsageError(
+                    f"the optimizer's copy of a parameter with shape {tuple(parameter.shape)} is not valid: several parameters "
+                    "start with its values. Expected an attribute main_param with the copy, on each parameter of the model."
+                )
+
+
+def find_copies(tensors: Sequence[torch.Tensor], slots: Sequence[Slot]) -> Copies:
+    """Find the parameter that each tensor in an optimizer copies, before its first step. Tensors that copy none are left out."""
+    told = dict(_told(tensors, slots))
+    left = [tensor for tensor in tensors if id(tensor) not in told and tensor.is_floating_point()]
+    taken = {id(slot.parameter) for slot in told.values()}
+    alike, unsure = _with_equal_values(left, [slot for slot in slots if id(slot.parameter) not in taken])
+    found = {
+        identity: _copy_slot(tensor, slot) for tensor in tensors for identity, slot in told.items() if identity == id(tensor)
+    }
+    found |= {id(tensor): replace(slot, parameter=tensor) for tensor, slot in alike}
+    for tensor in left:
+        pieces = () if id(tensor) in found else _pieces_of_flat(tensor, slots)
+        if pieces:
+            found[id(tensor)] = Slot(parameter=tensor, pieces=pieces)
+    return Copies(slots=tuple(found.values()), unsure=tuple(unsure))
+
+
+def _told(tensors: Sequence[torch.Tensor], slots: Sequence[Slot]) -> Iterator[tuple[int, Slot]]:
+    """Copies that Megatron's attributes tell."""
+    wanted = {id(tensor): tensor for tensor in tensors}
+    for slot in slots:
+        main = getattr(slot.parameter, "main_param", None)
+        if id(main) in wanted:
+            yield id(main), slot
+    owners = {id(slot.parameter): slot for slot in slots}
+    for tensor in tensors:
+        if (owner := id(getattr(tensor, "model_param", None))) in owners:
+            yield id(tensor), owners[owner]
+
+
+def _copy_slot(copy: torch.Tensor, slot: Slot) -> Slot:
+    """Slot for a copy. It may have only some consecutive elements, as in Megatron's distributed optimizer."""
+    parameter = local_of(slot.parameter).reshape(-1)
+    count = copy.numel()
+    if count == parameter.numel():
+        return replace(slot, parameter=copy)
+    rounded = copy.detach().reshape(-1).to(parameter.dtype)
+    starts = (parameter[: max(len(parameter) - count + 1, 0)] == rounded[:1]).nonzero().flatten().tolist()
+    found = [start for start in starts if torch.equal(parameter[start : start + count], rounded)]
+    if len(found) != 1 or len(slot.pieces) != 1 or slot.pieces[0].run is not None:
+        raise UsageError(
+            f"the optimizer's copy of {slot.pieces[0].name!r} is not valid: its {count} elements are in {len(found)} places of "
+            "the parameter. Expected exactly one place."
+        )
+    return Slot(parameter=copy, pieces=(replace(slot.pieces[0], run=(found[0], count)),))
+
+
+def _with_equal_values(
+    tensors: Sequence[torch.Tensor], slots: Sequence[Slot]
+) -> tuple[list[tuple[torch.Tensor, Slot]], list[tuple[torch.Tensor, torch.Tensor]]]:
+    """Pairs with equal values after rounding. Pairs for which only the order decides are also returned as the second list."""
+    by_key: dict[_Key, list[Slot]] = {}
+    for slot in slots:
+        by_key.setdefault(_key(slot.parameter, slot.parameter.dtype), []).append(slot)
+    dtypes = dict.fromkeys(dtype for _, dtype, _ in by_key)
+    groups: dict[_Key, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        for key in [key for dtype in dtypes if (key := _key(tensor, dtype)) in by_key][:1]:
+            groups.setdefault(key, []).append(tensor)
+    pairs, unsure = [], []
+    for key, group in groups.items():
+        if len(group) == len(by_key[key]):
+            own = list(zip(group, by_key[key], strict=True))
+            pairs += own
+            unsure += [(local_of(tensor), local_of(slot.parameter)) for tensor, slot in own] if len(own) > 1 else []
+    return pairs, unsure
+
+
+def _key(tensor: torch.Tensor, dtype: torch.dtype) -> _Key:
+    local = local_of(tensor).reshape(-1).to(dtype)
+    (exact,) = hash_parts([(Piece(name="", shape=(local.numel(),)), local)])
+    return local.numel(), dtype, exact.in_place
+
+
+def _pieces_of_flat(copy: torch.Tensor, slots: Sequence[Slot]) -> tuple[Piece, ...]:
+    """Positions in a flat tensor that copies several parameters, or in this rank's equal part; empty if it copies none.
+
+    Parameters follow each other as in the storage that they share, or in the model's order.
+    """
+    found = [
+        pieces
+        for places, total in _flat_layouts(slots)
+        if copy.dim() == 1 and len(copy) and total % len(copy) == 0
+        for first in range(0, total, len(copy))
+        if (pieces := _pieces_if_equal(copy.detach(), first, places))
+    ]
+    return found[0] if len(found) == 1 else ()
+
+
+def _flat_layouts(slots: Sequence[Slot]) -> Iterator[tuple[list[tuple[int, Slot]], int]]:
+    """Flat tensors that parameters may form: each parameter's offset, and the total size."""
+    plain = [slot for slot in slots if len(slot.pieces) == 1 and slot.pieces[0].run is None]
+    shared: dict[tuple[int, torch.dtype], list[Slot]] = {}
+    for slot in plain:
+        local = local_of(slot.parameter)
+        shared.setdefault((local.untyped_storage().data_ptr(), local.dtype), []).append(slot)
+    for own in shared.values():
+        local = local_of(own[0].parameter)
+        if len(own) > 1:
+            places = sorted((int(local_of(slot.parameter).storage_offset()), number) for number, slot in enumerate(own))
+            yield [(offset, own[number]) for offset, number in places], local.untyped_storage().nbytes() // local.element_size()
+    if len(shared) > 1:
+        offset, in_order = 0, []
+        for slot in plain:
+            in_order.append((offset, slot))
+            offset += local_of(slot.parameter).numel()
+        yield in_order, offset
+
+
+def _pieces_if_equal(copy: torch.Tensor, first: int, places: Sequence[tuple[int, Slot]]) -> tuple[Piece, ...]:
+    """Positions in a flat tensor from `first` on, if `copy` has the same values; otherwise empty."""
+    pieces, end = [], first
+    for offset, slot in places:
+        values = local_of(slot.parameter).reshape(-1)
+        low, high = max(offset, first), min(offset + len(values), first + len(copy))
+        if low < high:
+            if not torch.equal(copy[low - first : high - first].to(values.dtype), values[low - offset : high - offset]):
+                return ()
+            pieces += [Piece(name="", shape=(low - end,))] if low > end else []
+            pieces.append(replace(slot.pieces[0], run=(low - offset, high - low)))
+            end = high
+    rest = first + len(copy) - end
+    return (*pieces, Piece(name="", shape=(rest,))) if rest and pieces else tuple(pieces)

@@ -1,0 +1,92 @@
+"""Positions and gradients that Megatron's attributes tell: on parameters, on modules, and in `megatron.core.parallel_state`.
+
+Handwritten tensor parallelism may set the same attributes.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from equivcheck.errors import UsageError
+from equivcheck.recording.adapters.parts import Move, shard_move
+
+_EXPERT_NUMBER = re.compile(r"(?<=\.local_experts\.)\d+|(?<=\.linear_fc[12]\.weight)\d+|(?<=\.linear_fc[12]\.bias)\d+")
+"""An expert's number among the rank's experts, in a parameter's name."""
+
+
+def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
+    """A parameter's gradient; ``main_grad``, in which Megatron accumulates, if there is no other."""
+    if parameter.grad is not None:
+        return parameter.grad
+    main = getattr(parameter, "main_grad", None)
+    return main if isinstance(main, torch.Tensor) and main.shape == parameter.shape else None
+
+
+def shard_of(name: str, parameter: torch.Tensor, owner: nn.Module | None, declared: tuple[int, int] | None) -> Move | None:
+    """Move a tensor-parallel shard into the full parameter; None if the parameter is no shard.
+
+    `owner` is the module with this parameter. `declared` are rank and size in the tensor-parallel group, if the user
+    passed a mesh. Raises `UsageError` if both do not tell them, or if the shard has no such dim.
+    """
+    if not getattr(parameter, "tensor_model_parallel", False):
+        return None
+    dim, stride = parameter.partition_dim, getattr(parameter, "partition_stride", 1)  # type: ignore[attr-defined]
+    shape = tuple(parameter.shape)
+    if not 0 <= dim < len(shape) or shape[dim] % stride:
+        raise UsageError(
+            f"partition_dim {dim} of parameter {name!r} is not valid: its shard has shape {shape}. Expected one of its dims, "
+            f"with {stride} equal parts."
+        )
+    place = _group_place(parameter, owner, "tp_group", "tensor") or declared
+    if place is None:
+        raise UsageError(
+            f"parameter {name!r} without mesh is not valid: it is a tensor-parallel shard, and neither megatron.core nor "
+            "tp_group on its module tells which one. Expected a mesh with an axis tp, such as {'dp': 2, 'tp': 2}."
+        )
+    rank, num_ranks = place
+    return shard_move(shape, dim, rank, num_ranks, stride) if num_ranks > 1 else None
+
+
+def _group_place(parameter: torch.Tensor, owner: nn.Module | None, attribute: str, kind: str) -> tuple[int, int] | None:
+    """Rank and size in a parallel group."""
+    group = getattr(owner, attribute, None)
+    if isinstance(group, dist.ProcessGroup):
+        return dist.get_rank(group), dist.get_world_size(group)
+    state: Any = sys.modules.get("megatron.core.parallel_state")  # never imported here: it is slow, and not everybody's
+    if state is None or not state.model_parallel_is_initialized():
+        return None
+    of_experts = "expert_tensor" if kind == "tensor" and not getattr(parameter, "allreduce", True) else kind
+    prefix = f"get_{of_experts}_model_parallel" if of_experts in ("tensor", "expert") else f"get_{of_experts}_parallel"
+    return getattr(state, f"{prefix}_rank")(), getattr(state, f"{prefix}_world_size")()
+
+
+def expert_names(
+    parameters: Mapping[str, torch.Tensor], declared: tuple[int, int] | None
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """New names for expert-parallel parameters, with the expert's number in the full model; and names without such a number.
+
+    `declared` are rank and size in the expert-parallel group, if the user passed a mesh.
+    """
+    own = {name: parameter for name, parameter in parameters.items() if not getattr(parameter, "allreduce", True)}
+    place = next((_group_place(parameter, None, "", "expert") for parameter in own.values()), None) or declared
+    if place is None:
+        return {}, tuple(own)
+    if place[1] == 1:
+        return {}, ()
+    numbers: dict[str, list[int]] = {}
+    for name in own:
+        if found := _EXPERT_NUMBER.search(name):
+            numbers.setdefault(_EXPERT_NUMBER.sub("*", name), []).append(int(found[0]))
+    renamed = {}
+    for name in own:
+        if found := _EXPERT_NUMBER.search(name):
+            count = max(numbers[_EXPERT_NUMBER.sub("*", name)]) + 1
+            renamed[name] = _EXPERT_NUMBER.sub(str(place[0] * count + int(found[0])), name)
+    return renamed, tuple(name for name in own if name not in renamed)

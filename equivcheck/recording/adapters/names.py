@@ -1,0 +1,198 @@
+"""Name maps: what another run calls a tensor, and how it stores it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from equivcheck.errors import UsageError
+from equivcheck.recording.adapters.parts import Move
+from equivcheck.worlds.trace.trace import Piece
+
+Ints = tuple[int, ...]
+Names = Mapping[str, str | Mapping[str, Any]]
+"""The other run's name for a tensor, and the source: this run's name, or a table with more about it."""
+
+_FORM = (
+    "a name, {name = 'NAME', transpose = true}, {parts = ['NAME', ...], dim = 0, groups = 1} or {tied = ['NAME', ...]}, with as "
+    "many * in each name as in the new one"
+)
+_KEYS = {"name": {"transpose"}, "parts": {"dim", "groups", "transpose"}, "tied": {"transpose"}}
+"""Keys that a table may have besides the one with names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One entry in a name map."""
+
+    target: str
+    """New name, maybe with ``*``."""
+    names: tuple[str, ...]
+    """This run's names; several if they are fused, or tied."""
+    is_fused: bool = False
+    """Whether each name is only a part in the new tensor."""
+    dim: int = 0
+    """Dim along which parts are fused."""
+    groups: int = 1
+    """Number by which each part is divided, because the parts alternate."""
+    is_transposed: bool = False
+    """Whether the last two dims are swapped, before parts are fused."""
+
+    def matches(self, name: str) -> Iterator[tuple[int, tuple[str, ...]]]:
+        """Positions in `names` that match, with the texts that stand for ``*``."""
+        for number, pattern in enumerate(self.names):
+            expression = "(.*)".join(map(re.escape, pattern.split("*")))
+            if found := re.fullmatch(expression, name):
+                yield number, found.groups()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Tensor in another run that contains this run's tensor."""
+
+    name: str
+    """The other run's name."""
+    is_transposed: bool = False
+    """Whether to swap the last two dims first."""
+    move: Move | None = None
+    """Move into the fused tensor, after the swap; None if it is not fused."""
+
+
+def require_names(names: Any) -> tuple[Source, ...]:
+    """Check a name map. Raises `UsageError` if an entry has another form, or a name occurs twice."""
+    if names is None:
+        return ()
+    if not isinstance(names, Mapping):
+        raise UsageError(f"names {names!r:.100} is not valid: it is not a dict. Expected new names, each with {_FORM}.")
+    found = tuple(_source(target, value) for target, value in names.items())
+    targets: dict[str, str] = {}
+    for source in found:
+        for name in source.names:
+            if name in targets:
+                raise UsageError(
+                    f"names entry {source.target!r} is not valid: {name!r} is also in the entry {targets[name]!r}. "
+                    "Expected one new name for each tensor."
+                )
+            targets[name] = source.target
+    return found
+
+
+def _source(target: Any, value: Any) -> Source:
+    table = {"name": value} if isinstance(value, str) else value
+    kind = next((kind for kind in _KEYS if isinstance(table, Mapping) and kind in table), "")
+    if not isinstance(target, str) or not kind or not {*table} <= {kind, *_KEYS[kind]}:
+        hint = " In TOML, put names with dots in quotes." if isinstance(table, Mapping) and not kind else ""
+        raise UsageError(f"names entry {target!r}: {value!r:.100} is not valid: it has another form. Expected {_FORM}.{hint}")
+    own: Mapping[str, Any] = table
+    names = (own[kind],) if kind == "name" else own[kind]
+    groups, dim, transpose = own.get("groups", 1), own.get("dim", 0), own.get("transpose", False)
+    is_valid = (
+        isinstance(names, (tuple, list))
+        and names
+        and all(isinstance(name, str) and name.count("*") == target.count("*") for name in names)
+        and type(groups) is int
+        and groups > 0
+        and type(dim) is int
+        and isinstance(transpose, bool)
+    )
+    if not is_valid:
+        raise UsageError(f"names entry {target!r}: {value!r:.100} is not valid: it has another form. Expected {_FORM}.")
+    return Source(target=target, names=tuple(names), is_fused=kind == "parts", dim=dim, groups=groups, is_transposed=transpose)
+
+
+def load_names(file: Path) -> Names:
+    """Read a name map from a TOML file. Raises `UsageError` if it is not valid."""
+    return load_toml(file)
+
+
+def load_toml(file: Path) -> dict[str, Any]:
+    """Read a TOML file. Raises `UsageError` if it cannot be read."""
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"file {file} is not valid: {error}. Expected a TOML file.") from error
+
+
+def places_of(sources: Sequence[Source], shapes: Mapping[str, Ints]) -> dict[str, Place]:
+    """New places by name, for each tensor that the map mentions. `shapes` are full shapes.
+
+    The first entry that matches counts. Raises `UsageError` if two tensors get one name, or if parts do not fit together.
+    """
+    matched: dict[tuple[Source, tuple[str, ...]], dict[int, str]] = {}
+    for name in shapes:
+        for source in sources:
+            if found := next(source.matches(name), None):
+                matched.setdefault((source, found[1]), {})[found[0]] = name
+                break
+    places: dict[str, Place] = {}
+    new = {name: name for name in shapes if all(name not in own.values() for own in matched.values())}
+    for (source, texts), own in matched.items():
+        target = _filled(source.target, texts)
+        if target in new:
+            raise UsageError(
+                f"names entry {source.target!r} is not valid: {new[target]!r} and {next(iter(own.values()))!r} would both be "
+                f"{target!r}. Expected one tensor for each name."
+            )
+        new[target] = next(iter(own.values()))
+        moves = _moves(source, target, [own.get(number) for number in range(len(source.names))], shapes)
+        places |= {
+            name: Place(name=target, is_transposed=source.is_transposed, move=moves[number]) for number, name in own.items()
+        }
+    return places
+
+
+def unmatched_sources(sources: Sequence[Source], names: Sequence[str]) -> list[str]:
+    """Sources that no tensor matches."""
+    own = [pattern for source in sources for pattern in source.names]
+    found = {source.names[number] for source in sources for name in names for number, _ in source.matches(name)}
+    return [pattern for pattern in own if pattern not in found]
+
+
+def _filled(target: str, texts: Sequence[str]) -> str:
+    first, *rest = target.split("*")
+    return first + "".join(text + part for text, part in zip(texts, rest, strict=True))
+
+
+def _moves(source: Source, target: str, names: Sequence[str | None], shapes: Mapping[str, Ints]) -> list[Move | None]:
+    """Each part's move into the fused tensor."""
+    if not source.is_fused:
+        return [None] * len(names)
+
+    def refuse(why: str) -> UsageError:
+        return UsageError(f"names entry {source.target!r} is not valid: {why}. Expected parts of {target!r} that fit together.")
+
+    present = [name for name in names if name is not None]
+    if len(present) < len(names):
+        missing = source.names[next(number for number, name in enumerate(names) if name is None)]
+        raise refuse(f"no tensor {missing!r} is next to {present[0]!r}")
+    own = [_swapped(shapes[name]) if source.is_transposed and len(shapes[name]) > 1 else shapes[name] for name in present]
+    dims = {len(shape) for shape in own}
+    if len(dims) > 1 or not -min(dims) <= source.dim < min(dims):
+        raise refuse(f"shapes {', '.join(map(str, own))} have no common dim {source.dim}")
+    dim = source.dim % min(dims)
+    if len({(*shape[:dim], *shape[dim + 1 :]) for shape in own}) > 1:
+        raise refuse(f"shapes {', '.join(map(str, own))} differ along other dims than {dim}")
+    if any(shape[dim] % source.groups for shape in own):
+        raise refuse(f"shapes {', '.join(map(str, own))} have no {source.groups} equal groups along dim {dim}")
+    return list(_fused_moves(own, dim, source.groups))
+
+
+def _fused_moves(shapes: Sequence[Ints], dim: int, groups: int) -> Iterator[Move]:
+    counts = [shape[dim] // groups for shape in shapes]
+    full = (*shapes[0][:dim], sum(counts) * groups, *shapes[0][dim + 1 :])
+    for number, (count, shape) in enumerate(zip(counts, shapes, strict=True)):
+        size = (*shape[:dim], count, *shape[dim + 1 :])
+        starts = [group * sum(counts) + sum(counts[:number]) for group in range(groups)]
+        ends = (0,) * (len(shape) - dim - 1)
+        yield Move(
+            dim=dim,
+            boxes=tuple(Piece(name="", shape=full, start=(*(0,) * dim, start, *ends), size=size) for start in starts),
+        )
+
+
+def _swapped(shape: Ints) -> Ints:
+    return (*shape[:-2], shape[-1], shape[-2])

@@ -1,0 +1,120 @@
+"""Boxes with local elements, and moves into larger tensors: a shard's full tensor, or a fused one that contains a weight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from equivcheck.errors import UsageError
+from equivcheck.worlds.trace.trace import Piece
+
+Ints = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Part:
+    """Local elements that form a box in a tensor."""
+
+    piece: Piece
+    """Name and position; never a run."""
+    values: torch.Tensor
+    """View on the local elements, with the box's size as its shape."""
+
+    def transpose(self) -> Part:
+        """Swap the last two dims. Raises `UsageError` if there are fewer."""
+        piece = self.piece
+        if len(piece.shape) < 2:
+            raise UsageError(
+                f"names entry for {piece.name!r} is not valid: shape {piece.shape} cannot be transposed. Expected 2 dims or more."
+            )
+
+        def swap(values: Ints) -> Ints:
+            return (*values[:-2], values[-1], values[-2])
+
+        turned = replace(piece, shape=swap(piece.shape), start=swap(piece.start), size=swap(piece.size))
+        return Part(piece=turned, values=self.values.transpose(-1, -2))
+
+    def with_name(self, name: str) -> Part:
+        """Give the tensor another name. If it is state, the key after ``/`` is kept."""
+        suffix = "".join(self.piece.name.partition("/")[1:])
+        return replace(self, piece=replace(self.piece, name=name + suffix))
+
+
+def parts_of(piece: Piece, values: torch.Tensor) -> Iterator[Part]:
+    """Split a piece into boxes, in its order. `values` are its elements, with any shape."""
+    start, size = piece.start or (0,) * len(piece.shape), piece.size or piece.shape
+    offset, length = piece.run or (0, math.prod(size))
+    if length == math.prod(size):
+        yield Part(piece=replace(piece, start=start, size=size, run=None, place=None), values=values.reshape(size))
+        return
+    flat, place = values.reshape(-1), 0
+    for box_start, box_size in _boxes_of_run(start, size, offset, length):
+        count = math.prod(box_size)
+        box = replace(piece, start=box_start, size=box_size, run=None, place=None)
+        yield Part(piece=box, values=flat[place : place + count].view(box_size))
+        place += count
+
+
+def _boxes_of_run(start: Ints, size: Ints, offset: int, length: int) -> Iterator[tuple[Ints, Ints]]:
+    """Split consecutive elements in a box into smaller boxes, given by start and size."""
+    if not length:
+        return
+    if len(size) == 1:
+        yield (start[0] + offset,), (length,)
+        return
+    inner = math.prod(size[1:])
+    head = min(-offset % inner, length)
+    num_full = (length - head) // inner
+    first = offset // inner
+    for box_start, box_size in _boxes_of_run(start[1:], size[1:], offset % inner, head):
+        yield (start[0] + first, *box_start), (1, *box_size)
+    first += bool(head)
+    if num_full:
+        yield (start[0] + first, *start[1:]), (num_full, *size[1:])
+    for box_start, box_size in _boxes_of_run(start[1:], size[1:], 0, length - head - num_full * inner):
+        yield (start[0] + first + num_full, *box_start), (1, *box_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """Moves a tensor into a larger one: its indices along one dim go to boxes there, in order."""
+
+    dim: int
+    """Dim along which the tensor is split."""
+    boxes: tuple[Piece, ...]
+    """Boxes in the larger tensor."""
+
+    @property
+    def shape(self) -> Ints:
+        """Shape that a tensor must have."""
+        size = self.boxes[0].size
+        return (*size[: self.dim], sum(box.size[self.dim] for box in self.boxes), *size[self.dim + 1 :])
+
+    def __call__(self, part: Part) -> Iterator[Part]:
+        """Split a part at the borders between the boxes. The part's tensor must have this move's `shape`."""
+        assert part.piece.shape == self.shape, "the caller has compared the shapes"
+        first, count = part.piece.start[self.dim], part.piece.size[self.dim]
+        border = 0
+        for box in self.boxes:
+            low, high = max(first, border), min(first + count, border + box.size[self.dim])
+            if low < high:
+                inside = (*part.piece.start[: self.dim], low - border, *part.piece.start[self.dim + 1 :])
+                size = (*part.piece.size[: self.dim], high - low, *part.piece.size[self.dim + 1 :])
+                start = tuple(map(sum, zip(box.start, inside, strict=True)))
+                piece = replace(part.piece, shape=box.shape, start=start, size=size)
+                yield Part(piece=piece, values=part.values.narrow(self.dim, low - first, high - low))
+            border += box.size[self.dim]
+
+
+def shard_move(shape: Ints, dim: int, rank: int, num_ranks: int, num_components: int = 1) -> Move:
+    """Move for a shard with this local shape. If `dim` has several equal components, a rank has an equal part in each."""
+    size = (*shape[:dim], shape[dim] // num_components, *shape[dim + 1 :])
+    full = (*shape[:dim], shape[dim] * num_ranks, *shape[dim + 1 :])
+    starts = [(number * num_ranks + rank) * size[dim] for number in range(num_components)]
+    boxes = (
+        Piece(name="", shape=full, start=(*(0,) * dim, start, *(0,) * (len(shape) - dim - 1)), size=size) for start in starts
+    )
+    return Move(dim=dim, boxes=tuple(boxes))
