@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import isclose
 from typing import Any
@@ -45,7 +45,7 @@ def settings_at_steps(diverged: Evidence) -> Iterator[Mistake]:
     step, _, key = wrong[rank][0]
     names = [name for at, name, other in wrong[rank] if (at, other) == (step, key)]
     expected, actual = ([numbers.get(names[0], {}).get(key) for numbers in steps] for steps in (single, runs[rank]))
-    schedule = _schedule(diverged, expected, actual)
+    schedule = describe_schedule(expected, actual, partial(count_description, diverged))
     whose = "" if len(names) == len(single[step]) else f" for {tensors(names)}"
     where = "" if len(wrong) == len(runs) else f" on {name_ranks(list(wrong))}"
     wrong_value, right_value = (bool(each[step]) if key in FLAGS else f"{each[step]:g}" for each in (actual, expected))
@@ -66,8 +66,8 @@ def differing_settings(single: Steps, steps: Steps) -> list[tuple[int, str, str]
     ]
 
 
-def _schedule(diverged: Evidence, expected: list[Any], actual: list[Any]) -> str:
-    """Describe how a rank's values follow the single-device values at other steps; empty if they do not."""
+def describe_schedule(expected: Sequence[Any], actual: Sequence[Any], describe_count: Callable[[float], str]) -> str:
+    """Describe how values follow the expected values at other steps; empty if they do not."""
     count = len(expected)
     if None in expected or None in actual or len({*expected}) == 1:
         return ""
@@ -75,7 +75,7 @@ def _schedule(diverged: Evidence, expected: list[Any], actual: list[Any]) -> str
         return "the schedule never advances"
     for times in range(2, count):
         if all(_are_equal(actual[step], expected[step * times]) for step in range(count) if step * times < count):
-            return f"the schedule advances {times} times per step{count_description(diverged, times)}"
+            return f"the schedule advances {times} times per step{describe_count(times)}"
     for ahead in (1, -1):
         pairs = [(actual[step], expected[step + ahead]) for step in range(count) if 0 <= step + ahead < count]
         if all(_are_equal(*pair) for pair in pairs) and len({right for _, right in pairs}) > 1:

@@ -95,19 +95,20 @@ def _numbers(evidence: Evidence, name: str) -> int:
     return min(tensor.numel, len(evidence.expected_sums[name]))
 
 
-def fit(evidence: Evidence, columns: Sequence[Tensors]) -> Sums | None:
+def fit(evidence: Evidence, columns: Sequence[Tensors], found: Tensors | None = None) -> Sums | None:
     """Fit the second run's wrong tensors by a sum over columns; None if the columns depend on each other."""
+    found = evidence.found_sums if found is None else found
     names = [name for name in evidence.wrong if name in evidence.names and all(name in column for column in columns)]
-    weights = [1.0 / evidence.limits[name] if evidence.limits[name] else 0.0 for name in names]
+    scales = [1.0 / evidence.limits[name] if evidence.limits[name] else 0.0 for name in names]
     if not names:
         return None
-    target = np.concatenate([evidence.found_sums[name] * weight for name, weight in zip(names, weights, strict=True)])
+    target = np.concatenate([found[name] * scale for name, scale in zip(names, scales, strict=True)])
     matrix = np.stack(
-        [np.concatenate([column[name] * weight for name, weight in zip(names, weights, strict=True)]) for column in columns],
+        [np.concatenate([column[name] * scale for name, scale in zip(names, scales, strict=True)]) for column in columns],
         axis=1,
     )
-    found, _, rank, _ = np.linalg.lstsq(matrix, target, rcond=None)
-    return found if rank == len(columns) else None
+    weights, _, rank, _ = np.linalg.lstsq(matrix, target, rcond=None)
+    return weights if rank == len(columns) else None
 
 
 def subject(evidence: Evidence, candidate: Candidate) -> Mapping[str, str]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
+
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.recording.causes.candidate import Candidate, make_candidate
-from equivcheck.recording.causes.evidence import Evidence, Sums, entries_of, linear_combination, ratio, rms, steps_of
+from equivcheck.recording.causes.evidence import Evidence, Sums, entries_of, linear_combination, ratio, rms, spread, steps_of
 from equivcheck.recording.compare.runs import RecordedRun
 from equivcheck.recording.trace import Clip, Moment
 
@@ -36,11 +38,12 @@ def wrong_clipping(evidence: Evidence) -> Iterator[Candidate]:
         words = f"gradients are clipped to a norm of {limits[1].max_norm:g}, not {limit:g}"
         yield with_norm(Cause.HYPERPARAMETER, words, total, at_most=limits[1].max_norm)
     own = _local_norms(evidence.second, step)
-    yield _locally(evidence, own, limit)
-    for words, norm in _combinations(list(own.values())) if len(own) > 1 else ():
-        yield with_norm(Cause.ANOTHER_NORM, f"the local norms on the {len(own)} ranks are {words}", norm)
-    words = f"the total norm counts gradients replicated over the {len(own)} ranks once per rank"
-    yield with_norm(Cause.REPLICAS_IN_NORM, words, math.hypot(*own.values()))
+    if len(own) > 1:
+        yield _locally(evidence, own, limit)
+        for words, norm in _combinations(list(own.values())):
+            yield with_norm(Cause.ANOTHER_NORM, f"the local norms on the {len(own)} ranks are {words}", norm)
+        words = f"the total norm counts gradients replicated over the {len(own)} ranks once per rank"
+        yield with_norm(Cause.REPLICAS_IN_NORM, words, math.hypot(*own.values()))
     for power, words in ((0.5, "the root of the norm"), (2.0, "the square of the norm")):
         yield with_norm(Cause.ANOTHER_NORM, f"gradients are clipped by {words}", total**power)
     words = "gradients are clipped by the sum of the tensors' norms, not by the norm over all elements"
@@ -107,3 +110,24 @@ def _locally(evidence: Evidence, norms: Mapping[int, float], limit: float) -> Ca
             errors[name] = max(errors.get(name, 0.0), error)
     words = "each rank clips by its local norm, over the elements that it holds"
     return Candidate(cause=Cause.LOCAL_NORM, words=words, errors=errors)
+
+
+def clipped_early(evidence: Evidence) -> Candidate | None:
+    """Ranks clip different gradients, and then have the same ones; None if they do not."""
+    second, step = evidence.second, evidence.step
+    keys = {name: (step, Moment.GRADIENT, name) for name in evidence.names if (step, Moment.GRADIENT, name) in second.tensors}
+    after = {name: second.tensors[key].sketch for name, key in keys.items()}
+    clip = next(_clips(second, step), None)
+    if clip is None or any(spread(after[name]) > evidence.tolerance(key) for name, key in keys.items()):
+        return None
+    norms = _local_norms(second, step)
+    own: dict[str, list[Sums]] = {}
+    for rank, entry in entries_of(second, step, Moment.UNCLIPPED):
+        own.setdefault(entry.piece.name, []).append(entry.sketch.sums * _coefficient(norms[rank], clip.max_norm))
+    errors = {
+        name: ratio(rms(tensor.value.sums - np.mean(own[name], axis=0)), evidence.tolerance(keys[name]))
+        for name, tensor in after.items()
+        if tensor.value is not None
+    }
+    words = "each rank clips the gradients of its own rows before they are reduced"
+    return Candidate(cause=Cause.CLIPPED_BEFORE_REDUCTION, words=words, errors=errors)

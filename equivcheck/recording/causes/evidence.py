@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -71,7 +71,7 @@ class Evidence:
     @cached_property
     def spreads(self) -> Mapping[str, float]:
         """Largest distance between replicas in the second run, for each tensor at this moment."""
-        return {name: _spread(self.second_tensor(name)) for name in self.names}
+        return {name: spread(self.second_tensor(name)) for name in self.names}
 
     def second_tensor(self, name: str) -> Assembled[Sketch]:
         """The second run's tensor at this moment."""
@@ -91,6 +91,28 @@ class Evidence:
         return ratio(max(apart, self.spreads[name]), self.limits[name])
 
 
+def ranks_with_other_values(evidence: Evidence, name: str) -> set[int]:
+    """Ranks whose replica of a full tensor differs from the first run's; all ranks if they hold shards."""
+    full = {
+        rank: entry.sketch.sums
+        for rank, entry in entries_of(evidence.second, evidence.step, evidence.moment)
+        if entry.piece.name == name and entry.piece.numel == math.prod(entry.piece.shape)
+    }
+    right = {rank for rank, sums in full.items() if rms(sums - evidence.expected_sums[name]) <= evidence.limits[name]}
+    return {trace.header.rank for trace in evidence.second.ranks} - right
+
+
+def only_rank(run: RecordedRun, rank: int) -> RecordedRun:
+    """One rank's record, as a run of its own."""
+    tensors = {}
+    for key, tensor in run.tensors.items():
+        own = [(each, entry) for each, entry in entries_of(run, key[0], key[1]) if each == rank and entry.piece.name == key[2]]
+        if own:
+            sketch = assemble([Part(rank=each, piece=entry.piece, value=entry.sketch) for each, entry in own])
+            tensors[key] = replace(tensor, entries=tuple(entry for _, entry in own), sketch=sketch)
+    return replace(run, ranks=tuple(trace for trace in run.ranks if trace.header.rank == rank), tensors=tensors)
+
+
 def rms(sums: Sums) -> float:
     """Estimate the 2-norm of a tensor."""
     return float(np.sqrt(np.mean(sums**2)))
@@ -101,7 +123,8 @@ def ratio(distance: float, limit: float) -> float:
     return distance / limit if limit else math.inf if distance else 0.0
 
 
-def _spread(tensor: Assembled[Sketch]) -> float:
+def spread(tensor: Assembled[Sketch]) -> float:
+    """Largest distance between replicas."""
     return max((part.value.distance(group[0].value) for group in tensor.replicas for part in group), default=0.0)
 
 

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
+from equivcheck.diagnosis.words import name_ranks
 from equivcheck.oracle.verdict.cause import Diagnosis
 from equivcheck.recording.causes.candidate import Candidate, choose, subject
 from equivcheck.recording.causes.clipping import wrong_clipping
-from equivcheck.recording.causes.evidence import Evidence
+from equivcheck.recording.causes.evidence import Evidence, only_rank, ranks_with_other_values
 from equivcheck.recording.causes.gradients import scaled_gradients, wrong_gradients
 from equivcheck.recording.causes.microbatches import wrong_microbatches
+from equivcheck.recording.causes.samples import wrong_samples
+from equivcheck.recording.causes.settings import differing_settings
+from equivcheck.recording.causes.start import wrong_start
+from equivcheck.recording.causes.update import update_of
+from equivcheck.recording.causes.updates import wrong_updates
 from equivcheck.recording.compare.runs import Key, RecordedRun
 from equivcheck.recording.compare.verdict import TensorDifference
 from equivcheck.recording.trace import Moment
 from equivcheck.worlds.trace.differences import Difference
 
 GRADIENTS = (Moment.UNCLIPPED, Moment.GRADIENT)
+SKIPPED = ("loss", "norm")
+"""Moments with numbers in place of tensors: mistakes show in the gradients after them as well."""
 
 
 def find_cause(
@@ -30,14 +39,25 @@ def find_cause(
     far better than no mistake, and be the only one. `tolerance` gives the allowed distance for a tensor in the first run;
     `differences` are in training order.
     """
-    if not differences:
+    found = [each for each in differences if each.moment.value not in SKIPPED]
+    if not found:
         return None
-    step, moment = differences[0].step, differences[0].moment
-    own = [each for each in differences if (each.step, each.moment) == (step, moment)]
+    step, moment = found[0].step, found[0].moment
+    if moment.value == "samples":
+        return wrong_samples(first, second, step)
+    own = [each for each in found if (each.step, each.moment) == (step, moment)]
     if any(each.difference not in (Difference.VALUE, Difference.RANKS_DISAGREE) for each in own):
         return None
     wrong = tuple(each.tensor for each in own)
     evidence = Evidence(first=first, second=second, tolerance=tolerance, step=step, moment=moment, wrong=wrong)
+    if not set(wrong) <= set(evidence.names):
+        return None
+    if moment is Moment.START:
+        return wrong_start(evidence)
+    return _diagnosis(evidence) or _on_some_ranks(evidence) or differing_settings(evidence)
+
+
+def _diagnosis(evidence: Evidence) -> Diagnosis | None:
     found = choose(evidence, _candidates(evidence))
     if found is None:
         return None
@@ -45,11 +65,28 @@ def find_cause(
 
 
 def _candidates(evidence: Evidence) -> Iterator[Candidate]:
-    at = (evidence.step, Moment.UNCLIPPED)
-    if evidence.moment is Moment.GRADIENT and at in evidence.first.moments & evidence.second.moments:
+    if evidence.moment is Moment.UPDATE:
+        update = update_of(evidence)
+        yield from wrong_updates(update) if update is not None else ()
+    elif evidence.moment is Moment.GRADIENT and _has_right_gradients_before_clipping(evidence):
         yield from wrong_clipping(evidence)
         yield from scaled_gradients(evidence)
     elif evidence.moment in GRADIENTS:
         yield from wrong_gradients(evidence)
         yield from wrong_microbatches(evidence)
         yield from wrong_clipping(evidence)
+
+
+def _has_right_gradients_before_clipping(evidence: Evidence) -> bool:
+    return (evidence.step, Moment.UNCLIPPED) in evidence.first.moments & evidence.second.moments
+
+
+def _on_some_ranks(evidence: Evidence) -> Diagnosis | None:
+    """A mistake that some ranks make in their replicas, and others do not."""
+    ranks = sorted({rank for name in evidence.wrong for rank in ranks_with_other_values(evidence, name)})
+    if len(ranks) == len(evidence.second.ranks):
+        return None
+    found = [_diagnosis(replace(evidence, second=only_rank(evidence.second, rank))) for rank in ranks]
+    if not found or None in found or any(each != found[0] for each in found) or found[0] is None:
+        return None
+    return replace(found[0], sentence=f"{found[0].sentence} on {name_ranks(ranks)}")

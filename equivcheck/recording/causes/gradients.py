@@ -11,6 +11,7 @@ from equivcheck.diagnosis.words import join_words, name_ranks
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.recording.assemble import Assembled, Part
 from equivcheck.recording.causes.candidate import Candidate, fit, make_candidate
+from equivcheck.recording.causes.clipping import clipped_early
 from equivcheck.recording.causes.evidence import (
     Evidence,
     accumulated_gradients,
@@ -45,9 +46,11 @@ def wrong_gradients(evidence: Evidence) -> Iterator[Candidate]:
 def _lost(evidence: Evidence) -> Iterator[Candidate]:
     zero = {name: np.zeros_like(sums) for name, sums in evidence.expected_sums.items()}
     later = evidence.sums(evidence.second, evidence.step + 1, evidence.moment)
-    is_once = any(later[name].any() for name in evidence.wrong if name in later)
-    when = f" at step {evidence.step}" if is_once else ""
-    yield make_candidate(evidence, Cause.GRADIENT_LOST, f"{{gradients}} zero{when}", zero)
+    wrong = [name for name in evidence.wrong if name in later and later[name].any()]
+    cause, words = Cause.GRADIENT_LOST, f"zero at step {evidence.step}" if wrong else "zero"
+    if wrong and all(rms(later[name] - evidence.expected_sums[name]) <= evidence.limits[name] for name in wrong):
+        cause, words = Cause.STALE, "from the previous step, and zero at the first step"
+    yield make_candidate(evidence, cause, f"{{gradients}} {words}", zero)
 
 
 def _scaled_by_counts(evidence: Evidence) -> Iterator[Candidate]:
@@ -74,7 +77,7 @@ def _scaled_by_counts(evidence: Evidence) -> Iterator[Candidate]:
             # A division by the number of microbatches is part of the loss; reductions over ranks are not.
             of_loss = [each for each in own if each in (Cause.MICROBATCHES_SUMMED, Cause.RESCALED_EACH_MICROBATCH)]
             cause = of_loss[0] if of_loss else Cause.SCALED
-            words = words if of_loss else f"{factor:g} times as large as in the first run, and so is the loss"
+            words = words if of_loss else f"{factor:g} times as large as in A, and so is the loss"
         yield _multiplied(evidence, cause, f"{{gradients}} {words}", factor)
 
 
@@ -95,7 +98,7 @@ def scaled_gradients(evidence: Evidence) -> Iterator[Candidate]:
     if found is None or not found[0]:
         return
     factor = float(found[0])
-    words = f"{{gradients}} {factor:.6g} times as large as in the first run"
+    words = f"{{gradients}} {factor:.6g} times as large as in A"
     power = round(math.log2(abs(factor)))
     if 2.0**power >= LEAST_SCALE and math.isclose(abs(factor), 2.0**power, rel_tol=NEAR):
         words = f"{words}, as if the loss had been scaled and gradients never unscaled"
@@ -108,6 +111,9 @@ def _unreduced(evidence: Evidence) -> Iterator[Candidate]:
     """Replicas differ, and their mean or sum is right."""
     replicas = {name: evidence.second_tensor(name) for name in evidence.names if evidence.spreads[name] > evidence.limits[name]}
     if not replicas:
+        return
+    if evidence.moment is Moment.UNCLIPPED and (early := clipped_early(evidence)) is not None:
+        yield early
         return
     words = f"{{gradients}} left unreduced{_unreduced_microbatches(evidence)}: each rank keeps its own part"
     cause, groups = Cause.NOT_REDUCED, _groups_that_agree(evidence, list(replicas))

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from equivcheck.diagnosis.words import join_words
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.recording.causes.candidate import Candidate, fit, make_candidate
-from equivcheck.recording.causes.evidence import Evidence, increments, linear_combination, num_microbatches
+from equivcheck.recording.causes.evidence import Evidence, increments, linear_combination, steps_of
+from equivcheck.recording.compare.runs import RecordedRun
 
 TRIED = 16
 """Largest number of microbatches to try."""
@@ -17,7 +18,7 @@ def wrong_microbatches(evidence: Evidence) -> Iterator[Candidate]:
     """Yield mistakes in accumulation, if the first run has gradients after each microbatch."""
     parts = increments(evidence.first, evidence.step, evidence.expected_sums)
     count = len(parts)
-    if not 1 < count <= TRIED or num_microbatches(evidence.second, evidence.step) != count:
+    if not 1 < count <= TRIED or _samples(evidence.first, evidence.step) != _samples(evidence.second, evidence.step):
         return
     for number, part in enumerate(parts):
         where = {0: ", the first,", count - 1: ", the last,"}.get(number, "")
@@ -36,6 +37,15 @@ def wrong_microbatches(evidence: Evidence) -> Iterator[Candidate]:
     if weights is not None:
         named = join_words([f"microbatch {number} counts {weight:.4g} times" for number, weight in enumerate(weights)])
         predicted = linear_combination(*zip(map(float, weights), parts, strict=True))
-        words = f"{{gradients}} sums with other weights than in the first run: {named}"
+        words = f"{{gradients}} sums with other weights than in A: {named}"
         size = float(abs(weights).sum())
         yield make_candidate(evidence, Cause.SCALED, words, predicted, size=size, fitted=count)
+
+
+def _samples(run: RecordedRun, step: int) -> list[frozenset[int]]:
+    """Each microbatch's samples over all ranks."""
+    found: dict[int, frozenset[int]] = {}
+    for _, record in steps_of(run, step):
+        for number, samples in enumerate(record.samples):
+            found[number] = found.get(number, frozenset()) | frozenset(samples)
+    return [found[number] for number in sorted(found)]

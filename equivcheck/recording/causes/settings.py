@@ -1,0 +1,130 @@
+"""Optimizer settings in two recorded runs, and updates with other settings."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from equivcheck.diagnosis.mistakes.schedules import describe_schedule
+from equivcheck.diagnosis.words import join_words
+from equivcheck.oracle.verdict.cause import Cause, Diagnosis
+from equivcheck.recording.causes.candidate import Candidate
+from equivcheck.recording.causes.evidence import Evidence, Tensors, linear_combination, steps_of
+from equivcheck.recording.causes.update import Update
+from equivcheck.recording.compare.runs import RecordedRun
+from equivcheck.recording.trace import Moment
+
+Settings = Mapping[str, Any]
+"""A parameter group's settings. Those of other types than numbers and strings keep their printed form."""
+Pair = tuple[Settings, Settings]
+"""Settings of a group in both runs."""
+IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable", "optimizer", "initial_lr", "params")
+"""Settings for the way in which an optimizer computes the same values, and its class, which a wrapper may change."""
+
+
+def groups_at(run: RecordedRun, step: int) -> list[Settings]:
+    """Distinct parameter groups over all ranks."""
+    found = [group for _, record in steps_of(run, step) for group in record.settings]
+    return [{name: _value(text) for name, text in group.items()} for at, group in enumerate(found) if group not in found[:at]]
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def pairs_at(evidence: Evidence, step: int) -> list[Pair]:
+    """Groups of both runs that may belong together: in order, or each with each if their numbers differ."""
+    one, other = (groups_at(run, step) for run in (evidence.first, evidence.second))
+    if len(one) == len(other):
+        return list(zip(one, other, strict=True))
+    return [(mine, yours) for mine in one for yours in other]
+
+
+def differing(pair: Pair) -> list[str]:
+    """Names of settings with other values."""
+    one, other = pair
+    return [name for name in one if name in other and one[name] != other[name] and name not in IMPLEMENTATION]
+
+
+def has_linear_decay(settings: Settings) -> bool:
+    """Whether the optimizer subtracts a multiple of the parameter."""
+    return settings.get("optimizer") in ("AdamW", "SGD") or settings.get("decoupled_weight_decay") is True
+
+
+def number(settings: Settings, name: str) -> float:
+    """A setting, or 0 if it is not a number."""
+    value = settings.get(name)
+    return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def other_settings(update: Update, pairs: Sequence[Pair]) -> Iterator[Candidate]:
+    """Yield the update with B's settings, as far as it is linear: learning rates, decay, and SGD's momentum."""
+    names = list(dict.fromkeys(name for pair in pairs for name in differing(pair)))
+    if not names:
+        return
+    cause, words = _describe(update.evidence, pairs, names)
+    if set(names) <= {"lr", "weight_decay"}:
+        yield update.candidate(cause, words, [_moves(update, pair) for pair in pairs])
+    elif names == ["momentum"] and update.earlier:
+        change = [number(other, "momentum") - number(one, "momentum") for one, other in pairs]
+        moves = [linear_combination((1.0, update.moved), (factor, update.earlier)) for factor in change]
+        yield update.candidate(cause, words, moves, size=1.0 + max(map(abs, change)))
+
+
+def _moves(update: Update, pair: Pair) -> Tensors:
+    (rate, decay), (new_rate, new_decay) = ((number(each, "lr"), number(each, "weight_decay")) for each in pair)
+    factor = new_rate / rate if rate else 1.0
+    is_linear = has_linear_decay(pair[0])
+    own = factor * rate * decay - new_rate * new_decay if is_linear else 0.0
+    return linear_combination((factor, update.moved), (own, update.before))
+
+
+def _describe(evidence: Evidence, pairs: Sequence[Pair], names: Sequence[str]) -> tuple[Cause, str]:
+    changes = {
+        name: dict.fromkeys((one[name], other[name]) for one, other in pairs if name in differing((one, other))) for name in names
+    }
+    texts = [f"{name} is {_show(wrong)}, not {_show(right)}" for name, own in changes.items() for right, wrong in own]
+    if evidence.step > evidence.first.steps[0] and not any(differing(pair) for pair in pairs_at(evidence, evidence.step - 1)):
+        schedule = _schedule(evidence) if names == ["lr"] else ""
+        cause = Cause.SCHEDULE if names == ["lr"] else Cause.HYPERPARAMETER
+        return cause, f"at step {evidence.step}, {join_words(texts)}{schedule and ': '}{schedule}"
+    cause = Cause.HYPERPARAMETER
+    if names == ["weight_decay"]:
+        decays = {number(one, "weight_decay") for one, _ in pairs}
+        pair = changes["weight_decay"]
+        cause = Cause.DECAY_EVERYWHERE if all(wrong in decays for _, wrong in pair) else cause
+        cause = Cause.DECAY_TWICE if all(wrong == 2 * right for right, wrong in pair) else cause
+    times = ""
+    if names == ["lr"] and len(changes["lr"]) == 1:
+        right, wrong = next(iter(changes["lr"]))
+        times = f" ({wrong / right:.4g} times)" if right else ""
+    return cause, f"the optimizer runs with wrong settings: {join_words(texts)}{times}"
+
+
+def _show(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _schedule(evidence: Evidence) -> str:
+    """Describe the learning rates over all steps, if there is one group."""
+    steps = [step for step in evidence.first.steps if step in evidence.second.steps]
+    rates = [[groups_at(run, step) for step in steps] for run in (evidence.first, evidence.second)]
+    if any(len(groups) != 1 for own in rates for groups in own):
+        return ""
+    expected, actual = ([groups[0].get("lr") for groups in own] for own in rates)
+    return describe_schedule(expected, actual, lambda _times: "")
+
+
+def differing_settings(evidence: Evidence) -> Diagnosis | None:
+    """Name other settings whose effect on the update is not linear: the sketches cannot prove it."""
+    pairs = pairs_at(evidence, evidence.step)
+    names = list(dict.fromkeys(name for pair in pairs for name in differing(pair)))
+    linear = {"lr", "weight_decay"} if all(has_linear_decay(one) for one, _ in pairs) else {"lr"}
+    if evidence.moment is not Moment.UPDATE or not names or set(names) & linear:
+        return None
+    cause, sentence = _describe(evidence, pairs, names)
+    return Diagnosis(cause=cause, sentence=sentence, exact=False)

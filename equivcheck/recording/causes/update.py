@@ -1,0 +1,56 @@
+"""One step's update in two recorded runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from equivcheck.oracle.verdict.cause import Cause
+from equivcheck.recording.causes.candidate import Candidate, fit, make_candidate
+from equivcheck.recording.causes.evidence import Evidence, Sums, Tensors, linear_combination
+from equivcheck.recording.compare.runs import RecordedRun
+from equivcheck.recording.trace import Moment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Update:
+    """Parameters around one update."""
+
+    evidence: Evidence
+    """Both runs."""
+    before: Tensors
+    """B's parameters before the update."""
+    moved: Tensors
+    """A's update."""
+    earlier: Tensors
+    """A's update in the step before; empty in the first recorded step."""
+
+    def candidate(self, cause: Cause, words: str, moves: Sequence[Tensors], *, size: float = 1.0, fitted: int = 0) -> Candidate:
+        """Compare B's parameters with those after other updates; of several, the nearest counts for each tensor."""
+        evidence = self.evidence
+        candidates = [
+            make_candidate(evidence, cause, words, linear_combination((1.0, self.before), (1.0, each)), size=size, fitted=fitted)
+            for each in moves
+        ]
+        errors = {name: min(each.errors[name] for each in candidates) for name in candidates[0].errors}
+        return Candidate(cause=cause, words=words, errors=errors, size=size, fitted=fitted)
+
+    def fit(self, columns: Sequence[Tensors]) -> Sums | None:
+        """Coefficients with which columns give B's update of the wrong tensors."""
+        own = linear_combination((1.0, self.evidence.found_sums), (-1.0, self.before))
+        return fit(self.evidence, columns, own)
+
+
+def update_of(evidence: Evidence) -> Update | None:
+    """The update at the first wrong step; None if the parameters before it were not recorded."""
+    one, other = (_parameters_before(run, evidence.step, evidence) for run in (evidence.first, evidence.second))
+    if not one or not other:
+        return None
+    moved = linear_combination((1.0, evidence.expected_sums), (-1.0, one))
+    before = _parameters_before(evidence.first, evidence.step - 1, evidence)
+    earlier = linear_combination((1.0, one), (-1.0, before)) if before else {}
+    return Update(evidence=evidence, before=other, moved=moved, earlier=earlier)
+
+
+def _parameters_before(run: RecordedRun, step: int, evidence: Evidence) -> Tensors:
+    return evidence.sums(run, step - 1, Moment.UPDATE) or evidence.sums(run, step, Moment.START)

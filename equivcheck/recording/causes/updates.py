@@ -1,0 +1,156 @@
+"""Mistakes in updates: no update, lost state, wrong step counts, another decay. Gradients are right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import sqrt
+
+from equivcheck.oracle.verdict.cause import Cause
+from equivcheck.recording.causes.candidate import CLEARER, Candidate
+from equivcheck.recording.causes.evidence import Tensors, linear_combination, ratio, rms
+from equivcheck.recording.causes.settings import (
+    Settings,
+    differing,
+    groups_at,
+    has_linear_decay,
+    number,
+    other_settings,
+    pairs_at,
+)
+from equivcheck.recording.causes.update import Update
+from equivcheck.recording.trace import Moment
+
+MOST_STEPS = 64
+"""Largest wrong step count to try."""
+
+
+def wrong_updates(update: Update) -> Iterator[Candidate]:
+    """Yield mistakes in updates."""
+    still = linear_combination((0.0, update.before))
+    yield update.candidate(Cause.NOT_UPDATED, "the optimizer does not update {parameters}", [still])
+    pairs = pairs_at(update.evidence, update.evidence.step)
+    if any(differing(pair) for pair in pairs):
+        yield from other_settings(update, pairs)
+        return
+    groups = groups_at(update.evidence.first, update.evidence.step)
+    if len(groups) == 1:
+        yield from _of_sgd(update, groups[0])
+        yield from _step_counts(update, groups[0])
+        yield from _lost_moments(update, groups[0])
+    yield from _decays(update, groups)
+    yield from _scaled(update)
+
+
+def _of_sgd(update: Update, settings: Settings) -> Iterator[Candidate]:
+    """Momentum that is lost, the gradients of the step before, and several steps in place of one."""
+    if settings.get("optimizer") != "SGD" or settings.get("nesterov") or settings.get("maximize"):
+        return
+    evidence, step, momentum = update.evidence, update.evidence.step, number(settings, "momentum")
+    rate, decay = number(settings, "lr"), number(settings, "weight_decay")
+
+    def move_by(gradients: Tensors) -> Tensors:
+        return linear_combination((-rate, gradients), (-rate * decay, update.before))
+
+    gradients = [evidence.sums(evidence.second, each, Moment.GRADIENT) for each in (step - 1, step)]
+    if momentum and all(gradients) and not number(settings, "dampening"):
+        when = _when_lost(update, settings)
+        yield update.candidate(Cause.STATE_LOST, f"the optimizer state is lost before {when}", [move_by(gradients[1])])
+    if not momentum and all(gradients):
+        words = "the optimizer uses the gradients of the previous step"
+        yield update.candidate(Cause.STALE, words, [move_by(gradients[0])])
+    if step == evidence.first.steps[0] and not decay and not number(settings, "dampening"):
+        for count in range(2, 9):
+            factor = sum((count - earlier) * momentum**earlier for earlier in range(count))
+            words = f"the optimizer steps {count} times per step, each time with the same gradients"
+            moved = linear_combination((factor, update.moved))
+            yield update.candidate(Cause.STEPPED_EACH_MICROBATCH, words, [moved], size=factor)
+
+
+def _when_lost(update: Update, settings: Settings) -> str:
+    """Words for the steps before which momentum is lost, from the step after the first one."""
+    evidence, step = update.evidence, update.evidence.step
+    gradients = evidence.sums(evidence.second, step + 1, Moment.GRADIENT)
+    after = evidence.sums(evidence.second, step + 1, Moment.UPDATE)
+    rate, decay = number(settings, "lr"), number(settings, "weight_decay")
+    fresh = linear_combination((1.0 - rate * decay, evidence.found_sums), (-rate, gradients))
+    if not after or not fresh:
+        return f"step {step}"
+    is_lost_again = all(rms(after[name] - fresh[name]) <= evidence.limits[name] for name in evidence.wrong if name in fresh)
+    return "each step" if is_lost_again and step == 1 else f"step {step}{'' if is_lost_again else ', once'}"
+
+
+def _step_counts(update: Update, settings: Settings) -> Iterator[Candidate]:
+    """Adam's bias correction with another step count, if its gradients are large compared with `eps`."""
+    betas = settings.get("betas")
+    if not isinstance(betas, tuple) or update.evidence.first.steps[0]:
+        return
+    right = update.evidence.step + 1
+    own = number(settings, "lr") * number(settings, "weight_decay") * has_linear_decay(settings)
+    for count in (count for count in range(1, MOST_STEPS) if count != right):
+        factor = _correction(betas, count) / _correction(betas, right)
+        words = f"the optimizer counts step {right} as step {count}"
+        moved = linear_combination((factor, update.moved), ((factor - 1.0) * own, update.before))
+        yield update.candidate(Cause.STEP_COUNT, words, [moved], size=factor)
+
+
+def _correction(betas: tuple[float, float], count: int) -> float:
+    return sqrt(1.0 - betas[1] ** count) / (1.0 - betas[0] ** count)
+
+
+def _decays(update: Update, groups: Sequence[Settings]) -> Iterator[Candidate]:
+    """Decay in B other than that of its settings."""
+    tensors, evidence = update.evidence.first.tensors, update.evidence
+    are_vectors = all(len(tensors[evidence.step, evidence.moment, name].entries[0].piece.shape) < 2 for name in evidence.wrong)
+    has_group_without = any(not number(group, "weight_decay") for group in groups)
+    for amount in {number(group, "lr") * number(group, "weight_decay") for group in groups if has_linear_decay(group)} - {0.0}:
+        # Twice in one product, or one after the other.
+        more = [linear_combination((1.0, update.moved), (own - amount, update.before)) for own in (0.0, amount**2)]
+        less = linear_combination((1.0, update.moved), (amount, update.before))
+        if not has_group_without:
+            yield update.candidate(Cause.DECAY_TWICE, "weight decay is applied twice", more)
+        elif are_vectors:
+            words = "all parameters have the largest weight decay of any group"
+            yield update.candidate(Cause.DECAY_EVERYWHERE, words, more)
+        yield update.candidate(Cause.HYPERPARAMETER, "weight decay is not applied", [less])
+
+
+def _lost_moments(update: Update, settings: Settings) -> Iterator[Candidate]:
+    """Adam's first moment at the end shows since when gradients have been averaged."""
+    evidence, betas = update.evidence, settings.get("betas")
+    steps = evidence.second.steps
+    gradients = [evidence.sums(evidence.second, step, Moment.GRADIENT) for step in steps]
+    state = evidence.sums(evidence.second, steps[-1], Moment.STATE)
+    is_coupled = number(settings, "weight_decay") and not has_linear_decay(settings)
+    if not isinstance(betas, tuple) or not evidence.step or steps[0] or not state or not all(gradients) or is_coupled:
+        return
+    averages = [
+        linear_combination(
+            *(((1.0 - betas[0]) * betas[0] ** (steps[-1] - step), gradients[step]) for step in range(since, len(steps)))
+        )
+        for since in range(len(steps))
+    ]
+
+    def errors(since: int) -> dict[str, float]:
+        limits = {name: evidence.tolerance((steps[-1], Moment.STATE, f"{name}/exp_avg")) for name in evidence.wrong}
+        return {name: ratio(rms(state[f"{name}/exp_avg"] - averages[since][name]), limit) for name, limit in limits.items()}
+
+    if any(f"{name}/exp_avg" not in state or name not in averages[0] for name in evidence.wrong):
+        return
+    if max(errors(0).values()) < CLEARER:
+        return
+    for since in dict.fromkeys((evidence.step, steps[-1])):
+        each = since > evidence.step == 1
+        when = "each step" if each else f"step {since}" + (", once" if since < steps[-1] else "")
+        if each or since == evidence.step:
+            words = f"the optimizer state is lost before {when}"
+            yield Candidate(cause=Cause.STATE_LOST, words=words, errors=errors(since))
+
+
+def _scaled(update: Update) -> Iterator[Candidate]:
+    """The factor with the best fit."""
+    found = update.fit([update.moved])
+    if found is not None:
+        factor = float(found[0])
+        words = f"{{updates}} {factor:.6g} times as large as in A"
+        moved = linear_combination((factor, update.moved))
+        yield update.candidate(Cause.SCALED, words, [moved], size=abs(factor), fitted=1)
