@@ -6,6 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from equivcheck.batching.check import check_batching
+    from equivcheck.batching.verdict import BatchingVerdict
     from equivcheck.checking.check import check
     from equivcheck.diagnosis.explain import explained
     from equivcheck.errors import EquivCheckError, InvalidScenario, NotEquivalent, UsageError
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "equivcheck.batching.check": ("check_batching",),
+    "equivcheck.batching.verdict": ("BatchingVerdict",),
     "equivcheck.checking.check": ("check",),
     "equivcheck.diagnosis.explain": ("explained",),
     "equivcheck.errors": ("EquivCheckError", "InvalidScenario", "NotEquivalent", "UsageError"),
@@ -45,6 +49,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "BatchingVerdict",
     "EquivCheckError",
     "InvalidScenario",
     "Layout",
@@ -60,6 +65,7 @@ __all__ = [
     "Verdict",
     "World",
     "check",
+    "check_batching",
     "check_operation",
     "check_training",
     "compare",

@@ -13,7 +13,7 @@ from equivcheck.oracle.comparison.full_tensors import full_tensor_divergences
 from equivcheck.oracle.reference.noise import Expected
 from equivcheck.oracle.reference.reference import Reference
 from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
-from equivcheck.worlds.trace.moments import Moment, moments, moments_of_steps
+from equivcheck.worlds.trace.moments import Moment, ValueTrace, moments, moments_of_steps
 from equivcheck.worlds.trace.tensors import Flags, Vector, norms
 from equivcheck.worlds.trace.trace import Snapshot, Trace
 
@@ -30,7 +30,7 @@ class Comparison:
     """Largest error, relative to the largest tensor of the same kind. Infinite if a difference is not numeric."""
 
 
-def compare(reference: Reference, traces: Sequence[Trace], before: Sequence[Trace] = ()) -> Comparison:
+def compare(reference: Reference, traces: Sequence[Trace | ValueTrace], before: Sequence[Trace] = ()) -> Comparison:
     """Compare all ranks' traces, in rank order, with the reference.
 
     `before` holds the traces of the first steps, if they ran under another layout.

@@ -1,0 +1,134 @@
+"""Why a presentation differs: how the step weighs examples, or how examples and padding influence each other.
+
+Weights are a cause only if they predict the gradients of every presentation. If they do not, the model's outputs at each
+example's own positions show whether the model or the loss is to blame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from equivcheck.batching.examples import Example, Format, Rows, Side
+from equivcheck.batching.fields import Role
+from equivcheck.batching.normalisers import Normaliser, candidates, fits, fits_within_example, measured_weights
+from equivcheck.batching.presentations import Kind, Presentation
+from equivcheck.batching.runs import Runs
+from equivcheck.scenario.scenario import count
+
+_PLAIN = (Kind.WHOLE, Kind.SPLIT, Kind.WINDOW, Kind.BLANK, Kind.TWICE)
+"""Kinds without more padding or packing than the user's batch."""
+
+
+def cause_of(runs: Runs, given: Format, window: int | None, shown: Sequence[Presentation], wrong: Sequence[Presentation]) -> str:
+    """Say why the presentations in `wrong` differ, in clauses. Empty if nothing is known."""
+    every = [runs.whole, *shown]
+    never = next((each for each in every if not runs.num_updates(each)), None)
+    if never is not None:
+        return f"the optimizer makes no step with {count(len(never.microbatches), 'microbatch', 'microbatches')}"
+    found = _normaliser(runs, every, window)
+    if found is not None:
+        return f"{found} (explains all {len(every)} presentations)"
+    clauses = []
+    for kind, explain in ((Kind.PADDED, _of_padding), (Kind.PACKED, _of_packing)):
+        place = next((each for each in wrong if each.kind is kind), None)
+        if place is not None:
+            clauses.append(explain(runs, given, place))
+    split = [each for each in wrong if each.kind in _PLAIN]
+    if split:
+        plain = [each for each in every if each.kind in _PLAIN]
+        found = _normaliser(runs, plain, window)
+        if found is not None:
+            clauses.append(f"{found} (explains all {len(plain)} presentations without more padding)")
+        elif not any(clauses):  # padding that counts changes with the lengths of microbatches, so one cause is enough
+            clauses.append(_of_split(runs, split[0]))
+    return "; ".join(filter(None, clauses))
+
+
+def _normaliser(runs: Runs, presentations: Sequence[Presentation], window: int | None) -> Normaliser | None:
+    """First normaliser to predict the gradients in all presentations."""
+    for each in candidates(window):
+        if fits_within_example(each, runs, window) and all(fits(each, runs, one, window) for one in presentations):
+            return each
+    return None
+
+
+def _of_split(runs: Runs, place: Presentation) -> str:
+    differ = runs.outputs_differ(place, runs.whole)
+    if differ is None:
+        return ""
+    if differ:
+        norms = [name for name, module in runs.build().named_modules() if isinstance(module, _BATCH_NORMS)]
+        about = f": {norms[0]!r} normalises over a microbatch's rows" if norms else ""
+        return f"rows in a microbatch influence each other in the model{about}"
+    _, is_exact = measured_weights(runs, place)
+    return "" if is_exact else _NO_WEIGHTS
+
+
+def _of_padding(runs: Runs, given: Format, place: Presentation) -> str:
+    differ = runs.outputs_differ(place, runs.whole)
+    if differ is None:
+        return ""
+    (rows,) = place.microbatches
+    if not differ and rows.side is Side.LEFT and _predicts_from_padding(runs, given, rows):
+        return "with padding on the left, an example's first token counts, predicted from padding"
+    if not differ:
+        return "padding counts in the loss: the model's outputs at all other positions agree"
+    other = replace(place, microbatches=(replace(rows, pad_id=_other_token(given, rows.examples)),))
+    if runs.outputs_differ(place, other):
+        return "the model attends to padding: its outputs at other positions depend on the token in the padding"
+    return "positions count padding: the model's outputs at other positions depend on how much there is, not on its token"
+
+
+def _predicts_from_padding(runs: Runs, given: Format, rows: Rows) -> bool:
+    """Whether padding on the left changes nothing if first labels do not count."""
+    examples = [given.without_first_label(example) for example in rows.examples]
+    alone = tuple((example,) for example in examples)
+    both = [replace(rows, rows=alone, side=side) for side in (Side.RIGHT, Side.LEFT)]
+    right, left = (Presentation(name="padded", kind=Kind.PADDED, microbatches=(each,)) for each in both)
+    return runs.fits(runs.gradients(left), runs.gradients(right))
+
+
+def _of_packing(runs: Runs, given: Format, place: Presentation) -> str:
+    differ = runs.outputs_differ(place, runs.whole)
+    if differ is None:
+        return ""
+    row = next(row for rows in place.microbatches for row in rows.rows if len(row) > 1)
+    if not differ:
+        return _of_packed_loss(runs, given, row)
+    changed = given.with_tokens(row[0], _other_token(given, row))
+    if runs.outputs_differ(_packed(row), _packed((changed, *row[1:]))):
+        return "packed documents attend to each other: a document's outputs depend on the tokens in the one before"
+    return "positions run on in packed documents: a document's outputs depend on the length of the one before, not on its tokens"
+
+
+def _of_packed_loss(runs: Runs, given: Format, row: Sequence[Example]) -> str:
+    """The model's outputs agree. If only the first document has labels, the gradients must be those with this document only."""
+    others = [given.without_labels(example) for example in row[1:]]
+    if not any(example.num_counted for example in others):
+        _, is_exact = measured_weights(runs, _packed((row[0], *others)))
+        if not is_exact:
+            return "a label over the border of packed documents counts: a document's first token, predicted from the one before"
+    return "the loss counts packed documents in another way: the model's outputs agree"
+
+
+def _other_token(given: Format, examples: Sequence[Example]) -> int:
+    """Another token in the batch than the one in padding."""
+    tokens = given.field_with(Role.TOKENS)
+    assert tokens is not None
+    values = torch.cat([example.values[tokens] for example in examples])
+    return int(values[values != given.pad_id].max()) if bool((values != given.pad_id).any()) else given.pad_id
+
+
+def _packed(row: Sequence[Example]) -> Presentation:
+    return Presentation(name="packed", kind=Kind.PACKED, microbatches=(Rows(rows=(tuple(row),)),))
+
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_NO_WEIGHTS = (
+    "the model's outputs agree, but no weights per example explain the gradients: rows in a microbatch share a loss term, "
+    "or the loss has parts with different normalisers"
+)

@@ -1,0 +1,110 @@
+"""`check_batching`: compare a training step over the same examples, batched in other ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from equivcheck.batching.verdict import BatchingVerdict
+    from equivcheck.user.task import Loss
+
+
+def check_batching(  # noqa: PLR0913 - one for each thing that users bring, all by keyword
+    *,
+    model: nn.Module | Callable[[], nn.Module],
+    step: Callable[..., Any],
+    batch: Any,
+    optimizer: Callable[[list[Any]], Any] | None = None,
+    loss: Loss | None = None,
+    evaluate: Callable[[nn.Module, list[Any]], Any] | None = None,
+    name: str = "",
+    normaliser: str | None = None,
+    window: int | None = None,
+    microbatches: str = "any",
+    microbatch_loss: Sequence[str] = (),
+    packing: str | Callable[[list[Any]], Any] | None = None,
+    padding_side: Sequence[str] = ("right",),
+    pad_id: int = 0,
+    ignore_index: int = -100,
+    fields: Mapping[str, str] | None = None,
+    dtype: torch.dtype | None = torch.float64,
+    keep_dtype: bool = False,
+    seed: int = 0,
+    explain: bool = True,
+) -> BatchingVerdict:
+    """Check whether a training step computes the same gradients if its examples are batched in another way.
+
+    The batch is taken apart into examples, its rows. They are split over microbatches, padded and packed in other ways, and each
+    such presentation trains one step from the same parameters. Gradients and parameters must equal those of the whole batch in
+    one microbatch, within rounding that further runs measure::
+
+        verdict = check_batching(
+            model=build,
+            batch={"input_ids": tokens, "labels": labels},
+            step=step,  # called as step(model, microbatches, optimizer, loss)
+            normaliser="token",
+        )
+        verdict.assert_equivalent()
+
+    Rows with equal lengths are cut to unequal ones, because equal lengths hide many mistakes.
+
+    :param model: A function that builds the same model at each call, or a module, of which each run gets a copy.
+    :param step: Called as ``step(model, microbatches, optimizer, loss)`` with a list of batches like `batch`. Trains
+        one step on them. It may return the loss, which is then compared, too, or None.
+    :param batch: Tensors in dicts, tuples or lists, with rows as their first dim: at least two rows. The verdict says how each
+        tensor was read.
+    :param optimizer: Called with a list of parameters. By default SGD with learning rate 0.1.
+    :param loss: Passed to `step`.
+    :param evaluate: Called as ``evaluate(model, batches)``. Returns the loss over all batches; it must not depend on the split.
+    :param name: Stands in the verdict's first line.
+    :param normaliser: How `step` weighs examples: ``"token"`` for the mean over all counted tokens, ``"sequence"`` for the mean
+        over examples, each the mean over its tokens, ``"none"`` for the sum over tokens. By default presentations are compared
+        with each other only, and the verdict says which normaliser fits.
+    :param window: Number of microbatches in an update that `step` is built for. Fewer are a last, shorter window.
+    :param microbatches: ``"even"`` if `step` needs the same number of rows in each microbatch, else ``"any"``.
+    :param microbatch_loss: Names for loss terms that rows in a microbatch share, such as ``("router",)``: rows stay together.
+    :param packing: How documents in one row are marked: ``"position_ids"``, ``"cu_seqlens"``, ``"document_ids"``, or a function
+        that gets a list of examples and returns a batch. None if rows are never packed.
+    :param padding_side: Sides on which rows may be padded, from ``"right"`` and ``"left"``.
+    :param pad_id: Token in padding.
+    :param ignore_index: Label without a loss.
+    :param fields: Roles, if names and values do not show them, such as ``{"2": "loss_mask"}``: one of
+        tokens, labels, mask, loss_mask, positions, token (another value for each position), row (a value for each row).
+    :param dtype: Model and batches are converted to this type. None leaves them unchanged.
+    :param keep_dtype: Replace float32 by float64 if the model asks for float32.
+    :param seed: Seed for torch, numpy and random before `model` is called.
+    :param explain: Search for the cause if a presentation differs.
+    :raises UsageError: An argument is not valid, the batch cannot be taken apart, or the step draws random numbers.
+    """
+    # Imported here because they import DTensor: `from equivcheck import check_batching` stays as fast as `import torch`.
+    from equivcheck.batching.judging import Step, check_step
+
+    return check_step(
+        Step(
+            model=model,
+            step=step,
+            batch=batch,
+            optimizer=optimizer,
+            loss=loss,
+            evaluate=evaluate,
+            name=name,
+            normaliser=normaliser,
+            window=window,
+            microbatches=microbatches,
+            microbatch_loss=tuple(microbatch_loss),
+            packing=packing,
+            padding_side=tuple(padding_side),
+            pad_id=pad_id,
+            ignore_index=ignore_index,
+            fields=dict(fields or {}),
+            dtype=dtype,
+            keep_dtype=keep_dtype,
+            seed=seed,
+            explain=explain,
+        )
+    )

@@ -1,0 +1,104 @@
+"""Evaluation in other batches: the loss over all examples must not depend on the split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from equivcheck.batching.examples import Format
+from equivcheck.batching.presentations import Kind, Presentation
+from equivcheck.batching.usage import invalid
+from equivcheck.batching.verdict import PresentationResult
+from equivcheck.oracle.reference.noise import ABSOLUTE, FACTOR, NUM_PERTURBATIONS
+from equivcheck.training.threads import one_thread
+from equivcheck.user.batches import convert_batch
+from equivcheck.user.randomness import seed_generators
+from equivcheck.user.ranks import build_model
+from equivcheck.user.reference import eps_of, perturbed_model
+from equivcheck.user.task import Task
+from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
+
+MEAN_OF_MEANS = "the evaluation averages the batches' results, so a batch with few tokens counts as much as one with many"
+Evaluate = Callable[[nn.Module, list[Any]], Any]
+_CLOSE = 1e-5
+"""Relative difference between a mean over batches and the evaluation, above rounding in float32."""
+_KINDS = (Kind.SPLIT, Kind.WINDOW, Kind.BLANK, Kind.PADDED)
+
+
+def evaluations(
+    evaluate: Evaluate, task: Task, given: Format, whole: Presentation, shown: Sequence[Presentation]
+) -> list[PresentationResult]:
+    """Evaluate the model over each presentation, and compare with the whole batch."""
+    with one_thread():
+        expected, tolerance = _measured(evaluate, task, _batches(task, given, whole))
+        return [
+            _compared(each, _value(evaluate, task, build_model(task), _batches(task, given, each)), expected, tolerance)
+            for each in shown
+            if each.kind in _KINDS
+        ]
+
+
+def cause_of_evaluation(evaluate: Evaluate, task: Task, given: Format, shown: Sequence[Presentation]) -> str:
+    """Return why evaluations differ; empty if this is unknown."""
+    with one_thread():
+        for each in shown:
+            if len(each.microbatches) > 1 and each.kind in _KINDS and not each.has_blank:
+                batches = _batches(task, given, each)
+                model = build_model(task)
+                single = [_value(evaluate, task, model, [batch]) for batch in batches]
+                if not np.isclose(np.mean(single), _value(evaluate, task, model, batches), rtol=_CLOSE, atol=0.0):
+                    return ""
+    return MEAN_OF_MEANS
+
+
+def _compared(presentation: Presentation, actual: float, expected: float, tolerance: float) -> PresentationResult:
+    name = f"evaluation, {presentation.name}"
+    distance = abs(actual - expected)
+    if distance <= tolerance:
+        return PresentationResult(name=name, kind=presentation.kind, error=distance / tolerance)
+    error = distance / tolerance if np.isfinite(distance) else float("inf")
+    divergence = Divergence(
+        step=0,
+        phase=Phase.LOSS,
+        tensor="loss",
+        difference=Difference.VALUE if np.isfinite(distance) else Difference.NAN,
+        rank=-1,
+        expected=repr(expected),
+        actual=repr(actual),
+        error=error,
+    )
+    ratio = actual / expected if expected else float("inf")
+    return PresentationResult(name=name, kind=presentation.kind, error=error, divergence=divergence, ratio=ratio)
+
+
+def _measured(evaluate: Evaluate, task: Task, batches: list[Any]) -> tuple[float, float]:
+    """Loss over the whole batch and its tolerance, from perturbed parameters."""
+    model = build_model(task)
+    types = [parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()]
+    eps = max(map(eps_of, types), default=eps_of(torch.float64))
+    expected = _value(evaluate, task, model, batches)
+    moved = []
+    for number in range(NUM_PERTURBATIONS):
+        generator = np.random.default_rng((task.seed, number))
+        moved.append(_value(evaluate, task, perturbed_model(task, eps, generator), batches))
+    spread = max(abs(value - expected) for value in moved)
+    return expected, FACTOR * max(spread, eps * abs(expected)) + ABSOLUTE * eps * abs(expected)
+
+
+def _batches(task: Task, given: Format, presentation: Presentation) -> list[Any]:
+    return [convert_batch(given.microbatch(rows), task.dtype) for rows in presentation.microbatches]
+
+
+def _value(evaluate: Evaluate, task: Task, model: nn.Module, batches: list[Any]) -> float:
+    model.eval()
+    with seed_generators(task.seed), torch.no_grad():
+        found = evaluate(model, batches)
+    if isinstance(found, torch.Tensor) and found.numel() == 1:
+        return float(found)
+    if not isinstance(found, (int, float)):
+        raise invalid("evaluate", f"it returned {found!r:.100}", "the loss as a number")
+    return float(found)

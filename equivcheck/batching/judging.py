@@ -1,0 +1,281 @@
+"""Run `check_batching` and judge the result."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from equivcheck.batching.causes import cause_of
+from equivcheck.batching.evaluation import cause_of_evaluation, evaluations
+from equivcheck.batching.examples import Format, Side, examples_of, format_of
+from equivcheck.batching.fields import Role
+from equivcheck.batching.normalisers import NORMALISERS, Normaliser, candidates, fits, fits_within_example, measured_weights
+from equivcheck.batching.presentations import Constraints, Kind, Presentation, presentations
+from equivcheck.batching.runs import COMPARED, Runs
+from equivcheck.batching.usage import API, invalid
+from equivcheck.batching.verdict import BatchingVerdict, PresentationResult
+from equivcheck.errors import UsageError
+from equivcheck.oracle.verdict.description import shorten_to_line
+from equivcheck.oracle.verdict.verdict import Outcome
+from equivcheck.system.tally import record_check
+from equivcheck.user.no_update import NO_STEP
+from equivcheck.user.task import Loss, Task
+from equivcheck.user.usage import API as TRAINING_API
+from equivcheck.worlds.state.keeper import StateKeeper, preserved_state
+from equivcheck.worlds.trace.differences import Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Arguments for `check_batching`."""
+
+    model: Any
+    """Builds the model, or is one."""
+    step: Callable[..., Any]
+    """Trains on microbatches."""
+    batch: Any
+    """The user's batch."""
+    optimizer: Callable[[list[Any]], Any] | None
+    """Returns an optimizer; None for SGD."""
+    loss: Loss | None
+    """Passed to `step`."""
+    evaluate: Callable[[nn.Module, list[Any]], Any] | None
+    """Returns the loss over batches; None without one."""
+    name: str
+    """Name in the verdict."""
+    normaliser: str | None
+    """Declared normaliser; None if the step may have any."""
+    window: int | None
+    """Number of microbatches per update."""
+    microbatches: str
+    """Either ``any`` or ``even``."""
+    microbatch_loss: tuple[str, ...]
+    """Loss terms shared by rows in a microbatch."""
+    packing: str | Callable[[list[Any]], Any] | None
+    """How documents in a row are marked."""
+    padding_side: tuple[str, ...]
+    """Sides for padding."""
+    pad_id: int
+    """Token in padding."""
+    ignore_index: int
+    """Label without a loss."""
+    fields: Mapping[str, str]
+    """Given roles."""
+    dtype: torch.dtype | None
+    """Element type; None to leave it unchanged."""
+    keep_dtype: bool
+    """Whether requests for float32 get `dtype` instead."""
+    seed: int
+    """Seed."""
+    explain: bool
+    """Whether to search for the cause."""
+
+    def __post_init__(self) -> None:
+        if self.normaliser is not None and self.normaliser not in NORMALISERS:
+            raise invalid(f"normaliser {self.normaliser!r}", "it does not exist", f"{', '.join(NORMALISERS)}, or None")
+        if self.microbatches not in ("any", "even"):
+            raise invalid(f"microbatches {self.microbatches!r}", "it does not exist", "any or even")
+        if self.window is not None and self.window < 1:
+            raise invalid(f"window {self.window}", "an update needs a microbatch", "at least 1, or None")
+        sides = [side.value for side in Side]
+        for side in self.padding_side:
+            if side not in sides:
+                raise invalid(
+                    f"padding_side {self.padding_side!r}", f"there is no side {side!r}", f"a tuple from {', '.join(sides)}"
+                )
+
+    @property
+    def constraints(self) -> Constraints:
+        """Facts about the step."""
+        return Constraints(
+            window=self.window,
+            needs_even=self.microbatches == "even",
+            has_microbatch_terms=bool(self.microbatch_loss),
+            sides=tuple(Side(side) for side in self.padding_side),
+        )
+
+    def task(self) -> Task:
+        """A training with one step on one device."""
+        return Task(
+            name=self.name,
+            model=partial(copy.deepcopy, self.model) if isinstance(self.model, nn.Module) else self.model,
+            parallelize=_parallelize,
+            mesh=(("dp", 1),),
+            batches=([],),
+            loss=_no_loss if self.loss is None else self.loss,
+            reduction="mean",
+            optimizer=_sgd if self.optimizer is None else self.optimizer,
+            scheduler=None,
+            step=self.step,
+            rank_step=self.step,
+            data_axes=("dp",),
+            loss_axes=(),
+            shard=None,
+            also=None,
+            full_tensors=None,
+            cuts=None,
+            dtype=self.dtype,
+            precision=None,
+            keep_dtype=self.keep_dtype,
+            mask_shapes=None,
+            resume=None,
+            seed=self.seed,
+        )
+
+
+def _sgd(parameters: list[Any]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def _parallelize(model: nn.Module, mesh: Any) -> None:
+    """Do nothing: there is one device."""
+
+
+def _no_loss(outputs: Any, targets: Any) -> torch.Tensor:  # noqa: ARG001 - the form of a loss
+    raise invalid("loss None", "the step calls it", "a function loss(outputs, targets)")
+
+
+def check_step(step: Step) -> BatchingVerdict:
+    """Train on all presentations and compare; see `check_batching`."""
+    with preserved_state(StateKeeper()):
+        try:
+            verdict = _checked(step)
+        except UsageError as error:
+            raise UsageError(str(error).replace(f"{TRAINING_API}: ", f"{API}: ", 1)) from error
+    record_check(API, verdict.world, verdict.outcome.value)
+    return verdict
+
+
+def _checked(step: Step) -> BatchingVerdict:
+    started = time.perf_counter()
+    given = format_of(step.batch, fields=step.fields, pad_id=step.pad_id, ignore_index=step.ignore_index, packing=step.packing)
+    examples = examples_of(given)
+    if len(examples) < 2:
+        raise invalid("batch", "it has one row", "at least two rows, so that they can be split")
+    runs = Runs(step.task(), given, examples)
+    shown = list(presentations(given, examples, step.constraints))
+    results = [_result(runs, each, step.normaliser) for each in shown]
+    if step.evaluate is not None:
+        results += evaluations(step.evaluate, step.task(), given, runs.whole, shown)
+    verdict = BatchingVerdict(
+        outcome=Outcome.EQUIVALENT,
+        world="one device",
+        name=step.name,
+        counts=tuple(example.num_counted for example in examples),
+        precision=str(runs.precision).removeprefix("torch."),
+        results=tuple(results),
+        worst_error=max((result.error for result in results), default=0.0),
+        read=tuple(_read(given)),
+    )
+    verdict = _judged(verdict, runs, given, step, shown)
+    return replace(verdict, seconds=time.perf_counter() - started)
+
+
+def _result(runs: Runs, presentation: Presentation, normaliser: str | None) -> PresentationResult:
+    """Compare a presentation with the whole batch. A batch twice may have twice the gradients if sums are constraints."""
+    result = PresentationResult(name=presentation.name, kind=presentation.kind)
+    if presentation.kind is not Kind.TWICE:
+        return _compared(runs, result, presentation, COMPARED, 1.0)
+    factors = {None: (1.0, 2.0), "none": (2.0,)}.get(normaliser, (1.0,))
+    found = [_compared(runs, result, presentation, (Phase.GRADIENT,), factor) for factor in factors]
+    return next((each for each in found if each.divergence is None), found[0])
+
+
+def _compared(
+    runs: Runs, result: PresentationResult, presentation: Presentation, phases: Sequence[Phase], factor: float
+) -> PresentationResult:
+    try:
+        found = runs.compare(presentation, phases, factor=factor)
+    except UsageError:
+        raise
+    except Exception as error:
+        return replace(result, error=math.inf, failure=shorten_to_line(f"{type(error).__name__}: {error}"))
+    if not found.divergences:
+        return replace(result, error=found.worst_error)
+    # A logged loss matters less than a gradient.
+    first = min(found.divergences, key=lambda each: (each.phase is Phase.LOSS, each.phase is Phase.UPDATE))
+    return replace(result, error=found.worst_error, divergence=first, ratio=runs.ratio(presentation, first))
+
+
+def _judged(verdict: BatchingVerdict, runs: Runs, given: Format, step: Step, shown: Sequence[Presentation]) -> BatchingVerdict:
+    fitting = _fitting(runs, step)
+    declared = None if step.normaliser is None or step.microbatch_loss else NORMALISERS[step.normaliser]
+    first = next((result for result in verdict.results if result.divergence is not None), None)
+    failed = next((result for result in verdict.results if result.failure), None)
+    if first is None and failed is not None:
+        return replace(verdict, outcome=Outcome.CRASHED, reason=f"{failed.name}: {failed.failure}")
+    if first is None and (declared is None or declared in fitting):
+        return _agreeing(verdict, runs, declared, fitting)
+    reason = f"{first.name} differs" if first is not None else f"the whole batch is not the declared {declared}"
+    divergence = None if first is None else first.divergence
+    verdict = replace(verdict, outcome=Outcome.DIVERGED, reason=reason, divergence=divergence)
+    if not step.explain:
+        return verdict
+    wrong = [each for each, result in zip(shown, verdict.results, strict=False) if result.divergence is not None]
+    if not wrong and first is not None:
+        assert step.evaluate is not None
+        return replace(verdict, cause=cause_of_evaluation(step.evaluate, step.task(), given, shown))
+    right = [each for each, result in zip(shown, verdict.results, strict=False) if not result.failure]
+    found = cause_of(runs, given, step.window, right, wrong)
+    return replace(verdict, cause=found, weights=_weights(runs, wrong[0] if wrong else runs.whole, declared))
+
+
+def _fitting(runs: Runs, step: Step) -> list[Normaliser]:
+    """Normalisers to predict the whole batch from single examples."""
+    if step.microbatch_loss:
+        return []
+    window = step.window
+    return [
+        each for each in candidates(window) if fits(each, runs, runs.whole, window) and fits_within_example(each, runs, window)
+    ]
+
+
+def _agreeing(
+    verdict: BatchingVerdict, runs: Runs, declared: Normaliser | None, fitting: Sequence[Normaliser]
+) -> BatchingVerdict:
+    if not verdict.results:
+        return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason="no other presentation of the batch is allowed")
+    if not runs.num_updates(runs.whole):
+        return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=NO_STEP)
+    counts = {number for number in verdict.counts if number}
+    is_ambiguous = len(counts) == 1 and declared is not NORMALISERS["none"]
+    if declared is not None and is_ambiguous:
+        reason = f"all examples have {counts.pop()} counted tokens, so another normaliser than the {declared} would give the same"
+        return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=reason)
+    if not fitting:
+        return verdict
+    return replace(verdict, normaliser=f"{fitting[0]}{', or another mean, because counts are equal' if is_ambiguous else ''}")
+
+
+def _weights(runs: Runs, presentation: Presentation, declared: Normaliser | None) -> str:
+    """Clause with each example's weight in a presentation and in the whole batch; empty if weights do not explain both."""
+    found, is_exact = measured_weights(runs, presentation)
+    expected, is_known = measured_weights(runs, runs.whole)
+    if presentation is runs.whole and declared is not None:
+        expected = declared.shares(runs, runs.whole, None)
+    if not (is_exact and is_known):
+        return ""
+    return f"examples weigh {_numbers(found)} instead of {_numbers(expected)}"
+
+
+def _numbers(values: Any) -> str:
+    return ", ".join(f"{value:.3f}" if math.isfinite(value) else str(value) for value in values)
+
+
+def _read(given: Format) -> Any:
+    for field in given.fields:
+        words = field.role.value
+        if field.role is Role.LABELS:
+            shifted = "shifted by the model" if given.is_shifted_by_model else "shifted already"
+            words = f"labels ({shifted}, {given.ignore_index} ignored)"
+        if field.role is Role.MASK:
+            words = f"mask (padded {given.default_side.value})"
+        yield f"{field.name or 'batch'}: {words}" if field.name != field.role.value else words

@@ -1,0 +1,175 @@
+"""Normalisers: how much each example weighs in a step, by the batch's form.
+
+A step's gradient is a weighted sum over examples. A normaliser determines the weights from the counts in a batch: tokens, rows
+and microbatches. So gradients from single examples predict the gradient in any presentation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from equivcheck.batching.examples import Example, Rows
+from equivcheck.batching.presentations import Presentation
+from equivcheck.batching.runs import Runs
+from equivcheck.system.choice import PrintableEnum
+from equivcheck.worlds.trace.tensors import Vector
+
+
+class Unit(PrintableEnum):
+    """Divisor for an example's summed loss."""
+
+    TOKENS = "the counted tokens"
+    EXAMPLES = "the examples (each the mean over its tokens)"
+    ROW_MEANS = "the rows (each the mean over its tokens)"
+    WEIGHTS = "the rows, weighted by their number in the batch,"
+    LABELS = "the labels before the shift"
+    POSITIONS = "the positions, padding included,"
+    ROWS = "the number of rows"
+    ONE = "nothing"
+
+
+class Over(PrintableEnum):
+    """How microbatches are put together."""
+
+    ALL = "all microbatches"
+    MEAN = "each microbatch, then the mean over microbatches"
+    WINDOW = "each microbatch, then divided by the window"
+    SUM = "each microbatch, then the sum over microbatches"
+    ALL_MEAN = "all microbatches, then divided by the number of microbatches"
+    ALL_WINDOW = "all microbatches, then divided by the window"
+    LAST = "the last microbatch only"
+    FIRST = "the first microbatch only"
+    ALL_LAST = "all microbatches, but gradients of the last one only"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Normaliser:
+    """One way to weigh examples."""
+
+    unit: Unit
+    """Divisor for sums."""
+    over: Over
+    """How microbatches are put together."""
+
+    def __str__(self) -> str:
+        of = f"of {self.over.value}"
+        if self.unit in (Unit.ONE, Unit.ROWS):
+            by = ", divided by the number of rows" if self.unit is Unit.ROWS else ""
+            return f"sum over the counted tokens{by} {of}"
+        return f"mean over {self.unit.value} {of}"
+
+    def shares(self, runs: Runs, presentation: Presentation, window: int | None) -> Vector:
+        """Each example's weight, relative to a step with this example only."""
+        weights = self.weights(presentation, window)
+        own = [self.weights(single, window)[id(example)] for example, single in zip(runs.examples, runs.singles, strict=True)]
+        pairs = zip(runs.examples, own, strict=True)
+        return np.array([weights[id(example)] / one if one else 0.0 for example, one in pairs])
+
+    def weights(self, presentation: Presentation, window: int | None) -> dict[int, float]:
+        """Weight for each example's summed loss, by the example's id. A microbatch without anything to count weighs 0."""
+        num = len(presentation.microbatches)
+        total = sum(_denominator(self.unit, rows) for rows in presentation.microbatches)
+        factor = {Over.MEAN: 1 / num, Over.ALL_MEAN: 1 / num, Over.WINDOW: 1 / (window or 1), Over.ALL_WINDOW: 1 / (window or 1)}
+        found: dict[int, float] = {}
+        for number, rows in enumerate(presentation.microbatches):
+            is_left_out = (self.over in _ONLY_LAST and number < num - 1) or (self.over is Over.FIRST and number)
+            own = total if self.over in _OF_ALL else _denominator(self.unit, rows)
+            share = 0.0 if is_left_out or not own else factor.get(self.over, 1.0) / own
+            for row in rows.rows:
+                for example in row:
+                    weight = share * _weight_in_unit(self.unit, example, row)
+                    found[id(example)] = found.get(id(example), 0.0) + weight
+        return found
+
+
+_WITH_WINDOW = (Over.WINDOW, Over.ALL_WINDOW)
+_OF_ALL = (Over.ALL, Over.ALL_MEAN, Over.ALL_WINDOW, Over.ALL_LAST)
+_ONLY_LAST = (Over.LAST, Over.ALL_LAST)
+
+
+def _denominator(unit: Unit, rows: Rows) -> float:
+    examples = rows.examples
+    if unit is Unit.TOKENS:
+        return sum(example.num_counted for example in examples)
+    if unit is Unit.LABELS:
+        return sum(example.num_labels for example in examples)
+    if unit is Unit.POSITIONS:
+        return len(rows.rows) * rows.length
+    if unit is Unit.EXAMPLES:
+        return len(examples)
+    if unit is Unit.WEIGHTS:
+        return sum(example.weight for example in examples)
+    return 1 if unit is Unit.ONE else len(rows.rows)
+
+
+def _weight_in_unit(unit: Unit, example: Example, row: Sequence[Example]) -> float:
+    """Weight for an example's summed loss before it is divided."""
+    if unit is Unit.EXAMPLES:
+        return 1 / example.num_counted if example.num_counted else 0.0
+    if unit is Unit.WEIGHTS:
+        return example.weight / example.num_counted if example.num_counted else 0.0
+    counted = sum(each.num_counted for each in row)
+    if unit is Unit.ROW_MEANS:
+        return 1 / counted if counted else 0.0
+    return 1.0
+
+
+NORMALISERS = {
+    "token": Normaliser(unit=Unit.TOKENS, over=Over.ALL),
+    "sequence": Normaliser(unit=Unit.EXAMPLES, over=Over.ALL),
+    "none": Normaliser(unit=Unit.ONE, over=Over.SUM),
+}
+"""Normalisers by the names in `check_batching`."""
+
+
+def candidates(window: int | None) -> Iterator[Normaliser]:
+    """Yield normalisers, the most usual ones first."""
+    for over in Over:
+        if over in _WITH_WINDOW and window is None:
+            continue
+        for unit in Unit:
+            if unit is not Unit.ONE or over not in (Over.ALL, Over.ALL_MEAN, Over.ALL_WINDOW):
+                yield Normaliser(unit=unit, over=over)
+
+
+def fits(normaliser: Normaliser, runs: Runs, presentation: Presentation, window: int | None) -> bool:
+    """Whether a normaliser predicts a presentation's gradients from single examples' gradients.
+
+    Each single example's step is divided by the same normaliser, so only ratios count.
+    """
+    actual = runs.gradients(presentation)
+    if not np.isfinite(actual).all():
+        return any(_denominator(normaliser.unit, rows) == 0 for rows in presentation.microbatches)
+    shares = normaliser.shares(runs, presentation, window)
+    expected = sum((share * single for share, single in zip(shares, runs.single_gradients, strict=True)), np.zeros_like(actual))
+    return runs.fits(actual, expected)
+
+
+def fits_within_example(normaliser: Normaliser, runs: Runs, window: int | None) -> bool:
+    """Whether an example's gradients follow from steps over half its labels and over the other half.
+
+    This distinguishes a mean over tokens from a sum. True if no example can be split so.
+    """
+    if runs.halves is None:
+        return True
+    sums = []
+    for presentation in runs.halves:
+        (weight,) = normaliser.weights(presentation, window).values()
+        if not weight:
+            return False
+        sums.append(runs.gradients(presentation) / weight)
+    return runs.fits(sums[0], sums[1] + sums[2])
+
+
+def measured_weights(runs: Runs, presentation: Presentation) -> tuple[Vector, bool]:
+    """Each single example's share in a presentation's gradients by least squares, and whether the shares explain them."""
+    actual = runs.gradients(presentation)
+    singles = np.stack(runs.single_gradients, axis=1)
+    if not (np.isfinite(actual).all() and np.isfinite(singles).all()):
+        return np.full(singles.shape[1], np.nan), False
+    found, _, rank, _ = np.linalg.lstsq(singles, actual, rcond=None)
+    weights = found.astype(np.float64)
+    return weights, bool(rank == singles.shape[1]) and runs.fits(actual, singles @ weights)

@@ -1,0 +1,216 @@
+"""Run one training step over presentations, on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import is_dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from equivcheck.batching.examples import Example, Format
+from equivcheck.batching.presentations import Presentation, single_example, whole_batch
+from equivcheck.errors import UsageError
+from equivcheck.oracle.comparison.compare import Comparison, compare
+from equivcheck.oracle.reference.noise import Expected
+from equivcheck.oracle.reference.reference import Reference
+from equivcheck.training.threads import one_thread
+from equivcheck.user.batches import tensors_of
+from equivcheck.user.ranks import build_model
+from equivcheck.user.reference import SingleDeviceRun, eps_of, trace_of
+from equivcheck.user.task import Task
+from equivcheck.user.traces.optimizers import optimizers_in
+from equivcheck.worlds.trace.differences import Divergence, Phase
+from equivcheck.worlds.trace.moments import ValueTrace, moments
+from equivcheck.worlds.trace.tensors import Table, Vector, full_vector, norms
+from equivcheck.worlds.trace.trace import Trace
+
+COMPARED = (Phase.LOSS, Phase.GRADIENT, Phase.UPDATE)
+"""Phases with the same values in all presentations. Buffers may count microbatches."""
+
+
+class Runs:
+    """Runs the step over the user's batch and over other presentations, each once."""
+
+    def __init__(self, task: Task, given: Format, examples: Sequence[Example]) -> None:
+        self._task, self._format = task, given
+        self.examples = tuple(examples)
+        """The user's examples."""
+        self._traces: dict[int, tuple[Presentation, Trace]] = {}
+        self.whole = whole_batch(given, examples)
+        """Presentation with all examples in one microbatch."""
+        self._base = SingleDeviceRun(self._on(self.whole))
+        self._traces[id(self.whole)] = self.whole, self._base.trace
+        self.precision = self._base.precision
+        """Element type with the fewest digits."""
+
+    def _on(self, presentation: Presentation) -> Task:
+        batch = [self._format.microbatch(rows) for rows in presentation.microbatches]
+        return replace(self._task, batches=(batch,))
+
+    def trace(self, presentation: Presentation) -> Trace:
+        """Train one step on a presentation."""
+        if id(presentation) not in self._traces:
+            self._traces[id(presentation)] = presentation, self._train(presentation, self._task)
+        return self._traces[id(presentation)][1]
+
+    def _train(self, presentation: Presentation, task: Task, model: nn.Module | None = None) -> Trace:
+        with one_thread():
+            return trace_of(task, seed=task.seed, model=model, batches=self._on(presentation).batches)
+
+    def outputs(self, presentation: Presentation) -> dict[int, tuple[torch.Tensor, ...]]:
+        """Model outputs for each example's positions or row, by the example's id. Empty if outputs have other shapes."""
+        model = self.build()
+        calls: list[tuple[torch.Tensor, ...]] = []
+        model.register_forward_hook(
+            lambda _module, _inputs, output: calls.append(tuple(each.detach() for each in tensors_of(_plain(output))))
+        )
+        self._train(presentation, self._task, model)
+        found: dict[int, tuple[torch.Tensor, ...]] = {}
+        num_calls, rest = divmod(len(calls), len(presentation.microbatches))
+        if rest or not num_calls:
+            return {}
+        for number, rows in enumerate(presentation.microbatches):
+            tensors = [each for call in calls[number * num_calls : (number + 1) * num_calls] for each in call if each.dim()]
+            by_position = [each for each in tensors if each.shape[:2] == (len(rows.rows), rows.length)]
+            by_row = [] if by_position or rows.is_packed else [each for each in tensors if each.shape[:1] == (len(rows.rows),)]
+            for row, start, example in rows.positions:
+                own = [each[row, start : start + example.length] for each in by_position]
+                found[id(example)] = (*own, *(each[row] for each in by_row))
+        return found if all(found.values()) else {}
+
+    def outputs_differ(self, one: Presentation, other: Presentation) -> bool | None:
+        """Whether the model has different outputs for an example in both presentations. None if outputs are not by position."""
+        first, second = self.outputs(one), self.outputs(other)
+        shared = [key for key in first if key in second]
+        if not shared:
+            return None
+        pairs = [pair for key in shared for pair in zip(first[key], second[key], strict=True)]
+        limit = eps_of(self.precision) ** 0.75  # rounding is near eps, and another input is no rounding
+        return any(float((one - other).norm()) > limit * float(other.norm()) for one, other in pairs)
+
+    def build(self) -> nn.Module:
+        """Build the model."""
+        return build_model(self._task)
+
+    def num_updates(self, presentation: Presentation) -> int:
+        """Count the optimizer's steps."""
+        steps: list[None] = []
+
+        def watch(built: Any) -> None:
+            for optimizer in optimizers_in(built):
+                optimizer.register_step_post_hook(lambda *_: steps.append(None))
+
+        self._train(presentation, self._task.with_new_optimizers(watch))
+        return len(steps)
+
+    def ratio(self, presentation: Presentation, found: Divergence) -> float:
+        """Norm in a differing gradient, relative to the whole batch; 1 for other phases."""
+        if found.phase is not Phase.GRADIENT or found.tensor not in self.gradient_moment.table.rows:
+            return 1.0
+        row = self.gradient_moment.table.rows[found.tensor]
+        own = norms(self.gradient_moment.table, self.gradients(presentation))[row]
+        before = self.gradient_moment.norms[row]
+        return float(own / before) if before else float("inf")
+
+    @cached_property
+    def reference(self) -> Reference:
+        """The whole batch in one microbatch, with tolerances."""
+        return self._base.reference()
+
+    @cached_property
+    def confirming_reference(self) -> Reference:
+        """Reference with tolerances from many more perturbed copies. It decides before a difference is reported."""
+        return self._base.confirming_reference(None)
+
+    @cached_property
+    def with_blank(self) -> Trace:
+        """Trace over the whole batch and one more row, without labels."""
+        examples = (*self.examples, self._format.without_labels(self.examples[0]))
+        return self.trace(whole_batch(self._format, examples, has_blank=True))
+
+    def compare(self, presentation: Presentation, phases: Collection[Phase] = COMPARED, *, factor: float = 1.0) -> Comparison:
+        """Compare a presentation with the whole batch in some phases. Gradients must be `factor` times as large."""
+        found = [moment for moment in moments(self.trace(presentation)) if moment.phase in phases]
+        expected = partial(self._expected, presentation=presentation, phases=phases, factor=factor)
+        compared = compare(expected(self.reference), [ValueTrace(moments=tuple(found))])
+        if compared.divergences:
+            compared = compare(expected(self.confirming_reference), [ValueTrace(moments=tuple(found))])
+        return compared
+
+    def _expected(self, reference: Reference, presentation: Presentation, phases: Collection[Phase], factor: float) -> Reference:
+        """The reference in some phases. If the presentation has one more row, so has the reference."""
+        found = list(reference.moments)
+        if presentation.has_blank:
+            own = [moment.snapshot for moment in moments(self.with_blank)]
+            found = [
+                replace(moment, values=full_vector(moment.table, each.present, each.values), present=each.present)
+                for moment, each in zip(found, own, strict=True)
+            ]
+        if factor != 1.0:
+            found = [replace(each, values=each.values * factor, tolerances=each.tolerances * factor) for each in found]
+        return replace(reference, moments=tuple(moment for moment in found if moment.phase in phases))
+
+    @property
+    def gradient_moment(self) -> Expected:
+        """The reference's gradients, with tolerances from many copies."""
+        return next(moment for moment in self.confirming_reference.moments if moment.phase is Phase.GRADIENT)
+
+    def gradients(self, presentation: Presentation) -> Vector:
+        """The step's gradients as one vector, with zeros for parameters without one."""
+        snapshot = self.trace(presentation).steps[0].gradients
+        return full_vector(self.gradient_moment.table, snapshot.present, snapshot.values)
+
+    @cached_property
+    def singles(self) -> tuple[Presentation, ...]:
+        """Each example in its own step."""
+        return tuple(single_example(self._format, example) for example in self.examples)
+
+    @cached_property
+    def single_gradients(self) -> tuple[Vector, ...]:
+        """Gradients from each example in its own step; NaN if this step fails."""
+        return tuple(map(self._gradients_or_nan, self.singles))
+
+    def _gradients_or_nan(self, presentation: Presentation) -> Vector:
+        try:
+            return self.gradients(presentation)
+        except UsageError:
+            raise
+        except Exception:  # such as a batch norm over one row
+            return np.full(self.gradient_moment.table.total, np.nan)
+
+    @cached_property
+    def halves(self) -> tuple[Presentation, ...] | None:
+        """One example with all its labels, with every second one, and with the others. None if no example has two."""
+        for example in self.examples:
+            parts = self._format.halves(example)
+            if parts is not None:
+                return tuple(single_example(self._format, each) for each in (example, *parts))
+        return None
+
+    @cached_property
+    def _scale(self) -> Vector:
+        """Each tensor's tolerance for sums over single examples' gradients, which may be larger than the sum."""
+        moment = self.gradient_moment
+        singles = [norms(moment.table, single) for single in self.single_gradients]
+        with np.errstate(invalid="ignore"):
+            size = np.nansum(singles, axis=0)
+        found: Vector = moment.tolerances * (1.0 + size / np.maximum(moment.norms, np.finfo(np.float64).tiny))
+        return found
+
+    def fits(self, actual: Vector, expected: Vector) -> bool:
+        """Whether two gradients agree within rounding."""
+        table: Table = self.gradient_moment.table
+        with np.errstate(invalid="ignore"):
+            distance = norms(table, actual - expected)
+        return bool((distance <= self._scale).all())
+
+
+def _plain(output: Any) -> Any:
+    """A model's output as nested containers. In transformers it is a dict, elsewhere often a dataclass."""
+    if isinstance(output, Mapping):
+        return dict(output)
+    return vars(output) if is_dataclass(output) else output

@@ -1,0 +1,96 @@
+"""Result from `check_batching`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equivcheck.batching.presentations import Kind
+from equivcheck.oracle.verdict.description import error_in_words
+from equivcheck.oracle.verdict.verdict import Judgement
+from equivcheck.scenario.scenario import count
+from equivcheck.system.printable import wrap_lines
+from equivcheck.worlds.trace.differences import Divergence
+
+_MOST = 6
+"""Maximum number of presentations in a line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PresentationResult:
+    """One presentation, compared with the whole batch."""
+
+    name: str
+    """Phrase such as ``2 even microbatches``."""
+    kind: Kind
+    """Change to the batch."""
+    error: float = 0.0
+    """Largest error relative to its tolerance; infinite if it is no number."""
+    divergence: Divergence | None = None
+    """The first difference; None if it agrees."""
+    failure: str = ""
+    """Exception from the step; empty without one."""
+    ratio: float = 1.0
+    """The differing tensor's norm, relative to the whole batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchingVerdict(Judgement):
+    """Result from `check_batching`: EQUIVALENT, DIVERGED or INCONCLUSIVE, with evidence."""
+
+    name: str = ""
+    """The step's name; empty if it has none."""
+    counts: tuple[int, ...] = ()
+    """Counted tokens in each example."""
+    precision: str = ""
+    """Element type with the fewest digits."""
+    results: tuple[PresentationResult, ...] = ()
+    """Presentations, in order."""
+    cause: str = ""
+    """How the step weighs examples, or how they influence each other. Reproduces every presentation. Empty if unknown."""
+    weights: str = ""
+    """Each example's weight in the first differing presentation, and in the whole batch. Empty if no weights explain it."""
+    normaliser: str = ""
+    """Normaliser for the whole batch; empty if none fits."""
+    read: tuple[str, ...] = ()
+    """How the batch was read: one phrase for each tensor."""
+    notes: tuple[str, ...] = ()
+    """Remarks, one sentence each."""
+
+    def describe(self) -> str:
+        """Return the verdict as text, wrapped to the terminal's width."""
+        return "\n".join(wrap_lines([self._heading(), *(f"  {line}" for line in self._evidence())]))
+
+    def _heading(self) -> str:
+        whose = f"'{self.name}'" if self.name else "your step"
+        return f"{self.outcome.value.upper()}: {whose} on {self._about()}, {self.precision}, one device"
+
+    def _about(self) -> str:
+        tokens = f" ({', '.join(map(str, self.counts))} counted tokens)" if any(number != 1 for number in self.counts) else ""
+        return f"{count(len(self.results), 'presentation')} of {count(len(self.counts), 'example')}{tokens}"
+
+    def _evidence(self) -> list[str]:
+        first = next((result for result in self.results if result.divergence is not None), None)
+        lines = []
+        if first is not None and first.divergence is not None:
+            tensor = "" if first.divergence.tensor == "loss" else f" of {first.divergence.tensor}"
+            size = f", norm x {first.ratio:.6g}" if first.ratio != 1.0 else ""
+            words = f"{first.name}: {first.divergence.phase.value}{tensor}{size} ({error_in_words(first.divergence)})"
+            lines.append(f"first: {words}")
+        elif self.reason:
+            lines.append(self.reason)
+        lines += [f"why:   {self.cause}"] if self.cause else []
+        lines += [f"       {self.weights}"] if self.weights else []
+        wrong = [result.name for result in self.results if result.divergence is not None][1:]
+        right = [result.name for result in self.results if result.divergence is None and not result.failure]
+        failed = [result for result in self.results if result.failure]
+        lines += [f"also:  {_listed(wrong)}"] if wrong else []
+        lines += [f"fails: {_listed([result.name for result in failed])}: {failed[0].failure}"] if failed else []
+        lines += [f"agree: {_listed(right)}"] if right else []
+        lines += [f"loss:  {self.normaliser}"] if self.normaliser else []
+        lines += [f"read:  {'; '.join(self.read)}"] if self.read else []
+        return [*lines, *(f"note:  {note}" for note in self.notes)]
+
+
+def _listed(names: list[str]) -> str:
+    rest = len(names) - _MOST
+    return "; ".join(names[:_MOST]) + (f"; and {rest} more" if rest > 0 else "")
