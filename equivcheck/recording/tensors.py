@@ -107,10 +107,18 @@ def _renamed(piece: Piece, prefix: str, suffix: str) -> Piece:
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Local elements, which share the tensor's storage."""
-    if not isinstance(tensor, DTensor):
-        return tensor.detach()
-    local: torch.Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]
+    """Local elements, which share the tensor's storage unless it is sparse."""
+    local: torch.Tensor = tensor.detach()
+    local = local.to_local() if isinstance(local, DTensor) else local
+    return local if local.layout is torch.strided else local.to_dense()
+
+
+def local_loss(loss: torch.Tensor) -> torch.Tensor:
+    """Copy this rank's loss. A DTensor's partial sum is scaled, so that the mean over ranks is the loss; nothing is reduced."""
+    local = local_of(loss).clone()
+    if isinstance(loss, DTensor):
+        for axis, placement in enumerate(loss.placements):
+            local *= loss.device_mesh.size(axis) if placement == Partial("sum") else 1
     return local
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
@@ -30,11 +31,20 @@ _Tensor = tuple[Piece, str, bool, str]
 
 
 class TraceWriter:
-    """Writes a rank's trace file. Raises `OSError` if the file cannot be written."""
+    """Writes a rank's trace file. Raises `OSError` if it cannot be written, `UsageError` if it exists.
+
+    Only ranks that torchrun has restarted replace a file.
+    """
 
     def __init__(self, folder: Path, header: Header) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._file: TextIO = (folder / f"rank{header.rank}{SUFFIX}").open("w", encoding="utf-8")
+        file = folder / f"rank{header.rank}{SUFFIX}"
+        is_restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+        try:
+            # Without a buffer, so that an error does not come again when the file is closed.
+            self._file = file.open("wb" if is_restart else "xb", buffering=0)
+        except FileExistsError:
+            raise UsageError(f"file {file} is not valid: it exists. Expected a new folder for each run.") from None
         own = {
             "rank": header.rank,
             "num_ranks": header.num_ranks,
@@ -72,8 +82,9 @@ class TraceWriter:
         )
 
     def _write(self, line: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
-        self._file.flush()
+        left = (json.dumps(line, separators=(",", ":")) + "\n").encode()
+        while left:
+            left = left[self._file.write(left) :]
 
     def _group_object(self, moment: Moment, microbatch: int, entries: Sequence[Entry]) -> dict[str, Any]:
         found: dict[str, Any] = {"at": moment.value, "tensors": [self._numbers[_identity(entry)] for entry in entries]}

@@ -23,18 +23,21 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from equivcheck.errors import EquivCheckError
 from equivcheck.recording.adapters.adapter import Adapter
 from equivcheck.recording.tensors import (
     Row,
     buffers_of,
     find_root,
     gradients_of,
+    local_loss,
     move_parameters,
     slots_of,
     state_of,
 )
 from equivcheck.recording.trace import Entry, Header, Moment, RecordedStep
 from equivcheck.recording.trace_file import TraceWriter
+from equivcheck.recording.watch.access import has_values, leave_no_mark
 from equivcheck.worlds.trace.trace import Slot
 
 _VARIABLES = ("OMP_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE", "ATEN_CPU_CAPABILITY")
@@ -54,7 +57,9 @@ class Recorder:
         self._slots: tuple[Slot, ...] = ()
         self._step = 0
         self._has_updated = False
+        self._is_due = False
         self._is_over = False
+        self._process: int | None = None
         self._entries: list[Entry] = []
         self._losses: list[torch.Tensor] = []
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
@@ -97,19 +102,30 @@ class Recorder:
     def finish(self) -> None:
         """Write the last step and close the file."""
         self._guard(self._end)
-        if self._writer is not None:
-            self._writer.close()
 
     def _guard(self, work: Callable[[], None]) -> None:
         """Run a part. An error ends the recording, never the job."""
-        if self._is_over:
+        # A forked process has this recorder as well: it may train, unless its parent does.
+        if self._is_over or self._process not in {None, os.getpid()} or not has_values():
             return
         try:
-            with torch.no_grad():
-                work()
-        except Exception as error:
-            self._is_over = True
-            print(f"equivcheck: recording ended at step {self._step}: {type(error).__name__}: {error}", file=sys.stderr)
+            with leave_no_mark():
+                if self._is_due:
+                    self._end_step()
+                if not self._is_over:
+                    work()
+        except BaseException as error:
+            self._stop()
+            if not isinstance(error, Exception):
+                raise  # the user interrupts the job
+            why = str(error) if isinstance(error, EquivCheckError) else f"{type(error).__name__}: {error}"
+            print(f"equivcheck: recording ended at step {self._step}: {why}", file=sys.stderr)
+
+    def _stop(self) -> None:
+        self._is_over = True
+        if self._writer is not None:
+            with contextlib.suppress(OSError):
+                self._writer.close()
 
     @property
     def _is_wanted(self) -> bool:
@@ -119,17 +135,22 @@ class Recorder:
         if torch.compiler.is_compiling():  # the compiler must not trace this hook into the graph
             return
         if self._has_updated:
-            self._guard(self._end_step)
+            self._is_due = True  # without values, as inside `torch.func` transforms, the step ends later
+            self._guard(lambda: None)
         elif not self._roots and torch.is_grad_enabled() and any(each.requires_grad for each in module.parameters()):
             # The first module that is called to be trained is the model: modules inside are called after it.
             self._guard(lambda: self._begin(module))
 
     def _begin(self, root: nn.Module) -> None:
+        self._process = os.getpid()
         self._add_root(root)
         if self._moved:
             move_parameters(self._adapter.rows_to_move(self._slots), self._moved - 1)
         if self._is_wanted:
-            self._read(Moment.START, [(slot.pieces, slot.parameter) for slot in self._slots], exactly=True)
+            self._read_start(self._slots)
+
+    def _read_start(self, slots: Sequence[Slot]) -> None:
+        self._read(Moment.START, [(slot.pieces, slot.parameter) for slot in slots], exactly=True)
 
     def _add_root(self, root: nn.Module) -> None:
         """Watch a module's parameters. It replaces modules inside it; beside others its parameters get a prefix."""
@@ -142,15 +163,32 @@ class Recorder:
     def _note_losses(self, tensors: Any) -> None:
         if self._is_wanted:
             given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-            self._losses += [tensor.detach().clone() for tensor in given if tensor.numel() == 1]
+            self._losses += [local_loss(tensor) for tensor in given if tensor.numel() == 1]
 
     def _before_clipping(self, parameters: Sequence[torch.Tensor]) -> None:
         if self._is_wanted:
             self._read(Moment.UNCLIPPED, gradients_of(self._slots_for(parameters)))
 
-    def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if self._is_wanted:
+    def _before_update(self, optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> Any:
+        if torch.compiler.is_compiling() or not self._is_wanted:
+            return None
+        own, *rest = arguments
+        closure = rest[0] if rest else keywords.get("closure")
+        if closure is None:
             self._guard(lambda: self._read_gradients(optimizer))
+            return None
+        is_first = True
+
+        def evaluate() -> Any:
+            # The optimizer finds the gradients that the closure makes, and may call it several times.
+            nonlocal is_first
+            loss = closure()
+            if is_first:
+                self._guard(lambda: self._read_gradients(optimizer))
+            is_first = False
+            return loss
+
+        return ((own, evaluate, *rest[1:]), keywords) if rest else (arguments, keywords | {"closure": evaluate})
 
     def _read_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -159,21 +197,22 @@ class Recorder:
             if (found := find_root(parameters)) is not None:
                 self._add_root(found)
             else:
-                copies = self._adapter.adopt_copies(unknown, self._slots)
-                if self._step == 0:
-                    self._read(Moment.START, [(slot.pieces, slot.parameter) for slot in copies], exactly=True)
+                self._adapter.adopt_copies(unknown, self._slots)
+            if self._step == 0:  # not updated so far
+                self._read_start([slot for slot in self._slots_for(parameters) if id(slot.parameter) not in known])
         self._read(Moment.GRADIENT, gradients_of(self._slots_for(parameters)))
 
     def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._has_updated = True
-        self._optimizers[id(optimizer)] = optimizer
+        self._has_updated = True  # if the step is compiled, its graph does this as well
+        if not torch.compiler.is_compiling():
+            self._optimizers[id(optimizer)] = optimizer
 
     def _end_step(self) -> None:
         if self._is_wanted:
             self._adapter.require_right_copies()
             self._read(Moment.UPDATE, [(slot.pieces, slot.parameter) for slot in (*self._slots, *self._adapter.copies)])
             self._write()
-        self._has_updated, self._step = False, self._step + 1
+        self._has_updated, self._is_due, self._step = False, False, self._step + 1
         if self._step == self._wanted.stop:
             self._end()
 
@@ -187,7 +226,7 @@ class Recorder:
             self._read(Moment.BUFFER, self._buffers(), exactly=True)
             self._step -= 1
             self._write()
-        self._is_over = True
+        self._stop()
 
     def _write(self) -> None:
         if self._writer is None:

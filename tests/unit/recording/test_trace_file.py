@@ -41,7 +41,8 @@ def entries_of(pieces: list[Piece], *, is_partial: bool = False) -> tuple[Entry,
 
 
 def written(folder: Path, *steps: RecordedStep, header: Header = HEADER) -> Path:
-    """A finished trace file."""
+    """A finished trace file, in place of an earlier one."""
+    (folder / f"rank{header.rank}.ecr").unlink(missing_ok=True)
     writer = TraceWriter(folder, header)
     for step in steps:
         writer.write(step)

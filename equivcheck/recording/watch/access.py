@@ -1,0 +1,33 @@
+"""Access to a training's tensors that disturbs nothing around it.
+
+Private torch API, tried on torch 2.9, 2.13 and 2.15, because none is public: `_disable_current_modes` and `DisableTorchFunction`
+turn the training's modes off, and `peek_interpreter_stack` tells that a `torch.func` transform runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+
+def has_values() -> bool:
+    """Whether tensors have values now.
+
+    They have none while torch compiles or traces, inside `torch.func` transforms, or while a CUDA graph is captured.
+    """
+    return not (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+    )
+
+
+@contextlib.contextmanager
+def leave_no_mark() -> Iterator[None]:
+    """Compute without gradients, and unseen by the training's modes, such as a counter of operations or a default device."""
+    with torch.no_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
