@@ -1,4 +1,4 @@
-"""`equivcheck compare`: find the first tensor that differs between two recorded runs."""
+"""`equivcheck compare`: find the first value that differs between two recorded runs."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ from equivcheck.cli.shell import ExitCode
     metavar="FOLDER",
     help="A run like ONE, recorded with --moved. Repeatable.",
 )
+@click.option("--steps", type=click.IntRange(min=1), help="Compare the first N steps only.  [default: all]", metavar="N")
 @json_option
 @html_option
-def compare(one: Path, other: Path, moved: tuple[Path, ...], as_json: bool, html: Path | None) -> ExitCode:
+def compare(  # noqa: PLR0913, PLR0917 - one for each option
+    one: Path, other: Path, moved: tuple[Path, ...], steps: int | None, as_json: bool, html: Path | None
+) -> ExitCode:
     """Compare two recorded runs of a training.
 
-    ONE and OTHER are folders from `equivcheck record`. The runs may have other layouts and numbers of ranks. Exit code 0 if they
-    are equivalent, 1 if they diverge, 3 if that cannot be decided.
+    ONE and OTHER are folders from `equivcheck record`. The runs may have other layouts and numbers of ranks. The verdict calls
+    them A and B. Exit code 0 if they are equivalent, 1 if they diverge, 3 if that cannot be decided.
     """
     from equivcheck.oracle.verdict.verdict import Outcome
     from equivcheck.recording.compare.compare import compare_everything
     from equivcheck.scenario.file_format.codec import encode
 
-    compared = compare_everything(one, other, moved=moved)
+    compared = compare_everything(one, other, moved=moved, steps=steps)
     found = compared.verdict
     if as_json:
         print_json(encode(found))

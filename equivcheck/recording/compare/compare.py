@@ -1,213 +1,142 @@
-"""`compare`: find the first tensor that differs between two recorded runs, whatever their layouts."""
+"""`compare`: find the first value that differs between two recorded runs, whatever their layouts."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from equivcheck.errors import UsageError
 from equivcheck.oracle.verdict.verdict import Outcome
-from equivcheck.recording.assemble import Cover
-from equivcheck.recording.compare.runs import Key, RecordedRun, RecordedTensor, read_run
+from equivcheck.recording.causes.find import find_cause
+from equivcheck.recording.compare.coverage import coverage_of, gaps_of
+from equivcheck.recording.compare.facts import Facts
+from equivcheck.recording.compare.judge import CLUES, groups_of, judge
+from equivcheck.recording.compare.moved import require_like_first
+from equivcheck.recording.compare.outputs import compare_outputs
+from equivcheck.recording.compare.runs import RecordedRun, read_run
+from equivcheck.recording.compare.samples import compare_samples
+from equivcheck.recording.compare.scalars import compare_losses, compare_norms
+from equivcheck.recording.compare.settings import other_settings
+from equivcheck.recording.compare.tensors import Tolerance, compare_tensors, keys_of
 from equivcheck.recording.compare.verdict import TensorDifference, TraceVerdict
+from equivcheck.recording.compare.words import agreeing, headline, hint_for, notes_of
 from equivcheck.recording.trace import Moment
 from equivcheck.worlds.trace.differences import Difference
-
-FLOOR = 64.0
-"""Rounding may change a tensor by this many machine epsilons, relative to its norm."""
-NOISE = 4.0
-"""Differences up to this many times the measured rounding noise are expected."""
-_NOT_ALWAYS = (Moment.UNCLIPPED, Moment.STATE, Moment.BUFFER)
-"""Moments compared only if both runs have them.
-
-Clipping by other means than torch's functions is not seen, and state and buffers are read only after a run's last step.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Two runs, and everything that was compared in them."""
+    """Two runs, and all compared values."""
 
     first: RecordedRun
-    """First run."""
+    """Run A."""
     second: RecordedRun
-    """Second run."""
+    """Run B."""
     tensors: tuple[TensorDifference, ...]
-    """Compared tensors in training order, also those that agree."""
+    """Compared values in training order, equal ones as well."""
     verdict: TraceVerdict
     """Verdict."""
 
 
-def compare(one: str | Path, other: str | Path, *, moved: Sequence[str | Path] = ()) -> TraceVerdict:
+def compare(one: str | Path, other: str | Path, *, moved: Sequence[str | Path] = (), steps: int | None = None) -> TraceVerdict:
     """Compare two runs that `record` wrote. Layouts and numbers of ranks may differ.
 
     `moved` are runs like the first one, recorded with ``record(..., moved=1)``. They measure the rounding noise. Without them, a
     difference is DIVERGED only if rounding cannot make it: other initial parameters, missing tensors, NaN in one run, or first
-    gradients that are wrong by more than sqrt(eps) times their norm. Raises `UsageError` if a folder is not a trace.
+    gradients that are wrong by more than sqrt(eps) times their norm. `steps` limits the comparison to the first steps, also of
+    runs that were killed later.
+
+    Raises `UsageError` if a folder is not a complete trace, if the runs have no tensor or no step in common, or if a moved run is
+    not like the first one.
     """
-    return compare_everything(one, other, moved=moved).verdict
+    return compare_everything(one, other, moved=moved, steps=steps).verdict
 
 
-def compare_everything(one: str | Path, other: str | Path, *, moved: Sequence[str | Path] = ()) -> Comparison:
-    """Compare two runs, and keep the tensors that agree as well. Arguments and errors are those of `compare`."""
-    first, second, *noisy = (read_run(Path(folder)) for folder in (one, other, *moved))
+def compare_everything(
+    one: str | Path, other: str | Path, *, moved: Sequence[str | Path] = (), steps: int | None = None
+) -> Comparison:
+    """Compare two runs, and keep the values that agree as well. Arguments and errors are those of `compare`."""
+    first, second = read_run(Path(one), "A", steps), read_run(Path(other), "B", steps)
+    shared = _shared_steps(first, second)
+    noisy = tuple(read_run(Path(folder), steps=steps) for folder in moved)
+    for run in noisy:
+        require_like_first(first, run, shared)
+    tolerance = Tolerance(first=first, moved=noisy)
+    facts = Facts(
+        first=first,
+        second=second,
+        steps=shared,
+        settings=other_settings(first, second, shared),
+        samples={step: compare_samples(first, second, step) for step in shared},
+        losses={step: compare_losses(first, second, step, tolerance) for step in shared},
+    )
+    tensors = [*compare_tensors([key for key in keys_of(first, second) if key[0] in shared], first, second, tolerance)]
+    divergent = next((each.step for each in tensors if each.is_different), None)
+    clues = [] if divergent is None else [*_clues(facts, divergent, tolerance)]
+    order = list(Moment)
+    compared = tuple(sorted([*tensors, *clues], key=lambda each: (each.step, order.index(each.moment))))
+    return Comparison(first=first, second=second, tensors=compared, verdict=_verdict(facts, compared, tolerance))
+
+
+def _shared_steps(first: RecordedRun, second: RecordedRun) -> list[int]:
+    both = f"folders {first.folder} and {second.folder} are not valid together"
     shared = sorted({*first.steps} & {*second.steps})
     if not shared:
+        raise UsageError(f"{both}: they have no step in common. Expected the same `from_step`.")
+    names = [[name for _, moment, name in run.tensors if moment in (Moment.GRADIENT, Moment.UPDATE)] for run in (first, second)]
+    if all(names) and not {*names[0]} & {*names[1]}:
         raise UsageError(
-            f"folders {one} and {other} are not valid together: they have no step in common. Expected the same `from_step`."
+            f"{both}: the first has {names[0][0]}, the second {names[1][0]}, and no tensor is in both. Expected two runs of one "
+            "model."
         )
-    keys = _keys(first, second, shared)
-    found = [_difference(key, first, second, noisy) for key in keys]
-    differences = [each for each in found if each.is_different]
-    worst = max((each.error for each in found if each.difference is Difference.VALUE), default=0.0)
-    outcome, reason = _judge(differences, worst, keys, is_measured=bool(noisy))
-    coverage = [*_coverage(first, second, keys)]
-    if differences:
-        step = differences[0].step
-        losses = f"{first.loss(step):.6g} and {second.loss(step):.6g}"
-        coverage.insert(0, f"loss at step {step}: {losses}, averaged over ranks")
-    verdict = TraceVerdict(
-        outcome=outcome, reason=reason, differences=tuple(differences), worst_error=worst, coverage=tuple(coverage)
+    return shared
+
+
+def _clues(facts: Facts, step: int, tolerance: Tolerance) -> Iterator[TensorDifference]:
+    """Samples, outputs, loss and norm at the first step with a difference. They explain it."""
+    samples, losses = facts.samples[step], facts.losses[step]
+    # If gradients agreed with such samples before, only the form of the samples differs.
+    is_harmless = any(found is not None and found.difference for at, found in facts.samples.items() if at < step)
+    if samples is not None and not samples.has_other_form and not is_harmless:
+        yield TensorDifference(
+            step=step,
+            moment=Moment.SAMPLES,
+            tensor="samples",
+            difference=Difference.VALUE,
+            distance=float(bool(samples.difference)),
+            detail=samples.difference,
+        )
+    yield from compare_outputs(facts.first, facts.second, step, tolerance)
+    if losses is not None:
+        yield losses.difference
+    yield from compare_norms(facts.first, facts.second, step, tolerance)
+
+
+def _verdict(facts: Facts, compared: Sequence[TensorDifference], tolerance: Tolerance) -> TraceVerdict:
+    differences = tuple(each for each in compared if each.is_different)
+    gaps = tuple(gaps_of(facts, tolerance))
+    outcome, first = judge(differences, gaps, is_measured=bool(tolerance.moved), first_step=facts.steps[0])
+    groups = groups_of(compared)
+    worst = max(
+        (each.error for each in compared if each.difference is Difference.VALUE and each.moment not in CLUES), default=0.0
     )
-    return Comparison(first=first, second=second, tensors=tuple(found), verdict=verdict)
-
-
-def _keys(first: RecordedRun, second: RecordedRun, shared: Sequence[int]) -> list[Key]:
-    """Tensors in either run, in training order."""
-    order, in_both = list(Moment), first.moments & second.moments
-    found = [
-        key
-        for key in dict.fromkeys([*first.tensors, *second.tensors])
-        if key[0] in shared and key not in first.partial | second.partial and (key[1] not in _NOT_ALWAYS or key[:2] in in_both)
-    ]
-    return sorted(found, key=lambda key: (key[0], order.index(key[1])))
-
-
-def _difference(key: Key, first: RecordedRun, second: RecordedRun, noisy: Sequence[RecordedRun]) -> TensorDifference:
-    """One tensor's difference. If both runs have it in the same form, without NaN, and replicas agree, the kind is VALUE."""
-    step, moment, name = key
-    found = TensorDifference(step=step, moment=moment, tensor=name, difference=Difference.MISSING)
-    one, other = first.tensors.get(key), second.tensors.get(key)
-    if one is None or other is None:
-        has, lacks = ("first", "second") if other is None else ("second", "first")
-        return replace(found, detail=f"only the {has} run has it, not the {lacks}")
-    forms = ((Difference.SHAPE, one.shapes, other.shapes), (Difference.DTYPE, one.dtypes, other.dtypes))
-    for kind, expected, actual in forms:
-        if len({*expected, *actual}) > 1:
-            return replace(found, difference=kind, detail=f"{' and '.join(actual)}, not {' and '.join(expected)}")
-    for which, tensor in (("first", one), ("second", other)):
-        if tensor.sketch.cover is not Cover.ONCE:
-            why = "some elements are on no rank" if tensor.sketch.cover is Cover.HOLES else "parts of ranks overlap"
-            return replace(found, detail=f"in the {which} run {why}")
-    if not (one.is_finite and other.is_finite):
-        return _not_finite(found, one, other)
-    found = replace(found, eps=one.eps, allowed=FLOOR * one.eps * _size(key, first) + NOISE * _noise(key, first, noisy))
-    return _value_difference(found, one, other)
-
-
-def _not_finite(found: TensorDifference, one: RecordedTensor, other: RecordedTensor) -> TensorDifference:
-    is_undecided = not (one.is_finite or other.is_finite)
-    which = "both runs have" if is_undecided else f"the {'second' if one.is_finite else 'first'} run has"
-    detail = f"{which} NaN or infinite values"
-    return replace(found, difference=Difference.NAN, detail=detail, is_undecided=is_undecided)
-
-
-def _value_difference(found: TensorDifference, one: RecordedTensor, other: RecordedTensor) -> TensorDifference:
-    for which, tensor in (("first", one), ("second", other)):
-        for replicas in tensor.sketch.replicas:
-            apart = max(part.value.distance(replicas[0].value) for part in replicas)
-            if apart > found.allowed:
-                ranks = ", ".join(str(part.rank) for part in replicas)
-                detail = f"ranks {ranks} of the {which} run disagree by {apart:.3g}, allowed {found.allowed:.3g}"
-                return replace(found, difference=Difference.RANKS_DISAGREE, distance=apart, detail=detail)
-    before, after = one.sketch.value, other.sketch.value
-    assert before is not None
-    assert after is not None
-    distance, detail = before.distance(after), ""
-    if found.moment is Moment.START and distance > found.allowed and one.hash_anywhere == other.hash_anywhere:
-        detail = "both runs have the same numbers, but in other places"
-    return replace(found, difference=Difference.VALUE, distance=distance, norm=before.norm, detail=detail)
-
-
-def _size(key: Key, run: RecordedRun) -> float:
-    """The tensor's norm plus its share in the norm over all tensors.
-
-    A gradient may be zero but for rounding, as that of a bias before a norm, so its own norm is not enough.
-    """
-    tensor = run.tensors[key]
-    assert tensor.sketch.value is not None
-    squares, numel = run.norms[key[:2]]
-    return tensor.sketch.value.norm + math.sqrt(squares * tensor.numel / numel)
-
-
-def _noise(key: Key, run: RecordedRun, noisy: Sequence[RecordedRun]) -> float:
-    """Largest distance to a moved run."""
-    value = run.tensors[key].sketch.value
-    others = [moved.tensors[key].sketch.value for moved in noisy if key in moved.tensors]
-    return max((value.distance(other) for other in others if value is not None and other is not None), default=0.0)
-
-
-def _judge(
-    differences: Sequence[TensorDifference], worst: float, keys: Sequence[Key], *, is_measured: bool
-) -> tuple[Outcome, str]:
-    """Outcome and reason. Without measured noise, only differences that rounding never makes are certain."""
-    has_start = any(key[1] is Moment.START for key in keys)
-    starts_equal = has_start and not any(each.moment is Moment.START for each in differences)
-    certain = [
-        each
-        for each in differences
-        if not each.is_undecided and (is_measured or _is_certain(each, starts_equal and each.step == keys[0][0]))
-    ]
-    if certain:
-        return Outcome.DIVERGED, str(certain[0])
-    if differences and differences[0].is_undecided:
-        return Outcome.INCONCLUSIVE, str(differences[0])
-    if differences:
-        advice = "Rounding may explain it: record the first run again with moved=1, and pass that run as moved"
-        return Outcome.INCONCLUSIVE, f"{differences[0]}. {advice}"
-    if not {Moment.GRADIENT, Moment.UPDATE} <= {key[1] for key in keys}:
-        return Outcome.INCONCLUSIVE, "gradients or parameters were not recorded"
-    return Outcome.EQUIVALENT, f"the largest error is {worst:.2g} of its tolerance"
-
-
-def _is_certain(found: TensorDifference, is_first_step: bool) -> bool:
-    """Whether rounding cannot explain it: a missing tensor, another start, or first gradients with half their digits wrong."""
-    if found.moment is Moment.START or found.difference not in (Difference.VALUE, Difference.RANKS_DISAGREE):
-        return True
-    if not found.eps:
-        return True  # integers are not rounded
-    is_gradient = found.moment in (Moment.UNCLIPPED, Moment.GRADIENT)
-    # `allowed` is FLOOR * eps * size, and the distance must be above sqrt(eps) * size.
-    return is_gradient and is_first_step and found.error * FLOOR * found.eps > math.sqrt(found.eps)
-
-
-def _coverage(first: RecordedRun, second: RecordedRun, keys: Sequence[Key]) -> Iterator[str]:
-    """Say which moments and steps were compared, and how the runs differ besides."""
-    moments = [moment.value for moment in Moment if any(key[1] is moment for key in keys)]
-    yield f"compared: {', '.join(moments)}; {len(keys)} tensors in {_steps(sorted({key[0] for key in keys}))}"
-    if partial := first.partial | second.partial:
-        yield f"not compared: {len(partial)} tensors with partial placements"
-    clips = [any(moment is Moment.UNCLIPPED for _, moment in run.moments) for run in (first, second)]
-    if clips[0] != clips[1]:
-        yield f"only the {'first' if clips[0] else 'second'} run clips by a function of torch"
-    environments = [run.ranks[0].header.environment for run in (first, second)]
-    for name in sorted({*environments[0], *environments[1]}):
-        one, other = (environment.get(name, "not set") for environment in environments)
-        if one != other:
-            yield f"{name}: {one} and {other}"
-    for which, own, others in (("first", first, second), ("second", second, first)):
-        if left := sorted({*own.steps} - {*others.steps}):
-            yield f"only in the {which} run: {_steps(left)}"
-        if some := sorted({step.step for rank in own.ranks for step in rank.steps} - {*own.steps}):
-            yield f"only on some ranks of the {which} run: {_steps(some)}"
-        if any(rank.is_cut_off for rank in own.ranks):
-            yield f"the {which} run was killed while it wrote a step"
-
-
-def _steps(steps: Sequence[int]) -> str:
-    if len(steps) == 1:
-        return f"step {steps[0]}"
-    is_range = list(steps) == list(range(steps[0], steps[-1] + 1))
-    return f"steps {steps[0]} to {steps[-1]}" if is_range else f"steps {', '.join(map(str, steps))}"
+    reason = gaps[0] if gaps else f"the largest error is {worst:.2g} of its tolerance"
+    explained = [each for each in differences if each.moment is not Moment.OUTPUT]
+    diagnosis = find_cause(facts.first, facts.second, explained, tolerance) if outcome is Outcome.DIVERGED else None
+    has_outputs = any(record.outputs for run in (facts.first, facts.second) for record in run.records[facts.steps[0]])
+    return TraceVerdict(
+        outcome=outcome,
+        reason=reason if first is None else headline(first, differences, groups, facts),
+        runs=(facts.first.describe(), facts.second.describe()),
+        first=first,
+        where="" if first is None else agreeing(compared, first, facts),
+        diagnosis=diagnosis,
+        hint="" if first is None or diagnosis is not None else hint_for(outcome, first, has_outputs=has_outputs),
+        differences=differences,
+        groups=groups,
+        worst_error=worst,
+        notes=tuple(notes_of(facts, differences)),
+        gaps=gaps,
+        coverage=tuple(coverage_of(facts, compared)),
+    )

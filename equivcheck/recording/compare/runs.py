@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
 
+from equivcheck.errors import UsageError
 from equivcheck.recording.assemble import Assembled, Part, assemble
+from equivcheck.recording.exact import ExactHash
 from equivcheck.recording.sketch import Sketch
-from equivcheck.recording.trace import Entry, Moment, RankTrace
+from equivcheck.recording.trace import Entry, Moment, RankTrace, RecordedStep
 from equivcheck.recording.trace_file import read_trace
+from equivcheck.scenario.scenario import count
 
 Key = tuple[int, Moment, str]
 """Step, moment and name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class RecordedTensor:
     """One tensor at one moment, over all ranks."""
 
+    ranks: tuple[int, ...]
+    """Rank for each entry."""
     entries: tuple[Entry, ...]
     """Each rank's part."""
     sketch: Assembled[Sketch]
@@ -32,81 +38,180 @@ class RecordedTensor:
         """Number of elements in the full tensor."""
         return math.prod(self.entries[0].piece.shape)
 
-    @property
+    @cached_property
     def shapes(self) -> tuple[str, ...]:
         """Full shape; several if ranks disagree."""
-        return tuple(dict.fromkeys(f"shape {entry.piece.shape}" for entry in self.entries))
+        return tuple(f"shape {shape}" for shape in dict.fromkeys(entry.piece.shape for entry in self.entries))
 
-    @property
+    @cached_property
     def dtypes(self) -> tuple[str, ...]:
         """Element type; several if ranks disagree."""
         return tuple(dict.fromkeys(entry.dtype for entry in self.entries))
 
-    @property
+    @cached_property
     def eps(self) -> float:
         """Machine epsilon for the dtype; 0 for integers."""
-        dtype = getattr(torch, self.dtypes[0])
-        return torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
+        return eps_of(self.entries[0].dtype)
 
-    @property
+    @cached_property
     def is_finite(self) -> bool:
         """Whether no rank has NaN or an infinite value."""
-        return all(math.isfinite(value) for entry in self.entries for value in (entry.sketch.minimum, entry.sketch.maximum))
+        return all(math.isfinite(entry.sketch.minimum) and math.isfinite(entry.sketch.maximum) for entry in self.entries)
 
     @property
-    def hash_anywhere(self) -> int | None:
-        """Exact hash that ignores where the numbers are; None if it was not recorded."""
-        parts = [Part(rank=0, piece=entry.piece, value=entry.exact) for entry in self.entries if entry.exact is not None]
-        value = assemble(parts).value if parts else None
-        return None if value is None else value.anywhere
+    def exact(self) -> ExactHash | None:
+        """Exact hash of the full tensor; None if it was not recorded, or if the parts do not cover the tensor once."""
+        parts = [
+            Part(rank=rank, piece=entry.piece, value=entry.exact)
+            for rank, entry in zip(self.ranks, self.entries, strict=True)
+            if entry.exact is not None
+        ]
+        return assemble(parts).value if parts else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def eps_of(dtype: str) -> float:
+    """Machine epsilon; 0 for types without rounding."""
+    found = getattr(torch, dtype)
+    return torch.finfo(found).eps if found.is_floating_point else 0.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class RecordedRun:
     """A recorded run."""
 
+    name: str
+    """Name in texts: A or B, or the folder of a moved run."""
+    folder: Path
+    """Folder with its trace files."""
     ranks: tuple[RankTrace, ...]
     """Trace files."""
     steps: tuple[int, ...]
-    """Steps that all ranks have recorded."""
+    """Steps that all ranks have recorded, in order."""
+    records: Mapping[int, tuple[RecordedStep, ...]]
+    """Each step as all ranks have recorded it, in rank order."""
     tensors: Mapping[Key, RecordedTensor]
-    """Tensors, except those with partial placements."""
+    """Tensors, except those with partial placements and accumulated gradients."""
     partial: frozenset[Key]
     """Tensors with partial placements. They are not compared: a trace does not say which ranks' parts add up."""
-    norms: Mapping[tuple[int, Moment], tuple[float, int]]
-    """Sum over squares in all finite floating-point tensors at a moment, and number of elements in all tensors."""
+
+    @cached_property
+    def norms(self) -> Mapping[tuple[int, Moment], tuple[float, int]]:
+        """Sum over squares in all finite floating-point tensors at a moment, and number of elements in all tensors."""
+        norms: dict[tuple[int, Moment], tuple[float, int]] = {}
+        for (number, moment, _), tensor in self.tensors.items():
+            squares, numel = norms.get((number, moment), (0.0, 0))
+            value = tensor.sketch.value
+            own = value.squares if value is not None and tensor.eps and tensor.is_finite else 0.0
+            norms[number, moment] = squares + own, numel + tensor.numel
+        return norms
 
     @property
     def moments(self) -> frozenset[tuple[int, Moment]]:
         """Steps and moments with at least one tensor."""
         return frozenset(self.norms)
 
+    @cached_property
+    def stages(self) -> tuple[tuple[int, ...], ...]:
+        """Groups of ranks with parts of the same parameters. There are several groups only if the run is a pipeline."""
+        stages: list[tuple[set[int], set[str]]] = []
+        for rank, record in enumerate(self.records[self.steps[0]]):
+            ranks, names = {rank}, {entry.piece.name for entry in record.entries}
+            for stage in [each for each in stages if each[1] & names]:
+                stages.remove(stage)
+                ranks, names = ranks | stage[0], names | stage[1]
+            stages.append((ranks, names))
+        return tuple(sorted(tuple(sorted(ranks)) for ranks, _ in stages))
+
+    def size(self, key: Key) -> float:
+        """The tensor's norm plus its share in the norm over all tensors.
+
+        A gradient may be zero but for rounding, as that of a bias before a norm, so its own norm is not enough.
+        """
+        tensor = self.tensors[key]
+        assert tensor.sketch.value is not None
+        squares, numel = self.norms[key[:2]]
+        return tensor.sketch.value.norm + math.sqrt(squares * tensor.numel / numel)
+
     def loss(self, step: int) -> float:
         """Sum over all scalars on which `backward` was called in a step, averaged over ranks."""
-        own = [loss for rank in self.ranks for each in rank.steps if each.step == step for loss in each.losses]
-        return math.fsum(own) / len(self.ranks)
+        return math.fsum(loss for record in self.records[step] for loss in record.losses) / len(self.ranks)
+
+    def describe(self) -> str:
+        """Folder, number of ranks and steps."""
+        return f"{self.folder}, {count(len(self.ranks), 'rank')}, {steps_in_words(self.steps)}"
 
 
-def read_run(folder: Path) -> RecordedRun:
-    """Read a folder from `record`. Raises `UsageError` if it is not a trace."""
+def read_run(folder: Path, name: str = "", steps: int | None = None) -> RecordedRun:
+    """Read a folder from `record`, up to its first `steps` steps.
+
+    Raises `UsageError` if it is not a trace, or if a rank has fewer steps than `record` was asked for and than `steps`.
+    """
     ranks = read_trace(folder)
-    everywhere = set[int].intersection(*({step.step for step in rank.steps} for rank in ranks))
-    parts: dict[Key, list[tuple[int, Entry]]] = {}
+    records: dict[int, list[RecordedStep]] = {}
     for rank in ranks:
         for step in rank.steps:
-            for entry in step.entries if step.step in everywhere else ():
-                parts.setdefault((step.step, entry.moment, entry.piece.name), []).append((rank.header.rank, entry))
+            records.setdefault(step.step, []).append(step)
+    complete = {number: tuple(found) for number, found in sorted(records.items()) if len(found) == len(ranks)}
+    _require_steps(folder, ranks, len(complete), len(records), steps)
+    complete = {number: complete[number] for number in list(complete)[:steps]}
+    parts: dict[Key, list[tuple[int, Entry]]] = {}
+    for number, found in complete.items():
+        for rank_number, record in enumerate(found):
+            for entry in _distinct(record.entries):
+                parts.setdefault((number, entry.moment, entry.piece.name), []).append((rank_number, entry))
     partial = frozenset(key for key, found in parts.items() if any(entry.is_partial for _, entry in found))
     tensors = {key: _recorded(found) for key, found in parts.items() if key not in partial}
-    norms: dict[tuple[int, Moment], tuple[float, int]] = {}
-    for (number, moment, _), tensor in tensors.items():
-        squares, numel = norms.get((number, moment), (0.0, 0))
-        value = tensor.sketch.value
-        own = value.squares if value is not None and tensor.eps and tensor.is_finite else 0.0
-        norms[number, moment] = squares + own, numel + tensor.numel
-    return RecordedRun(ranks=ranks, steps=tuple(sorted(everywhere)), tensors=tensors, partial=partial, norms=norms)
+    return RecordedRun(
+        name=name or str(folder),
+        folder=folder,
+        ranks=ranks,
+        steps=tuple(complete),
+        records=complete,
+        tensors=tensors,
+        partial=partial,
+    )
+
+
+def _require_steps(folder: Path, ranks: Sequence[RankTrace], complete: int, begun: int, steps: int | None) -> None:
+    if steps is not None and complete >= steps:
+        return
+    asked = ranks[0].header.num_steps
+    cut_off = [str(rank.header.rank) for rank in ranks if rank.is_cut_off]
+    if steps is not None:
+        problem = f"you ask for {count(steps, 'step')}, and it has {complete}"
+    elif cut_off:
+        problem = f"the file of rank {', '.join(cut_off)} ends in the middle of a step, after {count(complete, 'complete step')}"
+    elif complete < begun:
+        problem = f"only some ranks have more than {count(complete, 'step')}"
+    elif asked is not None and complete < asked:
+        problem = f"it has {complete} of the {count(asked, 'step')} that `record` was asked for"
+    elif not complete:
+        problem = "it has no step"
+    else:
+        return
+    remedy = f", or compare the complete steps only: --steps {complete}" if complete else ""
+    raise UsageError(f"folder {folder} is not valid: {problem}. Expected a run that was recorded to its end{remedy}.")
+
+
+def _distinct(entries: Iterable[Entry]) -> Iterable[Entry]:
+    """Entries without accumulated gradients. If gradients are clipped twice in a step, the first reading counts."""
+    seen = set()
+    for entry in entries:
+        identity = (entry.moment, entry.piece)
+        if entry.moment is not Moment.ACCUMULATED and identity not in seen:
+            seen.add(identity)
+            yield entry
 
 
 def _recorded(found: Sequence[tuple[int, Entry]]) -> RecordedTensor:
     parts = [Part(rank=rank, piece=entry.piece, value=entry.sketch) for rank, entry in found]
-    return RecordedTensor(entries=tuple(entry for _, entry in found), sketch=assemble(parts))
+    ranks, entries = zip(*found, strict=True)
+    return RecordedTensor(ranks=ranks, entries=entries, sketch=assemble(parts))
+
+
+def steps_in_words(steps: Sequence[int]) -> str:
+    """Steps as ``step 3``, ``steps 0 to 2`` or ``steps 1, 4``."""
+    if len(steps) == 1:
+        return f"step {steps[0]}"
+    is_range = list(steps) == list(range(steps[0], steps[-1] + 1))
+    return f"steps {steps[0]} to {steps[-1]}" if is_range else f"steps {', '.join(map(str, steps))}"

@@ -1,42 +1,47 @@
-"""Verdicts on two recorded runs."""
+"""Verdicts on two recorded runs, which are called A and B in their texts."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
+from equivcheck.oracle.verdict.cause import Cause, Diagnosis
 from equivcheck.oracle.verdict.verdict import Judgement
 from equivcheck.recording.trace import Moment
+from equivcheck.scenario.scenario import count
+from equivcheck.system.printable import wrap_lines
 from equivcheck.worlds.trace.differences import Difference
 
-_MOST = 8
-"""Differences that `describe` prints after the first."""
+_MAX_GROUPS = 5
+"""Further moments in `describe`."""
+_MAX_LINES = 4
+"""Notes, and also gaps, in `describe`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorDifference:
-    """Difference between two runs in one tensor."""
+    """A value in two runs."""
 
     step: int
     """Step, from 0."""
     moment: Moment
     """Moment within the step."""
     tensor: str
-    """Name."""
+    """Name of a tensor or module; else ``samples``, ``loss`` or ``norm``."""
     difference: Difference
     """Kind."""
     distance: float = 0.0
     """Estimated 2-norm between both runs, or between replicas if ranks disagree."""
     norm: float = 0.0
-    """The tensor's 2-norm in the first run."""
+    """The tensor's 2-norm in run A."""
     allowed: float = 0.0
     """Distance that rounding explains; 0 for integers."""
     eps: float = 0.0
     """Machine epsilon for the dtype; 0 for integers."""
     detail: str = ""
-    """Clause with both sides, such as ``shape (4, 3), not (4, 2)``."""
+    """Clause with both sides, such as ``shape (4, 3) in B, (4, 2) in A``."""
     is_undecided: bool = False
-    """Whether both runs have NaN or infinite values, so that nothing can be compared."""
+    """Whether the traces do not tell if it differs, for example because both runs have NaN."""
 
     @property
     def error(self) -> float:
@@ -45,32 +50,100 @@ class TensorDifference:
 
     @property
     def is_different(self) -> bool:
-        """Whether rounding does not explain it, or another difference than in values was found."""
+        """Whether it is a difference that rounding does not explain."""
         return self.difference is not Difference.VALUE or not self.distance <= self.allowed
 
     def __str__(self) -> str:
-        place = f"step {self.step} {self.moment.value} {self.tensor}"
-        if self.detail:
-            return f"{place}: {self.detail}"
-        return f"{place}: distance {self.distance:.3g}, norm {self.norm:.3g}, allowed {self.allowed:.3g}"
+        return f"step {self.step} {self.moment.value} {self.tensor}: {self.evidence}"
+
+    @property
+    def evidence(self) -> str:
+        """Both sides, or the distance."""
+        measured = f"distance {self.distance:.3g} at norm {self.norm:.3g}, rounding explains {self.allowed:.2g}"
+        return self.detail or measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Differing values at one moment."""
+
+    step: int
+    """Step."""
+    moment: Moment
+    """Moment."""
+    num_different: int
+    """Number of differing values."""
+    num_compared: int
+    """Number of compared values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceVerdict(Judgement):
-    """Result from `compare`: EQUIVALENT, DIVERGED or INCONCLUSIVE."""
+    """Result from `compare`: EQUIVALENT, DIVERGED or INCONCLUSIVE.
+
+    Texts call the first run A and the second one B.
+    """
 
     world: str = "recorded"
     """Always ``recorded``: the runs took place before."""
+    runs: tuple[str, str] = ("", "")
+    """Each run's folder, number of ranks and steps."""
+    first: TensorDifference | None = None
+    """The first difference, named in `reason`. None if there is none."""
+    where: str = ""
+    """Clause about equal values before the first difference."""
+    diagnosis: Diagnosis | None = None
+    """Mistake that gives run B's values. None if no known mistake does."""
+    hint: str = ""
+    """The next thing to try."""
     differences: tuple[TensorDifference, ...] = ()
-    """Tensors above their tolerance, in training order."""
+    """Differing values, in training order."""
+    groups: tuple[Group, ...] = ()
+    """Numbers of differences at each moment, in training order."""
+    notes: tuple[str, ...] = ()
+    """Differences in environments, settings and scaled losses. They decide nothing."""
+    gaps: tuple[str, ...] = ()
+    """Important parts, missing in a trace. Runs with a gap are never EQUIVALENT."""
     coverage: tuple[str, ...] = ()
-    """Compared moments and steps, differing environments, and losses if a step differs: one clause each."""
+    """Compared moments and steps, and omitted parts."""
+
+    @property
+    def cause(self) -> Cause | None:
+        """The mistake that gives run B's values; None if no known mistake does."""
+        return None if self.diagnosis is None else self.diagnosis.cause
 
     def describe(self) -> str:
-        """Outcome and evidence as text. `print(verdict)` shows it."""
-        lines = [f"{self.outcome.value.upper()}: {self.reason}"]
-        others = [line for line in map(str, self.differences) if not self.reason.startswith(line)]
-        lines += [f"  then {line}" for line in others[:_MOST]]
-        left = len(others) - _MOST
-        lines += [f"  and {left} more"] if left > 0 else []
-        return "\n".join([*lines, *(f"  {each}" for each in self.coverage)])
+        """Verdict as text, wrapped to the terminal's width. `print(verdict)` shows it."""
+        named = [] if self.first is None else [("first", self._first_tensor())]
+        named += [] if self.diagnosis is None else [("why", self.diagnosis.sentence)]
+        named += [("where", self.where), ("then", "; ".join(self._followers()))]
+        named += [("note", note) for note in _shortened(self.notes, "note")]
+        named += [("gap", gap) for gap in _shortened(self.gaps, "gap") if gap != self.reason]
+        named += [("hint", self.hint), ("A", self.runs[0]), ("B", self.runs[1])]
+        named += [("seen", each) for each in self.coverage]
+        lines = [f"  {label + ':':6} {text}" for label, text in named if text]
+        return "\n".join(wrap_lines([f"{self.outcome.value.upper()}: {self._in_short()}", *lines]))
+
+    def _first_tensor(self) -> str:
+        """Name, and evidence unless the reason has it."""
+        assert self.first is not None
+        if self.first.moment in (Moment.SAMPLES, Moment.LOSS, Moment.NORM):
+            return ""
+        return self.first.tensor if self.first.evidence in self.reason else f"{self.first.tensor}: {self.first.evidence}"
+
+    def _followers(self) -> list[str]:
+        if self.first is None:
+            return []
+        place = (self.first.step, self.first.moment)
+        later = [group for group in self.groups if (group.step, group.moment) != place]
+        lines = [
+            f"step {group.step} {group.moment.value} ({group.num_different} of {group.num_compared})"
+            for group in later[:_MAX_GROUPS]
+        ]
+        left = len(later) - _MAX_GROUPS
+        return [*lines, *([f"and {count(left, 'more moment')}"] if left > 0 else [])]
+
+
+def _shortened(lines: tuple[str, ...], noun: str) -> list[str]:
+    left = len(lines) - _MAX_LINES
+    return [*lines[:_MAX_LINES], *([f"{count(left, f'more {noun}')} in the JSON"] if left > 0 else [])]

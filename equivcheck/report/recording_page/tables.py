@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from equivcheck.recording.compare.compare import Comparison
+from equivcheck.recording.compare.judge import CLUES
 from equivcheck.recording.compare.runs import RecordedRun
 from equivcheck.recording.compare.verdict import TensorDifference
 from equivcheck.recording.trace import Moment
@@ -98,7 +99,7 @@ def recorded_moments(run: RecordedRun) -> frozenset[tuple[int, Moment]]:
 
 
 def _first(compared: Comparison) -> TensorDifference | None:
-    return next(iter(compared.verdict.differences), None)
+    return compared.verdict.first
 
 
 def _moment_cell(
@@ -114,7 +115,8 @@ def tensors_table(compared: Comparison) -> Table:
     """Tensors by moments, in the first divergent step, or in the last step if all agree."""
     first = _first(compared)
     step = compared.tensors[-1].step if first is None else first.step
-    found = {(each.moment, each.tensor): each for each in compared.tensors if each.step == step}
+    tensors = [each for each in compared.tensors if each.moment not in CLUES]
+    found = {(each.moment, each.tensor): each for each in tensors if each.step == step}
     moments = [moment for moment in Moment if any(key[0] is moment for key in found)]
     names = list(dict.fromkeys(name for _, name in found))
     shown = names if len(names) <= _MAX_TENSORS else _most_important(names, found)

@@ -19,11 +19,14 @@ TENSORS = {"up.weight": (4, 3), "up.bias": (4,), "down.<weight>": (2, 4)}
 """Shapes by name, in the model's order."""
 
 
-def write_run(folder: Path, *, ranks: int = 1, fault: str = "", steps: int = 3, num_tensors: int = 3) -> Path:
-    """Write a run with replicas on all ranks. The fault is wrong from step 1 on."""
+def write_run(  # noqa: PLR0913 - one for each property
+    folder: Path, *, ranks: int = 1, fault: str = "", steps: int = 3, num_tensors: int = 3, moved: int = 0
+) -> Path:
+    """Write a run with replicas on all ranks. The fault is wrong from step 1 on. A moved run has no noise."""
     for rank in range(ranks):
         environment = {"torch": "2.13.0", **({"OMP_NUM_THREADS": "8"} if fault == "environment" else {})}
-        header = Header(rank=rank, num_ranks=ranks, argv=("train.py", f"--ranks={ranks}"), environment=environment)
+        argv = ("train.py", f"--ranks={ranks}")
+        header = Header(rank=rank, num_ranks=ranks, argv=argv, environment=environment, moved=moved)
         writer = TraceWriter(folder, header)
         for step in range(steps):
             writer.write(_step(step, rank, ranks, fault if step else "", num_tensors))
@@ -72,4 +75,5 @@ def write_compared(file: Path, fault: str = "", *, ranks: int = 2, steps: tuple[
     folder = file.with_suffix(".runs")
     one = write_run(folder / "one", steps=steps[0], num_tensors=num_tensors)
     other = write_run(folder / "other", ranks=ranks, fault=fault, steps=steps[1], num_tensors=num_tensors)
-    write_page(file, ("one", "other"), compare_everything(one, other, moved=[one]))
+    moved = write_run(folder / "moved", steps=steps[0], num_tensors=num_tensors, moved=1)
+    write_page(file, ("one", "other"), compare_everything(one, other, moved=[moved]))

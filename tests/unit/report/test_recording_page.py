@@ -117,7 +117,8 @@ def test_the_command_writes_the_page(tmp_path: Path) -> None:
     """Beside its usual output, and with the same exit code."""
     one, other = write_run(tmp_path / "one"), write_run(tmp_path / "other", ranks=2, fault="gradient")
     file = tmp_path / "page.html"
-    result = CliRunner().invoke(main, ["compare", str(one), str(other), "--moved", str(one), "--html", str(file)])
+    moved = write_run(tmp_path / "moved", moved=1)
+    result = CliRunner().invoke(main, ["compare", str(one), str(other), "--moved", str(moved), "--html", str(file)])
     page = HtmlPage(file.read_text("utf-8"))
     assert result.output.startswith("DIVERGED: ")
     assert f"DIVERGED: {result.output.splitlines()[0].removeprefix('DIVERGED: ')}" in page.text

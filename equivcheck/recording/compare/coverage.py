@@ -1,0 +1,106 @@
+"""Say which parts of two runs were compared, and which gaps leave a verdict open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from equivcheck.diagnosis.words import name_ranks
+from equivcheck.recording.compare.facts import Facts
+from equivcheck.recording.compare.runs import RecordedRun, steps_in_words
+from equivcheck.recording.compare.samples import all_ranks_have_the_same, input_ranks
+from equivcheck.recording.compare.tensors import NOISE, Tolerance
+from equivcheck.recording.compare.verdict import TensorDifference
+from equivcheck.recording.trace import Moment
+from equivcheck.scenario.scenario import count
+
+_NEEDED = (Moment.GRADIENT, Moment.UPDATE)
+"""Moments without which nothing is known about a step."""
+
+
+def gaps_of(facts: Facts, tolerance: Tolerance) -> Iterator[str]:
+    """Important parts, missing in a trace."""
+    for moment in _NEEDED:
+        for run in facts.runs:
+            if lacking := [step for step in facts.steps if (step, moment) not in run.moments]:
+                what = "gradients" if moment is Moment.GRADIENT else "updated parameters"
+                yield f"{run.name} has no {what} in {steps_in_words(lacking)}"
+    for run in facts.runs:
+        yield from _moments_of_ranks(run, facts.steps)
+    yield from _moments_of_one_run(facts.first, facts.second, facts.steps)
+    yield from _samples(facts)
+    yield from _drowned(facts.first, facts.steps, tolerance)
+
+
+def _moments_of_ranks(run: RecordedRun, steps: Sequence[int]) -> Iterator[str]:
+    """Moments recorded by only some ranks of a stage."""
+    for step in steps:
+        on_rank = [{entry.moment for entry in record.entries} for record in run.records[step]]
+        for stage in run.stages:
+            common = set.intersection(*(on_rank[rank] for rank in stage)) | {Moment.ACCUMULATED}
+            for rank in stage:
+                for moment in sorted(on_rank[rank] - common, key=list(Moment).index):
+                    lacking = [other for other in stage if moment not in on_rank[other]]
+                    yield f"{name_ranks(lacking)} of {run.name} recorded no {moment.value} at step {step}"
+                    return
+
+
+def _moments_of_one_run(first: RecordedRun, second: RecordedRun, steps: Sequence[int]) -> Iterator[str]:
+    """Moments recorded in one run only, although both have these steps. State and buffers belong to the last step."""
+    is_same_end = first.steps[-1] == second.steps[-1]
+    for run, other in ((first, second), (second, first)):
+        for moment in (Moment.START, Moment.STATE, Moment.BUFFER):
+            found = [step for step in steps if (step, moment) in run.moments and (step, moment) not in other.moments]
+            if found and (is_same_end or moment is Moment.START):
+                yield f"only {run.name} has {moment.value} at {steps_in_words(found)}"
+        clipped = [step for step in steps if any(record.clips for record in run.records[step])]
+        if lacking := [step for step in clipped if (step, Moment.UNCLIPPED) not in run.moments]:
+            yield f"{run.name} has no gradients before clipping in {steps_in_words(lacking)}"
+
+
+def _samples(facts: Facts) -> Iterator[str]:
+    for run, other in (facts.runs, facts.runs[::-1]):
+        lost = total = 0
+        for step in facts.steps:
+            for rank in input_ranks(run, step, other):
+                record = run.records[step][rank]
+                total += record.num_backwards
+                lost += max(record.num_backwards - sum(map(bool, record.samples)), 0)
+        if lost:
+            yield f"{lost} of {count(total, 'backward pass', 'backward passes')} of {run.name} had no samples"
+        if all(all_ranks_have_the_same(run, step) for step in facts.steps):
+            yield f"all ranks of {run.name} have the same samples, so a missing average over ranks would not show"
+    for step, samples in facts.samples.items():
+        if samples is not None and not samples.is_plausible:
+            yield f"at step {step}, {samples.difference}"
+            return
+
+
+def _drowned(first: RecordedRun, steps: Sequence[int], tolerance: Tolerance) -> Iterator[str]:
+    """Steps in which the measured noise is as large as the values."""
+    if not tolerance.moved:
+        return
+    for step in steps:
+        for moment in _NEEDED:
+            keys = [key for key in first.tensors if key[:2] == (step, moment)]
+            allowed = sum((NOISE * tolerance.noise(key)) ** 2 for key in keys)
+            if keys and allowed >= first.norms[step, moment][0] > 0:
+                yield (
+                    f"from step {step} on, rounding alone may change {moment.value}s by as much as they are: compare fewer steps"
+                )
+                return
+
+
+def coverage_of(facts: Facts, compared: Sequence[TensorDifference]) -> Iterator[str]:
+    """Say what was compared, and what was left out."""
+    moments = {each.moment for each in compared}
+    moments |= {Moment.SAMPLES} if any(facts.samples.values()) else set()
+    moments |= {Moment.LOSS} if any(facts.losses.values()) else set()
+    listed = ", ".join(moment.value for moment in Moment if moment in moments)
+    yield f"{listed}; {count(len(compared), 'value')} in {steps_in_words(facts.steps)}"
+    if partial := facts.first.partial | facts.second.partial:
+        yield f"not compared: {count(len(partial), 'tensor')} with partial placements"
+    for run, other in (facts.runs, facts.runs[::-1]):
+        if left := sorted({*run.steps} - {*other.steps}):
+            yield f"not compared: {steps_in_words(left)}, only in {run.name}"
+        if alone := sorted({moment.value for _, moment in run.moments} - {moment.value for _, moment in other.moments}):
+            yield f"not compared: {', '.join(alone)}, only in {run.name}"

@@ -1,0 +1,34 @@
+"""Facts about two runs beside their tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from equivcheck.recording.compare.runs import RecordedRun
+from equivcheck.recording.compare.samples import StepSamples
+from equivcheck.recording.compare.scalars import Losses
+from equivcheck.recording.compare.settings import OtherSetting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Facts:
+    """Two runs, and their samples, losses and settings."""
+
+    first: RecordedRun
+    """Run A."""
+    second: RecordedRun
+    """Run B."""
+    steps: Sequence[int]
+    """Steps in both runs."""
+    settings: Sequence[OtherSetting]
+    """Settings with other values in run B."""
+    samples: Mapping[int, StepSamples | None]
+    """Samples by step; None if a run has recorded none."""
+    losses: Mapping[int, Losses | None]
+    """Losses by step; None if a run has recorded none."""
+
+    @property
+    def runs(self) -> tuple[RecordedRun, RecordedRun]:
+        """Both runs."""
+        return self.first, self.second

@@ -1,0 +1,55 @@
+"""Decide from compared values whether two runs are equivalent, and say what differs first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from equivcheck.oracle.verdict.verdict import Outcome
+from equivcheck.recording.compare.moved import largest_noise
+from equivcheck.recording.compare.tensors import FLOOR, GRADIENTS
+from equivcheck.recording.compare.verdict import Group, TensorDifference
+from equivcheck.recording.trace import Moment
+from equivcheck.worlds.trace.differences import Difference
+
+CLUES = (Moment.SAMPLES, Moment.OUTPUT, Moment.LOSS, Moment.NORM)
+"""Moments that explain differences. Only parameters, gradients, state and buffers decide: a scaled loss may be right."""
+
+
+def judge(
+    differences: Sequence[TensorDifference], gaps: Sequence[str], *, is_measured: bool, first_step: int
+) -> tuple[Outcome, TensorDifference | None]:
+    """Outcome and the first difference. Without measured noise, only differences that rounding never makes are certain."""
+    effects = [each for each in differences if each.moment not in CLUES]
+    starts_equal = not any(each.moment is Moment.START for each in effects)
+    certain = [
+        each for each in differences if not each.is_undecided and (is_measured or _is_certain(each, starts_equal, first_step))
+    ]
+    decisive = next((each for each in certain if each.moment not in CLUES), None)
+    if decisive is not None:
+        return Outcome.DIVERGED, next(each for each in certain if each.step == decisive.step)
+    if effects:
+        return Outcome.INCONCLUSIVE, effects[0]
+    return (Outcome.INCONCLUSIVE if gaps else Outcome.EQUIVALENT), None
+
+
+def _is_certain(found: TensorDifference, starts_equal: bool, first_step: int) -> bool:
+    """Whether rounding cannot explain it: a missing tensor, another start, or a value of the first step that is far off."""
+    if found.moment is Moment.START or found.difference not in (Difference.VALUE, Difference.RANKS_DISAGREE):
+        return True
+    if not found.eps:
+        return True  # integers and samples are not rounded
+    is_early = found.moment in (*GRADIENTS, *CLUES) and found.step == first_step and starts_equal
+    # `allowed` is FLOOR * eps * size if no moved run was given.
+    return is_early and found.error * FLOOR * found.eps > largest_noise(found.eps)
+
+
+def groups_of(compared: Sequence[TensorDifference]) -> tuple[Group, ...]:
+    """Numbers of differences, at each moment with a difference."""
+    found = []
+    for (step, moment), group in groupby(compared, lambda each: (each.step, each.moment)):
+        members = list(group)
+        different = sum(each.is_different for each in members)
+        if different:
+            found.append(Group(step=step, moment=moment, num_different=different, num_compared=len(members)))
+    return tuple(found)

@@ -1,0 +1,67 @@
+"""Refuse moved runs that are not like run A, because their distance counts as rounding noise and would hide mistakes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from equivcheck.errors import UsageError
+from equivcheck.recording.compare.runs import RecordedRun
+from equivcheck.recording.compare.samples import compare_samples
+from equivcheck.recording.compare.settings import other_settings
+from equivcheck.recording.compare.tensors import FLOOR, GRADIENTS, Tolerance
+from equivcheck.recording.trace import Moment
+
+MOVE = 2.0
+"""Initial parameters move by one eps; the product is rounded as well."""
+
+
+def require_like_first(first: RecordedRun, moved: RecordedRun, steps: Sequence[int]) -> None:
+    """Raise `UsageError` unless the run is run A again, but for rounding errors in its initial parameters."""
+    problem = _problem(first, moved, steps)
+    if problem:
+        raise UsageError(
+            f"moved run {moved.folder} is not valid: {problem}. Expected the command of {first.folder}, recorded with --moved."
+        )
+
+
+def _problem(first: RecordedRun, moved: RecordedRun, steps: Sequence[int]) -> str:
+    if not moved.ranks[0].header.moved:
+        return "its initial parameters were not moved"
+    missing = [step for step in steps if step not in moved.records]
+    if missing:
+        return f"it has no step {missing[0]}"
+    for key, tensor in first.tensors.items():
+        other = moved.tensors.get(key)
+        if key[0] in steps and (other is None or other.shapes != tensor.shapes or other.dtypes != tensor.dtypes):
+            return f"{key[2]} is missing or has another form at step {key[0]} ({key[1].value})"
+    if steps and (others := other_settings(first, moved, list(steps))):
+        setting = others[0]
+        return f"{setting.name} is {setting.values[1]}, not {setting.values[0]}, at step {setting.step}"
+    for step in steps:
+        samples = compare_samples(first, moved, step)
+        if samples is not None and samples.difference and not samples.has_other_form:
+            return f"its samples at step {step} are not those of {first.folder}"
+    return _implausible(first, moved, steps)
+
+
+def _implausible(first: RecordedRun, moved: RecordedRun, steps: Sequence[int]) -> str:
+    """Distances that moving parameters by eps cannot make: at the start, and in the first gradients."""
+    tolerance = Tolerance(first=first, moved=(moved,))
+    for key, tensor in first.tensors.items():
+        if key[0] not in steps[:1] or not tensor.eps or tensor.sketch.value is None or not tensor.is_finite:
+            continue
+        noise, size = tolerance.noise(key), first.size(key)
+        if key[1] is Moment.START and noise > MOVE * tensor.eps * size:
+            return f"it starts from another {key[2]}"
+        if key[1] in GRADIENTS and noise > largest_noise(tensor.eps) * size:
+            return (
+                f"its first gradient of {key[2]} differs by {noise / size:.1g} of its norm, which is more than rounding. If the "
+                "training draws random numbers, set its seed"
+            )
+    return ""
+
+
+def largest_noise(eps: float) -> float:
+    """Largest relative error of a first gradient that rounding plausibly makes: half of the digits."""
+    return max(math.sqrt(eps), FLOOR * eps)

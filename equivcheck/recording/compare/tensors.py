@@ -1,0 +1,123 @@
+"""Compare parameters, gradients, optimizer state and buffers, whatever the layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from equivcheck.diagnosis.words import name_ranks
+from equivcheck.recording.assemble import Cover
+from equivcheck.recording.compare.runs import Key, RecordedRun, RecordedTensor
+from equivcheck.recording.compare.verdict import TensorDifference
+from equivcheck.recording.trace import Moment
+from equivcheck.worlds.trace.differences import Difference
+
+FLOOR = 64.0
+"""Rounding may change a tensor by this many machine epsilons, relative to its norm."""
+NOISE = 4.0
+"""Differences up to this many times the measured rounding noise are expected."""
+GRADIENTS = (Moment.UNCLIPPED, Moment.GRADIENT)
+"""Moments with gradients."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """Distances explained by rounding."""
+
+    first: RecordedRun
+    """Run A."""
+    moved: tuple[RecordedRun, ...]
+    """Runs like A with moved initial parameters."""
+
+    def __call__(self, key: Key) -> float:
+        """Allowed distance to one of run A's tensors; 0 for integers."""
+        return FLOOR * self.first.tensors[key].eps * self.first.size(key) + NOISE * self.noise(key)
+
+    def noise(self, key: Key) -> float:
+        """Largest distance between run A and a moved run."""
+        value = self.first.tensors[key].sketch.value
+        others = [run.tensors[key].sketch.value for run in self.moved if key in run.tensors]
+        return max((value.distance(other) for other in others if value is not None and other is not None), default=0.0)
+
+    def of_number(self, eps: float, value: float, moved: Sequence[float]) -> float:
+        """Allowed distance to a number, such as a loss, from its values in moved runs."""
+        return FLOOR * eps * abs(value) + NOISE * max((abs(other - value) for other in moved), default=0.0)
+
+
+def keys_of(first: RecordedRun, second: RecordedRun) -> list[Key]:
+    """Tensors in either run, at moments in both, in training order."""
+    order, in_both, partial = list(Moment), first.moments & second.moments, first.partial | second.partial
+    found = [key for key in dict.fromkeys([*first.tensors, *second.tensors]) if key[:2] in in_both and key not in partial]
+    return sorted(found, key=lambda key: (key[0], order.index(key[1])))
+
+
+def compare_tensors(
+    keys: Sequence[Key], first: RecordedRun, second: RecordedRun, tolerance: Tolerance
+) -> Iterator[TensorDifference]:
+    """Each tensor's difference."""
+    for key in keys:
+        step, moment, name = key
+        one, other = first.tensors.get(key), second.tensors.get(key)
+        found = TensorDifference(step=step, moment=moment, tensor=name, difference=Difference.MISSING)
+        if one is None or other is None:
+            run, has = (second, one) if other is None else (first, other)
+            yield _missing(found, run, has)
+        else:
+            yield (
+                _other_form(found, first, one, second, other)
+                or _not_finite(found, one, other)
+                or _values(replace(found, eps=one.eps, allowed=tolerance(key)), one, other)
+            )
+
+
+def _missing(found: TensorDifference, lacks: RecordedRun, tensor: RecordedTensor | None) -> TensorDifference:
+    """A tensor in one run only. A gradient of zero counts as equal to none: if it matters, the update differs."""
+    value = None if tensor is None else tensor.sketch.value
+    if found.moment in GRADIENTS and value is not None and value.squares == 0.0:
+        return replace(found, difference=Difference.VALUE, detail=f"zero, and none in {lacks.name}")
+    return replace(found, detail=f"not in {lacks.name}")
+
+
+def _other_form(
+    found: TensorDifference, first: RecordedRun, one: RecordedTensor, second: RecordedRun, other: RecordedTensor
+) -> TensorDifference | None:
+    """Another shape or dtype, or parts with holes or overlaps."""
+    forms = ((Difference.SHAPE, one.shapes, other.shapes), (Difference.DTYPE, one.dtypes, other.dtypes))
+    for kind, expected, actual in forms:
+        if len({*expected, *actual}) > 1:
+            detail = f"{' and '.join(actual)} in B, {' and '.join(expected)} in A"
+            is_part = kind is Difference.SHAPE and (_may_have_parts(first, one, other) or _may_have_parts(second, other, one))
+            advice = "; if your ranks have parts of this tensor, pass `cuts` to `record`" if is_part else ""
+            return replace(found, difference=kind, detail=f"{detail}{advice}", is_undecided=is_part)
+    for run, tensor in ((first, one), (second, other)):
+        if tensor.sketch.cover is not Cover.ONCE:
+            why = "some elements are on no rank" if tensor.sketch.cover is Cover.HOLES else "parts of ranks overlap"
+            return replace(found, detail=f"{why} of {run.name}", is_undecided=True)
+    return None
+
+
+def _may_have_parts(run: RecordedRun, own: RecordedTensor, other: RecordedTensor) -> bool:
+    """Whether a run's ranks may hold shards that were recorded as full tensors."""
+    return len(own.ranks) > 1 and 0 < own.numel < other.numel and other.numel % own.numel == 0 and len(run.ranks) > 1
+
+
+def _not_finite(found: TensorDifference, one: RecordedTensor, other: RecordedTensor) -> TensorDifference | None:
+    if one.is_finite and other.is_finite:
+        return None
+    is_undecided = not (one.is_finite or other.is_finite)
+    which = "both runs have" if is_undecided else f"{'B' if one.is_finite else 'A'} has"
+    return replace(found, difference=Difference.NAN, detail=f"{which} NaN or infinite values", is_undecided=is_undecided)
+
+
+def _values(found: TensorDifference, one: RecordedTensor, other: RecordedTensor) -> TensorDifference:
+    for which, tensor in (("A", one), ("B", other)):
+        for replicas in tensor.sketch.replicas:
+            apart = max(part.value.distance(replicas[0].value) for part in replicas)
+            if apart > found.allowed:
+                ranks = name_ranks([part.rank for part in replicas])
+                detail = f"{ranks} of {which} disagree by {apart:.3g}, rounding explains {found.allowed:.2g}"
+                return replace(found, difference=Difference.RANKS_DISAGREE, distance=apart, detail=detail)
+    before, after = one.sketch.value, other.sketch.value
+    assert before is not None
+    assert after is not None
+    return replace(found, difference=Difference.VALUE, distance=before.distance(after), norm=before.norm)

@@ -1,0 +1,118 @@
+"""Sentences in a verdict on two recorded runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from equivcheck.diagnosis.words import join_words
+from equivcheck.oracle.verdict.verdict import Outcome
+from equivcheck.recording.compare.facts import Facts
+from equivcheck.recording.compare.settings import OtherSetting, other_environment
+from equivcheck.recording.compare.tensors import GRADIENTS
+from equivcheck.recording.compare.verdict import Group, TensorDifference
+from equivcheck.recording.compare.weights import num_rounded, other_start
+from equivcheck.recording.trace import Moment
+from equivcheck.scenario.scenario import count
+from equivcheck.worlds.trace.differences import Difference
+
+_NOUNS = {
+    Moment.START: ("initial parameter", ""),
+    Moment.OUTPUT: ("module output", ""),
+    Moment.UNCLIPPED: ("gradient", " before clipping"),
+    Moment.GRADIENT: ("gradient", ""),
+    Moment.UPDATE: ("parameter", " after the update"),
+    Moment.STATE: ("optimizer state tensor", ""),
+    Moment.BUFFER: ("buffer", ""),
+}
+"""Noun for each moment's tensors, and an addition."""
+_HINTS = {
+    Moment.START: "load the same checkpoint in both runs, or set the same seed right before the model is built",
+    Moment.SAMPLES: "give all ranks together the samples of A at each step: look at the sampler, its seed, and the batch size",
+    Moment.OUTPUT: "look at this module: what it computes differs although the samples are the same",
+    Moment.LOSS: "look at the means in the loss: over samples or tokens, over microbatches, and over ranks",
+    Moment.UNCLIPPED: "look at the backward pass, and at how gradients are added up over microbatches and ranks",
+    Moment.NORM: "look at the norm: it must be over all parameters and all their shards, with each replica counted once",
+    Moment.GRADIENT: "look at the backward pass, and at how gradients are added up over microbatches and ranks",
+    Moment.UPDATE: "look at the optimizer: its settings, its parameter groups, and what changes parameters after it",
+    Moment.STATE: "look at the optimizer state: how it is sharded, loaded or reset",
+    Moment.BUFFER: "look at the buffers: whether ranks update them with their own samples only",
+}
+"""The next thing to try, by the first moment that differs."""
+
+
+def headline(first: TensorDifference, differences: Sequence[TensorDifference], groups: Sequence[Group], facts: Facts) -> str:
+    """Sentence about the first moment that differs."""
+    group = next(each for each in groups if (each.step, each.moment) == (first.step, first.moment))
+    if first.moment is Moment.SAMPLES:
+        return f"at step {first.step}, {first.detail}"
+    if first.moment in (Moment.LOSS, Moment.NORM):
+        return f"at step {first.step}, the {'loss' if first.moment is Moment.LOSS else 'gradient norm'} is {first.detail}"
+    noun, addition = _NOUNS[first.moment]
+    verb = "cannot be compared" if first.is_undecided else "differs" if group.num_different == 1 else "differ"
+    text = f"{group.num_different} of {count(group.num_compared, noun)}{addition} {verb}"
+    text += f": {first.detail}" if first.difference is not Difference.VALUE else ""
+    if first.moment is Moment.START:
+        own = [each for each in differences if each.moment is Moment.START]
+        return "; ".join(filter(None, (f"another start: {text}", other_start(own, facts.first, facts.second))))
+    settings = [str(each) for each in facts.settings if _concerns(each, first)]
+    return "; ".join([f"at step {first.step}, {text}", *settings])
+
+
+def _concerns(setting: OtherSetting, first: TensorDifference) -> bool:
+    """Whether a setting has an effect at the first moment that differs."""
+    moment = Moment.GRADIENT if setting.name == "max_norm" else Moment.UPDATE
+    return setting.may_explain and first.moment is moment and setting.step <= first.step
+
+
+def agreeing(compared: Sequence[TensorDifference], first: TensorDifference, facts: Facts) -> str:
+    """Clause about equal values before the first difference."""
+    order = list(Moment)
+    place = (first.step, order.index(first.moment))
+    before = [each for each in compared if (each.step, order.index(each.moment)) < place and not each.is_different]
+    steps = sorted({each.step for each in before} - {first.step})
+    found = [f"{count(len(steps), 'step')}"] if steps else []
+    for moment in Moment:
+        number = sum(each.moment is moment and each.step == first.step for each in before)
+        if moment is Moment.SAMPLES and number:
+            samples = facts.samples[first.step]
+            found += [] if samples is None else [count(samples.num_samples[0], "sample")]
+        elif moment in (Moment.LOSS, Moment.NORM) and number:
+            found.append("the loss" if moment is Moment.LOSS else "the gradient norm")
+        elif number:
+            noun, addition = _NOUNS[moment]
+            found.append(f"{count(number, noun)}{addition}")
+    return f"before it, {join_words(found)} agree{'s' if found in (['the loss'], ['1 step']) else ''}" if found else ""
+
+
+def notes_of(facts: Facts, differences: Sequence[TensorDifference]) -> Iterator[str]:
+    """Differences in facts. They decide nothing."""
+    listed = {(each.step, each.moment) for each in differences}
+    yield from (f"{each} at step {each.step}" for each in facts.settings)
+    yield from other_environment(*facts.runs)
+    wrong = [each.tensor for each in differences if each.moment is Moment.START]
+    if number := num_rounded(*facts.runs, wrong):
+        yield f"{count(number, 'initial parameter')} differ{'s' if number == 1 else ''} by rounding"
+    last = differences[0].step if differences else facts.steps[-1]
+    for step in (step for step in facts.steps if step <= last):
+        samples, losses = facts.samples[step], facts.losses[step]
+        notes = []
+        if samples is not None and samples.difference and (step, Moment.SAMPLES) not in listed:
+            notes.append(f"at step {step}, {samples.difference}")
+        if losses is not None and (losses.factor or losses.difference.is_different) and (step, Moment.LOSS) not in listed:
+            notes.append(f"at step {step}, {losses.factor or f'the loss is {losses.difference.detail}'}")
+        if notes:
+            yield from notes
+            break
+
+
+def hint_for(outcome: Outcome, first: TensorDifference | None, *, has_outputs: bool) -> str:
+    """The next thing to try."""
+    if first is None:
+        return ""
+    if outcome is Outcome.INCONCLUSIVE:
+        if first.is_undecided:
+            return ""
+        return "rounding may explain it: record A again with --moved 1, and pass that folder with --moved"
+    if first.moment in (Moment.LOSS, *GRADIENTS) and not has_outputs:
+        return f"{_HINTS[first.moment]}. If you record both runs with --outputs, the first module that differs is named"
+    return _HINTS[first.moment]
