@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from equivcheck.batching.batching import Batching
     from equivcheck.batching.check import check_batching
     from equivcheck.batching.verdict import BatchingVerdict
     from equivcheck.checking.check import check
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "equivcheck.batching.batching": ("Batching",),
     "equivcheck.batching.check": ("check_batching",),
     "equivcheck.batching.verdict": ("BatchingVerdict",),
     "equivcheck.checking.check": ("check",),
@@ -49,6 +51,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Batching",
     "BatchingVerdict",
     "EquivCheckError",
     "InvalidScenario",

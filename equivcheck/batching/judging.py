@@ -214,7 +214,11 @@ def _judged(verdict: BatchingVerdict, runs: Runs, given: Format, step: Step, sho
         return replace(verdict, outcome=Outcome.CRASHED, reason=f"{failed.name}: {failed.failure}")
     if first is None and (declared is None or declared in fitting):
         return _agreeing(verdict, runs, declared, fitting)
-    reason = f"{first.name} differs" if first is not None else f"the whole batch is not the declared {declared}"
+    reason = (
+        f"presentation {first.name!r} differs from the whole batch"
+        if first is not None
+        else f"the whole batch is not the declared {declared}"
+    )
     divergence = None if first is None else first.divergence
     verdict = replace(verdict, outcome=Outcome.DIVERGED, reason=reason, divergence=divergence)
     if not step.explain:

@@ -23,7 +23,7 @@ class _Commands(UserDict[str, Any]):
 
 
 _SECTIONS = {
-    "Check your own training": {"matrix": "matrix", "record": "record", "compare": "compare"},
+    "Check your own training": {"matrix": "matrix", "batching": "batching", "record": "record", "compare": "compare"},
     "Check one case": {"check": "check", "dry-run": "dry_run"},
     "Search for errors": {"fuzz": "fuzz", "sweep": "sweep"},
     "Look into findings": {

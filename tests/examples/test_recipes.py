@@ -9,7 +9,7 @@ import pytest
 
 from equivcheck import Matrix, Outcome
 from equivcheck.user.lazy_diagnosis import UserDiagnosis
-from equivcheck.user.matrix.recipe import matrix_of
+from equivcheck.user.recipe import defined_in
 from examples.recipes import EXAMPLES, PLANTED, RECIPES
 
 SLOW = (
@@ -40,13 +40,13 @@ def _marks(recipe: str, name: str) -> Iterator[pytest.MarkDecorator]:
 LAYOUTS = [
     pytest.param(recipe, name, marks=[*_marks(recipe, name)])
     for recipe in RECIPES
-    for name in matrix_of(EXAMPLES / f"{recipe}.py").names
+    for name in defined_in(EXAMPLES / f"{recipe}.py", Matrix).names
 ]
 
 
 def recipe(name: str) -> Matrix:
     """Load a recipe as the command does."""
-    return matrix_of(EXAMPLES / f"{name}.py")
+    return defined_in(EXAMPLES / f"{name}.py", Matrix)
 
 
 def test_every_recipe_has_a_bug_of_public_record() -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from equivcheck.errors import UsageError
 from equivcheck.system.printable import escape_unprintable
-from equivcheck.user.matrix.recipe import matrix_of
+from equivcheck.user.matrix.matrix import Matrix
 from equivcheck.user.matrix.row import LayoutRow
+from equivcheck.user.recipe import defined_in
 from equivcheck.worlds.sim.interruption import abandoned_threads
 from equivcheck.worlds.workers.link import SupervisorLink
 
@@ -56,7 +57,7 @@ def main(fd: int) -> None:
     order: Order = link.task
     sys.path.insert(0, str(order.recipe.resolve().parent))  # layouts may import the recipe's neighbours when they run
     try:
-        found = matrix_of(order.recipe)
+        found = defined_in(order.recipe, Matrix)
     except UsageError as error:
         link.send(Refused(why=escape_unprintable(str(error))))
         return

@@ -1,4 +1,4 @@
-"""Recipes: Python files that define a `Matrix`."""
+"""Recipes: Python files that define what a command checks."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
 
 from equivcheck.errors import UsageError
 from equivcheck.oracle.verdict.description import shorten_to_line
 from equivcheck.system.files import read_text
-from equivcheck.user.matrix.matrix import Matrix
 from equivcheck.user.usage import invalid
 
+T = TypeVar("T")
 MODULE = "equivcheck_recipe"
 """Module name for a recipe, so that code under ``if __name__ == "__main__"`` does not run."""
 
 
-def matrix_of(path: Path) -> Matrix:
-    """Return the only `Matrix` at the top level of a file. Raises `UsageError` if there is none, or several."""
-    found = {id(value): value for value in vars(_module(path)).values() if isinstance(value, Matrix)}
+def defined_in(path: Path, kind: type[T]) -> T:
+    """Return the only object with this class at the top level of a file. Raises `UsageError` if there is none, or several."""
+    found = {id(value): value for value in vars(_module(path)).values() if isinstance(value, kind)}
     if len(found) != 1:
-        expected = "exactly one, `matrix = equivcheck.Matrix(...)`"
-        raise invalid(f"{path}", f"it defines {len(found) or 'no'} Matrix", expected, api="recipe")
+        expected = f"exactly one, `{kind.__name__.lower()} = equivcheck.{kind.__name__}(...)`"
+        raise invalid(f"{path}", f"it defines {len(found) or 'no'} {kind.__name__}", expected, api="recipe")
     return next(iter(found.values()))
 
 

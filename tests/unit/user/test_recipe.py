@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from equivcheck import UsageError
-from equivcheck.user.matrix.recipe import matrix_of
+from equivcheck import Matrix, UsageError
+from equivcheck.user.recipe import defined_in
 
 GOOD = """
 import equivcheck
@@ -30,7 +30,7 @@ def test_a_recipe_defines_one_matrix(tmp_path: Path) -> None:
     tmp_path.joinpath("beside.py").write_text("NAME = 'a layout'")
     recipe = tmp_path / "recipe.py"
     recipe.write_text(GOOD)
-    assert matrix_of(recipe).names == ("a layout",)
+    assert defined_in(recipe, Matrix).names == ("a layout",)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_what_is_no_recipe_is_one_clear_line(tmp_path: Path, text: str, says: st
     recipe = tmp_path / "recipe.py"
     recipe.write_text(text)
     with pytest.raises(UsageError) as raised:
-        matrix_of(recipe)
+        defined_in(recipe, Matrix)
     assert says in str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -58,7 +58,7 @@ def test_what_is_no_recipe_is_one_clear_line(tmp_path: Path, text: str, says: st
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     """A file that is not Python is named, too."""
     with pytest.raises(UsageError, match=r"missing\.py cannot be read"):
-        matrix_of(tmp_path / "missing.py")
+        defined_in(tmp_path / "missing.py", Matrix)
     tmp_path.joinpath("recipe.txt").write_text("")
     with pytest.raises(UsageError, match="not a Python file"):
-        matrix_of(tmp_path / "recipe.txt")
+        defined_in(tmp_path / "recipe.txt", Matrix)

@@ -1,0 +1,1 @@
+"""HTML page about a step over the same examples in other batches."""
