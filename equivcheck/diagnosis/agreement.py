@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from equivcheck.diagnosis.evidence import Evidence
+from equivcheck.diagnosis.evidence import ComparedRanks
 from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.reference.noise import ABSOLUTE, FACTOR, Expected
 from equivcheck.worlds.trace.differences import Difference, Phase
@@ -17,7 +17,7 @@ from equivcheck.worlds.trace.tensors import Vector
 from equivcheck.worlds.trace.trace import Piece, Trace
 
 
-def num_agreeing_moments(diverged: Evidence, traces: Sequence[Trace]) -> int:
+def num_agreeing_moments(diverged: ComparedRanks, traces: Sequence[Trace]) -> int:
     """Number of leading moments where the ranks left the counterfactual's values.
 
     `traces` has one trace per rank, or one trace for all ranks.
@@ -34,7 +34,7 @@ def num_agreeing_moments(diverged: Evidence, traces: Sequence[Trace]) -> int:
     return count
 
 
-def differs_in_first_tensor(diverged: Evidence, traces: Sequence[Trace]) -> bool:
+def differs_in_first_tensor(diverged: ComparedRanks, traces: Sequence[Trace]) -> bool:
     """Return whether the counterfactual differs from one device in the first tensor in which the ranks differ.
 
     A mistake that is itself within tolerance would fit ranks that only nearly diverged.
@@ -43,7 +43,7 @@ def differs_in_first_tensor(diverged: Evidence, traces: Sequence[Trace]) -> bool
     return any((each.step, each.phase, each.tensor) == first for each in compare(diverged.reference, traces).divergences)
 
 
-def _agrees(diverged: Evidence, expected: Expected, found: tuple[Moment, ...], made: tuple[Moment, ...]) -> bool:
+def _agrees(diverged: ComparedRanks, expected: Expected, found: tuple[Moment, ...], made: tuple[Moment, ...]) -> bool:
     wholes = [full_tensors_of(moment.snapshot) for moment in made]
     if expected.phase is Phase.LOSS:
         return _losses_agree(diverged, expected, found, wholes)
@@ -71,7 +71,7 @@ def _piece_agrees(piece: Piece, values: Vector | None, whole: TensorsByName, lim
     return _distance(values, select_piece(other, piece)) <= limits[piece.name]
 
 
-def _losses_agree(diverged: Evidence, expected: Expected, found: tuple[Moment, ...], wholes: list[TensorsByName]) -> bool:
+def _losses_agree(diverged: ComparedRanks, expected: Expected, found: tuple[Moment, ...], wholes: list[TensorsByName]) -> bool:
     held = [moment.snapshot.values for moment in found if moment.snapshot.present[0]]
     made = [whole["loss"] for whole in wholes if "loss" in whole]
     if not held or not made:
@@ -95,7 +95,7 @@ def _distance(values: Vector, other: Vector) -> float:
     return math.inf if np.isnan(distance) else float(distance)
 
 
-def _limits(diverged: Evidence, expected: Expected, wholes: list[TensorsByName]) -> dict[str, float]:
+def _limits(diverged: ComparedRanks, expected: Expected, wholes: list[TensorsByName]) -> dict[str, float]:
     """Tolerance per tensor: the reference's, increased if the tensor is larger in the counterfactual."""
     eps = diverged.eps
     with np.errstate(invalid="ignore", over="ignore"):
@@ -113,7 +113,7 @@ def _limits(diverged: Evidence, expected: Expected, wholes: list[TensorsByName])
     return limits
 
 
-def _ranks_disagree_too(diverged: Evidence, expected: Expected, made: tuple[Moment, ...]) -> bool:
+def _ranks_disagree_too(diverged: ComparedRanks, expected: Expected, made: tuple[Moment, ...]) -> bool:
     """Whether the counterfactual's ranks disagree on each tensor on which the real ranks disagree."""
     names = {
         divergence.tensor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -19,31 +19,13 @@ from equivcheck.oracle.reference.reference import ReferenceRun
 from equivcheck.scenario import Layout, Mesh, Scenario, Training
 from equivcheck.scenario.mesh import DP, EP, REPLICATE, SHARD
 from equivcheck.training.loop import single_device_setup, train
-from equivcheck.training.read import buffer_snapshot, snapshot
+from equivcheck.training.read import buffer_slots, snapshot
 from equivcheck.training.settings import FLAGS, Settings, settings_of
 from equivcheck.training.setup import Setup
 from equivcheck.worlds.ranks import Ranks
 from equivcheck.worlds.trace.moments import moments, moments_of_steps
-from equivcheck.worlds.trace.pieces import values_by_piece
-from equivcheck.worlds.trace.tensors import Vector
-from equivcheck.worlds.trace.trace import Piece, Snapshot, Trace
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InitialValues:
-    """One rank's parameters and buffers before training."""
-
-    parameters: Snapshot
-    """Parameter snapshot."""
-    buffers: Snapshot
-    """Buffer snapshot."""
-
-    def parts(self) -> Iterator[tuple[Piece, Vector]]:
-        """Each piece with its values."""
-        for kept in (self.parameters, self.buffers):
-            for piece, values in values_by_piece(kept):
-                if values is not None and piece.name:
-                    yield piece, values
+from equivcheck.worlds.trace.pieces import TensorsByName, full_tensors_of
+from equivcheck.worlds.trace.trace import Snapshot
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -52,10 +34,6 @@ class DivergedRun(Evidence):
 
     scenario: Scenario
     """The scenario."""
-    before: tuple[Trace, ...]
-    """Traces from another layout's ranks, if it ran the first steps; usually empty."""
-    initial: tuple[InitialValues, ...]
-    """Initial values per rank; empty if they could not be recorded."""
     recorded: tuple[tuple[Settings, ...], ...]
     """Each rank's optimizer settings at each update, then after the last step; empty if they could not be recorded."""
 
@@ -75,16 +53,6 @@ class DivergedRun(Evidence):
         return self.layout.mesh
 
     @property
-    def axis_sizes(self) -> dict[str, int]:
-        """Mesh axes with their number of ranks, outermost first."""
-        return {axis.name: axis.size for axis in self.mesh.axes}
-
-    @property
-    def data_axes(self) -> tuple[str, ...]:
-        """Wide axes along which ranks compute on different rows."""
-        return tuple(name for name in self.wide_axes if name in (DP, REPLICATE, SHARD, EP))
-
-    @property
     def rounding(self) -> Rounding | None:
         """Rounding done by the layout; None if it does none."""
         return rounding_of(self.layout, self.training.precision)
@@ -100,31 +68,6 @@ class DivergedRun(Evidence):
         return self.rounding is None and not self.resumes
 
     @property
-    def eps(self) -> float:
-        """Machine epsilon of the training's precision."""
-        return eps_of(self.training.precision.value)
-
-    @property
-    def num_steps(self) -> int:
-        """Number of training steps."""
-        return self.training.steps
-
-    @property
-    def num_microbatches(self) -> int:
-        """Number of microbatches in a step."""
-        return len(self.training.data.microbatches)
-
-    @property
-    def microbatch_rows(self) -> tuple[int, ...]:
-        """Number of rows in each microbatch."""
-        return self.training.data.microbatches
-
-    @property
-    def has_schedule(self) -> bool:
-        """Whether the training has a learning-rate schedule."""
-        return self.training.schedule is not None
-
-    @property
     def right_settings(self) -> Settings:
         """One device's optimizer settings after the last step, by parameter."""
         return _right_settings(self.training)[-1]
@@ -135,31 +78,21 @@ class DivergedRun(Evidence):
         return _right_settings(self.training)[:-1]
 
     @property
-    def settings(self) -> tuple[Settings, ...]:
-        """Each rank's optimizer settings after the last step, by parameter; empty if they could not be recorded."""
-        return tuple(each[-1] for each in self.recorded)
-
-    @property
     def settings_at_steps(self) -> tuple[tuple[Settings, ...], ...]:
         """Each rank's optimizer settings at each step's update; empty if they could not be recorded."""
         return tuple(each[:-1] for each in self.recorded)
 
     @property
-    def initial_parameters(self) -> tuple[Snapshot, ...]:
-        """Each rank's initial parameters; empty if they could not be recorded."""
-        return tuple(each.parameters for each in self.initial)
-
-    @property
-    def has_own_rows(self) -> bool:
-        """Whether ranks have different rows, and one device can compute each rank's part."""
-        return bool(self.data_axes) and self.can_be_emulated
+    def right_initial_values(self) -> TensorsByName:
+        """Parameters and buffers with which one device starts."""
+        return full_tensors_of(_initial_values(single_device_setup(self.training)))
 
 
 def run_again(
     scenario: Scenario, alter: Callable[[Setup], None] | None, world: str | Ranks, deadline: float = 60.0
 ) -> DivergedRun | None:
     """Run a scenario's ranks again; None if no value differs. Raises `RanksFailed`."""
-    initial: dict[int, InitialValues] = {}
+    initial: dict[int, Snapshot] = {}
     settings: dict[int, list[Settings]] = {}
     sees = world == "sim" and scenario.resume is None and not scenario.layout.execution.is_compiled
     result = Runner(world=world, deadline=deadline, alter=_recording(alter, initial, settings) if sees else alter).run(scenario)
@@ -167,16 +100,25 @@ def run_again(
     divergences = compare(reference, result.run.values, result.before).divergences
     if not divergences:
         return None
-    found = [*moments_of_steps(result.before), *zip(*map(moments, result.run.values), strict=True)]
+    training, layout = scenario.training, scenario.layout
+    recorded = tuple(tuple(found) for _, found in sorted(settings.items()))
+    data_axes = tuple(axis.name for axis in layout.mesh.axes if axis.size > 1 and axis.name in (DP, REPLICATE, SHARD, EP))
     return DivergedRun(
         scenario=scenario,
         reference=reference,
-        before=tuple(result.before),
         traces=tuple(result.run.values),
-        found=tuple(found),
-        initial=tuple(values for _, values in sorted(initial.items())),
-        recorded=tuple(tuple(found) for _, found in sorted(settings.items())),
+        found=(*moments_of_steps(result.before), *zip(*map(moments, result.run.values), strict=True)),
         divergences=divergences,
+        eps=eps_of(training.precision.value),
+        axis_sizes={axis.name: axis.size for axis in layout.mesh.axes},
+        data_axes=data_axes,
+        has_own_rows=bool(data_axes) and rounding_of(layout, training.precision) is None and scenario.resume is None,
+        num_steps=training.steps,
+        microbatch_rows=training.data.microbatches,
+        has_schedule=training.schedule is not None,
+        initial=tuple(values for _, values in sorted(initial.items())),
+        settings=tuple(each[-1] for each in recorded),
+        recorded=recorded,
     )
 
 
@@ -199,7 +141,7 @@ def _record_settings(setup: Setup, found: list[Settings]) -> None:
 
 
 def _recording(
-    alter: Callable[[Setup], None] | None, initial: dict[int, InitialValues], settings: dict[int, list[Settings]]
+    alter: Callable[[Setup], None] | None, initial: dict[int, Snapshot], settings: dict[int, list[Settings]]
 ) -> Callable[[Setup], None]:
     """Apply `alter` and record each rank's initial values and settings. Needs ranks that are threads of this process."""
 
@@ -207,14 +149,12 @@ def _recording(
         if alter is not None:
             alter(setup)
         _record_settings(setup, settings.setdefault(dist.get_rank(), []))
-        setup.before_training.append(lambda _optimizer, _schedule: initial.update({dist.get_rank(): initial_values(setup)}))
+        setup.before_training.append(lambda _optimizer, _schedule: initial.update({dist.get_rank(): _initial_values(setup)}))
 
     return change
 
 
-def initial_values(setup: Setup) -> InitialValues:
+def _initial_values(setup: Setup) -> Snapshot:
     """A rank's current parameters and buffers."""
-    slots = setup.find_slots(setup.model)
-    pieces = tuple(piece for slot in slots for piece in slot.pieces)
-    parameters = snapshot(slots, pieces, [slot.parameter for slot in slots])
-    return InitialValues(parameters=parameters, buffers=buffer_snapshot(setup.model))
+    slots = (*setup.find_slots(setup.model), *buffer_slots(setup.model))
+    return snapshot(slots, tuple(piece for slot in slots for piece in slot.pieces), [slot.parameter for slot in slots])

@@ -14,7 +14,7 @@ from equivcheck.oracle.reference.reference import Reference
 from equivcheck.training.settings import Settings
 from equivcheck.worlds.trace.differences import Divergence, Phase
 from equivcheck.worlds.trace.moments import Moment
-from equivcheck.worlds.trace.pieces import TensorsByName, fill, values_by_piece
+from equivcheck.worlds.trace.pieces import TensorsByName, assembled
 from equivcheck.worlds.trace.trace import Snapshot, Trace
 
 
@@ -46,8 +46,8 @@ RATIO = 1e-4
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Evidence(ABC):
-    """Traces of ranks that diverged from a reference."""
+class ComparedRanks:
+    """Traces of ranks next to a reference."""
 
     reference: Reference
     """The single-device run."""
@@ -57,56 +57,40 @@ class Evidence(ABC):
     """The ranks' moments, for each reference moment."""
     divergences: tuple[Divergence, ...]
     """All divergences by value, in order; at least one."""
+    eps: float
+    """Machine epsilon of the training's precision, or of its narrowest element type."""
 
     @property
-    @abstractmethod
-    def eps(self) -> float:
-        """Machine epsilon of the training's precision."""
+    def first(self) -> Divergence:
+        """The first divergence."""
+        return self.divergences[0]
 
-    @property
-    @abstractmethod
-    def axis_sizes(self) -> Mapping[str, int]:
-        """Mesh axes with their number of ranks, outermost first."""
 
-    @property
-    @abstractmethod
-    def data_axes(self) -> tuple[str, ...]:
-        """Axes with more than one rank along which ranks compute on different rows."""
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Evidence(ComparedRanks, ABC):
+    """Traces of ranks that diverged from a reference, with facts about the training."""
 
-    @property
-    @abstractmethod
-    def num_steps(self) -> int:
-        """Number of training steps."""
-
-    @property
-    @abstractmethod
-    def num_microbatches(self) -> int:
-        """Number of microbatches in the first step."""
-
-    @property
-    @abstractmethod
-    def has_own_rows(self) -> bool:
-        """Whether ranks have different rows, and one device can compute each rank's part."""
-
-    @property
-    @abstractmethod
-    def microbatch_rows(self) -> tuple[int, ...]:
-        """Number of rows in each microbatch of the first step."""
-
-    @property
-    @abstractmethod
-    def has_schedule(self) -> bool:
-        """Whether the training has a learning-rate schedule."""
+    axis_sizes: Mapping[str, int]
+    """Mesh axes with their number of ranks, outermost first."""
+    data_axes: tuple[str, ...]
+    """Axes with more than one rank along which ranks compute on different rows."""
+    has_own_rows: bool
+    """Whether ranks have different rows, and one device can compute each rank's part."""
+    num_steps: int
+    """Number of training steps."""
+    microbatch_rows: tuple[int, ...]
+    """Number of rows in each microbatch of the first step."""
+    has_schedule: bool
+    """Whether the training has a learning-rate schedule."""
+    initial: tuple[Snapshot, ...]
+    """Each rank's parameters before training, perhaps with buffers; empty if they are unknown."""
+    settings: tuple[Settings, ...]
+    """Each rank's optimizer settings after the last step, by parameter; empty if they are unknown."""
 
     @property
     @abstractmethod
     def right_settings(self) -> Settings:
         """One device's optimizer settings after the last step, by parameter."""
-
-    @property
-    @abstractmethod
-    def settings(self) -> tuple[Settings, ...]:
-        """Each rank's optimizer settings after the last step, by parameter; empty if they are unknown."""
 
     @property
     @abstractmethod
@@ -120,8 +104,13 @@ class Evidence(ABC):
 
     @property
     @abstractmethod
-    def initial_parameters(self) -> tuple[Snapshot, ...]:
-        """Each rank's initial parameters; empty if they are unknown."""
+    def right_initial_values(self) -> TensorsByName:
+        """Tensors with which one device starts."""
+
+    @property
+    def num_microbatches(self) -> int:
+        """Number of microbatches in the first step."""
+        return len(self.microbatch_rows)
 
     @property
     def has_state(self) -> bool:
@@ -175,11 +164,6 @@ class Evidence(ABC):
         return f"the {' x '.join(str(self.axis_sizes[name]) for name in named)} {' x '.join(named)} ranks"
 
     @property
-    def first(self) -> Divergence:
-        """The first divergence."""
-        return self.divergences[0]
-
-    @property
     def num_moments(self) -> int:
         """Number of moments until the first diverged step ends. Final state and buffers count only if they differ first."""
         first, at_end = self.first, (Phase.STATE, Phase.BUFFER)
@@ -216,10 +200,7 @@ class Evidence(ABC):
         values: TensorsByName = {}
         for expected, found in zip(self.reference.moments, self.found, strict=True):
             if (expected.step, expected.phase) == (step, phase):
-                for moment in reversed(found):
-                    for piece, held in values_by_piece(moment.snapshot):
-                        if piece.name and held is not None:
-                            fill(values.setdefault(piece.name, np.full(piece.shape, np.nan)), piece, held)
+                values |= assembled([moment.snapshot for moment in found])
         return values
 
     def ratio(self, names: Sequence[str], phase: Phase) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -36,20 +36,6 @@ _FACTORS = (Cause.SCALED, Cause.NOT_UNSCALED)
 """Causes that stand for a constant factor. They are not named if another cause fits as well."""
 LONGEST_SECONDS = 120.0
 """Time limit in seconds for trying candidates. A shrunk scenario takes less than a second, most others a few."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
-    """A mistake that reproduces the ranks' values, at least until the first diverged step ends."""
-
-    candidate: Mistake
-    """The mistake."""
-    num_moments: int
-    """Leading moments that agree."""
-    exact: bool
-    """Whether all moments agree."""
-    step: int
-    """First step that differs from the reference."""
 
 
 def explained(
@@ -116,27 +102,36 @@ def diagnosis_of(diverged: DivergedRun) -> Diagnosis | None:
     with one_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fits = _fits(diverged)
-    exact = [fit for fit in fits if fit.exact]
+    exact = [candidate for candidate, count in fits if count == len(diverged.found)]
     if exact:
-        return _diagnosis(exact[0], exact)
+        named = (exact[0].cause, *_FACTORS)
+        also = next((other.sentence for other in exact if other.cause not in named), "")
+        more = f" (the results fit another cause as well: {also})" if also else ""
+        return Diagnosis(cause=exact[0].cause, sentence=exact[0].sentence + more, exact=True)
     if {found.tensor for found in diverged.divergences} == {"norm"}:
         first = diverged.first
         words = f"gradients are clipped correctly, but the norm returned is {first.actual}, not {first.expected}"
         return Diagnosis(cause=Cause.NORM_MISREPORTED, sentence=words, exact=True)
-    return _diagnosis(max(fits, key=lambda fit: fit.num_moments), []) if fits else None
+    if not fits:
+        return None
+    longest, _ = max(fits, key=lambda fit: fit[1])
+    words = f"{longest.sentence} at step {diverged.first.step}; later differences have more causes"
+    return Diagnosis(cause=longest.cause, sentence=words, exact=False)
 
 
-def _fits(diverged: DivergedRun) -> list[Fit]:
-    """Fitting candidates, until two causes explain everything. After the first cause only quick candidates are tried."""
-    step, num_steps, least = diverged.first.step, diverged.training.steps, diverged.num_moments
-    found: list[Fit] = []
+def _fits(diverged: DivergedRun) -> list[tuple[Mistake, int]]:
+    """Candidates that fit until the first diverged step ends, each with its number of agreeing moments.
+
+    The search ends when two causes explain everything. After the first one, only quick candidates for others are tried.
+    """
+    step, num_steps, least = diverged.first.step, diverged.num_steps, diverged.num_moments
+    found, causes = list[tuple[Mistake, int]](), set[Cause]()
     facts, emulate = facts_of(diverged), partial(ScenarioRanks, diverged)
     clock = WorkClock()
     for candidate in candidates(diverged):
-        causes = {each.candidate.cause for each in found if each.exact}
         if clock.seconds > LONGEST_SECONDS or len(causes) > 1:
             break
-        if causes and not candidate.is_quick:
+        if causes and (not candidate.is_quick or candidate.cause in causes):
             continue
         try:
             # Most candidates differ in the first diverged step already, so the later steps need not run.
@@ -149,19 +144,9 @@ def _fits(diverged: DivergedRun) -> list[Fit]:
             # Torch raises for some faults: clipping without gradients, or a division by a step count of zero.
             continue
         if is_fit:
-            found.append(Fit(candidate=candidate, num_moments=count, exact=count == len(diverged.found), step=step))
+            found.append((candidate, count))
+            causes |= {candidate.cause} if count == len(diverged.found) else set()
     return found
-
-
-def _diagnosis(fit: Fit, others: list[Fit]) -> Diagnosis:
-    sentence = fit.candidate.sentence
-    if not fit.exact:
-        sentence += f" at step {fit.step}; later differences have more causes"
-    named = (fit.candidate.cause, *_FACTORS)
-    also = next((other.candidate for other in others if other.candidate.cause not in named), None)
-    if also is not None:
-        sentence += f" (the results fit another cause as well: {also.sentence})"
-    return Diagnosis(cause=fit.candidate.cause, sentence=sentence, exact=fit.exact)
 
 
 def cause_by_ablation(

@@ -229,6 +229,11 @@ def _state_slots(slot: Slot, key: str, tensor: torch.Tensor) -> list[tuple[Slot,
 
 def buffer_snapshot(model: nn.Module) -> Snapshot:
     """A model's buffers."""
-    named = [(canonical_name(name), buffer) for name, buffer in model.named_buffers()]
-    slots = [Slot(parameter=buffer, pieces=(piece_of(name, buffer),)) for name, buffer in named]
-    return snapshot(slots, tuple(piece for slot in slots for piece in slot.pieces), [buffer for _, buffer in named])
+    slots = buffer_slots(model)
+    return snapshot(slots, tuple(piece for slot in slots for piece in slot.pieces), [slot.parameter for slot in slots])
+
+
+def buffer_slots(model: nn.Module) -> list[Slot]:
+    """A slot for each buffer."""
+    named = ((canonical_name(name), buffer) for name, buffer in model.named_buffers())
+    return [Slot(parameter=buffer, pieces=(piece_of(name, buffer),)) for name, buffer in named]

@@ -12,7 +12,6 @@ from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
 from equivcheck.diagnosis.mistake import Mistake, StepFacts
 from equivcheck.diagnosis.words import tensors
 from equivcheck.layouts.parallelisms.pipeline.stages import weights_of_several_ranks
-from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Pipeline
 from equivcheck.scenario.mesh import CP, PP
@@ -45,11 +44,7 @@ def _again(diverged: DivergedRun, counts: Mapping[str, int], words: str) -> Mist
     last = diverged.num_microbatches - 1
 
     def change(ranks: EmulatedRanks) -> None:
-        def reduce(all_: list[Gradients], microbatch: int, step: int) -> list[Gradients]:
-            right, times = ranks.mean(all_, microbatch, step), last - microbatch
-            return [{name: value * counts.get(name, 1) ** times for name, value in each.items()} for each in right]
-
-        ranks.reduce = reduce
+        ranks.multiply_gradients(lambda name, microbatch, _step: counts.get(name, 1) ** (last - microbatch))
 
     sentence = f"the accumulated gradient {words} again after each microbatch"
     return Mistake(Cause.RESCALED_EACH_MICROBATCH, sentence, change, is_quick=True)

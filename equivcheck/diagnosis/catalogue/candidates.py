@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from equivcheck.diagnosis.catalogue.accumulation import wrong_microbatches
-from equivcheck.diagnosis.catalogue.clipping import wrong_clippings_of_scenario
+from equivcheck.diagnosis.catalogue.clipping import unscaled_after_clipping, wrong_clippings_of_scenario
 from equivcheck.diagnosis.catalogue.context_parallel.attention import wrong_sequence_attention
 from equivcheck.diagnosis.catalogue.context_parallel.sums import wrong_shard_sums
 from equivcheck.diagnosis.catalogue.experts.balance import wrong_balances
 from equivcheck.diagnosis.catalogue.experts.exchange import wrong_exchanges
 from equivcheck.diagnosis.catalogue.experts.partial_sums import wrong_partial_sums
 from equivcheck.diagnosis.catalogue.experts.routing import dropped_rows, wrong_experts
-from equivcheck.diagnosis.catalogue.initial_values import wrong_initial_values
-from equivcheck.diagnosis.catalogue.optimizer_settings import wrong_decays
 from equivcheck.diagnosis.catalogue.order import wrong_orders
-from equivcheck.diagnosis.catalogue.reduction import unscaled_after_clipping
 from equivcheck.diagnosis.catalogue.rows import wrong_rows
 from equivcheck.diagnosis.catalogue.shards import local_statistics
 from equivcheck.diagnosis.catalogue.shared_weights import wrong_sharing
@@ -26,10 +23,11 @@ from equivcheck.diagnosis.catalogue.tokens.labels import wrong_labels
 from equivcheck.diagnosis.catalogue.tokens.vocabulary import wrong_vocabularies
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.mistake import Mistake, StepFacts
+from equivcheck.diagnosis.mistakes.initial_values import wrong_start
 from equivcheck.diagnosis.mistakes.microbatches import wrong_accumulations
 from equivcheck.diagnosis.mistakes.precision import lower_precision
 from equivcheck.diagnosis.mistakes.reductions import constant_ratios, wrong_factors, wrong_gradient_shards, wrong_reductions
-from equivcheck.diagnosis.mistakes.settings import wrong_settings
+from equivcheck.diagnosis.mistakes.settings import wrong_decays, wrong_settings
 from equivcheck.diagnosis.mistakes.stale import stale_values
 from equivcheck.diagnosis.mistakes.updates import wrong_updates
 from equivcheck.scenario import ClipNorm
@@ -39,7 +37,7 @@ _COMPUTED = (Phase.LOSS, Phase.GRADIENT)
 _UPDATED = (Phase.UPDATE, Phase.STATE)
 
 CATALOGUE: tuple[tuple[Callable[..., Iterator[Mistake]], tuple[Phase, ...]], ...] = (
-    (wrong_initial_values, (*_COMPUTED, *_UPDATED, Phase.BUFFER)),
+    (wrong_start, (*_COMPUTED, *_UPDATED, Phase.BUFFER)),
     (wrong_labels, _COMPUTED),
     (wrong_keys_and_values, _COMPUTED),
     (wrong_embeddings, _COMPUTED),

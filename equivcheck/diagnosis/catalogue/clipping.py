@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -15,7 +15,7 @@ from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, norm_of
 from equivcheck.diagnosis.mistake import Mistake, StepFacts
 from equivcheck.diagnosis.mistakes.clipping import wrong_clippings
-from equivcheck.diagnosis.words import tensors
+from equivcheck.diagnosis.words import gradients, tensors
 from equivcheck.layouts.base.rounding import EACH, ONCE, WhenReduced
 from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.oracle.verdict.cause import Cause
@@ -137,3 +137,24 @@ def _clip_early(ranks: EmulatedRanks, *, clipping: ClipNorm | ClipValue, again: 
     ranks.when, ranks.reduce = when, lambda all_, microbatch, step: ranks.mean(list(map(clip_one, all_)), microbatch, step)
     if not again:
         ranks.norm, ranks.returns_total = lambda *_: torch.zeros((), dtype=torch.float64), True
+
+
+def unscaled_after_clipping(diverged: DivergedRun, _facts: StepFacts) -> Iterator[Mistake]:
+    """Yield the first wrong gradients' constant ratio, undone before the update."""
+    names = tuple(name for name in diverged.differing(Phase.GRADIENT) if name in diverged.updated)
+    ratio = diverged.ratio(names, Phase.GRADIENT) if names else None
+    if ratio is None:
+        return
+    for chosen in dict.fromkeys((names, diverged.updated)):
+        words = f"{gradients(diverged, chosen)} {ratio:g} times as large as on one device, and unscaled only after clipping"
+        yield Mistake(Cause.NOT_UNSCALED, words, partial(_scale_until_clipped, names=chosen, ratio=ratio), is_quick=True)
+
+
+def _scale_until_clipped(ranks: EmulatedRanks, *, names: Sequence[str], ratio: float) -> None:
+    def scale(rank: int, factor: float) -> None:
+        for name, gradient in ranks.gradients(rank).items():
+            if name in names:
+                gradient.mul_(factor)
+
+    ranks.after_backward.append(lambda rank, _step: scale(rank, ratio))
+    ranks.before_update.append(lambda rank, _step: scale(rank, 1 / ratio))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
@@ -105,26 +104,3 @@ def changing_loss(**changes: float | bool) -> Change:
         setup.loss = lambda _training, *given: inner(other, *given)
 
     return apply
-
-
-def around_update(setup: Setup, context: Callable[[torch.optim.Optimizer], AbstractContextManager[None]]) -> None:
-    """Wrap each optimizer update in a context manager."""
-    inner = setup.update
-
-    def update(optimizer: torch.optim.Optimizer) -> None:
-        with context(optimizer):
-            inner(optimizer)
-
-    setup.update = update
-
-
-@contextmanager
-def replaced_gradients(setup: Setup, gradients: dict[str, torch.Tensor | None]) -> Iterator[None]:
-    """Temporarily replace the gradients of some parameters; None for no gradient."""
-    parameters = dict(setup.model.named_parameters())
-    kept = {name: parameters[name].grad for name in gradients}
-    for name, gradient in gradients.items():
-        parameters[name].grad = gradient
-    yield
-    for name, own in kept.items():
-        parameters[name].grad = own

@@ -106,6 +106,13 @@ class EmulatedRanks(ABC):
                 means[name] = means[name].add_(value) if name in means else value.clone()
         return {name: value.div_(len(ranks)) for name, value in means.items()}
 
+    def multiply_gradients(self, factor: Callable[[str, int, int], float]) -> None:
+        """Multiply averaged gradients by a factor for a parameter's name, the microbatch and the step."""
+        self.reduce = lambda all_, microbatch, step: [
+            {name: value * factor(name, microbatch, step) for name, value in each.items()}
+            for each in self.mean(all_, microbatch, step)
+        ]
+
     def gradients(self, rank: int) -> Gradients:
         """Return a rank's current gradients."""
         return {name: value.grad for name, value in self.parameters[rank].items() if value.grad is not None}

@@ -138,11 +138,11 @@ def _left_behind(diverged: Evidence) -> list[dict[str, torch.Tensor]]:
     Elements that no rank has changed are left out: nobody updates them.
     """
     step = diverged.first.step
-    if (not step and not diverged.initial_parameters) or len(diverged.traces[0].steps) < diverged.num_steps:
+    if (not step and not diverged.initial) or len(diverged.traces[0].steps) < diverged.num_steps:
         return []
     found = []
     for rank, trace in enumerate(diverged.traces):
-        before = dict(_values(trace.steps[step - 1].parameters if step else diverged.initial_parameters[rank]))
+        before = dict(_values(trace.steps[step - 1].parameters if step else diverged.initial[rank]))
         after, expected = dict(_values(trace.steps[step].parameters)), diverged.expected_values(step, Phase.UPDATE)
         found.append(
             {

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -25,7 +24,7 @@ from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.meshes import device_mesh
 from equivcheck.worlds.pool import ranks
 from equivcheck.worlds.trace.moments import moments
-from equivcheck.worlds.trace.pieces import TensorsByName, fill, values_by_piece
+from equivcheck.worlds.trace.pieces import TensorsByName
 from equivcheck.worlds.trace.trace import Snapshot
 
 
@@ -39,27 +38,8 @@ class DivergedTraining(Evidence):
     """Trace on one device."""
     observed: ObservedRuns
     """Further runs, with settings and numbers of calls."""
-    unit: float
-    """Machine epsilon for the training's narrowest element type."""
     shares: tuple[tuple[Any, ...], ...]
     """Each rank's part of every batch; empty if the parts cannot be computed."""
-    initial: tuple[Snapshot, ...]
-    """Each rank's initial parameters; empty if they cannot be read."""
-
-    @property
-    def eps(self) -> float:
-        """Machine epsilon for the narrowest element type."""
-        return self.unit
-
-    @property
-    def axis_sizes(self) -> dict[str, int]:
-        """Mesh axes with their sizes, outermost first."""
-        return dict(self.task.mesh)
-
-    @property
-    def num_steps(self) -> int:
-        """Steps in the training."""
-        return len(self.task.batches)
 
     @property
     def right_settings_at_steps(self) -> tuple[Settings, ...]:
@@ -70,6 +50,12 @@ class DivergedTraining(Evidence):
     def settings_at_steps(self) -> tuple[tuple[Settings, ...], ...]:
         """Each rank's optimizer settings at each step's update; empty if they cannot be read."""
         return tuple(run.settings for run in self.observed.ranks)
+
+    @property
+    def right_initial_values(self) -> TensorsByName:
+        """Parameters with which one device starts."""
+        own = parameters_by_name(build_model(self.task))
+        return {name: value.detach().double().numpy() for name, value in own.items()}
 
     def call_counts(self, known: int) -> list[tuple[int, str]]:
         """Return how many microbatches, backward passes and calls a step has, with names; without the `known` number."""
@@ -90,45 +76,9 @@ class DivergedTraining(Evidence):
         return []
 
     @property
-    def num_microbatches(self) -> int:
-        """Microbatches in the first step."""
-        return len(microbatches(self.task.batches[0]))
-
-    @property
-    def microbatch_rows(self) -> tuple[int, ...]:
-        """Rows in each microbatch in the first step."""
-        parts = microbatches(self.task.batches[0])
-        return tuple(min((len(tensor) for tensor in tensors_of(each) if tensor.dim()), default=0) for each in parts)
-
-    @property
-    def has_schedule(self) -> bool:
-        """Whether the training has a learning-rate schedule."""
-        return self.task.scheduler is not None
-
-    @property
     def right_settings(self) -> Settings:
         """One device's optimizer settings after the last step, by parameter."""
         return self.single.settings
-
-    @property
-    def settings(self) -> tuple[Settings, ...]:
-        """Each rank's optimizer settings after the last step, by parameter."""
-        return tuple(trace.settings for trace in self.traces if isinstance(trace, UserTrace))
-
-    @property
-    def initial_parameters(self) -> tuple[Snapshot, ...]:
-        """Each rank's initial parameters; empty if they cannot be read."""
-        return self.initial
-
-    @property
-    def data_axes(self) -> tuple[str, ...]:
-        """Data axes with more than one rank."""
-        return tuple(name for name, size in self.task.mesh if size > 1 and name in self.task.data_axes)
-
-    @property
-    def has_own_rows(self) -> bool:
-        """Whether ranks have different rows, and these are known."""
-        return bool(self.shares and self.data_axes)
 
 
 def split_dim(diverged: DivergedTraining, name: str, axis: str) -> int | None:
@@ -152,25 +102,6 @@ def held_indices(diverged: DivergedTraining, name: str, axis: str, dim: int) -> 
     return found
 
 
-def right_initial_values(diverged: DivergedTraining) -> TensorsByName:
-    """Return the parameters with which one device starts."""
-    return {name: value.detach().double().numpy() for name, value in parameters_by_name(build_model(diverged.task)).items()}
-
-
-def initial_values(diverged: DivergedTraining) -> TensorsByName:
-    """Return the full parameters with which ranks start; NaN where no rank holds an element.
-
-    Shards with an unknown position are left out.
-    """
-    found: TensorsByName = {}
-    shapes = {piece.name: piece.shape for piece in diverged.single.steps[0].parameters.pieces}
-    for initial in reversed(diverged.initial):
-        for piece, values in values_by_piece(initial):
-            if values is not None and shapes.get(piece.name) == piece.shape:
-                fill(found.setdefault(piece.name, np.full(piece.shape, np.nan)), piece, values)
-    return found
-
-
 def diverged_training(
     task: Task, reference: Reference, single: UserTrace, traces: Sequence[UserTrace], eps: float
 ) -> DivergedTraining | None:
@@ -179,6 +110,8 @@ def diverged_training(
     if not found:
         return None
     shares, initial = _batches_and_start(task)
+    data_axes = tuple(name for name, size in task.mesh if size > 1 and name in task.data_axes)
+    parts = microbatches(task.batches[0])
     return DivergedTraining(
         reference=reference,
         traces=tuple(traces),
@@ -187,9 +120,16 @@ def diverged_training(
         task=task,
         single=single,
         observed=ObservedRuns(task),
-        unit=eps,
         shares=shares,
+        eps=eps,
+        axis_sizes=dict(task.mesh),
+        data_axes=data_axes,
+        has_own_rows=bool(shares and data_axes),
+        num_steps=len(task.batches),
+        microbatch_rows=tuple(min((len(tensor) for tensor in tensors_of(each) if tensor.dim()), default=0) for each in parts),
+        has_schedule=task.scheduler is not None,
         initial=initial,
+        settings=tuple(trace.settings for trace in traces),
     )
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from equivcheck.diagnosis.agreement import differs_in_first_tensor, num_agreeing_moments
 from equivcheck.diagnosis.mistake import Emulate, Mistake, StepFacts
 from equivcheck.diagnosis.mistakes.clipping import wrong_clippings
+from equivcheck.diagnosis.mistakes.initial_values import wrong_start
 from equivcheck.diagnosis.mistakes.microbatches import wrong_accumulations
 from equivcheck.diagnosis.mistakes.precision import lower_precision, narrower_types
 from equivcheck.diagnosis.mistakes.reductions import constant_ratios, wrong_factors, wrong_gradient_shards, wrong_reductions
@@ -24,7 +25,7 @@ from equivcheck.user.diagnosis.catalogue.components import fused_as_one_block, w
 from equivcheck.user.diagnosis.catalogue.data import wrong_losses, wrong_rows
 from equivcheck.user.diagnosis.catalogue.layers import wrong_positions, wrong_splits
 from equivcheck.user.diagnosis.catalogue.loss_terms import wrong_loss_terms
-from equivcheck.user.diagnosis.catalogue.parameters import local_statistics, missing_gradients, wrong_sharing, wrong_start
+from equivcheck.user.diagnosis.catalogue.parameters import local_statistics, missing_gradients, wrong_sharing
 from equivcheck.user.diagnosis.catalogue.weights import wrong_weights
 from equivcheck.user.diagnosis.contradiction import RealValues, are_gradients_scaled
 from equivcheck.user.diagnosis.diverged import DivergedTraining

@@ -20,7 +20,7 @@ from equivcheck.user.randomness import seed_generators
 from equivcheck.user.ranks import build_model, reader_and_batches, task_and_mesh
 from equivcheck.user.task import Task
 from equivcheck.user.traces.names import TensorNames
-from equivcheck.user.traces.optimizers import has_hooks, optimizers_in
+from equivcheck.user.traces.optimizers import hook_steps, optimizers_in
 from equivcheck.user.traces.reader import Reader
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import ranks
@@ -92,9 +92,7 @@ def _observed(task: Task, reader: Reader, batches: list[Any], counts: Counter[in
         def record(*_: Any) -> None:
             settings[-1] = settings_of(every, reader.slots(), FLAGS)
 
-        for each in every:
-            if has_hooks(each):
-                each.register_step_pre_hook(record)
+        hook_steps(optimizer, record)
 
     def take_step(*arguments: Any) -> Any:
         before = counts[threading.get_ident()]

@@ -22,7 +22,7 @@ from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.loop import default_step, train
 from equivcheck.user.ranks import reader_and_batches, task_and_mesh
 from equivcheck.user.task import Task
-from equivcheck.user.traces.optimizers import has_hooks, optimizers_in
+from equivcheck.user.traces.optimizers import hook_steps
 from equivcheck.user.traces.settings import UserTrace
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import ranks
@@ -135,16 +135,13 @@ def _reducing_rank(task: Task, reductions: dict[str, Reduction], first: int) -> 
             if id(parameter) in ids:
                 _reduce(parameter, [mesh.get_group(axis) for axis in reduction.axes], reduction.divisor)
 
-    def hook(optimizer: Any) -> None:
-        for each in optimizers_in(optimizer):
-            if has_hooks(each):
-                each.register_step_pre_hook(reduce)
-
     def step(*arguments: Any) -> Any:
         steps.append(len(steps))
         return own(*arguments)
 
-    return train(task.with_new_optimizers(hook), reader, batches, step, task.loss_scale)
+    return train(
+        task.with_new_optimizers(lambda optimizer: hook_steps(optimizer, reduce)), reader, batches, step, task.loss_scale
+    )
 
 
 @torch.no_grad()

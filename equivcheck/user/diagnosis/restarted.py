@@ -14,19 +14,18 @@ import torch
 from torch import nn
 
 from equivcheck.diagnosis.agreement import num_agreeing_moments
+from equivcheck.diagnosis.evidence import ComparedRanks
 from equivcheck.diagnosis.words import join_words, name_ranks, tensors
 from equivcheck.layouts.composition.running import RanksResult
 from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.reference.reference import Reference
-from equivcheck.user.diagnosis.diverged import DivergedTraining
-from equivcheck.user.diagnosis.observed import ObservedRuns
 from equivcheck.user.parts import Part, first_part, second_part
 from equivcheck.user.reference import SingleDeviceRun, trace_of
 from equivcheck.user.traces.names import TensorNames
 from equivcheck.user.traces.optimizers import optimizers_in
 from equivcheck.user.traces.settings import TrainingState, UserTrace, other_settings
 from equivcheck.worlds.trace.moments import moments, moments_of_steps
-from equivcheck.worlds.trace.pieces import TensorsByName, fill, select_piece, values_by_piece
+from equivcheck.worlds.trace.pieces import assembled, select_piece, values_by_piece
 from equivcheck.worlds.trace.tensors import Vector
 from equivcheck.worlds.trace.trace import Snapshot
 
@@ -123,7 +122,7 @@ def _lost_between(saved: Sequence[TrainingState], loaded: Sequence[TrainingState
 
 def _differing(saved: Sequence[Snapshot], loaded: Sequence[Snapshot], ranks: set[int]) -> dict[str, Vector | None]:
     """Tensors that are missing or differ after loading, in full. Adds the ranks with other values to `ranks`."""
-    before, after = _assembled(saved), _assembled(loaded)
+    before, after = assembled(saved), assembled(loaded)
     found: dict[str, Vector | None] = {name: None for name in before if name not in after}
     ranks |= set(range(len(loaded))) if found else set()
     for rank, snapshot in enumerate(loaded):
@@ -147,15 +146,6 @@ def _state_on_other_ranks(saved: Sequence[TrainingState], loaded: Sequence[Train
     return {rank: names for rank, names in found.items() if names}
 
 
-def _assembled(snapshots: Sequence[Snapshot]) -> TensorsByName:
-    values: TensorsByName = {}
-    for snapshot in reversed(snapshots):
-        for piece, held in values_by_piece(snapshot):
-            if piece.name and held is not None:
-                fill(values.setdefault(piece.name, np.full(piece.shape, np.nan)), piece, held)
-    return values
-
-
 def _reproduces(run: SingleDeviceRun, reference: Reference, result: RanksResult, lost: _Lost) -> bool:
     """Whether one device that continues from the ranks' state after loading reproduces all values on the ranks."""
     try:
@@ -165,17 +155,12 @@ def _reproduces(run: SingleDeviceRun, reference: Reference, result: RanksResult,
     except Exception:  # the optimizer or the user's code rejects such a state
         return False
     found = (*moments_of_steps(result.before), *zip(*map(moments, result.run.values), strict=True))
-    diverged = DivergedTraining(
+    diverged = ComparedRanks(
         reference=reference,
         traces=result.run.values,
         found=found,
         divergences=compare(reference, result.run.values, result.before).divergences,
-        task=run.task,
-        single=run.trace,
-        observed=ObservedRuns(run.task),
-        unit=run.eps,
-        shares=(),
-        initial=(),
+        eps=run.eps,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # NumPy warns about a moment without tensors

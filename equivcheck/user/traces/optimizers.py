@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -44,6 +44,12 @@ def optimizers_in(value: Any) -> list[Optimizer]:
 def has_hooks(optimizer: Optimizer) -> bool:
     """Whether hooks can be registered. They cannot in `PostLocalSGDOptimizer`, which never calls `Optimizer.__init__`."""
     return hasattr(optimizer, "_optimizer_step_pre_hooks")
+
+
+def hook_steps(optimizer: Any, hook: Callable[..., None]) -> None:
+    """Call a function before each step of all optimizers in `optimizer`, with the arguments of a step pre-hook."""
+    for each in filter(has_hooks, optimizers_in(optimizer)):
+        each.register_step_pre_hook(hook)
 
 
 class GradientReader:

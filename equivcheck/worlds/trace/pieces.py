@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -54,3 +55,18 @@ def fill(whole: npt.NDArray[Any], piece: Piece, values: npt.NDArray[Any]) -> Non
     flat[places] = values
     if not np.shares_memory(flat, whole):
         whole[...] = flat.reshape(whole.shape)
+
+
+def assembled(snapshots: Sequence[Snapshot]) -> TensorsByName:
+    """Assemble full tensors from all ranks' snapshots; NaN where no rank has an element.
+
+    If ranks disagree, the lowest rank's values are used.
+    """
+    found: TensorsByName = {}
+    for snapshot in reversed(snapshots):
+        for piece, values in values_by_piece(snapshot):
+            if piece.name and values is not None:
+                whole = found.setdefault(piece.name, np.full(piece.shape, np.nan))
+                if whole.shape == piece.shape:
+                    fill(whole, piece, values)
+    return found

@@ -147,7 +147,7 @@ EXAMPLES = (
     _example(Cause.GRADIENT_LOST, on_2(), "last_bucket_lost", "zero"),
     _example(Cause.SAME_ROWS, on_2(), "same_rows_everywhere", "the 2 dp ranks compute on the same rows: those of the first rank"),
     _example(Cause.ROWS_LOST, over({"dp": 3}, rows=(3,)), "rank_left_out", "the gradients of rank"),
-    _example(Cause.UNEQUAL_START, on_2(), "weights_not_broadcast", "starts from wrong initial values of"),
+    _example(Cause.UNEQUAL_START, on_2(), "weights_not_broadcast", "starts with other values of"),
     _example(Cause.NOT_ZEROED, on_2(steps=2), "gradients_not_zeroed", "gradients are not zeroed between steps"),
     _example(
         Cause.MICROBATCHES_SUMMED, over({"dp": 1}, rows=(2, 2, 2)), "microbatches_summed", "the sum over the 3 microbatches, not"

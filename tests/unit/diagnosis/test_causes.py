@@ -24,7 +24,7 @@ CASES: tuple[tuple[Scenario, Fault, Cause, str], ...] = (
     (ON_DDP, faults.keep_gradients, Cause.NOT_ZEROED, "gradients are not zeroed between steps"),
     (ON_FSDP2, faults.lose_state, Cause.STATE_LOST, "the optimizer state is lost before each step"),
     (ON_DDP, faults.nothing_is_updated, Cause.NOT_UPDATED, "the optimizer does not update any parameter"),
-    (ON_DDP, faults.another_start, Cause.UNEQUAL_START, "rank 1 starts from wrong initial values of"),
+    (ON_DDP, faults.another_start, Cause.UNEQUAL_START, "rank 1 starts with other values of"),
     (CLIPPED, faults.clip_nothing, Cause.NOT_CLIPPED, "gradients are not clipped"),
     (CLIPPED, faults.clip_by_own_shard, Cause.LOCAL_NORM, "each rank clips by its local norm, over"),
     (ON_DDP, faults.settings(eps=1e-3), Cause.HYPERPARAMETER, "wrong settings: eps is 0.001, not 1e-08"),

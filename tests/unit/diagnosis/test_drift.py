@@ -6,9 +6,8 @@ import pytest
 
 from equivcheck import Scenario, check
 from equivcheck.diagnosis.diverged_run import run_again
-from equivcheck.diagnosis.drift import FROM_REFERENCE, drift_of
+from equivcheck.diagnosis.drift import FROM_REFERENCE, drift_of, start_steps_from, values_at_steps
 from equivcheck.diagnosis.explain import explained
-from equivcheck.diagnosis.reference_values import start_steps_from, values_at_steps
 from equivcheck.layouts.composition.running import Runner
 from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.reference.reference import ReferenceRun

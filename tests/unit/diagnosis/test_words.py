@@ -7,7 +7,6 @@ import pytest
 
 from equivcheck.diagnosis.diverged_run import DivergedRun, run_again
 from equivcheck.diagnosis.words import count_description, gradients, name_ranks, rows_of_tensor, tensors
-from equivcheck.scenario import FSDP2, Axis, Layout, Mesh
 from unit.diagnosis import faults
 from unit.diagnosis.causes import on_2
 
@@ -29,9 +28,7 @@ def test_few_tensors_are_named_and_many_counted() -> None:
 
 def test_ranks_and_axes(diverged: DivergedRun) -> None:
     """Singular, plural and axis sizes."""
-    mesh = Mesh(axes=(Axis(name="dp_replicate", size=2), Axis(name="dp_shard", size=4)))
-    scenario = replace(diverged.scenario, layout=Layout(mesh=mesh, parallelisms=(FSDP2(),)))
-    hybrid = replace(diverged, scenario=scenario)
+    hybrid = replace(diverged, axis_sizes={"dp_replicate": 2, "dp_shard": 4})
 
     assert (name_ranks([1]), name_ranks([0, 2, 3])) == ("rank 1", "ranks 0, 2 and 3")
     assert hybrid.ranks_text(("dp_shard",)) == "the 4 dp_shard ranks"

@@ -15,20 +15,19 @@ from torch import nn
 from torch.func import functional_call
 
 from equivcheck.diagnosis.mistake import Mistake, StepFacts
+from equivcheck.diagnosis.mistakes.initial_values import start_as_ranks
 from equivcheck.diagnosis.words import join_words, tensors
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.user.diagnosis.catalogue.parameters import start_as_ranks
 from equivcheck.user.diagnosis.diverged import (
     DivergedTraining,
     held_indices,
-    initial_values,
     parameters_by_name,
-    right_initial_values,
     split_dim,
 )
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 from equivcheck.user.ranks import build_model
 from equivcheck.user.traces.settings import UserTrace
+from equivcheck.worlds.trace.pieces import assembled
 from equivcheck.worlds.trace.trace import Snapshot
 
 MAX_TRIES = 32
@@ -136,8 +135,9 @@ def wrong_components(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[
     """Yield ranks that hold components although the user's `cuts` describe one block, and the other way round."""
     if diverged.task.cuts is None:
         return
-    right, found = right_initial_values(diverged), initial_values(diverged)
-    wrong = [name for name, values in found.items() if name in right and not np.array_equal(values, right[name])]
+    right = diverged.right_initial_values
+    found = {name: values for name, values in assembled(diverged.initial).items() if name in right}
+    wrong = [name for name, values in found.items() if values.shape == right[name].shape and (values != right[name]).any()]
     for axis in diverged.same_row_axes if wrong else ():
         num_ranks = diverged.size((axis,))
         dims = {name: dim for name in wrong if (dim := split_dim(diverged, name, axis)) is not None}

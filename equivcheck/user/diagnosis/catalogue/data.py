@@ -43,7 +43,7 @@ def wrong_rows(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake
         where = diverged.ranks_text(diverged.data_axes)
         words = f"gradients are summed over {where}, as if each rank's loss were a partial sum"
         size = diverged.size(diverged.data_axes)
-        yield Mistake(Cause.SUMMED, words, partial(_sum_gradients, size=size), own_rows=True)
+        yield Mistake(Cause.SUMMED, words, lambda ranks: ranks.multiply_gradients(lambda *_: size), own_rows=True)
     count = diverged.task.num_ranks
     for source in range(count):
         words = f"every rank computes on the rows of rank {source}"
@@ -105,12 +105,6 @@ def _take_buffers(ranks: EmulatedUserRanks, rank: int, model: nn.Module, _inputs
     given = ranks.exchange(rank, {name: buffer.clone() for name, buffer in own.items()}, lambda all_: [all_[0]] * len(all_))
     for name, buffer in own.items():
         buffer.data.copy_(given[name])
-
-
-def _sum_gradients(ranks: EmulatedUserRanks, *, size: int) -> None:
-    ranks.reduce = lambda all_, microbatch, step: [
-        {name: value * size for name, value in each.items()} for each in ranks.mean(all_, microbatch, step)
-    ]
 
 
 def _rows_from(diverged: DivergedTraining, source: int, _rank: int) -> tuple[Any, ...]:

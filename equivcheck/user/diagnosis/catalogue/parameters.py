@@ -6,60 +6,21 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from equivcheck.diagnosis.emulation.held_elements import held_elements
 from equivcheck.diagnosis.mistake import Mistake, Span, StepFacts
-from equivcheck.diagnosis.words import gradients, join_words, name_ranks, tensors
+from equivcheck.diagnosis.words import gradients, join_words, name_ranks
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.user.diagnosis.diverged import DivergedTraining, initial_values, parameters_by_name, right_initial_values
+from equivcheck.user.diagnosis.diverged import DivergedTraining, parameters_by_name
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 from equivcheck.user.ranks import build_model
 from equivcheck.user.traces.settings import UserTrace
 from equivcheck.worlds.trace.differences import Difference, Phase
-from equivcheck.worlds.trace.pieces import fill, select_piece, values_by_piece
 from equivcheck.worlds.trace.trace import Snapshot
 
 SYNC_OFF = "as FSDP2 leaves gradients while their sync is off (`set_requires_gradient_sync(False)`)"
-
-
-def wrong_start(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield the ranks' initial parameters if they are wrong."""
-    right = right_initial_values(diverged)
-    wrong = [
-        (piece.name, rank)
-        for rank, initial in enumerate(diverged.initial)
-        for piece, values in values_by_piece(initial)
-        if values is not None and piece.name in right and right[piece.name].shape == piece.shape
-        if not np.array_equal(values, select_piece(right[piece.name], piece))
-    ]
-    if wrong:
-        names, ranks = sorted({name for name, _ in wrong}), sorted({rank for _, rank in wrong})
-        some_ranks = len(ranks) < len(diverged.initial)
-        who = f"{name_ranks(ranks)} start{'s' if len(ranks) == 1 else ''}" if some_ranks else "every rank starts"
-        cause, words = Cause.UNEQUAL_START, f"{who} with other values of {tensors(names)} than one device"
-        found = initial_values(diverged)
-        if all(_is_permuted(found[name], right[name]) for name in names):
-            cause = Cause.PERMUTED
-            words = f"{who} with the elements of {tensors(names)} in wrong places: wrong order, or wrong dim"
-        yield Mistake(cause, words, partial(start_as_ranks, diverged))
-
-
-def _is_permuted(found: np.ndarray, right: np.ndarray) -> bool:
-    return not np.array_equal(found, right) and np.array_equal(np.sort(found, axis=None), np.sort(right, axis=None))
-
-
-def start_as_ranks(diverged: DivergedTraining, ranks: EmulatedUserRanks) -> None:
-    """Give emulated ranks the initial parameters of the real ones."""
-    for own, initial in zip(ranks.parameters, diverged.initial, strict=True):
-        for piece, values in values_by_piece(initial):
-            if values is not None and piece.name in own and tuple(own[piece.name].shape) == piece.shape:
-                full = own[piece.name].detach().double().numpy().copy()
-                fill(full, piece, values)
-                own[piece.name].data.copy_(torch.from_numpy(full))
-    ranks.held.gather([{name: value.data for name, value in own.items()} for own in ranks.parameters])
 
 
 def missing_gradients(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:

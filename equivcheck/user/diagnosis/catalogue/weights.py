@@ -83,11 +83,7 @@ def _as_ratio(weight: float) -> float:
 
 
 def _weigh_gradients(ranks: EmulatedUserRanks, *, weights: Sequence[Sequence[float]]) -> None:
-    def reduce(all_: list[Gradients], microbatch: int, step: int) -> list[Gradients]:
-        weight = weights[step][microbatch] if step < len(weights) else 1.0
-        return [{name: value * weight for name, value in each.items()} for each in ranks.mean(all_, microbatch, step)]
-
-    ranks.reduce = reduce
+    ranks.multiply_gradients(lambda _name, microbatch, step: weights[step][microbatch] if step < len(weights) else 1.0)
 
 
 def _weigh_losses(ranks: EmulatedUserRanks, *, weights: Sequence[Sequence[float]]) -> None:
