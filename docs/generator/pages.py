@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 from rich.pretty import pretty_repr
 
-from equivcheck.layouts.base.interventions import INTERVENTIONS
 from generator import sources
+from generator.issue_text import is_reported, issue_text, sentence_of
 
 CODE_WIDTH = 80
 """Maximum characters in a line of code."""
@@ -61,7 +61,7 @@ def _versions(specifier: str) -> str:
 
 def interventions() -> str:
     """Additions to the ranks' code, with their reasons."""
-    entries = (f"- {_prose(one.what)}: {_prose(one.why)} ({_prose(one.upstream)})" for one in INTERVENTIONS)
+    entries = (f"- {_prose(one['what'])}: {_prose(one['why'])} ({_prose(one['upstream'])})" for one in sources.interventions())
     return "\n\n".join([_INTERVENTIONS, "\n".join(entries)]) + "\n"
 
 
@@ -154,7 +154,7 @@ def _folded(summary: str, parts: Iterable[str]) -> str:
 def dtensor_differences() -> str:
     """Known errors in DTensor: a table with a line for each, then a section for each with folded details."""
     rows = [
-        (f"[{_prose(sources.sentence_of(each))}](#{_place(each.id)})", _effect(each), _prose(_versions(each.torch)))
+        (f"[{_prose(sentence_of(each))}](#{_place(each.id)})", _effect(each), _prose(_versions(each.torch)))
         for each in sorted(sources.ON_FILE, key=lambda each: bool(each.raises))
     ]
     table = _table(("problem", "effect", "torch"), rows)
@@ -167,7 +167,7 @@ def _effect(known: object) -> str:
 
 
 def _difference(known: object) -> str:
-    reported = _upstream(known.link.split()[0].rstrip(":")) if sources.is_reported(known) else _prose(known.link.split(":")[0])
+    reported = _upstream(known.link.split()[0].rstrip(":")) if is_reported(known) else _prose(known.link.split(":")[0])
     condition = f", if a tensor is: {_prose(', '.join(sorted(known.facts)))}" if known.facts else ""
     facts = [
         f"- **Effect**: {_effect(known)}",
@@ -175,7 +175,7 @@ def _difference(known: object) -> str:
         f"- **Upstream**: {reported}",
     ]
     shown = _table(("torch", *known.shows), [("result", *known.shows.values())])
-    text = f"````markdown\n{sources.issue_text(known)}````"
+    text = f"````markdown\n{issue_text(known, sources.smallest_programs()[known.id])}````"
     details = _folded("Details, and the text of an issue with a script", ["\n".join(facts), shown, text])
     return "\n\n".join([f"({_place(known.id)})=\n\n## {_prose(known.id)}", _prose(known.link), details])
 

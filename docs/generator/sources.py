@@ -6,6 +6,7 @@ import ast
 import pkgutil
 import re
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -22,7 +23,7 @@ from equivcheck.oracle.known_issues.issue_script import issue_script
 from equivcheck.oracle.known_issues.known import all_known_issues
 from equivcheck.oracle.known_issues.showing import measured_results
 from equivcheck.oracle.known_issues.workarounds import WORKAROUNDS
-from equivcheck.programs.run.issue_text import is_reported, issue_text, sentence_of
+from equivcheck.programs.nouns import TensorProgram
 from equivcheck.programs.run.known.on_file import ON_FILE
 from equivcheck.scenario import Scenario
 
@@ -33,16 +34,15 @@ __all__ = [
     "WORKAROUNDS",
     "AnyLimit",
     "all_known_issues",
-    "is_reported",
+    "interventions",
     "issue_script",
-    "issue_text",
     "limits_by_layout",
     "main",
     "measured_results",
     "mutants",
     "nouns",
     "private_uses",
-    "sentence_of",
+    "smallest_programs",
     "smallest_scenarios",
 ]
 
@@ -88,6 +88,21 @@ def nouns() -> dict[str, list[str]]:
         home = getattr(equivcheck.scenario, name).__module__
         found.setdefault(home.rpartition(".")[2].removesuffix("_base"), []).append(name)
     return {topic: sorted(names, key=lambda name: name.lower() != topic) for topic, names in found.items()}
+
+
+def interventions() -> list[dict[str, str]]:
+    """Additions to the ranks' code: place, change, reason, and the torch problem behind it."""
+    table = tomllib.loads(Path(__file__).with_name("interventions.toml").read_text("utf-8"))
+    return [{"upstream": "by definition", **one} for one in table["intervention"]]
+
+
+def smallest_programs() -> dict[str, TensorProgram]:
+    """Smallest tensor program for each known difference, by its id."""
+    if str(ROOT / "tests") not in sys.path:
+        sys.path.append(str(ROOT / "tests"))
+    from unit.programs.smallest import SMALLEST_PROGRAMS
+
+    return SMALLEST_PROGRAMS
 
 
 def smallest_scenarios() -> dict[str, Scenario]:

@@ -15,6 +15,7 @@ from examples.pages import ROOT
 sys.path.insert(0, str(ROOT / "docs"))
 
 from generator import pages, sources
+from generator.issue_text import issue_text
 
 import equivcheck.scenario
 from equivcheck.cli import main
@@ -22,6 +23,8 @@ from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit
 from equivcheck.mutants.registry import mutants
 from equivcheck.oracle.known_issues.known import IssueKind, all_known_issues
 from equivcheck.oracle.known_issues.showing import Shows, measured_results
+from equivcheck.programs.check import check_program
+from equivcheck.programs.run.known.difference import KnownDifference
 from equivcheck.programs.run.known.on_file import ON_FILE
 
 
@@ -131,3 +134,22 @@ def test_each_measured_table_is_on_the_page(path: Path) -> None:
     assert {len(row) for row in found["rows"]} == {len(found["columns"])}
     assert lines[0] == found["columns"]
     assert lines[2:] == [[str(cell) for cell in row] for row in found["rows"]]
+
+
+def test_the_text_of_an_issue_says_what_where_and_how_to_see_it() -> None:
+    """Expected and actual result, versions, and a Python script without equivcheck."""
+    known = next(each for each in ON_FILE if each.id == "dtensor_writes_to_slices")
+    program = sources.smallest_programs()[known.id]
+    text = issue_text(known, program, check_program(program))
+    assert text.startswith("# [DTensor] a slice of a sharded dim is a copy")
+    assert "2.13.0" in text
+    assert "expected 0.5, found 0.25" in text
+    script = text.partition("```python\n")[2].removesuffix("```\n")
+    compile(script, "repro.py", "exec")
+    assert "equivcheck" not in text
+
+
+@pytest.mark.parametrize("known", ON_FILE, ids=lambda known: known.id)
+def test_every_known_difference_has_an_issue_text(known: KnownDifference) -> None:
+    """No program needs to run."""
+    assert issue_text(known, sources.smallest_programs()[known.id]).count("```") == 2

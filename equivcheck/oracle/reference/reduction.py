@@ -40,10 +40,6 @@ class AccumulatedGradients:
         """Add a rank's microbatch gradients to those that wait for a reduction."""
         self._waiting[rank] = _added(self._waiting[rank], fresh, self._waits_as)
 
-    def add_unreduced(self, rank: int, fresh: Gradients) -> None:
-        """Add a rank's microbatch gradients to its own reduced gradients, without a reduction."""
-        self.reduced[rank] = _added(self.reduced[rank], fresh)
-
     def waits(self, rank: int, name: str) -> bool:
         """True if a gradient from earlier microbatches waits for a reduction."""
         return name in self._waiting[rank]

@@ -33,9 +33,3 @@ class Search:
         if self._process.returncode:
             raise EquivCheckError(f"the search through torch's state failed: {errors.strip().splitlines()[-1:]}")
         return tuple(printed.split())
-
-
-def find_state_names() -> tuple[str, ...]:
-    """Full names of all state in the installed torch."""
-    with Search() as search:
-        return search.names()

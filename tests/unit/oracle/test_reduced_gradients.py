@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from equivcheck.layouts.base.rounding import EACH, Division, WhenReduced
+from equivcheck.layouts.base.rounding import Division, WhenReduced
 from equivcheck.oracle.reference.reduction import AccumulatedGradients, Averaging, Gradients
 
 
@@ -118,12 +118,3 @@ def test_what_waits_keeps_its_element_type() -> None:
 
     assert gradients.reduced[0]["a"].dtype is torch.bfloat16
     assert gradients.reduced[0]["a"].item() == 1.0
-
-
-def test_what_is_not_reduced_stays_with_its_rank() -> None:
-    """An unreduced gradient is added to the result of reductions."""
-    gradients = AccumulatedGradients([{}, {}], mean_of_all, when=EACH)
-    gradients.add_unreduced(1, {"a": torch.tensor([5.0])})
-
-    assert gradients.reduced[0] == {}
-    assert gradients.reduced[1]["a"].item() == 5.0

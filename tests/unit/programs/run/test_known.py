@@ -9,10 +9,9 @@ from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.programs.check import check_program
 from equivcheck.programs.nouns import Redistribution, RoundTrip
 from equivcheck.programs.nouns.operations.registry import OPERATIONS
-from equivcheck.programs.run.issue_text import issue_text
 from equivcheck.programs.run.known.on_file import ON_FILE
-from equivcheck.programs.run.known.programs import SMALLEST_PROGRAMS
 from equivcheck.system.torch_version import installed_torch, is_torch_in
+from unit.programs.smallest import SMALLEST_PROGRAMS
 
 ENTRIES = {each.id: each for each in ON_FILE}
 FOR_EVER = "dtensor_endless_view"
@@ -66,21 +65,3 @@ def test_ranges_are_those_in_which_it_was_seen(name: str) -> None:
     versions = SpecifierSet(ENTRIES[name].torch)
     assert [version for version in ENTRIES[name].seen_on() if version not in versions] == []
     assert [version for version in ENTRIES[name].unseen_on() if version in versions] == []
-
-
-def test_the_text_of_an_issue_says_what_where_and_how_to_see_it() -> None:
-    """Expected and actual result, versions, and a Python script without equivcheck."""
-    known = ENTRIES["dtensor_writes_to_slices"]
-    text = issue_text(known, check_program(SMALLEST_PROGRAMS[known.id]))
-    assert text.startswith("# [DTensor] a slice of a sharded dim is a copy")
-    assert "2.13.0" in text
-    assert "expected 0.5, found 0.25" in text
-    script = text.partition("```python\n")[2].removesuffix("```\n")
-    compile(script, "repro.py", "exec")
-    assert "equivcheck" not in text
-
-
-@pytest.mark.parametrize("name", ENTRIES)
-def test_every_entry_has_an_issue_text(name: str) -> None:
-    """No program needs to run."""
-    assert issue_text(ENTRIES[name]).count("```") == 2

@@ -11,10 +11,10 @@ from equivcheck.programs.check import check_program
 from equivcheck.programs.nouns import Constant, Contents, Leaf, Operation, Redistribution, RoundTrip, Statement, TensorProgram
 from equivcheck.programs.run.facts import facts_of
 from equivcheck.programs.run.known.on_file import ON_FILE
-from equivcheck.programs.run.known.programs import SMALLEST_PROGRAMS
 from equivcheck.programs.verdict import ProgramVerdict
 from equivcheck.system.torch_version import is_torch_in
 from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
+from unit.programs.smallest import SMALLEST_PROGRAMS
 
 
 def program(leaf: Leaf, *rest: Statement, mesh: tuple[int, ...] = (2,)) -> TensorProgram:

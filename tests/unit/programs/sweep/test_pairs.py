@@ -11,7 +11,6 @@ import torch
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.programs.check import check_program
 from equivcheck.programs.nouns import Operation, TensorProgram
-from equivcheck.programs.run.known.programs import SMALLEST_PROGRAMS
 from equivcheck.programs.run.one_device import Outputs, plan_of
 from equivcheck.programs.run.rank import DTensorTarget
 from equivcheck.programs.sweep import sweep
@@ -22,6 +21,7 @@ from equivcheck.programs.sweep.second_programs import argument_positions
 from equivcheck.programs.sweep.sweep import run_sweep
 from equivcheck.system.torch_version import is_torch_in
 from equivcheck.worlds.pool import ranks
+from unit.programs.smallest import SMALLEST_PROGRAMS
 
 FIRSTS = ("neg", "to_int", "t", "sum_dim", "topk")
 SECONDS = ("exp", "square", "add", "mm", "cat")

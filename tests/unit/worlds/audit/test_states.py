@@ -8,7 +8,7 @@ from fnmatch import translate
 import pytest
 
 from equivcheck.system.torch_version import is_torch_in
-from equivcheck.worlds.audit.found import find_state_names
+from equivcheck.worlds.audit.found import Search
 from equivcheck.worlds.audit.table import StateRow, Treatment, rows, unclassified_names
 from equivcheck.worlds.sim.stand_ins import profiling
 from equivcheck.worlds.sim.stand_ins.refused import REFUSED
@@ -21,7 +21,8 @@ COMPLETE_FOR = ("2.9.1", "2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15
 @pytest.fixture(scope="module")
 def found() -> tuple[str, ...]:
     """Names for all state in this torch."""
-    return find_state_names()
+    with Search() as search:
+        return search.names()
 
 
 @pytest.mark.skipif(

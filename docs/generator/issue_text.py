@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from equivcheck.programs.nouns import TensorProgram
 from equivcheck.programs.run.known.difference import KnownDifference
-from equivcheck.programs.run.known.programs import SMALLEST_PROGRAMS
 from equivcheck.programs.run.script import script_of
 from equivcheck.programs.verdict import ProgramVerdict
 
@@ -29,12 +29,12 @@ def title_of(known: KnownDifference) -> str:
     return f"[DTensor] {sentence_of(known)}"
 
 
-def issue_text(known: KnownDifference, verdict: ProgramVerdict | None = None) -> str:
+def issue_text(known: KnownDifference, program: TensorProgram, verdict: ProgramVerdict | None = None) -> str:
     """Title, description, versions, and a script that needs only torch, as Markdown.
 
-    If the program was run, `verdict` adds the expected and the actual result.
+    `program` shows the difference. If it was run, `verdict` adds the expected and the actual result.
     """
-    script = script_of(SMALLEST_PROGRAMS[known.id], f"{sentence_of(known)[:1].upper()}{sentence_of(known)[1:]}.")
+    script = script_of(program, f"{sentence_of(known)[:1].upper()}{sentence_of(known)[1:]}.")
     parts = [
         f"# {title_of(known)}",
         f"Seen on torch {', '.join(known.seen_on())} (CPU, gloo).",
