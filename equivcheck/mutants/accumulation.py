@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, fault
+from equivcheck.mutants.mutant import ONE_RANK, fault
 from equivcheck.mutants.needs import DATA_PARALLEL, has_data_ranks, has_microbatches
 from equivcheck.mutants.rank import data_rank, data_ranks, num_microbatches
 from equivcheck.oracle.verdict.cause import Cause
@@ -96,9 +96,7 @@ def last_microbatch_lost(setup: Setup) -> None:
     _weigh(setup, lambda number: float(number != last))
 
 
-@fault(
-    layouts=DATA_PARALLEL, applies=has_microbatches_of_ranks, causes=(Cause.ROWS_LOST, Cause.MICROBATCH_LOST), minimum=TWO_RANKS
-)
+@fault(layouts=DATA_PARALLEL, applies=has_microbatches_of_ranks, causes=(Cause.ROWS_LOST, Cause.MICROBATCH_LOST))
 def last_microbatch_lost_on_one_rank(setup: Setup) -> None:
     """The last rank leaves out its last microbatch's gradients."""
     if data_rank(setup) == data_ranks(setup) - 1:
@@ -130,12 +128,7 @@ def same_microbatch(setup: Setup) -> None:
     setup.compute = lambda altered, microbatches, index: inner(altered, [microbatches[0]] * len(microbatches), index)
 
 
-@fault(
-    layouts=("ddp", "replicate", "fsdp1", "fsdp2"),
-    applies=_sums_over_ranks,
-    causes=(Cause.AVERAGED_TWICE, Cause.SCALED),
-    minimum=TWO_RANKS,
-)
+@fault(layouts=("ddp", "replicate", "fsdp1", "fsdp2"), applies=_sums_over_ranks, causes=(Cause.AVERAGED_TWICE, Cause.SCALED))
 def sum_averaged_over_ranks(setup: Setup) -> None:
     """A sum loss is not multiplied by the number of ranks, although gradients are averaged."""
     setup.loss_scale /= data_ranks(setup)
@@ -146,7 +139,6 @@ def sum_averaged_over_ranks(setup: Setup) -> None:
     applies=_waits_for_last,
     # With sharded parameters, unreduced gradients reach no shard, so a microbatch is lost.
     causes=(Cause.NOT_REDUCED, Cause.MICROBATCH_LOST),
-    minimum=TWO_RANKS,
 )
 def reduced_after_first_microbatch(setup: Setup) -> None:
     """Gradients are reduced after the first microbatch, so later microbatches stay unreduced."""

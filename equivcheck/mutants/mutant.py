@@ -92,9 +92,12 @@ def fault(
     layouts: tuple[str, ...],
     applies: Callable[[Scenario], bool] = lambda _scenario: True,
     causes: tuple[Cause, ...],
-    minimum: Minimum,
+    minimum: Minimum = TWO_RANKS,
 ) -> Callable[[Fault], Fault]:
-    """Decorator that registers a function as a built-in mutant. `register` and `Mutant` explain the arguments."""
+    """Decorator that registers a function as a built-in mutant. `register` and `Mutant` explain the arguments.
+
+    Most mutants need two ranks and nothing else.
+    """
 
     def register_fault(plant: Fault) -> Fault:
         register(plant, plant=plant, layouts=layouts, applies=applies, causes=causes, minimum=minimum)

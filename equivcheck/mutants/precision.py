@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from equivcheck.layouts.composition.registry import rounding_of
 from equivcheck.mutants.comm_hooks import average_bucket_in, reduce_with
-from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, Minimum, fault
+from equivcheck.mutants.mutant import ONE_RANK, Minimum, fault
 from equivcheck.mutants.needs import EVERYWHERE, all_of, has_next_step, is_eager, is_wrapped, layouts_with, reduces_by_hooks
 from equivcheck.mutants.parameter_use import FirstValues, TensorFunction, use_weight_through
 from equivcheck.mutants.rank import around_update, optimizer_parameters, scale
@@ -46,7 +46,6 @@ def _clips(scenario: Scenario) -> bool:
     layouts=("fsdp2", "ddp", "replicate", "fsdp2 x tensor_parallel", "ddp x tensor_parallel", "replicate x tensor_parallel"),
     applies=all_of(is_eager, _reduces_wide),
     causes=(Cause.REDUCED_IN_LOWER_PRECISION,),
-    minimum=TWO_RANKS,
 )
 def reduced_in_bfloat16(setup: Setup) -> None:
     """Gradients are reduced in bfloat16 instead of the configured type."""

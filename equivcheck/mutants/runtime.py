@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from equivcheck.mutants.comm_hooks import AverageWithoutWaiting, reduce_with
-from equivcheck.mutants.mutant import TWO_RANKS, fault
+from equivcheck.mutants.mutant import fault
 from equivcheck.mutants.needs import EVERYWHERE, all_of, has_data_ranks, has_ranks, is_eager, layouts_with, reduces_by_hooks
 from equivcheck.mutants.rank import around_update
 from equivcheck.oracle.verdict.cause import Cause
@@ -23,7 +23,7 @@ def _is_odd_one_out() -> bool:
     return dist.get_rank() == 1
 
 
-@fault(layouts=layouts_with(DDP.tag), applies=has_data_ranks, causes=(Cause.CALLS_DIFFER,), minimum=TWO_RANKS)
+@fault(layouts=layouts_with(DDP.tag), applies=has_data_ranks, causes=(Cause.CALLS_DIFFER,))
 def rank_skips_reduction(setup: Setup) -> None:
     """Rank 1 takes a branch that skips the gradient reduction."""
     module = setup.module
@@ -31,14 +31,14 @@ def rank_skips_reduction(setup: Setup) -> None:
         setup.accumulation = lambda _last: module.no_sync()
 
 
-@fault(layouts=EVERYWHERE, applies=has_ranks, causes=(Cause.CALLS_DIFFER,), minimum=TWO_RANKS)
+@fault(layouts=EVERYWHERE, applies=has_ranks, causes=(Cause.CALLS_DIFFER,))
 def rank_reduces_once_more(setup: Setup) -> None:
     """Rank 1 takes a branch that issues one extra collective."""
     if _is_odd_one_out():
         setup.before_update.append(lambda _optimizer, _step: dist.all_reduce(torch.zeros(1)))
 
 
-@fault(layouts=EVERYWHERE, applies=has_ranks, causes=(Cause.CALLS_DIFFER,), minimum=TWO_RANKS)
+@fault(layouts=EVERYWHERE, applies=has_ranks, causes=(Cause.CALLS_DIFFER,))
 def rank_swaps_calls(setup: Setup) -> None:
     """Rank 1 issues two collectives in the opposite order."""
     values = torch.zeros(1), torch.zeros(2)
@@ -53,12 +53,7 @@ def rank_swaps_calls(setup: Setup) -> None:
     setup.before_update.append(issue)
 
 
-@fault(
-    layouts=layouts_with(DDP.tag, Replicate.tag),
-    applies=all_of(is_eager, reduces_by_hooks),
-    causes=(Cause.READ_BEFORE_DONE,),
-    minimum=TWO_RANKS,
-)
+@fault(layouts=layouts_with(DDP.tag, Replicate.tag), applies=all_of(is_eager, reduces_by_hooks), causes=(Cause.READ_BEFORE_DONE,))
 def read_before_done(setup: Setup) -> None:
     """Averaged gradients are read before their asynchronous all-reduce has finished."""
     unawaited = AverageWithoutWaiting()
@@ -66,7 +61,7 @@ def read_before_done(setup: Setup) -> None:
     around_update(setup, before=lambda _optimizer: unawaited.wait())
 
 
-@fault(layouts=EVERYWHERE, applies=has_ranks, causes=(Cause.RANK_FAILED,), minimum=TWO_RANKS)
+@fault(layouts=EVERYWHERE, applies=has_ranks, causes=(Cause.RANK_FAILED,))
 def rank_raises(setup: Setup) -> None:
     """Rank 1 raises, and the other ranks wait for it."""
     if _is_odd_one_out():
@@ -77,9 +72,7 @@ def _raise(_optimizer: Optimizer, step: int) -> None:
     raise RuntimeError(f"rank 1 fails on purpose before the update of step {step}")
 
 
-@fault(
-    layouts=EVERYWHERE, applies=has_ranks, causes=(Cause.NOT_UPDATED, Cause.RANKS_DISAGREE, Cause.CALLS_DIFFER), minimum=TWO_RANKS
-)
+@fault(layouts=EVERYWHERE, applies=has_ranks, causes=(Cause.NOT_UPDATED, Cause.RANKS_DISAGREE, Cause.CALLS_DIFFER))
 def rank_skips_update(setup: Setup) -> None:
     """Rank 1 skips its optimizer updates."""
     if _is_odd_one_out():

@@ -19,7 +19,7 @@ from equivcheck.mutants.clipping.norms import (
     scale_down,
 )
 from equivcheck.mutants.comm_hooks import average_bucket, reduce_with
-from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, fault
+from equivcheck.mutants.mutant import ONE_RANK, fault
 from equivcheck.mutants.needs import WITH_DDP, reduces_by_hooks
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import DDP, ClipNorm, ClipValue, Scenario
@@ -42,7 +42,7 @@ def _sends_by_value(scenario: Scenario) -> bool:
     return _sends_as_computed(scenario) and isinstance(scenario.training.clipping, ClipValue)
 
 
-@fault(layouts=WITH_DDP, applies=_sends_by_norm, causes=(Cause.CLIPPED_BEFORE_REDUCTION,), minimum=TWO_RANKS)
+@fault(layouts=WITH_DDP, applies=_sends_by_norm, causes=(Cause.CLIPPED_BEFORE_REDUCTION,))
 def clipped_before_reduction(setup: Setup) -> None:
     """Each rank clips its own gradients before they are averaged."""
     clipping = setup.training.clipping
@@ -56,7 +56,7 @@ def _clip_bucket(clipping: ClipNorm, bucket: GradBucket, group: dist.ProcessGrou
     return average_bucket(bucket, group)
 
 
-@fault(layouts=WITH_DDP, applies=_sends_by_value, causes=(Cause.CLIPPED_BEFORE_REDUCTION,), minimum=TWO_RANKS)
+@fault(layouts=WITH_DDP, applies=_sends_by_value, causes=(Cause.CLIPPED_BEFORE_REDUCTION,))
 def clamped_before_reduction(setup: Setup) -> None:
     """Each rank clamps its own gradients before they are averaged."""
     clipping = setup.training.clipping

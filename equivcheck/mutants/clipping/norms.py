@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, fault
+from equivcheck.mutants.mutant import ONE_RANK, fault
 from equivcheck.mutants.needs import INNER_TENSOR_PARALLEL, is_eager, is_wrapped
 from equivcheck.mutants.rank import axis_names, mesh_of, size_of
 from equivcheck.oracle.verdict.cause import Cause
@@ -123,12 +123,7 @@ def scale_down(parameters: list[torch.Tensor], factor: torch.Tensor) -> None:
                 parameter.grad.mul_(float(factor))
 
 
-@fault(
-    layouts=("fsdp2", "fsdp1", "tensor_parallel", *INNER_TENSOR_PARALLEL),
-    applies=_clips_shards,
-    causes=(Cause.LOCAL_NORM,),
-    minimum=TWO_RANKS,
-)
+@fault(layouts=("fsdp2", "fsdp1", "tensor_parallel", *INNER_TENSOR_PARALLEL), applies=_clips_shards, causes=(Cause.LOCAL_NORM,))
 def local_norm(setup: Setup) -> None:
     """Each rank clips by the norm over its local shards."""
     _clip_by_norm(setup, _of_own_shard)
@@ -140,7 +135,7 @@ def _of_own_shard(clipping: ClippingCall) -> torch.Tensor:
     return nn.utils.get_total_norm([values for values in held if values.numel()], clipping.norm_type)
 
 
-@fault(layouts=("fsdp2", "fsdp1"), applies=_adds_norms, causes=(Cause.ANOTHER_NORM,), minimum=TWO_RANKS)
+@fault(layouts=("fsdp2", "fsdp1"), applies=_adds_norms, causes=(Cause.ANOTHER_NORM,))
 def norms_added_up(setup: Setup) -> None:
     """The shards' norms are added up instead of combined into one norm."""
     _clip_by_norm(setup, _added_up)
@@ -158,7 +153,6 @@ def _added_up(clipping: ClippingCall) -> torch.Tensor:
     layouts=("ddp", "replicate", "fsdp2", "ddp x tensor_parallel", "replicate x tensor_parallel"),
     applies=_has_replicas,
     causes=(Cause.REPLICAS_IN_NORM,),
-    minimum=TWO_RANKS,
 )
 def replicas_in_norm(setup: Setup) -> None:
     """The norm counts replicated gradients once per replica."""

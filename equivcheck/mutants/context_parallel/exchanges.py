@@ -19,7 +19,7 @@ from equivcheck.mutants.context_parallel.sites import (
     is_reordered,
     ranks_of,
 )
-from equivcheck.mutants.mutant import TWO_RANKS, fault
+from equivcheck.mutants.mutant import fault
 from equivcheck.mutants.needs import all_of
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Attention, AttentionExchange
@@ -53,18 +53,13 @@ class _OwnKeysOnly(ShardedSequence):
         return looks.attend_from(query, looks.repeat_kv_heads(key), looks.repeat_kv_heads(value), looks.unseen(own, own))
 
 
-@fault(layouts=CONTEXT_PARALLEL, applies=has_attention(), causes=(Cause.ATTENTION_MASK,), minimum=TWO_RANKS)
+@fault(layouts=CONTEXT_PARALLEL, applies=has_attention(), causes=(Cause.ATTENTION_MASK,))
 def attention_to_own_positions_only(setup: Setup) -> None:
     """Queries attend to their own rank's keys only, because keys and values are not exchanged."""
     exchange_with(setup, _OwnKeysOnly)
 
 
-@fault(
-    layouts=CONTEXT_PARALLEL,
-    applies=has_attention(exchange=AttentionExchange.RING),
-    causes=(Cause.ATTENTION_MASK,),
-    minimum=TWO_RANKS,
-)
+@fault(layouts=CONTEXT_PARALLEL, applies=has_attention(exchange=AttentionExchange.RING), causes=(Cause.ATTENTION_MASK,))
 def ring_ends_before_last_block(setup: Setup) -> None:
     """Ring attention stops one step early, so the last block is never seen."""
     ranks = ranks_of(setup)
@@ -99,12 +94,7 @@ class _NeverRescaled(ShardedSequence):
         return found / total
 
 
-@fault(
-    layouts=CONTEXT_PARALLEL,
-    applies=has_attention(exchange=AttentionExchange.RING),
-    causes=(Cause.SOFTMAX_OF_PART,),
-    minimum=TWO_RANKS,
-)
+@fault(layouts=CONTEXT_PARALLEL, applies=has_attention(exchange=AttentionExchange.RING), causes=(Cause.SOFTMAX_OF_PART,))
 def ring_blocks_not_rescaled(setup: Setup) -> None:
     """Ring attention does not rescale earlier blocks if a later block has a larger score."""
     exchange_with(setup, _NeverRescaled)
@@ -132,23 +122,13 @@ class _LearningFromBefore(_LearningFrom):
     before = 1
 
 
-@fault(
-    layouts=CONTEXT_PARALLEL,
-    applies=has_attention(exchange=AttentionExchange.GATHER),
-    causes=(Cause.KEY_VALUE_GRADIENT,),
-    minimum=TWO_RANKS,
-)
+@fault(layouts=CONTEXT_PARALLEL, applies=has_attention(exchange=AttentionExchange.GATHER), causes=(Cause.KEY_VALUE_GRADIENT,))
 def key_gradients_sliced_not_reduced(setup: Setup) -> None:
     """The backward of the key and value all-gather takes each rank's slice without summing over ranks."""
     exchange_with(setup, _LearningFromOwn)
 
 
-@fault(
-    layouts=CONTEXT_PARALLEL,
-    applies=has_attention(exchange=AttentionExchange.RING),
-    causes=(Cause.KEY_VALUE_GRADIENT,),
-    minimum=TWO_RANKS,
-)
+@fault(layouts=CONTEXT_PARALLEL, applies=has_attention(exchange=AttentionExchange.RING), causes=(Cause.KEY_VALUE_GRADIENT,))
 def ring_gradients_overwritten(setup: Setup) -> None:
     """Ring attention overwrites key and value gradients instead of accumulating them."""
     exchange_with(setup, _LearningFromBefore)
@@ -163,12 +143,7 @@ class _OtherHeads(UlyssesSequence):
         return found.roll(found.shape[1] // units * chunk_sizes(units, self.ranks.size)[0], 1)
 
 
-@fault(
-    layouts=CONTEXT_PARALLEL,
-    applies=has_attention(_has_groups, AttentionExchange.ULYSSES),
-    causes=(Cause.PERMUTED,),
-    minimum=TWO_RANKS,
-)
+@fault(layouts=CONTEXT_PARALLEL, applies=has_attention(_has_groups, AttentionExchange.ULYSSES), causes=(Cause.PERMUTED,))
 def heads_returned_in_another_order(setup: Setup) -> None:
     """Ulysses attention returns each rank's heads as the next rank's heads."""
     exchange_with(setup, _OtherHeads)
@@ -186,7 +161,6 @@ class _InOrderOfRanks(GatheredSequence):
     layouts=CONTEXT_PARALLEL,
     applies=all_of(is_reordered, has_attention(is_causal, AttentionExchange.GATHER)),
     causes=(Cause.ATTENTION_MASK,),
-    minimum=TWO_RANKS,
 )
 def keys_left_in_rank_order(setup: Setup) -> None:
     """Gathered keys and values stay in rank order, although ranks hold a head and a tail chunk, so masks are wrong."""

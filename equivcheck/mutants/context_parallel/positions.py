@@ -17,7 +17,7 @@ from equivcheck.mutants.context_parallel.sites import (
     is_sharded,
     ranks_of,
 )
-from equivcheck.mutants.mutant import TWO_RANKS, fault
+from equivcheck.mutants.mutant import fault
 from equivcheck.mutants.needs import all_of
 from equivcheck.mutants.tokens.needs import change_batches, has_loss, learns_positions
 from equivcheck.oracle.verdict.cause import Cause
@@ -36,7 +36,7 @@ def _has_long_parts(scenario: Scenario) -> bool:
     return (scenario.training.model.length or 1) > scenario.layout.mesh.size(CP)
 
 
-@fault(layouts=CONTEXT_PARALLEL, applies=has_attention(_turns), causes=(Cause.POSITIONS,), minimum=TWO_RANKS)
+@fault(layouts=CONTEXT_PARALLEL, applies=has_attention(_turns), causes=(Cause.POSITIONS,))
 def rotary_positions_of_own_part(setup: Setup) -> None:
     """Rotary positions restart at 0 on each context-parallel rank."""
     for module in attentions(setup, _turns):
@@ -47,7 +47,7 @@ def _place_from_start(values: torch.Tensor) -> torch.Tensor:
     return rotate(values, torch.arange(values.shape[-2]))
 
 
-@fault(layouts=CONTEXT_PARALLEL, applies=all_of(is_sharded, learns_positions), causes=(Cause.POSITIONS,), minimum=TWO_RANKS)
+@fault(layouts=CONTEXT_PARALLEL, applies=all_of(is_sharded, learns_positions), causes=(Cause.POSITIONS,))
 def learned_positions_of_own_part(setup: Setup) -> None:
     """Learned positions restart at 0 on each context-parallel rank."""
     module = setup.model.positions
@@ -55,12 +55,7 @@ def learned_positions_of_own_part(setup: Setup) -> None:
         module.register_forward_pre_hook(lambda _module, inputs: (torch.arange(len(inputs[0])),), prepend=True)
 
 
-@fault(
-    layouts=CONTEXT_PARALLEL,
-    applies=all_of(is_reordered, has_attention(is_causal)),
-    causes=(Cause.ATTENTION_MASK,),
-    minimum=TWO_RANKS,
-)
+@fault(layouts=CONTEXT_PARALLEL, applies=all_of(is_reordered, has_attention(is_causal)), causes=(Cause.ATTENTION_MASK,))
 def causal_mask_by_order_of_ranks(setup: Setup) -> None:
     """The causal mask assumes contiguous shards, although ranks hold a head and a tail chunk."""
     ranks = ranks_of(setup)
@@ -77,12 +72,7 @@ def _mask_by(module: AttentionModule, places: torch.Tensor) -> None:
     module.attend = lambda query, key, value: attention(query, key, value, later)  # type: ignore[method-assign]
 
 
-@fault(
-    layouts=CONTEXT_PARALLEL,
-    applies=has_attention(is_causal, AttentionExchange.GATHER),
-    causes=(Cause.ATTENTION_MASK,),
-    minimum=TWO_RANKS,
-)
+@fault(layouts=CONTEXT_PARALLEL, applies=has_attention(is_causal, AttentionExchange.GATHER), causes=(Cause.ATTENTION_MASK,))
 def causal_mask_counted_in_own_part(setup: Setup) -> None:
     """The causal mask counts queries from each shard's start, but keys from the sequence's start."""
     for module in attentions(setup, is_causal):
@@ -93,12 +83,7 @@ def _from_own_start(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     return keys > torch.arange(len(queries))[:, None]
 
 
-@fault(
-    layouts=CONTEXT_PARALLEL,
-    applies=has_attention(is_causal, AttentionExchange.RING),
-    causes=(Cause.ATTENTION_MASK,),
-    minimum=TWO_RANKS,
-)
+@fault(layouts=CONTEXT_PARALLEL, applies=has_attention(is_causal, AttentionExchange.RING), causes=(Cause.ATTENTION_MASK,))
 def ring_blocks_masked_as_own(setup: Setup) -> None:
     """Ring attention applies each rank's own causal mask to every block."""
     for module in attentions(setup, is_causal):
@@ -109,12 +94,7 @@ def _as_in_own_block(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     return torch.arange(len(keys)) > torch.arange(len(queries))[:, None]
 
 
-@fault(
-    layouts=CONTEXT_PARALLEL,
-    applies=all_of(is_sharded, has_loss(), _has_long_parts),
-    causes=(Cause.ANOTHER_LABEL,),
-    minimum=TWO_RANKS,
-)
+@fault(layouts=CONTEXT_PARALLEL, applies=all_of(is_sharded, has_loss(), _has_long_parts), causes=(Cause.ANOTHER_LABEL,))
 def labels_shifted_after_split(setup: Setup) -> None:
     """Labels are shifted within each context-parallel shard, so they wrap around at its end."""
     if ranks_of(setup) is not None:
@@ -127,7 +107,7 @@ def labels_shifted_after_split(setup: Setup) -> None:
         setup.take = take
 
 
-@fault(layouts=CONTEXT_PARALLEL, applies=all_of(is_reordered, has_loss()), causes=(Cause.ANOTHER_LABEL,), minimum=TWO_RANKS)
+@fault(layouts=CONTEXT_PARALLEL, applies=all_of(is_reordered, has_loss()), causes=(Cause.ANOTHER_LABEL,))
 def labels_split_contiguously(setup: Setup) -> None:
     """Labels are split into contiguous shards, although ranks hold a head and a tail chunk."""
     ranks = ranks_of(setup)

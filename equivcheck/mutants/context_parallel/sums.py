@@ -12,7 +12,7 @@ import torch.distributed as dist
 from equivcheck.layouts.base.positions import positions_of_ranks
 from equivcheck.mutants.context_parallel.sites import CONTEXT_PARALLEL, is_sharded, ranks_of
 from equivcheck.mutants.experts.gradients import keep_own_gradients
-from equivcheck.mutants.mutant import TWO_RANKS, fault
+from equivcheck.mutants.mutant import fault
 from equivcheck.mutants.needs import all_of, has_microbatches
 from equivcheck.mutants.rank import scale_gradients
 from equivcheck.mutants.tokens.needs import change_batches, cross_entropy_of, is_divided
@@ -32,12 +32,7 @@ def _averages_unequal_parts(scenario: Scenario) -> bool:
     return scenario.training.loss.is_mean and len(lengths) > 1 and 0 not in lengths
 
 
-@fault(
-    layouts=CONTEXT_PARALLEL,
-    applies=all_of(is_sharded, _averages_unequal_parts),
-    causes=(Cause.MEAN_OF_MEANS,),
-    minimum=TWO_RANKS,
-)
+@fault(layouts=CONTEXT_PARALLEL, applies=all_of(is_sharded, _averages_unequal_parts), causes=(Cause.MEAN_OF_MEANS,))
 def means_of_unequal_parts_averaged(setup: Setup) -> None:
     """Each rank averages over its own positions, and these means are averaged although shards have unequal lengths."""
     ranks, inner = ranks_of(setup), setup.loss
@@ -46,7 +41,7 @@ def means_of_unequal_parts_averaged(setup: Setup) -> None:
         setup.loss = lambda *given: inner(*given) * factor
 
 
-@fault(layouts=_ONLY_CONTEXT_PARALLEL, applies=all_of(is_sharded, is_divided), causes=(Cause.LABEL_COUNT,), minimum=TWO_RANKS)
+@fault(layouts=_ONLY_CONTEXT_PARALLEL, applies=all_of(is_sharded, is_divided), causes=(Cause.LABEL_COUNT,))
 def labels_counted_by_each_part(setup: Setup) -> None:
     """Each rank divides its loss by its own counted labels, and the losses are averaged."""
     ranks, training, take = ranks_of(setup), setup.training, setup.take
@@ -62,14 +57,14 @@ def labels_counted_by_each_part(setup: Setup) -> None:
     change_batches(setup, divide_by_own_labels)
 
 
-@fault(layouts=CONTEXT_PARALLEL, applies=is_sharded, causes=(Cause.NOT_REDUCED, Cause.RANKS_DISAGREE), minimum=TWO_RANKS)
+@fault(layouts=CONTEXT_PARALLEL, applies=is_sharded, causes=(Cause.NOT_REDUCED, Cause.RANKS_DISAGREE))
 def gradients_of_own_positions(setup: Setup) -> None:
     """Gradients are not summed over context-parallel ranks."""
     if ranks_of(setup) is not None:
         keep_own_gradients(setup, lambda _name: True)
 
 
-@fault(layouts=CONTEXT_PARALLEL, applies=is_sharded, causes=(Cause.AVERAGED_TWICE, Cause.SCALED), minimum=TWO_RANKS)
+@fault(layouts=CONTEXT_PARALLEL, applies=is_sharded, causes=(Cause.AVERAGED_TWICE, Cause.SCALED))
 def gradients_averaged_over_parts(setup: Setup) -> None:
     """Gradients are averaged over context-parallel ranks instead of summed."""
     ranks = ranks_of(setup)
@@ -77,12 +72,7 @@ def gradients_averaged_over_parts(setup: Setup) -> None:
         scale_gradients(setup, 1 / ranks.size)
 
 
-@fault(
-    layouts=_ONLY_CONTEXT_PARALLEL,
-    applies=all_of(is_sharded, has_microbatches),
-    causes=(Cause.RESCALED_EACH_MICROBATCH,),
-    minimum=TWO_RANKS,
-)
+@fault(layouts=_ONLY_CONTEXT_PARALLEL, applies=all_of(is_sharded, has_microbatches), causes=(Cause.RESCALED_EACH_MICROBATCH,))
 def parts_summed_each_microbatch(setup: Setup) -> None:
     """Accumulated gradients are summed over context-parallel ranks after each microbatch, so earlier ones count repeatedly."""
     ranks, inner = ranks_of(setup), setup.accumulation

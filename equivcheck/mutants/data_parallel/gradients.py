@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, TWO_STEPS, fault
+from equivcheck.mutants.mutant import ONE_RANK, TWO_STEPS, fault
 from equivcheck.mutants.needs import (
     DATA_PARALLEL,
     INNER_TENSOR_PARALLEL,
@@ -24,7 +24,7 @@ from equivcheck.scenario.mesh import TP
 from equivcheck.training.setup import Setup
 
 
-@fault(layouts=DATA_PARALLEL, applies=has_data_ranks, causes=(Cause.AVERAGED_TWICE, Cause.SCALED), minimum=TWO_RANKS)
+@fault(layouts=DATA_PARALLEL, applies=has_data_ranks, causes=(Cause.AVERAGED_TWICE, Cause.SCALED))
 def averaged_twice(setup: Setup) -> None:
     """Averaged gradients are divided again by the number of data-parallel ranks."""
     scale_gradients(setup, 1.0 / data_ranks(setup))
@@ -34,14 +34,13 @@ def averaged_twice(setup: Setup) -> None:
     layouts=INNER_TENSOR_PARALLEL,
     applies=lambda scenario: is_eager(scenario) and scenario.layout.mesh.size(TP) > 1,
     causes=(Cause.AVERAGED_TWICE, Cause.SCALED),
-    minimum=TWO_RANKS,
 )
 def averaged_over_all_ranks(setup: Setup) -> None:
     """Gradients are divided by the number of all ranks, including tensor-parallel ranks."""
     scale_gradients(setup, 1.0 / size_of(setup, TP))
 
 
-@fault(layouts=WITH_DDP, applies=reduces_by_hooks, causes=(Cause.NOT_REDUCED,), minimum=TWO_RANKS)
+@fault(layouts=WITH_DDP, applies=reduces_by_hooks, causes=(Cause.NOT_REDUCED,))
 def parameter_left_out(setup: Setup) -> None:
     """One parameter's gradient is left out when gradients are reduced."""
     parameter = [parameter for parameter in setup.model.parameters() if parameter.requires_grad][-1]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from equivcheck.mutants.comm_hooks import ddp_of
-from equivcheck.mutants.mutant import TWO_RANKS, fault
+from equivcheck.mutants.mutant import fault
 from equivcheck.mutants.needs import DATA_PARALLEL, has_data_ranks
 from equivcheck.mutants.rank import data_rank, data_ranks
 from equivcheck.oracle.verdict.cause import Cause
@@ -25,13 +25,13 @@ def _has_offset(scenario: Scenario) -> bool:
     return has_data_ranks(scenario) and scenario.training.model.offset
 
 
-@fault(layouts=TAKES_ROWS, applies=has_data_ranks, causes=(Cause.SAME_ROWS, Cause.ROWS_LOST), minimum=TWO_RANKS)
+@fault(layouts=TAKES_ROWS, applies=has_data_ranks, causes=(Cause.SAME_ROWS, Cause.ROWS_LOST))
 def same_rows_everywhere(setup: Setup) -> None:
     """Every rank reads the first rank's rows."""
     _take_rows_of(setup, 0)
 
 
-@fault(layouts=TAKES_ROWS, applies=has_data_ranks, causes=(Cause.ROWS_LOST, Cause.SAME_ROWS), minimum=TWO_RANKS)
+@fault(layouts=TAKES_ROWS, applies=has_data_ranks, causes=(Cause.ROWS_LOST, Cause.SAME_ROWS))
 def last_rows_lost(setup: Setup) -> None:
     """The last rank reads the previous rank's rows, so its own rows are lost."""
     _take_rows_of(setup, min(data_rank(setup), data_ranks(setup) - 2))
@@ -43,7 +43,7 @@ def _take_rows_of(setup: Setup, rank: int) -> None:
     setup.take = lambda batch: inner(_moved(batch, lambda values, dim: torch.cat([values.chunk(count, dim)[rank]] * count, dim)))
 
 
-@fault(layouts=TAKES_ROWS, applies=has_data_ranks, causes=(Cause.ROWS_LOST, Cause.SAME_ROWS), minimum=TWO_RANKS)
+@fault(layouts=TAKES_ROWS, applies=has_data_ranks, causes=(Cause.ROWS_LOST, Cause.SAME_ROWS))
 def shuffled_differently(setup: Setup) -> None:
     """Each rank shuffles the batch differently, so some rows are read twice and others never."""
     inner, shift = setup.take, data_rank(setup)
@@ -57,7 +57,7 @@ def _moved(batch: Batch, move: Callable[[torch.Tensor, int], torch.Tensor]) -> B
     return replace(batch, inputs=inputs, targets=targets, masks=masks)
 
 
-@fault(layouts=DATA_PARALLEL, applies=has_data_ranks, causes=(Cause.ROWS_LOST,), minimum=TWO_RANKS)
+@fault(layouts=DATA_PARALLEL, applies=has_data_ranks, causes=(Cause.ROWS_LOST,))
 def rank_left_out(setup: Setup) -> None:
     """The last rank's rows count in the loss, but its gradients are zero."""
     if data_rank(setup) == data_ranks(setup) - 1:
@@ -69,7 +69,7 @@ def _without_gradient(outputs: torch.Tensor) -> torch.Tensor:
     return outputs
 
 
-@fault(layouts=DATA_PARALLEL, applies=has_data_ranks, causes=(Cause.UNEQUAL_START, Cause.RANKS_DISAGREE), minimum=TWO_RANKS)
+@fault(layouts=DATA_PARALLEL, applies=has_data_ranks, causes=(Cause.UNEQUAL_START, Cause.RANKS_DISAGREE))
 def weights_not_broadcast(setup: Setup) -> None:
     """Ranks start with different weights, as if rank 0 did not broadcast them."""
     rank = data_rank(setup)
@@ -78,7 +78,7 @@ def weights_not_broadcast(setup: Setup) -> None:
             local_values(parameter).mul_(1.0 + 0.25 * rank)
 
 
-@fault(layouts=DATA_PARALLEL, applies=_has_offset, causes=(Cause.UNEQUAL_START, Cause.RANKS_DISAGREE), minimum=TWO_RANKS)
+@fault(layouts=DATA_PARALLEL, applies=_has_offset, causes=(Cause.UNEQUAL_START, Cause.RANKS_DISAGREE))
 def buffers_not_broadcast(setup: Setup) -> None:
     """Ranks have different buffers, as if rank 0 did not broadcast them."""
     module = ddp_of(setup)

@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from torch.nn.parallel import DistributedDataParallel
 
 from equivcheck.mutants.comm_hooks import average_bucket, ddp_of, keep_bucket, reduce_with, sum_bucket, zero_bucket
-from equivcheck.mutants.mutant import TWO_RANKS, fault
+from equivcheck.mutants.mutant import fault
 from equivcheck.mutants.needs import WITH_DDP, reduces_by_hooks
 from equivcheck.mutants.rank import mesh_of
 from equivcheck.oracle.verdict.cause import Cause
@@ -26,25 +26,25 @@ def _looks_for_unused(scenario: Scenario) -> bool:
     return reduces_by_hooks(scenario) and looks and has_unused
 
 
-@fault(layouts=WITH_DDP, applies=reduces_by_hooks, causes=(Cause.NOT_REDUCED,), minimum=TWO_RANKS)
+@fault(layouts=WITH_DDP, applies=reduces_by_hooks, causes=(Cause.NOT_REDUCED,))
 def reduction_missing(setup: Setup) -> None:
     """The gradient all-reduce never runs, so each rank updates with its own gradients."""
     reduce_with(setup, keep_bucket)
 
 
-@fault(layouts=WITH_DDP, applies=reduces_by_hooks, causes=(Cause.SUMMED, Cause.SCALED), minimum=TWO_RANKS)
+@fault(layouts=WITH_DDP, applies=reduces_by_hooks, causes=(Cause.SUMMED, Cause.SCALED))
 def gradients_summed(setup: Setup) -> None:
     """Gradients are summed over ranks, but not divided by their number."""
     reduce_with(setup, sum_bucket)
 
 
-@fault(layouts=WITH_DDP, applies=reduces_by_hooks, causes=(Cause.NOT_REDUCED,), minimum=TWO_RANKS)
+@fault(layouts=WITH_DDP, applies=reduces_by_hooks, causes=(Cause.NOT_REDUCED,))
 def last_bucket_kept(setup: Setup) -> None:
     """The last gradient bucket is not reduced."""
     reduce_with(setup, lambda bucket, group: (keep_bucket if bucket.is_last() else average_bucket)(bucket, group))
 
 
-@fault(layouts=WITH_DDP, applies=reduces_by_hooks, causes=(Cause.GRADIENT_LOST,), minimum=TWO_RANKS)
+@fault(layouts=WITH_DDP, applies=reduces_by_hooks, causes=(Cause.GRADIENT_LOST,))
 def last_bucket_lost(setup: Setup) -> None:
     """The last gradient bucket is replaced with zeros."""
     reduce_with(setup, lambda bucket, group: zero_bucket(bucket, group) if bucket.is_last() else average_bucket(bucket, group))
@@ -55,7 +55,6 @@ def last_bucket_lost(setup: Setup) -> None:
     applies=reduces_by_hooks,
     # With unequal shards, buckets have different sizes and the ranks wait for each other.
     causes=(Cause.REDUCED_OVER_PART, Cause.NOT_REDUCED, Cause.CALLS_DIFFER),
-    minimum=TWO_RANKS,
 )
 def reduced_over_other_axis(setup: Setup) -> None:
     """Gradients are averaged over tensor-parallel ranks instead of data-parallel ranks."""
@@ -63,7 +62,7 @@ def reduced_over_other_axis(setup: Setup) -> None:
     reduce_with(setup, lambda bucket, _group: average_bucket(bucket, group))
 
 
-@fault(layouts=("ddp", "ddp x tensor_parallel"), applies=reduces_by_hooks, causes=(Cause.NOT_REDUCED,), minimum=TWO_RANKS)
+@fault(layouts=("ddp", "ddp x tensor_parallel"), applies=reduces_by_hooks, causes=(Cause.NOT_REDUCED,))
 def forward_without_sync(setup: Setup) -> None:
     """Forward runs under `no_sync`, backward does not. Gradients are not reduced, because DDP decides in the forward."""
     module, inner = ddp_of(setup), setup.forward_context
@@ -78,7 +77,7 @@ def forward_without_sync(setup: Setup) -> None:
     setup.forward_context = without_sync
 
 
-@fault(layouts=("ddp",), applies=reduces_by_hooks, causes=(Cause.NOT_REDUCED,), minimum=TWO_RANKS)
+@fault(layouts=("ddp",), applies=reduces_by_hooks, causes=(Cause.NOT_REDUCED,))
 def inner_module_called(setup: Setup) -> None:
     """The wrapped module is called instead of the DDP wrapper, so its hooks never run."""
     if isinstance(setup.module, DistributedDataParallel):
@@ -90,7 +89,6 @@ def inner_module_called(setup: Setup) -> None:
     applies=_looks_for_unused,
     # DDP raises one step later.
     causes=(Cause.NOT_REDUCED, Cause.RANK_FAILED),
-    minimum=TWO_RANKS,
 )
 def unused_parameters_not_found(setup: Setup) -> None:
     """A layer is unused in a step but `find_unused_parameters` is off, so its bucket is never reduced."""

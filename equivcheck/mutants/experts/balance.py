@@ -11,7 +11,7 @@ from torch import nn
 from equivcheck.layouts.base.data_rows import sum_counts
 from equivcheck.layouts.base.expected_calls.shared import AXES
 from equivcheck.mutants.experts.sites import PLAIN_ROUTERS, experts_of, has_experts
-from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, Minimum, fault
+from equivcheck.mutants.mutant import ONE_RANK, Minimum, fault
 from equivcheck.mutants.needs import all_of, has_microbatches, layouts_with
 from equivcheck.mutants.rank import axis_names, mesh_of, num_microbatches, size_of
 from equivcheck.oracle.verdict.cause import Cause
@@ -60,7 +60,7 @@ def _has_equal_microbatches(scenario: Scenario) -> bool:
     return len(set(scenario.training.data.microbatches)) == 1
 
 
-@fault(layouts=COUNTED, applies=all_of(has_experts(_balances), _is_counted), causes=CAUSES, minimum=TWO_RANKS)
+@fault(layouts=COUNTED, applies=all_of(has_experts(_balances), _is_counted), causes=CAUSES)
 def balance_of_own_rows(setup: Setup) -> None:
     """The load-balancing loss uses each rank's own expert counts, which are not summed over ranks."""
     setup.full_counts = counts_of_microbatch
@@ -97,7 +97,7 @@ def _changed(
     return change(load_of(scores, chosen))
 
 
-@fault(layouts=COUNTED, applies=all_of(has_experts(_balances), _is_counted), causes=CAUSES, minimum=TWO_RANKS)
+@fault(layouts=COUNTED, applies=all_of(has_experts(_balances), _is_counted), causes=CAUSES)
 def balance_divided_by_ranks(setup: Setup) -> None:
     """The load-balancing loss is divided by the number of ranks, although it is already averaged."""
     _reweigh(setup, 1 / size_of(setup, *AXES))

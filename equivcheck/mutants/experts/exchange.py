@@ -12,7 +12,7 @@ from equivcheck.layouts.base.partition import chunk_sizes
 from equivcheck.layouts.parallelisms.expert_parallel.exchange import Exchange
 from equivcheck.mutants.experts.sites import experts_in, experts_of, has_experts
 from equivcheck.mutants.experts.weights import Routed, reroute
-from equivcheck.mutants.mutant import TWO_RANKS, Minimum, fault
+from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import all_of, layouts_with
 from equivcheck.mutants.rank import size_of
 from equivcheck.oracle.verdict.cause import Cause
@@ -63,13 +63,13 @@ class _AsComputed(Exchange):
         return made
 
 
-@fault(layouts=EXPERT_PARALLEL, applies=_sends(_are_several), causes=(Cause.EXPERT_ROWS,), minimum=TWO_RANKS)
+@fault(layouts=EXPERT_PARALLEL, applies=_sends(_are_several), causes=(Cause.EXPERT_ROWS,))
 def rows_not_put_back_in_order(setup: Setup) -> None:
     """Expert outputs are sent back in expert order instead of arrival order."""
     _exchange_by(setup, _AsComputed)
 
 
-@fault(layouts=EXPERT_PARALLEL, applies=_sends(_are_several), causes=(Cause.EXPERT_ROWS,), minimum=TWO_RANKS)
+@fault(layouts=EXPERT_PARALLEL, applies=_sends(_are_several), causes=(Cause.EXPERT_ROWS,))
 def rows_split_by_counts_in_another_order(setup: Setup) -> None:
     """Each rank reads its row counts per expert in reverse order, so it splits rows wrongly."""
     for module in experts_of(setup):
@@ -92,7 +92,6 @@ class _OfSent(Exchange):
     layouts=EXPERT_PARALLEL,
     applies=all_of(_sends(_is_any), has_equal_experts),
     causes=(Cause.CALLS_DIFFER, Cause.EXPERT_ROWS),
-    minimum=TWO_RANKS,
 )
 def counts_sent_taken_for_counts_received(setup: Setup) -> None:
     """Each rank expects as many rows as it sends, because counts are not exchanged."""
@@ -115,9 +114,7 @@ def rank_without_experts_skips_exchange(setup: Setup) -> None:
     _exchange_by(setup, _Skipping)
 
 
-@fault(
-    layouts=EXPERT_PARALLEL, applies=all_of(_sends(_is_any), has_equal_experts), causes=(Cause.EXPERT_CHOICE,), minimum=TWO_RANKS
-)
+@fault(layouts=EXPERT_PARALLEL, applies=all_of(_sends(_is_any), has_equal_experts), causes=(Cause.EXPERT_CHOICE,))
 def rows_sent_to_next_rank(setup: Setup) -> None:
     """Rows are sent to the rank after the one with the chosen expert."""
     ranks = size_of(setup, EP)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from equivcheck.mutants.experts.exchange import EXPERT_PARALLEL, has_equal_experts
 from equivcheck.mutants.experts.sites import experts_of, has_experts
-from equivcheck.mutants.mutant import TWO_RANKS, fault
+from equivcheck.mutants.mutant import fault
 from equivcheck.mutants.needs import all_of, is_eager
 from equivcheck.mutants.rank import axis_names, mesh_of, size_of
 from equivcheck.oracle.verdict.cause import Cause
@@ -68,29 +68,19 @@ def keep_own_gradients(setup: Setup, chosen: Named) -> None:
     setup.before_update.append(put_back)
 
 
-@fault(layouts=EXPERT_PARALLEL, applies=all_of(has_experts(), _has_ranks), causes=(Cause.SUMMED, Cause.SCALED), minimum=TWO_RANKS)
+@fault(layouts=EXPERT_PARALLEL, applies=all_of(has_experts(), _has_ranks), causes=(Cause.SUMMED, Cause.SCALED))
 def expert_gradients_summed(setup: Setup) -> None:
     """Expert gradients are not divided by the number of expert-parallel ranks, whose rows they include."""
     _multiply(setup, size_of(setup, EP), _names_of_experts(setup).__contains__)
 
 
-@fault(
-    layouts=EXPERT_PARALLEL,
-    applies=all_of(has_experts(), _has_ranks),
-    causes=(Cause.AVERAGED_TWICE, Cause.SCALED),
-    minimum=TWO_RANKS,
-)
+@fault(layouts=EXPERT_PARALLEL, applies=all_of(has_experts(), _has_ranks), causes=(Cause.AVERAGED_TWICE, Cause.SCALED))
 def expert_gradients_averaged_twice(setup: Setup) -> None:
     """Expert gradients are divided twice by the number of expert-parallel ranks."""
     _multiply(setup, 1 / size_of(setup, EP), _names_of_experts(setup).__contains__)
 
 
-@fault(
-    layouts=EXPERT_PARALLEL,
-    applies=all_of(has_experts(), _has_ranks, has_equal_experts),
-    causes=(Cause.REDUCED_OVER_OTHERS,),
-    minimum=TWO_RANKS,
-)
+@fault(layouts=EXPERT_PARALLEL, applies=all_of(has_experts(), _has_ranks, has_equal_experts), causes=(Cause.REDUCED_OVER_OTHERS,))
 def expert_gradients_averaged_as_replicated(setup: Setup) -> None:
     """Expert gradients are averaged over ranks with different experts, as if the experts were replicated."""
     parameters, size = _parameters(setup, _names_of_experts(setup).__contains__), size_of(setup, EP)
@@ -105,20 +95,20 @@ def expert_gradients_averaged_as_replicated(setup: Setup) -> None:
     setup.before_update.append(average)
 
 
-@fault(layouts=EXPERT_PARALLEL, applies=all_of(has_experts(), _has_ranks), causes=OWN_ROWS, minimum=TWO_RANKS)
+@fault(layouts=EXPERT_PARALLEL, applies=all_of(has_experts(), _has_ranks), causes=OWN_ROWS)
 def router_gradient_of_own_rows(setup: Setup) -> None:
     """Router gradients are not reduced over expert-parallel ranks."""
     keep_own_gradients(setup, lambda name: name.endswith("router.weight"))
 
 
-@fault(layouts=EXPERT_PARALLEL, applies=_has_ranks, causes=OWN_ROWS, minimum=TWO_RANKS)
+@fault(layouts=EXPERT_PARALLEL, applies=_has_ranks, causes=OWN_ROWS)
 def only_experts_reduced(setup: Setup) -> None:
     """Only expert gradients are right; all others are not reduced over expert-parallel ranks."""
     names = _names_of_experts(setup)
     keep_own_gradients(setup, lambda name: name not in names)
 
 
-@fault(layouts=EXPERT_PARALLEL, applies=_has_ranks, causes=(Cause.SUMMED, Cause.SCALED), minimum=TWO_RANKS)
+@fault(layouts=EXPERT_PARALLEL, applies=_has_ranks, causes=(Cause.SUMMED, Cause.SCALED))
 def all_but_experts_summed(setup: Setup) -> None:
     """All gradients except the experts' are summed over expert-parallel ranks, not averaged."""
     names = _names_of_experts(setup)

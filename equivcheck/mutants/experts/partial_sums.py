@@ -10,7 +10,7 @@ from equivcheck.layouts.base.partition import chunk_sizes
 from equivcheck.layouts.base.plan.rules import num_routing_weights
 from equivcheck.layouts.parallelisms.local_tensor_parallel.modules import LocalRegion
 from equivcheck.mutants.experts.sites import any_experts, experts_of
-from equivcheck.mutants.mutant import TWO_RANKS, fault
+from equivcheck.mutants.mutant import fault
 from equivcheck.mutants.needs import is_eager, layouts_with
 from equivcheck.mutants.rank import layout_of, size_of
 from equivcheck.mutants.tensor_parallel.shards import overwrite_initial_values
@@ -70,7 +70,7 @@ class _CopiesNothing(LocalRegion):
         return values, weights
 
 
-@fault(layouts=LOCAL, applies=_cuts(), causes=(Cause.PARTIAL_INPUT_GRADIENT, Cause.RANKS_DISAGREE), minimum=TWO_RANKS)
+@fault(layouts=LOCAL, applies=_cuts(), causes=(Cause.PARTIAL_INPUT_GRADIENT, Cause.RANKS_DISAGREE))
 def experts_copy_to_region_missing(setup: Setup) -> None:
     """Neither the experts' input gradient nor the routing weights' gradient is summed over tensor-parallel ranks."""
     _move_by(setup, _CopiesNothing)
@@ -81,7 +81,7 @@ class _CopiesRows(LocalRegion):
         return super().copy_to_ranks(values, weights)[0], weights
 
 
-@fault(layouts=LOCAL, applies=_cuts(), causes=(Cause.PARTIAL_INPUT_GRADIENT, Cause.RANKS_DISAGREE), minimum=TWO_RANKS)
+@fault(layouts=LOCAL, applies=_cuts(), causes=(Cause.PARTIAL_INPUT_GRADIENT, Cause.RANKS_DISAGREE))
 def router_learns_from_partial_sum(setup: Setup) -> None:
     """The routing weights' gradient is not summed over tensor-parallel ranks, so each router learns from a partial sum."""
     _move_by(setup, _CopiesRows)
@@ -92,13 +92,13 @@ class _AddsEach(LocalRegion):
         return bias
 
 
-@fault(layouts=LOCAL, applies=_cuts(_has_bias), causes=(Cause.BIAS_ON_EVERY_RANK,), minimum=TWO_RANKS)
+@fault(layouts=LOCAL, applies=_cuts(_has_bias), causes=(Cause.BIAS_ON_EVERY_RANK,))
 def bias_of_experts_added_on_every_rank(setup: Setup) -> None:
     """Each tensor-parallel rank adds the bias in the experts' down projection, so it counts several times."""
     _move_by(setup, _AddsEach)
 
 
-@fault(layouts=LOCAL, applies=_cuts(_has_halves), causes=(Cause.PERMUTED, Cause.UNEQUAL_START), minimum=TWO_RANKS)
+@fault(layouts=LOCAL, applies=_cuts(_has_halves), causes=(Cause.PERMUTED, Cause.UNEQUAL_START))
 def gate_and_up_of_experts_split_as_one(setup: Setup) -> None:
     """The experts' gate and up projections are fused before they are split over ranks, so each rank gets wrong halves."""
     initial, found = material(setup.training).parameters, dict[str, torch.Tensor]()

@@ -6,7 +6,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from equivcheck.layouts.base import gradients_by_hand
 from equivcheck.layouts.base.dtensor_experts import dtensor_experts, expert_modules, has_expert_units
-from equivcheck.mutants.mutant import TWO_RANKS, fault
+from equivcheck.mutants.mutant import fault
 from equivcheck.mutants.needs import is_eager
 from equivcheck.mutants.rank import data_ranks, layout_of, size_of
 from equivcheck.oracle.verdict.cause import Cause
@@ -24,7 +24,7 @@ def _divides_units(scenario: Scenario) -> bool:
     return is_eager(scenario) and is_divided and any(found.trained for found in dtensor_experts(model, layout))
 
 
-@fault(layouts=SHARDED, applies=_divides_units, causes=(Cause.SUMMED, Cause.SCALED), minimum=TWO_RANKS)
+@fault(layouts=SHARDED, applies=_divides_units, causes=(Cause.SUMMED, Cause.SCALED))
 def expert_units_without_divide_factor(setup: Setup) -> None:
     """`fully_shard` divides expert gradients by the data-parallel ranks only, as it does for other parameters."""
     (fsdp,) = layout_of(setup).of(FSDP2)
@@ -33,7 +33,7 @@ def expert_units_without_divide_factor(setup: Setup) -> None:
         unit.set_gradient_divide_factor(fsdp.gradient_divide_factor or data_ranks(setup))
 
 
-@fault(layouts=SHARDED, applies=_divides_units, causes=(Cause.AVERAGED_TWICE, Cause.SCALED), minimum=TWO_RANKS)
+@fault(layouts=SHARDED, applies=_divides_units, causes=(Cause.AVERAGED_TWICE, Cause.SCALED))
 def expert_units_divided_explicitly_too(setup: Setup) -> None:
     """Expert gradients are divided explicitly, although `fully_shard` has divided them already."""
     model, ranks = setup.model, size_of(setup, EP)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 
 from equivcheck.layouts.composition.registry import rounds
-from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, TWO_STEPS, Minimum, fault, register
+from equivcheck.mutants.mutant import ONE_RANK, TWO_STEPS, Minimum, fault, register
 from equivcheck.mutants.needs import EVERYWHERE, all_of, is_eager, updates_exceed_rounding
 from equivcheck.mutants.rank import mesh_of
 from equivcheck.oracle.verdict.cause import Cause
@@ -173,7 +173,7 @@ def maximize_forgotten(training: Training) -> Training:
     return _with(training, maximize=False)
 
 
-@fault(layouts=EVERYWHERE, applies=all_of(is_eager, updates_exceed_rounding), causes=(Cause.HYPERPARAMETER,), minimum=TWO_RANKS)
+@fault(layouts=EVERYWHERE, applies=all_of(is_eager, updates_exceed_rounding), causes=(Cause.HYPERPARAMETER,))
 def rate_scaled_by_ranks(setup: Setup) -> None:
     """The learning rate is multiplied by the number of ranks, although gradients are averaged."""
     factor, build = mesh_of(setup).size(), setup.build_optimizer

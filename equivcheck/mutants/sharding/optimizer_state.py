@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from equivcheck.layouts.base.plan.rules import splits_weights
-from equivcheck.mutants.mutant import TWO_RANKS, TWO_STEPS, Minimum, fault
+from equivcheck.mutants.mutant import TWO_STEPS, Minimum, fault
 from equivcheck.mutants.needs import all_of, has_optimizer_state, has_steps, updates_exceed_rounding
 from equivcheck.mutants.rank import axis_names, mesh_of, optimizer_parameters
 from equivcheck.mutants.sharding.reductions import FULLY_SHARDED, is_sharded, num_shards
@@ -111,7 +111,6 @@ def _take_from_next(setup: Setup, values: torch.Tensor) -> None:
     layouts=("fsdp2", "tensor_parallel", "spmd", "fsdp2 x tensor_parallel"),
     applies=all_of(is_not_resumed, _needs_whole, updates_exceed_rounding),
     causes=(Cause.LOCAL_STATISTICS,),
-    minimum=TWO_RANKS,
 )
 def statistics_of_shards(setup: Setup) -> None:
     """An optimizer that needs full matrices gets shards."""

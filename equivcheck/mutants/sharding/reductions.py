@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.mutants.mutant import TWO_RANKS, Minimum, fault
+from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import all_of, has_data_ranks, is_eager
 from equivcheck.mutants.rank import axis_names, data_ranks, mesh_of, scale_gradients, size_of
 from equivcheck.mutants.torch_private import TakeNextChunk, TakeOwnChunk, forget_replicas, fsdp_modules, reduce_scatter_with
@@ -33,34 +33,32 @@ def _shards_replicas(scenario: Scenario) -> bool:
     return REPLICATE in scenario.layout.mesh.names and is_sharded(scenario)
 
 
-@fault(layouts=FULLY_SHARDED, applies=has_data_ranks, causes=(Cause.SUMMED, Cause.SCALED), minimum=TWO_RANKS)
+@fault(layouts=FULLY_SHARDED, applies=has_data_ranks, causes=(Cause.SUMMED, Cause.SCALED))
 def reduce_scatter_sums(setup: Setup) -> None:
     """Reduce-scatter sums gradients, but does not divide them by the number of ranks."""
     for module in fsdp_modules(setup):
         module.set_gradient_divide_factor(1.0)
 
 
-@fault(
-    layouts=("fsdp1", "fsdp1 x tensor_parallel"), applies=has_data_ranks, causes=(Cause.SUMMED, Cause.SCALED), minimum=TWO_RANKS
-)
+@fault(layouts=("fsdp1", "fsdp1 x tensor_parallel"), applies=has_data_ranks, causes=(Cause.SUMMED, Cause.SCALED))
 def flat_gradients_summed(setup: Setup) -> None:
     """Flat gradients are summed over ranks, but not divided by their number."""
     scale_gradients(setup, data_ranks(setup))
 
 
-@fault(layouts=FULLY_SHARDED, applies=is_sharded, causes=(Cause.NOT_REDUCED, Cause.REDUCED_OVER_PART), minimum=TWO_RANKS)
+@fault(layouts=FULLY_SHARDED, applies=is_sharded, causes=(Cause.NOT_REDUCED, Cause.REDUCED_OVER_PART))
 def reduce_scatter_missing(setup: Setup) -> None:
     """Each rank keeps its chunk from its own gradients, without a reduction over shards."""
     reduce_scatter_with(setup, TakeOwnChunk)
 
 
-@fault(layouts=FULLY_SHARDED, applies=is_sharded, causes=(Cause.STATE_OF_ANOTHER, Cause.PERMUTED), minimum=TWO_RANKS)
+@fault(layouts=FULLY_SHARDED, applies=is_sharded, causes=(Cause.STATE_OF_ANOTHER, Cause.PERMUTED))
 def reduce_scatter_shifted(setup: Setup) -> None:
     """Each rank gets the next rank's chunk from the reduce-scatter."""
     reduce_scatter_with(setup, TakeNextChunk)
 
 
-@fault(layouts=("fsdp2",), applies=_replicates_shards, causes=(Cause.REDUCED_OVER_PART, Cause.NOT_REDUCED), minimum=TWO_RANKS)
+@fault(layouts=("fsdp2",), applies=_replicates_shards, causes=(Cause.REDUCED_OVER_PART, Cause.NOT_REDUCED))
 def replicas_not_reduced(setup: Setup) -> None:
     """Gradients are reduced over shards, but not over replicas."""
     if REPLICATE in axis_names(setup):
@@ -68,7 +66,7 @@ def replicas_not_reduced(setup: Setup) -> None:
             forget_replicas(module, mesh_of(setup)[SHARD])
 
 
-@fault(layouts=("fsdp2",), applies=_replicates_shards, causes=(Cause.SUMMED, Cause.SCALED), minimum=TWO_RANKS)
+@fault(layouts=("fsdp2",), applies=_replicates_shards, causes=(Cause.SUMMED, Cause.SCALED))
 def divided_by_shards_only(setup: Setup) -> None:
     """Gradients are summed over shards and replicas, but divided by the number of shards only."""
     scale_gradients(setup, size_of(setup, REPLICATE))
@@ -85,7 +83,7 @@ def flat_divided_by_shards_only(setup: Setup) -> None:
     scale_gradients(setup, size_of(setup, REPLICATE))
 
 
-@fault(layouts=("fsdp2", "fsdp1"), applies=_shards_replicas, causes=(Cause.SUMMED, Cause.SCALED), minimum=TWO_RANKS)
+@fault(layouts=("fsdp2", "fsdp1"), applies=_shards_replicas, causes=(Cause.SUMMED, Cause.SCALED))
 def divided_by_replicas_only(setup: Setup) -> None:
     """Gradients are summed over shards and replicas, but divided by the number of replicas only."""
     scale_gradients(setup, size_of(setup, SHARD))

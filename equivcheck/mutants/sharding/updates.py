@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Shard
 
-from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, TWO_STEPS, fault
+from equivcheck.mutants.mutant import ONE_RANK, TWO_STEPS, fault
 from equivcheck.mutants.needs import all_of, has_data_ranks, has_steps, is_eager, updates_exceed_rounding
 from equivcheck.mutants.rank import optimizer_parameters
 from equivcheck.mutants.sharding.reductions import FULLY_SHARDED, is_sharded, num_shards
@@ -41,7 +41,7 @@ def _shares_updates(scenario: Scenario) -> bool:
     return has_data_ranks(scenario) and shares
 
 
-@fault(layouts=FULLY_SHARDED, applies=all_of(_has_tail, updates_exceed_rounding), causes=(Cause.NOT_UPDATED,), minimum=TWO_RANKS)
+@fault(layouts=FULLY_SHARDED, applies=all_of(_has_tail, updates_exceed_rounding), causes=(Cause.NOT_UPDATED,))
 def padded_tail_not_updated(setup: Setup) -> None:
     """Rows in a padded last shard are never updated."""
     update = setup.update
@@ -122,7 +122,6 @@ def _overwrite(held: list[torch.Tensor], values: list[torch.Tensor]) -> None:
     layouts=("ddp",),
     applies=all_of(_shares_updates, updates_exceed_rounding),
     causes=(Cause.NOT_UPDATED, Cause.RANKS_DISAGREE),
-    minimum=TWO_RANKS,
 )
 def updated_shards_not_sent(setup: Setup) -> None:
     """Each rank updates its share, but does not broadcast it."""

@@ -14,7 +14,7 @@ from equivcheck.layouts.base.plan.linears import ActivationPlacement
 from equivcheck.layouts.parallelisms.local_tensor_parallel.modules import LocalEmbedding, LocalLinear, LocalNorm
 from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules import PlannedModule, Redistribution, planned_modules
 from equivcheck.layouts.parallelisms.local_tensor_parallel.regions import AxisRanks
-from equivcheck.mutants.mutant import TWO_RANKS, Minimum, fault
+from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import all_of, is_eager, layouts_with
 from equivcheck.mutants.rank import size_of
 from equivcheck.oracle.verdict.cause import Cause
@@ -122,9 +122,7 @@ def _keep_own(module: LocalLinear, ranks: AxisRanks) -> None:
     module.register_forward_pre_hook(keep_own_ranks)
 
 
-@fault(
-    layouts=PLAIN, applies=_plans(_sums_gradient), causes=(Cause.PARTIAL_INPUT_GRADIENT, Cause.RANKS_DISAGREE), minimum=TWO_RANKS
-)
+@fault(layouts=PLAIN, applies=_plans(_sums_gradient), causes=(Cause.PARTIAL_INPUT_GRADIENT, Cause.RANKS_DISAGREE))
 def copy_to_region_missing(setup: Setup) -> None:
     """On plain tensors, the input gradient for a column-parallel layer is not summed over ranks."""
     for module in _linears(setup):
@@ -132,7 +130,7 @@ def copy_to_region_missing(setup: Setup) -> None:
             module.enter = replace(module.enter, gradient_source=module.enter.gradient_target)
 
 
-@fault(layouts=PLAIN, applies=_plans(_sums_output), causes=(Cause.PARTIAL_OUTPUT, Cause.RANKS_DISAGREE), minimum=TWO_RANKS)
+@fault(layouts=PLAIN, applies=_plans(_sums_output), causes=(Cause.PARTIAL_OUTPUT, Cause.RANKS_DISAGREE))
 def reduce_from_region_missing(setup: Setup) -> None:
     """On plain tensors, the output from a row-parallel layer is not summed over ranks."""
     for module in _linears(setup):
@@ -140,7 +138,7 @@ def reduce_from_region_missing(setup: Setup) -> None:
             module.leave = replace(module.leave, source=module.leave.target)
 
 
-@fault(layouts=PLAIN, applies=_plans(_sums_output), causes=(Cause.OUTPUT_AVERAGED,), minimum=TWO_RANKS)
+@fault(layouts=PLAIN, applies=_plans(_sums_output), causes=(Cause.OUTPUT_AVERAGED,))
 def reduce_from_region_averages(setup: Setup) -> None:
     """On plain tensors, the output from a row-parallel layer is averaged over ranks instead of summed."""
     for module in _linears(setup):
@@ -160,9 +158,7 @@ def _biases(scenario: Scenario) -> Iterator[str]:
     return (each.full_name for each in parameters_of(scenario.training.model) if each.full_name.endswith(".bias"))
 
 
-@fault(
-    layouts=PLAIN, applies=all_of(_plans(_sums_output), _has_summed_bias), causes=(Cause.BIAS_ON_EVERY_RANK,), minimum=TWO_RANKS
-)
+@fault(layouts=PLAIN, applies=all_of(_plans(_sums_output), _has_summed_bias), causes=(Cause.BIAS_ON_EVERY_RANK,))
 def bias_within_reduce_from_region(setup: Setup) -> None:
     """On plain tensors, each rank adds a row-parallel layer's bias before the sum, so it counts several times."""
 
@@ -176,7 +172,7 @@ def bias_within_reduce_from_region(setup: Setup) -> None:
             module.register_forward_hook(add_bias_again)
 
 
-@fault(layouts=PLAIN, applies=_plans(_shares_out_tokens), causes=(Cause.ANOTHER_ROW,), minimum=TWO_RANKS)
+@fault(layouts=PLAIN, applies=_plans(_shares_out_tokens), causes=(Cause.ANOTHER_ROW,))
 def tokens_of_others_looked_up(setup: Setup) -> None:
     """On plain tensors, each rank also looks up other ranks' tokens, in its own rows."""
     for module in setup.model.modules():
@@ -204,7 +200,7 @@ def _has_parted_loss(scenario: Scenario) -> bool:
     )
 
 
-@fault(layouts=PLAIN, applies=_has_parted_loss, causes=(Cause.SOFTMAX_OF_PART,), minimum=TWO_RANKS)
+@fault(layouts=PLAIN, applies=_has_parted_loss, causes=(Cause.SOFTMAX_OF_PART,))
 def maximum_of_own_logits(setup: Setup) -> None:
     """On plain tensors, each rank subtracts its own maximum logit before the exponentials are summed over ranks."""
     inner = setup.loss

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from equivcheck.layouts.base.plan.rules import LayerSite
-from equivcheck.mutants.mutant import TWO_RANKS, Minimum, fault
+from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import all_of, is_eager
 from equivcheck.mutants.parameter_use import transform
 from equivcheck.mutants.precision import other_mask
@@ -59,13 +59,13 @@ def _drops_on_several(scenario: Scenario) -> bool:
     return scenario.layout.mesh.size(TP) > 1 and any(layer.dropout for layer in scenario.training.model.layers)
 
 
-@fault(layouts=TENSOR_PARALLEL, applies=all_of(is_eager, has_layer(_is_square)), causes=(Cause.PERMUTED,), minimum=TWO_RANKS)
+@fault(layouts=TENSOR_PARALLEL, applies=all_of(is_eager, has_layer(_is_square)), causes=(Cause.PERMUTED,))
 def sharded_along_wrong_dim(setup: Setup) -> None:
     """A square weight is sharded along the wrong dim."""
     _change_weights(setup, _is_square, ("linear.weight", "auxiliary.weight"), lambda weight, _layer: weight.T)
 
 
-@fault(layouts=TENSOR_PARALLEL, applies=all_of(is_eager, has_layer(_has_halves)), causes=(Cause.PERMUTED,), minimum=TWO_RANKS)
+@fault(layouts=TENSOR_PARALLEL, applies=all_of(is_eager, has_layer(_has_halves)), causes=(Cause.PERMUTED,))
 def fused_weight_split_in_halves(setup: Setup) -> None:
     """A column-parallel weight is split as if it were two fused weights, so each rank gets a part from either half."""
     _change_weights(setup, _has_halves, ("linear.weight", "linear.bias", "auxiliary.weight"), _halves_interleaved)
@@ -110,7 +110,7 @@ def _part(whole: torch.Tensor, piece: Piece) -> torch.Tensor:
     return flat if piece.run is None else flat.narrow(0, *piece.run)
 
 
-@fault(layouts=TENSOR_PARALLEL, applies=all_of(is_eager, _tells_order), causes=(Cause.PERMUTED,), minimum=TWO_RANKS)
+@fault(layouts=TENSOR_PARALLEL, applies=all_of(is_eager, _tells_order), causes=(Cause.PERMUTED,))
 def columns_gathered_in_another_order(setup: Setup) -> None:
     """A column-parallel layer's output shards are gathered in the wrong order."""
 
@@ -145,12 +145,7 @@ def _rolled(tensor: Any, shards: int) -> torch.Tensor:
     return DTensor.from_local(moved, mesh, tensor.placements, run_check=False)
 
 
-@fault(
-    layouts=TENSOR_PARALLEL,
-    applies=all_of(is_eager, _drops_on_several),
-    causes=(Cause.ANOTHER_MASK, Cause.RANKS_DISAGREE),
-    minimum=TWO_RANKS,
-)
+@fault(layouts=TENSOR_PARALLEL, applies=all_of(is_eager, _drops_on_several), causes=(Cause.ANOTHER_MASK, Cause.RANKS_DISAGREE))
 def masks_drawn_on_each_rank(setup: Setup) -> None:
     """Tensor-parallel ranks draw different dropout masks."""
     if rank_along(setup, TP) == 0:

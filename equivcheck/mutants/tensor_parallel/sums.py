@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from equivcheck.mutants.mutant import TWO_RANKS, Minimum, fault
+from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import all_of, is_eager
 from equivcheck.mutants.parameter_use import (
     TensorFunction,
@@ -62,7 +62,6 @@ def _linears(block: Block) -> Iterator[nn.Linear]:
     layouts=TENSOR_PARALLEL,
     applies=all_of(is_eager, has_layer(_is_column_after_something)),
     causes=(Cause.PARTIAL_INPUT_GRADIENT, Cause.RANKS_DISAGREE),
-    minimum=TWO_RANKS,
 )
 def column_input_gradient_not_reduced(setup: Setup) -> None:
     """The input gradient for a column-parallel layer is not summed over ranks."""
@@ -73,7 +72,6 @@ def column_input_gradient_not_reduced(setup: Setup) -> None:
     layouts=TENSOR_PARALLEL,
     applies=all_of(is_eager, has_layer(_is_column_after_something)),
     causes=(Cause.INPUT_GRADIENT_SUMMED_TWICE, Cause.SCALED),
-    minimum=TWO_RANKS,
 )
 def column_input_gradient_reduced_twice(setup: Setup) -> None:
     """The input gradient for a column-parallel layer is summed over ranks twice."""
@@ -112,12 +110,7 @@ def replicated_layer_gradient_not_reduced(setup: Setup) -> None:
             use_through(linear, keep_partial_gradient)
 
 
-@fault(
-    layouts=TENSOR_PARALLEL,
-    applies=all_of(is_eager, has_layer(_is_row_with_bias)),
-    causes=(Cause.BIAS_ON_EVERY_RANK,),
-    minimum=TWO_RANKS,
-)
+@fault(layouts=TENSOR_PARALLEL, applies=all_of(is_eager, has_layer(_is_row_with_bias)), causes=(Cause.BIAS_ON_EVERY_RANK,))
 def row_bias_on_every_rank(setup: Setup) -> None:
     """Each rank adds a row-parallel layer's bias before the sum, so it counts several times."""
 
@@ -128,7 +121,7 @@ def row_bias_on_every_rank(setup: Setup) -> None:
         block.linear.register_forward_hook(add, prepend=True)
 
 
-@fault(layouts=TENSOR_PARALLEL, applies=all_of(is_eager, has_layer(_is_row)), causes=(Cause.OUTPUT_AVERAGED,), minimum=TWO_RANKS)
+@fault(layouts=TENSOR_PARALLEL, applies=all_of(is_eager, has_layer(_is_row)), causes=(Cause.OUTPUT_AVERAGED,))
 def row_output_averaged(setup: Setup) -> None:
     """The output from a row-parallel layer is averaged over ranks instead of summed."""
     for block, _ in blocks(setup, _is_row):
@@ -136,12 +129,7 @@ def row_output_averaged(setup: Setup) -> None:
             linear.register_forward_pre_hook(lambda _module, inputs: (inputs[0] / inputs[0].device_mesh.size(), *inputs[1:]))
 
 
-@fault(
-    layouts=TENSOR_PARALLEL,
-    applies=all_of(is_eager, has_layer(_is_row)),
-    causes=(Cause.PARTIAL_OUTPUT, Cause.RANKS_DISAGREE),
-    minimum=TWO_RANKS,
-)
+@fault(layouts=TENSOR_PARALLEL, applies=all_of(is_eager, has_layer(_is_row)), causes=(Cause.PARTIAL_OUTPUT, Cause.RANKS_DISAGREE))
 def row_output_not_reduced(setup: Setup) -> None:
     """The output from a row-parallel layer is not summed over ranks."""
     for block, _ in blocks(setup, _is_row):

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from equivcheck.layouts.base.plan.layers import PlannedLayer
-from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, fault
+from equivcheck.mutants.mutant import ONE_RANK, fault
 from equivcheck.mutants.needs import EVERYWHERE
 from equivcheck.mutants.rank import rank_along
 from equivcheck.mutants.tensor_parallel.plan import TENSOR_PARALLEL
@@ -65,7 +65,7 @@ def causal_mask_lost(setup: Setup) -> None:
         _see(module, None)
 
 
-@fault(layouts=TENSOR_PARALLEL, applies=has_layer(_is_causal_over_parts), causes=(Cause.ATTENTION_MASK,), minimum=TWO_RANKS)
+@fault(layouts=TENSOR_PARALLEL, applies=has_layer(_is_causal_over_parts), causes=(Cause.ATTENTION_MASK,))
 def causal_mask_of_part(setup: Setup) -> None:
     """The causal mask counts queries from the start of each sequence shard."""
     for module, place in _attentions(setup, _is_causal_over_parts):
@@ -78,14 +78,14 @@ def _see(module: AttentionModule, unseen: torch.Tensor | None) -> None:
     module.unseen = lambda *_positions: unseen  # type: ignore[method-assign]
 
 
-@fault(layouts=TENSOR_PARALLEL, applies=has_layer(_turns_parts), causes=(Cause.POSITIONS,), minimum=TWO_RANKS)
+@fault(layouts=TENSOR_PARALLEL, applies=has_layer(_turns_parts), causes=(Cause.POSITIONS,))
 def rotary_positions_restarted(setup: Setup) -> None:
     """Rotary positions restart at 0 in each sequence shard."""
     for module, place in _attentions(setup, _turns_parts):
         _place(module, torch.arange(place.site.model.length or 1) % place.part_length)
 
 
-@fault(layouts=TENSOR_PARALLEL, applies=has_layer(_turns_parts), causes=(Cause.POSITIONS,), minimum=TWO_RANKS)
+@fault(layouts=TENSOR_PARALLEL, applies=has_layer(_turns_parts), causes=(Cause.POSITIONS,))
 def rotary_positions_off_by_one(setup: Setup) -> None:
     """Rotary positions are off by one in the last sequence shard."""
     for module, place in _attentions(setup, _turns_parts):
@@ -118,7 +118,6 @@ def _repeating(groups: int) -> Callable[[torch.Tensor], torch.Tensor]:
     layouts=TENSOR_PARALLEL,
     applies=has_layer(_copies_heads),
     causes=(Cause.KV_HEADS, Cause.NOT_REDUCED, Cause.RANKS_DISAGREE),
-    minimum=TWO_RANKS,
 )
 def copied_kv_gradients_not_summed(setup: Setup) -> None:
     """Gradients for replicated key and value heads are not summed over tensor-parallel ranks."""

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial
 from torch.nn import functional
 
-from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, TWO_STEPS, fault
+from equivcheck.mutants.mutant import ONE_RANK, TWO_STEPS, fault
 from equivcheck.mutants.needs import EVERYWHERE, all_of, has_next_step, is_eager
 from equivcheck.mutants.parameter_use import FirstValues, TensorFunction, use_through, use_weight_through
 from equivcheck.mutants.rank import rank_along, size_of
@@ -46,7 +46,7 @@ def padding_row_trained(setup: Setup) -> None:
             module.padding_idx = None
 
 
-@fault(layouts=TENSOR_PARALLEL, applies=_embeds_in_parts, causes=(Cause.POSITIONS,), minimum=TWO_RANKS)
+@fault(layouts=TENSOR_PARALLEL, applies=_embeds_in_parts, causes=(Cause.POSITIONS,))
 def learned_positions_counted_from_parts(setup: Setup) -> None:
     """Learned positions restart at 0 in each sequence shard."""
     part = length_of_part(setup)
@@ -64,14 +64,14 @@ def _positions(setup: Setup) -> nn.Module:
     return found if isinstance(found, nn.Module) else nn.Identity()
 
 
-@fault(layouts=TENSOR_PARALLEL, applies=all_of(shards_vocabulary, learns_positions), causes=(Cause.POSITIONS,), minimum=TWO_RANKS)
+@fault(layouts=TENSOR_PARALLEL, applies=all_of(shards_vocabulary, learns_positions), causes=(Cause.POSITIONS,))
 def positions_added_on_every_rank(setup: Setup) -> None:
     """Each tensor-parallel rank adds learned positions before the sum, so they count several times."""
     others = size_of(setup, TP) - 1
     _positions(setup).register_forward_hook(lambda _module, _inputs, outputs: outputs + others * outputs.detach())
 
 
-@fault(layouts=TENSOR_PARALLEL, applies=shards_vocabulary, causes=(Cause.ANOTHER_ROW,), minimum=TWO_RANKS)
+@fault(layouts=TENSOR_PARALLEL, applies=shards_vocabulary, causes=(Cause.ANOTHER_ROW,))
 def tokens_of_other_ranks_not_masked(setup: Setup) -> None:
     """Each rank also looks up other ranks' tokens, in its first row, without masking them."""
     _look_up(setup, _unmasked)
@@ -83,7 +83,7 @@ def _unmasked(rows: torch.Tensor, tokens: torch.Tensor, first: int) -> torch.Ten
     return functional.embedding(places.masked_fill(~is_own, 0), rows)
 
 
-@fault(layouts=TENSOR_PARALLEL, applies=shards_vocabulary, causes=(Cause.OUTPUT_AVERAGED, Cause.ANOTHER_ROW), minimum=TWO_RANKS)
+@fault(layouts=TENSOR_PARALLEL, applies=shards_vocabulary, causes=(Cause.OUTPUT_AVERAGED, Cause.ANOTHER_ROW))
 def embedding_averaged_over_ranks(setup: Setup) -> None:
     """Vocabulary-parallel embeddings are averaged over ranks instead of summed."""
     _look_up(setup, partial(_share, size_of(setup, TP)))

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, fault
+from equivcheck.mutants.mutant import ONE_RANK, fault
 from equivcheck.mutants.needs import EVERYWHERE
 from equivcheck.mutants.parameter_use import transform
 from equivcheck.mutants.rank import layout_of, rank_along, size_of
@@ -62,7 +62,7 @@ def _averaging(inner: Callable[[torch.Tensor], torch.Tensor], copies: int, value
     return inner(transform(values, gradients=lambda gradient: gradient / copies))
 
 
-@fault(layouts=TENSOR_PARALLEL, applies=_turns_heads, causes=(Cause.POSITIONS,), minimum=TWO_RANKS)
+@fault(layouts=TENSOR_PARALLEL, applies=_turns_heads, causes=(Cause.POSITIONS,))
 def rotary_keys_shifted_on_one_rank(setup: Setup) -> None:
     """Rotary positions for keys are one too large on the last tensor-parallel rank."""
     if rank_along(setup, TP) != size_of(setup, TP) - 1:

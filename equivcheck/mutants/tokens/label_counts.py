@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, fault
+from equivcheck.mutants.mutant import ONE_RANK, fault
 from equivcheck.mutants.needs import DATA_PARALLEL, EVERYWHERE, all_of, has_data_ranks, has_microbatches
 from equivcheck.mutants.rank import data_ranks
 from equivcheck.mutants.tokens.needs import change_batches, counts_labels, cross_entropy_of, has_loss, ignores_labels, is_divided
@@ -31,7 +31,7 @@ def _count(setup: Setup, labels: torch.Tensor) -> float:
     return count_labels(cross_entropy_of(setup), setup.training.model.out_features, labels) or 1.0
 
 
-@fault(layouts=DATA_PARALLEL, applies=all_of(has_data_ranks, counts_labels), causes=(Cause.LABEL_COUNT,), minimum=TWO_RANKS)
+@fault(layouts=DATA_PARALLEL, applies=all_of(has_data_ranks, counts_labels), causes=(Cause.LABEL_COUNT,))
 def labels_counted_by_each_rank(setup: Setup) -> None:
     """Each rank divides its loss by its own counted labels, and gradients are averaged."""
     ranks, take = data_ranks(setup), setup.take
@@ -49,12 +49,7 @@ def labels_counted_by_microbatch(setup: Setup) -> None:
     _divide(setup, lambda batches: [len(batches) * _count(setup, batch.targets) for batch in batches])
 
 
-@fault(
-    layouts=DATA_PARALLEL,
-    applies=all_of(has_data_ranks, has_microbatches, counts_labels),
-    causes=(Cause.LABEL_COUNT,),
-    minimum=TWO_RANKS,
-)
+@fault(layouts=DATA_PARALLEL, applies=all_of(has_data_ranks, has_microbatches, counts_labels), causes=(Cause.LABEL_COUNT,))
 def labels_counted_by_microbatch_of_each_rank(setup: Setup) -> None:
     """Each rank divides each microbatch's loss by its own counted labels, as `reduction="mean"` does."""
     ranks, take = data_ranks(setup), setup.take
@@ -95,7 +90,6 @@ def labels_not_counted(setup: Setup) -> None:
     layouts=DATA_PARALLEL,
     applies=all_of(has_data_ranks, is_divided),
     causes=(Cause.AVERAGED_TWICE, Cause.SCALED, Cause.LABEL_COUNT),
-    minimum=TWO_RANKS,
 )
 def labels_of_all_ranks_counted_and_averaged(setup: Setup) -> None:
     """The loss is divided by all ranks' labels, and gradients are averaged over ranks as well."""

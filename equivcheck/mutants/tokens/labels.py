@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from equivcheck.layouts.base.plan.rules import inputs_of
-from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, fault
+from equivcheck.mutants.mutant import ONE_RANK, fault
 from equivcheck.mutants.needs import DATA_PARALLEL, EVERYWHERE, all_of, has_data_ranks
 from equivcheck.mutants.rank import data_ranks, size_of
 from equivcheck.mutants.tensor_parallel.plan import TENSOR_PARALLEL
@@ -64,13 +64,13 @@ def ignored_label_replaced(setup: Setup) -> None:
     _relabel(setup, lambda labels: labels.masked_fill(labels == IGNORED, 0))
 
 
-@fault(layouts=TENSOR_PARALLEL, applies=_labels_long_parts, causes=(Cause.ANOTHER_LABEL,), minimum=TWO_RANKS)
+@fault(layouts=TENSOR_PARALLEL, applies=_labels_long_parts, causes=(Cause.ANOTHER_LABEL,))
 def labels_shifted_within_parts(setup: Setup) -> None:
     """Labels are shifted within each sequence shard, so they wrap around at its end."""
     _relabel_parts(setup, lambda labels: labels.roll(-1, -1))
 
 
-@fault(layouts=TENSOR_PARALLEL, applies=_labels_parts, causes=(Cause.ANOTHER_LABEL,), minimum=TWO_RANKS)
+@fault(layouts=TENSOR_PARALLEL, applies=_labels_parts, causes=(Cause.ANOTHER_LABEL,))
 def label_lost_at_borders(setup: Setup) -> None:
     """The last label in each sequence shard is ignored."""
     _relabel_parts(setup, _without_last)
@@ -80,7 +80,7 @@ def _without_last(labels: torch.Tensor) -> torch.Tensor:
     return torch.cat((labels[..., :-1], torch.full_like(labels[..., -1:], IGNORED)), -1)
 
 
-@fault(layouts=DATA_PARALLEL, applies=all_of(has_data_ranks, _has_z_loss), causes=(Cause.ANOTHER_LOSS,), minimum=TWO_RANKS)
+@fault(layouts=DATA_PARALLEL, applies=all_of(has_data_ranks, _has_z_loss), causes=(Cause.ANOTHER_LOSS,))
 def z_loss_summed_over_ranks(setup: Setup) -> None:
     """The z-loss is summed over data-parallel ranks, although the cross-entropy is averaged."""
     change_loss(setup, z_loss=cross_entropy_of(setup).z_loss * data_ranks(setup))

@@ -9,7 +9,7 @@ from torch import nn
 
 from equivcheck.layouts.base.plan.layers import PlannedLayer, plan_over_ranks
 from equivcheck.layouts.base.plan.rules import inputs_of
-from equivcheck.mutants.mutant import TWO_RANKS, fault
+from equivcheck.mutants.mutant import fault
 from equivcheck.mutants.parameter_use import (
     TensorFunction,
     change_input_gradient,
@@ -65,7 +65,6 @@ def _is_gated_within(place: PlannedLayer) -> bool:
     layouts=TENSOR_PARALLEL,
     applies=lambda scenario: head_split(scenario) is Split.COLWISE,
     causes=(Cause.PARTIAL_INPUT_GRADIENT, Cause.RANKS_DISAGREE),
-    minimum=TWO_RANKS,
 )
 def head_input_gradient_not_reduced(setup: Setup) -> None:
     """The input gradient for a vocabulary-parallel head is not summed over ranks."""
@@ -76,7 +75,6 @@ def head_input_gradient_not_reduced(setup: Setup) -> None:
     layouts=TENSOR_PARALLEL,
     applies=lambda scenario: head_split(scenario) is Split.COLWISE,
     causes=(Cause.INPUT_GRADIENT_SUMMED_TWICE, Cause.SCALED),
-    minimum=TWO_RANKS,
 )
 def head_input_gradient_reduced_twice(setup: Setup) -> None:
     """The input gradient for a vocabulary-parallel head is summed over ranks twice."""
@@ -92,7 +90,6 @@ def _change_head_input(setup: Setup, gradients: TensorFunction) -> None:
     layouts=TENSOR_PARALLEL,
     applies=has_layer(_is_within_after_something),
     causes=(Cause.PARTIAL_INPUT_GRADIENT, Cause.RANKS_DISAGREE),
-    minimum=TWO_RANKS,
 )
 def sharded_heads_input_gradient_not_reduced(setup: Setup) -> None:
     """The input gradient is not summed over ranks in layers with sharded heads or hidden features."""
@@ -102,7 +99,7 @@ def sharded_heads_input_gradient_not_reduced(setup: Setup) -> None:
                 change_input_gradient(module.get_submodule(part.name), treat_as_reduced)
 
 
-@fault(layouts=TENSOR_PARALLEL, applies=_norms_positions, causes=(Cause.NOT_REDUCED, Cause.RANKS_DISAGREE), minimum=TWO_RANKS)
+@fault(layouts=TENSOR_PARALLEL, applies=_norms_positions, causes=(Cause.NOT_REDUCED, Cause.RANKS_DISAGREE))
 def norm_gradient_of_part(setup: Setup) -> None:
     """Under sequence parallelism, a token model's norm gradients are not summed over ranks."""
     for norm in _norms(setup):
@@ -120,7 +117,6 @@ def _norms(setup: Setup) -> Iterator[nn.Module]:
     layouts=TENSOR_PARALLEL,
     applies=lambda scenario: head_split(scenario) not in (None, Split.NOT_IN_PLAN),
     causes=(Cause.SUMMED, Cause.SCALED),
-    minimum=TWO_RANKS,
 )
 def logits_gradient_summed(setup: Setup) -> None:
     """The logits' gradient is summed over tensor-parallel ranks, although they all compute the same gradient."""
@@ -131,9 +127,7 @@ def logits_gradient_summed(setup: Setup) -> None:
         )
 
 
-@fault(
-    layouts=TENSOR_PARALLEL, applies=has_layer(_is_gated_within), causes=(Cause.PERMUTED, Cause.UNEQUAL_START), minimum=TWO_RANKS
-)
+@fault(layouts=TENSOR_PARALLEL, applies=has_layer(_is_gated_within), causes=(Cause.PERMUTED, Cause.UNEQUAL_START))
 def gate_and_up_split_as_one(setup: Setup) -> None:
     """Gate and up projections are fused before they are split over ranks, so each rank gets wrong halves."""
     initial, found = material(setup.training).parameters, dict[str, torch.Tensor]()

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from equivcheck.layouts.base.partition import chunk_size, is_last_shard_empty
-from equivcheck.mutants.mutant import TWO_RANKS, fault
+from equivcheck.mutants.mutant import fault
 from equivcheck.mutants.parameter_use import use_through
 from equivcheck.mutants.rank import rank_along, size_of
 from equivcheck.mutants.tensor_parallel.plan import TENSOR_PARALLEL
@@ -44,7 +44,7 @@ def _shares_softmax(scenario: Scenario) -> bool:
     return _gathers_logits(scenario) and shards and isinstance(scenario.training.loss, CrossEntropy)
 
 
-@fault(layouts=TENSOR_PARALLEL, applies=shards_vocabulary, causes=(Cause.ANOTHER_ROW,), minimum=TWO_RANKS)
+@fault(layouts=TENSOR_PARALLEL, applies=shards_vocabulary, causes=(Cause.ANOTHER_ROW,))
 def vocabulary_mask_off_by_one(setup: Setup) -> None:
     """Each rank masks the last token in its vocabulary shard, so it is embedded as 0."""
     if size_of(setup, TP) > 1:
@@ -66,7 +66,7 @@ def _without_last_row(weight: torch.Tensor) -> torch.Tensor:
     )
 
 
-@fault(layouts=TENSOR_PARALLEL, applies=_has_later_tokens, causes=(Cause.ANOTHER_ROW,), minimum=TWO_RANKS)
+@fault(layouts=TENSOR_PARALLEL, applies=_has_later_tokens, causes=(Cause.ANOTHER_ROW,))
 def vocabulary_offset_off_by_one(setup: Setup) -> None:
     """Each rank after the first subtracts one too many from its tokens, so it looks up the previous row."""
     ranks, source = size_of(setup, TP), setup.training.model.source
@@ -82,7 +82,7 @@ def vocabulary_offset_off_by_one(setup: Setup) -> None:
         _embedding(setup).register_forward_pre_hook(shift_tokens, prepend=True)
 
 
-@fault(layouts=TENSOR_PARALLEL, applies=_gathers_logits, causes=(Cause.PERMUTED,), minimum=TWO_RANKS)
+@fault(layouts=TENSOR_PARALLEL, applies=_gathers_logits, causes=(Cause.PERMUTED,))
 def logits_gathered_in_another_order(setup: Setup) -> None:
     """Sharded logits are gathered in the wrong order."""
     shift = chunk_size(setup.training.model.out_features, size_of(setup, TP))
@@ -90,7 +90,7 @@ def logits_gathered_in_another_order(setup: Setup) -> None:
         setup.model.get_submodule("head").register_forward_hook(lambda _module, _inputs, logits: logits.roll(-shift, -1))
 
 
-@fault(layouts=TENSOR_PARALLEL, applies=_shares_softmax, causes=(Cause.SOFTMAX_OF_PART,), minimum=TWO_RANKS)
+@fault(layouts=TENSOR_PARALLEL, applies=_shares_softmax, causes=(Cause.SOFTMAX_OF_PART,))
 def softmax_maximum_not_reduced(setup: Setup) -> None:
     """Each rank subtracts its own maximum logit before the exponentials are summed over ranks."""
     if size_of(setup, TP) > 1:
@@ -103,7 +103,7 @@ def _by_own_maximum(ranks: int, training: Training, logits: torch.Tensor, labels
     return loss_of(training, shifted, labels, divisor)
 
 
-@fault(layouts=TENSOR_PARALLEL, applies=_shares_softmax, causes=(Cause.SOFTMAX_OF_PART, Cause.RANKS_DISAGREE), minimum=TWO_RANKS)
+@fault(layouts=TENSOR_PARALLEL, applies=_shares_softmax, causes=(Cause.SOFTMAX_OF_PART, Cause.RANKS_DISAGREE))
 def softmax_denominator_not_reduced(setup: Setup) -> None:
     """Each rank divides by the sum over its own exponentials, not over all."""
     if size_of(setup, TP) > 1:
