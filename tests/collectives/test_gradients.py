@@ -20,15 +20,7 @@ from collectives.gradient_programs import (
     differentiate_or_raise,
     unpack_saved_maximum,
 )
-from collectives.gradients import (
-    COMBINATIONS,
-    Derivative,
-    Form,
-    derivative_batches,
-    expected_gradients,
-    weights_of,
-    works_in,
-)
+from collectives.gradients import COMBINATIONS, Derivative, Form, derivative_batches, expected_gradients, weights_of, works_in
 from collectives.judge import assert_received
 from collectives.model import Array
 from collectives.programs import Result

@@ -11,15 +11,7 @@ import torch
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from equivcheck.errors import InvalidScenario, UsageError
-from equivcheck.programs.nouns.placement import (
-    ALLOWED,
-    REDUCTIONS,
-    REPLICATE,
-    partial,
-    reduction_of,
-    require_placements,
-    shard,
-)
+from equivcheck.programs.nouns.placement import ALLOWED, REDUCTIONS, REPLICATE, partial, reduction_of, require_placements, shard
 from equivcheck.programs.operation_check.run import Placements
 from equivcheck.programs.operation_check.task import OperationTask, invalid
 

@@ -17,12 +17,7 @@ from equivcheck.worlds.meshes import end_run
 from equivcheck.worlds.ranks import Ranks, Run
 from equivcheck.worlds.sim.exchange import call_of
 from equivcheck.worlds.sim.ranks import threads_as_ranks
-from equivcheck.worlds.sim.torch_private import (
-    HashStore,
-    is_rank_thread,
-    join_world,
-    prepare_rank_thread,
-)
+from equivcheck.worlds.sim.torch_private import HashStore, is_rank_thread, join_world, prepare_rank_thread
 from equivcheck.worlds.state.keeper import StateKeeper
 
 

@@ -21,12 +21,7 @@ from equivcheck.worlds.sim.mesh_private import per_thread_meshes
 from equivcheck.worlds.sim.process_group import make_group
 from equivcheck.worlds.sim.rank_threads import RankThreads
 from equivcheck.worlds.sim.stand_ins import stand_ins
-from equivcheck.worlds.sim.torch_private import (
-    is_rank_thread,
-    keep_device_guard,
-    keep_num_threads,
-    separate_worlds,
-)
+from equivcheck.worlds.sim.torch_private import is_rank_thread, keep_device_guard, keep_num_threads, separate_worlds
 from equivcheck.worlds.state.keeper import StateKeeper, preserved_state
 
 STILL_RUN = "threads of an aborted run still run in this process, so later runs in it prove nothing"

@@ -35,9 +35,7 @@ from equivcheck.scenario import (
     Training,
     Wrapping,
 )
-from equivcheck.scenario import (
-    Replicate as Replicated,
-)
+from equivcheck.scenario import Replicate as Replicated
 from equivcheck.training.material import material
 from equivcheck.training.read import local_values
 from equivcheck.worlds import meshes

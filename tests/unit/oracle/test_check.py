@@ -15,13 +15,7 @@ from equivcheck.worlds.failure import FailureKind, RankState
 from equivcheck.worlds.pool import ranks
 from equivcheck.worlds.trace.differences import Phase
 from equivcheck.worlds.trace.trace import Trace
-from unit.oracle.alterations import (
-    double_the_gradients,
-    kill_rank_one,
-    nudge_the_gradients,
-    raise_on_rank_one,
-    spin_on_rank_one,
-)
+from unit.oracle.alterations import double_the_gradients, kill_rank_one, nudge_the_gradients, raise_on_rank_one, spin_on_rank_one
 
 TRAINING = Training(model=Model(features=2, layers=(Layer(width=2), Layer(width=1))), data=Data(microbatches=(4, 2)), steps=2)
 LAYOUT = Layout(mesh=Mesh(axes=(Axis(name="dp", size=2),)), parallelisms=(DDP(),))

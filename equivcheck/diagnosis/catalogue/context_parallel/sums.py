@@ -12,11 +12,7 @@ import torch
 from torch import nn
 
 from equivcheck.diagnosis.catalogue.context_parallel.shards import SequenceShards, sequence_shards
-from equivcheck.diagnosis.catalogue.counterfactual import (
-    changing_batches,
-    on_emulated_ranks,
-    on_one_device,
-)
+from equivcheck.diagnosis.catalogue.counterfactual import changing_batches, on_emulated_ranks, on_one_device
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.scenario_ranks import ScenarioRanks
 from equivcheck.diagnosis.mistake import Mistake

@@ -8,12 +8,7 @@ from functools import partial
 
 import torch
 
-from equivcheck.diagnosis.catalogue.counterfactual import (
-    all_then_each,
-    changing_layers,
-    on_emulated_ranks,
-    on_one_device,
-)
+from equivcheck.diagnosis.catalogue.counterfactual import all_then_each, changing_layers, on_emulated_ranks, on_one_device
 from equivcheck.diagnosis.catalogue.experts.routing import layers_of_experts, module_of
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.scenario_ranks import ScenarioRanks

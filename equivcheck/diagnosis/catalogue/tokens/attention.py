@@ -9,13 +9,7 @@ from itertools import cycle
 import torch
 from torch.nn import functional
 
-from equivcheck.diagnosis.catalogue.counterfactual import (
-    Change,
-    all_then_each,
-    changing_layers,
-    on_emulated_ranks,
-    on_one_device,
-)
+from equivcheck.diagnosis.catalogue.counterfactual import Change, all_then_each, changing_layers, on_emulated_ranks, on_one_device
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.scenario_ranks import ScenarioRanks
 from equivcheck.diagnosis.mistake import Mistake

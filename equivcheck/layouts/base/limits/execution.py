@@ -10,15 +10,7 @@ from functools import cache
 
 from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit
 from equivcheck.layouts.base.limits.repairs import with_execution
-from equivcheck.scenario import (
-    SGD,
-    Checkpointing,
-    Compile,
-    Implementation,
-    Layout,
-    TensorParallel,
-    Training,
-)
+from equivcheck.scenario import SGD, Checkpointing, Compile, Implementation, Layout, TensorParallel, Training
 
 
 @cache

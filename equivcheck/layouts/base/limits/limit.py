@@ -6,11 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from equivcheck.scenario import (
-    Layout,
-    Parallelism,
-    Training,
-)
+from equivcheck.scenario import Layout, Parallelism, Training
 
 P = TypeVar("P", bound=Parallelism)
 
@@ -31,6 +27,14 @@ class Limit:
     """
     torch: str = ""
     """Affected torch versions as a PEP 440 specifier. Empty for all versions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamLimit(Limit):
+    """A training for which torch itself raises under a layout."""
+
+    upstream: bool = True
+    """Torch raises."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

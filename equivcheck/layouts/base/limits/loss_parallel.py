@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from equivcheck.layouts.base.limits.limit import Limit, parallelism_of
+from equivcheck.layouts.base.limits.limit import Limit, UpstreamLimit, parallelism_of
 from equivcheck.layouts.base.limits.repairs import with_equal_rows, with_head, with_labels, with_loss, with_tokens, without_scale
 from equivcheck.layouts.base.partition import is_last_shard_empty
 from equivcheck.scenario import Compile, CrossEntropy, Layout, PlannedParallelism, Training
@@ -48,19 +48,17 @@ LOSS_PARALLEL: tuple[Limit, ...] = (
         ),
         repair=lambda training, layout: with_tokens(training, layout.mesh.size(TP)),
     ),
-    Limit(
+    UpstreamLimit(
         reason="loss_parallel: label_smoothing is not supported: torch documents this limit; a partial sum over classes would be "
         "masked in place, which DTensor refuses",
         applies=_where(lambda training, _layout: isinstance(training.loss, CrossEntropy) and training.loss.label_smoothing > 0),
         repair=lambda training, _layout: with_loss(training, label_smoothing=0.0),
-        upstream=True,
         torch="!=2.10.*",  # 2.10 masks it, with a wrong gradient (pytorch#190746)
     ),
-    Limit(
+    UpstreamLimit(
         reason="loss_parallel: a z-loss is not supported: it is the square of logsumexp, for which DTensor has no rule",
         applies=_where(lambda training, _layout: isinstance(training.loss, CrossEntropy) and training.loss.z_loss > 0),
         repair=lambda training, _layout: with_loss(training, z_loss=0.0),
-        upstream=True,
         torch="<2.10",
     ),
     Limit(
@@ -69,12 +67,11 @@ LOSS_PARALLEL: tuple[Limit, ...] = (
         applies=_where(lambda training, _layout: training.model.scale),
         repair=lambda training, _layout: without_scale(training),
     ),
-    Limit(
+    UpstreamLimit(
         reason="loss_parallel: unequal microbatches with compiled autograd are not supported if the model is compiled as a "
         "whole: the number of rows is symbolic, and the backward of such logits cannot be traced ('SymInt ... is not tracked "
         "with proxy')",
         applies=_where(_compiles_for_any_rows),
         repair=lambda training, _layout: with_equal_rows(training),
-        upstream=True,
     ),
 )

@@ -4,21 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from equivcheck.layouts.base.limits.limit import Limit
+from equivcheck.layouts.base.limits.limit import Limit, UpstreamLimit
 from equivcheck.layouts.base.limits.repairs import with_loop
 from equivcheck.layouts.base.partition import trained_shardings
-from equivcheck.scenario import (
-    FSDP2,
-    SGD,
-    Adafactor,
-    AdamW,
-    Implementation,
-    Layout,
-    Muon,
-    Replicate,
-    Replicator,
-    Training,
-)
+from equivcheck.scenario import FSDP2, SGD, Adafactor, AdamW, Implementation, Layout, Muon, Replicate, Replicator, Training
 
 
 def keeps_dtensors(layout: Layout) -> bool:
@@ -38,7 +27,7 @@ def _with_strategy(training: Training, _layout: Layout) -> Training:
 
 
 DTENSOR_OPTIMIZERS = (
-    Limit(
+    UpstreamLimit(
         reason="DTensor: fused SGD, fused Adagrad and Rprop are not supported: no sharding strategy is registered for "
         "aten._fused_sgd_ and aten._fused_adagrad_, and none that works in place for aten.index_put_ and aten._foreach_copy_, "
         "one of which Rprop needs",
@@ -46,9 +35,8 @@ DTENSOR_OPTIMIZERS = (
             training.optimizer.implementation in training.optimizer.without_dtensor and keeps_dtensors(layout)
         ),
         repair=_with_strategy,
-        upstream=True,
     ),
-    Limit(
+    UpstreamLimit(
         reason="DTensor: foreach Adafactor is not supported: no sharding strategy is registered for "
         "aten._foreach_lerp_.ScalarList",
         applies=lambda training, layout: (
@@ -57,7 +45,6 @@ DTENSOR_OPTIMIZERS = (
             and keeps_dtensors(layout)
         ),
         repair=with_loop,
-        upstream=True,
         torch="<2.13",
     ),
 )
@@ -98,20 +85,18 @@ def _sees_local_parts(training: Training, layout: Layout) -> bool:
 
 
 WHOLE_PARAMETERS = (
-    Limit(
+    UpstreamLimit(
         reason="DTensor: Adafactor on sharded parameters is not supported: it squares norms in place, which DTensor refuses "
         "while they are partial over shards; for sharded vectors it takes the norm of the local shard only, because "
         "DTensor.item() does not reduce (pytorch#144054)",
         applies=is_adafactor_on_shards,
         repair=with_elementwise_optimizer,
-        upstream=True,
     ),
-    Limit(
+    UpstreamLimit(
         reason="DTensor: Muon on a dim that is shorter than the number of ranks it is sharded over is not supported: its "
         "matrix products lose that sharding, and DTensor refuses to change placements in place",
         applies=_is_muon_of_short_dims,
         repair=with_elementwise_optimizer,
-        upstream=True,
     ),
     Limit(
         reason="data parallelism over tensor parallelism: an optimizer that is not elementwise is not supported: sharded "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from equivcheck.layouts.base.limits.limit import Limit
+from equivcheck.layouts.base.limits.limit import Limit, UpstreamLimit
 from equivcheck.layouts.base.limits.repairs import with_loop, with_widths
 from equivcheck.scenario import Adamax, AdamW, ClipValue, Implementation, Layout, Training, ZeroGrad
 from equivcheck.system.torch_version import is_torch_in
@@ -60,28 +60,25 @@ def limits_of_propagated_gradients(
         adds = optimizer.maximize and _decays(training) and not is_decoupled
         return adds and cuts_parameters(layout) and ranks(layout) > 1 and foreach_refuses(training, layout)
 
-    clamps = Limit(
+    clamps = UpstreamLimit(
         reason=f"{option}: clip_grad_value_ is not supported: it clamps in place, which DTensor refuses for a partial gradient",
         applies=lambda training, layout: isinstance(training.clipping, ClipValue) and is_pending(training, layout),
         repair=lambda training, _layout: replace(training, clipping=None),
-        upstream=True,
         torch=REFUSED_IN_PLACE,
     )
-    zeroes = Limit(
+    zeroes = UpstreamLimit(
         reason=f"{option}: zero_grad(set_to_none=False) of a foreach or fused optimizer is not supported: it zeroes in place, "
         "which DTensor refuses for a partial gradient",
         applies=lambda training, layout: _zeroes_by_foreach(training) and is_pending(training, layout),
         repair=lambda training, _layout: replace(training, zero_grad=ZeroGrad.NONE),
-        upstream=True,
         torch=REFUSED_IN_PLACE,
     )
     return (
-        Limit(
+        UpstreamLimit(
             reason=f"{option}: a dim that is shorter than the number of ranks it is sharded over is not supported: propagation "
             "leaves its gradient replicated, and no optimizer updates a sharded parameter in place by a replicated gradient",
             applies=cuts_short,
             repair=lambda training, layout: with_widths(training, ranks(layout)),
-            upstream=True,
             torch=REFUSED_IN_PLACE,
         ),
         clamps,
@@ -92,20 +89,18 @@ def limits_of_propagated_gradients(
             f"{option}: zero_grad(set_to_none=False) of a foreach or fused optimizer is not supported: it does not zero partial "
             "gradients",
         ),
-        Limit(
+        UpstreamLimit(
             reason=f"{option}: foreach Adamax with maximize or weight_decay is not supported: it takes absolute values in "
             "place, which DTensor refuses for partial gradients",
             applies=takes_absolute_values,
             repair=with_loop,
-            upstream=True,
             torch=REFUSED_IN_PLACE,
         ),
-        Limit(
+        UpstreamLimit(
             reason=f"{option}: a foreach optimizer with maximize that adds weight_decay to the gradients is not supported: it "
             "adds in place to partial gradients, and DTensor cannot redistribute shards to Partial",
             applies=adds_shards,
             repair=with_loop,
-            upstream=True,
             torch=f"{REFUSED_IN_PLACE},<2.14",
         ),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from equivcheck.layouts.base.limits.data_parallel import COMPILED_DDP, EVEN_ROWS, ROUNDING_LIMITS
-from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, parallelism_of
+from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, UpstreamLimit, parallelism_of
 from equivcheck.layouts.base.limits.repairs import (
     may_skip_parameters,
     trained_auxiliaries,
@@ -44,12 +44,11 @@ def _changes_graph(training: Training, layout: Layout) -> bool:
     return parallelism_of(layout, DDP).static_graph and AuxiliaryLinear.EVEN_STEPS in auxiliaries and training.steps > 1
 
 
-UNUSED_PARAMETERS = Limit(
+UNUSED_PARAMETERS = UpstreamLimit(
     reason="DistributedDataParallel: a parameter that takes no part in a step is not supported without find_unused_parameters "
     "or static_graph: the reduction of its bucket does not finish",
     applies=_may_miss_parameters,
     repair=lambda training, _layout: without_auxiliary(training),
-    upstream=True,
 )
 
 CHANGING_GRAPH = Limit(

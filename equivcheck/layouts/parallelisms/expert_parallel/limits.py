@@ -8,7 +8,7 @@ from dataclasses import replace
 from equivcheck.layouts.base.dtensor_experts import dtensor_experts, has_dtensor_experts
 from equivcheck.layouts.base.limits.data_parallel import EVEN_ROWS
 from equivcheck.layouts.base.limits.execution import without_compilation
-from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, parallelism_of
+from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, UpstreamLimit, parallelism_of
 from equivcheck.layouts.base.limits.optimizers import (
     DTENSOR_OPTIMIZERS,
     has_units_of_dtensors,
@@ -97,12 +97,11 @@ def _mixes_tensors_in_one_call(training: Training, layout: Layout) -> bool:
     return not has_units_of_dtensors(layout) or isinstance(training.optimizer, ASGD)
 
 
-NO_MIXED_CALLS = Limit(
+NO_MIXED_CALLS = UpstreamLimit(
     reason="expert parallelism with DTensor experts: foreach and fused optimizers are not supported: they refuse plain "
     "parameters and DTensors in one call, and ASGD refuses DTensors of two meshes",
     applies=_mixes_tensors_in_one_call,
     repair=with_loop,
-    upstream=True,
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from equivcheck.layouts.base.limits.data_parallel import EVEN_ROWS, FSDP_WITHOUT_COMPILED_AUTOGRAD, ROUNDING_LIMITS
-from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, parallelism_of
+from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, UpstreamLimit, parallelism_of
 from equivcheck.layouts.base.limits.optimizers import with_elementwise_optimizer
 from equivcheck.layouts.base.limits.repairs import (
     has_shares,
@@ -46,12 +46,11 @@ def _clips_float64(training: Training, layout: Layout) -> bool:
     return isinstance(training.clipping, ClipNorm) and training.precision is Precision.FLOAT64 and is_sharded(layout)
 
 
-NORM_IN_FLOAT32 = Limit(
+NORM_IN_FLOAT32 = UpstreamLimit(
     reason="FullyShardedDataParallel: clip_grad_norm_ of sharded float64 gradients is not supported: it computes the norm in "
     "float32 and refuses float64",
     applies=_clips_float64,
     repair=lambda training, _layout: replace(training, precision=Precision.FLOAT32),
-    upstream=True,
 )
 
 ONE_UNIT_FOR_SHARED_WEIGHTS = Limit(
@@ -73,22 +72,20 @@ def _mixes_frozen(training: Training, layout: Layout) -> bool:
     return not all(parameter.trained for parameter in parameters)
 
 
-UNIFORM_FROZEN = Limit(
+UNIFORM_FROZEN = UpstreamLimit(
     reason="FullyShardedDataParallel without use_orig_params: a unit with both frozen and trained parameters is not supported: "
     "one flat parameter holds them, and it requires a gradient as a whole or not at all",
     applies=_mixes_frozen,
     repair=lambda training, _layout: without_frozen(training),
-    upstream=True,
 )
 
-UNFROZEN_LINEARS = Limit(
+UNFROZEN_LINEARS = UpstreamLimit(
     reason="FullyShardedDataParallel without use_orig_params: frozen linears under parallelize_module are not supported: they "
     "become trainable (pytorch#171523), and a unit cannot hold both frozen and trained parameters",
     applies=lambda training, layout: (
         not parallelism_of(layout, FSDP1).use_orig_params and bool(frozen_shards(training.model, layout))
     ),
     repair=lambda training, _layout: without_frozen(training),
-    upstream=True,
     torch=UNFREEZES,
 )
 
@@ -133,12 +130,11 @@ def _clips_by_parts(training: Training, layout: Layout) -> bool:
     return splits_weights(parallelism_of(layout, PlannedParallelism))
 
 
-NORM_OF_ALL_SHARDS = Limit(
+NORM_OF_ALL_SHARDS = UpstreamLimit(
     reason="FullyShardedDataParallel over tensor parallelism: clip_grad_norm_ is not supported: it reduces over the "
     "data-parallel ranks only, so each tensor-parallel rank clips by another norm",
     applies=lambda training, layout: _clips_by_parts(training, layout) and layout.has(TensorParallel),
     repair=lambda training, _layout: replace(training, clipping=_by_value(training)),
-    upstream=True,
 )
 
 NORM_OF_FLAT_PARTS = replace(
@@ -158,12 +154,11 @@ def has_unit_of_nothing(training: Training, layout: Layout) -> bool:
     return any(of_nothing) if parallelism_of(layout, FSDP1).wrapping is Wrapping.PER_LAYER else all(of_nothing)
 
 
-NOTHING_TO_FLATTEN = Limit(
+NOTHING_TO_FLATTEN = UpstreamLimit(
     reason="FullyShardedDataParallel over tensor parallelism: a unit of which some rank holds no element is not supported: the "
     "rank cannot wrap it ('unsharded_start_idx: 0 unsharded_end_idx: -1')",
     applies=has_unit_of_nothing,
     repair=lambda training, layout: with_widths(training, layout.mesh.size(TP)),
-    upstream=True,
 )
 
 
@@ -190,21 +185,19 @@ def _keeps_low_precision(training: Training, layout: Layout) -> bool:
     return casts and fsdp.use_orig_params and fsdp.no_sync and len(training.data.microbatches) > 1
 
 
-NO_SHARES_BETWEEN_MICROBATCHES = Limit(
+NO_SHARES_BETWEEN_MICROBATCHES = UpstreamLimit(
     reason="FullyShardedDataParallel with use_orig_params: no_sync of a shared weight in lower precision is not supported if "
     "nothing is sharded: its gradient cannot be kept in lower precision until the last microbatch ('attempting to assign a "
     "gradient with dtype')",
     applies=lambda training, layout: has_ties(training.model) and _keeps_low_precision(training, layout),
     repair=lambda training, _layout: without_ties(training),
-    upstream=True,
 )
 
-NO_SCALARS = Limit(
+NO_SCALARS = UpstreamLimit(
     reason="FullyShardedDataParallel: a scalar parameter (shape []) is not supported: every sharding strategy refuses it "
     "('FSDP doesn't support scalar parameters')",
     applies=lambda training, _layout: training.model.scale,
     repair=lambda training, _layout: without_scale(training),
-    upstream=True,
 )
 
 LIMITS: tuple[Limit, ...] = (

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from equivcheck.layouts.base.dtensor_experts import has_dtensor_experts
 from equivcheck.layouts.base.limits.data_parallel import EVEN_ROWS, FSDP_WITHOUT_COMPILED_AUTOGRAD, ROUNDING_LIMITS
-from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, parallelism_of
+from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, UpstreamLimit, parallelism_of
 from equivcheck.layouts.base.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS
 from equivcheck.layouts.base.limits.repairs import (
     has_frozen,
@@ -25,11 +25,10 @@ from equivcheck.scenario import FSDP2, Layout, PlannedParallelism, Precision, Te
 from equivcheck.scenario.mesh import DP, SHARD, TP
 from equivcheck.training.layers.parameters import Parameter, parameters_of
 
-ONE_UNIT_FOR_SHARED_WEIGHTS = Limit(
+ONE_UNIT_FOR_SHARED_WEIGHTS = UpstreamLimit(
     reason="fully_shard: one unit per layer with layers that share a weight is not supported: such layers must be in one unit",
     applies=lambda training, layout: parallelism_of(layout, FSDP2).wrapping is Wrapping.PER_LAYER and has_shares(training.model),
     repair=lambda training, _layout: without_shares(training),
-    upstream=True,
 )
 
 
@@ -42,13 +41,12 @@ def _some_rank_reduces_nothing(training: Training, layout: Layout) -> bool:
     return any(is_last_shard_empty(size, ranks) for size in sizes)
 
 
-NOTHING_TO_REDUCE = Limit(
+NOTHING_TO_REDUCE = UpstreamLimit(
     reason="fully_shard over tensor parallelism: a parameter of which some rank holds no element is not supported: its "
     "gradient cannot be reduced ('_chunk_cat expects non-empty tensor'), and it cannot be sharded along its last dim ('Shard(1) "
     "requires even sharding')",
     applies=_some_rank_reduces_nothing,
     repair=lambda training, layout: with_widths(training, layout.mesh.size(TP)),
-    upstream=True,
 )
 
 
@@ -85,12 +83,11 @@ def _tp_parts(layout: Layout, parameter: Parameter, dim: int) -> int:
     return layout.mesh.size(TP) if is_cut else 1
 
 
-EVEN_LAST_DIMS = Limit(
+EVEN_LAST_DIMS = UpstreamLimit(
     reason="fully_shard: uneven shards of a dim other than the first are not supported: shard_placement_fn shards only the "
     "first dim unevenly ('FSDP does not support uneven sharding on dim 1')",
     applies=cuts_last_dims_unevenly,
     repair=lambda training, layout: with_widths(training, layout.mesh.size(DP, SHARD, TP)),
-    upstream=True,
 )
 
 CAST_WITH_THEIR_INPUTS = Limit(
@@ -162,12 +159,11 @@ OWNERS_OF_SHARDS = LayoutLimit(
     repair=lambda layout: with_options(layout, FSDP2, distributed_muon=False),
 )
 
-NO_SCALARS = Limit(
+NO_SCALARS = UpstreamLimit(
     reason="fully_shard: a scalar parameter (shape []) is not supported: it has no dim to shard ('fully_shard doesn't support "
     "scalar parameters')",
     applies=lambda training, _layout: training.model.scale,
     repair=lambda training, _layout: without_scale(training),
-    upstream=True,
 )
 
 LIMITS: tuple[Limit, ...] = (

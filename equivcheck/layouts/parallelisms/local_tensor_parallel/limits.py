@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, parallelism_of
+from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, UpstreamLimit, parallelism_of
 from equivcheck.layouts.base.limits.loss_parallel import CROSS_ENTROPY_ALONE, ENDS_IN_HEAD
 from equivcheck.layouts.base.limits.optimizers import has_units_of_dtensors, with_elementwise_optimizer
 from equivcheck.layouts.base.limits.plans import APPLIED_FIRST, ENDS_WHOLE, ONE_ENTRY_A_LAYER, TIES_CUT_ALIKE, limit_of
@@ -63,12 +63,11 @@ def _lacks_tokens(training: Training, layout: Layout) -> bool:
     )
 
 
-EVERY_RANK_HAS_TOKENS = Limit(
+EVERY_RANK_HAS_TOKENS = UpstreamLimit(
     reason="fully_shard or replicate_with_fsdp over local_tensor_parallel: an embedding sharded by tokens of which some rank "
     "holds no row is not supported: a tensor without elements cannot be sharded",
     applies=_lacks_tokens,
     repair=lambda training, layout: with_tokens(training, layout.mesh.size(TP)),
-    upstream=True,
 )
 
 ONLY_OF_LINEARS = Limit(

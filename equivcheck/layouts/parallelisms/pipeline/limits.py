@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from equivcheck.layouts.base.limits.execution import without_compilation
-from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, parallelism_of
+from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, UpstreamLimit, parallelism_of
 from equivcheck.layouts.base.limits.repairs import (
     all_multiples,
     each_layer,
@@ -69,11 +69,10 @@ EVEN_CHUNKS = Limit(
 )
 
 
-NOTHING_BEHIND_FROZEN_LAYERS = Limit(
+NOTHING_BEHIND_FROZEN_LAYERS = UpstreamLimit(
     reason="pipeline: a stage behind frozen layers only is not supported: it has no gradient to send, and torch refuses that",
     applies=lambda training, layout: bool(stages_behind_frozen_layers(training.model, layout)),
     repair=lambda training, _layout: without_frozen(training),
-    upstream=True,
     torch=">=2.12,<2.13",
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from equivcheck.layouts.base.limits.data_parallel import COMPILED_DDP, EVEN_ROWS, FSDP_WITHOUT_COMPILED_AUTOGRAD, ROUNDING_LIMITS
-from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, parallelism_of
+from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, UpstreamLimit, parallelism_of
 from equivcheck.layouts.base.limits.optimizers import DTENSOR_OPTIMIZERS
 from equivcheck.layouts.base.limits.repairs import (
     has_shares,
@@ -36,30 +36,27 @@ COMPILED_AUTOGRAD_WITH_DDP_ONLY = replace(
     ),
 )
 
-UNUSED_PARAMETERS = Limit(
+UNUSED_PARAMETERS = UpstreamLimit(
     reason="replicate: a trained parameter that does not take part in every step is not supported without "
     "find_unused_parameters: the reduction of its bucket does not finish",
     applies=lambda training, layout: may_skip_parameters(as_reduced(training, layout)),
     repair=lambda training, _layout: without_auxiliary(training),
-    upstream=True,
 )
 
-ONE_UNIT_FOR_SHARED_WEIGHTS = Limit(
+ONE_UNIT_FOR_SHARED_WEIGHTS = UpstreamLimit(
     reason="replicate_with_fsdp: one unit per layer with layers that share a weight is not supported: such layers must be in "
     "one unit",
     applies=lambda training, layout: (
         parallelism_of(layout, Replicate).wrapping is Wrapping.PER_LAYER and has_shares(training.model)
     ),
     repair=lambda training, _layout: without_shares(training),
-    upstream=True,
 )
 
-NO_SCALARS = Limit(
+NO_SCALARS = UpstreamLimit(
     reason="replicate_with_fsdp: a scalar parameter (shape []) is not supported: fully_shard refuses it, although "
     "nothing is sharded ('fully_shard doesn't support scalar parameters')",
     applies=NO_SHARDED_SCALARS.applies,
     repair=NO_SHARDED_SCALARS.repair,
-    upstream=True,
 )
 
 LIMITS: tuple[Limit, ...] = (

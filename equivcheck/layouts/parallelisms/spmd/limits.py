@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from equivcheck.layouts.base.limits.data_parallel import EVEN_ROWS
 from equivcheck.layouts.base.limits.execution import NO_COUNTS_IN_GRAPHS
-from equivcheck.layouts.base.limits.limit import Limit, parallelism_of
+from equivcheck.layouts.base.limits.limit import Limit, UpstreamLimit, parallelism_of
 from equivcheck.layouts.base.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS
 from equivcheck.layouts.base.limits.propagated_gradients import limits_of_propagated_gradients
 from equivcheck.layouts.base.limits.repairs import each_layer, has_routing, with_model, with_rows, with_tables, without_routing
@@ -41,11 +41,10 @@ GRADIENTS_AS_PROPAGATED = limits_of_propagated_gradients(
     cuts_parameters=_is_sharded,
 )
 
-NO_SQUARED_LOSS = Limit(
+NO_SQUARED_LOSS = UpstreamLimit(
     reason="DTensor: a squared-error loss is not supported: no sharding strategy is registered for aten.mse_loss",
     applies=lambda training, _layout: not training.loss.is_linear,
     repair=lambda training, _layout: replace(training, loss=Loss.LINEAR_MEAN if training.loss.is_mean else Loss.LINEAR_SUM),
-    upstream=True,
     torch="<2.11",
 )
 
@@ -71,12 +70,11 @@ def _without(norm: Norm) -> Callable[[Training, Layout], Training]:
     return remove_norm
 
 
-NO_SHARDED_LAYER_NORM = Limit(
+NO_SHARDED_LAYER_NORM = UpstreamLimit(
     reason="DTensor: layer_norm with a sharded weight is not supported: it passes the rank's shard of the weight to the kernel, "
     "which refuses it",
     applies=lambda training, layout: _is_sharded(layout) and layout.num_data_ranks > 1 and Norm.LAYER in _norms(training.model),
     repair=_without(Norm.LAYER),
-    upstream=True,
     torch="<2.13",
 )
 
@@ -115,14 +113,13 @@ def _has_uneven_units(training: Training, layout: Layout) -> bool:
     return _is_sharded(layout) and uneven
 
 
-EVEN_UNITS = Limit(
+EVEN_UNITS = UpstreamLimit(
     reason="DTensor: units, such as heads, that are not a multiple of the ranks are not supported: sharded features cannot be "
     "viewed as unequal numbers of units ('Cannot unflatten unevenly sharded tensor')",
     applies=_has_uneven_units,
     repair=lambda training, layout: each_layer(
         training, lambda _index, layer: layer_kind(layer).with_divisible_units(layer, layout.num_data_ranks)
     ),
-    upstream=True,
 )
 
 
@@ -138,20 +135,18 @@ TABLES_OF_NOTHING = Limit(
     repair=lambda training, layout: with_tables(training, layout.num_data_ranks),
 )
 
-NO_SINGLE_SEQUENCE = Limit(
+NO_SINGLE_SEQUENCE = UpstreamLimit(
     reason="DTensor: a microbatch of one sequence is not supported: a sharded dim of one row cannot be viewed together with "
     "positions ('would remove or reshape sharded dimension 0')",
     applies=lambda training, _layout: training.model.length is not None and 1 in training.data.microbatches,
     repair=lambda training, _layout: with_rows(training, 2),
-    upstream=True,
 )
 
-ROWS_BEFORE_POSITIONS = Limit(
+ROWS_BEFORE_POSITIONS = UpstreamLimit(
     reason="DTensor: sequences with rows along dim 1 are not supported: a linear views rows and positions as one dim ('view "
     "size is not compatible')",
     applies=lambda training, _layout: training.model.length is not None and training.data.batch_dim != 0,
     repair=lambda training, _layout: replace(training, data=replace(training.data, batch_dim=0)),
-    upstream=True,
 )
 
 LIMITS: tuple[Limit, ...] = (

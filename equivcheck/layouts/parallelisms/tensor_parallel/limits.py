@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from equivcheck.layouts.base.limits.execution import NO_COUNTS_IN_GRAPHS, without_compilation
-from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, parallelism_of
+from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, UpstreamLimit, parallelism_of
 from equivcheck.layouts.base.limits.loss_parallel import LOSS_PARALLEL
 from equivcheck.layouts.base.limits.optimizers import (
     DTENSOR_OPTIMIZERS,
@@ -39,12 +39,11 @@ from equivcheck.scenario import ASGD, Adafactor, Compile, Implementation, Layout
 from equivcheck.scenario.mesh import TP
 from equivcheck.training.layers.parameters import parameters_of
 
-NO_SHARED_WEIGHTS = Limit(
+NO_SHARED_WEIGHTS = UpstreamLimit(
     reason="parallelize_module: layers that share a weight are not supported: it creates a new parameter for each module, "
     "which unties shared weights",
     applies=lambda training, _layout: has_shares(training.model),
     repair=lambda training, _layout: without_shares(training),
-    upstream=True,
 )
 
 
@@ -58,14 +57,13 @@ def _mixes_tensors_in_one_call(training: Training, layout: Layout) -> bool:
     return len(layout.parallelisms) == 1 or isinstance(training.optimizer, ASGD)
 
 
-NO_MIXED_CALLS = Limit(
+NO_MIXED_CALLS = UpstreamLimit(
     reason="parallelize_module: foreach and fused optimizers with layers outside the plan are not supported: they refuse plain "
     "parameters and DTensors in one call, and ASGD refuses DTensors of two meshes",
     applies=_mixes_tensors_in_one_call,
     repair=lambda training, _layout: replace(
         training, optimizer=replace(training.optimizer, implementation=Implementation.FOR_LOOP)
     ),
-    upstream=True,
 )
 
 
@@ -115,14 +113,13 @@ NO_PENDING_SUM_BEFORE_COMPILED_LAYERS = LayoutLimit(
 
 LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (APPLIED_FIRST, HOOKS_ON_OWN_PARAMETERS, NO_PENDING_SUM_BEFORE_COMPILED_LAYERS)
 
-ADAFACTOR_OF_UNFROZEN_CUTS = Limit(
+ADAFACTOR_OF_UNFROZEN_CUTS = UpstreamLimit(
     reason="parallelize_module: Adafactor with frozen linears is not supported: they become trainable (pytorch#171523), and "
     "Adafactor squares norms in place, which DTensor refuses while they are partial",
     applies=lambda training, layout: (
         isinstance(training.optimizer, Adafactor) and keeps_dtensors(layout) and bool(frozen_shards(training.model, layout))
     ),
     repair=with_elementwise_optimizer,
-    upstream=True,
     torch=UNFREEZES,
 )
 
@@ -153,12 +150,11 @@ def _cuts_sequences_short(training: Training, layout: Layout) -> bool:
     return model.length is not None and (is_one or any(size < layout.mesh.size(TP) for _, size in found))
 
 
-NO_SHORT_CUTS_OF_SEQUENCES = Limit(
+NO_SHORT_CUTS_OF_SEQUENCES = UpstreamLimit(
     reason="parallelize_module: sequences with a sharded size below the number of ranks, or below 2 with one position, are not "
     "supported: DTensor cannot view rows and positions as one dim ('would remove or reshape sharded dimension 2')",
     applies=_cuts_sequences_short,
     repair=lambda training, layout: with_widths(training, max(layout.mesh.size(TP), 2)),
-    upstream=True,
 )
 
 

@@ -18,12 +18,7 @@ from equivcheck.diagnosis.mistake import Mistake, StepFacts
 from equivcheck.diagnosis.mistakes.initial_values import start_as_ranks
 from equivcheck.diagnosis.words import join_words, tensors
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.user.diagnosis.diverged import (
-    DivergedTraining,
-    held_indices,
-    parameters_by_name,
-    split_dim,
-)
+from equivcheck.user.diagnosis.diverged import DivergedTraining, held_indices, parameters_by_name, split_dim
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 from equivcheck.user.ranks import build_model
 from equivcheck.user.traces.settings import UserTrace
