@@ -93,7 +93,7 @@ def split_dim(diverged: DivergedTraining, name: str, axis: str) -> int | None:
 
 
 def held_indices(diverged: DivergedTraining, name: str, axis: str, dim: int) -> list[torch.Tensor]:
-    """Return, for each index on an axis, the indices of a parameter along a dim that its ranks hold together."""
+    """Return, for each index on an axis, a parameter's indices along a dim that its ranks hold together."""
     found = []
     for index in range(diverged.size((axis,))):
         ranks = [rank.rank for rank in diverged.coordinates if rank.indices[axis] == index]

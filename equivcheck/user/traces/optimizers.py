@@ -47,7 +47,7 @@ def has_hooks(optimizer: Optimizer) -> bool:
 
 
 def hook_steps(optimizer: Any, hook: Callable[..., None]) -> None:
-    """Call a function before each step of all optimizers in `optimizer`, with the arguments of a step pre-hook."""
+    """Call a function before each optimizer in `optimizer` steps, with a step pre-hook's arguments."""
     for each in filter(has_hooks, optimizers_in(optimizer)):
         each.register_step_pre_hook(hook)
 

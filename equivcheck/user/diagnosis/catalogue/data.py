@@ -87,7 +87,7 @@ def _describe_parts(diverged: DivergedTraining) -> str:
 
 
 def rows_of(batch: Any) -> list[tuple[bytes, ...]]:
-    """Return the rows of a batch as bytes: one tuple per row, with an entry per tensor."""
+    """Return a batch's rows as bytes: one tuple per row, with an entry per tensor."""
     return list(zip(*([row.numpy().tobytes() for row in tensor] for tensor in tensors_of(batch) if tensor.dim()), strict=False))
 
 
