@@ -15,33 +15,25 @@ from equivcheck.layouts.parallelisms.context_parallel import parts
 from equivcheck.layouts.parallelisms.local_tensor_parallel.regions import AxisRanks
 from equivcheck.scenario import (
     ActivationSharding,
-    AdamW,
     Attention,
     AttentionExchange,
-    Axis,
     Checkpointing,
-    ClipNorm,
     ContextParallel,
-    CrossEntropy,
-    Data,
-    Execution,
     GatedMLP,
     Head,
     Layer,
     LayerPlan,
-    Layout,
     LoadBalancer,
     LocalDataParallel,
     LocalTensorParallel,
-    Mesh,
     Model,
     Norm,
     Parallelism,
     Scenario,
     Split,
     Tokens,
-    Training,
 )
+from support.clipped import clipped_scenario, require_predicted
 
 pytestmark = pytest.mark.mostly_equivalent
 
@@ -69,42 +61,27 @@ def a_scenario(
     splits = (Split.HEADS_OR_HIDDEN, Split.HEADS_OR_HIDDEN, Split.COLWISE)
     plan = tuple(LayerPlan(split=split, output=output) for split in splits)
     inner = LocalTensorParallel(plan=plan, source=Split.ROWWISE, source_output=output, head=Split.COLWISE, loss_parallel=True)
-    training = Training(
-        model=DECODER,
-        data=Data(microbatches=(4, 2)),
-        loss=CrossEntropy(),
-        optimizer=AdamW(),
-        clipping=ClipNorm(max_norm=0.05),
-        steps=2,
-    )
-    axes = (*(Axis(name="dp", size=2),) * len(around), Axis(name="cp", size=ranks[0]), Axis(name="tp", size=ranks[1]))
+    axes = {**({"dp": 2} if around else {}), "cp": ranks[0], "tp": ranks[1]}
     positions = ContextParallel(exchange=exchange, balance=LoadBalancer.HEAD_TAIL)
-    layout = Layout(mesh=Mesh(axes=axes), parallelisms=(inner, positions, *around), execution=Execution(**execution))
-    return Scenario(training=training, layout=layout)
+    return clipped_scenario(DECODER, axes, inner, positions, *around, **execution)
 
 
 @pytest.mark.parametrize("exchange", AttentionExchange)
 @pytest.mark.parametrize("output", [ActivationSharding.REPLICATED, ActivationSharding.ROWS])
 def test_heads_and_positions_in_parts_equal_one_device(exchange: AttentionExchange, output: ActivationSharding) -> None:
     """Each rank looks with some of the heads from some of the positions, of which it has a part alone between layers."""
-    verdict = check(a_scenario(exchange, output))
-    verdict.assert_equivalent()
-    assert not verdict.unmodelled
+    require_predicted(a_scenario(exchange, output))
 
 
 @pytest.mark.parametrize(("ranks", "checkpointing"), [((4, 2), Checkpointing.NONE), ((1, 2), Checkpointing.EVERY_LAYER)])
 def test_empty_parts_and_axes_of_one_equal_one_device(ranks: tuple[int, int], checkpointing: Checkpointing) -> None:
     """Of seven positions over four ranks, in eight parts, one has a single one; another layout cuts none."""
-    verdict = check(a_scenario(AttentionExchange.RING, ranks=ranks, checkpointing=checkpointing))
-    verdict.assert_equivalent()
-    assert not verdict.unmodelled
+    require_predicted(a_scenario(AttentionExchange.RING, ranks=ranks, checkpointing=checkpointing))
 
 
 def test_gradients_averaged_by_hand_around_both_equal_one_device() -> None:
     """Rows, positions and heads over three axes."""
-    verdict = check(a_scenario(AttentionExchange.ULYSSES, ActivationSharding.ROWS, LocalDataParallel(flat_buffer=True)))
-    verdict.assert_equivalent()
-    assert not verdict.unmodelled
+    require_predicted(a_scenario(AttentionExchange.ULYSSES, ActivationSharding.ROWS, LocalDataParallel(flat_buffer=True)))
 
 
 def test_processes_compute_the_same() -> None:

@@ -17,23 +17,15 @@ from equivcheck.scenario import (
     DDP,
     FSDP2,
     ActivationSharding,
-    AdamW,
     AnyLayer,
     Attention,
-    Axis,
     Checkpointing,
-    ClipNorm,
-    CrossEntropy,
-    Data,
-    Execution,
     ExpertParallel,
     Experts,
     Head,
     LayerPlan,
-    Layout,
     LocalDataParallel,
     LocalTensorParallel,
-    Mesh,
     Model,
     Norm,
     NormType,
@@ -42,8 +34,8 @@ from equivcheck.scenario import (
     ScoreFunction,
     Split,
     Tokens,
-    Training,
 )
+from support.clipped import clipped_scenario, require_predicted
 
 pytestmark = pytest.mark.mostly_equivalent
 
@@ -70,42 +62,27 @@ def a_scenario(
     entries = [LayerPlan(split=Split.HEADS_OR_HIDDEN, output=output)] * (len(layers) - outside)
     plan = (*entries, *[LayerPlan(split=Split.NOT_IN_PLAN)] * outside)
     inner = LocalTensorParallel(plan=plan, source=Split.ROWWISE, source_output=output, head=Split.COLWISE)
-    training = Training(
-        model=model,
-        data=Data(microbatches=(4, 8)),
-        loss=CrossEntropy(),
-        optimizer=AdamW(),
-        clipping=ClipNorm(max_norm=0.05, norm_type=norm),
-        steps=2,
-    )
-    axes = (*(Axis(name="dp", size=2),) * len(around), Axis(name="ep", size=ranks[0]), Axis(name="tp", size=ranks[1]))
+    axes = {**({"dp": 2} if around else {}), "ep": ranks[0], "tp": ranks[1]}
     parallelisms = (inner, ExpertParallel(), *around)
-    layout = Layout(mesh=Mesh(axes=axes), parallelisms=parallelisms, execution=Execution(**execution))
-    return Scenario(training=training, layout=layout)
+    return clipped_scenario(model, axes, *parallelisms, microbatches=(4, 8), norm_type=norm, **execution)
 
 
 @pytest.mark.parametrize(("output", "ranks"), [(WHOLE, (2, 2)), (ROWS, (4, 2)), (ROWS, (2, 4)), (WHOLE, (1, 2)), (ROWS, (2, 1))])
 def test_experts_and_features_in_parts_equal_one_device(output: ActivationSharding, ranks: tuple[int, int]) -> None:
     """Some ranks have an expert more than others, some none; some have a feature within more, and some none."""
-    verdict = check(a_scenario(output, ranks=ranks))
-    verdict.assert_equivalent()
-    assert not verdict.unmodelled
+    require_predicted(a_scenario(output, ranks=ranks))
 
 
 @pytest.mark.parametrize("norm", NormType)
 def test_a_norm_is_of_parts_of_either_kind_and_of_both(norm: NormType) -> None:
     """Parameters are cut along one axis, the other, both, or none; some experts are whole on tensor ranks."""
-    verdict = check(a_scenario(WHOLE, outside=True, norm=norm, checkpointing=Checkpointing.ODD_LAYERS))
-    verdict.assert_equivalent()
-    assert not verdict.unmodelled
+    require_predicted(a_scenario(WHOLE, outside=True, norm=norm, checkpointing=Checkpointing.ODD_LAYERS))
 
 
 @pytest.mark.parametrize("around", [DDP(), FSDP2(), LocalDataParallel()], ids=lambda around: around.tag)
 def test_data_parallelism_around_both_equals_one_device(around: Parallelism) -> None:
     """Over three axes, with the norms of what is cut along none, one or two of them."""
-    verdict = check(a_scenario(WHOLE, around, layers=(EVEN, EVEN), outside=True))
-    verdict.assert_equivalent()
-    assert not verdict.unmodelled
+    require_predicted(a_scenario(WHOLE, around, layers=(EVEN, EVEN), outside=True))
 
 
 def test_processes_compute_the_same() -> None:

@@ -43,6 +43,7 @@ from equivcheck.strategies import executions, scenarios, token_models, trainings
 from equivcheck.training import material
 from equivcheck.training.layers.experts.module import ExpertsModule
 from equivcheck.training.setup import Setup
+from support.clipped import require_predicted
 from support.exported import printed_differences
 
 pytestmark = pytest.mark.mostly_equivalent
@@ -82,9 +83,7 @@ def test_experts_equal_one_device(layout: str) -> None:
 def test_calls_are_those_of_any_layer(around: Parallelism, dispatched: bool) -> None:
     """Every parameter has a gradient on every rank, in an order that is known, as buckets that hold one each tell."""
     layer = replace(EXPERTS, dispatched=dispatched, bias=True)
-    verdict = check(a_scenario(around, layer=layer, checkpointing=Checkpointing.ODD_LAYERS))
-    verdict.assert_equivalent()
-    assert not verdict.unmodelled
+    require_predicted(a_scenario(around, layer=layer, checkpointing=Checkpointing.ODD_LAYERS))
 
 
 def test_positions_that_are_not_put_back_are_caught() -> None:

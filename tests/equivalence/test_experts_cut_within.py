@@ -21,15 +21,11 @@ from equivcheck.scenario import (
     FSDP1,
     FSDP2,
     ActivationSharding,
-    AdamW,
     Axis,
     Checkpointing,
-    ClipNorm,
     Collectives,
     ContextParallel,
-    CrossEntropy,
     Data,
-    Execution,
     Experts,
     GatedMLP,
     Head,
@@ -50,6 +46,7 @@ from equivcheck.scenario import (
     Training,
     Wrapping,
 )
+from support.clipped import clipped_scenario, require_predicted
 from support.exported import printed_differences
 from support.supported import TYPED
 
@@ -75,34 +72,20 @@ def a_scenario(
     parallelism = LocalTensorParallel(
         plan=plan, source=Split.ROWWISE, source_output=output, head=Split.COLWISE, collectives=collectives
     )
-    training = Training(
-        model=model,
-        data=Data(microbatches=(4, 2)),
-        loss=CrossEntropy(),
-        optimizer=AdamW(),
-        clipping=ClipNorm(max_norm=0.05),
-        steps=2,
-    )
-    names = {ContextParallel: "cp"}
-    axes = (*(Axis(name=names.get(type(each), "dp"), size=2) for each in reversed(around)), Axis(name="tp", size=ranks))
-    layout = Layout(mesh=Mesh(axes=axes), parallelisms=(parallelism, *around), execution=Execution(**execution))
-    return Scenario(training=training, layout=layout)
+    outer = {"cp" if isinstance(each, ContextParallel) else "dp": 2 for each in reversed(around)}
+    return clipped_scenario(model, {**outer, "tp": ranks}, parallelism, *around, **execution)
 
 
 @pytest.mark.parametrize(("output", "ranks"), [(WHOLE, 2), (WHOLE, 4), (ROWS, 1), (ROWS, 2), (ROWS, 4)])
 def test_uneven_and_empty_parts_equal_one_device(output: ActivationSharding, ranks: int) -> None:
     """Three and five features within over four ranks: the last has none of either."""
-    verdict = check(a_scenario(output, ranks=ranks))
-    verdict.assert_equivalent()
-    assert not verdict.unmodelled
+    require_predicted(a_scenario(output, ranks=ranks))
 
 
 def test_gradients_are_ready_in_the_order_that_buckets_are_predicted_by() -> None:
     """Of a bias that is added once before that of its weight: a few gradients go into each bucket of DDP."""
     for capacity in (0.0001, 0.0002, 0.0004):
-        verdict = check(a_scenario(WHOLE, DDP(bucket_cap_mb=capacity)))
-        verdict.assert_equivalent()
-        assert not verdict.unmodelled
+        require_predicted(a_scenario(WHOLE, DDP(bucket_cap_mb=capacity)))
 
 
 @pytest.mark.parametrize("frozen", [0, 3])
@@ -111,17 +94,13 @@ def test_frozen_experts_equal_one_device(frozen: int) -> None:
     layers = tuple(replace(layer, frozen=index == frozen) for index, layer in enumerate(LAYERS))
     case = a_scenario(WHOLE, layers=layers)
     tokens = replace(case.training.model, source=Tokens(vocabulary=7, frozen=True))
-    verdict = check(replace(case, training=replace(case.training, model=tokens)))
-    verdict.assert_equivalent()
-    assert not verdict.unmodelled
+    require_predicted(replace(case, training=replace(case.training, model=tokens)))
 
 
 @TYPED
 def test_typed_collectives_move_the_same() -> None:
     """A bias that is added once is an addend of a partial sum there."""
-    verdict = check(a_scenario(ranks=4, collectives=Collectives.TYPED))
-    verdict.assert_equivalent()
-    assert not verdict.unmodelled
+    require_predicted(a_scenario(ranks=4, collectives=Collectives.TYPED))
 
 
 @pytest.mark.parametrize(
@@ -138,17 +117,13 @@ def test_typed_collectives_move_the_same() -> None:
 )
 def test_parallelism_around_it(around: tuple[Parallelism, ...]) -> None:
     """Parts are plain tensors, which others average, sum or shard; calls come again where layers are recomputed."""
-    verdict = check(a_scenario(ROWS, *around, layers=LAYERS[:2], checkpointing=Checkpointing.ODD_LAYERS))
-    verdict.assert_equivalent()
-    assert not verdict.unmodelled
+    require_predicted(a_scenario(ROWS, *around, layers=LAYERS[:2], checkpointing=Checkpointing.ODD_LAYERS))
 
 
 def test_parts_in_a_flat_parameter() -> None:
     """FSDP1 cuts what a rank has of three dims wherever its flat parameter ends."""
     case = a_scenario(ROWS, FSDP1(wrapping=Wrapping.PER_LAYER), layers=LAYERS[1:3])
-    verdict = check(replace(case, training=replace(case.training, clipping=None)))
-    verdict.assert_equivalent()
-    assert not verdict.unmodelled
+    require_predicted(replace(case, training=replace(case.training, clipping=None)))
 
 
 def test_columns_of_experts_of_which_a_rank_has_no_row_are_on_file() -> None:

@@ -22,7 +22,6 @@ from equivcheck.scenario import (
     FSDP2,
     Activation,
     ActivationSharding,
-    AdamW,
     Attention,
     Axis,
     Checkpointing,
@@ -49,6 +48,7 @@ from equivcheck.scenario import (
     Training,
     Wrapping,
 )
+from support.clipped import clipped_scenario, require_predicted
 from support.exported import printed_differences
 
 pytestmark = pytest.mark.mostly_equivalent
@@ -80,12 +80,8 @@ def a_scenario(
     parallelism: LocalTensorParallel, *around: Parallelism, ranks: int = 2, model: Model = DECODER, **execution: Checkpointing
 ) -> Scenario:
     """Two steps of two microbatches of unequal size, clipped."""
-    training = Training(
-        model=model, data=Data(microbatches=(4, 2)), loss=LABELS, optimizer=AdamW(), clipping=ClipNorm(max_norm=0.05), steps=2
-    )
-    axes = (*(Axis(name="dp", size=2),) * len(around), Axis(name="tp", size=ranks))
-    layout = Layout(mesh=Mesh(axes=axes), parallelisms=(parallelism, *around), execution=Execution(**execution))
-    return Scenario(training=training, layout=layout)
+    axes = {**({"dp": 2} if around else {}), "tp": ranks}
+    return clipped_scenario(model, axes, parallelism, *around, loss=LABELS, **execution)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -114,9 +110,7 @@ def test_uneven_features_within_equal_one_device(heads: int, groups: int, width:
         reason = limit_reason(*_parts(a_scenario(parallelism, ranks=ranks, model=replace(DECODER, layers=layers))))
         assert "ends within a key and value head" in (reason or "")  # 3 heads of 2 features: torch.chunk makes 3 and 3 of them
         layers = (attention, *layers[1:])
-    verdict = check(a_scenario(parallelism, ranks=ranks, model=replace(DECODER, layers=layers)))
-    verdict.assert_equivalent()
-    assert not verdict.unmodelled
+    require_predicted(a_scenario(parallelism, ranks=ranks, model=replace(DECODER, layers=layers)))
 
 
 def _parts(scenario: Scenario) -> tuple[Training, Layout]:
@@ -147,9 +141,7 @@ def a_sharing_scenario(split: Split, output: ActivationSharding, *, frozen: bool
 @pytest.mark.parametrize("output", [ActivationSharding.REPLICATED, ROWS])
 def test_layers_that_share_a_weight_equal_one_device(split: Split, output: ActivationSharding, frozen: bool) -> None:
     """Each rank has one part of it, to whose gradient all of them add, a frozen layer too."""
-    verdict = check(a_sharing_scenario(split, output, frozen=frozen))
-    verdict.assert_equivalent()
-    assert not verdict.unmodelled
+    require_predicted(a_sharing_scenario(split, output, frozen=frozen))
 
 
 def test_layers_that_share_a_weight_are_cut_alike() -> None:
@@ -189,18 +181,14 @@ def test_a_layer_that_trains_a_bias_alone_is_computed_again_for_what_comes_after
         parallelisms=(LocalTensorParallel(plan=plan),),
         execution=Execution(checkpointing=Checkpointing.ODD_LAYERS),
     )
-    verdict = check(Scenario(training=training, layout=layout))
-    verdict.assert_equivalent()
-    assert not verdict.unmodelled
+    require_predicted(Scenario(training=training, layout=layout))
 
 
 @pytest.mark.parametrize("around", [DDP(no_sync=True), FSDP2(wrapping=Wrapping.PER_LAYER)], ids=["ddp", "fsdp2"])
 @pytest.mark.parametrize("checkpointing", [Checkpointing.NONE, Checkpointing.EVERY_LAYER])
 def test_data_parallelism_around_it(around: Parallelism, checkpointing: Checkpointing) -> None:
     """Its parameters are plain tensors, which others average or shard; calls come again where layers are recomputed."""
-    verdict = check(a_scenario(a_plan(loss_parallel=True), around, checkpointing=checkpointing))
-    verdict.assert_equivalent()
-    assert not verdict.unmodelled
+    require_predicted(a_scenario(a_plan(loss_parallel=True), around, checkpointing=checkpointing))
 
 
 def test_flat_parameters_are_not_clipped_by_norm() -> None:

@@ -21,24 +21,17 @@ from equivcheck.layouts.composition.resume_limits import CHECKPOINT_LAYOUT_LIMIT
 from equivcheck.scenario import (
     FSDP2,
     ActivationSharding,
-    AdamW,
     Attention,
-    Axis,
     Checkpointing,
-    ClipNorm,
     Collectives,
     Compile,
-    CrossEntropy,
-    Data,
     Execution,
     Experts,
     GatedMLP,
     Head,
     Layer,
     LayerPlan,
-    Layout,
     LocalTensorParallel,
-    Mesh,
     Model,
     Norm,
     Parallelism,
@@ -46,10 +39,10 @@ from equivcheck.scenario import (
     Split,
     TensorParallel,
     Tokens,
-    Training,
 )
 from equivcheck.strategies import scenarios
 from equivcheck.system import torch_version
+from support.clipped import clipped_scenario, require_predicted
 from support.supported import TYPED
 
 pytestmark = pytest.mark.mostly_equivalent
@@ -86,17 +79,8 @@ def a_scenario(output: ActivationSharding = ROWS, *around: Parallelism, ranks: i
         loss_parallel=True,
         collectives=Collectives.TYPED,
     )
-    training = Training(
-        model=MODEL,
-        data=Data(microbatches=(4, 2)),
-        loss=CrossEntropy(),
-        optimizer=AdamW(),
-        clipping=ClipNorm(max_norm=0.05),
-        steps=2,
-    )
-    axes = (*(Axis(name="dp", size=2),) * len(around), Axis(name="tp", size=ranks))
-    layout = Layout(mesh=Mesh(axes=axes), parallelisms=(parallelism, *around), execution=Execution(**execution))
-    return Scenario(training=training, layout=layout)
+    axes = {**({"dp": 2} if around else {}), "tp": ranks}
+    return clipped_scenario(MODEL, axes, parallelism, *around, **execution)
 
 
 @TYPED
@@ -104,17 +88,13 @@ def a_scenario(output: ActivationSharding = ROWS, *around: Parallelism, ranks: i
 @pytest.mark.parametrize("output", [WHOLE, ROWS])
 def test_uneven_and_empty_parts_equal_one_device(ranks: int, output: ActivationSharding) -> None:
     """Five tokens, five features and three positions over up to four ranks, with every call as predicted."""
-    verdict = check(a_scenario(output, ranks=ranks))
-    verdict.assert_equivalent()
-    assert not verdict.unmodelled
+    require_predicted(a_scenario(output, ranks=ranks))
 
 
 @TYPED
 def test_layers_that_are_recomputed_inside_shards_equal_one_device() -> None:
     """Calls come again where layers are recomputed."""
-    verdict = check(a_scenario(ROWS, FSDP2(), checkpointing=Checkpointing.EVERY_LAYER))
-    verdict.assert_equivalent()
-    assert not verdict.unmodelled
+    require_predicted(a_scenario(ROWS, FSDP2(), checkpointing=Checkpointing.EVERY_LAYER))
 
 
 @TYPED
