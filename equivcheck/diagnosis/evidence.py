@@ -14,7 +14,7 @@ from equivcheck.oracle.reference.reference import Reference
 from equivcheck.training.settings import Settings
 from equivcheck.worlds.trace.differences import Divergence, Phase
 from equivcheck.worlds.trace.moments import Moment
-from equivcheck.worlds.trace.pieces import TensorsByName, assembled
+from equivcheck.worlds.trace.pieces import TensorsByName, assemble_tensors
 from equivcheck.worlds.trace.trace import Snapshot, Trace
 
 
@@ -200,7 +200,7 @@ class Evidence(ComparedRanks, ABC):
         values: TensorsByName = {}
         for expected, found in zip(self.reference.moments, self.found, strict=True):
             if (expected.step, expected.phase) == (step, phase):
-                values |= assembled([moment.snapshot for moment in found])
+                values |= assemble_tensors([moment.snapshot for moment in found])
         return values
 
     def ratio(self, names: Sequence[str], phase: Phase) -> float | None:

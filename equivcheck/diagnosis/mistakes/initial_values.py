@@ -13,7 +13,7 @@ from equivcheck.diagnosis.evidence import Evidence
 from equivcheck.diagnosis.mistake import Mistake, StepFacts
 from equivcheck.diagnosis.words import name_ranks, tensors
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.worlds.trace.pieces import assembled, fill, select_piece, values_by_piece
+from equivcheck.worlds.trace.pieces import assemble_tensors, fill, select_piece, values_by_piece
 from equivcheck.worlds.trace.tensors import Vector
 
 
@@ -32,7 +32,7 @@ def wrong_start(diverged: Evidence, _facts: StepFacts | None = None) -> Iterator
         some_ranks = len(ranks) < len(diverged.initial)
         who = f"{name_ranks(ranks)} start{'s' if len(ranks) == 1 else ''}" if some_ranks else "every rank starts"
         cause, words = Cause.UNEQUAL_START, f"{who} with other values of {tensors(names)} than one device"
-        found = assembled(diverged.initial)
+        found = assemble_tensors(diverged.initial)
         if all(_is_permuted(found[name], right[name]) for name in names):
             cause = Cause.PERMUTED
             words = f"{who} with the elements of {tensors(names)} in wrong places: wrong order, or wrong dim"

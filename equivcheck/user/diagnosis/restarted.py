@@ -25,7 +25,7 @@ from equivcheck.user.traces.names import TensorNames
 from equivcheck.user.traces.optimizers import optimizers_in
 from equivcheck.user.traces.settings import TrainingState, UserTrace, other_settings
 from equivcheck.worlds.trace.moments import moments, moments_of_steps
-from equivcheck.worlds.trace.pieces import assembled, select_piece, values_by_piece
+from equivcheck.worlds.trace.pieces import assemble_tensors, select_piece, values_by_piece
 from equivcheck.worlds.trace.tensors import Vector
 from equivcheck.worlds.trace.trace import Snapshot
 
@@ -122,7 +122,7 @@ def _lost_between(saved: Sequence[TrainingState], loaded: Sequence[TrainingState
 
 def _differing(saved: Sequence[Snapshot], loaded: Sequence[Snapshot], ranks: set[int]) -> dict[str, Vector | None]:
     """Tensors that are missing or differ after loading, in full. Adds the ranks with other values to `ranks`."""
-    before, after = assembled(saved), assembled(loaded)
+    before, after = assemble_tensors(saved), assemble_tensors(loaded)
     found: dict[str, Vector | None] = {name: None for name in before if name not in after}
     ranks |= set(range(len(loaded))) if found else set()
     for rank, snapshot in enumerate(loaded):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from equivcheck.errors import EquivCheckError
-from equivcheck.worlds.sim.exchange import BEFORE, CallMatcher, Mark, PendingCollective, RawCall, Request
+from equivcheck.worlds.sim.exchange import PendingCollective, RawCall, Request
 from equivcheck.worlds.sim.process_group import SimGroup
 from equivcheck.worlds.sim.torch_private import raw_memory
 from equivcheck.worlds.sim.work import ReceiveWork, SimWork
@@ -31,26 +31,6 @@ class LoneScheduler:
 
     def wake(self, _rank: int) -> None:
         """No effect, because no rank waits."""
-
-
-class LoneBoard:
-    """State shared by one rank's groups."""
-
-    def __init__(self, rank: int) -> None:
-        self.scheduler: Any = LoneScheduler()
-        self.calls: dict[int, list[RawCall]] = {rank: []}
-        self.marks: dict[int, Mark] = {rank: BEFORE}
-        self.unwaited: set[SimWork] = set()
-        self.last_waited: dict[int, SimWork] = {}
-        self.store_waiters: list[int] = []
-        self._exchanges: dict[tuple[str, tuple[int, ...]], CallMatcher] = {}
-
-    def exchange(self, name: str, ranks: tuple[int, ...]) -> CallMatcher:
-        """Counts a group's calls, without matching them."""
-        key = (name, ranks)
-        if key not in self._exchanges:
-            self._exchanges[key] = CallMatcher(ranks, self.scheduler)
-        return self._exchanges[key]
 
 
 class LoneGroup(SimGroup):

@@ -10,13 +10,14 @@ import torch.distributed as dist
 
 from equivcheck.errors import EquivCheckError, UsageError
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RanksFailed, RankState
-from equivcheck.worlds.fake.group import LoneBoard, LoneGroup
+from equivcheck.worlds.fake.group import LoneGroup, LoneScheduler
 from equivcheck.worlds.forks import WatchedForks
 from equivcheck.worlds.marks import listen
 from equivcheck.worlds.meshes import end_run
 from equivcheck.worlds.ranks import Ranks, Run
 from equivcheck.worlds.sim.exchange import call_of
 from equivcheck.worlds.sim.ranks import threads_as_ranks
+from equivcheck.worlds.sim.switchboard import Switchboard
 from equivcheck.worlds.sim.torch_private import HashStore, is_rank_thread, join_world, prepare_rank_thread
 from equivcheck.worlds.state.keeper import StateKeeper
 
@@ -70,7 +71,8 @@ class _Visit:
 
     def __init__(self, rank: int, size: int, program: Callable[[], Any]) -> None:
         self.rank, self.size = rank, size
-        self.board = LoneBoard(rank)
+        scheduler: Any = LoneScheduler()
+        self.board = Switchboard(size, scheduler)
         self.value: Any = None
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._serve, args=(program,), daemon=True, name=f"fake-rank-{rank}")
@@ -78,8 +80,7 @@ class _Visit:
     def make_group(self, options: Any, _: Any) -> LoneGroup:
         """Create a group; `torch.distributed` calls this for the simulated backend."""
         ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
-        board: Any = self.board
-        return LoneGroup(board, self.rank, options.group_id, ranks, options.group_rank)
+        return LoneGroup(self.board, self.rank, options.group_id, ranks, options.group_rank)
 
     def _serve(self, program: Callable[[], Any]) -> None:
         try:

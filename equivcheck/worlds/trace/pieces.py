@@ -57,7 +57,7 @@ def fill(whole: npt.NDArray[Any], piece: Piece, values: npt.NDArray[Any]) -> Non
         whole[...] = flat.reshape(whole.shape)
 
 
-def assembled(snapshots: Sequence[Snapshot]) -> TensorsByName:
+def assemble_tensors(snapshots: Sequence[Snapshot]) -> TensorsByName:
     """Assemble full tensors from all ranks' snapshots; NaN where no rank has an element.
 
     If ranks disagree, the lowest rank's values are used.

@@ -22,7 +22,7 @@ from equivcheck.user.diagnosis.diverged import DivergedTraining, held_indices, p
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 from equivcheck.user.ranks import build_model
 from equivcheck.user.traces.settings import UserTrace
-from equivcheck.worlds.trace.pieces import assembled
+from equivcheck.worlds.trace.pieces import assemble_tensors
 from equivcheck.worlds.trace.trace import Snapshot
 
 MAX_TRIES = 32
@@ -131,7 +131,7 @@ def wrong_components(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[
     if diverged.task.cuts is None:
         return
     right = diverged.right_initial_values
-    found = {name: values for name, values in assembled(diverged.initial).items() if name in right}
+    found = {name: values for name, values in assemble_tensors(diverged.initial).items() if name in right}
     wrong = [name for name, values in found.items() if values.shape == right[name].shape and (values != right[name]).any()]
     for axis in diverged.same_row_axes if wrong else ():
         num_ranks = diverged.size((axis,))
