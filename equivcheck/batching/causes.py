@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -26,7 +27,7 @@ _PLAIN = (Kind.WHOLE, Kind.SPLIT, Kind.WINDOW, Kind.BLANK, Kind.TWICE)
 def cause_of(runs: Runs, given: Format, window: int | None, shown: Sequence[Presentation], wrong: Sequence[Presentation]) -> str:
     """Say why the presentations in `wrong` differ, in clauses. Empty if nothing is known."""
     every = [runs.whole, *shown]
-    never = next((each for each in every if not runs.num_updates(each)), None)
+    never = next((each for each in every if not each.ranks and not runs.num_updates(each)), None)
     if never is not None:
         return f"the optimizer makes no step with {count(len(never.microbatches), 'microbatch', 'microbatches')}"
     found = _normaliser(runs, every, window)
@@ -37,23 +38,42 @@ def cause_of(runs: Runs, given: Format, window: int | None, shown: Sequence[Pres
         place = next((each for each in wrong if each.kind is kind), None)
         if place is not None:
             clauses.append(explain(runs, given, place))
-    split = [each for each in wrong if each.kind in _PLAIN]
+    split = [each for each in wrong if each.kind in _PLAIN and not each.ranks]
     if split:
-        plain = [each for each in every if each.kind in _PLAIN]
+        plain = [each for each in every if each.kind in _PLAIN and not each.ranks]
         found = _normaliser(runs, plain, window)
         if found is not None:
             clauses.append(f"{found} (explains all {len(plain)} presentations without more padding)")
         elif not any(clauses):  # padding that counts changes with the lengths of microbatches, so one cause is enough
             clauses.append(_of_split(runs, split[0]))
+    if not any(clauses) and all(each.ranks for each in wrong):
+        clauses.append(_of_ranks(runs, every, wrong, window))
     return "; ".join(filter(None, clauses))
 
 
 def _normaliser(runs: Runs, presentations: Sequence[Presentation], window: int | None) -> Normaliser | None:
     """First normaliser to predict the gradients in all presentations."""
-    for each in candidates(window):
+    for each in candidates(window, has_ranks=any(one.ranks for one in presentations)):
         if fits_within_example(each, runs, window) and all(fits(each, runs, one, window) for one in presentations):
             return each
     return None
+
+
+def _of_ranks(runs: Runs, every: Sequence[Presentation], wrong: Sequence[Presentation], window: int | None) -> str:
+    """All presentations on one device agree."""
+    local = [runs.local_gradients(each) for each in wrong]
+    if local[0] and any((each != local[0][0]).any() for each in local[0]):
+        for name, combine in (("mean", np.mean), ("sum", np.sum)):
+            if all(runs.would_be_right(combine(own, axis=0), each) for own, each in zip(local, wrong, strict=True)):
+                return f"gradients are not reduced: their {name} over ranks would be right"
+    on_one = _normaliser(runs, [each for each in every if not each.ranks], window)
+    if on_one is None:
+        return ""
+    on_ranks = [each for each in every if each.ranks]
+    for found in candidates(window, has_ranks=True):
+        if all(fits(found, runs, each, window, on_one) for each in on_ranks):
+            return f"on ranks the step is the {found} (explains all {len(on_ranks)} presentations on ranks)"
+    return ""
 
 
 def _of_split(runs: Runs, place: Presentation) -> str:

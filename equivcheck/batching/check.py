@@ -9,9 +9,12 @@ import torch
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
 
     from equivcheck.batching.verdict import BatchingVerdict
     from equivcheck.user.task import Loss
+    from equivcheck.worlds.ranks import Ranks
+    from equivcheck.worlds.world import World
 
 
 def check_batching(  # noqa: PLR0913 - one for each thing that users bring, all by keyword
@@ -36,6 +39,13 @@ def check_batching(  # noqa: PLR0913 - one for each thing that users bring, all 
     keep_dtype: bool = False,
     seed: int = 0,
     explain: bool = True,
+    mesh: Mapping[str, int] | None = None,
+    parallelize: Callable[[nn.Module, DeviceMesh], nn.Module | None] | None = None,
+    rank_step: Callable[..., Any] | None = None,
+    data_axes: Sequence[str] | None = None,
+    world: str | Ranks | World = "sim",
+    schedule_seed: int = 0,
+    deadline: float = 60.0,
 ) -> BatchingVerdict:
     """Check whether a training step computes the same gradients if its examples are batched in another way.
 
@@ -79,6 +89,13 @@ def check_batching(  # noqa: PLR0913 - one for each thing that users bring, all 
     :param keep_dtype: Replace float32 by float64 if the model asks for float32.
     :param seed: Seed for torch, numpy and random before `model` is called.
     :param explain: Search for the cause if a presentation differs.
+    :param mesh: Axis names and sizes. The examples are then also distributed over ranks, in up to eight ways.
+    :param parallelize: Called on each rank as ``parallelize(model, mesh)``, as in `check_training`. Needed with `mesh`.
+    :param rank_step: Replaces `step` on ranks. It gets the microbatches for this rank; all ranks get equally many.
+    :param data_axes: Axes whose ranks get different rows, by default those with usual names, as in `check_training`.
+    :param world: ``"sim"``, ``"gloo"``, or ranks that are already running.
+    :param schedule_seed: Order in which simulated ranks take turns.
+    :param deadline: Seconds after which ranks count as hung, if they are idle or compute without communicating.
     :raises UsageError: An argument is not valid, the batch cannot be taken apart, or the step draws random numbers.
     """
     # Imported here because they import DTensor: `from equivcheck import check_batching` stays as fast as `import torch`.
@@ -106,5 +123,12 @@ def check_batching(  # noqa: PLR0913 - one for each thing that users bring, all 
             keep_dtype=keep_dtype,
             seed=seed,
             explain=explain,
+            mesh=mesh,
+            parallelize=parallelize,
+            rank_step=rank_step,
+            data_axes=None if data_axes is None else tuple(data_axes),
+            world=world,
+            schedule_seed=schedule_seed,
+            deadline=deadline,
         )
     )

@@ -14,11 +14,13 @@ import torch
 from torch import nn
 
 from equivcheck.batching.causes import cause_of
+from equivcheck.batching.distributions import distributions
 from equivcheck.batching.evaluation import cause_of_evaluation, evaluations
 from equivcheck.batching.examples import Format, Side, examples_of, format_of
 from equivcheck.batching.fields import Role
 from equivcheck.batching.normalisers import NORMALISERS, Normaliser, candidates, fits, fits_within_example, measured_weights
 from equivcheck.batching.presentations import Constraints, Kind, Presentation, presentations
+from equivcheck.batching.ranks import RankRuns
 from equivcheck.batching.runs import COMPARED, Runs
 from equivcheck.batching.usage import API, invalid
 from equivcheck.batching.verdict import BatchingVerdict, PresentationResult
@@ -27,10 +29,13 @@ from equivcheck.oracle.verdict.description import shorten_to_line
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.system.tally import record_check
 from equivcheck.user.no_update import NO_STEP
-from equivcheck.user.task import Loss, Task
+from equivcheck.user.task import Loss, Task, data_axes_of, loss_axes_of, mesh_of, with_mesh
 from equivcheck.user.usage import API as TRAINING_API
+from equivcheck.worlds.failure import RanksFailed
+from equivcheck.worlds.ranks import Ranks
 from equivcheck.worlds.state.keeper import StateKeeper, preserved_state
-from equivcheck.worlds.trace.differences import Phase
+from equivcheck.worlds.trace.differences import Difference, Phase
+from equivcheck.worlds.world import World, unwrap_world
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +82,20 @@ class Step:
     """Seed."""
     explain: bool
     """Whether to search for the cause."""
+    mesh: Mapping[str, int] | None
+    """Axis names and sizes; None for one device only."""
+    parallelize: Callable[..., Any] | None
+    """Parallelizes a model over the mesh."""
+    rank_step: Callable[..., Any] | None
+    """The step on ranks; None for `step`."""
+    data_axes: tuple[str, ...] | None
+    """Axes whose ranks get different rows; None for those with usual names."""
+    world: str | Ranks | World
+    """How ranks run."""
+    schedule_seed: int
+    """Order in which simulated ranks take turns."""
+    deadline: float
+    """Seconds after which ranks count as hung."""
 
     def __post_init__(self) -> None:
         if self.normaliser is not None and self.normaliser not in NORMALISERS:
@@ -85,6 +104,9 @@ class Step:
             raise invalid(f"microbatches {self.microbatches!r}", "it does not exist", "any or even")
         if self.window is not None and self.window < 1:
             raise invalid(f"window {self.window}", "an update needs a microbatch", "at least 1, or None")
+        if (self.mesh is None) != (self.parallelize is None):
+            given, missing = ("mesh", "parallelize") if self.parallelize is None else ("parallelize", "mesh")
+            raise invalid(f"{given} without {missing}", "ranks need both", "both, or none for one device")
         sides = [side.value for side in Side]
         for side in self.padding_side:
             if side not in sides:
@@ -130,6 +152,23 @@ class Step:
             seed=self.seed,
         )
 
+    def ranks(self) -> RankRuns | None:
+        """The step on ranks; None without a mesh."""
+        if self.mesh is None or self.parallelize is None:
+            return None
+        axes = mesh_of(self.mesh)
+        rows = data_axes_of(axes, self.data_axes, user_shards=False)
+        task = replace(
+            self.task(),
+            parallelize=self.parallelize,
+            mesh=axes,
+            data_axes=rows,
+            loss_axes=loss_axes_of(axes, rows, knows_rows=True),
+            step=with_mesh(self.step, None),
+            rank_step=with_mesh(self.rank_step or self.step, None),
+        )
+        return RankRuns(task=task, world=unwrap_world(self.world), schedule_seed=self.schedule_seed, deadline=self.deadline)
+
 
 def _sgd(parameters: list[Any]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1)
@@ -160,14 +199,18 @@ def _checked(step: Step) -> BatchingVerdict:
     examples = examples_of(given)
     if len(examples) < 2:
         raise invalid("batch", "it has one row", "at least two rows, so that they can be split")
-    runs = Runs(step.task(), given, examples)
+    ranks = step.ranks()
+    runs = Runs(step.task(), given, examples, ranks)
     shown = list(presentations(given, examples, step.constraints))
+    if ranks is not None:
+        shown += distributions(given, examples, step.constraints, ranks.task.num_data_ranks)
     results = [_result(runs, each, step.normaliser) for each in shown]
     if step.evaluate is not None:
         results += evaluations(step.evaluate, step.task(), given, runs.whole, shown)
     verdict = BatchingVerdict(
         outcome=Outcome.EQUIVALENT,
-        world="one device",
+        world="one device" if ranks is None else ranks.world_name,
+        mesh=() if ranks is None else ranks.task.mesh,
         name=step.name,
         counts=tuple(example.num_counted for example in examples),
         precision=str(runs.precision).removeprefix("torch."),
@@ -183,8 +226,11 @@ def _result(runs: Runs, presentation: Presentation, normaliser: str | None) -> P
     """Compare a presentation with the whole batch. A batch twice may have twice the gradients if sums are constraints."""
     result = PresentationResult(name=presentation.name, kind=presentation.kind)
     if presentation.kind is not Kind.TWICE:
-        return _compared(runs, result, presentation, COMPARED, 1.0)
-    factors = {None: (1.0, 2.0), "none": (2.0,)}.get(normaliser, (1.0,))
+        # Ranks may return the loss of their own rows.
+        phases = COMPARED if not presentation.ranks else (Phase.GRADIENT, Phase.UPDATE)
+        return _compared(runs, result, presentation, phases, 1.0)
+    times = float(len(presentation.ranks) or 2)
+    factors = {None: (1.0, times), "none": (times,)}.get(normaliser, (1.0,))
     found = [_compared(runs, result, presentation, (Phase.GRADIENT,), factor) for factor in factors]
     return next((each for each in found if each.divergence is None), found[0])
 
@@ -196,6 +242,8 @@ def _compared(
         found = runs.compare(presentation, phases, factor=factor)
     except UsageError:
         raise
+    except RanksFailed as error:
+        return replace(result, error=math.inf, failure=shorten_to_line(error.failure.summary))
     except Exception as error:
         return replace(result, error=math.inf, failure=shorten_to_line(f"{type(error).__name__}: {error}"))
     if not found.divergences:
@@ -229,6 +277,8 @@ def _judged(verdict: BatchingVerdict, runs: Runs, given: Format, step: Step, sho
         return replace(verdict, cause=cause_of_evaluation(step.evaluate, step.task(), given, shown))
     right = [each for each, result in zip(shown, verdict.results, strict=False) if not result.failure]
     found = cause_of(runs, given, step.window, right, wrong)
+    if first is not None and divergence is not None and divergence.difference is Difference.RANKS_DISAGREE:
+        return replace(verdict, cause=found)  # each rank weighs examples in its own way
     return replace(verdict, cause=found, weights=_weights(runs, wrong[0] if wrong else runs.whole, declared))
 
 

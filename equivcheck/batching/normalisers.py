@@ -6,6 +6,7 @@ and microbatches. So gradients from single examples predict the gradient in any 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -45,6 +46,16 @@ class Over(PrintableEnum):
     ALL_LAST = "all microbatches, but gradients of the last one only"
 
 
+class Across(PrintableEnum):
+    """How ranks are put together. It has no effect on one device."""
+
+    JOINT = ""
+    """Like more microbatches on one device."""
+    MEAN = ", on each rank, then the mean over ranks"
+    SUM = ", on each rank, then the sum over ranks"
+    JOINT_MEAN = ", then divided by the number of ranks"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Normaliser:
     """One way to weigh examples."""
@@ -53,36 +64,46 @@ class Normaliser:
     """Divisor for sums."""
     over: Over
     """How microbatches are put together."""
+    across: Across = Across.JOINT
+    """How ranks are put together."""
 
     def __str__(self) -> str:
-        of = f"of {self.over.value}"
+        of = f"of {self.over.value}{self.across.value}"
         if self.unit in (Unit.ONE, Unit.ROWS):
             by = ", divided by the number of rows" if self.unit is Unit.ROWS else ""
             return f"sum over the counted tokens{by} {of}"
         return f"mean over {self.unit.value} {of}"
 
-    def shares(self, runs: Runs, presentation: Presentation, window: int | None) -> Vector:
-        """Each example's weight, relative to a step with this example only."""
-        weights = self.weights(presentation, window)
-        own = [self.weights(single, window)[id(example)] for example, single in zip(runs.examples, runs.singles, strict=True)]
+    def shares(self, runs: Runs, presentation: Presentation, window: int | None, single: Normaliser | None = None) -> Vector:
+        """Each example's weight, relative to a step with this example only. The latter has the normaliser `single`, if given."""
+        weights, of_single = self.weights(presentation, window), self if single is None else single
+        own = [of_single.weights(step, window)[id(example)] for example, step in zip(runs.examples, runs.singles, strict=True)]
         pairs = zip(runs.examples, own, strict=True)
         return np.array([weights[id(example)] / one if one else 0.0 for example, one in pairs])
 
     def weights(self, presentation: Presentation, window: int | None) -> dict[int, float]:
         """Weight for each example's summed loss, by the example's id. A microbatch without anything to count weighs 0."""
-        num = len(presentation.microbatches)
-        total = sum(_denominator(self.unit, rows) for rows in presentation.microbatches)
+        groups = presentation.ranks or (presentation.microbatches,)
+        factor = 1.0 / len(groups) if self.across in (Across.MEAN, Across.JOINT_MEAN) else 1.0
+        if self.across in (Across.JOINT, Across.JOINT_MEAN):
+            groups = (presentation.microbatches,)
+        found: dict[int, float] = defaultdict(float)
+        for group in groups:
+            for example, weight in self._weights_in(group, window):
+                found[id(example)] += factor * weight
+        return found
+
+    def _weights_in(self, microbatches: Sequence[Rows], window: int | None) -> Iterator[tuple[Example, float]]:
+        num = len(microbatches)
+        total = sum(_denominator(self.unit, rows) for rows in microbatches)
         factor = {Over.MEAN: 1 / num, Over.ALL_MEAN: 1 / num, Over.WINDOW: 1 / (window or 1), Over.ALL_WINDOW: 1 / (window or 1)}
-        found: dict[int, float] = {}
-        for number, rows in enumerate(presentation.microbatches):
+        for number, rows in enumerate(microbatches):
             is_left_out = (self.over in _ONLY_LAST and number < num - 1) or (self.over is Over.FIRST and number)
             own = total if self.over in _OF_ALL else _denominator(self.unit, rows)
             share = 0.0 if is_left_out or not own else factor.get(self.over, 1.0) / own
             for row in rows.rows:
                 for example in row:
-                    weight = share * _weight_in_unit(self.unit, example, row)
-                    found[id(example)] = found.get(id(example), 0.0) + weight
-        return found
+                    yield example, share * _weight_in_unit(self.unit, example, row)
 
 
 _WITH_WINDOW = (Over.WINDOW, Over.ALL_WINDOW)
@@ -125,25 +146,28 @@ NORMALISERS = {
 """Normalisers by the names in `check_batching`."""
 
 
-def candidates(window: int | None) -> Iterator[Normaliser]:
+def candidates(window: int | None, *, has_ranks: bool = False) -> Iterator[Normaliser]:
     """Yield normalisers, the most usual ones first."""
-    for over in Over:
-        if over in _WITH_WINDOW and window is None:
-            continue
-        for unit in Unit:
-            if unit is not Unit.ONE or over not in (Over.ALL, Over.ALL_MEAN, Over.ALL_WINDOW):
-                yield Normaliser(unit=unit, over=over)
+    for across in Across if has_ranks else (Across.JOINT,):
+        for over in Over:
+            if over in _WITH_WINDOW and window is None:
+                continue
+            for unit in Unit:
+                if unit is not Unit.ONE or over not in (Over.ALL, Over.ALL_MEAN, Over.ALL_WINDOW):
+                    yield Normaliser(unit=unit, over=over, across=across)
 
 
-def fits(normaliser: Normaliser, runs: Runs, presentation: Presentation, window: int | None) -> bool:
+def fits(
+    normaliser: Normaliser, runs: Runs, presentation: Presentation, window: int | None, single: Normaliser | None = None
+) -> bool:
     """Whether a normaliser predicts a presentation's gradients from single examples' gradients.
 
-    Each single example's step is divided by the same normaliser, so only ratios count.
+    Each single example's step is divided by the same normaliser, so only ratios count. On ranks it may be another, `single`.
     """
     actual = runs.gradients(presentation)
     if not np.isfinite(actual).all():
         return any(_denominator(normaliser.unit, rows) == 0 for rows in presentation.microbatches)
-    shares = normaliser.shares(runs, presentation, window)
+    shares = normaliser.shares(runs, presentation, window, single)
     expected = sum((share * single for share, single in zip(shares, runs.single_gradients, strict=True)), np.zeros_like(actual))
     return runs.fits(actual, expected)
 

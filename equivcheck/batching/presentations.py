@@ -22,6 +22,7 @@ class Kind(PrintableEnum):
     PACKED = "packed"
     WINDOW = "window"
     ALONE = "alone"
+    RANKS = "ranks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,6 +37,9 @@ class Presentation:
     """Microbatches in order."""
     has_blank: bool = False
     """Whether it has one more row than the user's batch, without counted labels."""
+
+    ranks: tuple[tuple[Rows, ...], ...] = ()
+    """Each data rank's microbatches; empty on one device."""
 
     @property
     def examples(self) -> tuple[Example, ...]:
@@ -60,12 +64,12 @@ class Constraints:
 def whole_batch(given: Format, examples: Sequence[Example], *, has_blank: bool = False) -> Presentation:
     """Put all examples in one microbatch, each in its own row."""
     name = "one microbatch, with a row without labels" if has_blank else "one microbatch"
-    return Presentation(name=name, kind=Kind.WHOLE, microbatches=(_rows(given, examples),), has_blank=has_blank)
+    return Presentation(name=name, kind=Kind.WHOLE, microbatches=(rows_of(given, examples),), has_blank=has_blank)
 
 
 def single_example(given: Format, example: Example) -> Presentation:
     """A single example."""
-    return Presentation(name="a single example", kind=Kind.ALONE, microbatches=(_rows(given, [example]),))
+    return Presentation(name="a single example", kind=Kind.ALONE, microbatches=(rows_of(given, [example]),))
 
 
 def presentations(given: Format, examples: Sequence[Example], constraints: Constraints) -> Iterator[Presentation]:
@@ -73,16 +77,17 @@ def presentations(given: Format, examples: Sequence[Example], constraints: Const
     if not constraints.has_microbatch_terms:
         yield from _splits(given, examples, constraints)
         yield from _blanks(given, examples, constraints)
-    yield Presentation(name="other order", kind=Kind.SPLIT, microbatches=(_rows(given, examples[::-1]),))
+    yield Presentation(name="other order", kind=Kind.SPLIT, microbatches=(rows_of(given, examples[::-1]),))
     if constraints.window is None or constraints.window > 1:
-        yield Presentation(name="batch twice", kind=Kind.TWICE, microbatches=(_rows(given, examples),) * 2)
+        yield Presentation(name="batch twice", kind=Kind.TWICE, microbatches=(rows_of(given, examples),) * 2)
     if given.has_tokens:
         yield from _paddings(examples, constraints)
         if given.packing is not None:
             yield from _packings(given, examples, constraints)
 
 
-def _rows(given: Format, examples: Sequence[Example]) -> Rows:
+def rows_of(given: Format, examples: Sequence[Example]) -> Rows:
+    """Put each example in its own row, padded as in the user's batch."""
     return Rows(rows=tuple((example,) for example in examples), side=given.default_side)
 
 
@@ -105,7 +110,7 @@ def _splits(given: Format, examples: Sequence[Example], constraints: Constraints
         if constraints.window is not None and len(parts) > constraints.window:
             continue
         seen.add(key)
-        yield Presentation(name=name, kind=Kind.SPLIT, microbatches=tuple(_rows(given, part) for part in parts))
+        yield Presentation(name=name, kind=Kind.SPLIT, microbatches=tuple(rows_of(given, part) for part in parts))
     if constraints.window is not None:
         yield from _windows(given, examples, constraints, seen)
 
@@ -122,7 +127,7 @@ def _windows(
         parts = [examples[start:end] for start, end in pairwise(ends)]
         if tuple(tuple(map(id, part)) for part in parts) in seen:
             continue
-        microbatches = tuple(_rows(given, part) for part in parts)
+        microbatches = tuple(rows_of(given, part) for part in parts)
         yield Presentation(name=f"{name} {count(num, 'microbatch', 'microbatches')}", kind=Kind.WINDOW, microbatches=microbatches)
 
 
@@ -136,7 +141,7 @@ def _blanks(given: Format, examples: Sequence[Example], constraints: Constraints
         yield Presentation(
             name=f"{where} microbatch without labels",
             kind=Kind.BLANK,
-            microbatches=tuple(_rows(given, part) for part in both),
+            microbatches=tuple(rows_of(given, part) for part in both),
             has_blank=True,
         )
 

@@ -13,12 +13,14 @@ from torch import nn
 
 from equivcheck.batching.examples import Example, Format
 from equivcheck.batching.presentations import Presentation, single_example, whole_batch
+from equivcheck.batching.ranks import RankRuns
 from equivcheck.errors import UsageError
+from equivcheck.oracle.comparison.assemble import Assembler
 from equivcheck.oracle.comparison.compare import Comparison, compare
 from equivcheck.oracle.reference.noise import Expected
 from equivcheck.oracle.reference.reference import Reference
 from equivcheck.training.threads import one_thread
-from equivcheck.user.batches import tensors_of
+from equivcheck.user.batches import convert_batch, tensors_of
 from equivcheck.user.ranks import build_model
 from equivcheck.user.reference import SingleDeviceRun, eps_of, trace_of
 from equivcheck.user.task import Task
@@ -35,15 +37,15 @@ COMPARED = (Phase.LOSS, Phase.GRADIENT, Phase.UPDATE)
 class Runs:
     """Runs the step over the user's batch and over other presentations, each once."""
 
-    def __init__(self, task: Task, given: Format, examples: Sequence[Example]) -> None:
-        self._task, self._format = task, given
+    def __init__(self, task: Task, given: Format, examples: Sequence[Example], ranks: RankRuns | None = None) -> None:
+        self._task, self._format, self._ranks = task, given, ranks
         self.examples = tuple(examples)
         """The user's examples."""
-        self._traces: dict[int, tuple[Presentation, Trace]] = {}
+        self._traces: dict[int, tuple[Presentation, tuple[Trace, ...]]] = {}
         self.whole = whole_batch(given, examples)
         """Presentation with all examples in one microbatch."""
         self._base = SingleDeviceRun(self._on(self.whole))
-        self._traces[id(self.whole)] = self.whole, self._base.trace
+        self._traces[id(self.whole)] = self.whole, (self._base.trace,)
         self.precision = self._base.precision
         """Element type with the fewest digits."""
 
@@ -51,10 +53,16 @@ class Runs:
         batch = [self._format.microbatch(rows) for rows in presentation.microbatches]
         return replace(self._task, batches=(batch,))
 
-    def trace(self, presentation: Presentation) -> Trace:
-        """Train one step on a presentation."""
+    def traces(self, presentation: Presentation) -> tuple[Trace, ...]:
+        """Train one step on a presentation. There is one trace for each rank, and a single one on one device."""
         if id(presentation) not in self._traces:
-            self._traces[id(presentation)] = presentation, self._train(presentation, self._task)
+            if presentation.ranks:
+                assert self._ranks is not None
+                batches = [[self._format.microbatch(rows) for rows in own] for own in presentation.ranks]
+                traces = self._ranks.traces([convert_batch(batch, self._task.dtype) for batch in batches])
+            else:
+                traces = (self._train(presentation, self._task),)
+            self._traces[id(presentation)] = presentation, traces
         return self._traces[id(presentation)][1]
 
     def _train(self, presentation: Presentation, task: Task, model: nn.Module | None = None) -> Trace:
@@ -130,16 +138,16 @@ class Runs:
     def with_blank(self) -> Trace:
         """Trace over the whole batch and one more row, without labels."""
         examples = (*self.examples, self._format.without_labels(self.examples[0]))
-        return self.trace(whole_batch(self._format, examples, has_blank=True))
+        (trace,) = self.traces(whole_batch(self._format, examples, has_blank=True))
+        return trace
 
     def compare(self, presentation: Presentation, phases: Collection[Phase] = COMPARED, *, factor: float = 1.0) -> Comparison:
         """Compare a presentation with the whole batch in some phases. Gradients must be `factor` times as large."""
-        found = [moment for moment in moments(self.trace(presentation)) if moment.phase in phases]
+        own = [[moment for moment in moments(trace) if moment.phase in phases] for trace in self.traces(presentation)]
+        found = [ValueTrace(moments=tuple(each)) for each in own]
         expected = partial(self._expected, presentation=presentation, phases=phases, factor=factor)
-        compared = compare(expected(self.reference), [ValueTrace(moments=tuple(found))])
-        if compared.divergences:
-            compared = compare(expected(self.confirming_reference), [ValueTrace(moments=tuple(found))])
-        return compared
+        compared = compare(expected(self.reference), found)
+        return compare(expected(self.confirming_reference), found) if compared.divergences else compared
 
     def _expected(self, reference: Reference, presentation: Presentation, phases: Collection[Phase], factor: float) -> Reference:
         """The reference in some phases. If the presentation has one more row, so has the reference."""
@@ -161,8 +169,21 @@ class Runs:
 
     def gradients(self, presentation: Presentation) -> Vector:
         """The step's gradients as one vector, with zeros for parameters without one."""
-        snapshot = self.trace(presentation).steps[0].gradients
-        return full_vector(self.gradient_moment.table, snapshot.present, snapshot.values)
+        snapshots = [trace.steps[0].gradients for trace in self.traces(presentation)]
+        found = Assembler().assemble(self.gradient_moment, snapshots)
+        return np.where(found.covered, found.values, 0.0)
+
+    def local_gradients(self, presentation: Presentation) -> list[Vector]:
+        """Gradients on each rank; empty if ranks have different parts of them."""
+        snapshots = [trace.steps[0].gradients for trace in self.traces(presentation)]
+        found = [Assembler().assemble(self.gradient_moment, [snapshot]) for snapshot in snapshots]
+        has_shards = not all(np.array_equal(each.covered, found[0].covered) for each in found)
+        return [] if has_shards else [np.where(each.covered, each.values, 0.0) for each in found]
+
+    def would_be_right(self, gradients: Vector, presentation: Presentation) -> bool:
+        """Whether gradients are those that this presentation should have."""
+        (expected,) = self._expected(self.confirming_reference, presentation, (Phase.GRADIENT,), 1.0).moments
+        return self.fits(gradients, expected.values)
 
     @cached_property
     def singles(self) -> tuple[Presentation, ...]:

@@ -41,6 +41,8 @@ class BatchingVerdict(Judgement):
     """The step's name; empty if it has none."""
     counts: tuple[int, ...] = ()
     """Counted tokens in each example."""
+    mesh: tuple[tuple[str, int], ...] = ()
+    """Axis names and sizes; empty without ranks."""
     precision: str = ""
     """Element type with the fewest digits."""
     results: tuple[PresentationResult, ...] = ()
@@ -61,8 +63,10 @@ class BatchingVerdict(Judgement):
         return "\n".join(wrap_lines([self._heading(), *(f"  {line}" for line in self._evidence())]))
 
     def _heading(self) -> str:
+        axes = " x ".join(f"{name} {size}" for name, size in self.mesh)
+        where = f"one device and {axes} in {self.world}" if axes else "one device"
         whose = f"'{self.name}'" if self.name else "your step"
-        return f"{self.outcome.value.upper()}: {whose} on {self._about()}, {self.precision}, one device"
+        return f"{self.outcome.value.upper()}: {whose} on {self._about()}, {self.precision}, {where}"
 
     def _about(self) -> str:
         tokens = f" ({', '.join(map(str, self.counts))} counted tokens)" if any(number != 1 for number in self.counts) else ""
