@@ -44,6 +44,6 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
     if html is not None:
         from equivcheck.report.recording_page.page import write_page as write_recording_page
 
-        write_page(html, lambda file: write_recording_page(file, (str(one), str(other)), compared))
+        write_page(html, lambda file: write_recording_page(file, compared))
     codes = {Outcome.EQUIVALENT: ExitCode.NOTHING_FOUND, Outcome.DIVERGED: ExitCode.FINDINGS}
     return codes.get(found.outcome, ExitCode.CANNOT_RUN)

@@ -14,7 +14,7 @@ IDS = [str(page.relative_to(pages.ROOT)) for page in pages.PAGES]
 LANGUAGES = {"python", "text", "console", "sh", "toml", "yaml"}
 
 
-SLOW = ("tutorial.md", "your_model.md", "matrix.md")
+SLOW = ("tutorial.md", "your_model.md", "matrix.md", "golden_trace.md")
 """Pages whose trainings take seconds; torch environments run them."""
 OF_ITS_TIME = pytest.mark.torch(">=2.12,<2.14", "it shows what was wrong in these versions, and mended in the next")
 

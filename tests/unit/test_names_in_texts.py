@@ -21,7 +21,17 @@ NAMES_OF_OTHERS = {
         "to_empty",
         "PostLocalSGDOptimizer",
     ),  # torch
-    *("__code__", "__lshift__", "__rshift__", "num_", "vX", "FullyShardedDataParallelPlugin", "SLURM_ARRAY_TASK_ID"),
+    *("average_tokens_across_devices", "max_length", "per_device_train_batch_size"),  # transformers
+    *(
+        "__code__",
+        "__lshift__",
+        "__rshift__",
+        "num_",
+        "vX",
+        "FullyShardedDataParallelPlugin",
+        "SLURM_ARRAY_TASK_ID",
+        "RandomState",
+    ),
 }
 """Identifiers that texts mention and no code here uses."""
 HISTORY = {"CHANGELOG.md"}

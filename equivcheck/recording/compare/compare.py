@@ -29,14 +29,18 @@ from equivcheck.worlds.trace.differences import Difference
 class Comparison:
     """Two runs, and all compared values."""
 
-    first: RecordedRun
-    """Run A."""
-    second: RecordedRun
-    """Run B."""
+    facts: Facts
+    """Both runs, with their samples, losses and settings."""
+    tolerance: Tolerance
+    """Tolerance with the moved runs."""
     tensors: tuple[TensorDifference, ...]
     """Compared values in training order, equal ones as well."""
     verdict: TraceVerdict
     """Verdict."""
+
+    def clues(self, step: int) -> list[TensorDifference]:
+        """Compare samples, outputs, loss and norm in a step. `tensors` has them only at the first step with a difference."""
+        return [*_clues(self.facts, step, self.tolerance)]
 
 
 def compare(one: str | Path, other: str | Path, *, moved: Sequence[str | Path] = (), steps: int | None = None) -> TraceVerdict:
@@ -76,7 +80,7 @@ def compare_everything(
     clues = [] if divergent is None else [*_clues(facts, divergent, tolerance)]
     order = list(Moment)
     compared = tuple(sorted([*tensors, *clues], key=lambda each: (each.step, order.index(each.moment))))
-    return Comparison(first=first, second=second, tensors=compared, verdict=_verdict(facts, compared, tolerance))
+    return Comparison(facts=facts, tolerance=tolerance, tensors=compared, verdict=_verdict(facts, compared, tolerance))
 
 
 def _shared_steps(first: RecordedRun, second: RecordedRun) -> list[int]:

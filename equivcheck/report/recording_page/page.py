@@ -7,6 +7,7 @@ from pathlib import Path
 
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.recording.compare.compare import Comparison
+from equivcheck.recording.compare.verdict import TraceVerdict
 from equivcheck.report.frame.templates import Headline, footer, render
 from equivcheck.report.recording_page.samples import sample_lines, sample_tables
 from equivcheck.report.recording_page.sides import environment_rows, settings_rows
@@ -14,21 +15,22 @@ from equivcheck.report.recording_page.tables import replica_tables, steps_table,
 from equivcheck.system.files import replace_text
 
 
-def write_page(file: Path, names: tuple[str, str], compared: Comparison) -> None:
-    """Write the page. `names` are those of the two runs."""
+def write_page(file: Path, compared: Comparison) -> None:
+    """Write the page."""
     verdict = compared.verdict
+    headline = f"{verdict.outcome.value.upper()}: {verdict.reason}"
     replicas = tuple(replica_tables(compared))
     sections = {"verdict": "Verdict", "steps": "Moments by steps", "tensors": "Tensors"}
     sections |= {"replicas": "Replicas that disagree"} if replicas else {}
     sections |= {"samples": "Samples", "settings": "Settings and environment", "coverage": "Coverage"}
     page = render(
         "recording_page/recording.html.jinja",
-        title=f"equivcheck compare: {names[0]} and {names[1]}",
-        headline=Headline(text=_headline(compared), is_good=verdict.outcome is Outcome.EQUIVALENT),
+        title=f"equivcheck compare: {compared.facts.first.folder} and {compared.facts.second.folder}",
+        headline=Headline(text=headline, is_good=verdict.outcome is Outcome.EQUIVALENT),
         tiles=tuple(_tiles(compared)),
-        facts=(("A", names[0]), ("B", names[1])),
+        facts=tuple(zip("AB", verdict.runs, strict=True)),
         sections=sections,
-        lines=verdict.describe().splitlines(),
+        lines=tuple(_lines(verdict)),
         steps=steps_table(compared),
         tensors=tensors_table(compared),
         replicas=replicas,
@@ -42,13 +44,23 @@ def write_page(file: Path, names: tuple[str, str], compared: Comparison) -> None
     replace_text(file, page)
 
 
-def _headline(compared: Comparison) -> str:
-    return f"{compared.verdict.outcome.value.upper()}: {compared.verdict.reason}"
+def _lines(verdict: TraceVerdict) -> Iterator[tuple[str, str]]:
+    """Parts of the verdict with their labels, but for those that tables show."""
+    if verdict.first is not None:
+        yield "first", f"{verdict.first.tensor}: {verdict.first.evidence}"
+    if verdict.diagnosis is not None:
+        yield "why", verdict.diagnosis.sentence
+    if verdict.where:
+        yield "where", verdict.where
+    for label, texts in (("note", verdict.notes), ("gap", verdict.gaps)):
+        yield from ((label, text) for text in texts)
+    if verdict.hint:
+        yield "hint", verdict.hint
 
 
 def _tiles(compared: Comparison) -> Iterator[tuple[str, str]]:
-    first, second = compared.first, compared.second
-    yield "ranks", f"{len(first.ranks)} and {len(second.ranks)}"
-    yield "steps compared", str(len({*first.steps} & {*second.steps}))
-    yield "tensors compared", f"{len(compared.tensors):,}"
-    yield "tensors that differ", f"{len(compared.verdict.differences):,}"
+    verdict = compared.verdict
+    yield "ranks", " and ".join(str(len(run.ranks)) for run in compared.facts.runs)
+    yield "steps compared", str(len(compared.facts.steps))
+    yield "values compared", f"{len(compared.tensors):,}"
+    yield "values that differ", f"{len(verdict.differences):,}"

@@ -17,7 +17,7 @@ _MAX_LINES = 20
 
 def sample_tables(compared: Comparison) -> Iterator[Table]:
     """Number of samples, for each rank and step, in each run; none if neither run has samples."""
-    runs = {"A": compared.first, "B": compared.second}
+    runs = {"A": compared.facts.first, "B": compared.facts.second}
     steps, _ = shown_steps(compared)
     known = {name: [_samples(run, step) for step in steps] for name, run in runs.items()}
     for (name, run), other in zip(runs.items(), ("B", "A"), strict=True):
@@ -64,8 +64,8 @@ def _cell(step: RecordedStep | None, elsewhere: Collection[int]) -> Cell:
 def sample_lines(compared: Comparison) -> list[str]:
     """Places of samples that only one run has."""
     found = [
-        *_lines("A", compared.first, "B", compared.second),
-        *_lines("B", compared.second, "A", compared.first),
+        *_lines("A", compared.facts.first, "B", compared.facts.second),
+        *_lines("B", compared.facts.second, "A", compared.facts.first),
     ]
     left = len(found) - _MAX_LINES
     return [*found[:_MAX_LINES], *([f"and {count(left, 'more place')}"] if left > 0 else [])]

@@ -31,9 +31,9 @@ class Sides:
 
 def settings_rows(compared: Comparison) -> Iterator[Sides]:
     """Optimizer settings at the first step that both runs have, and later settings that differ."""
-    shared = sorted({*compared.first.steps} & {*compared.second.steps})
+    shared = compared.facts.steps
     for step in shared:
-        first, second = (_settings(run, step) for run in (compared.first, compared.second))
+        first, second = (_settings(run, step) for run in compared.facts.runs)
         for row in _sides(first, second):
             if step == shared[0] or row.differs:
                 yield row
@@ -47,7 +47,7 @@ def _settings(run: RecordedRun, step: int) -> dict[str, str]:
 
 def environment_rows(compared: Comparison) -> Iterator[Sides]:
     """Command, number of ranks, and the environment of rank 0."""
-    first, second = (_facts(run.ranks[0]) for run in (compared.first, compared.second))
+    first, second = (_facts(run.ranks[0]) for run in compared.facts.runs)
     yield from _sides(first, second)
 
 

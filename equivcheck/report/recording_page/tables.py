@@ -52,11 +52,12 @@ class Table:
 def steps_table(compared: Comparison) -> Table:
     """Moments by steps."""
     steps, note = shown_steps(compared)
-    first = _first(compared)
+    first = compared.verdict.first
     grouped: dict[tuple[int, Moment], list[TensorDifference]] = {}
-    for each in compared.tensors:
+    clues = (each for step in steps if step in compared.facts.steps for each in compared.clues(step))
+    for each in (*(each for each in compared.tensors if each.moment not in CLUES), *clues):
         grouped.setdefault((each.step, each.moment), []).append(each)
-    recorded = {"A": recorded_moments(compared.first), "B": recorded_moments(compared.second)}
+    recorded = {"A": recorded_moments(compared.facts.first), "B": recorded_moments(compared.facts.second)}
     rows = tuple(
         Row(
             name=moment.value,
@@ -71,8 +72,8 @@ def steps_table(compared: Comparison) -> Table:
 
 def shown_steps(compared: Comparison) -> tuple[Sequence[int], str]:
     """Steps with a column, and a sentence about the others. If there are many, they are those around the first difference."""
-    steps = sorted({step.step for run in (compared.first, compared.second) for rank in run.ranks for step in rank.steps})
-    first = _first(compared)
+    steps = sorted({step.step for run in compared.facts.runs for rank in run.ranks for step in rank.steps})
+    first = compared.verdict.first
     place = 0 if first is None else steps.index(first.step)
     begin = max(0, min(place - _STEPS_BEFORE, len(steps) - _MAX_STEPS))
     shown = steps[begin : begin + _MAX_STEPS]
@@ -98,10 +99,6 @@ def recorded_moments(run: RecordedRun) -> frozenset[tuple[int, Moment]]:
     return frozenset(found)
 
 
-def _first(compared: Comparison) -> TensorDifference | None:
-    return compared.verdict.first
-
-
 def _moment_cell(
     found: Sequence[TensorDifference], key: tuple[int, Moment], recorded: Mapping[str, frozenset[tuple[int, Moment]]]
 ) -> Cell:
@@ -113,7 +110,7 @@ def _moment_cell(
 
 def tensors_table(compared: Comparison) -> Table:
     """Tensors by moments, in the first divergent step, or in the last step if all agree."""
-    first = _first(compared)
+    first = compared.verdict.first
     step = compared.tensors[-1].step if first is None else first.step
     tensors = [each for each in compared.tensors if each.moment not in CLUES]
     found = {(each.moment, each.tensor): each for each in tensors if each.step == step}
@@ -144,7 +141,7 @@ def _most_important(names: Sequence[str], found: Mapping[tuple[Moment, str], Ten
 def replica_tables(compared: Comparison) -> Iterator[Table]:
     """Tensors by ranks, for replicas that disagree at the first such moment, in each run."""
     wrong = [each for each in compared.tensors if each.difference is Difference.RANKS_DISAGREE]
-    for which, run in (("A", compared.first), ("B", compared.second)):
+    for which, run in (("A", compared.facts.first), ("B", compared.facts.second)):
         rows = [row for each in wrong if each.moment is wrong[0].moment and (row := _replica_row(run, each)) is not None]
         if rows:
             ranks = range(min(len(run.ranks), MAX_RANKS))

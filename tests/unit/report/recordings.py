@@ -76,4 +76,4 @@ def write_compared(file: Path, fault: str = "", *, ranks: int = 2, steps: tuple[
     one = write_run(folder / "one", steps=steps[0], num_tensors=num_tensors)
     other = write_run(folder / "other", ranks=ranks, fault=fault, steps=steps[1], num_tensors=num_tensors)
     moved = write_run(folder / "moved", steps=steps[0], num_tensors=num_tensors, moved=1)
-    write_page(file, ("one", "other"), compare_everything(one, other, moved=[moved]))
+    write_page(file, compare_everything(one, other, moved=[moved]))
