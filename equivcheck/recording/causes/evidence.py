@@ -93,24 +93,26 @@ class Evidence:
 
 def ranks_with_other_values(evidence: Evidence, name: str) -> set[int]:
     """Ranks whose replica of a full tensor differs from the first run's; all ranks if they hold shards."""
-    full = {
-        rank: entry.sketch.sums
-        for rank, entry in entries_of(evidence.second, evidence.step, evidence.moment)
-        if entry.piece.name == name and entry.piece.numel == math.prod(entry.piece.shape)
+    tensor = evidence.second.tensors[evidence.step, evidence.moment, name]
+    right = {
+        rank
+        for rank, entry in zip(tensor.ranks, tensor.entries, strict=True)
+        if entry.piece.numel == tensor.numel and rms(entry.sketch.sums - evidence.expected_sums[name]) <= evidence.limits[name]
     }
-    right = {rank for rank, sums in full.items() if rms(sums - evidence.expected_sums[name]) <= evidence.limits[name]}
     return {trace.header.rank for trace in evidence.second.ranks} - right
 
 
 def only_rank(run: RecordedRun, rank: int) -> RecordedRun:
     """One rank's record, as a run of its own."""
+    at = [trace.header.rank for trace in run.ranks].index(rank)
     tensors = {}
     for key, tensor in run.tensors.items():
-        own = [(each, entry) for each, entry in entries_of(run, key[0], key[1]) if each == rank and entry.piece.name == key[2]]
+        own = [entry for each, entry in zip(tensor.ranks, tensor.entries, strict=True) if each == rank]
         if own:
-            sketch = assemble([Part(rank=each, piece=entry.piece, value=entry.sketch) for each, entry in own])
-            tensors[key] = replace(tensor, entries=tuple(entry for _, entry in own), sketch=sketch)
-    return replace(run, ranks=tuple(trace for trace in run.ranks if trace.header.rank == rank), tensors=tensors)
+            sketch = assemble([Part(rank=rank, piece=entry.piece, value=entry.sketch) for entry in own])
+            tensors[key] = replace(tensor, ranks=(rank,) * len(own), entries=tuple(own), sketch=sketch)
+    records = {number: (found[at],) for number, found in run.records.items()}
+    return replace(run, ranks=(run.ranks[at],), records=records, tensors=tensors)
 
 
 def rms(sums: Sums) -> float:
@@ -160,25 +162,23 @@ def full_tensors(found: Mapping[str, Assembled[Sketch]], total: Callable[[Assemb
 
 def steps_of(run: RecordedRun, number: int) -> Iterator[tuple[int, RecordedStep]]:
     """Each rank and its record of a step."""
-    for trace in run.ranks:
-        for step in trace.steps:
-            if step.step == number:
-                yield trace.header.rank, step
+    return zip((trace.header.rank for trace in run.ranks), run.records.get(number, ()), strict=False)
 
 
-def entries_of(run: RecordedRun, number: int, moment: Moment, microbatch: int = 0) -> Iterator[tuple[int, Entry]]:
+def entries_of(run: RecordedRun, number: int, moment: Moment) -> Iterator[tuple[int, Entry]]:
     """Each rank's parts at a moment."""
-    for rank, step in steps_of(run, number):
-        for entry in step.entries:
-            if entry.moment is moment and entry.microbatch == microbatch and not entry.is_partial:
-                yield rank, entry
+    for key, tensor in run.tensors.items():
+        if key[:2] == (number, moment):
+            yield from zip(tensor.ranks, tensor.entries, strict=True)
 
 
 def accumulated_gradients(run: RecordedRun, number: int, microbatch: int) -> dict[str, Assembled[Sketch]]:
     """Gradients found right before a backward pass."""
     parts: dict[str, list[Part[Sketch]]] = {}
-    for rank, entry in entries_of(run, number, Moment.ACCUMULATED, microbatch):
-        parts.setdefault(entry.piece.name, []).append(Part(rank=rank, piece=entry.piece, value=entry.sketch))
+    for rank, record in steps_of(run, number):
+        for entry in record.entries:
+            if entry.moment is Moment.ACCUMULATED and entry.microbatch == microbatch and not entry.is_partial:
+                parts.setdefault(entry.piece.name, []).append(Part(rank=rank, piece=entry.piece, value=entry.sketch))
     return {name: assemble(found) for name, found in parts.items()}
 
 

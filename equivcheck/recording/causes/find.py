@@ -23,8 +23,8 @@ from equivcheck.recording.trace import Moment
 from equivcheck.worlds.trace.differences import Difference
 
 GRADIENTS = (Moment.UNCLIPPED, Moment.GRADIENT)
-SKIPPED = ("loss", "norm")
-"""Moments with numbers in place of tensors: mistakes show in the gradients after them as well."""
+NUMBERS = (Moment.LOSS, Moment.NORM)
+"""Moments without tensors. Mistakes show in the gradients after them as well."""
 
 
 def find_cause(
@@ -39,11 +39,11 @@ def find_cause(
     far better than no mistake, and be the only one. `tolerance` gives the allowed distance for a tensor in the first run;
     `differences` are in training order.
     """
-    found = [each for each in differences if each.moment.value not in SKIPPED]
+    found = [each for each in differences if each.moment not in NUMBERS]
     if not found:
         return None
     step, moment = found[0].step, found[0].moment
-    if moment.value == "samples":
+    if moment is Moment.SAMPLES:
         return wrong_samples(first, second, step)
     own = [each for each in found if (each.step, each.moment) == (step, moment)]
     if any(each.difference not in (Difference.VALUE, Difference.RANKS_DISAGREE) for each in own):

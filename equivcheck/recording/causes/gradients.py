@@ -24,6 +24,7 @@ from equivcheck.recording.causes.evidence import (
     steps_of,
     sum_of_replicas,
 )
+from equivcheck.recording.compare.runs import RecordedRun
 from equivcheck.recording.sketch import Sketch
 from equivcheck.recording.trace import Moment
 
@@ -82,8 +83,14 @@ def _scaled_by_counts(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def _is_loss_scaled(evidence: Evidence, factor: float) -> bool:
-    one, other = (run.loss(evidence.step) for run in (evidence.first, evidence.second))
+    one, other = (_loss(run, evidence.step) for run in (evidence.first, evidence.second))
     return math.isclose(other, factor * one, rel_tol=NEAR) and one != 0.0
+
+
+def _loss(run: RecordedRun, step: int) -> float:
+    """Sum over the scalars on which `backward` was called, averaged over ranks with any."""
+    own = [math.fsum(record.losses) for _, record in steps_of(run, step) if record.losses]
+    return math.fsum(own) / len(own) if own else 0.0
 
 
 def _multiplied(evidence: Evidence, cause: Cause, words: str, factor: float, *, fitted: int = 0) -> Candidate:
@@ -115,6 +122,8 @@ def _unreduced(evidence: Evidence) -> Iterator[Candidate]:
     if evidence.moment is Moment.UNCLIPPED and (early := clipped_early(evidence)) is not None:
         yield early
         return
+    if all(_are_multiples(evidence, name) for name in evidence.wrong):
+        return
     words = f"{{gradients}} left unreduced{_unreduced_microbatches(evidence)}: each rank keeps its own part"
     cause, groups = Cause.NOT_REDUCED, _groups_that_agree(evidence, list(replicas))
     if _have_own_samples(evidence, groups):
@@ -123,6 +132,14 @@ def _unreduced(evidence: Evidence) -> Iterator[Candidate]:
     for way, total in (("mean", mean_of_replicas), ("sum", sum_of_replicas)):
         found = full_tensors(replicas, total)
         yield make_candidate(evidence, cause, f"{words} (the {way} over ranks is right)", evidence.expected_sums, found=found)
+
+
+def _are_multiples(evidence: Evidence, name: str) -> bool:
+    """Whether each replica is the right gradient times a factor, so that none comes from the rank's own samples."""
+    right = evidence.expected_sums[name]
+    own = [part.value.sums for group in evidence.second_tensor(name).replicas for part in group]
+    square = float(right @ right)
+    return bool(square) and all(rms(sums - right * (sums @ right) / square) <= evidence.limits[name] for sums in own)
 
 
 def _groups_that_agree(evidence: Evidence, names: Sequence[str]) -> tuple[tuple[int, ...], ...]:

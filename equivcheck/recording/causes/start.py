@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from equivcheck.diagnosis.words import join_words, name_ranks, tensors
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
-from equivcheck.recording.assemble import Part, assemble
-from equivcheck.recording.causes.evidence import Evidence, entries_of, ranks_with_other_values
+from equivcheck.recording.causes.evidence import Evidence, ranks_with_other_values
 from equivcheck.recording.compare.runs import RecordedRun
 from equivcheck.recording.exact import ExactHash
 from equivcheck.recording.trace import Moment
@@ -30,11 +29,7 @@ def wrong_start(evidence: Evidence) -> Diagnosis:
 
 def _hashes(run: RecordedRun, step: int) -> dict[str, ExactHash]:
     """Exact hashes of complete initial parameters."""
-    parts: dict[str, list[Part[ExactHash]]] = {}
-    for rank, entry in entries_of(run, step, Moment.START):
-        if entry.exact is not None:
-            parts.setdefault(entry.piece.name, []).append(Part(rank=rank, piece=entry.piece, value=entry.exact))
-    found = {name: assemble(own).value for name, own in parts.items()}
+    found = {name: tensor.exact for (at, moment, name), tensor in run.tensors.items() if (at, moment) == (step, Moment.START)}
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import sqrt
 
+from equivcheck.diagnosis.words import name_ranks
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.recording.causes.candidate import CLEARER, Candidate
-from equivcheck.recording.causes.evidence import Tensors, linear_combination, ratio, rms
+from equivcheck.recording.causes.evidence import Evidence, Tensors, entries_of, linear_combination, ratio, rms
 from equivcheck.recording.causes.settings import (
     Settings,
     differing,
@@ -20,14 +21,15 @@ from equivcheck.recording.causes.settings import (
 from equivcheck.recording.causes.update import Update
 from equivcheck.recording.trace import Moment
 
-MOST_STEPS = 64
-"""Largest wrong step count to try."""
+PRECISE = 64.0
+"""Differences must be so many times the tolerance before a factor tells one step count from another."""
 
 
 def wrong_updates(update: Update) -> Iterator[Candidate]:
     """Yield mistakes in updates."""
     still = linear_combination((0.0, update.before))
     yield update.candidate(Cause.NOT_UPDATED, "the optimizer does not update {parameters}", [still])
+    yield from _still_shards(update.evidence)
     pairs = pairs_at(update.evidence, update.evidence.step)
     if any(differing(pair) for pair in pairs):
         yield from other_settings(update, pairs)
@@ -39,6 +41,25 @@ def wrong_updates(update: Update) -> Iterator[Candidate]:
         yield from _lost_moments(update, groups[0])
     yield from _decays(update, groups)
     yield from _scaled(update)
+
+
+def _still_shards(evidence: Evidence) -> Iterator[Candidate]:
+    """Ranks whose shards do not change at all, although they have gradients."""
+    run, step = evidence.second, evidence.step
+    gradients = {(rank, entry.piece) for rank, entry in entries_of(run, step, Moment.GRADIENT) if entry.sketch.squares}
+    before = {
+        (rank, entry.piece): entry
+        for rank, entry in (*entries_of(run, step - 1, Moment.UPDATE), *entries_of(run, step, Moment.START))
+    }
+    changes: dict[int, list[bool]] = {}
+    for rank, entry in entries_of(run, step, Moment.UPDATE):
+        earlier = before.get((rank, entry.piece))
+        if earlier is not None and (rank, entry.piece) in gradients:
+            changes.setdefault(rank, []).append((entry.sketch.sums != earlier.sketch.sums).any())
+    still = [rank for rank, own in changes.items() if not any(own)]
+    if still and len(still) < len(changes) and all(all(own) for rank, own in changes.items() if rank not in still):
+        words = f"the optimizer does not update any parameter on {name_ranks(still)}"
+        yield Candidate(cause=Cause.NOT_UPDATED, words=words, errors=dict.fromkeys(evidence.wrong, 0.0))
 
 
 def _of_sgd(update: Update, settings: Settings) -> Iterator[Candidate]:
@@ -58,7 +79,7 @@ def _of_sgd(update: Update, settings: Settings) -> Iterator[Candidate]:
     if not momentum and all(gradients):
         words = "the optimizer uses the gradients of the previous step"
         yield update.candidate(Cause.STALE, words, [move_by(gradients[0])])
-    if step == evidence.first.steps[0] and not decay and not number(settings, "dampening"):
+    if momentum and step == evidence.first.steps[0] and not decay and not number(settings, "dampening"):
         for count in range(2, 9):
             factor = sum((count - earlier) * momentum**earlier for earlier in range(count))
             words = f"the optimizer steps {count} times per step, each time with the same gradients"
@@ -82,11 +103,12 @@ def _when_lost(update: Update, settings: Settings) -> str:
 def _step_counts(update: Update, settings: Settings) -> Iterator[Candidate]:
     """Adam's bias correction with another step count, if its gradients are large compared with `eps`."""
     betas = settings.get("betas")
-    if not isinstance(betas, tuple) or update.evidence.first.steps[0]:
+    error = max(update.evidence.trivial_error(name) for name in update.evidence.wrong)
+    if not isinstance(betas, tuple) or update.evidence.first.steps[0] or error < PRECISE:
         return
     right = update.evidence.step + 1
     own = number(settings, "lr") * number(settings, "weight_decay") * has_linear_decay(settings)
-    for count in (count for count in range(1, MOST_STEPS) if count != right):
+    for count in {right + 1, right - 1, 2 * right} - {0}:
         factor = _correction(betas, count) / _correction(betas, right)
         words = f"the optimizer counts step {right} as step {count}"
         moved = linear_combination((factor, update.moved), ((factor - 1.0) * own, update.before))
