@@ -40,5 +40,11 @@ batching = equivcheck.Batching(
     normaliser="token",
 )
 
-if __name__ == "__main__":
+
+def main() -> None:
+    """Print the verdict."""
     print(batching.check())
+
+
+if __name__ == "__main__":
+    main()

@@ -78,8 +78,8 @@ class BatchingVerdict(Judgement):
         if first is not None and first.divergence is not None:
             tensor = "" if first.divergence.tensor == "loss" else f" of {first.divergence.tensor}"
             size = f", norm x {first.ratio:.6g}" if first.ratio != 1.0 else ""
-            words = f"{first.name}: {first.divergence.phase.value}{tensor}{size} ({error_in_words(first.divergence)})"
-            lines.append(f"first: {words}")
+            words = f"{first.name}: {first.divergence.phase.value}{tensor}{size}"
+            lines += [f"first: {words}", f"       differs ({error_in_words(first.divergence)})"]
         elif self.reason:
             lines.append(self.reason)
         lines += [f"why:   {self.cause}"] if self.cause else []

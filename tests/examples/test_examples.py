@@ -9,6 +9,7 @@ import pytest
 from examples.recipes import EXAMPLES, RECIPES
 
 SAYS = {
+    "batching": ["DIVERGED: your step", "why:   mean over the counted tokens of each microbatch"],
     "transformer_block": ["EQUIVALENT: your training on dp 2 x tp 2"],
     "own_data_parallel": [
         "DIVERGED: your training on dp 2",
