@@ -51,6 +51,12 @@ class Sketch:
             maximum=float(np.maximum(self.maximum, other.maximum)),
         )
 
+    def overlaid(self, other: Sketch) -> Sketch:
+        """Sketch of the sum over two tensors with the same elements. `squares` is estimated; minimum and maximum are bounds."""
+        sums = self.sums + other.sums
+        squares = float(np.mean(sums**2))
+        return Sketch(sums=sums, squares=squares, minimum=self.minimum + other.minimum, maximum=self.maximum + other.maximum)
+
     @property
     def norm(self) -> float:
         """2-norm."""

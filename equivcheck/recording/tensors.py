@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Partial
 
@@ -59,10 +60,10 @@ def _unwrapped(named: Iterable[tuple[str, T]], root: nn.Module) -> Iterator[tupl
 
 
 def _wrapped_prefix(module: nn.Module) -> str:
-    """Prefix that wrappers add, such as DistributedDataParallel: they have one child, ``module``, and nothing else."""
+    """Prefix that wrappers add, such as DistributedDataParallel and compiled modules: they have one child and nothing else."""
     prefix = ""
-    while list(dict(module.named_children())) == ["module"] and not list(module.parameters(recurse=False)):
-        module, prefix = module.get_submodule("module"), f"{prefix}module."
+    while (names := list(dict(module.named_children()))) in (["module"], ["_orig_mod"]) and not module._parameters:
+        module, prefix = module.get_submodule(names[0]), f"{prefix}{names[0]}."
     return prefix
 
 
@@ -127,20 +128,35 @@ def entries_of(moment: Moment, rows: Sequence[Row], *, exactly: bool = False) ->
 
     Padding and complex numbers are left out.
     """
-    parts: list[tuple[Piece, torch.Tensor, bool]] = []
+    parts: list[tuple[Piece, torch.Tensor, tuple[int, ...] | None]] = []
     for pieces, tensor in rows:
-        is_partial = isinstance(tensor, DTensor) and any(isinstance(placement, Partial) for placement in tensor.placements)
+        addends = _addends_of(tensor)
         local = local_of(tensor).reshape(-1)
         if local.numel() != sum(piece.numel for piece in pieces):
             continue  # a tensor in another form, such as an unsharded gradient: the comparison finds it missing
         for piece, values in zip(pieces, torch.split(local, [piece.numel for piece in pieces]), strict=True):
             is_known = values.is_floating_point() or (exactly and not values.is_complex())
             if piece.name and values.numel() and is_known:
-                parts.append((piece, values, is_partial))
+                parts.append((piece, values, addends))
     for device in dict.fromkeys(values.device for _, values, _ in parts):
         own = [each for each in parts if each[1].device == device]
         sketches = sketch_parts([(piece, values) for piece, values, _ in own])
         hashes = hash_parts([(piece, values) for piece, values, _ in own]) if exactly else [None] * len(own)
-        for (piece, values, is_partial), sketch, exact in zip(own, sketches, hashes, strict=True):
+        for (piece, values, addends), sketch, exact in zip(own, sketches, hashes, strict=True):
             dtype = str(values.dtype).removeprefix("torch.")
-            yield Entry(moment=moment, piece=piece, dtype=dtype, sketch=sketch, exact=exact, is_partial=is_partial)
+            yield Entry(moment=moment, piece=piece, dtype=dtype, sketch=sketch, exact=exact, addends=addends)
+
+
+def _addends_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """Ranks whose local tensors add up to the full one; None without partial placements, empty if not all of them are sums."""
+    placements: Sequence[Any] = tensor.placements if isinstance(tensor, DTensor) else ()
+    partial = [placement for placement in placements if isinstance(placement, Partial)]
+    if not partial:
+        return None
+    if any(type(placement) is not Partial or placement.reduce_op != "sum" for placement in partial):
+        return ()
+    mesh: DeviceMesh = tensor.device_mesh  # type: ignore[attr-defined]
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None, "a rank reads only tensors of meshes that it is part of"
+    own = (slice(None) if placement in partial else index for placement, index in zip(placements, coordinate, strict=True))
+    return tuple(mesh.mesh[tuple(own)].flatten().tolist())

@@ -61,8 +61,10 @@ class Entry:
     """The part's sketch."""
     exact: ExactHash | None = None
     """Exact hash; None unless initial values or buffers."""
-    is_partial: bool = False
-    """Whether the tensor is the sum over ranks, as with DTensor's `Partial`."""
+    addends: tuple[int, ...] | None = None
+    """Ranks whose parts add up to the tensor, as with DTensor's `Partial`; None if this part is complete.
+
+    Empty if the parts are reduced in another way, such as to their maximum."""
     microbatch: int = 0
     """Number of backward passes before it in this step, for accumulated gradients."""
     model_dtype: str = ""

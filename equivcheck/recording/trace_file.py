@@ -26,8 +26,8 @@ from equivcheck.worlds.trace.trace import Piece
 
 SUFFIX = ".ecr"
 """Suffix; trace files are called ``rank0.ecr`` and so on."""
-_Tensor = tuple[Piece, str, bool, str]
-"""Position, element type, whether it is partial, and the model's element type: written once, and referred to by number."""
+_Tensor = tuple[Piece, str, tuple[int, ...] | None, str]
+"""Position, element type, ranks with addends, and the model's element type: written once, and referred to by number."""
 
 
 class TraceWriter:
@@ -99,15 +99,15 @@ class TraceWriter:
 
 
 def _identity(entry: Entry) -> _Tensor:
-    return entry.piece, entry.dtype, entry.is_partial, entry.model_dtype
+    return entry.piece, entry.dtype, entry.addends, entry.model_dtype
 
 
 def _tensor_object(tensor: _Tensor) -> dict[str, Any]:
-    piece, dtype, is_partial, model_dtype = tensor
+    piece, dtype, addends, model_dtype = tensor
     found: dict[str, Any] = {"name": piece.name, "shape": piece.shape, "dtype": dtype}
     found |= {"start": piece.start, "size": piece.size} if piece.start else {}
     found |= {"run": piece.run} if piece.run is not None else {}
-    found |= {"partial": True} if is_partial else {}
+    found |= {"addends": addends} if addends is not None else {}
     return found | ({"model_dtype": model_dtype} if model_dtype else {})
 
 
@@ -227,7 +227,8 @@ def _tensor(found: Mapping[str, Any]) -> _Tensor:
         size=_ints(found.get("size", ())),
         run=_pair(found["run"]) if "run" in found else None,
     )
-    return piece, str(found["dtype"]), bool(found.get("partial", False)), str(found.get("model_dtype", ""))
+    addends = _ints(found["addends"]) if "addends" in found else None
+    return piece, str(found["dtype"]), addends, str(found.get("model_dtype", ""))
 
 
 def _entries(group: Mapping[str, Any], tensors: Sequence[_Tensor]) -> Iterator[Entry]:
@@ -235,14 +236,14 @@ def _entries(group: Mapping[str, Any], tensors: Sequence[_Tensor]) -> Iterator[E
     moment, microbatch, numbers = Moment(group["at"]), int(group.get("microbatch", 0)), group["tensors"]
     hashes = [_exact(each) for each in group["exact"]] if "exact" in group else [None] * len(numbers)
     for number, sketch, exact in zip(numbers, _decoded(group["sketches"], len(numbers)), hashes, strict=True):
-        piece, dtype, is_partial, model_dtype = tensors[number]
+        piece, dtype, addends, model_dtype = tensors[number]
         yield Entry(
             moment=moment,
             piece=piece,
             dtype=dtype,
             sketch=sketch,
             exact=exact,
-            is_partial=is_partial,
+            addends=addends,
             microbatch=microbatch,
             model_dtype=model_dtype,
         )

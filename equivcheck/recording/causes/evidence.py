@@ -166,10 +166,10 @@ def steps_of(run: RecordedRun, number: int) -> Iterator[tuple[int, RecordedStep]
 
 
 def entries_of(run: RecordedRun, number: int, moment: Moment) -> Iterator[tuple[int, Entry]]:
-    """Each rank's parts at a moment."""
+    """Each rank's parts at a moment, except addends."""
     for key, tensor in run.tensors.items():
         if key[:2] == (number, moment):
-            yield from zip(tensor.ranks, tensor.entries, strict=True)
+            yield from (each for each in zip(tensor.ranks, tensor.entries, strict=True) if each[1].addends is None)
 
 
 def accumulated_gradients(run: RecordedRun, number: int, microbatch: int) -> dict[str, Assembled[Sketch]]:
@@ -177,7 +177,7 @@ def accumulated_gradients(run: RecordedRun, number: int, microbatch: int) -> dic
     parts: dict[str, list[Part[Sketch]]] = {}
     for rank, record in steps_of(run, number):
         for entry in record.entries:
-            if entry.moment is Moment.ACCUMULATED and entry.microbatch == microbatch and not entry.is_partial:
+            if entry.moment is Moment.ACCUMULATED and entry.microbatch == microbatch and entry.addends is None:
                 parts.setdefault(entry.piece.name, []).append(Part(rank=rank, piece=entry.piece, value=entry.sketch))
     return {name: assemble(found) for name, found in parts.items()}
 

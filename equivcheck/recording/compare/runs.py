@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from equivcheck.recording.sketch import Sketch
 from equivcheck.recording.trace import Entry, Moment, RankTrace, RecordedStep
 from equivcheck.recording.trace_file import read_trace
 from equivcheck.scenario.scenario import count
+from equivcheck.worlds.trace.trace import Piece
 
 Key = tuple[int, Moment, str]
 """Step, moment and name."""
@@ -90,9 +91,9 @@ class RecordedRun:
     records: Mapping[int, tuple[RecordedStep, ...]]
     """Each step as all ranks have recorded it, in rank order."""
     tensors: Mapping[Key, RecordedTensor]
-    """Tensors, except those with partial placements and accumulated gradients."""
+    """Tensors, except accumulated gradients and those in `partial`."""
     partial: frozenset[Key]
-    """Tensors with partial placements. They are not compared: a trace does not say which ranks' parts add up."""
+    """Tensors with partial placements that are not sums. They are not compared."""
 
     @cached_property
     def norms(self) -> Mapping[tuple[int, Moment], tuple[float, int]]:
@@ -159,7 +160,7 @@ def read_run(folder: Path, name: str = "", steps: int | None = None) -> Recorded
         for rank_number, record in enumerate(found):
             for entry in _distinct(record.entries):
                 parts.setdefault((number, entry.moment, entry.piece.name), []).append((rank_number, entry))
-    partial = frozenset(key for key, found in parts.items() if any(entry.is_partial for _, entry in found))
+    partial = frozenset(key for key, found in parts.items() if any(entry.addends == () for _, entry in found))
     tensors = {key: _recorded(found) for key, found in parts.items() if key not in partial}
     return RecordedRun(
         name=name or str(folder),
@@ -204,9 +205,13 @@ def _distinct(entries: Iterable[Entry]) -> Iterable[Entry]:
 
 
 def _recorded(found: Sequence[tuple[int, Entry]]) -> RecordedTensor:
-    parts = [Part(rank=rank, piece=entry.piece, value=entry.sketch) for rank, entry in found]
+    parts: dict[tuple[Piece, tuple[int, ...] | int], Part[Sketch]] = {}
+    for rank, entry in found:
+        # Addends at the same place become one part, and complete parts stay as they are.
+        key, part = (entry.piece, entry.addends or rank), Part(rank=rank, piece=entry.piece, value=entry.sketch)
+        parts[key] = replace(parts[key], value=parts[key].value.overlaid(entry.sketch)) if key in parts else part
     ranks, entries = zip(*found, strict=True)
-    return RecordedTensor(ranks=ranks, entries=entries, sketch=assemble(parts))
+    return RecordedTensor(ranks=ranks, entries=entries, sketch=assemble(list(parts.values())))
 
 
 def steps_in_words(steps: Sequence[int]) -> str:

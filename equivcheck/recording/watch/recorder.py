@@ -1,7 +1,7 @@
 """`Recorder`: follow a training loop step by step.
 
 Private torch API, tried on torch 2.9, 2.13 and 2.15: `clip_grad._clip_grads_with_norm_`, which `clip_grad_norm_` calls with the
-parameters and their norm before it scales. There is no public hook for clipping.
+parameters and their norm before it scales, and which is also `nn.utils.clip_grads_with_norm_`. There is no public hook.
 """
 
 from __future__ import annotations
@@ -90,11 +90,13 @@ class Recorder:
             return own_flat_clip(module, *arguments, **keywords)
 
         torch.autograd.backward, clip_grad._clip_grads_with_norm_ = backward, clip  # type: ignore[assignment]
+        nn.utils.clip_grads_with_norm_ = clip  # type: ignore[assignment]
         FullyShardedDataParallel.clip_grad_norm_ = clip_flat  # type: ignore[method-assign,assignment]
         try:
             yield
         finally:
             torch.autograd.backward, clip_grad._clip_grads_with_norm_ = own_backward, own_clip
+            nn.utils.clip_grads_with_norm_ = own_clip
             FullyShardedDataParallel.clip_grad_norm_ = own_flat_clip  # type: ignore[method-assign]
             for handle in handles:
                 handle.remove()

@@ -32,7 +32,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]:
         dtype="float32",
         sketch=sketch,
         exact=ExactHash(in_place=1, anywhere=2),
-        is_partial=True,
+        addends=(0, 1),
         microbatch=1,
         model_dtype="bfloat16",
     )
