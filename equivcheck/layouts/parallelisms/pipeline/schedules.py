@@ -51,17 +51,17 @@ class StageLayers(nn.Module):
     def __init__(self, model: MLP, layers: range, *, is_first: bool, is_last: bool) -> None:
         super().__init__()
         self.indices, self.step = layers, 0
-        # These two are methods, so the modules below register the parameters for the schedule.
+        # These two are methods, so the modules below register the parameters for the schedule, under their names in the model.
         self.embed, self.finish = model.embed if is_first else None, model.finished if is_last else None
-        self.embedded_by = nn.ModuleList(filter(None, (model.embedding, model.positions)) if is_first else ())
-        self.blocks = nn.ModuleList(model.layers[index] for index in layers)
+        self.embedding, self.positions = (model.embedding, model.positions) if is_first else (None, None)
+        self.layers = nn.ModuleDict({str(index): model.layers[index] for index in layers})
         self.head = model.head if is_last else None
         self.scale = model.scale if is_last and "scale" in model._parameters else None
 
     def forward(self, inputs: torch.Tensor, **masks: torch.Tensor) -> torch.Tensor:
         """Run the stage on tokens or activations. Dropout masks are named by layer."""
         values = inputs if self.embed is None else self.embed(inputs)
-        for index, block in zip(self.indices, self.blocks, strict=True):
+        for index, block in zip(self.indices, self.layers.values(), strict=True):
             values = block(values, masks.get(_mask_of(index)), self.step)
         return values if self.finish is None else self.finish(values)
 
