@@ -28,7 +28,7 @@ UNSEEN = Cell(style="unseen", text="-", title="not compared")
 
 
 def cell_of(found: Sequence[TensorDifference]) -> Cell:
-    """One cell for some tensors: the first with a difference other than a value counts, else the one with the largest error."""
+    """One cell for some values. A missing tensor, or one in another form, counts more than the largest error."""
     if not found:
         return UNSEEN
     wrong = [each for each in found if each.is_different]
@@ -36,22 +36,22 @@ def cell_of(found: Sequence[TensorDifference]) -> Cell:
     if first is not None:
         return _other(first, len(wrong), len(found))
     worst = max(found, key=lambda each: _sortable(each.error))
-    text = error_text(worst.error)
+    text = f" {error_text(worst.error)}" if worst.allowed else ""  # integers and samples have no tolerance
     if not wrong:
-        return Cell(style="same", text=f"✓ {text}", title=f"{count(len(found), 'tensor')} agree")
-    return Cell(style="differs", text=f"✗ {text}", title=f"{len(wrong)} of {count(len(found), 'tensor')} differ")
+        return Cell(style="same", text=f"✓{text}", title=f"{count(len(found), 'value')} agree{'s' if len(found) == 1 else ''}")
+    return Cell(style="differs", text=f"✗{text}", title=f"{len(wrong)} of {count(len(found), 'value')} differ: {wrong[0]}")
 
 
 _WITH_ERROR = (Difference.VALUE, Difference.RANKS_DISAGREE)
 
 
 def _other(first: TensorDifference, num_wrong: int, num_all: int) -> Cell:
-    title = f"{num_wrong} of {count(num_all, 'tensor')} differ; {first.tensor}: {first.detail}"
+    title = f"{num_wrong} of {count(num_all, 'value')} differ: {first}"
     if first.is_undecided:
-        return Cell(style="undecided", text="? NaN", title=title)
+        return Cell(style="undecided", text=f"? {first.difference.value}", title=title)
     if first.difference is Difference.MISSING:
-        return Cell(style="single", text="½ one run", title=title)
-    return Cell(style="differs", text=f"✗ {first.difference.value.replace('_', ' ')}", title=title)
+        return Cell(style="single", text=f"½ {'B' if first.detail == 'not in A' else 'A'}", title=title)
+    return Cell(style="differs", text=f"✗ {first.difference.value}", title=title)
 
 
 def error_text(error: float) -> str:

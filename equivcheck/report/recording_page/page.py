@@ -53,7 +53,7 @@ def _lines(verdict: TraceVerdict) -> Iterator[tuple[str, str]]:
     if verdict.where:
         yield "where", verdict.where
     for label, texts in (("note", verdict.notes), ("gap", verdict.gaps)):
-        yield from ((label, text) for text in texts)
+        yield from ((label, text) for text in texts if text != verdict.reason)
     if verdict.hint:
         yield "hint", verdict.hint
 

@@ -61,6 +61,8 @@ def _entries(moment: Moment, names: list[str], step: int, rank: int, fault: str)
             numbers[0] += 1.0
         if name == "up.bias" and moment is Moment.UPDATE and fault == "nan":
             numbers[0] = np.nan
+        if name == "up.bias" and moment is Moment.GRADIENT and fault == "missing":
+            continue
         parts.append((Piece(name=name, shape=shape), torch.from_numpy(numbers)))
     is_exact = moment is Moment.START
     exact = hash_parts(parts) if is_exact else [None] * len(parts)

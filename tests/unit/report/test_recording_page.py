@@ -29,7 +29,7 @@ def table(page: HtmlPage, section: str) -> dict[str, list[str]]:
     return {row[0]: row[1:] for row in page.rows(section)}
 
 
-@pytest.mark.parametrize("fault", ["", "gradient", "replica", "samples", "setting", "environment", "nan"])
+@pytest.mark.parametrize("fault", ["", "gradient", "replica", "samples", "setting", "environment", "nan", "missing"])
 def test_a_page_is_one_small_file_that_can_be_read_aloud(file: Path, fault: str) -> None:
     """Whatever the verdict is."""
     require_sound(page_of(file, fault))
@@ -61,6 +61,15 @@ def test_tensors_are_in_the_order_of_the_model(file: Path) -> None:
     moments = ["gradient before clipping", "gradient", "parameter"]
     wrong = dict(zip(rows["tensor"], rows["up.bias first"], strict=True))
     assert [wrong[moment][0] for moment in moments] == ["✓", "✗", "✓"]
+
+
+@pytest.mark.parametrize(("fault", "moment", "mark"), [("missing", "gradient", "½ A"), ("nan", "parameter", "✗ nan")])
+def test_tensors_that_cannot_have_an_error_are_marked_in_words(file: Path, fault: str, moment: str, mark: str) -> None:
+    """In both tables."""
+    page = page_of(file, fault)
+    tensors, steps = table(page, "tensors"), table(page, "steps")
+    assert dict(zip(tensors["tensor"], tensors["up.bias first"], strict=True))[moment] == mark
+    assert steps[f"{moment} first"][1] == mark
 
 
 def test_replicas_that_disagree_have_a_column_for_each_rank(file: Path) -> None:
