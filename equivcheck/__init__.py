@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from equivcheck.scenario.file_format.codec import from_json, to_json
     from equivcheck.user.check import check_training
     from equivcheck.user.matrix.matrix import Matrix, matrix
+    from equivcheck.user.optimizer_check.check import check_optimizer
+    from equivcheck.user.optimizer_check.result import OptimizerVerdict
     from equivcheck.user.restart import Restart
     from equivcheck.user.smallest import smallest
     from equivcheck.worlds.world import World
@@ -45,6 +47,8 @@ _HOMES = {
     "equivcheck.scenario.file_format.codec": ("from_json", "to_json"),
     "equivcheck.user.check": ("check_training",),
     "equivcheck.user.matrix.matrix": ("Matrix", "matrix"),
+    "equivcheck.user.optimizer_check.check": ("check_optimizer",),
+    "equivcheck.user.optimizer_check.result": ("OptimizerVerdict",),
     "equivcheck.user.restart": ("Restart",),
     "equivcheck.user.smallest": ("smallest",),
     "equivcheck.worlds.world": ("World",),
@@ -58,6 +62,7 @@ __all__ = [
     "Layout",
     "Matrix",
     "NotEquivalent",
+    "OptimizerVerdict",
     "Outcome",
     "Restart",
     "Scenario",
@@ -70,6 +75,7 @@ __all__ = [
     "check",
     "check_batching",
     "check_operation",
+    "check_optimizer",
     "check_training",
     "compare",
     "explained",

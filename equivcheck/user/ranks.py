@@ -36,9 +36,11 @@ def rank_trace(task: Task, part: Part = WHOLE) -> UserTrace:
 
 
 def task_and_mesh(task: Task) -> tuple[Task, DeviceMesh]:
-    """Return this rank's mesh, and the task with the mesh bound in `rank_step` and `loss`."""
+    """Return this rank's mesh, and the task with the mesh bound in this rank's functions."""
     mesh = device_mesh(task.shape, task.axis_names)
-    return replace(task, rank_step=with_mesh(task.rank_step, mesh), loss=with_mesh(task.loss, mesh)), mesh
+    optimizer = task.optimizer if task.rank_optimizer is None else with_mesh(task.rank_optimizer, mesh)
+    step, loss = with_mesh(task.rank_step, mesh), with_mesh(task.loss, mesh)
+    return replace(task, rank_step=step, loss=loss, optimizer=optimizer), mesh
 
 
 def reader_and_batches(task: Task, mesh: DeviceMesh) -> tuple[Reader, list[Any]]:

@@ -108,6 +108,8 @@ class Task:
     """Seed for torch, numpy and random before each call of `model`."""
     name: str = ""
     """Name in the verdict; empty for none."""
+    rank_optimizer: Callable[..., Any] | None = None
+    """Replaces `optimizer` on ranks; None for the same function."""
 
     def __post_init__(self) -> None:
         if num_required(self.optimizer) > 1:

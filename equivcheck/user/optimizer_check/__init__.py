@@ -1,0 +1,1 @@
+"""Checks a distributed or handwritten optimizer against one device."""

@@ -1,0 +1,234 @@
+"""Run `check_optimizer`: check each case as a training, shrink the first finding, and explain it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from equivcheck.errors import UsageError
+from equivcheck.oracle.verdict.verdict import Outcome
+from equivcheck.system.tally import record_check
+from equivcheck.user.judging import check_task
+from equivcheck.user.optimizer_check.cases import (
+    OptimizerCase,
+    Placed,
+    drawn_cases,
+    place_parameters,
+    smaller_cases,
+    take_step,
+)
+from equivcheck.user.optimizer_check.causes import cause_of
+from equivcheck.user.optimizer_check.result import CaseResult, OptimizerVerdict
+from equivcheck.user.restart import Restart
+from equivcheck.user.task import Task, mesh_of, with_mesh
+from equivcheck.user.usage import API as TRAINING_API
+from equivcheck.user.usage import invalid
+from equivcheck.user.verdict import UserVerdict
+from equivcheck.worlds.ranks import Ranks
+from equivcheck.worlds.world import World
+
+API = "check_optimizer"
+_invalid = partial(invalid, api=API)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerCheck:
+    """The arguments for `check_optimizer`."""
+
+    optimizer: Callable[..., Any]
+    """Returns the optimizer on a rank."""
+    reference: Callable[..., Any]
+    """Returns the optimizer on one device."""
+    mesh: Mapping[str, int]
+    """Axis names and sizes."""
+    placements: tuple[str, ...]
+    """Values of `Placed`."""
+    parallelize: Callable[..., Any] | None
+    """Distributes the parameters; None for `placements`."""
+    shapes: Mapping[str, tuple[int, ...]] | None
+    """Names and shapes; None for drawn ones."""
+    num_cases: int
+    """Number of cases."""
+    steps: int
+    """Number of steps in each."""
+    save: Callable[..., Any] | None
+    """Saves the state; None for a copy in memory."""
+    load: Callable[..., Any] | None
+    """Loads the state."""
+    name: str
+    """Name in the verdict."""
+    dtype: torch.dtype | None
+    """Type for parameters and gradients."""
+    seed: int
+    """Seed for shapes, parameters and gradients."""
+    world: str | Ranks | World
+    """How ranks run."""
+    schedule_seed: int
+    """Order in which simulated ranks take turns."""
+    deadline: float
+    """Seconds after which ranks count as hung."""
+    explain: bool
+    """Whether to shrink and explain."""
+
+    def __post_init__(self) -> None:
+        values = [each.value for each in Placed]
+        for placement in self.placements:
+            if placement not in values:
+                raise _invalid(
+                    f"placements {self.placements!r}", f"there is no {placement!r}", f"values from {', '.join(values)}"
+                )
+        if not self.placements:
+            raise _invalid("placements ()", "no case is left", f"at least one of {', '.join(values)}")
+        for name, value in (("cases", self.num_cases), ("steps", self.steps)):
+            if value < 1:
+                raise _invalid(f"{name} {value}", "nothing would be checked", "at least 1")
+        if (self.save is None) != (self.load is None):
+            raise _invalid("save without load" if self.load is None else "load without save", "a checkpoint needs both", "both")
+
+    def run(self) -> OptimizerVerdict:
+        """Check all cases."""
+        started = time.perf_counter()
+        try:
+            verdict = self._checked()
+        except UsageError as error:
+            raise UsageError(str(error).replace(f"{TRAINING_API}: ", f"{API}: ", 1)) from error
+        record_check(API, verdict.world, verdict.outcome.value)
+        return replace(verdict, seconds=time.perf_counter() - started)
+
+    def _checked(self) -> OptimizerVerdict:
+        results, found = [], []
+        for case in self._cases():
+            verdict = self._check(case)
+            found.append(verdict)
+            results.append(CaseResult(case=case, outcome=verdict.outcome, reason=verdict.reason))
+        worst = max(verdict.worst_error for verdict in found)
+        mesh, world = mesh_of(self.mesh), found[0].world
+        wrong = next((number for number, verdict in enumerate(found) if verdict.outcome.is_finding), None)
+        if wrong is None:
+            undecided = next((each for each in found if each.outcome is not Outcome.EQUIVALENT), None)
+            outcome, reason = (Outcome.EQUIVALENT, "") if undecided is None else (undecided.outcome, undecided.reason)
+            return OptimizerVerdict(
+                outcome=outcome, reason=reason, world=world, mesh=mesh, name=self.name, results=tuple(results), worst_error=worst
+            )
+        case, verdict = self._shrunk(results[wrong].case, found[wrong]) if self.explain else (results[wrong].case, found[wrong])
+        return OptimizerVerdict(
+            outcome=verdict.outcome,
+            reason=verdict.reason,
+            divergence=verdict.divergence,
+            followers=verdict.followers,
+            num_unnamed=verdict.num_unnamed,
+            failure=verdict.failure,
+            worst_error=verdict.worst_error,
+            world=world,
+            mesh=mesh,
+            name=self.name,
+            results=tuple(results),
+            case=case,
+            cause=self._cause((case, verdict), (results[wrong].case, found[wrong])) if self.explain else "",
+        )
+
+    def _cause(self, *cases: tuple[OptimizerCase, UserVerdict]) -> str:
+        """The cause in the first case that has one. One parameter may be too few, for example if it is the one without update."""
+        causes = (cause_of(self._task(case), case, verdict, self._check_task) for case, verdict in cases)
+        return next(filter(None, causes), "")
+
+    def _cases(self) -> list[OptimizerCase]:
+        placements = [Placed(value) for value in self.placements]
+        drawn = drawn_cases(self.num_cases, placements, self.steps, self.seed)
+        if self.shapes is None:
+            return drawn
+        given = tuple((name, tuple(shape)) for name, shape in self.shapes.items())
+        return [replace(case, shapes=given) for case in drawn]
+
+    def _check(self, case: OptimizerCase) -> UserVerdict:
+        return self._check_task(self._task(case))
+
+    def _check_task(self, task: Task) -> UserVerdict:
+        return check_task(task, self.world, self.schedule_seed, self.deadline, explain=False)
+
+    def _shrunk(self, case: OptimizerCase, verdict: UserVerdict) -> tuple[OptimizerCase, UserVerdict]:
+        """Shrink a case while its outcome and the phase that differs first stay the same."""
+        is_smaller = True
+        while is_smaller:
+            is_smaller = False
+            for smaller in smaller_cases(case):
+                found = self._check(smaller)
+                phases = [None if each.divergence is None else each.divergence.phase for each in (verdict, found)]
+                if found.outcome is verdict.outcome and phases[0] is phases[1]:
+                    case, verdict, is_smaller = smaller, found, True
+                    break
+        return case, verdict
+
+    def _task(self, case: OptimizerCase) -> Task:
+        """A training without a model or a loss."""
+        axes = mesh_of(self.mesh)
+        resume = None
+        if case.saved_after is not None:
+            state: dict[int, Any] = {}
+            save, load = self.save or partial(_keep, state), self.load or partial(_restore, state)
+            resume = Restart(after=case.saved_after, save=save, load=load)
+        return Task(
+            name=self.name,
+            model=case.model,
+            parallelize=partial(place_parameters, placed=case.placed) if self.parallelize is None else self.parallelize,
+            mesh=axes,
+            batches=tuple(case.gradients()),
+            loss=_no_loss,
+            reduction="mean",
+            optimizer=with_mesh(self.reference, None),
+            rank_optimizer=self.optimizer,
+            scheduler=None,
+            step=take_step,
+            rank_step=take_step,
+            data_axes=(),
+            loss_axes=(),
+            shard=_all,
+            also=None,
+            full_tensors=None,
+            cuts=None,
+            dtype=self.dtype,
+            precision=None,
+            keep_dtype=False,
+            mask_shapes=None,
+            resume=resume,
+            seed=self.seed,
+        )
+
+
+def _all(batch: Any, mesh: Any) -> Any:  # noqa: ARG001 - the form of `shard`
+    """Every rank gets full gradients."""
+    return batch
+
+
+def _no_loss(outputs: Any, targets: Any) -> torch.Tensor:  # noqa: ARG001 - the form of a loss
+    raise AssertionError("the step has no loss")
+
+
+def _keep(state: dict[int, Any], model: nn.Module, optimizer: Any, _scheduler: Any, _folder: Path) -> None:
+    """Keep copies of parameters and optimizer state in this process."""
+    parameters = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    state[dist.get_rank()] = parameters, _copied(optimizer.state_dict())
+
+
+def _restore(state: dict[int, Any], model: nn.Module, optimizer: Any, _scheduler: Any, _folder: Path) -> None:
+    parameters, optimizer_state = state[dist.get_rank()]
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(parameters[name])
+    optimizer.load_state_dict(_copied(optimizer_state))
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: _copied(each) for key, each in value.items()}
+    return [_copied(each) for each in value] if isinstance(value, list) else value

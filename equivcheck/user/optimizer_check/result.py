@@ -1,0 +1,64 @@
+"""Result from `check_optimizer`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equivcheck.oracle.verdict.description import divergence_lines
+from equivcheck.oracle.verdict.verdict import Judgement, Outcome
+from equivcheck.scenario.scenario import count
+from equivcheck.system.printable import wrap_lines
+from equivcheck.user.failure_text import failure_lines
+from equivcheck.user.optimizer_check.cases import OptimizerCase
+
+_MOST = 4
+"""Cases that a line names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseResult:
+    """One checked case."""
+
+    case: OptimizerCase
+    """Parameters, gradients and ranks."""
+    outcome: Outcome
+    """The result."""
+    reason: str
+    """One sentence; empty if equivalent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerVerdict(Judgement):
+    """Result from `check_optimizer`, with the smallest case that differs."""
+
+    name: str = ""
+    """The optimizer's name; empty if it has none."""
+    mesh: tuple[tuple[str, int], ...]
+    """Axis names and sizes."""
+    results: tuple[CaseResult, ...] = ()
+    """All cases, in order."""
+    case: OptimizerCase | None = None
+    """The smallest case that differs or fails; None if all agree."""
+    cause: str = ""
+    """Why it differs: a mistake that, made on one device, gives all values on the ranks. Empty if none is known."""
+
+    def describe(self) -> str:
+        """Return the verdict as text, wrapped to the terminal's width."""
+        axes = " x ".join(f"{name} {size}" for name, size in self.mesh)
+        whose = f"'{self.name}'" if self.name else "your optimizer"
+        heading = f"{self.outcome.value.upper()}: {whose} on {axes}, {count(len(self.results), 'case')}, in {self.world}"
+        return "\n".join(wrap_lines([heading, *(f"  {line}" for line in self._evidence())]))
+
+    def _evidence(self) -> list[str]:
+        lines = [self._in_short()]
+        if self.divergence is not None:
+            lines = divergence_lines(self.divergence, self.followers, self.num_unnamed)
+        elif self.failure is not None:
+            lines = failure_lines(self.failure)
+        lines += [f"case:  {self.case}"] if self.case is not None else []
+        lines += [f"why:   {self.cause}"] if self.cause else []
+        wrong = [result for result in self.results if result.outcome.is_finding]
+        if wrong:
+            placed = dict.fromkeys(result.case.placed.value for result in wrong)
+            lines.append(f"wrong: {len(wrong)} of {count(len(self.results), 'case')} ({', '.join(placed)})")
+        return lines
