@@ -114,10 +114,9 @@ def fit(evidence: Evidence, columns: Sequence[Tensors], found: Tensors | None = 
 def subject(evidence: Evidence, candidate: Candidate) -> Mapping[str, str]:
     """Subjects for the candidate's words: all tensors if they fit, else the wrong ones."""
     is_all = candidate.worst(evidence.names) <= 1.0 and set(candidate.errors) >= set(evidence.names)
-    names = evidence.wrong
-    if is_all:
-        return {"gradients": "all gradients are", "parameters": "any parameter", "updates": "all updates are"}
-    what = tensors(names)
-    if len(names) == 1:
-        return {"gradients": f"the gradient of {what} is", "parameters": what, "updates": f"the update of {what} is"}
-    return {"gradients": f"the gradients of {what} are", "parameters": what, "updates": f"the updates of {what} are"}
+    what = tensors(evidence.wrong)
+    found = {"parameters": "any parameter" if is_all else what}
+    for key, noun in (("gradients", "gradient"), ("updates", "update"), ("values", "value")):
+        one, several = f"the {noun} of {what} is", f"the {noun}s of {what} are"
+        found[key] = f"all {noun}s are" if is_all else one if len(evidence.wrong) == 1 else several
+    return found

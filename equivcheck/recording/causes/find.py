@@ -8,10 +8,12 @@ from dataclasses import replace
 from equivcheck.diagnosis.words import name_ranks
 from equivcheck.oracle.verdict.cause import Diagnosis
 from equivcheck.recording.causes.candidate import Candidate, choose, subject
-from equivcheck.recording.causes.clipping import wrong_clipping
+from equivcheck.recording.causes.clipping import misreported_norm, wrong_clipping
 from equivcheck.recording.causes.evidence import Evidence, only_rank, ranks_with_other_values
 from equivcheck.recording.causes.gradients import scaled_gradients, wrong_gradients
 from equivcheck.recording.causes.microbatches import wrong_microbatches
+from equivcheck.recording.causes.missing import missing_gradients, untied_weights
+from equivcheck.recording.causes.moved import moved_elements
 from equivcheck.recording.causes.samples import wrong_samples
 from equivcheck.recording.causes.settings import differing_settings
 from equivcheck.recording.causes.start import wrong_start
@@ -40,19 +42,24 @@ def find_cause(
     `differences` are in training order.
     """
     found = [each for each in differences if each.moment not in NUMBERS]
-    if not found:
-        return None
+    norm = misreported_norm(first, second, differences)
+    if norm is not None or not found:
+        return norm
     step, moment = found[0].step, found[0].moment
     if moment is Moment.SAMPLES:
         return wrong_samples(first, second, step)
     own = [each for each in found if (each.step, each.moment) == (step, moment)]
-    if any(each.difference not in (Difference.VALUE, Difference.RANKS_DISAGREE) for each in own):
-        return None
     wrong = tuple(each.tensor for each in own)
     evidence = Evidence(first=first, second=second, tolerance=tolerance, step=step, moment=moment, wrong=wrong)
-    if not set(wrong) <= set(evidence.names):
+    return _explain(evidence, {each.difference for each in own}, found)
+
+
+def _explain(evidence: Evidence, kinds: set[Difference], differences: Sequence[TensorDifference]) -> Diagnosis | None:
+    if kinds == {Difference.MISSING}:
+        return missing_gradients(evidence) if evidence.moment in GRADIENTS else untied_weights(evidence, differences)
+    if not kinds <= {Difference.VALUE, Difference.RANKS_DISAGREE} or not set(evidence.wrong) <= set(evidence.names):
         return None
-    if moment is Moment.START:
+    if evidence.moment is Moment.START:
         return wrong_start(evidence)
     return _diagnosis(evidence) or _on_some_ranks(evidence) or differing_settings(evidence)
 
@@ -68,12 +75,14 @@ def _candidates(evidence: Evidence) -> Iterator[Candidate]:
     if evidence.moment is Moment.UPDATE:
         update = update_of(evidence)
         yield from wrong_updates(update) if update is not None else ()
+        yield from moved_elements(evidence, "values")
     elif evidence.moment is Moment.GRADIENT and _has_right_gradients_before_clipping(evidence):
         yield from wrong_clipping(evidence)
         yield from scaled_gradients(evidence)
     elif evidence.moment in GRADIENTS:
         yield from wrong_gradients(evidence)
         yield from wrong_microbatches(evidence)
+        yield from moved_elements(evidence, "gradients")
         yield from wrong_clipping(evidence)
 
 

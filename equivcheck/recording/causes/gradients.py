@@ -117,12 +117,10 @@ def scaled_gradients(evidence: Evidence) -> Iterator[Candidate]:
 def _unreduced(evidence: Evidence) -> Iterator[Candidate]:
     """Replicas differ, and their mean or sum is right."""
     replicas = {name: evidence.second_tensor(name) for name in evidence.names if evidence.spreads[name] > evidence.limits[name]}
-    if not replicas:
+    if not replicas or all(_are_multiples(evidence, name) for name in evidence.wrong):
         return
     if evidence.moment is Moment.UNCLIPPED and (early := clipped_early(evidence)) is not None:
         yield early
-        return
-    if all(_are_multiples(evidence, name) for name in evidence.wrong):
         return
     words = f"{{gradients}} left unreduced{_unreduced_microbatches(evidence)}: each rank keeps its own part"
     cause, groups = Cause.NOT_REDUCED, _groups_that_agree(evidence, list(replicas))

@@ -1,0 +1,61 @@
+"""Tensors in one run only: gradients that are None, and shared weights that are no longer shared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from equivcheck.diagnosis.words import tensors
+from equivcheck.oracle.verdict.cause import Cause, Diagnosis
+from equivcheck.recording.causes.evidence import Evidence, rms
+from equivcheck.recording.compare.runs import RecordedRun
+from equivcheck.recording.compare.verdict import TensorDifference
+from equivcheck.recording.trace import Moment
+
+
+def missing_gradients(evidence: Evidence) -> Diagnosis | None:
+    """Name gradients that only the first run has, if the second run's optimizer leaves these parameters as they are."""
+    names, step, second = evidence.wrong, evidence.step, evidence.second
+    if any((step, evidence.moment, name) in second.tensors for name in names):
+        return None
+    before = evidence.sums(second, step - 1, Moment.UPDATE) or evidence.sums(second, step, Moment.START)
+    after = evidence.sums(second, step, Moment.UPDATE)
+    if not all(name in before and name in after and not (after[name] != before[name]).any() for name in names):
+        return None
+    subject = f"the gradient of {tensors(names)} is" if len(names) == 1 else f"the gradients of {tensors(names)} are"
+    words = f"{subject} None when the optimizer steps, so it does not update {'it' if len(names) == 1 else 'them'}"
+    return Diagnosis(cause=Cause.GRADIENT_LOST, sentence=words, exact=True)
+
+
+def untied_weights(evidence: Evidence, differences: Sequence[TensorDifference]) -> Diagnosis | None:
+    """Name parameters of the second run that are copies of a parameter in the first run, and have a part of its gradient."""
+    first, second, step = evidence.first, evidence.second, evidence.step
+    moment = next((each for each in (Moment.UNCLIPPED, Moment.GRADIENT) if (step, each) in first.moments & second.moments), None)
+    if moment is None:
+        return None
+    right, found = (evidence.sums(run, step, moment) for run in (first, second))
+    originals = {copy: _original(first, second, step, copy) for copy in evidence.wrong}
+    for original in originals.values():
+        copies = [copy for copy, name in originals.items() if name == original]
+        if original is None or any(name not in found for name in (original, *copies)) or original not in right:
+            return None
+        total = found[original] + sum(found[copy] for copy in copies)
+        if rms(total - right[original]) > evidence.tolerance((step, moment, original)) * (1 + len(copies)):
+            return None
+    differing = {each.tensor for each in differences if (each.step, each.moment) == (step, moment)}
+    if differing - {*originals, *originals.values()}:
+        return None
+    original, copy = next((name, copy) for copy, name in originals.items() if name is not None)
+    words = f"`{original}` and `{copy}` are no longer one parameter: `{copy}` is a copy that is updated on its own"
+    return Diagnosis(cause=Cause.UNTIED, sentence=words, exact=True)
+
+
+def _original(first: RecordedRun, second: RecordedRun, step: int, copy: str) -> str | None:
+    """The first run's parameter with the same initial values as one that only the second run has."""
+    key = (step, Moment.START, copy)
+    own = second.tensors.get(key)
+    if own is None or own.exact is None or key in first.tensors:
+        return None
+    for (at, moment, name), tensor in first.tensors.items():
+        if (at, moment) == (step, Moment.START) and tensor.shapes == own.shapes and tensor.exact == own.exact:
+            return name
+    return None

@@ -1,0 +1,59 @@
+"""Right elements in wrong places: another order, or another parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from equivcheck.diagnosis.words import join_words
+from equivcheck.oracle.verdict.cause import Cause
+from equivcheck.recording.causes.candidate import Candidate, make_candidate
+from equivcheck.recording.causes.evidence import Evidence, ratio, rms
+
+SMALL, LARGE = 0.01, 0.1
+"""A tolerance below, and a distance above, this share of the norm: permuted elements are far from their places."""
+FEWEST = 4
+"""Least number of elements with an order."""
+NAMED = 2
+"""Tensors that are named with another name."""
+
+
+def moved_elements(evidence: Evidence, noun: str) -> Iterator[Candidate]:
+    """Yield tensors with each other's values, and tensors whose norm, minimum and maximum are right."""
+    yield from _exchanged(evidence, noun)
+    errors = {name: _permuted_error(evidence, name) for name in evidence.wrong}
+    yield Candidate(cause=Cause.PERMUTED, words=f"{{{noun}}} permuted: the right elements in wrong places", errors=errors)
+
+
+def _exchanged(evidence: Evidence, noun: str) -> Iterator[Candidate]:
+    sources = {name: _source(evidence, name) for name in evidence.wrong}
+    found = {name: source for name, source in sources.items() if source is not None}
+    if len(found) == len(sources):
+        predicted = {name: evidence.expected_sums[source] for name, source in found.items()}
+        pairs = join_words([f"`{name}` has that of `{source}`" for name, source in list(found.items())[:NAMED]])
+        yield make_candidate(evidence, Cause.PERMUTED, f"{{{noun}}} those of other parameters: {pairs}", predicted)
+
+
+def _source(evidence: Evidence, name: str) -> str | None:
+    """The only other tensor in the first run with the second run's values and shape."""
+    tensors, place = evidence.first.tensors, (evidence.step, evidence.moment)
+    found = [
+        other
+        for other in evidence.names
+        if other != name
+        and tensors[*place, other].shapes == tensors[*place, name].shapes
+        and rms(evidence.found_sums[name] - evidence.expected_sums[other]) <= evidence.limits[other]
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _permuted_error(evidence: Evidence, name: str) -> float:
+    """Differences in norm, minimum and maximum, in units of the tolerance; infinite if elements are near their places."""
+    one = evidence.first.tensors[evidence.step, evidence.moment, name]
+    before, after, limit = one.sketch.value, evidence.second_tensor(name).value, evidence.limits[name]
+    assert before is not None
+    assert after is not None
+    distance = before.distance(after)
+    if limit > SMALL * before.norm or distance < LARGE * before.norm or one.numel < FEWEST:
+        return float("inf")
+    changes = (after.norm - before.norm, after.minimum - before.minimum, after.maximum - before.maximum)
+    return ratio(max(evidence.spreads[name], *map(abs, changes)), limit)
