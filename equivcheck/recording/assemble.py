@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import lru_cache
+from operator import itemgetter
 from typing import Generic, Protocol, Self, TypeVar
 
 import numpy as np
@@ -63,52 +65,65 @@ def assemble(parts: Sequence[Part[V]]) -> Assembled[V]:
 
     All parts must have the same full shape. Parts without elements are ignored.
     """
-    by_position: dict[Piece, list[Part[V]]] = {}
-    for part in parts:
-        if part.piece.numel:
-            by_position.setdefault(_position(part.piece), []).append(part)
-    firsts = [found[0] for found in by_position.values()]
-    numel = math.prod(parts[0].piece.shape) if parts else 0
-    total = sum(part.piece.numel for part in firsts)
-    if total < numel:
-        cover = Cover.HOLES
-    elif total > numel or _overlap([part.piece for part in firsts]):
-        cover = Cover.OVERLAP
-    else:
-        cover = Cover.ONCE
+    cover, positions = _arrange(tuple(part.piece for part in parts))
     value = None
-    if cover is Cover.ONCE and firsts:
-        value = firsts[0].value
-        for part in firsts[1:]:
-            value = value + part.value
-    replicas = tuple(tuple(found) for found in by_position.values() if len(found) > 1)
+    if cover is Cover.ONCE and positions:
+        value = parts[positions[0][0]].value
+        for position in positions[1:]:
+            value = value + parts[position[0]].value
+    replicas = tuple(tuple(parts[at] for at in position) for position in positions if len(position) > 1)
     return Assembled(cover=cover, value=value, replicas=replicas)
 
 
+@lru_cache(maxsize=2**15)  # all steps and moments share it
+def _arrange(pieces: tuple[Piece, ...]) -> tuple[Cover, tuple[tuple[int, ...], ...]]:
+    """How pieces cover their tensor, and the numbers of those in the same position."""
+    found: dict[Piece, list[int]] = {}
+    for number, piece in enumerate(pieces):
+        if piece.numel:
+            found.setdefault(_position(piece), []).append(number)
+    numel, total = math.prod(pieces[0].shape) if pieces else 0, sum(piece.numel for piece in found)
+    cover = Cover.ONCE
+    if total < numel:
+        cover = Cover.HOLES
+    elif total > numel or _overlap(list(found)):
+        cover = Cover.OVERLAP
+    return cover, tuple(map(tuple, found.values()))
+
+
 def _position(piece: Piece) -> Piece:
-    """The piece in its shortest form: a full box or a full run is the full tensor."""
-    box, run = (piece.start, piece.size), piece.run
-    if piece.size == piece.shape:
-        box = ((), ())
-    if run == (0, math.prod(box[1] or piece.shape)):
-        run = None
+    """The piece with its box, in the shortest form: a full run is none."""
+    box = (piece.start, piece.size) if piece.start else ((0,) * len(piece.shape), piece.shape)
+    run = None if piece.run == (0, math.prod(box[1])) else piece.run
     return replace(piece, name="", start=box[0], size=box[1], run=run, place=None)
 
 
-def _overlap(pieces: Sequence[Piece]) -> bool:
-    """Whether any two pieces share an element."""
-    return any(_share(one, other) for at, one in enumerate(pieces) for other in pieces[at + 1 :])
+def _overlap(positions: Sequence[Piece], dim: int = 0) -> bool:
+    """Whether any two positions share an element. All boxes overlap in the dims before `dim`, perhaps through others."""
+    if len(positions) < 2:
+        return False
+    if dim < len(positions[0].shape):
+        intervals = [(piece.start[dim], piece.size[dim]) for piece in positions]
+    elif len({(piece.start, piece.size) for piece in positions}) == 1:
+        intervals = [piece.run or (0, piece.numel) for piece in positions]
+    else:
+        return any(_share(one, other) for at, one in enumerate(positions) for other in positions[at + 1 :])
+    groups: list[list[Piece]] = []
+    end = 0
+    for (first, length), piece in sorted(zip(intervals, positions, strict=True), key=itemgetter(0)):
+        if not groups or first >= end:
+            groups.append([])
+        groups[-1].append(piece)
+        end = max(end, first + length)
+    if dim >= len(positions[0].shape):
+        return len(groups) < len(positions)
+    return any(_overlap(group, dim + 1) for group in groups)
 
 
 def _share(one: Piece, other: Piece) -> bool:
-    boxes = [(piece.start or (0,) * len(piece.shape), piece.size or piece.shape) for piece in (one, other)]
-    (start, size), (other_start, other_size) = boxes
     for dim in range(len(one.shape)):
-        if max(start[dim], other_start[dim]) >= min(start[dim] + size[dim], other_start[dim] + other_size[dim]):
+        if max(one.start[dim], other.start[dim]) >= min(one.start[dim] + one.size[dim], other.start[dim] + other.size[dim]):
             return False
-    if boxes[0] == boxes[1]:
-        (offset, length), (other_offset, other_length) = (piece.run or (0, math.prod(size)) for piece in (one, other))
-        return max(offset, other_offset) < min(offset + length, other_offset + other_length)
-    # Runs in boxes that overlap in part: no parallelism of torch has them, so looking at each element is fast enough.
+    # Boxes that overlap in part: no parallelism of torch makes them, so looking at each element is fast enough.
     indices = np.arange(math.prod(one.shape)).reshape(one.shape)
     return bool(np.intersect1d(select_piece(indices, one), select_piece(indices, other)).size)

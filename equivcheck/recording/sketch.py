@@ -8,7 +8,7 @@ compared, and no rank needs more than its own elements.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -47,8 +47,8 @@ class Sketch:
         return Sketch(
             sums=self.sums + other.sums,
             squares=self.squares + other.squares,
-            minimum=float(np.minimum(self.minimum, other.minimum)),  # which passes NaN on
-            maximum=float(np.maximum(self.maximum, other.maximum)),
+            minimum=_with_nan(min, self.minimum, other.minimum),
+            maximum=_with_nan(max, self.maximum, other.maximum),
         )
 
     def overlaid(self, other: Sketch) -> Sketch:
@@ -64,7 +64,12 @@ class Sketch:
 
     def distance(self, other: Sketch) -> float:
         """Estimate the 2-norm between two tensors. It is 0 if they are equal, and seldom wrong by more than a factor of 2."""
-        return float(np.sqrt(np.mean((self.sums - other.sums) ** 2)))
+        difference = self.sums - other.sums
+        return math.sqrt(difference.dot(difference) / NUM_SUMS)
+
+
+def _with_nan(choose: Callable[[float, float], float], one: float, other: float) -> float:
+    return math.nan if math.isnan(one) or math.isnan(other) else choose(one, other)
 
 
 EMPTY = Sketch(sums=np.zeros(NUM_SUMS), squares=0.0, minimum=math.inf, maximum=-math.inf)
