@@ -7,8 +7,6 @@ written once; steps refer to them by number.
 from __future__ import annotations
 
 import base64
-import contextlib
-import gc
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -144,8 +142,7 @@ def read_trace(folder: Path) -> tuple[RankTrace, ...]:
             f"folder {folder} is not valid: it has no file rank0{SUFFIX}. Expected a folder from `equivcheck.record`, which "
             "writes files only if an optimizer of torch makes a step."
         )
-    with _paused_collection():
-        found = sorted((_read_file(file) for file in files), key=lambda trace: trace.header.rank)
+    found = sorted((_read_file(file) for file in files), key=lambda trace: trace.header.rank)
     ranks = [trace.header.rank for trace in found]
     if ranks != list(range(found[0].header.num_ranks)):
         raise UsageError(
@@ -153,18 +150,6 @@ def read_trace(folder: Path) -> tuple[RankTrace, ...]:
             "Expected one file from each rank of one job."
         )
     return tuple(found)
-
-
-@contextlib.contextmanager
-def _paused_collection() -> Iterator[None]:
-    """Pause garbage collection, which would take a third of the time: a trace has many objects and no cycle."""
-    is_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if is_enabled:
-            gc.enable()
 
 
 def _read_file(file: Path) -> RankTrace:

@@ -22,6 +22,7 @@ from equivcheck.recording.compare.tensors import Tolerance, compare_tensors, key
 from equivcheck.recording.compare.verdict import TensorDifference, TraceVerdict
 from equivcheck.recording.compare.words import agreeing, headline, hint_for, notes_of
 from equivcheck.recording.trace import Moment
+from equivcheck.system.collection import rare_collections
 from equivcheck.worlds.trace.differences import Difference
 
 
@@ -57,6 +58,7 @@ def compare(one: str | Path, other: str | Path, *, moved: Sequence[str | Path] =
     return compare_everything(one, other, moved=moved, steps=steps).verdict
 
 
+@rare_collections()  # a trace has many objects and no garbage
 def compare_everything(
     one: str | Path, other: str | Path, *, moved: Sequence[str | Path] = (), steps: int | None = None
 ) -> Comparison:
