@@ -34,6 +34,9 @@ def cause_of(runs: Runs, given: Format, window: int | None, shown: Sequence[Pres
     if found is not None:
         return f"{found} (explains all {len(every)} presentations)"
     clauses = []
+    twice = next((each for each in wrong if each.kind is Kind.TWICE and not each.ranks), None)
+    if twice is not None and _grows_with_microbatches(runs, twice):
+        clauses.append("each microbatch adds a loss term that is not divided by the number of microbatches")
     for kind, explain in ((Kind.PADDED, _of_padding), (Kind.PACKED, _of_packing)):
         place = next((each for each in wrong if each.kind is kind), None)
         if place is not None:
@@ -57,6 +60,13 @@ def _normaliser(runs: Runs, presentations: Sequence[Presentation], window: int |
         if fits_within_example(each, runs, window) and all(fits(each, runs, one, window) for one in presentations):
             return each
     return None
+
+
+def _grows_with_microbatches(runs: Runs, twice: Presentation) -> bool:
+    """Whether the batch three times changes the gradients twice as much as the batch twice."""
+    once, two = runs.gradients(runs.whole), runs.gradients(twice)
+    thrice = replace(twice, microbatches=twice.microbatches[:1] * 3)
+    return runs.fits(runs.gradients(thrice), once + 2.0 * (two - once))
 
 
 def _of_ranks(runs: Runs, every: Sequence[Presentation], wrong: Sequence[Presentation], window: int | None) -> str:

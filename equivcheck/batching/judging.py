@@ -262,6 +262,8 @@ def _judged(verdict: BatchingVerdict, runs: Runs, given: Format, step: Step, sho
         return replace(verdict, outcome=Outcome.CRASHED, reason=f"{failed.name}: {failed.failure}")
     if first is None and (declared is None or declared in fitting):
         return _agreeing(verdict, runs, declared, fitting)
+    if first is not None and runs.narrows and all(map(_may_overflow, verdict.results)):
+        return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=f"presentation {first.name!r} has NaN, but {_OVERFLOW}")
     reason = (
         f"presentation {first.name!r} differs from the whole batch"
         if first is not None
@@ -269,17 +271,34 @@ def _judged(verdict: BatchingVerdict, runs: Runs, given: Format, step: Step, sho
     )
     divergence = None if first is None else first.divergence
     verdict = replace(verdict, outcome=Outcome.DIVERGED, reason=reason, divergence=divergence)
-    if not step.explain:
-        return verdict
+    return _explained(verdict, runs, given, step, shown) if step.explain else verdict
+
+
+def _explained(verdict: BatchingVerdict, runs: Runs, given: Format, step: Step, shown: Sequence[Presentation]) -> BatchingVerdict:
+    """Add the cause, and the examples' weights."""
     wrong = [each for each, result in zip(shown, verdict.results, strict=False) if result.divergence is not None]
-    if not wrong and first is not None:
+    if not wrong and verdict.divergence is not None:
         assert step.evaluate is not None
         return replace(verdict, cause=cause_of_evaluation(step.evaluate, step.task(), given, shown))
     right = [each for each, result in zip(shown, verdict.results, strict=False) if not result.failure]
-    found = cause_of(runs, given, step.window, right, wrong)
-    if first is not None and divergence is not None and divergence.difference is Difference.RANKS_DISAGREE:
-        return replace(verdict, cause=found)  # each rank weighs examples in its own way
-    return replace(verdict, cause=found, weights=_weights(runs, wrong[0] if wrong else runs.whole, declared))
+    verdict = replace(verdict, cause=cause_of(runs, given, step.window, right, wrong))
+    if verdict.divergence is not None and verdict.divergence.difference is Difference.RANKS_DISAGREE:
+        return verdict  # each rank weighs examples in its own way
+    declared = None if step.normaliser is None else NORMALISERS[step.normaliser]
+    return replace(verdict, weights=_weights(runs, wrong[0] if wrong else runs.whole, declared))
+
+
+_OVERFLOW = (
+    "your model casts to a type with fewer digits, in which attention masks of a wider type overflow. Pass keep_dtype=True, or "
+    "dtype= with the type that your model casts to"
+)
+
+
+def _may_overflow(result: PresentationResult) -> bool:
+    """Whether a presentation agrees, or has NaN that may come from padding alone."""
+    if result.divergence is None:
+        return not result.failure
+    return result.divergence.difference is Difference.NAN and result.kind in (Kind.PADDED, Kind.PACKED)
 
 
 def _fitting(runs: Runs, step: Step) -> list[Normaliser]:

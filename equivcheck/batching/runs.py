@@ -48,6 +48,8 @@ class Runs:
         self._traces[id(self.whole)] = self.whole, (self._base.trace,)
         self.precision = self._base.precision
         """Element type with the fewest digits."""
+        self.narrows = task.dtype is not None and eps_of(self.precision) > eps_of(task.dtype)
+        """Whether the model casts to a type with fewer digits than it was converted to."""
 
     def _on(self, presentation: Presentation) -> Task:
         batch = [self._format.microbatch(rows) for rows in presentation.microbatches]
@@ -98,7 +100,7 @@ class Runs:
             return None
         pairs = [pair for key in shared for pair in zip(first[key], second[key], strict=True)]
         limit = eps_of(self.precision) ** 0.75  # rounding is near eps, and another input is no rounding
-        return any(float((one - other).norm()) > limit * float(other.norm()) for one, other in pairs)
+        return not all(float((one - other).norm()) <= limit * float(other.norm()) for one, other in pairs)
 
     def build(self) -> nn.Module:
         """Build the model."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from equivcheck.batching.presentations import Kind
 from equivcheck.oracle.verdict.description import error_in_words
-from equivcheck.oracle.verdict.verdict import Judgement
+from equivcheck.oracle.verdict.verdict import Judgement, Outcome
 from equivcheck.scenario.scenario import count
 from equivcheck.system.printable import wrap_lines
 from equivcheck.worlds.trace.differences import Divergence
@@ -75,7 +75,7 @@ class BatchingVerdict(Judgement):
     def _evidence(self) -> list[str]:
         first = next((result for result in self.results if result.divergence is not None), None)
         lines = []
-        if first is not None and first.divergence is not None:
+        if first is not None and first.divergence is not None and self.outcome is Outcome.DIVERGED:
             tensor = "" if first.divergence.tensor == "loss" else f" of {first.divergence.tensor}"
             size = f", norm x {first.ratio:.6g}" if first.ratio != 1.0 else ""
             words = f"{first.name}: {first.divergence.phase.value}{tensor}{size}"
@@ -84,7 +84,7 @@ class BatchingVerdict(Judgement):
             lines.append(self.reason)
         lines += [f"why:   {self.cause}"] if self.cause else []
         lines += [f"       {self.weights}"] if self.weights else []
-        wrong = [result.name for result in self.results if result.divergence is not None][1:]
+        wrong = [result.name for result in self.results if result.divergence is not None and result is not first]
         right = [result.name for result in self.results if result.divergence is None and not result.failure]
         failed = [result for result in self.results if result.failure]
         lines += [f"also:  {_listed(wrong)}"] if wrong else []
