@@ -102,13 +102,13 @@ def ranks_with_other_values(evidence: Evidence, name: str) -> set[int]:
     return {trace.header.rank for trace in evidence.second.ranks} - right
 
 
-def only_rank(run: RecordedRun, rank: int) -> RecordedRun:
-    """One rank's record, as a run of its own."""
+def only_rank(run: RecordedRun, rank: int, step: int) -> RecordedRun:
+    """One rank's record around a step, as a run of its own."""
     at = [trace.header.rank for trace in run.ranks].index(rank)
     tensors = {}
     for key, tensor in run.tensors.items():
         own = [entry for each, entry in zip(tensor.ranks, tensor.entries, strict=True) if each == rank]
-        if own:
+        if own and abs(key[0] - step) <= 1:
             sketch = assemble([Part(rank=rank, piece=entry.piece, value=entry.sketch) for entry in own])
             tensors[key] = replace(tensor, ranks=(rank,) * len(own), entries=tuple(own), sketch=sketch)
     records = {number: (found[at],) for number, found in run.records.items()}

@@ -95,7 +95,7 @@ def _on_some_ranks(evidence: Evidence) -> Diagnosis | None:
     ranks = sorted({rank for name in evidence.wrong for rank in ranks_with_other_values(evidence, name)})
     if len(ranks) == len(evidence.second.ranks):
         return None
-    found = [_diagnosis(replace(evidence, second=only_rank(evidence.second, rank))) for rank in ranks]
+    found = [_diagnosis(replace(evidence, second=only_rank(evidence.second, rank, evidence.step))) for rank in ranks]
     if not found or None in found or any(each != found[0] for each in found) or found[0] is None:
         return None
     return replace(found[0], sentence=f"{found[0].sentence} on {name_ranks(ranks)}")
