@@ -49,7 +49,7 @@ def _sums(piece: Piece, tensor: torch.Tensor) -> torch.Tensor:
         ((bits[offset : offset + len(rows) * len(columns)].view(len(rows), -1) * columns).sum(1) * rows).sum()
         for offset, rows, columns in _weights(piece.shape, piece.start, piece.size, piece.run, bits.device)
     ]
-    return torch.stack([torch.stack(in_place).sum(), _mixed(bits).sum()])
+    return torch.stack([torch.stack(in_place).sum(), mix_words(bits).sum()])
 
 
 def _bits(flat: torch.Tensor) -> torch.Tensor:
@@ -57,8 +57,8 @@ def _bits(flat: torch.Tensor) -> torch.Tensor:
     return whole.to(torch.int64)
 
 
-def _mixed(bits: torch.Tensor) -> torch.Tensor:
-    """SplitMix64 for each word. Torch shifts int64 arithmetically, so the sign bits are cut off."""
+def mix_words(bits: torch.Tensor) -> torch.Tensor:
+    """SplitMix64 for each int64 word. Torch shifts int64 arithmetically, so the sign bits are cut off."""
 
     def shift(words: torch.Tensor, count: int) -> torch.Tensor:
         return (words >> count) & ((1 << (64 - count)) - 1)

@@ -57,6 +57,15 @@ class Sketch:
         squares = float(np.mean(sums**2))
         return Sketch(sums=sums, squares=squares, minimum=self.minimum + other.minimum, maximum=self.maximum + other.maximum)
 
+    def times(self, factor: float) -> Sketch:
+        """Return the sketch of the same elements times a positive factor."""
+        return Sketch(
+            sums=self.sums * factor,
+            squares=self.squares * factor**2,
+            minimum=self.minimum * factor,
+            maximum=self.maximum * factor,
+        )
+
     @property
     def norm(self) -> float:
         """2-norm."""
@@ -91,6 +100,18 @@ def sketch_parts(parts: Sequence[tuple[Piece, torch.Tensor]]) -> list[Sketch]:
     for at, row, (squares, minimum, maximum) in zip(order, table, table[:, :3].tolist(), strict=True):
         found[at] = Sketch(sums=row[3:], squares=squares, minimum=minimum, maximum=maximum)
     return found
+
+
+def sketch_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """Sketch each row along dim 0 as a tensor of its own.
+
+    Returns a float64 table on the tensor's device, with shape (rows, 3 + `NUM_SUMS`): squares, minimum, maximum, signed sums.
+    """
+    piece, rows = Piece(name="", shape=tuple(tensor.shape[1:])), tensor.unbind()
+    if piece.numel > _SMALL:
+        return torch.stack([_sketch_large(piece, row) for row in rows])
+    length = _SLAB // piece.numel
+    return torch.cat([_sketch_small(piece, rows[first : first + length]) for first in range(0, len(rows), length)])
 
 
 def _batches(parts: Sequence[tuple[Piece, torch.Tensor]]) -> Iterator[list[int]]:

@@ -54,6 +54,15 @@ def buffers_of(root: nn.Module, prefix: str = "") -> list[Row]:
     return [(pieces_of(prefix + name, buffer), buffer) for name, buffer in _unwrapped(nn.Module.named_buffers(root), root)]
 
 
+def modules_of(root: nn.Module, prefix: str = "") -> dict[int, str]:
+    """Names by id, with `prefix` and without wrappers. A wrapper has the name of its module."""
+    unwrapped = _wrapped_prefix(root)
+    named = (
+        (canonical_name(f"{name}.".removeprefix(unwrapped)).removesuffix("."), module) for name, module in root.named_modules()
+    )
+    return {id(module): f"{prefix}{name}" for name, module in named}
+
+
 def _unwrapped(named: Iterable[tuple[str, T]], root: nn.Module) -> Iterator[tuple[str, T]]:
     prefix = _wrapped_prefix(root)
     return ((canonical_name(name.removeprefix(prefix)), tensor) for name, tensor in named)

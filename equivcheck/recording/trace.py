@@ -121,6 +121,8 @@ class RecordedStep:
     """Each parameter group's settings when its optimizer stepped, with ``optimizer``, its class, as one of them."""
     outputs: tuple[Output, ...] = ()
     """Module outputs, if asked for."""
+    num_skipped: int = 0
+    """Updates that a `GradScaler` skipped, because gradients were infinite or NaN. These gradients are not recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,6 +69,7 @@ class TraceWriter:
                 "samples": [[f"{sample:x}" for sample in microbatch] for microbatch in step.samples],
                 "backwards": step.num_backwards,
                 "clips": [asdict(clip) for clip in step.clips],
+                "skipped": step.num_skipped,
                 "settings": [dict(each) for each in step.settings],
                 "outputs": [_output_object(output) for output in step.outputs],
                 "tensors": list(map(_tensor_object, islice(self._numbers, num_known, None))),
@@ -203,6 +204,7 @@ def _step(line: Mapping[str, Any], tensors: list[_Tensor]) -> RecordedStep:
         samples=tuple(tuple(int(sample, 16) for sample in microbatch) for microbatch in line["samples"]),
         num_backwards=int(line["backwards"]),
         clips=tuple(Clip(**{name: float(value) for name, value in clip.items()}) for clip in line["clips"]),
+        num_skipped=int(line["skipped"]),
         settings=tuple({str(name): str(value) for name, value in each.items()} for each in line["settings"]),
         outputs=tuple(map(_output, line["outputs"])),
     )

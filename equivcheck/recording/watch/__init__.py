@@ -1,1 +1,1 @@
-"""Watches a training process: hooks and replaced functions that read values and change none."""
+"""Watches a training process: hooks and replaced functions read values and change none."""

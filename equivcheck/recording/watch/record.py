@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from equivcheck.recording.adapters.adapter import Adapter
 from equivcheck.recording.adapters.cuts import require_declared
 from equivcheck.recording.adapters.names import Names, require_names
 from equivcheck.recording.signs import NUM_SUMS
+from equivcheck.recording.watch.hooks import install_hooks
 from equivcheck.recording.watch.recorder import Recorder
 from equivcheck.user.traces.cuts import Cuts
 
@@ -23,6 +23,7 @@ def record(  # noqa: PLR0913 - options, all by keyword
     steps: int | None = None,
     from_step: int = 0,
     moved: int = 0,
+    outputs: bool | str = False,
     mesh: Mapping[str, int] | None = None,
     cuts: Cuts | None = None,
     names: Names | None = None,
@@ -56,10 +57,11 @@ def record(  # noqa: PLR0913 - options, all by keyword
     if Recorder.is_active:
         raise UsageError("record is not valid here: this process already records. Expected one `with record(...)` at a time.")
     adapter = Adapter(require_declared(cuts, mesh), require_names(names))
-    recorder = Recorder(Path(folder), range(from_step, sys.maxsize if steps is None else from_step + steps), moved, adapter)
+    chosen = outputs if isinstance(outputs, str) else "*" if outputs else ""
+    recorder = Recorder(Path(folder), adapter, steps=steps, from_step=from_step, moved=moved, outputs=chosen)
     Recorder.is_active = True
     try:
-        with recorder.hooks():
+        with install_hooks(recorder):
             yield
     finally:
         Recorder.is_active = False

@@ -1,8 +1,4 @@
-"""`Recorder`: follow a training loop step by step.
-
-Private torch API, tried on torch 2.9, 2.13 and 2.15: `clip_grad._clip_grads_with_norm_`, which `clip_grad_norm_` calls with the
-parameters and their norm before it scales, and which is also `nn.utils.clip_grads_with_norm_`. There is no public hook.
-"""
+"""`Recorder`: follow a training loop step by step, and write each step to a trace."""
 
 from __future__ import annotations
 
@@ -10,102 +6,54 @@ import contextlib
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.nn.utils import clip_grad
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from equivcheck.errors import EquivCheckError
 from equivcheck.recording.adapters.adapter import Adapter
-from equivcheck.recording.tensors import (
-    Row,
-    buffers_of,
-    find_root,
-    gradients_of,
-    local_loss,
-    move_parameters,
-    slots_of,
-    state_of,
-)
-from equivcheck.recording.trace import Entry, Header, Moment, RecordedStep
+from equivcheck.recording.trace import Header, RecordedStep
 from equivcheck.recording.trace_file import TraceWriter
 from equivcheck.recording.watch.access import has_values, leave_no_mark
-from equivcheck.worlds.trace.trace import Slot
+from equivcheck.recording.watch.microbatches import Microbatches
+from equivcheck.recording.watch.reader import Reader
 
 _VARIABLES = ("OMP_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE", "ATEN_CPU_CAPABILITY")
 """Environment variables that may change values."""
 
 
 class Recorder:
-    """Reads a process's training at each step, and writes a trace. The training is not ours, and none of its values changes."""
+    """Follows a process's training, and writes a trace. The training is not ours, and none of its values changes.
+
+    `hooks.install_hooks` calls its public methods. Those with `own` as their first argument replace this function of torch.
+    """
 
     is_active = False
     """Whether this process already records."""
 
-    def __init__(self, folder: Path, wanted: range, moved: int, adapter: Adapter) -> None:
-        self._folder, self._wanted, self._moved, self._adapter = folder, wanted, moved, adapter
+    def __init__(  # noqa: PLR0913 - options, all by keyword
+        self, folder: Path, adapter: Adapter, *, steps: int | None, from_step: int, moved: int, outputs: str
+    ) -> None:
+        self._folder, self._adapter, self._num_steps, self._moved = folder, adapter, steps, moved
+        self._wanted = range(from_step, sys.maxsize if steps is None else from_step + steps)
+        self._patterns = outputs.split(",") if outputs else []
         self._writer: TraceWriter | None = None
-        self._roots: list[nn.Module] = []
-        self._slots: tuple[Slot, ...] = ()
+        self._reader, self._microbatches = Reader(adapter, moved), Microbatches()
+        self._norm_type = 2.0
         self._step = 0
-        self._has_updated = False
-        self._is_due = False
-        self._is_over = False
         self._process: int | None = None
-        self._entries: list[Entry] = []
-        self._losses: list[torch.Tensor] = []
-        self._optimizers: dict[int, torch.optim.Optimizer] = {}
-
-    @contextlib.contextmanager
-    def hooks(self) -> Iterator[None]:
-        """Watch this process's module calls, backward passes, clipping and optimizer steps."""
-        own_backward, own_clip = torch.autograd.backward, clip_grad._clip_grads_with_norm_
-        own_flat_clip = FullyShardedDataParallel.clip_grad_norm_
-        handles = (
-            register_module_forward_pre_hook(self._before_forward),
-            register_optimizer_step_pre_hook(self._before_update),
-            register_optimizer_step_post_hook(self._after_update),
-        )
-
-        def backward(tensors: Any, *arguments: Any, **keywords: Any) -> None:
-            self._guard(lambda: self._note_losses(tensors))
-            own_backward(tensors, *arguments, **keywords)
-
-        def clip(parameters: Any, max_norm: float, norm: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
-            own = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-            self._guard(lambda: self._before_clipping(own))
-            own_clip(own, max_norm, norm, *arguments, **keywords)
-
-        def clip_flat(module: Any, *arguments: Any, **keywords: Any) -> torch.Tensor:
-            parameters = list(module.parameters())
-            self._guard(lambda: self._before_clipping(parameters))
-            return own_flat_clip(module, *arguments, **keywords)
-
-        torch.autograd.backward, clip_grad._clip_grads_with_norm_ = backward, clip  # type: ignore[assignment]
-        nn.utils.clip_grads_with_norm_ = clip  # type: ignore[assignment]
-        FullyShardedDataParallel.clip_grad_norm_ = clip_flat  # type: ignore[method-assign,assignment]
-        try:
-            yield
-        finally:
-            torch.autograd.backward, clip_grad._clip_grads_with_norm_ = own_backward, own_clip
-            nn.utils.clip_grads_with_norm_ = own_clip
-            FullyShardedDataParallel.clip_grad_norm_ = own_flat_clip  # type: ignore[method-assign]
-            for handle in handles:
-                handle.remove()
+        self._has_called = self._has_updated = self._is_due = self._is_over = False
 
     def finish(self) -> None:
         """Write the last step and close the file."""
         self._guard(self._end)
 
-    def _guard(self, work: Callable[[], None]) -> None:
+    def _guard(self, work: Callable[..., object], *arguments: Any) -> None:
         """Run a part. An error ends the recording, never the job."""
         # A forked process has this recorder as well: it may train, unless its parent does.
         if self._is_over or self._process not in {None, os.getpid()} or not has_values():
@@ -115,7 +63,7 @@ class Recorder:
                 if self._is_due:
                     self._end_step()
                 if not self._is_over:
-                    work()
+                    work(*arguments)
         except BaseException as error:
             self._stop()
             if not isinstance(error, Exception):
@@ -133,127 +81,216 @@ class Recorder:
     def _is_wanted(self) -> bool:
         return self._step in self._wanted
 
-    def _before_forward(self, module: nn.Module, _inputs: Any) -> None:
-        if torch.compiler.is_compiling():  # the compiler must not trace this hook into the graph
-            return
-        if self._has_updated:
-            self._is_due = True  # without values, as inside `torch.func` transforms, the step ends later
-            self._guard(lambda: None)
-        elif not self._roots and torch.is_grad_enabled() and any(each.requires_grad for each in module.parameters()):
-            # The first module that is called to be trained is the model: modules inside are called after it.
-            self._guard(lambda: self._begin(module))
+    # Module calls
 
-    def _begin(self, root: nn.Module) -> None:
-        self._process = os.getpid()
-        self._add_root(root)
-        if self._moved:
-            move_parameters(self._adapter.rows_to_move(self._slots), self._moved - 1)
+    def before_forward(self, module: nn.Module, _inputs: Any) -> None:
+        """End the step if an optimizer has stepped, and find models to watch."""
+        self._is_due = self._has_updated  # without values, as inside `torch.func` transforms, the step ends later
+        if self._is_due or self._patterns or not self._microbatches.is_inside(module):
+            self._guard(self._before_forward, module, torch.is_grad_enabled())
+
+    def _before_forward(self, module: nn.Module, is_trained: bool) -> None:
+        self._has_called = True
+        is_outermost = self._microbatches.open(module)
+        if self._patterns and (call := self._microbatches.call) is not None:
+            call.outputs.enter()
+        if is_outermost and not self._microbatches.is_inside_backward:
+            if self._is_updated_by_hand():
+                self._end_step()
+            if is_trained:
+                self._process = os.getpid()
+                self._reader.watch_called(module, is_wanted=self._is_wanted)
+
+    def after_forward(self, module: nn.Module, inputs: Any, *rest: Any) -> None:
+        """Hash the samples of an outermost call, and sketch outputs. After an exception, torch passes no keyword arguments."""
+        if self._patterns or not self._microbatches.is_inside(module):
+            keywords, output = rest if len(rest) > 1 else ({}, None)
+            self._guard(self._after_forward, module, (inputs, keywords), output)
+
+    def _after_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        if self._patterns and (call := self._microbatches.call) is not None:
+            name = self._reader.models.module_names.get(id(module)) if self._is_wanted else None
+            is_chosen = name is not None and any(fnmatchcase(name, pattern) for pattern in self._patterns)
+            call.outputs.leave(name if is_chosen else None, output)
+        self._microbatches.close(module, inputs, output, is_wanted=self._is_wanted)
+
+    def compile(self, own: Callable[..., None], module: nn.Module, *arguments: Any, **keywords: Any) -> None:
+        """Compile a module in place. Torch then calls no hook outside the graph, so they are called here."""
+        own(module, *arguments, **keywords)
+        compiled: Any = module._compiled_call_impl
+
+        def call(*inputs: Any, **named: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return compiled(*inputs, **named)
+            self.before_forward(module, inputs)
+            output = compiled(*inputs, **named)
+            self.after_forward(module, inputs, named, output)
+            return output
+
+        module._compiled_call_impl = call
+
+    # Backward passes
+
+    def backward(self, own: Callable[..., None], tensors: Any, *arguments: Any, **keywords: Any) -> None:
+        """Run a backward pass. Gradients are read before it."""
+        if not self._microbatches.is_inside_backward:
+            # If the whole model is compiled, no module call was seen.
+            self._is_due = self._is_due or (self._has_updated and not self._has_called)
+            self._guard(self._before_backward, tensors)
+        with self._microbatches.backward():
+            own(tensors, *arguments, **keywords)
+        if not self._microbatches.is_inside_backward:
+            self._guard(self._read_by_hand)
+
+    def _before_backward(self, tensors: Any) -> None:
         if self._is_wanted:
-            self._read_start(self._slots)
+            self._reader.read_before_backward(tensors, self._microbatches.num_backwards)
 
-    def _read_start(self, slots: Sequence[Slot]) -> None:
-        self._read(Moment.START, [(slot.pieces, slot.parameter) for slot in slots], exactly=True)
-
-    def _add_root(self, root: nn.Module) -> None:
-        """Watch a module's parameters. It replaces modules inside it; beside others its parameters get a prefix."""
-        inside = set(map(id, root.modules()))
-        self._roots = [*(each for each in self._roots if id(each) not in inside), root]
-        found = (slots_of(each, f"module{number}." if number else "") for number, each in enumerate(self._roots))
-        self._slots = tuple(slot for slots in found for slot in slots)
-        self._adapter.learn(self._roots, self._slots, self._buffers())
-
-    def _note_losses(self, tensors: Any) -> None:
+    def _read_by_hand(self) -> None:
         if self._is_wanted:
-            given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-            self._losses += [local_loss(tensor) for tensor in given if tensor.numel() == 1]
+            self._reader.read_by_hand()
 
-    def _before_clipping(self, parameters: Sequence[torch.Tensor]) -> None:
+    def gradients(self, own: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        """Run `torch.autograd.grad`. It is no backward pass of the training."""
+        with self._microbatches.gradients():
+            return own(*arguments, **keywords)
+
+    # Clipping
+
+    def total_norm(self, own: Callable[..., Any], tensors: Any, norm_type: float = 2.0, *rest: Any, **keywords: Any) -> Any:
+        """Compute a norm, and remember its type for the next clipping."""
+        self._norm_type = float(norm_type)
+        return own(tensors, norm_type, *rest, **keywords)
+
+    def clip(
+        self, own: Callable[..., None], parameters: Any, max_norm: float, total_norm: Any, *rest: Any, **keywords: Any
+    ) -> None:
+        """Clip gradients. They are read before."""
+        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        self._guard(self._before_clipping, parameters)
+        own(parameters, max_norm, total_norm, *rest, **keywords)
+        self._guard(self._after_clipping, total_norm, max_norm, self._norm_type)
+
+    def clip_flat(self, own: Callable[..., Any], module: nn.Module, max_norm: float, norm_type: float = 2.0) -> Any:
+        """Clip gradients of FSDP1's flat parameters. They are read before."""
+        num_clips = len(self._reader.record.clips)
+        self._guard(self._before_clipping, list(module.parameters()))
+        norm = own(module, max_norm, norm_type)
+        if len(self._reader.record.clips) == num_clips:  # without shards, FSDP1 calls `clip_grad_norm_`
+            self._guard(self._after_clipping, norm, max_norm, norm_type)
+        return norm
+
+    def _before_clipping(self, parameters: Any) -> None:
         if self._is_wanted:
-            self._read(Moment.UNCLIPPED, gradients_of(self._slots_for(parameters)))
+            self._reader.read_unclipped(parameters)
 
-    def _before_update(self, optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> Any:
-        if torch.compiler.is_compiling() or not self._is_wanted:
-            return None
+    def _after_clipping(self, norm: Any, max_norm: float, norm_type: float) -> None:
+        if self._is_wanted:
+            self._reader.record.clips.append((norm, float(max_norm), float(norm_type)))
+            self._reader.read_by_hand()
+
+    # Updates
+
+    def before_update(self, optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> Any:
+        """Read gradients and settings. If the optimizer gets a closure, they are read after its first call."""
         own, *rest = arguments
         closure = rest[0] if rest else keywords.get("closure")
-        if closure is None:
-            self._guard(lambda: self._read_gradients(optimizer))
+        if closure is None or self._is_over:
+            self._guard(self._read_update, optimizer)
             return None
         is_first = True
 
         def evaluate() -> Any:
-            # The optimizer finds the gradients that the closure makes, and may call it several times.
             nonlocal is_first
             loss = closure()
             if is_first:
-                self._guard(lambda: self._read_gradients(optimizer))
+                self._guard(self._read_update, optimizer)
             is_first = False
             return loss
 
         return ((own, evaluate, *rest[1:]), keywords) if rest else (arguments, keywords | {"closure": evaluate})
 
-    def _read_gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        known = {id(slot.parameter) for slot in (*self._slots, *self._adapter.copies)}
-        if unknown := [parameter for parameter in parameters if id(parameter) not in known]:
-            if (found := find_root(parameters)) is not None:
-                self._add_root(found)
-            else:
-                self._adapter.adopt_copies(unknown, self._slots)
-            if self._step == 0:  # not updated so far
-                self._read_start([slot for slot in self._slots_for(parameters) if id(slot.parameter) not in known])
-        self._read(Moment.GRADIENT, gradients_of(self._slots_for(parameters)))
+    def _read_update(self, optimizer: torch.optim.Optimizer) -> None:
+        self._reader.read_update(optimizer, is_wanted=self._is_wanted)
 
-    def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._has_updated = True  # if the step is compiled, its graph does this as well
-        if not torch.compiler.is_compiling():
-            self._optimizers[id(optimizer)] = optimizer
+    def after_update(self, optimizer: torch.optim.Optimizer, _arguments: Any, _keywords: Any) -> None:
+        """Note that the step may end."""
+        self._reader.optimizers[id(optimizer)] = optimizer
+        self._has_updated = True
+
+    def scaled_step(self, own: Callable[..., Any], scaler: Any, optimizer: Any, *rest: Any, **keywords: Any) -> Any:
+        """Run `GradScaler.step`, and note if it skips the optimizer."""
+        had_updated, self._has_updated = self._has_updated, False
+        result = own(scaler, optimizer, *rest, **keywords)
+        if not self._has_updated:
+            self._guard(self._note_skipped, optimizer)
+        self._has_updated = self._has_updated or had_updated
+        return result
+
+    def _note_skipped(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._reader.is_skipped(optimizer):
+            self._reader.record.num_skipped += 1
+            self.after_update(optimizer, None, None)
+
+    def _is_updated_by_hand(self) -> bool:
+        return bool(self._microbatches.num_backwards) and self._reader.is_updated_by_hand()
+
+    # Steps
 
     def _end_step(self) -> None:
+        is_next_wanted = self._step + 1 == self._wanted.start
+        if self._is_wanted or is_next_wanted or not self._reader.optimizers:
+            self._reader.read_parameters()
+        num_backwards = self._microbatches.num_backwards
+        microbatches = self._microbatches.take({id(root) for root in self._reader.models.roots})
         if self._is_wanted:
-            self._adapter.require_right_copies()
-            self._read(Moment.UPDATE, [(slot.pieces, slot.parameter) for slot in (*self._slots, *self._adapter.copies)])
-            self._write()
-        self._has_updated, self._is_due, self._step = False, False, self._step + 1
+            self._write(self._reader.record.to_recorded_step(self._step, microbatches, num_backwards))
+        elif is_next_wanted:  # the first recorded step begins with these parameters
+            self._write(self._reader.record.to_recorded_step(self._step, (), 0))
+        self._reader.begin_step()
+        self._has_called = self._has_updated = self._is_due = False
+        self._step += 1
         if self._step == self._wanted.stop:
             self._end()
 
     def _end(self) -> None:
         """Write the last step, with optimizer state and buffers, which are compared at the end only."""
-        if self._has_updated:
+        if self._has_updated or self._is_updated_by_hand():
             self._end_step()
-        if self._writer is not None and not self._is_over:
-            for optimizer in self._optimizers.values():
-                self._read(Moment.STATE, state_of(optimizer, (*self._slots, *self._adapter.copies)))
-            self._read(Moment.BUFFER, self._buffers(), exactly=True)
-            self._step -= 1
-            self._write()
+        if self._is_over:
+            return
+        if self._writer is None:
+            self._say_why_empty()
+        else:
+            self._reader.begin_step()
+            self._reader.read_end()
+            self._write(self._reader.record.to_recorded_step(self._step - 1, (), 0))
         self._stop()
 
-    def _write(self) -> None:
+    def _say_why_empty(self) -> None:
+        """Print why nothing was recorded, unless this process trains nothing, as a launcher."""
+        if self._step:
+            why = f"the training took {self._step} steps, and the first step to record is {self._wanted.start}"
+        else:
+            why = "backward passes ran, but no optimizer of torch made a step, and no watched parameter changed"
+        if self._step or self._microbatches.num_backwards:
+            print(f"equivcheck: nothing was recorded in {self._folder}: {why}", file=sys.stderr)
+
+    def _write(self, step: RecordedStep) -> None:
         if self._writer is None:
-            num_steps = None if self._wanted.stop == sys.maxsize else len(self._wanted)
-            header = replace(_header(), num_steps=num_steps, moved=self._moved, notes=self._adapter.notes)
-            self._writer = TraceWriter(self._folder, header)
-        losses = tuple(map(float, self._losses))
-        self._writer.write(RecordedStep(step=self._step, losses=losses, entries=tuple(self._entries)))
-        self._entries.clear()
-        self._losses.clear()
+            self._writer = TraceWriter(self._folder, self._header())
+        self._writer.write(step)
 
-    def _slots_for(self, parameters: Sequence[torch.Tensor]) -> list[Slot]:
-        wanted = set(map(id, parameters))
-        return [slot for slot in (*self._slots, *self._adapter.copies) if id(slot.parameter) in wanted]
-
-    def _buffers(self) -> list[Row]:
-        return [row for number, root in enumerate(self._roots) for row in buffers_of(root, f"module{number}." if number else "")]
-
-    def _read(self, moment: Moment, rows: Sequence[Row], *, exactly: bool = False) -> None:
-        self._entries += self._adapter.entries(moment, rows, exactly=exactly)
-
-
-def _header() -> Header:
-    has_ranks = dist.is_available() and dist.is_initialized()
-    rank, num_ranks = (dist.get_rank(), dist.get_world_size()) if has_ranks else (0, 1)
-    facts = {"torch": torch.__version__, "python": platform.python_version()}
-    facts |= {name: os.environ[name] for name in _VARIABLES if name in os.environ}
-    return Header(rank=rank, num_ranks=num_ranks, argv=tuple(sys.argv), environment=facts)
+    def _header(self) -> Header:
+        has_ranks = dist.is_available() and dist.is_initialized()
+        rank, num_ranks = (dist.get_rank(), dist.get_world_size()) if has_ranks else (0, 1)
+        facts = {"torch": torch.__version__, "python": platform.python_version()}
+        return Header(
+            rank=rank,
+            num_ranks=num_ranks,
+            argv=tuple(sys.argv),
+            environment=facts | {name: os.environ[name] for name in _VARIABLES if name in os.environ},
+            num_steps=self._num_steps,
+            moved=self._moved,
+            notes=self._adapter.notes,
+        )

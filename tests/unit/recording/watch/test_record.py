@@ -207,7 +207,7 @@ def test_models_side_by_side_have_names_of_their_own(tmp_path: Path) -> None:
 def test_what_else_differs_is_said(recorded: Recorded, tmp_path: Path) -> None:
     """Environments, steps that not all ranks have, and files that end in the middle of a step."""
     for file in recorded("ddp", size=2).iterdir():
-        (tmp_path / file.name).write_text(file.read_text().replace('"OMP_NUM_THREADS":"', '"OMP_NUM_THREADS":"9'))
+        (tmp_path / file.name).write_text(file.read_text().replace('"python":"', '"python":"9'))
     last = tmp_path / "rank1.ecr"
     lines = last.read_text().split("\n")
     last.write_text("\n".join(lines[:3]) + "\n" + lines[3][:100])
@@ -216,7 +216,7 @@ def test_what_else_differs_is_said(recorded: Recorded, tmp_path: Path) -> None:
     assert "--steps 2" in str(raised.value)
     verdict = equivcheck.compare(recorded(), tmp_path, moved=[recorded(moved=1)], steps=2)
     assert verdict.outcome is Outcome.EQUIVALENT, verdict
-    assert any(note.startswith("OMP_NUM_THREADS is 9") for note in verdict.notes)
+    assert any(note.startswith("python is 9") for note in verdict.notes)
 
 
 def test_partial_tensors_are_not_taken_for_replicas(recorded: Recorded, tmp_path: Path) -> None:
@@ -249,14 +249,15 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def test_chosen_steps_are_recorded(tmp_path: Path) -> None:
-    """Counted from 0; initial parameters only if step 0 is among them."""
+    """Counted from 0. The step before the first one has the parameters with which the recording begins."""
     model, optimizer = small()
     with record(tmp_path, steps=2, from_step=1):
         for _ in range(5):
             step(model, optimizer)
     (trace,) = read_trace(tmp_path)
-    assert [each.step for each in trace.steps] == [1, 2]
-    assert [{entry.moment for entry in each.entries} for each in trace.steps] == [{Moment.GRADIENT, Moment.UPDATE}] * 2
+    assert [each.step for each in trace.steps] == [0, 1, 2]
+    found = [{entry.moment for entry in each.entries} for each in trace.steps]
+    assert found == [{Moment.UPDATE}, *[{Moment.GRADIENT, Moment.UPDATE}] * 2]
 
 
 def test_several_optimizers_step_in_one_step(tmp_path: Path) -> None:

@@ -1,0 +1,156 @@
+"""Finds each microbatch: the outermost module calls in one backward pass, with their samples.
+
+A call counts only if a backward pass goes through its output. Evaluations, a pipeline's forwards for shapes, and
+recomputed forwards do not count.
+
+Private torch API, tried on torch 2.9 to 2.15: `StorageWeakRef`, because storages have no public weak references.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Container, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from equivcheck.recording.tensors import local_of
+from equivcheck.recording.watch.outputs import Outputs
+from equivcheck.recording.watch.samples import hash_samples, tensors_in
+
+
+class Call:
+    """One outermost call of a module."""
+
+    def __init__(self, module: nn.Module, number: int) -> None:
+        self.module, self.number = module, number
+        self.hashes: torch.Tensor | None = None
+        """The samples' hashes on the device; None if the module got no data."""
+        self.is_counted = False
+        """Whether a backward pass has come through."""
+        self.outputs = Outputs()
+        """Outputs of the modules inside."""
+
+
+class Microbatches:
+    """Follows module calls and backward passes within a step. All threads of a process share it."""
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+        self._activations: set[StorageWeakRef] = set()
+        self._num_calls = self._depth = self._num_gradients = 0
+        self._reached: list[Call] = []
+        self._is_repeated = False
+        self._found: list[list[Call]] = []
+        self.num_backwards = 0
+        """Backward passes in this step. If one goes through known calls only, it does not count again."""
+
+    @property
+    def call(self) -> Call | None:
+        """This thread's open call."""
+        return getattr(self._local, "call", None)
+
+    def is_inside(self, module: nn.Module) -> bool:
+        """Whether another module's call is open in this thread."""
+        return self.call is not None and self.call.module is not module
+
+    def open(self, module: nn.Module) -> bool:
+        """Note that a module is called. Returns whether its call is the outermost in this thread."""
+        # If the module itself is open, an exception ended its call, such as KeyboardInterrupt, and no hook was called.
+        if self.is_inside(module):
+            return False
+        self._num_calls += 1
+        self._local.call = Call(module, self._num_calls)
+        return True
+
+    def close(self, module: nn.Module, inputs: Any, output: Any, *, is_wanted: bool) -> Call | None:
+        """Note that a call has ended. Returns it if it is the outermost, can be trained, and `is_wanted`."""
+        call = self.call
+        if call is None or call.module is not module:
+            return None
+        self._local.call = None
+        parameters, outputs = list(module.parameters()), list(tensors_in(output))
+        if not parameters:
+            return None
+        data = [tensor for tensor in tensors_in(inputs) if not tensor.requires_grad and self._is_data(tensor)]
+        own = set(map(_storage, data))  # a returned input stays data
+        new = {storage for tensor in outputs if (storage := _storage(tensor)) is not None and storage not in own}
+        alive = {storage for storage in self._activations if not storage.expired()}  # type: ignore[no-untyped-call]
+        self._activations = alive | new  # a new set, because other threads may read the old one
+        nodes = {tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None}
+        if not (is_wanted and nodes and any(parameter.requires_grad for parameter in parameters)):
+            return None
+        call.hashes = hash_samples(data)
+        for node in nodes:
+            node.register_prehook(lambda _: self._reach(call))
+        return call
+
+    def _is_data(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor has values, and no model of this process made them, as a generator makes its discriminator's."""
+        storage = _storage(tensor)
+        return storage is not None and storage not in self._activations
+
+    @contextlib.contextmanager
+    def backward(self) -> Iterator[None]:
+        """Run a backward pass. Passes inside it, as reentrant checkpoints run them, belong to it."""
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if not self._depth:
+                if self._reached or not self._is_repeated:
+                    self._add(self._reached)
+                self._reached, self._is_repeated = [], False
+
+    @property
+    def is_inside_backward(self) -> bool:
+        """Whether a backward pass runs."""
+        return bool(self._depth)
+
+    @contextlib.contextmanager
+    def gradients(self) -> Iterator[None]:
+        """Run `torch.autograd.grad`. It accumulates no gradients, so it makes no microbatch."""
+        self._num_gradients += 1
+        try:
+            yield
+        finally:
+            self._num_gradients -= 1
+
+    def _reach(self, call: Call) -> None:
+        if self._num_gradients and not self._depth:
+            return
+        if call.is_counted:
+            self._is_repeated = bool(self._depth) and (self._is_repeated or call not in self._reached)
+        elif self._depth:
+            self._reached.append(call)
+        else:
+            self._add([call])  # Megatron calls the engine without `torch.autograd.backward`
+        call.is_counted = True
+
+    def _add(self, calls: list[Call]) -> None:
+        self.num_backwards += 1
+        self._found.append(sorted(calls, key=lambda call: call.number))
+
+    def take(self, roots: Container[int]) -> list[list[Call]]:
+        """Return the calls with samples in each microbatch, and begin a new step.
+
+        These are calls of a module whose id is in `roots`. If a script calls parts of its model instead, it is the first call
+        with data, because later ones get activations or positions.
+        """
+        found, self._found, self.num_backwards = self._found, [], 0
+        with_data = [[call for call in calls if call.hashes is not None] for calls in found]
+        chosen = [[call for call in calls if id(call.module) in roots] or calls[:1] for calls in with_data]
+        return [calls for calls in chosen if calls]
+
+
+def _storage(tensor: torch.Tensor) -> StorageWeakRef | None:
+    """A tensor's storage; None on the meta device, for a fake tensor, and inside a functorch transform."""
+    try:
+        storage = local_of(tensor).untyped_storage()
+        return None if storage.device.type == "meta" else StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+    except (NotImplementedError, RuntimeError):
+        return None

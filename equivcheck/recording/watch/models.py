@@ -1,0 +1,90 @@
+"""A process's trained models, with their parameters' names and positions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
+
+import torch
+from torch import nn
+
+from equivcheck.recording.adapters.adapter import Adapter
+from equivcheck.recording.tensors import Row, buffers_of, find_root, modules_of, slots_of
+from equivcheck.worlds.trace.trace import Slot
+
+
+class Models:
+    """Modules that own the trained parameters. Beside the first one, each has a prefix in all names, such as ``module1.``."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        self._adapter = adapter
+        self.roots: list[nn.Module] = []
+        self.slots: tuple[Slot, ...] = ()
+        self.module_names: dict[int, str] = {}
+        """Names of the modules inside, by id."""
+        self._called: set[int] = set()
+
+    def add_called(self, module: nn.Module) -> list[Slot]:
+        """Watch a module because it is called to be trained. Returns slots for new parameters."""
+        if id(module) in self._called:
+            return []
+        self._called.add(id(module))
+        known = {id(slot.parameter) for slot in self.slots}
+        new = [each for each in module.parameters() if each.requires_grad and id(each) not in known]
+        if new:
+            # A script that calls parts of its model one after another, and not the model, has one owner for all of them.
+            owner = find_root([*(slot.parameter for slot in self.slots), *new]) if self.roots else None
+            self._add_root(owner or module)
+        return [slot for slot in self.slots if id(slot.parameter) not in known]
+
+    def add_optimized(self, parameters: Collection[torch.Tensor]) -> list[Slot]:
+        """Watch the owner of an optimizer's parameters, or find the model's parameters from their copies.
+
+        Returns slots for new parameters or copies. Raises `UsageError` if there is neither.
+        """
+        known = {id(slot.parameter) for slot in self.trained_slots}
+        unknown = [parameter for parameter in parameters if id(parameter) not in known]
+        if not unknown:
+            return []
+        if (owner := find_root(parameters)) is None:
+            return list(self._adapter.adopt_copies(unknown, self.slots))
+        self._add_root(owner)
+        return [slot for slot in self.slots if id(slot.parameter) not in known]
+
+    def _add_root(self, root: nn.Module) -> None:
+        """Replace all modules inside the root."""
+        inside = set(map(id, root.modules()))
+        self.roots = [*(each for each in self.roots if id(each) not in inside), root]
+        self.slots = tuple(chain.from_iterable(slots_of(each, prefix) for each, prefix in self._prefixed()))
+        self.module_names = {}
+        for each, prefix in self._prefixed():
+            self.module_names |= modules_of(each, prefix)
+        self._adapter.learn(self.roots, self.slots, self.buffers())
+
+    def _prefixed(self) -> Iterable[tuple[nn.Module, str]]:
+        return ((root, f"module{number}." if number else "") for number, root in enumerate(self.roots))
+
+    @property
+    def trained_slots(self) -> tuple[Slot, ...]:
+        """Slots for all parameters, and for an optimizer's copies of them."""
+        return (*self.slots, *self._adapter.copies)
+
+    def slots_for(self, parameters: Iterable[torch.Tensor]) -> list[Slot]:
+        """Slots for some of the parameters or copies."""
+        wanted = set(map(id, parameters))
+        return [slot for slot in self.trained_slots if id(slot.parameter) in wanted]
+
+    def new_names(self, before: Sequence[Slot]) -> Mapping[str, str]:
+        """Map earlier names to the present ones. They differ if the root was replaced."""
+        now = {id(slot.parameter): slot.pieces for slot in self.slots}
+        return {
+            old.name: new.name for slot in before for old, new in zip(slot.pieces, now.get(id(slot.parameter), ()), strict=False)
+        }
+
+    def parameters(self) -> list[Row]:
+        """Parameters and copies with their positions."""
+        return [(slot.pieces, slot.parameter) for slot in self.trained_slots]
+
+    def buffers(self) -> list[Row]:
+        """Buffers and their positions."""
+        return [row for root, prefix in self._prefixed() for row in buffers_of(root, prefix)]

@@ -1,0 +1,60 @@
+"""Sketches of module outputs. Rows are signed by their samples' hashes, so their order and distribution do not matter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate
+
+from equivcheck.recording.signs import NUM_SUMS
+from equivcheck.recording.sketch import Sketch, sketch_rows
+from equivcheck.recording.tensors import local_of
+from equivcheck.recording.watch.samples import tensors_in
+
+
+class Outputs:
+    """Outputs of the modules inside one call of a model. They are sketched at once, because a script may change them in place."""
+
+    def __init__(self) -> None:
+        self._inside: list[set[str]] = [set()]
+        self._tables: list[tuple[str, torch.Tensor, tuple[int, ...], str]] = []
+
+    def enter(self) -> None:
+        """Note that a module is called."""
+        self._inside.append(set())
+
+    def leave(self, name: str | None, output: Any) -> None:
+        """Note the output of the module that was entered last, with its name; None if it is not recorded.
+
+        A wrapper has its module's name, so only the innermost one is recorded.
+        """
+        inside = self._inside.pop()
+        if name is None:
+            return
+        self._inside[-1].add(name)
+        tensors = [] if name in inside else list(tensors_in(output))
+        for number, tensor in enumerate(tensors):
+            local = local_of(tensor)
+            if local.is_floating_point() and local.dim() and local.numel() and _is_complete(tensor):
+                own = name if len(tensors) == 1 else f"{name}[{number}]"
+                self._tables.append((own, sketch_rows(local), tuple(local.shape[1:]), str(local.dtype).removeprefix("torch.")))
+
+    def sign_rows(self, hashes: torch.Tensor) -> Iterator[tuple[str, tuple[int, ...], str, Sketch]]:
+        """Yield each output with one row per sample: name, shape for one sample, element type and sketch.
+
+        Tensor- and sequence-parallel modules return a part of each row, so their shapes are smaller than on one device.
+        """
+        for name, table, shape, dtype in self._tables:
+            if len(table) == len(hashes):
+                bits = hashes.to(table.device)[:, None] >> torch.arange(64 - NUM_SUMS, 64, device=table.device)
+                sums = (table[:, 3:] * (1 - 2 * (bits & 1))).sum(0)
+                squares, least, most = table[:, 0].sum(), table[:, 1].min(), table[:, 2].max()
+                own = Sketch(sums=sums.cpu().numpy(), squares=float(squares), minimum=float(least), maximum=float(most))
+                yield name, shape, dtype, own
+
+
+def _is_complete(tensor: torch.Tensor) -> bool:
+    """Whether this rank has all of the tensor's elements."""
+    return not isinstance(tensor, DTensor) or all(isinstance(placement, Replicate) for placement in tensor.placements)

@@ -1,0 +1,124 @@
+"""Reads the tensors of a training at each moment of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from equivcheck.recording.adapters.adapter import Adapter
+from equivcheck.recording.tensors import gradients_of, local_loss, local_of, move_parameters, state_of
+from equivcheck.recording.trace import Entry, Moment
+from equivcheck.recording.watch.models import Models
+from equivcheck.recording.watch.settings import settings_of
+from equivcheck.recording.watch.step_record import StepRecord, rename_entry
+from equivcheck.worlds.trace.trace import Slot
+
+_MAX_ACCUMULATED = 8
+"""Accumulated gradients are read before so many microbatches of a step, apart from the first."""
+
+
+class Reader:
+    """Fills the records of the present step."""
+
+    def __init__(self, adapter: Adapter, moved: int) -> None:
+        self._adapter, self._moved = adapter, moved
+        self.models = Models(adapter)
+        self.record = StepRecord()
+        """Records of the present step."""
+        self.optimizers: dict[int, torch.optim.Optimizer] = {}
+        """Optimizers of torch that have made a step, by id."""
+        self._parameters: list[Entry] = []
+        self._found_by_hand: list[Entry] = []
+
+    def watch_called(self, module: nn.Module, *, is_wanted: bool) -> None:
+        """Move and read the parameters of a module, because it is called to be trained."""
+        before = self.models.slots
+        if new := self.models.add_called(module):
+            if self._moved:
+                move_parameters(self._adapter.rows_to_move(new), self._moved - 1)
+            self._read_start(before, new, is_wanted=is_wanted)
+
+    def _read_start(self, before: Sequence[Slot], new: Sequence[Slot], *, is_wanted: bool) -> None:
+        """Read new parameters, and rename the others if their root was replaced."""
+        names = self.models.new_names(before)
+        self.record.rename(names)
+        self._parameters = [rename_entry(entry, names) for entry in self._parameters]
+        start = list(self._adapter.entries(Moment.START, [(slot.pieces, slot.parameter) for slot in new], exactly=True))
+        self._parameters += start
+        self.record.entries += start if is_wanted else []
+
+    def read_before_backward(self, tensors: Any, number: int) -> None:
+        """Read losses, and the gradients that earlier microbatches have left."""
+        given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        self.record.losses += [local_loss(tensor) for tensor in given if tensor.numel() == 1]
+        if number <= _MAX_ACCUMULATED:
+            found = list(self._gradients(Moment.ACCUMULATED, self.models.trained_slots, microbatch=number))
+            is_zero = not number and not any(entry.sketch.squares for entry in found)
+            self.record.accumulated[number] = [] if is_zero else found
+
+    def read_unclipped(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Read gradients before they are clipped."""
+        self.record.entries += self._gradients(Moment.UNCLIPPED, self.models.slots_for(parameters))
+
+    def read_update(self, optimizer: torch.optim.Optimizer, *, is_wanted: bool) -> None:
+        """Read settings and gradients as an optimizer finds them."""
+        self.optimizers[id(optimizer)] = optimizer
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        before = self.models.slots
+        if new := self.models.add_optimized(parameters):
+            self._read_start(before, new, is_wanted=is_wanted)
+        if not is_wanted:
+            return
+        self.record.settings += settings_of(optimizer)
+        # A GradScaler gives these to fused optimizers, because they scale gradients themselves.
+        scale, found_inf = (getattr(optimizer, name, None) for name in ("grad_scale", "found_inf"))
+        if found_inf is not None and float(found_inf):
+            self.record.num_skipped += 1
+        else:
+            slots = self.models.slots_for(parameters)
+            self.record.entries += self._gradients(Moment.GRADIENT, slots, factor=1.0 if scale is None else 1.0 / float(scale))
+
+    def is_skipped(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether a `GradScaler` skips an optimizer, because its gradients are infinite or NaN."""
+        gradients = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+        return not all(bool(local_of(gradient).isfinite().all()) for gradient in gradients)
+
+    def read_by_hand(self) -> None:
+        """Read gradients, because the script may update its parameters itself. A later reading replaces them."""
+        if not self.optimizers:
+            self._found_by_hand = list(self._gradients(Moment.GRADIENT, self.models.slots))
+
+    def is_updated_by_hand(self) -> bool:
+        """Whether parameters have changed since the step began, although no optimizer of torch has ever stepped."""
+        if self.optimizers:
+            return False
+        before = {(entry.piece, entry.dtype): entry.sketch.sums for entry in self._parameters}
+        now = self._adapter.entries(Moment.UPDATE, self.models.parameters())
+        pairs = ((before.get((entry.piece, entry.dtype)), entry.sketch.sums) for entry in now)
+        return any(sums is not None and not np.array_equal(sums, other, equal_nan=True) for sums, other in pairs)
+
+    def read_parameters(self) -> None:
+        """Read parameters after an update."""
+        self._adapter.require_right_copies()
+        self._parameters = list(self._adapter.entries(Moment.UPDATE, self.models.parameters()))
+        self.record.entries += [*([] if self.optimizers else self._found_by_hand), *self._parameters]
+
+    def read_end(self) -> None:
+        """Read optimizer state and buffers."""
+        state = [row for optimizer in self.optimizers.values() for row in state_of(optimizer, self.models.trained_slots)]
+        self.record.entries += self._adapter.entries(Moment.STATE, state)
+        self.record.entries += self._adapter.entries(Moment.BUFFER, self.models.buffers(), exactly=True)
+
+    def begin_step(self) -> None:
+        """Forget the records."""
+        self.record, self._found_by_hand = StepRecord(), []
+
+    def _gradients(self, moment: Moment, slots: Sequence[Slot], *, microbatch: int = 0, factor: float = 1.0) -> Iterator[Entry]:
+        for entry in self._adapter.entries(moment, gradients_of(slots)):
+            sketch = entry.sketch if factor == 1.0 else entry.sketch.times(factor)
+            yield replace(entry, microbatch=microbatch, sketch=sketch)
