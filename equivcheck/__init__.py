@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from equivcheck.user.optimizer_check.result import OptimizerVerdict
     from equivcheck.user.restart import Restart
     from equivcheck.user.smallest import smallest
+    from equivcheck.user.trainers.protocol import LocalPart, Trainer
     from equivcheck.worlds.world import World
 
 __version__ = "0.1.0"
@@ -51,6 +52,7 @@ _HOMES = {
     "equivcheck.user.optimizer_check.result": ("OptimizerVerdict",),
     "equivcheck.user.restart": ("Restart",),
     "equivcheck.user.smallest": ("smallest",),
+    "equivcheck.user.trainers.protocol": ("LocalPart", "Trainer"),
     "equivcheck.worlds.world": ("World",),
 }
 
@@ -60,6 +62,7 @@ __all__ = [
     "EquivCheckError",
     "InvalidScenario",
     "Layout",
+    "LocalPart",
     "Matrix",
     "NotEquivalent",
     "OptimizerVerdict",
@@ -68,6 +71,7 @@ __all__ = [
     "Scenario",
     "TensorProgram",
     "TraceVerdict",
+    "Trainer",
     "Training",
     "UsageError",
     "Verdict",

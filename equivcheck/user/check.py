@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from equivcheck.user.restart import Restart
     from equivcheck.user.task import Loss, TrainStep
     from equivcheck.user.traces.cuts import Cuts
+    from equivcheck.user.trainers.protocol import Trainer
     from equivcheck.user.verdict import UserVerdict
     from equivcheck.worlds.ranks import Ranks
     from equivcheck.worlds.world import World
@@ -26,11 +27,12 @@ if TYPE_CHECKING:
 def check_training(  # noqa: PLR0913 - one for each thing that users bring, all by keyword
     *,
     model: nn.Module | Callable[[], nn.Module],
-    parallelize: Callable[[nn.Module, DeviceMesh], nn.Module | None],
+    parallelize: Callable[[nn.Module, DeviceMesh], nn.Module | None] | None = None,
     mesh: Mapping[str, int],
     batches: Iterable[Any],
     loss: Loss,
     optimizer: Callable[[list[Any]], Any],
+    trainer: Trainer | None = None,
     name: str = "",
     reduction: str = "mean",
     scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None = None,
@@ -72,13 +74,15 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
 
     :param model: A function that builds the same model at each call, or a module, which is copied.
     :param parallelize: Called on each rank as ``parallelize(model, mesh)``. Returns the module to train, or None if it changes
-        the model in place.
+        the model in place. Required, unless you pass a `trainer`.
     :param mesh: Axis names and sizes, outermost first.
     :param batches: One entry per step: a pair ``(inputs, targets)``, or a list of such microbatches. Each rank gets an equal part
         of the rows (dim 0).
     :param loss: Called as ``loss(outputs, targets)``. Returns the mean over the rows, or their sum with ``reduction="sum"``.
     :param optimizer: Called with a list of parameters, or of pairs ``(name, parameter)`` if its own parameter is called
         ``named_parameters``. Returns an optimizer. For your own `step` it may return several, in a list, tuple, dict or object.
+    :param trainer: An adapter for a trainer that owns backward, clipping and updates; see `equivcheck.Trainer`. It takes the
+        place of `parallelize`, `step` and `rank_step`.
     :param name: Stands in the first line of the verdict.
     :param reduction: ``"mean"`` or ``"sum"``. A sum is multiplied by the number of data ranks before backward, because data ranks
         average gradients.
@@ -114,9 +118,10 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     # Imported here because they import DTensor: `from equivcheck import check_training` stays as fast as `import torch`.
     from equivcheck.user.judging import check_task
     from equivcheck.user.randomness import require_masks
-    from equivcheck.user.task import Task, data_axes_of, loss_axes_of, mesh_of, with_mesh
+    from equivcheck.user.task import Task, data_axes_of, loss_axes_of, mesh_of, steps_of, with_mesh
     from equivcheck.user.traces.cuts import require_cuts
 
+    step, rank_step, parallelize = steps_of(trainer, step, rank_step, parallelize)
     axes = mesh_of(mesh)
     row_axes = data_axes_of(axes, data_axes, user_shards=shard is not None)
     task = Task(
@@ -143,5 +148,6 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
         mask_shapes=require_masks(dropout_masks),
         resume=resume,
         seed=seed,
+        trainer=trainer,
     )
     return check_task(task, world, schedule_seed, deadline, explain=explain)

@@ -258,8 +258,8 @@ class UserCase:
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """Names of optimizer state that no rank could read. Empty without `full_tensors`."""
-        if self.run.task.full_tensors is None:
+        """Names of optimizer state that no rank could read. Empty without `full_tensors` or a trainer."""
+        if self.run.task.full_tensors is None and self.run.task.trainer is None:
             return ()
         states = (moment for moment in self._readable(self._quick).moments if moment.phase is Phase.STATE)
         return tuple(name for state in states for name, there in zip(state.table.names, state.present, strict=True) if not there)
@@ -279,14 +279,16 @@ class UserCase:
 
     def _readable(self, reference: Reference) -> Reference:
         """The reference without phases that cannot be compared, and without state that `full_tensors` leaves unread."""
-        if self.run.task.full_tensors is None and not self.left_out:
+        task = self.run.task
+        may_lack_state = task.full_tensors is not None or task.trainer is not None
+        if not may_lack_state and not self.left_out:
             return reference
         held = {piece.name for trace in self.traces for piece in trace.state.pieces}
         moments = list(reference.moments)
         for index, moment in enumerate(moments):
-            if moment.phase in self.left_out:
+            if moment.phase in self.left_out or (moment.phase is Phase.BUFFER and task.trainer is not None):
                 moments[index] = replace(moment, present=(False,) * len(moment.present))
-            elif moment.phase is Phase.STATE and self.run.task.full_tensors is not None:
+            elif moment.phase is Phase.STATE and may_lack_state:
                 present = (there and name in held for name, there in zip(moment.table.names, moment.present, strict=True))
                 moments[index] = replace(moment, present=tuple(present))
         return replace(reference, moments=tuple(moments))

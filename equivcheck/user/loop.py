@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from equivcheck.scenario import LowPrecision
 from equivcheck.training.accumulate import scalar_value
 from equivcheck.training.settings import settings_of
 from equivcheck.user.batches import microbatches
+from equivcheck.user.diagnosis.interception import call_before_clipping, observe_clipping
 from equivcheck.user.hints import invalid_loss, note_on_outputs
 from equivcheck.user.parts import WHOLE, Part
 from equivcheck.user.precision.kept import widened_float32
@@ -51,7 +53,7 @@ def train(  # noqa: PLR0913, PLR0917 - the training, its place, and the part to 
     if part.load is not None:
         part.load(reader.module, optimizer, scheduler, part.folder)
         checkpoint = _state_between_steps(reader, read, scheduler)
-    with read.hooks(), widened_float32(task, read.optimizers):
+    with read.hooks(), widened_float32(task, read.optimizers), _before_clipping(task, read):
         for index, batch in enumerate(batches, part.first_step):
             mark(Stage.COMPUTE, index)
             read.begin(index)
@@ -79,6 +81,16 @@ def train(  # noqa: PLR0913, PLR0917 - the training, its place, and the part to 
     steps = with_reports_at_all_steps(kept) if any(each.reported for each in kept) else tuple(kept)
     state, buffers = reader.state(read.optimizers), reader.buffers()
     return UserTrace(steps=steps, state=state, buffers=buffers, settings=settings, checkpoint=checkpoint)
+
+
+@contextlib.contextmanager
+def _before_clipping(task: Task, read: GradientReader) -> Iterator[None]:
+    """Read gradients before clipping if the trainer on ranks does."""
+    if not task.reads_unclipped:
+        yield
+        return
+    with observe_clipping(), call_before_clipping(read.keep_unclipped):
+        yield
 
 
 def _state_between_steps(reader: Reader, read: GradientReader, scheduler: Any) -> TrainingState:

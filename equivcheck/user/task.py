@@ -20,6 +20,7 @@ from equivcheck.scenario import LowPrecision, MixedPrecision
 from equivcheck.user.randomness import MaskShapes
 from equivcheck.user.restart import Restart
 from equivcheck.user.traces.cuts import Cuts
+from equivcheck.user.trainers.protocol import Trainer
 from equivcheck.user.usage import invalid, require_call
 
 DATA_AXES = ("dp", "ddp", "fsdp", "data", "replicate", "shard", "dp_replicate", "dp_shard")
@@ -108,6 +109,8 @@ class Task:
     """Seed for torch, numpy and random before each call of `model`."""
     name: str = ""
     """Name in the verdict; empty for none."""
+    trainer: Trainer | None = None
+    """Trains on ranks, instead of `parallelize` and `rank_step`; None without one."""
     rank_optimizer: Callable[..., Any] | None = None
     """Replaces `optimizer` on ranks; None for the same function."""
 
@@ -143,6 +146,11 @@ class Task:
         return replace(self, optimizer=functools.update_wrapper(build, self.optimizer, updated=()))
 
     @property
+    def reads_unclipped(self) -> bool:
+        """Whether gradients are read before clipping, and not as the optimizer finds them."""
+        return self.trainer is not None and self.trainer.gradients_are == "unclipped"
+
+    @property
     def axis_names(self) -> tuple[str, ...]:
         """Names of the mesh axes."""
         return tuple(name for name, _ in self.mesh)
@@ -166,6 +174,25 @@ class Task:
     def loss_scale(self) -> float:
         """Factor for a rank's loss before backward. Sums are scaled because data ranks average their gradients."""
         return float(self.num_data_ranks) if self.reduction == "sum" else 1.0
+
+
+def steps_of(
+    trainer: Trainer | None, step: TrainStep | None, rank_step: TrainStep | None, parallelize: Any
+) -> tuple[TrainStep | None, TrainStep | None, Any]:
+    """Return the steps on one device and on ranks, and `parallelize`. A trainer has its own."""
+    if trainer is None:
+        if parallelize is None:
+            raise invalid("parallelize", "it is missing", "a function parallelize(model, mesh), or trainer=")
+        return step, rank_step, parallelize
+    given = {"parallelize": parallelize, "step": step, "rank_step": rank_step}
+    for name, value in given.items():
+        if value is not None:
+            raise invalid(f"{name} together with trainer", "the trainer does this", "one of them")
+    return trainer.reference_step(), None, _leave_unchanged
+
+
+def _leave_unchanged(model: nn.Module, mesh: DeviceMesh) -> None:
+    """A trainer wraps the model by itself."""
 
 
 def takes_names(optimizer: Callable[..., Any]) -> bool:

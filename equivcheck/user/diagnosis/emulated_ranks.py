@@ -20,7 +20,7 @@ from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.training.threads import one_thread
 from equivcheck.user.batches import convert_batch, part_number_at
 from equivcheck.user.diagnosis.diverged import DivergedTraining, parameters_by_name
-from equivcheck.user.diagnosis.interception import intercept_backward, intercept_clipping
+from equivcheck.user.diagnosis.interception import intercept_backward, intercept_clipping, observe_clipping
 from equivcheck.user.diagnosis.known_backward import KnownBackward, computation
 from equivcheck.user.loop import default_step, train
 from equivcheck.user.randomness import RowShard, seed_generators
@@ -74,7 +74,13 @@ class EmulatedUserRanks(EmulatedRanks):
             self.known = None
         if self.reads is not None:
             self.require = None  # the values that are read differ from the parameters
-        with intercept_backward(self._backward), intercept_clipping(self._clip), seed_generators(self.task.seed):
+        # Observed before it is intercepted, so that gradients are read after they are reduced.
+        with (
+            observe_clipping(),
+            intercept_backward(self._backward),
+            intercept_clipping(self._clip),
+            seed_generators(self.task.seed),
+        ):
             return tuple(self.turns.run(lambda rank: self._train_one(rank, num_steps)))
 
     def _train_one(self, rank: int, num_steps: int) -> UserTrace:
@@ -128,7 +134,8 @@ class EmulatedUserRanks(EmulatedRanks):
     def _begin_update(self, rank: int, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
         has_closure = any(map(callable, (*arguments[1:], *keywords.values())))
         self.num_updates[rank] += math.nan if has_closure or len(optimizers_in(self.optimizers[rank])) > 1 else 1.0
-        self._check(rank, self._step[rank], Phase.GRADIENT, self.gradients(rank))
+        if not self.task.reads_unclipped:
+            self._check(rank, self._step[rank], Phase.GRADIENT, self.gradients(rank))
         self._call_events(self.before_update, rank)
 
     def _check(self, rank: int, step: int, phase: Phase, values: Gradients) -> None:

@@ -21,11 +21,15 @@ Clip = Callable[[list[torch.Tensor], float, Callable[[list[torch.Tensor], torch.
 """Called instead of clipping, with tensors, norm type and a function that scales tensors by a norm. Returns the norm."""
 
 _of_thread = threading.local()
+_is_observed = threading.Event()
 
 
 @contextlib.contextmanager
 def observe_clipping() -> Iterator[None]:
-    """Let every thread use `call_before_clipping` inside this context."""
+    """Let every thread use `call_before_clipping` inside this context. Does nothing inside another such context."""
+    if _is_observed.is_set():
+        yield
+        return
     own = clip_grad._clip_grads_with_norm_
 
     def clip(*arguments: Any, **keywords: Any) -> None:
@@ -33,9 +37,11 @@ def observe_clipping() -> Iterator[None]:
         own(*arguments, **keywords)
 
     clip_grad._clip_grads_with_norm_ = nn.utils.clip_grads_with_norm_ = clip
+    _is_observed.set()
     try:
         yield
     finally:
+        _is_observed.clear()
         clip_grad._clip_grads_with_norm_ = nn.utils.clip_grads_with_norm_ = own
 
 

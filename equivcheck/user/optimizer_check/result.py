@@ -36,7 +36,7 @@ class OptimizerVerdict(Judgement):
     mesh: tuple[tuple[str, int], ...]
     """Axis names and sizes."""
     results: tuple[CaseResult, ...] = ()
-    """All cases, in order."""
+    """Checked cases, in order."""
     case: OptimizerCase | None = None
     """The smallest case that differs or fails; None if all agree."""
     cause: str = ""

@@ -64,19 +64,29 @@ class GradientReader:
         self._reader, self._step = reader, 0
         self._owned = [_parameters_of(each) for each in optimizers]
         self._found: dict[int, Snapshot] = {}
+        self._unclipped: Snapshot | None = None
         self._stepped: set[int] = set()
         self._by_closure: set[int] = set()
 
     def begin(self, step: int) -> None:
         """Forget the gradients of earlier steps."""
-        self._step, self._found, self._by_closure = step, {}, set()
+        self._step, self._found, self._by_closure, self._unclipped = step, {}, set(), None
 
     def gradients(self) -> Snapshot:
-        """Return the gradients with which the optimizers stepped. Without a step, the current ones."""
+        """Return the gradients with which the optimizers stepped, or those before clipping if kept.
+
+        Without a step, the current ones.
+        """
+        if self._unclipped is not None:
+            return self._unclipped
         if not self._found:
             return self._reader.gradients()
         self._found |= {number: self._reader.gradients(self._owned[number]) for number in self._by_closure}
         return join_snapshots([self._found[number] for number in sorted(self._found)])
+
+    def keep_unclipped(self) -> None:
+        """Keep the current gradients, which are about to be clipped."""
+        self._unclipped = self._reader.gradients()
 
     @contextmanager
     def hooks(self) -> Iterator[None]:

@@ -1,0 +1,1 @@
+"""Trainers that own optimizer, backward and step, behind one small protocol."""

@@ -1,0 +1,79 @@
+"""Protocol between equivcheck and an adapter for a trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from equivcheck.user.usage import invalid
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from equivcheck.user.task import TrainStep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LocalPart:
+    """Elements that a rank holds, and their place in a full tensor. Nothing is gathered."""
+
+    name: str
+    """Name of the parameter in the model that equivcheck handed over; with ``/key`` for optimizer state."""
+    shape: tuple[int, ...]
+    """Full shape."""
+    tensor: torch.Tensor
+    """Local elements: the full tensor, a box, or a run of its flattened elements. A DTensor has its own placements."""
+    start: tuple[int, ...] = ()
+    """First index of a box along each dim. Empty for the full tensor or a run."""
+    offset: int | None = None
+    """First element of a run in the flattened full tensor. None for a box."""
+
+    def __post_init__(self) -> None:
+        if self.start and self.offset is not None:
+            raise invalid(f"part {self.name!r}", "it has a start and an offset", "one of them")
+        if self.start and len(self.start) != len(self.shape):
+            raise invalid(f"part {self.name!r}", f"start {self.start} has another length than shape {self.shape}", "one per dim")
+
+
+class Record(Protocol):
+    """Takes the values of each update on this rank."""
+
+    def before_update(self, parts: Sequence[LocalPart], *, scale: float = 1.0) -> None:
+        """Record gradients after all reductions, once for each update. They are divided by `scale`, a loss scale."""
+
+    def after_update(self, loss: float | None, parts: Sequence[LocalPart], *, norm: float | None = None) -> None:
+        """Record parameters, the loss over this rank's rows, and the gradient norm that the trainer reports."""
+
+    def at_end(self, parts: Sequence[LocalPart]) -> None:
+        """Record optimizer state, called ``parameter/key``. Optional."""
+
+
+class Trainer(Protocol):
+    """Adapter for a trainer that owns backward, reduction, clipping and step.
+
+    equivcheck owns initial weights, batches, the optimizer, ranks, the single-device run, and tolerances. The adapter owns the
+    configuration, the moment to read, and where elements lie. It may run before `record` exists, but never gathers.
+    """
+
+    gradients_are: Literal["unclipped", "clipped"]
+    """Whether `Record.before_update` gets gradients before or after clipping."""
+
+    def reference_step(self) -> TrainStep:
+        """Return the same step on one device, ``step(model, microbatches, optimizer, loss)``: accumulation, clipping.
+
+        If ranks record a norm, it returns ``{"loss": ..., "norm": ...}``.
+        """
+
+    def train(  # noqa: PLR0913, PLR0917 - all that a trainer does not own
+        self,
+        model: nn.Module,
+        mesh: DeviceMesh,
+        batches: Sequence[Sequence[Any]],
+        loss: Callable[[Any, Any], torch.Tensor],
+        make_optimizer: Callable[[list[Any]], Any],
+        record: Record,
+    ) -> None:
+        """Train on this rank. `batches` has a list of microbatches for each update, with this rank's rows."""

@@ -1,0 +1,122 @@
+"""A trainer that is right agrees with one device. A wrong one, or a wrong adapter, does not."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from equivcheck import LocalPart, Outcome, UsageError, check_training
+from equivcheck.user.verdict import UserVerdict
+from equivcheck.worlds.trace.differences import Difference, Phase
+from unit.user.trainers.flat_engine import FlatEngine
+
+
+def model() -> nn.Module:
+    """Parameters that partitions cut anywhere."""
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+
+
+def batches(num_microbatches: int) -> list[Any]:
+    """Two updates."""
+    generator = torch.Generator().manual_seed(0)
+    draw = partial(torch.randn, generator=generator)
+    return [[(draw(6, 3), draw(6, 2)) for _ in range(num_microbatches)] for _ in range(2)]
+
+
+def checked(engine: Any, num_microbatches: int = 3, num_ranks: int = 2, **arguments: Any) -> UserVerdict:
+    """The verdict on a trainer."""
+    given: dict[str, Any] = {
+        "model": model,
+        "trainer": engine,
+        "mesh": {"dp": num_ranks},
+        "batches": batches(num_microbatches),
+        "loss": nn.functional.mse_loss,
+        "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+    }
+    return check_training(**given | arguments)
+
+
+@pytest.mark.parametrize("limit", [None, 0.1])
+@pytest.mark.parametrize("scale", [1.0, 64.0])
+@pytest.mark.parametrize(("num_microbatches", "num_ranks"), [(1, 2), (3, 2), (2, 3)])
+def test_a_right_trainer_is_equivalent(limit: float | None, scale: float, num_microbatches: int, num_ranks: int) -> None:
+    """With its partitioned gradients and state, its loss scale, clipping, and the norm that it reports."""
+    verdict = checked(FlatEngine(limit=limit, loss_scale=scale), num_microbatches, num_ranks)
+    assert verdict.outcome is Outcome.EQUIVALENT, verdict
+    assert not verdict.unread
+
+
+@pytest.mark.usefixtures("with_causes")
+@pytest.mark.parametrize(
+    ("mistake", "phase", "cause"),
+    [
+        ({"keeps_first": False}, Phase.GRADIENT, "the gradient is from microbatch 2, the last, only, weighted by its share"),
+        ({"divides_twice": True}, Phase.GRADIENT, "the gradient is divided by the number of microbatches twice"),
+        ({"averages": False}, Phase.GRADIENT, "all gradients are the sum over the 2 dp ranks, not the mean"),
+        ({"shift": 1}, Phase.GRADIENT, ""),
+        ({"loss_scale": 64.0, "unscales": False}, Phase.UPDATE, ""),
+        ({"loss_scale": 64.0, "unscales_norm": False}, Phase.REPORTED, ""),
+        ({"clips_by_own_norm": True}, Phase.UPDATE, ""),
+        ({"gathers": False}, Phase.UPDATE, "updates by other ranks never reach ranks 0 and 1"),
+        ({"reads_early": True}, Phase.GRADIENT, ""),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_a_wrong_trainer_diverges(mistake: dict[str, Any], phase: Phase, cause: str) -> None:
+    """At the phase that is wrong first. A mistake in the engine has its cause; one in the adapter has none."""
+    verdict = checked(FlatEngine(limit=0.1, **mistake))
+    assert verdict.outcome is Outcome.DIVERGED, verdict
+    assert verdict.divergence is not None
+    assert verdict.divergence.phase is phase
+    assert verdict.cause == cause, verdict
+
+
+def test_replicas_that_differ_need_no_tolerance() -> None:
+    """Ranks that keep old parameters of others disagree."""
+    verdict = checked(FlatEngine(gathers=False))
+    assert verdict.divergence is not None
+    assert verdict.divergence.difference is Difference.RANKS_DISAGREE
+
+
+class Silent(FlatEngine):
+    """Records no update."""
+
+    def train(self, *_arguments: Any) -> None:  # type: ignore[override]
+        """Do nothing."""
+
+
+class Misplaced(FlatEngine):
+    """Gives a shard without its place."""
+
+    def train(self, *arguments: Any) -> None:  # type: ignore[override]
+        """Record one part."""
+        arguments[-1].before_update([LocalPart(name="0.weight", shape=(5, 3), tensor=torch.zeros(2, 3))])
+
+
+@pytest.mark.parametrize(
+    ("engine", "arguments", "words"),
+    [
+        (Silent(), {}, "trainer is not valid: it recorded 0 updates for 2 batches"),
+        (Misplaced(), {}, "part '0.weight' is not valid: its tensor has the shape (2, 3) and no place in (5, 3)"),
+        (FlatEngine(), {"parallelize": lambda model, mesh: model}, "parallelize together with trainer is not valid"),
+        (FlatEngine(), {"step": lambda model, batch, optimizer, loss: None}, "step together with trainer is not valid"),
+        (None, {}, "parallelize is not valid: it is missing"),
+    ],
+)
+def test_bad_input_is_one_line(engine: Any, arguments: dict[str, Any], words: str) -> None:
+    """Also if the adapter is wrong on a rank."""
+    with pytest.raises(UsageError) as raised:
+        checked(engine, **arguments)
+    assert str(raised.value).startswith(f"check_training: {words}")
+
+
+def test_a_part_has_one_place() -> None:
+    """A box or a run."""
+    with pytest.raises(UsageError, match="it has a start and an offset"):
+        LocalPart(name="weight", shape=(2, 2), tensor=torch.zeros(1), start=(0, 1), offset=1)
+    with pytest.raises(UsageError, match="another length than shape"):
+        LocalPart(name="weight", shape=(2, 2), tensor=torch.zeros(1), start=(1,))
