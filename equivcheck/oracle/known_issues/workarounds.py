@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import wraps
 
 from equivcheck.layouts.base.limits.repairs import (
     each_layer,
@@ -56,146 +57,133 @@ def _workaround(change: Workaround) -> Workaround:
     return change
 
 
-def _in_layouts(scenario: Scenario, change: Callable[[Layout], Layout]) -> Scenario:
-    # The layout of the first steps, before a checkpoint, changes as well.
+def _in_training(change: Callable[[Training], Training]) -> Workaround:
+    """Make and register the workaround that changes a scenario's training."""
+    return _workaround(wraps(change)(lambda scenario: replace(scenario, training=change(scenario.training))))
+
+
+def _in_layouts(change: Callable[[Layout], Layout]) -> Workaround:
+    """Make and register the workaround that changes a scenario's layouts, also that of the steps before a checkpoint."""
+    return _workaround(wraps(change)(lambda scenario: _change_layouts(scenario, change)))
+
+
+def _change_layouts(scenario: Scenario, change: Callable[[Layout], Layout]) -> Scenario:
     resume = scenario.resume and replace(scenario.resume, layout=change(scenario.resume.layout))
     return replace(scenario, layout=change(scenario.layout), resume=resume)
-
-
-def _in_training(scenario: Scenario, change: Callable[[Training], Training]) -> Scenario:
-    return replace(scenario, training=change(scenario.training))
 
 
 @_workaround
 def plain_implementation(scenario: Scenario) -> Scenario:
     """The optimizer updates one parameter after another, and no whole step is compiled."""
     optimizer = replace(scenario.training.optimizer, implementation=Implementation.FOR_LOOP)
-    scenario = _in_training(scenario, lambda training: replace(training, optimizer=optimizer))
-    return _in_layouts(scenario, lambda layout: with_execution(layout, whole_step=False))
+    scenario = replace(scenario, training=replace(scenario.training, optimizer=optimizer))
+    return _change_layouts(scenario, lambda layout: with_execution(layout, whole_step=False))
 
 
-@_workaround
-def no_inductor_cache(scenario: Scenario) -> Scenario:
+@_in_layouts
+def no_inductor_cache(layout: Layout) -> Layout:
     """Dynamo and AOTAutograd compile in memory, instead of Inductor with its disk cache."""
-
-    def compile_without_inductor(layout: Layout) -> Layout:
-        is_changed = layout.execution.compile is Compile.INDUCTOR
-        return with_execution(layout, compile=Compile.AOT_EAGER) if is_changed else layout
-
-    return _in_layouts(scenario, compile_without_inductor)
+    is_changed = layout.execution.compile is Compile.INDUCTOR
+    return with_execution(layout, compile=Compile.AOT_EAGER) if is_changed else layout
 
 
-@_workaround
-def forward_not_compiled(scenario: Scenario) -> Scenario:
+@_in_layouts
+def forward_not_compiled(layout: Layout) -> Layout:
     """No forward is compiled."""
-    return _in_layouts(scenario, lambda layout: with_execution(layout, compile=Compile.NONE, per_layer=False))
+    return with_execution(layout, compile=Compile.NONE, per_layer=False)
 
 
-@_workaround
-def no_checkpointing(scenario: Scenario) -> Scenario:
+@_in_layouts
+def no_checkpointing(layout: Layout) -> Layout:
     """Activation checkpointing is off."""
-    return _in_layouts(scenario, lambda layout: with_execution(layout, checkpointing=Checkpointing.NONE))
+    return with_execution(layout, checkpointing=Checkpointing.NONE)
 
 
-@_workaround
-def summed_outputs(scenario: Scenario) -> Scenario:
+@_in_training
+def summed_outputs(training: Training) -> Training:
     """The loss sums outputs minus targets instead of averaging them."""
-    return _in_training(scenario, lambda training: replace(training, loss=Loss.LINEAR_SUM))
+    return replace(training, loss=Loss.LINEAR_SUM)
 
 
-@_workaround
-def summed_squares(scenario: Scenario) -> Scenario:
+@_in_training
+def summed_squares(training: Training) -> Training:
     """The loss sums squared errors instead of averaging them, with a lower learning rate."""
-    return _in_training(scenario, with_summed_squares)
+    return with_summed_squares(training)
 
 
-@_workaround
-def nothing_frozen(scenario: Scenario) -> Scenario:
+@_in_training
+def nothing_frozen(training: Training) -> Training:
     """No layer is frozen."""
-    return _in_training(scenario, without_frozen)
+    return without_frozen(training)
 
 
-@_workaround
-def no_shared_weights(scenario: Scenario) -> Scenario:
+@_in_training
+def no_shared_weights(training: Training) -> Training:
     """No weight is shared."""
-    return _in_training(scenario, without_ties)
+    return without_ties(training)
 
 
-@_workaround
-def all_labels_count(scenario: Scenario) -> Scenario:
+@_in_training
+def all_labels_count(training: Training) -> Training:
     """No label is ignored."""
-    return _in_training(scenario, lambda training: with_loss(training, ignored=IgnoredLabels.NONE))
+    return with_loss(training, ignored=IgnoredLabels.NONE)
 
 
-@_workaround
-def no_label_smoothing(scenario: Scenario) -> Scenario:
+@_in_training
+def no_label_smoothing(training: Training) -> Training:
     """Label smoothing is off."""
-    return _in_training(scenario, lambda training: with_loss(training, label_smoothing=0.0))
+    return with_loss(training, label_smoothing=0.0)
 
 
-@_workaround
-def not_clipped(scenario: Scenario) -> Scenario:
+@_in_training
+def not_clipped(training: Training) -> Training:
     """Gradients are not clipped."""
-    return _in_training(scenario, lambda training: replace(training, clipping=None))
+    return replace(training, clipping=None)
 
 
-@_workaround
-def clipped_by_squares(scenario: Scenario) -> Scenario:
+@_in_training
+def clipped_by_squares(training: Training) -> Training:
     """Gradients are clipped by the 2-norm."""
-    clipping = scenario.training.clipping
+    clipping = training.clipping
     largest = clipping.clip_value if isinstance(clipping, ClipValue) else clipping.max_norm if clipping else ClipNorm().max_norm
-    return _in_training(scenario, lambda training: replace(training, clipping=ClipNorm(max_norm=largest)))
+    return replace(training, clipping=ClipNorm(max_norm=largest))
 
 
-@_workaround
-def layer_norms(scenario: Scenario) -> Scenario:
+@_in_training
+def layer_norms(training: Training) -> Training:
     """All norms are LayerNorm."""
-
-    def with_layer_norms(training: Training) -> Training:
-        head = training.model.head
-        changed = each_layer(training, lambda _, layer: layer.with_fields(norm=layer.norm and Norm.LAYER))
-        return with_model(changed, head=head and replace(head, norm=head.norm and Norm.LAYER))
-
-    return _in_training(scenario, with_layer_norms)
+    head = training.model.head
+    changed = each_layer(training, lambda _, layer: layer.with_fields(norm=layer.norm and Norm.LAYER))
+    return with_model(changed, head=head and replace(head, norm=head.norm and Norm.LAYER))
 
 
-@_workaround
-def no_views(scenario: Scenario) -> Scenario:
+@_in_training
+def no_views(training: Training) -> Training:
     """No layer returns a view."""
-
-    def remove_views(training: Training) -> Training:
-        model = training.model
-        layers = (
-            layer
-            if not ends_in_view(model, index)
-            else layer.with_fields(**({"shape_op": None} if layer.shape_op else {"bias": False}))
-            for index, layer in enumerate(model.layers)
-        )
-        return with_model(training, layers=tuple(layers))
-
-    return _in_training(scenario, remove_views)
+    model = training.model
+    layers = (
+        layer
+        if not ends_in_view(model, index)
+        else layer.with_fields(**({"shape_op": None} if layer.shape_op else {"bias": False}))
+        for index, layer in enumerate(model.layers)
+    )
+    return with_model(training, layers=tuple(layers))
 
 
-@_workaround
-def rows_along_first_dim(scenario: Scenario) -> Scenario:
+@_in_training
+def rows_along_first_dim(training: Training) -> Training:
     """Rows are dim 0 in the inputs."""
-    return _in_training(scenario, lambda training: replace(training, data=replace(training.data, batch_dim=0)))
+    return replace(training, data=replace(training.data, batch_dim=0))
 
 
-@_workaround
-def no_size_of_one(scenario: Scenario) -> Scenario:
+@_in_training
+def no_size_of_one(training: Training) -> Training:
     """No feature, width or number of rows is one."""
-
-    def widen(training: Training) -> Training:
-        model = training.model
-        layers = tuple(
-            layer.with_fields(width=max(width, 2)) for layer, width in zip(model.layers, model.widths[1:], strict=True)
-        )
-        training = with_model(training, features=max(model.features, 2), layers=layers)
-        rows = tuple(max(rows, 2) for rows in training.data.microbatches)
-        return replace(training, data=replace(training.data, microbatches=rows))
-
-    return _in_training(scenario, widen)
+    model = training.model
+    layers = tuple(layer.with_fields(width=max(width, 2)) for layer, width in zip(model.layers, model.widths[1:], strict=True))
+    training = with_model(training, features=max(model.features, 2), layers=layers)
+    rows = tuple(max(rows, 2) for rows in training.data.microbatches)
+    return replace(training, data=replace(training.data, microbatches=rows))
 
 
 @_workaround
@@ -204,31 +192,31 @@ def even_shards(scenario: Scenario) -> Scenario:
     # FSDP2 shards the parts of tensor parallelism once more.
     sizes = (each.mesh.size(TP) * (each.mesh.size(DP, SHARD) if each.has(FSDP2) else 1) for each in scenario.layouts)
     parts = math.lcm(*sizes)
-    return _in_training(scenario, lambda training: with_widths(training, parts))
+    return replace(scenario, training=with_widths(scenario.training, parts))
 
 
-@_workaround
-def redistributed_gradients(scenario: Scenario) -> Scenario:
+@_in_layouts
+def redistributed_gradients(layout: Layout) -> Layout:
     """DTensor SPMD redistributes gradients to the placements of their parameters."""
-    return _in_layouts(scenario, lambda layout: with_options(layout, SPMD, redistribute_gradients=True))
+    return with_options(layout, SPMD, redistribute_gradients=True)
 
 
-@_workaround
-def whole_parameters(scenario: Scenario) -> Scenario:
+@_in_layouts
+def whole_parameters(layout: Layout) -> Layout:
     """DTensor SPMD replicates parameters, so propagation shards only rows."""
-    return _in_layouts(scenario, lambda layout: with_options(layout, SPMD, distribution=Distribution.REPLICATE))
+    return with_options(layout, SPMD, distribution=Distribution.REPLICATE)
 
 
-@_workaround
-def each_backward_synced(scenario: Scenario) -> Scenario:
+@_in_layouts
+def each_backward_synced(layout: Layout) -> Layout:
     """DDP reduces in each backward."""
-    return _in_layouts(scenario, lambda layout: with_options(layout, DDP, no_sync=False))
+    return with_options(layout, DDP, no_sync=False)
 
 
-@_workaround
-def original_parameters(scenario: Scenario) -> Scenario:
+@_in_layouts
+def original_parameters(layout: Layout) -> Layout:
     """FSDP1 has `use_orig_params=True`."""
-    return _in_layouts(scenario, lambda layout: with_options(layout, FSDP1, use_orig_params=True))
+    return with_options(layout, FSDP1, use_orig_params=True)
 
 
 @_workaround
@@ -242,27 +230,23 @@ def shards_for_replicas(scenario: Scenario) -> Scenario:
         axes = tuple(replace(axis, size=sizes.get(axis.name, axis.size)) for axis in layout.mesh.axes)
         return replace(layout, mesh=Mesh(axes=axes))
 
-    return _in_layouts(scenario, swap_axis_sizes)
+    return _change_layouts(scenario, swap_axis_sizes)
 
 
-@_workaround
-def sharded_along_rows(scenario: Scenario) -> Scenario:
+@_in_layouts
+def sharded_along_rows(layout: Layout) -> Layout:
     """FSDP2 shards parameters along their first dim."""
-    return _in_layouts(scenario, lambda layout: with_options(layout, FSDP2, shard_last_dim=False))
+    return with_options(layout, FSDP2, shard_last_dim=False)
 
 
-@_workaround
-def divided_by_ranks(scenario: Scenario) -> Scenario:
+@_in_layouts
+def divided_by_ranks(layout: Layout) -> Layout:
     """FSDP2 divides gradient sums by the number of ranks, also for experts."""
-
-    def reset_divide_factor(layout: Layout) -> Layout:
-        divided = with_options(layout, FSDP2, gradient_divide_factor=None)
-        return with_options(divided, ExpertParallel, storage=ExpertStorage.PLAIN) if layout.has(FSDP2) else divided
-
-    return _in_layouts(scenario, reset_divide_factor)
+    divided = with_options(layout, FSDP2, gradient_divide_factor=None)
+    return with_options(divided, ExpertParallel, storage=ExpertStorage.PLAIN) if layout.has(FSDP2) else divided
 
 
-@_workaround
-def plain_experts(scenario: Scenario) -> Scenario:
+@_in_layouts
+def plain_experts(layout: Layout) -> Layout:
     """Each rank stores its experts as plain tensors."""
-    return _in_layouts(scenario, lambda layout: with_options(layout, ExpertParallel, storage=ExpertStorage.PLAIN))
+    return with_options(layout, ExpertParallel, storage=ExpertStorage.PLAIN)
