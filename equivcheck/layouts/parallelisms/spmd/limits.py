@@ -9,7 +9,7 @@ from equivcheck.layouts.base.limits.data_parallel import EVEN_ROWS
 from equivcheck.layouts.base.limits.execution import NO_COUNTS_IN_GRAPHS
 from equivcheck.layouts.base.limits.limit import Limit, UpstreamLimit, parallelism_of
 from equivcheck.layouts.base.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS
-from equivcheck.layouts.base.limits.propagated_gradients import limits_of_propagated_gradients
+from equivcheck.layouts.base.limits.propagated_gradients import PropagatedGradients
 from equivcheck.layouts.base.limits.repairs import each_layer, has_routing, with_model, with_rows, with_tables, without_routing
 from equivcheck.layouts.base.partition import is_last_shard_empty
 from equivcheck.scenario import SPMD, Distribution, Layout, Loss, Model, Norm, Training
@@ -33,13 +33,13 @@ def _leaves_pending(_training: Training, layout: Layout) -> bool:
     return not parallelism_of(layout, SPMD).redistribute_gradients
 
 
-GRADIENTS_AS_PROPAGATED = limits_of_propagated_gradients(
-    "SPMD",
+GRADIENTS_AS_PROPAGATED = PropagatedGradients(
+    where="SPMD",
     ranks=lambda layout: layout.num_data_ranks,
     cuts_short=_cuts_short,
     leaves_pending=_leaves_pending,
     cuts_parameters=_is_sharded,
-)
+).limits()
 
 NO_SQUARED_LOSS = UpstreamLimit(
     reason="DTensor: a squared-error loss is not supported: no sharding strategy is registered for aten.mse_loss",

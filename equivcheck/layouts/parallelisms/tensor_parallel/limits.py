@@ -14,7 +14,7 @@ from equivcheck.layouts.base.limits.optimizers import (
     with_elementwise_optimizer,
 )
 from equivcheck.layouts.base.limits.plans import APPLIED_FIRST, ENDS_WHOLE, ONE_ENTRY_A_LAYER, TIES_CUT_ALIKE, limit_of
-from equivcheck.layouts.base.limits.propagated_gradients import limits_of_propagated_gradients
+from equivcheck.layouts.base.limits.propagated_gradients import PropagatedGradients
 from equivcheck.layouts.base.limits.repairs import (
     has_shares,
     is_tied,
@@ -81,13 +81,13 @@ def _leaves_pending(training: Training, layout: Layout) -> bool:
     return _leaves_gradients(layout) and fits(training.model, tp.plan) and has_partial_gradients(training.model, tp)
 
 
-GRADIENTS_AS_PROPAGATED = limits_of_propagated_gradients(
-    "TensorParallel",
+GRADIENTS_AS_PROPAGATED = PropagatedGradients(
+    where="TensorParallel",
     ranks=lambda layout: layout.mesh.size(TP),
     cuts_short=_cuts_short,
     leaves_pending=_leaves_pending,
     cuts_parameters=lambda _layout: False,
-)
+).limits()
 
 HOOKS_ON_OWN_PARAMETERS = LayoutLimit(
     reason="TensorParallel(redistribute_gradients=False): another parallelism around it is not supported: it replaces the "
