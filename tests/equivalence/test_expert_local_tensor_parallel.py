@@ -35,7 +35,8 @@ from equivcheck.scenario import (
     Split,
     Tokens,
 )
-from support.clipped import clipped_scenario, require_predicted
+from support.clipped import clipped_scenario
+from support.verdicts import require_predicted
 
 pytestmark = pytest.mark.mostly_equivalent
 

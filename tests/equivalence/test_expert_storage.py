@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from equivcheck import Outcome, Verdict, check
-from equivcheck.export.script import script_of
+from equivcheck import Outcome, check
 from equivcheck.layouts.base.expected_calls.torch_versions import FREED_WHILE_RECOMPUTED
-from equivcheck.layouts.base.script.numbers import Numbers
 from equivcheck.layouts.composition.fitting import fit_scenario
 from equivcheck.layouts.composition.limits import repair_training, why_unsupported
 from equivcheck.mutants.experts.exchange import EXPERT_PARALLEL
@@ -48,8 +46,9 @@ from equivcheck.scenario import (
     Wrapping,
 )
 from equivcheck.system.torch_version import is_torch_in
-from support.exported import printed_differences
+from support.exported import run_script
 from support.supported import require_mended, require_supported
+from support.verdicts import require_predicted
 
 EXPERTS = Experts(hidden=3, num_experts=4, top_k=2, normalised=True, bias=True, norm=Norm.RMS, shared=True)
 STORED = ExpertParallel(storage=ExpertStorage.DTENSOR)
@@ -89,21 +88,13 @@ def a_scenario(*around: Parallelism, layer: Experts = EXPERTS, ranks: int = 2, *
     return Scenario(training=repair_training(training, layout), layout=layout)
 
 
-def assert_right(scenario: Scenario) -> Verdict:
-    """Equivalent, with calls as they are expected."""
-    verdict = check(scenario)
-    verdict.assert_equivalent()
-    assert not verdict.unmodelled
-    return verdict
-
-
 @pytest.mark.parametrize(("num_experts", "ranks"), [(2, 1), (3, 2), (5, 3), (2, 4)])
 def test_uneven_experts_and_ranks_without_any_equal_one_device(num_experts: int, ranks: int) -> None:
     """Shards of a DTensor may be unequal or empty: a rank without experts takes part in every call."""
     scenario = a_scenario(ranks=ranks, layer=replace(EXPERTS, num_experts=num_experts))
     assert scenario.training.model.layers[1].num_experts == num_experts
     require_mended(check(scenario))
-    assert_right(scenario)
+    require_predicted(scenario)
 
 
 @pytest.mark.parametrize("around", AROUND)
@@ -119,7 +110,7 @@ def test_data_parallelism_around_it(around: str) -> None:
 @pytest.mark.parametrize("around", ["ddp", "fsdp2 by layers"])
 def test_unequally_many_experts_inside_data_parallelism(around: str) -> None:
     """Five over three ranks, which DTensors of two axes cut once more."""
-    assert_right(a_scenario(*AROUND[around], ranks=3, layer=replace(EXPERTS, num_experts=5)))
+    require_predicted(a_scenario(*AROUND[around], ranks=3, layer=replace(EXPERTS, num_experts=5)))
 
 
 def test_shards_of_replicas_around_it() -> None:
@@ -127,7 +118,7 @@ def test_shards_of_replicas_around_it() -> None:
     scenario = a_scenario(replace(BY_LAYERS, all_reduce_once=True))
     axes = tuple(Axis(name=name, size=2) for name in ("dp_replicate", "dp_shard", "ep"))
     layout = replace(scenario.layout, mesh=Mesh(axes=axes))
-    assert_right(replace(scenario, layout=layout, training=repair_training(scenario.training, layout)))
+    require_predicted(replace(scenario, layout=layout, training=repair_training(scenario.training, layout)))
 
 
 def test_sums_are_divided_apart_where_the_backend_divides_by_other_ranks() -> None:
@@ -136,7 +127,7 @@ def test_sums_are_divided_apart_where_the_backend_divides_by_other_ranks() -> No
     assert "premultiplied sum" in (why_unsupported(averages) or "")
     nearest = fit_scenario(replace(averages, training=replace(averages.training, precision=Precision.FLOAT32)))
     assert nearest.layout.of(FSDP2) == (SUMS,)
-    assert_right(nearest)
+    require_predicted(nearest)
 
 
 @pytest.mark.parametrize(("around", "norm_type"), [("alone", NormType.INF), ("fsdp2", NormType.ONE)])
@@ -144,7 +135,7 @@ def test_a_norm_is_over_plain_tensors_and_dtensors(around: str, norm_type: NormT
     """Of each mesh by itself, and then of these."""
     scenario = a_scenario(*AROUND[around])
     clipping = ClipNorm(max_norm=0.05, norm_type=norm_type)
-    assert_right(replace(scenario, training=replace(scenario.training, clipping=clipping)))
+    require_predicted(replace(scenario, training=replace(scenario.training, clipping=clipping)))
 
 
 def test_plain_tensors_beside_dtensors_are_updated_one_by_one() -> None:
@@ -152,7 +143,7 @@ def test_plain_tensors_beside_dtensors_are_updated_one_by_one() -> None:
     foreach = AdamW(implementation=Implementation.FOREACH)
     alone, sharded = (a_scenario(*AROUND[around]) for around in ("alone", "fsdp2"))
     assert "foreach and fused" in (why_unsupported(replace(alone, training=replace(alone.training, optimizer=foreach))) or "")
-    assert_right(replace(sharded, training=replace(sharded.training, optimizer=foreach)))
+    require_predicted(replace(sharded, training=replace(sharded.training, optimizer=foreach)))
     averaged = replace(sharded.training, optimizer=ASGD(implementation=Implementation.FOREACH))
     assert "ASGD refuses" in (why_unsupported(replace(sharded, training=averaged)) or "")
 
@@ -174,9 +165,7 @@ def test_a_checkpoint_has_whole_experts(first: str, second: str) -> None:
 def test_a_script_computes_what_ranks_compute(around: str, tmp_path: Path) -> None:
     """A script of torch alone keeps experts as DTensors, and divides them as ranks do."""
     scenario = a_scenario(*AROUND[around])
-    script = script_of(scenario, numbers=Numbers.EXACT)
-    code, differences, printed = printed_differences(script, scenario.layout.mesh.num_ranks, tmp_path)
-    assert code == 0, printed
+    script, differences = run_script(scenario, tmp_path)
     assert any("experts.gate" in place for place in differences)
     assert "distribute_tensor" in script
 

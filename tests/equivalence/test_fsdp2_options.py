@@ -37,6 +37,7 @@ from equivcheck.system.torch_version import is_torch_in
 from equivcheck.training.setup import Setup
 from equivcheck.worlds.trace.differences import Phase
 from equivcheck.worlds.trace.stage import Stage
+from support.verdicts import first_divergence, require_predicted
 
 TRAINING = Training(
     model=Model(features=3, layers=(Layer(width=3), Layer(width=2))),
@@ -89,11 +90,8 @@ def test_a_factor_that_the_loss_does_not_know_of_is_found() -> None:
         setup.gradient_scale = 1.0
 
     fsdp = FSDP2(sum_reductions=True, gradient_divide_factor=3.0)
-    verdict = check(scenario(fsdp), alter=forget)
-
-    assert verdict.outcome is Outcome.DIVERGED
-    assert verdict.divergence is not None
-    assert float(verdict.divergence.actual) / float(verdict.divergence.expected) == pytest.approx(4 / 3, rel=1e-4)
+    first = first_divergence(check(scenario(fsdp), alter=forget))
+    assert float(first.actual) / float(first.expected) == pytest.approx(4 / 3, rel=1e-4)
 
 
 @pytest.mark.parametrize("policy", [None, LOW, HALF, MixedPrecision(reduce=ElementType.BFLOAT16)])
@@ -106,9 +104,7 @@ def test_replicas_are_added_up_once_a_step(sizes: tuple[int, ...], policy: Mixed
 @pytest.mark.parametrize(("once", "calls"), [(False, 4), (True, 2)])
 def test_shards_are_reduced_at_each_microbatch_and_replicas_at_the_last(*, once: bool, calls: int) -> None:
     """Of two steps with two microbatches each."""
-    verdict = check(scenario(FSDP2(all_reduce_once=once), 2, 2))
-
-    assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
+    verdict = require_predicted(scenario(FSDP2(all_reduce_once=once), 2, 2))
     ops = [call.op for call in verdict.calls[0] if call.stage is Stage.COMPUTE]
     assert (ops.count("reduce_scatter.avg"), ops.count("all_reduce.avg")) == (4, calls)
 
@@ -140,11 +136,7 @@ def test_gathering_over_all_shards_what_two_ranks_share_is_found() -> None:
     def over_all(setup: Setup) -> None:
         setup.model.set_reshard_after_forward(True)  # type: ignore[operator]
 
-    verdict = check(scenario(FSDP2(reshard_to=2)), alter=over_all)
-
-    assert verdict.outcome is Outcome.DIVERGED
-    assert verdict.divergence is not None
-    assert verdict.divergence.phase is Phase.COMMUNICATION
+    assert first_divergence(check(scenario(FSDP2(reshard_to=2)), alter=over_all)).phase is Phase.COMMUNICATION
 
 
 LAST_DIMS = replace(TRAINING, model=Model(features=4, layers=(Layer(width=4, norm=Norm.LAYER), Layer(width=3))))
@@ -155,9 +147,7 @@ LAST_DIMS = replace(TRAINING, model=Model(features=4, layers=(Layer(width=4, nor
 def test_parameters_cut_along_their_last_dim_train_alike(fsdp: FSDP2, sizes: tuple[int, ...]) -> None:
     """Ranks gather and reduce parts without padding: rows need not be a multiple of the ranks."""
     ours = replace(scenario(replace(fsdp, shard_last_dim=True), *sizes), training=LAST_DIMS)
-    verdict = check(ours)
-
-    assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
+    require_predicted(ours)
 
 
 def test_a_last_dim_that_is_cut_unevenly_is_unsupported() -> None:
@@ -191,8 +181,7 @@ def test_frozen_parameters_that_are_ignored_are_gathered_nowhere(wrapping: Wrapp
     """Each rank has them whole, and all-gathers are of the second layer's parameters alone."""
     gathered = []
     for ignore in (False, True):
-        verdict = check(with_frozen_layer(FSDP2(wrapping=wrapping, ignore_frozen=ignore)))
-        assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
+        verdict = require_predicted(with_frozen_layer(FSDP2(wrapping=wrapping, ignore_frozen=ignore)))
         calls = [call for call in verdict.calls[0] if call.op == "all_gather"]
         gathered.append([call.num_bytes for call in calls])
     both, second = gathered
@@ -208,8 +197,7 @@ def test_ignored_parameters_are_not_cast() -> None:
 
 def gathers(fsdp: FSDP2) -> int:
     """All-gathers of a rank in two steps of two microbatches, of which each is predicted."""
-    verdict = check(scenario(replace(fsdp, wrapping=Wrapping.PER_LAYER)))
-    assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
+    verdict = require_predicted(scenario(replace(fsdp, wrapping=Wrapping.PER_LAYER)))
     return sum(call.op == "all_gather" for call in verdict.calls[0])
 
 
@@ -226,11 +214,8 @@ def test_parameters_that_are_never_freed_are_found() -> None:
     def never(setup: Setup) -> None:
         setup.accumulation = lambda _last: nullcontext(setup.model.set_reshard_after_backward(False))  # type: ignore[operator]
 
-    verdict = check(scenario(FSDP2(reshard_after_forward=False, reshard_after_backward=False)), alter=never)
-
-    assert verdict.outcome is Outcome.DIVERGED
-    assert verdict.divergence is not None
-    assert (verdict.divergence.step, verdict.divergence.phase) == (1, Phase.LOSS)
+    first = first_divergence(check(scenario(FSDP2(reshard_after_forward=False, reshard_after_backward=False)), alter=never))
+    assert (first.step, first.phase) == (1, Phase.LOSS)
 
 
 @pytest.mark.parametrize("fsdp", [FSDP2(), FSDP2(reshard_after_forward=False, no_sync=True), FSDP2(reshard_to=2)])
@@ -238,8 +223,7 @@ def test_gathering_ahead_of_time_changes_neither_numbers_nor_calls(fsdp: FSDP2) 
     """Three layers, the last of them a unit that follows none."""
     training = replace(TRAINING, model=Model(features=3, layers=(Layer(width=3), Layer(width=2), Layer(width=4))))
     ours = replace(scenario(replace(fsdp, wrapping=Wrapping.PER_LAYER, explicit_prefetch=True)), training=training)
-    verdict = check(ours)
-    assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
+    require_predicted(ours)
 
 
 @pytest.mark.parametrize(
@@ -251,8 +235,7 @@ def test_what_was_gathered_ahead_and_not_needed_does_not_stay(fsdp: FSDP2) -> No
     Over two ranks, if these have it: forward has left it so, and no backward frees it.
     """
     ours = with_frozen_layer(replace(fsdp, wrapping=Wrapping.PER_LAYER, reshard_after_backward=False))
-    verdict = check(ours)
-    assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
+    require_predicted(ours)
 
 
 @pytest.mark.parametrize(("count", "gathered"), [(1, 16), (2, 8), (3, 8)])
@@ -266,16 +249,14 @@ def test_units_of_several_layers_gather_their_neighbours_ahead_of_time(count: in
     """The last unit has the layers that are left."""
     training = replace(TRAINING, model=Model(features=3, layers=(Layer(width=3), Layer(width=2), Layer(width=4), Layer(width=2))))
     fsdp = FSDP2(wrapping=Wrapping.PER_LAYER, layers_per_unit=count, explicit_prefetch=True, reshard_after_backward=False)
-    verdict = check(replace(scenario(fsdp), training=training))
-    assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
+    require_predicted(replace(scenario(fsdp), training=training))
 
 
 @pytest.mark.skipif(is_torch_in("<2.13"), reason="torch has no such option")
 @pytest.mark.parametrize("sizes", [(4,), (2, 2), (1, 2), (2, 1), (1,)], ids=str)
 def test_a_group_for_reductions_alone_changes_neither_numbers_nor_calls(sizes: tuple[int, ...]) -> None:
     """On an axis of one rank there is nothing to reduce over it."""
-    verdict = check(scenario(FSDP2(wrapping=Wrapping.PER_LAYER, separate_reduce_group=True), *sizes))
-    assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
+    require_predicted(scenario(FSDP2(wrapping=Wrapping.PER_LAYER, separate_reduce_group=True), *sizes))
 
 
 @pytest.mark.skipif(is_torch_in("<2.13"), reason="torch has no such option")
@@ -311,8 +292,7 @@ def test_kept_processes_make_a_group_for_reductions_again_and_again() -> None:
 def test_an_axis_of_one_rank_changes_nothing(fsdp: FSDP2, sizes: tuple[int, ...]) -> None:
     """Where shards are whole, or nothing is replicated, numbers and calls are still as expected."""
     training = replace(TRAINING, model=Model(features=3, layers=(Layer(width=3), Layer(width=2), Layer(width=4))))
-    verdict = check(replace(scenario(fsdp, *sizes), training=training))
-    assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
+    require_predicted(replace(scenario(fsdp, *sizes), training=training))
 
 
 @pytest.mark.parametrize("reshard", [{}, {"reshard_after_forward": False}, {"reshard_to": 2}, {"reshard_after_backward": False}])
@@ -322,8 +302,6 @@ def test_units_can_be_gathered_before_forward(reshard: dict[str, Any], monkeypat
     original = FSDPModule.unshard
     monkeypatch.setattr(FSDPModule, "unshard", lambda self, **options: modules.append(self) or original(self, **options))
     fsdp = replace(PER_LAYER, explicit_unshard=True, explicit_prefetch=True, **reshard)
-    verdict = check(scenario(fsdp))
-
-    assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
+    require_predicted(scenario(fsdp))
     assert len(modules) == 4 * 3 * 4
     assert "unit.unshard(async_op=True)" in script_of(scenario(fsdp))

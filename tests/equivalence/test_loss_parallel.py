@@ -10,9 +10,7 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from equivcheck import Outcome, check
-from equivcheck.export.script import script_of
 from equivcheck.layouts.base.limits.repairs import with_labels
-from equivcheck.layouts.base.script.numbers import Numbers
 from equivcheck.layouts.composition.fitting import fit_scenario, fit_training
 from equivcheck.layouts.composition.registry import TIMES, BrokenLayout, layout_names
 from equivcheck.layouts.parallelisms.tensor_parallel.communication import TensorParallelCalls
@@ -53,8 +51,9 @@ from equivcheck.scenario.mesh import DP, PP, TP
 from equivcheck.strategies import resume, scenarios, trainings
 from equivcheck.strategies.resume import may_resume, with_drawn_resume
 from equivcheck.system.torch_version import is_torch_in
-from support.exported import printed_differences
+from support.exported import run_script
 from support.fresh import drawn_afresh
+from support.verdicts import require_predicted
 
 pytestmark = pytest.mark.mostly_equivalent
 
@@ -201,8 +200,7 @@ def test_layouts_that_want_another_loss_each_are_not_resumed() -> None:
 )
 def test_logits_are_never_gathered_and_calls_are_as_predicted(scenario: Scenario) -> None:
     """Whatever the vocabulary, the loss and what is around, each row has its maximum, its sum and its label's logit reduced."""
-    verdict = check(scenario)
-    assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
+    require_predicted(scenario)
 
 
 @pytest.mark.skipif(is_torch_in("<2.10"), reason="there a limit")
@@ -211,8 +209,7 @@ def test_logits_are_never_gathered_and_calls_are_as_predicted(scenario: Scenario
 )
 def test_a_z_loss_gathers_logits(around: tuple[Parallelism, ...]) -> None:
     """DTensor takes the `logsumexp` of whole rows: one call more, which is predicted."""
-    verdict = check(a_scenario(*around, loss=CrossEntropy(z_loss=0.01, class_weights=True)))
-    assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
+    require_predicted(a_scenario(*around, loss=CrossEntropy(z_loss=0.01, class_weights=True)))
 
 
 def test_a_traced_step_has_the_loss_in_parts() -> None:
@@ -278,9 +275,7 @@ def test_weights_of_ignored_labels_are_known_to_raise() -> None:
 )
 def test_a_script_computes_losses_in_parts(scenario: Scenario, tmp_path: Path) -> None:
     """With torch alone ranks leave what one device does, also where losses are averaged over data ranks."""
-    script = script_of(scenario, numbers=Numbers.EXACT)
-    code, differences, printed = printed_differences(script, scenario.layout.mesh.num_ranks, tmp_path)
-    assert (code, bool(differences)) == (0, True), printed
+    script, _ = run_script(scenario, tmp_path)
     assert "loss_parallel() if parallel else nullcontext()" in script
 
 

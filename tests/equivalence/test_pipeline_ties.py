@@ -10,9 +10,7 @@ from hypothesis import HealthCheck, Phase, assume, settings
 from hypothesis import strategies as st
 
 from equivcheck import Outcome, Scenario, check
-from equivcheck.export.script import script_of
 from equivcheck.layouts.base.limits.repairs import has_ties
-from equivcheck.layouts.base.script.numbers import Numbers
 from equivcheck.layouts.composition.fitting import fit_scenario
 from equivcheck.layouts.composition.limits import why_unsupported
 from equivcheck.layouts.parallelisms.pipeline import apply, limits
@@ -47,9 +45,10 @@ from equivcheck.scenario import (
 from equivcheck.scenario.mesh import PP
 from equivcheck.strategies import scenarios, trainings
 from equivcheck.worlds.trace.differences import Phase as Moment
-from support.exported import differences_of_traces, printed_differences
+from support.exported import differences_of_traces, run_script
 from support.fresh import drawn_afresh
 from support.supported import require_supported
+from support.verdicts import first_divergence
 
 pytestmark = pytest.mark.mostly_equivalent
 
@@ -203,10 +202,8 @@ def test_mistakes_with_copies_are_caught(name: str, model: str) -> None:
     """Sums that are left out or made again, and norms that count copies, show in the first step."""
     scenario = SCENARIOS[model]
     require_supported(scenario)
-    verdict = check(scenario, alter=mutant(name).plant)
-    assert verdict.outcome is Outcome.DIVERGED
-    assert verdict.divergence is not None
-    assert (verdict.divergence.step, verdict.divergence.phase) == (0, MISTAKES[name])
+    first = first_divergence(check(scenario, alter=mutant(name).plant))
+    assert (first.step, first.phase) == (0, MISTAKES[name])
 
 
 def test_a_sum_that_is_not_predicted_is_a_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,10 +237,7 @@ def test_what_two_stages_of_a_rank_share_is_not_scaled_by_torch(monkeypatch: pyt
     assert check(repaired).outcome is Outcome.EQUIVALENT
     others = tuple(limit for limit in limits.LIMITS if limit is not limits.SCALED_BY_EACH_STAGE)
     monkeypatch.setattr(apply.PipelineKind, "limits", others)
-    verdict = check(scenario)
-    assert verdict.outcome is Outcome.DIVERGED
-    assert verdict.divergence is not None
-    assert verdict.divergence.tensor == "layers.0.linear.weight"
+    assert first_divergence(check(scenario)).tensor == "layers.0.linear.weight"
 
 
 @pytest.mark.parametrize("name", ["ends_of_four", "layers", "layers_of_three_ranks", "layers_of_several_stages"])
@@ -251,7 +245,5 @@ def test_a_script_has_copies(name: str, tmp_path: Path) -> None:
     """With torch alone ranks leave what one device does."""
     scenario = SCENARIOS[name]
     require_supported(scenario)
-    script = script_of(scenario, numbers=Numbers.EXACT)
-    code, printed, output = printed_differences(script, scenario.layout.mesh.num_ranks, tmp_path)
-    assert code == 0, output
+    _, printed = run_script(scenario, tmp_path)
     assert sorted(printed) == sorted(differences_of_traces(scenario))

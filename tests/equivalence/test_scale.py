@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, assume, given, settings
 
 from equivcheck import Outcome, Scenario, check
 from equivcheck.checking.beyond import check_beyond
-from equivcheck.export.script import script_of
 from equivcheck.layouts.base.script.numbers import Numbers
 from equivcheck.layouts.composition.fitting import fit_scenario
 from equivcheck.layouts.composition.limits import limit_reason
@@ -53,8 +52,9 @@ from equivcheck.scenario import (
     Wrapping,
 )
 from equivcheck.strategies import scenarios
-from support.exported import printed_differences
+from support.exported import run_script
 from support.supported import require_supported
+from support.verdicts import require_predicted
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -116,8 +116,7 @@ def _is_hybrid(parallelism: Parallelism) -> bool:
 def test_a_scale_is_trained_and_its_calls_are_expected(example: Scenario) -> None:
     """Every rank has the scale of one device at each step, and communicates what is predicted."""
     require_supported(example)
-    verdict = check(example)
-    assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
+    require_predicted(example)
 
 
 @pytest.mark.parametrize(
@@ -194,8 +193,7 @@ def _by_fsdp(layout: Layout) -> bool:
 def test_scripts_have_the_scale(example: Scenario, numbers: Numbers, tmp_path: Path) -> None:
     """Exported scripts of either kind train it, read it, and agree."""
     require_supported(example)
-    code, printed, output = printed_differences(script_of(example, numbers=numbers), example.layout.mesh.num_ranks, tmp_path)
-    assert code == 0, output
+    _, printed = run_script(example, tmp_path, numbers=numbers)
     assert {f"step {step} {what} scale" for step in range(3) for what in ("gradient", "clipped gradient", "parameter")} <= set(
         printed
     )

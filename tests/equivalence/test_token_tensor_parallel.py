@@ -47,6 +47,7 @@ from equivcheck.scenario import (
 from equivcheck.strategies import scenarios, trainings
 from support.fresh import drawn_afresh
 from support.supported import require_mended
+from support.verdicts import require_predicted
 
 pytestmark = pytest.mark.mostly_equivalent
 
@@ -128,8 +129,7 @@ def test_a_decoder_is_shared_out_with_calls_predicted_exactly(
 ) -> None:
     """By tokens or features, with activations whole or by positions between layers, tied or not, computed twice or not."""
     for recompute in (Checkpointing.NONE, Checkpointing.EVERY_LAYER):
-        verdict = check(a_scenario(a_plan(source, head, output), tied=tied, checkpointing=recompute))
-        assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
+        require_predicted(a_scenario(a_plan(source, head, output), tied=tied, checkpointing=recompute))
 
 
 @pytest.mark.parametrize("source", [Split.ROWWISE, Split.COLWISE])
@@ -164,8 +164,7 @@ def test_gradients_flow_back_into_an_embedding_of_flat_parameters(use_orig_param
     plan = TensorParallel(plan=(entry,), source=whole, source_output=ROWS, head=whole)
     around = FSDP1(use_orig_params=use_orig_params, wrapping=wrapping)
     layout = Layout(mesh=Mesh(axes=ON_FOUR), parallelisms=(plan, around))
-    verdict = check(Scenario(training=Training(model=model, data=Data(microbatches=(2,))), layout=layout))
-    assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
+    require_predicted(Scenario(training=Training(model=model, data=Data(microbatches=(2,))), layout=layout))
 
 
 @pytest.mark.parametrize("vocabulary", [10, 11])
@@ -188,8 +187,7 @@ def test_gradients_flow_through_a_frozen_embedding_of_a_flat_parameter() -> None
     layers = (Attention(head_dim=1, frozen=True), Layer(width=1))
     model = Model(features=1, source=Tokens(vocabulary=2, frozen=True), length=1, layers=layers, head=Head())
     layout = Layout(mesh=Mesh(axes=ON_FOUR[:1]), parallelisms=(FSDP1(wrapping=Wrapping.PER_LAYER),))
-    verdict = check(Scenario(training=Training(model=model, data=Data(microbatches=(2,))), layout=layout))
-    assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
+    require_predicted(Scenario(training=Training(model=model, data=Data(microbatches=(2,))), layout=layout))
 
 
 @pytest.mark.parametrize(

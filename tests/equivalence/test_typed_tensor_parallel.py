@@ -42,8 +42,9 @@ from equivcheck.scenario import (
 )
 from equivcheck.strategies import scenarios
 from equivcheck.system import torch_version
-from support.clipped import clipped_scenario, require_predicted
+from support.clipped import clipped_scenario
 from support.supported import TYPED
+from support.verdicts import require_predicted
 
 pytestmark = pytest.mark.mostly_equivalent
 

@@ -1,11 +1,11 @@
-"""Scenarios with two clipped steps, and the check that they equal one device with every call as predicted."""
+"""Scenarios with two clipped steps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from equivcheck import Scenario, check
+from equivcheck import Scenario
 from equivcheck.scenario import (
     AdamW,
     Axis,
@@ -48,10 +48,3 @@ def clipped_scenario(  # noqa: PLR0913 - options, most by keyword
     )
     mesh = Mesh(axes=tuple(Axis(name=name, size=size) for name, size in axes.items()))
     return Scenario(training=training, layout=Layout(mesh=mesh, parallelisms=parallelisms, execution=Execution(**execution)))
-
-
-def require_predicted(scenario: Scenario) -> None:
-    """Require that ranks leave what one device leaves, and that all their calls are predicted."""
-    verdict = check(scenario)
-    verdict.assert_equivalent()
-    assert not verdict.unmodelled

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from equivcheck import Verdict
 from equivcheck.export.forked import run_forked
+from equivcheck.export.script import script_of
 from equivcheck.layouts.base.script.form import form_of
+from equivcheck.layouts.base.script.numbers import Numbers
 from equivcheck.layouts.composition.running import Runner
 from equivcheck.scenario import Scenario
 from equivcheck.training.loop import single_device_setup, train
@@ -30,6 +33,17 @@ def printed_differences(script: str, ranks: int, folder: Path) -> tuple[int, Dif
     path.write_text(script, encoding="utf-8")
     code, printed = run_forked(path, ranks, folder)
     return code, {place: float(number) for place, number in _LINE.findall(printed)}, printed
+
+
+def run_script(
+    scenario: Scenario, folder: Path, numbers: Numbers | None = Numbers.EXACT, verdict: Verdict | None = None
+) -> tuple[str, Differences]:
+    """Export a scenario, run the script, and require that it succeeds. Returns the script and the differences it prints."""
+    script = script_of(scenario, numbers=numbers, verdict=verdict)
+    code, differences, printed = printed_differences(script, scenario.layout.mesh.num_ranks, folder)
+    assert code == 0, printed
+    assert differences
+    return script, differences
 
 
 def differences_of_traces(scenario: Scenario) -> Differences:

@@ -9,6 +9,7 @@ from equivcheck import Outcome, Scenario, check
 from equivcheck.oracle.reference import reference
 from equivcheck.scenario import DDP, SGD, Axis, Data, Layer, Layout, Mesh, Model, Training
 from equivcheck.strategies import scenarios
+from support.verdicts import first_divergence
 from unit.oracle.alterations import double_the_gradients, nudge_the_gradients
 
 TRAINING = Training(model=Model(features=2, layers=(Layer(width=2), Layer(width=1))), data=Data(microbatches=(4, 2)), steps=2)
@@ -32,11 +33,8 @@ def no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_copies")
 def test_a_large_difference_needs_no_perturbed_run() -> None:
     """The verdict equals the full judgement's, except for the error's unit."""
-    verdict = check(SCENARIO, alter=double_the_gradients, coarse=True)
-
-    assert verdict.outcome is Outcome.DIVERGED
-    assert verdict.divergence is not None
-    assert (verdict.divergence.step, verdict.divergence.phase.value) == (0, "gradient")
+    first = first_divergence(check(SCENARIO, alter=double_the_gradients, coarse=True))
+    assert (first.step, first.phase.value) == (0, "gradient")
     with pytest.raises(AssertionError, match="a perturbed run"):
         check(SCENARIO, alter=double_the_gradients)
 

@@ -12,6 +12,7 @@ from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.user.traces.names import TensorNames
 from equivcheck.user.traces.reader import Reader
 from equivcheck.worlds.trace.differences import Difference, Phase
+from support.verdicts import first_divergence
 from unit.user.programs import brought, in_ddp
 
 
@@ -45,9 +46,8 @@ def unreduced_at(step: int | None) -> object:
 
 def test_a_buffer_is_compared_at_the_step_at_which_it_is_wrong() -> None:
     """A buffer that is wrong after the second of three steps, and right after the third, is reported."""
-    verdict = check_training(**brought(model=Center, parallelize=unreduced_at(1)), explain=False)
-    assert verdict.divergence is not None
-    assert (verdict.divergence.step, verdict.divergence.phase, verdict.divergence.tensor) == (1, Phase.BUFFER, "mean")
+    first = first_divergence(check_training(**brought(model=Center, parallelize=unreduced_at(1)), explain=False))
+    assert (first.step, first.phase, first.tensor) == (1, Phase.BUFFER, "mean")
 
 
 def test_buffers_that_agree_at_each_step_are_equivalent() -> None:
@@ -62,9 +62,8 @@ def test_a_buffer_that_only_ranks_have_is_reported() -> None:
         model[0].register_buffer("extra", torch.ones(2))
         return in_ddp(model, mesh)
 
-    verdict = check_training(**brought(parallelize=parallelize), explain=False)
-    assert verdict.divergence is not None
-    assert (verdict.divergence.tensor, verdict.divergence.difference) == ("0.extra", Difference.EXTRA)
+    first = first_divergence(check_training(**brought(parallelize=parallelize), explain=False))
+    assert (first.tensor, first.difference) == ("0.extra", Difference.EXTRA)
 
 
 def test_a_buffer_that_ranks_lack_is_reported() -> None:
@@ -75,9 +74,8 @@ def test_a_buffer_that_ranks_lack_is_reported() -> None:
         del model.mean
         return in_ddp(model, mesh)
 
-    verdict = check_training(**brought(model=Center, parallelize=parallelize), explain=False)
-    assert verdict.divergence is not None
-    assert (verdict.divergence.tensor, verdict.divergence.difference) == ("mean", Difference.MISSING)
+    first = first_divergence(check_training(**brought(model=Center, parallelize=parallelize), explain=False))
+    assert (first.tensor, first.difference) == ("mean", Difference.MISSING)
 
 
 def test_buffers_of_all_types_are_read_at_each_step() -> None:

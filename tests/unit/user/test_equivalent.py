@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from equivcheck import Outcome, check_training
 from equivcheck.layouts.parallelisms.ddp.zero_redundancy import ZeroRedundancyOptimizer
+from support.verdicts import first_divergence
 from unit.user.programs import adam, batches, brought, build, in_ddp
 
 
@@ -163,9 +164,7 @@ def test_scalar_state_of_renamed_shards_is_left_out() -> None:
             state["exp_avg"].zero_()
         return value
 
-    verdict = check_training(**arguments, rank_step=forgetful)
-    assert verdict.divergence is not None
-    assert verdict.divergence.tensor == "0.weight/exp_avg"
+    assert first_divergence(check_training(**arguments, rank_step=forgetful)).tensor == "0.weight/exp_avg"
 
 
 def test_a_wrong_shard_of_hand_is_seen() -> None:
@@ -175,10 +174,9 @@ def test_a_wrong_shard_of_hand_is_seen() -> None:
         halve_first(model, mesh)
         model[0].weight.register_hook(lambda gradient: gradient * (1 + mesh.get_rank()))
 
-    verdict = check_training(**brought(parallelize=wrong, mesh={"tp": 2}), full_tensors=gathered)
-    assert verdict.divergence is not None
-    assert (verdict.divergence.phase.value, verdict.divergence.tensor) == ("gradient", "0.weight")
-    assert verdict.divergence.index[0] >= 3
+    first = first_divergence(check_training(**brought(parallelize=wrong, mesh={"tp": 2}), full_tensors=gathered))
+    assert (first.phase.value, first.tensor) == ("gradient", "0.weight")
+    assert first.index[0] >= 3
 
 
 def test_closures_and_lambdas_run() -> None:
@@ -353,6 +351,4 @@ def test_lbfgs_evaluates_by_a_closure() -> None:
         return float(optimizer.step(evaluate))
 
     check_training(**brought(optimizer=lbfgs), rank_step=with_mean_loss).assert_equivalent()
-    verdict = check_training(**brought(optimizer=lbfgs))
-    assert verdict.divergence is not None
-    assert verdict.divergence.tensor == "0.weight/prev_loss"
+    assert first_divergence(check_training(**brought(optimizer=lbfgs))).tensor == "0.weight/prev_loss"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, settings
 from hypothesis import strategies as st
 
-from equivcheck import Outcome, Scenario, check, from_json, to_json
+from equivcheck import Scenario, from_json, to_json
 from equivcheck.campaign.coverage.features import features
 from equivcheck.export.script import script_of
 from equivcheck.layouts.composition.expected_calls import predict_calls
@@ -39,6 +39,7 @@ from equivcheck.scenario.file_format.converter import LAYER_TAGS
 from equivcheck.strategies import scenarios, token_models, trainings
 from equivcheck.training.layers import registry
 from equivcheck.worlds.trace.stage import Stage
+from support.verdicts import require_predicted
 from unit.training.layers.third_party import LowRank
 
 POINT = EntryPoint("low_rank", "unit.training.layers.third_party:LowRankKind", registry.LAYER_ENTRY_POINTS)
@@ -73,8 +74,7 @@ def a_scenario(*parallelisms: Parallelism) -> Scenario:
 def test_it_is_run_with_its_calls_predicted_exactly(parallelism: Parallelism) -> None:
     """Results equal the single-device run, and communication is as predicted."""
     scenario = a_scenario(parallelism)
-    verdict = check(scenario)
-    assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
+    require_predicted(scenario)
     assert predict_calls(scenario.training, scenario.layout).totals
 
 
@@ -84,8 +84,7 @@ def test_ranks_share_it_out_by_its_own_choice() -> None:
     plan = TensorParallel(plan=(LayerPlan(split=Split.HEADS_OR_HIDDEN),) * 2)
     layout = Layout(mesh=Mesh(axes=(Axis(name="tp", size=2),)), parallelisms=(plan,))
     scenario = replace(a_scenario(DDP()), layout=layout, training=replace(a_scenario(DDP()).training, model=model))
-    verdict = check(scenario)
-    assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
+    verdict = require_predicted(scenario)
     assert any(call.op == "all_reduce.sum" for call in verdict.calls[0] if call.stage is Stage.COMPUTE)
     thin = replace(scenario, training=replace(scenario.training, model=replace(model, layers=(LowRank(rank=1), LowRank(rank=4)))))
     assert why_unsupported(thin)

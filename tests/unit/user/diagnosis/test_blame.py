@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from equivcheck import check_training
 from equivcheck.worlds.trace.differences import Difference, Phase
+from support.verdicts import first_divergence
 from unit.user.programs import batches, brought, said
 
 pytestmark = pytest.mark.usefixtures("without_causes")
@@ -87,7 +88,6 @@ def test_a_rank_that_lost_state_of_its_shard_is_not_hidden_by_the_first() -> Non
             dist.broadcast(parameter.data, src=number % 2)
         return value
 
-    verdict = check_training(**brought(parallelize=scaled({}), rank_step=lost_on_one))
-    assert verdict.divergence is not None
-    found = verdict.divergence
+    first = first_divergence(check_training(**brought(parallelize=scaled({}), rank_step=lost_on_one)))
+    found = first
     assert (found.step, found.phase, found.tensor, found.ranks) == (1, Phase.UPDATE, "0.bias", (0, 1))
