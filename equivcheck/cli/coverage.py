@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from equivcheck.cli.options import console, json_option, layouts_option, output_file, print_json
+from equivcheck.cli.options import console, json_option, layouts_option, output_file, print_json, seconds_option, seed_option
 from equivcheck.cli.shell import ExitCode
 from equivcheck.system.files import replace_text
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), required=True, help="Seconds of generation.")
-@click.option("--seed", type=click.IntRange(min=0), help="Seed of the generator; always printed.  [default: random]")
+@seconds_option("Seconds of generation.", required=True)
+@seed_option()
 @layouts_option
 @click.option("--programs", is_flag=True, help="Measure tensor programs: operations, placements and DTensor rules.")
 @click.option(

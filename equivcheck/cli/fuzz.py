@@ -13,7 +13,18 @@ import click
 
 from equivcheck.campaign.history.run import FailOn, Mode, Run
 from equivcheck.cli.campaigns import run_campaign
-from equivcheck.cli.options import as_shard, deadline_option, html_option, json_option, layouts_option, store_option, world_option
+from equivcheck.cli.options import (
+    choice_option,
+    deadline_option,
+    html_option,
+    json_option,
+    layouts_option,
+    seconds_option,
+    seed_option,
+    shard_option,
+    store_option,
+    world_option,
+)
 from equivcheck.cli.shell import ExitCode
 from equivcheck.scenario.mesh import MAX_RANKS
 
@@ -26,10 +37,8 @@ _USUAL_SECONDS = {Mode.EXPLORE: 60.0, Mode.PR: 300.0, Mode.NIGHTLY: 7200.0}
 
 
 @click.command()
-@click.option(
-    "--seconds",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Time budget, from the first check on.  [default: explore 60, pr 300, nightly 7200; plain needs it, or --checks]",
+@seconds_option(
+    "Time budget, from the first check on.  [default: explore 60, pr 300, nightly 7200; plain needs it, or --checks]",
 )
 @click.option(
     "--checks",
@@ -37,28 +46,10 @@ _USUAL_SECONDS = {Mode.EXPLORE: 60.0, Mode.PR: 300.0, Mode.NIGHTLY: 7200.0}
     type=click.IntRange(min=1),
     help="Stop after this many checks. The same seed and number of workers give the same checks.",
 )
-@click.option("--seed", type=click.IntRange(min=0), help="Seed of the generator; always printed.  [default: random]")
-@click.option(
-    "--mode",
-    type=click.Choice([mode.value for mode in Mode]),
-    default=Mode.PLAIN.value,
-    show_default=True,
-    help="Findings that lead to exit code 1 (see above).",
-)
-@click.option(
-    "--fail-on",
-    type=click.Choice([each.value for each in FailOn]),
-    default=FailOn.ALL.value,
-    show_default=True,
-    help="Findings that count: all, or not those in DTensor programs.",
-)
-@click.option(
-    "--shard",
-    metavar="I/N",
-    default="1/1",
-    callback=as_shard,
-    help="CI job I (from 1) of N. Jobs with the same --seed check different cases.",
-)
+@seed_option()
+@choice_option("--mode", Mode.PLAIN, "Findings that lead to exit code 1 (see above).")
+@choice_option("--fail-on", FailOn.ALL, "Findings that count: all, or not those in DTensor programs.")
+@shard_option("CI job I (from 1) of N. Jobs with the same --seed check different cases.")
 @layouts_option
 @click.option("--programs", "only_programs", is_flag=True, help="Check random DTensor programs instead of trainings.")
 @click.option("--with-programs", is_flag=True, help="Check trainings and random DTensor programs, as nightly does.")

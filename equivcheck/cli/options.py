@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -37,13 +38,31 @@ store_option = click.option(
     show_default=True,
     help="Folder for findings.",
 )
+workers_option = click.option("--workers", type=click.IntRange(min=1), help="Worker processes.  [default: one per core]")
 confirm_option = click.option("--confirm", is_flag=True, help="Check a finding again on processes (gloo).")
+
+
+def seconds_option(text: str, default: float | None = None, *, names: tuple[str, ...] = ("--seconds",), **options: Any) -> Option:
+    """``--seconds`` or another time. The help has the default, unless there is none."""
+    kind, is_shown = click.FloatRange(min=0, min_open=True), default is not None
+    return click.option(*names, type=kind, default=default, show_default=is_shown, help=text, **options)
 
 
 def deadline_option(default: float) -> Option:
     """``--deadline``."""
     text = "Ranks count as hung after this many seconds without progress (idle, or no communication)."
-    return click.option("--deadline", type=click.FloatRange(min=0, min_open=True), default=default, show_default=True, help=text)
+    return seconds_option(text, default, names=("--deadline",))
+
+
+def seed_option(text: str = "Seed of the generator; always printed.  [default: random]", default: int | None = None) -> Option:
+    """``--seed``."""
+    return click.option("--seed", type=click.IntRange(min=0), default=default, show_default=default is not None, help=text)
+
+
+def choice_option(name: str, default: Enum, text: str) -> Option:
+    """An option for one of the values of the default's enum. The command gets the value, not the member."""
+    values = click.Choice([member.value for member in type(default)])
+    return click.option(name, type=values, default=default.value, show_default=True, help=text)
 
 
 def world_option(default: str | None, text: str = "How ranks run.", *, may_stand: bool = False) -> Option:
@@ -52,8 +71,12 @@ def world_option(default: str | None, text: str = "How ranks run.", *, may_stand
     return click.option("--world", type=worlds, default=default, show_default=default is not None, help=text)
 
 
-def as_shard(context: click.Context, parameter: click.Parameter, value: str) -> Shard:  # noqa: ARG001
-    """Parse the value of ``--shard``, such as ``2/8``."""
+def shard_option(text: str) -> Option:
+    """``--shard``, such as ``2/8``."""
+    return click.option("--shard", metavar="I/N", default="1/1", callback=_as_shard, help=text)
+
+
+def _as_shard(context: click.Context, parameter: click.Parameter, value: str) -> Shard:  # noqa: ARG001
     from equivcheck.campaign.shard import parse_shard
 
     try:

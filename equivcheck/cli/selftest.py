@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from equivcheck.cli.fuzz import num_cores
-from equivcheck.cli.options import console, json_option, print_json
+from equivcheck.cli.options import console, json_option, print_json, seconds_option, seed_option, workers_option
 from equivcheck.cli.shell import ExitCode
 
 if TYPE_CHECKING:
@@ -35,16 +35,9 @@ mutants_option = click.option(
 @click.option(
     "--examples", type=click.IntRange(1, 500), default=200, show_default=True, help="Maximum scenarios for each mutant."
 )
-@click.option(
-    "--seconds-per-mutant",
-    "seconds",
-    type=click.FloatRange(min=0, min_open=True),
-    default=120.0,
-    show_default=True,
-    help="Time limit for each mutant; shrinking takes up to 20 more.",
-)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the generated scenarios.")
-@click.option("--workers", type=click.IntRange(min=1), help="Worker processes.  [default: one per core]")
+@seconds_option("Time limit for each mutant; shrinking takes up to 20 more.", 120.0, names=("--seconds-per-mutant", "seconds"))
+@seed_option("Seed of the generated scenarios.", 0)
+@workers_option
 @json_option
 def selftest(  # noqa: PLR0913, PLR0917 - options
     mutants: tuple[Mutant, ...], examples: int, seconds: float, seed: int, workers: int | None, as_json: bool

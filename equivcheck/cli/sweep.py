@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from equivcheck.cli.options import as_shard, console, json_option, print_json, world_option
+from equivcheck.cli.options import console, json_option, print_json, seconds_option, seed_option, shard_option, world_option
 from equivcheck.cli.shell import ExitCode
 from equivcheck.errors import unknown_name
 
@@ -66,20 +66,9 @@ def _pairs(sweep: Sweep, operations: tuple[str, ...], seed: int, world: str, is_
     "--operation", "operations", multiple=True, callback=_known_names, metavar="NAME", help="Only this operation. Repeatable."
 )
 @click.option("--pairs", "as_pairs", is_flag=True, help="Run operations on results of other operations.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed for order and arguments of --pairs.")
-@click.option(
-    "--shard",
-    metavar="I/N",
-    default="1/1",
-    callback=as_shard,
-    help="Run part I (from 1) of N; with --pairs, of second operations.",
-)
-@click.option(
-    "--seconds",
-    type=click.FloatRange(min=0, min_open=True),
-    default=math.inf,
-    help="Stop after this time.  [default: run all]",
-)
+@seed_option("Seed for order and arguments of --pairs.", 0)
+@shard_option("Run part I (from 1) of N; with --pairs, of second operations.")
+@seconds_option("Stop after this time.  [default: run all]")
 @world_option("sim")
 @json_option
 def sweep(  # noqa: PLR0913, PLR0917 - options
@@ -88,7 +77,7 @@ def sweep(  # noqa: PLR0913, PLR0917 - options
     as_pairs: bool,
     seed: int,
     shard: Shard,
-    seconds: float,
+    seconds: float | None,
     world: str,
     as_json: bool,
 ) -> ExitCode:
@@ -107,7 +96,7 @@ def sweep(  # noqa: PLR0913, PLR0917 - options
     from equivcheck.report.sweep_text import print_sweep, sweep_object
     from equivcheck.worlds.workers.supervision import Interruption
 
-    until = time.monotonic() + seconds
+    until = time.monotonic() + (math.inf if seconds is None else seconds)
     with Interruption() as interruption:
 
         def is_over() -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from equivcheck.cli.options import console, html_option, json_option, output_file, print_json, write_page
+from equivcheck.cli.options import console, html_option, json_option, output_file, print_json, seed_option, write_page
 from equivcheck.cli.shell import ExitCode
 from equivcheck.cli.torch_options import environment_options, environments, torch_option
 from equivcheck.errors import EquivCheckError, UsageError, unknown_name
@@ -33,7 +33,7 @@ def _check_issues(context: click.Context, parameter: click.Parameter, value: tup
 @torch_option("2.9..")
 @environment_options
 @click.option("--scenarios", "count", type=click.IntRange(min=0), default=100, show_default=True, help="Number of scenarios.")
-@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Seed of the scenarios.")
+@seed_option("Seed of the scenarios.", 1)
 @click.option(
     "--issue",
     "issues",

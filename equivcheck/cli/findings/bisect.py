@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from equivcheck.cli.findings.replay import find
-from equivcheck.cli.options import json_option, print_json, store_option
+from equivcheck.cli.options import json_option, print_json, seconds_option, store_option
 from equivcheck.cli.shell import ExitCode
 from equivcheck.cli.torch_options import environment_options, environments, torch_option
 from equivcheck.errors import UsageError, unknown_name
@@ -28,13 +28,7 @@ SECONDS = 300.0
 @click.option("--id", "issue_id", metavar="ISSUE", help="Run the script of this known issue instead of a finding.")
 @torch_option("2.9..")
 @click.option("--all", "every", is_flag=True, help="Measure every version, not only those that bisection needs.")
-@click.option(
-    "--seconds",
-    type=click.FloatRange(min=0, min_open=True),
-    default=SECONDS,
-    show_default=True,
-    help="Time limit for each version.",
-)
+@seconds_option("Time limit for each version.", SECONDS)
 @environment_options
 @store_option
 @json_option

@@ -11,7 +11,7 @@ import click
 from equivcheck.cli.check import read_case
 from equivcheck.cli.findings.replay import find
 from equivcheck.cli.findings.script import DEFAULT_NAME, NumberSource, run_with_torchrun, script_text
-from equivcheck.cli.options import json_option, print_json, store_option
+from equivcheck.cli.options import choice_option, json_option, print_json, store_option
 from equivcheck.cli.shell import ExitCode
 from equivcheck.errors import UsageError
 
@@ -28,12 +28,10 @@ DEADLINE = 60.0
 @store_option
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write; - for stdout.  [default: stdout]")
 @click.option("--name", metavar="NAME", help="File name that the script mentions.  [default: the output file]")
-@click.option(
+@choice_option(
     "--numbers",
-    type=click.Choice([wanted.value for wanted in NumberSource]),
-    default=NumberSource.AUTO.value,
-    show_default=True,
-    help="exact: literal numbers of the scenario; drawn: random ones; auto: exact if few, or if random ones do not reproduce it.",
+    NumberSource.AUTO,
+    "exact: literal numbers of the scenario; drawn: random ones; auto: exact if few, or if random ones do not reproduce it.",
 )
 @click.option("--run", is_flag=True, help="Run the script with torchrun and print its output.")
 @json_option
