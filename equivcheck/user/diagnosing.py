@@ -147,13 +147,12 @@ def diagnosis_of(hint: str, task: Task, values: Values) -> UserDiagnosis:
         diverged = diverged_training(task, values.reference, values.single, values.traces, values.eps)
         if diverged is None:
             return UserDiagnosis(types=types, hint=hint)
-        found, where = explanation_of(diverged), where_of(diverged)
+        found = replace(explanation_of(diverged), where=where_of(diverged), types=types)
     except Exception as error:
         return UserDiagnosis(hint=hint, unfinished=failure_line("looking for the cause", error))
-    if found.cause or (found.pattern and hint.startswith(NO_MEAN)):  # ranks that are right otherwise have such a loss, too
+    if found.cause or (found.hint and hint.startswith(NO_MEAN)):  # ranks that are right otherwise have such a loss, too
         hint = ""
-    hint = "; ".join(filter(None, (hint, found.pattern)))
-    return UserDiagnosis(cause=found.cause, kinds=found.kinds, where=where, types=types, hint=hint, unexplained=found.unexplained)
+    return replace(found, hint="; ".join(filter(None, (hint, found.hint))))
 
 
 def diagnosis_of_restart(hint: str, run: SingleDeviceRun, reference: Reference, result: RanksResult) -> UserDiagnosis:

@@ -32,6 +32,7 @@ from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 from equivcheck.user.diagnosis.known_backward import KnownBackward
 from equivcheck.user.diagnosis.repair import missing_reductions
+from equivcheck.user.lazy_diagnosis import UserDiagnosis
 from equivcheck.worlds.trace.differences import Difference, Phase
 from equivcheck.worlds.trace.trace import Trace
 from equivcheck.worlds.work_clock import WorkClock
@@ -89,22 +90,8 @@ OUT_OF_TIME = "none of the {count} known faults that were tried reproduces this;
 NOT_TRIED = "no known fault was tried: your step, run on one device for each rank in turns, differs from the single-device run"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
-    """Why a training diverged."""
-
-    cause: str
-    """Mistake that reproduces all values on the ranks; empty if none does."""
-    kinds: tuple[Cause, ...]
-    """Short names for the cause."""
-    pattern: str
-    """Pattern in the differences. It is not a proof. Empty if there is a cause or no pattern."""
-    unexplained: str = ""
-    """Why there is no cause; empty if there is one."""
-
-
-def explanation_of(diverged: DivergedTraining) -> Explanation:
-    """Explain a divergence as far as possible."""
+def explanation_of(diverged: DivergedTraining) -> UserDiagnosis:
+    """Explain a divergence by the mistake that reproduces all values on the ranks, else hint at a pattern in the differences."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         emulation = _emulation(diverged)
@@ -113,9 +100,9 @@ def explanation_of(diverged: DivergedTraining) -> Explanation:
     if fits:
         words = ", or ".join(fit.sentence for fit in fits)
         cause = words if len(fits) == 1 else f"either {words}"
-        return Explanation(cause=cause, kinds=tuple(fit.cause for fit in fits), pattern="")
+        return UserDiagnosis(cause=cause, kinds=tuple(fit.cause for fit in fits))
     pattern = pattern_of(diverged, narrower_types(diverged))
-    return Explanation(cause="", kinds=(), pattern="" if pattern is None else pattern.sentence, unexplained=unexplained)
+    return UserDiagnosis(hint="" if pattern is None else pattern.sentence, unexplained=unexplained)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from equivcheck import check_training
-from equivcheck.user.diagnosis.explain import Explanation
+from equivcheck.user.lazy_diagnosis import UserDiagnosis
 from unit.user.diagnosis.wrong_shards import SHARDS
 from unit.user.programs import brought, build, in_ddp, said
 from unit.user.test_findings import reduced
@@ -21,8 +21,7 @@ from unit.user.test_findings import reduced
 @pytest.fixture
 def without_causes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Search for modules, but not for causes."""
-    nothing = Explanation(cause="", kinds=(), pattern="")
-    monkeypatch.setattr("equivcheck.user.diagnosis.explain.explanation_of", lambda _diverged: nothing)
+    monkeypatch.setattr("equivcheck.user.diagnosis.explain.explanation_of", lambda _diverged: UserDiagnosis())
 
 
 def doubling(which: int, path: str, *, gradient: bool = False) -> Any:
