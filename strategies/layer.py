@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivcheck.scenario import Activation, AuxiliaryLinear, Layer, Norm, ShapeOp
-from equivcheck.scenario.model import MAX_WIDTH
+from equivcheck.scenario.layers.linear import MAX_WIDTH
 from equivcheck.strategies.chance import EVENLY, SOMETIMES
 
 WIDTHS: SearchStrategy[int] = st.sampled_from((1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32)) | st.integers(1, MAX_WIDTH)

@@ -14,7 +14,7 @@ from equivcheck.layouts.composition.limits import repair_layout
 from equivcheck.scenario import Layout, Pipeline, PipelineSchedule
 from equivcheck.scenario.mesh import PP
 from equivcheck.scenario.model import MAX_LAYERS
-from equivcheck.scenario.pipeline import can_run_chunks
+from equivcheck.scenario.parallelisms.pipeline import can_run_chunks
 from equivcheck.strategies.chance import EVENLY, MOSTLY, SOMETIMES
 
 _NO_STAGES = Pipeline()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from equivcheck.campaign.batches import EndBatch, run_batch
 from equivcheck.campaign.plan import Plan
 from equivcheck.scenario import Scenario
-from equivcheck.scenario.parallelism import PARALLELISMS
+from equivcheck.scenario.parallelisms import PARALLELISMS
 
 
 def warm_up() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from equivcheck.layouts.composition.registry import COMPOSITIONS, TIMES
 from equivcheck.scenario import DDP, SGD, Compression, Layout, Precision, Replicate, Replicator, Scenario
-from equivcheck.scenario.parallelism import PARALLELISMS
+from equivcheck.scenario.parallelisms import PARALLELISMS
 
 EVERYWHERE: tuple[str, ...] = (*(kind.tag for kind in PARALLELISMS), *COMPOSITIONS)
 """Every built-in layout."""

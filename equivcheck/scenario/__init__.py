@@ -1,17 +1,16 @@
 """Frozen dataclasses that describe a training, its layout over ranks, and both together. Nothing here imports torch."""
 
 from equivcheck.scenario.clipping import ClipNorm, ClipValue, NormType
-from equivcheck.scenario.context_parallel import AttentionExchange, ContextParallel, LoadBalancer
 from equivcheck.scenario.data import Data
 from equivcheck.scenario.execution import Checkpointing, Compile, Execution
-from equivcheck.scenario.expert_parallel import ExpertParallel, ExpertStorage
-from equivcheck.scenario.experts import Experts, ScoreFunction
-from equivcheck.scenario.layer_base import Activation, AnyLayer, AuxiliaryLinear, Norm, ShapeOp
+from equivcheck.scenario.layers.base import Activation, AnyLayer, AuxiliaryLinear, Norm, ShapeOp
+from equivcheck.scenario.layers.experts import Experts, ScoreFunction
+from equivcheck.scenario.layers.linear import Layer
+from equivcheck.scenario.layers.token_layers import Attention, GatedMLP, Head, Tokens
 from equivcheck.scenario.layout import Layout
-from equivcheck.scenario.local_data_parallel import LocalDataParallel
 from equivcheck.scenario.loss import CrossEntropy, IgnoredLabels, Loss
 from equivcheck.scenario.mesh import Axis, Mesh
-from equivcheck.scenario.model import Layer, Model
+from equivcheck.scenario.model import Model
 from equivcheck.scenario.optimizer import (
     ASGD,
     SGD,
@@ -30,23 +29,23 @@ from equivcheck.scenario.optimizer import (
     RMSprop,
     Rprop,
 )
-from equivcheck.scenario.parallelism import (
+from equivcheck.scenario.parallelisms.base import Parallelism, ParameterOwner
+from equivcheck.scenario.parallelisms.context_parallel import AttentionExchange, ContextParallel, LoadBalancer
+from equivcheck.scenario.parallelisms.data_parallel import (
     DDP,
     FSDP1,
     FSDP2,
     SPMD,
     Distribution,
+    LocalDataParallel,
     Replicate,
     Replicator,
     ShardingStrategy,
     Wrapping,
 )
-from equivcheck.scenario.parallelism_base import Parallelism, ParameterOwner
-from equivcheck.scenario.pipeline import Pipeline, PipelineSchedule
-from equivcheck.scenario.rounding import Compression, ElementType, LowPrecision, MixedPrecision
-from equivcheck.scenario.scenario import Resume, Scenario
-from equivcheck.scenario.schedule import CosineAnnealingLR, ExponentialLR, LinearLR, Schedule, StepLR
-from equivcheck.scenario.tensor_parallel import (
+from equivcheck.scenario.parallelisms.expert_parallel import ExpertParallel, ExpertStorage
+from equivcheck.scenario.parallelisms.pipeline import Pipeline, PipelineSchedule
+from equivcheck.scenario.parallelisms.tensor_parallel import (
     ActivationSharding,
     Collectives,
     LayerPlan,
@@ -55,7 +54,9 @@ from equivcheck.scenario.tensor_parallel import (
     Split,
     TensorParallel,
 )
-from equivcheck.scenario.token_layers import Attention, GatedMLP, Head, Tokens
+from equivcheck.scenario.rounding import Compression, ElementType, LowPrecision, MixedPrecision
+from equivcheck.scenario.scenario import Resume, Scenario
+from equivcheck.scenario.schedule import CosineAnnealingLR, ExponentialLR, LinearLR, Schedule, StepLR
 from equivcheck.scenario.training import ParameterGroup, ParameterSelection, Precision, Training, ZeroGrad
 
 __all__ = [

@@ -8,8 +8,8 @@ from equivcheck.errors import InvalidScenario
 from equivcheck.scenario.execution import Execution
 from equivcheck.scenario.mesh import DP, EP, REPLICATE, SHARD, Mesh
 from equivcheck.scenario.noun import frozen_dataclass
-from equivcheck.scenario.parallelism import FSDP1
-from equivcheck.scenario.parallelism_base import Parallelism
+from equivcheck.scenario.parallelisms.base import Parallelism
+from equivcheck.scenario.parallelisms.data_parallel import FSDP1
 
 P = TypeVar("P", bound=Parallelism)
 

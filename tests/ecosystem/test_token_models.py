@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from equivcheck.scenario import SGD, Attention, CrossEntropy, Data, GatedMLP, Head, IgnoredLabels, Model, Norm, Tokens, Training
-from equivcheck.scenario.token_layers import ROTARY_BASE
+from equivcheck.scenario.layers.token_layers import ROTARY_BASE
 from equivcheck.training.loop import single_device_setup, train
 from equivcheck.training.material import Batch, material
 

@@ -14,7 +14,7 @@ import pytest
 import equivcheck
 from equivcheck.campaign.coverage.features import _fields
 from equivcheck.scenario import Data, Execution, Layer, Layout, Mesh, Model, Parallelism, Training
-from equivcheck.scenario.parallelism import PARALLELISMS
+from equivcheck.scenario.parallelisms import PARALLELISMS
 
 PACKAGE = Path(equivcheck.__file__).parent
 FOLDERS = PACKAGE / "layouts/parallelisms"

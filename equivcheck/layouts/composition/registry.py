@@ -11,7 +11,7 @@ from equivcheck.errors import EquivCheckError, UsageError, unknown_name
 from equivcheck.layouts.base.kind import LayoutKind, P
 from equivcheck.layouts.base.rounding import EACH, Rounding, WhenReduced
 from equivcheck.scenario import Layout, Precision
-from equivcheck.scenario.parallelism import PARALLELISMS
+from equivcheck.scenario.parallelisms import PARALLELISMS
 
 ENTRY_POINTS = "equivcheck.layouts"
 """Entry-point group for third parties. Each entry names a `LayoutKind` subclass."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from enum import Enum
 
-from equivcheck.scenario.parallelism import FSDP2, Wrapping
-from equivcheck.scenario.tensor_parallel import ActivationSharding, Split
-from equivcheck.scenario.token_layers import Attention
+from equivcheck.scenario.layers.token_layers import Attention
+from equivcheck.scenario.parallelisms.data_parallel import FSDP2, Wrapping
+from equivcheck.scenario.parallelisms.tensor_parallel import ActivationSharding, Split
 
 FORMER_VALUES: dict[type[Enum], dict[str, Enum]] = {
     Split: {"column": Split.COLWISE, "row": Split.ROWWISE, "within": Split.HEADS_OR_HIDDEN, "outside": Split.NOT_IN_PLAN},

@@ -18,8 +18,8 @@ from equivcheck.scenario.case import Checkable
 from equivcheck.scenario.file_format.converter import KIND, LAYER_TAGS, PARALLELISM_TAGS, make_converter
 from equivcheck.scenario.file_format.misfit import MisfitError, quote, unknown_field, wrong_type
 from equivcheck.scenario.file_format.old_format import upgrade
-from equivcheck.scenario.layer_base import AnyLayer
-from equivcheck.scenario.parallelism_base import Parallelism
+from equivcheck.scenario.layers.base import AnyLayer
+from equivcheck.scenario.parallelisms.base import Parallelism
 from equivcheck.scenario.scenario import Scenario
 
 FORMAT = 2

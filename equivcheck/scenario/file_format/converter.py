@@ -22,17 +22,18 @@ from cattrs.errors import IterableValidationError
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
 from equivcheck.scenario.clipping import ClipNorm, ClipValue
-from equivcheck.scenario.experts import Experts
 from equivcheck.scenario.file_format.aliases import FORMER_FIELDS, FORMER_VALUES
 from equivcheck.scenario.file_format.misfit import JSON_TYPES, MisfitError, quote, unknown_field, wrong_type
-from equivcheck.scenario.layer_base import AnyLayer
+from equivcheck.scenario.layers.base import AnyLayer
+from equivcheck.scenario.layers.experts import Experts
+from equivcheck.scenario.layers.linear import Layer
+from equivcheck.scenario.layers.token_layers import Attention, GatedMLP, Tokens
 from equivcheck.scenario.loss import CrossEntropy, Loss
-from equivcheck.scenario.model import Layer, Model
+from equivcheck.scenario.model import Model
 from equivcheck.scenario.optimizer import OPTIMIZERS, Optimizer
-from equivcheck.scenario.parallelism import PARALLELISMS
-from equivcheck.scenario.parallelism_base import Parallelism
+from equivcheck.scenario.parallelisms import PARALLELISMS
+from equivcheck.scenario.parallelisms.base import Parallelism
 from equivcheck.scenario.schedule import SCHEDULES, Schedule
-from equivcheck.scenario.token_layers import Attention, GatedMLP, Tokens
 from equivcheck.scenario.training import Training
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from typing import Any
 
 from equivcheck.scenario.data import Data
 from equivcheck.scenario.file_format.converter import KIND, Features
-from equivcheck.scenario.model import Layer
+from equivcheck.scenario.layers.linear import Layer
 
 Change = Callable[[Any], Any]
 

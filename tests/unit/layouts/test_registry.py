@@ -18,7 +18,7 @@ from equivcheck.layouts.composition import registry
 from equivcheck.layouts.composition.limits import limit_reason, repair_training
 from equivcheck.layouts.composition.registry import BrokenLayout, kind_of, layout_kinds
 from equivcheck.scenario import DDP, Axis, Data, Layer, Layout, Mesh, Model, Parallelism, Training
-from equivcheck.scenario.parallelism import PARALLELISMS
+from equivcheck.scenario.parallelisms import PARALLELISMS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,7 @@ from equivcheck.scenario import (
     ZeroGrad,
 )
 from equivcheck.scenario.file_format.codec import from_json, to_json
-from equivcheck.scenario.model import Activation
+from equivcheck.scenario.layers.base import Activation
 
 FILES = sorted((Path(__file__).parent / "format_1").glob("*.json"))
 

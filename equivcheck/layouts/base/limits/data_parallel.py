@@ -18,7 +18,7 @@ from equivcheck.scenario import (
     Replicator,
     TensorParallel,
 )
-from equivcheck.scenario.parallelism import DEFAULT_BUCKET_MB
+from equivcheck.scenario.parallelisms.data_parallel import DEFAULT_BUCKET_MB
 
 EVEN_ROWS = Limit(
     reason="data parallelism: a microbatch whose rows are not a multiple of the data-parallel ranks is not supported: it "

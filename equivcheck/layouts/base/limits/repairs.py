@@ -24,8 +24,8 @@ from equivcheck.scenario import (
     Training,
 )
 from equivcheck.scenario.data import USUAL_ROWS
-from equivcheck.scenario.model import MAX_WIDTH
-from equivcheck.scenario.token_layers import MAX_LENGTH
+from equivcheck.scenario.layers.linear import MAX_WIDTH
+from equivcheck.scenario.layers.token_layers import MAX_LENGTH
 
 STEEP = 1024
 """Divisor for the learning rate if squared errors are summed (say, over 64 rows with 16 outputs) or maximised."""

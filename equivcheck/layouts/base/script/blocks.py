@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from equivcheck.layouts.base.script.text import INDENT, block, indent_lines
 from equivcheck.scenario import Activation, AuxiliaryLinear, Layer, Norm, ShapeOp
-from equivcheck.scenario.model import ARANGE_STEP
+from equivcheck.scenario.layers.linear import ARANGE_STEP
 from equivcheck.training.layers.script import ACTIVATIONS, NORMS, LayerScript
 
 _SHAPE_OPS: dict[ShapeOp, tuple[str, str]] = {

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from equivcheck.scenario import AuxiliaryLinear, Model
-from equivcheck.scenario.parallelism import DEFAULT_BUCKET_MB
+from equivcheck.scenario.parallelisms.data_parallel import DEFAULT_BUCKET_MB
 from equivcheck.training.layers.parameters import SCALE, parameters_of
 from equivcheck.training.layers.registry import layer_kind
 from equivcheck.training.layers.token_facts import EMBEDDING, POSITIONS

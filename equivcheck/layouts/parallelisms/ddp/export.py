@@ -7,7 +7,7 @@ from equivcheck.layouts.base.script.mesh import add_no_sync, mesh_of, take_rows
 from equivcheck.layouts.base.script.shards import read_local_shards
 from equivcheck.layouts.base.script.text import call
 from equivcheck.scenario import DDP, Compression, PlannedParallelism
-from equivcheck.scenario.parallelism import DEFAULT_BUCKET_MB
+from equivcheck.scenario.parallelisms.data_parallel import DEFAULT_BUCKET_MB
 
 
 def write(draft: Draft, parallelism: DDP) -> None:

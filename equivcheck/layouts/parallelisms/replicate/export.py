@@ -8,7 +8,7 @@ from equivcheck.layouts.base.script.mesh import mesh_of, reduce_at_last_microbat
 from equivcheck.layouts.base.script.shards import read_local_shards
 from equivcheck.layouts.base.script.text import call
 from equivcheck.scenario import Compression, PlannedParallelism, Replicate, Replicator, Wrapping
-from equivcheck.scenario.parallelism import DEFAULT_BUCKET_MB
+from equivcheck.scenario.parallelisms.data_parallel import DEFAULT_BUCKET_MB
 
 
 def write(draft: Draft, parallelism: Replicate) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from equivcheck.scenario import AnyLayer, Attention, Split
-from equivcheck.scenario.token_layers import MAX_HEADS
+from equivcheck.scenario.layers.token_layers import MAX_HEADS
 from equivcheck.training.layers.attention.script import attention_script
 from equivcheck.training.layers.facts import (
     AttentionShape,

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from equivcheck.scenario import Attention
-from equivcheck.scenario.token_layers import ROTARY_BASE
+from equivcheck.scenario.layers.token_layers import ROTARY_BASE
 from equivcheck.training.layers.module import LayerModule, UninitializedLinear, norm_of, replicated_like
 
 

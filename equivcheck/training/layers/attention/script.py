@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from equivcheck.scenario import Attention
-from equivcheck.scenario.token_layers import ROTARY_BASE
+from equivcheck.scenario.layers.token_layers import ROTARY_BASE
 from equivcheck.training.layers.facts import LayerParameter
 from equivcheck.training.layers.script import LayerScript, linear_lines, norm_line
 

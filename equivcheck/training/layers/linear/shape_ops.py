@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from equivcheck.scenario import ShapeOp
-from equivcheck.scenario.model import ARANGE_STEP
+from equivcheck.scenario.layers.linear import ARANGE_STEP
 from equivcheck.training.layers.module import replicated_like
 
 

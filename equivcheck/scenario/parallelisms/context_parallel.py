@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from equivcheck.scenario.mesh import CP
 from equivcheck.scenario.noun import frozen_dataclass, option
-from equivcheck.scenario.parallelism_base import Parallelism
+from equivcheck.scenario.parallelisms.base import Parallelism
 from equivcheck.system.choice import PrintableEnum
 
 

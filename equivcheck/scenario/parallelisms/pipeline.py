@@ -7,7 +7,7 @@ from typing import ClassVar
 from equivcheck.scenario.mesh import PP
 from equivcheck.scenario.model import MAX_LAYERS
 from equivcheck.scenario.noun import frozen_dataclass, invalid_field, option, require_between
-from equivcheck.scenario.parallelism_base import Parallelism
+from equivcheck.scenario.parallelisms.base import Parallelism
 from equivcheck.system.choice import PrintableEnum
 
 MAX_CHUNKS = 16

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from equivcheck.scenario.mesh import EP
 from equivcheck.scenario.noun import frozen_dataclass
-from equivcheck.scenario.parallelism_base import Parallelism, ParameterFacts
+from equivcheck.scenario.parallelisms.base import Parallelism, ParameterFacts
 from equivcheck.system.choice import PrintableEnum
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from equivcheck.scenario.layer_base import Activation, AnyLayer, Norm
+from equivcheck.scenario.layers.base import Activation, AnyLayer, Norm
+from equivcheck.scenario.layers.token_layers import MAX_DROPOUT, MAX_HIDDEN, GatedMLP
 from equivcheck.scenario.noun import frozen_dataclass, invalid_field, require_between
-from equivcheck.scenario.token_layers import MAX_DROPOUT, MAX_HIDDEN, GatedMLP
 from equivcheck.system.choice import PrintableEnum
 
 MAX_EXPERTS = 32

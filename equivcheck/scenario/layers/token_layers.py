@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import ClassVar
 
-from equivcheck.scenario.layer_base import Activation, AnyLayer, Norm
+from equivcheck.scenario.layers.base import Activation, AnyLayer, Norm
 from equivcheck.scenario.noun import frozen_dataclass, invalid_field, require_between
 
 MAX_LENGTH = 16

@@ -1,18 +1,13 @@
-"""Parallelisms: one class for each kind that a mesh axis can have."""
+"""Data parallelisms: on a device mesh with one axis, or with two for replicas of shards."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from equivcheck.scenario.context_parallel import ContextParallel
-from equivcheck.scenario.expert_parallel import ExpertParallel
-from equivcheck.scenario.local_data_parallel import LocalDataParallel
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
 from equivcheck.scenario.noun import frozen_dataclass, invalid_field, option, require_between, require_positive
-from equivcheck.scenario.parallelism_base import Parallelism, ParameterFacts
-from equivcheck.scenario.pipeline import Pipeline
+from equivcheck.scenario.parallelisms.base import Parallelism, ParameterFacts
 from equivcheck.scenario.rounding import Compression, LowPrecision, MixedPrecision
-from equivcheck.scenario.tensor_parallel import LocalTensorParallel, TensorParallel
 from equivcheck.system.choice import PrintableEnum
 
 DEFAULT_BUCKET_MB = 25.0
@@ -246,17 +241,11 @@ class SPMD(Parallelism):
         return 0 if self.distribution is Distribution.FULLY_SHARD else None
 
 
-PARALLELISMS: tuple[type[Parallelism], ...] = (
-    DDP,
-    Replicate,
-    FSDP1,
-    FSDP2,
-    TensorParallel,
-    SPMD,
-    Pipeline,
-    LocalTensorParallel,
-    ContextParallel,
-    ExpertParallel,
-    LocalDataParallel,
-)
-"""All built-in parallelisms, simplest first."""
+@frozen_dataclass
+class LocalDataParallel(Parallelism):
+    """Average gradients of plain tensors explicitly after the last backward in a step, as training loops without a wrapper do."""
+
+    tag: ClassVar[str] = "local_data_parallel"
+    axes: ClassVar[tuple[tuple[str, ...], ...]] = ((DP,),)
+    flat_buffer: bool = option(default=False, limits=False)
+    """Whether one all-reduce on a flat buffer sums all gradients, instead of one all-reduce per parameter."""

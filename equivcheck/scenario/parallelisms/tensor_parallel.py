@@ -9,7 +9,7 @@ from equivcheck.errors import InvalidScenario
 from equivcheck.scenario.mesh import TP
 from equivcheck.scenario.model import MAX_LAYERS
 from equivcheck.scenario.noun import frozen_dataclass, invalid_field
-from equivcheck.scenario.parallelism_base import Parallelism, ParameterFacts, ParameterOwner
+from equivcheck.scenario.parallelisms.base import Parallelism, ParameterFacts, ParameterOwner
 from equivcheck.system.choice import PrintableEnum
 
 

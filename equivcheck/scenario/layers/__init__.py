@@ -1,0 +1,1 @@
+"""Layers: the base class for all kinds, the linear layer, experts, and layers for token models."""
