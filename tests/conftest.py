@@ -44,7 +44,7 @@ def worker_fork_servers() -> Iterator[list[WorkerForkServer]]:
     if sys.platform != "linux":
         yield []
         return
-    with contextlib.closing(WorkerForkServer("equivcheck.campaign.warming", worker_environment())) as server:
+    with contextlib.closing(WorkerForkServer("equivcheck.campaign.workers.warming", worker_environment())) as server:
         yield [server]
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from hypothesis.strategies import SearchStrategy
 
 from equivcheck.campaign.batches import EndBatch, batch_seed, run_batch
-from equivcheck.campaign.messages import Control
 from equivcheck.campaign.plan import Fault, Plan, generated_programs
+from equivcheck.campaign.workers.messages import Control
 from equivcheck.mutants.mutant import Family, Mutant
 from equivcheck.oracle.verdict.verdict import CaseVerdict
 from equivcheck.scenario.case import Checkable

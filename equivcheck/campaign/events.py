@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from equivcheck.campaign.crew import Node
 from equivcheck.campaign.findings.store import Kept
-from equivcheck.campaign.messages import Control, NodeLost
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.tally import Tally
+from equivcheck.campaign.workers.crew import Node
+from equivcheck.campaign.workers.messages import Control, NodeLost
 from equivcheck.oracle.verdict.verdict import CaseVerdict
 
 

@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from equivcheck.campaign.crew import CampaignWorkers, LocalWorkers, Worker
 from equivcheck.campaign.events import Event, Listener, NodeWorks, Started, Summary, Ticked
 from equivcheck.campaign.findings.example import is_shrunk
 from equivcheck.campaign.findings.fingerprint import fingerprint
 from equivcheck.campaign.findings.store import FindingStore
 from equivcheck.campaign.kept_findings import KeptFindings, Shrinkers
-from equivcheck.campaign.messages import (
+from equivcheck.campaign.plan import Plan
+from equivcheck.campaign.tally import Tally
+from equivcheck.campaign.workers.crew import CampaignWorkers, LocalWorkers, Worker
+from equivcheck.campaign.workers.messages import (
     Broken,
     Checked,
     CheckOne,
@@ -31,8 +33,6 @@ from equivcheck.campaign.messages import (
     Spent,
     TakeOver,
 )
-from equivcheck.campaign.plan import Plan
-from equivcheck.campaign.tally import Tally
 from equivcheck.oracle.verdict.verdict import CaseVerdict
 from equivcheck.worlds.workers.link import Stop
 from equivcheck.worlds.workers.supervision import Interruption

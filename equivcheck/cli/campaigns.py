@@ -12,7 +12,6 @@ from equivcheck.cli.options import COLUMNS, console, print_json
 from equivcheck.cli.shell import ExitCode
 
 if TYPE_CHECKING:
-    from equivcheck.campaign.crew import CampaignWorkers
     from equivcheck.campaign.events import Summary
     from equivcheck.campaign.findings.finding import Finding
     from equivcheck.campaign.findings.store import FindingStore
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from equivcheck.campaign.history.standing import Record
     from equivcheck.campaign.history.writer import HistoryWriter
     from equivcheck.campaign.plan import Plan
+    from equivcheck.campaign.workers.crew import CampaignWorkers
     from equivcheck.oracle.verdict.verdict import CaseVerdict
 
 
@@ -37,8 +37,8 @@ def run_campaign(  # noqa: PLR0913 - options, most by keyword
     from equivcheck.campaign.findings.store import FindingStore
     from equivcheck.campaign.history.writer import HistoryWriter
     from equivcheck.campaign.supervisor import fuzz
-    from equivcheck.report.progress import ProgressLine
-    from equivcheck.report.summary_object import summary_object
+    from equivcheck.report.campaign.progress import ProgressLine
+    from equivcheck.report.campaign.summary_object import summary_object
 
     store = FindingStore(folder)
     store.require_writable()
@@ -103,9 +103,9 @@ def _print_object(values: dict[str, Any], run: Run, told: tuple[Record, ...] | N
 
 def _print(summary: Summary, run: Run, told: tuple[Record, ...] | None, *, verbose: bool) -> None:
     from equivcheck.campaign.history.standing import fails
+    from equivcheck.report.campaign.summary_details import print_details
+    from equivcheck.report.campaign.summary_text import print_summary
     from equivcheck.report.standing_text import print_standings
-    from equivcheck.report.summary_details import print_details
-    from equivcheck.report.summary_text import print_summary
 
     print_summary(console(width=COLUMNS), summary)
     if verbose:
@@ -125,7 +125,7 @@ def _exit_code(summary: Summary, run: Run, told: tuple[Record, ...] | None) -> E
         click.echo(f"error: {summary.unkept}; findings that are not kept are printed with their case", err=True)
         return ExitCode.CANNOT_RUN
     if summary.control is not None and summary.has_survivor:
-        from equivcheck.report.summary_text import control_text
+        from equivcheck.report.campaign.summary_text import control_text
 
         means = "a clean result here proves nothing: the control was not caught"
         click.echo(f"error: {control_text(summary.control)} ({summary.control.wrong.rstrip('.')}); {means}", err=True)

@@ -125,7 +125,7 @@ def campaign(store: Path, world: str, chaos: Chaos, num_checks: int) -> Summary:
         strategy=planted.some_scenarios,
         check=planted.check,
     )
-    with forked_workers("equivcheck.campaign.warming", worker_environment()):
+    with forked_workers("equivcheck.campaign.workers.warming", worker_environment()):
         return fuzz(plan, FindingStore(store), [chaos])
 
 

@@ -17,9 +17,9 @@ from equivcheck.campaign.findings.finding import Finding
 from equivcheck.campaign.findings.fingerprint import fingerprint
 from equivcheck.campaign.findings.store import FindingStore
 from equivcheck.campaign.history.history import FILE
-from equivcheck.campaign.messages import Control
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.tally import Tally
+from equivcheck.campaign.workers.messages import Control
 from equivcheck.checking.kinds import verdict_on
 from equivcheck.cli import main
 from equivcheck.cli.findings import replay

@@ -15,20 +15,20 @@ from equivcheck.campaign.findings.example import mark_not_shrunk
 from equivcheck.campaign.findings.fingerprint import fingerprint
 from equivcheck.campaign.findings.folder import DEFAULT_STORE
 from equivcheck.campaign.findings.store import Kept
-from equivcheck.campaign.messages import Control, NodeLost
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.tally import Tally
+from equivcheck.campaign.workers.messages import Control, NodeLost
 from equivcheck.checking.kinds import verdict_on
 from equivcheck.layouts.composition.registry import layout_names
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
 from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome, Verdict
 from equivcheck.report import progress
-from equivcheck.report.finding_paragraphs import group_findings
-from equivcheck.report.node_text import node_lines
-from equivcheck.report.progress import ProgressLine, progress_text
-from equivcheck.report.summary_details import print_details
-from equivcheck.report.summary_object import summary_object
-from equivcheck.report.summary_text import print_summary
+from equivcheck.report.campaign.finding_paragraphs import group_findings
+from equivcheck.report.campaign.node_text import node_lines
+from equivcheck.report.campaign.progress import ProgressLine, progress_text
+from equivcheck.report.campaign.summary_details import print_details
+from equivcheck.report.campaign.summary_object import summary_object
+from equivcheck.report.campaign.summary_text import print_summary
 from equivcheck.report.terminal import own_command
 from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.scenario.scenario import describe_case

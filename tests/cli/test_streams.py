@@ -17,7 +17,7 @@ import os, sys
 import click
 from equivcheck.cli.options import console
 from equivcheck.cli.shell import Shell
-from equivcheck.report.progress import ProgressLine
+from equivcheck.report.campaign.progress import ProgressLine
 
 @click.command()
 def works():

@@ -15,7 +15,7 @@ from ray.cluster_utils import Cluster
 from on_ray.patient_start import PATIENCE, be_patient, free_ports
 
 NAMES = ("one", "two", "three")
-_WORKER = "from equivcheck.campaign.serving import main"
+_WORKER = "from equivcheck.campaign.workers.serving import main"
 _NEEDED_BY_NO_TEST = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
 """Processes of a head."""
 

@@ -16,9 +16,9 @@ import pytest
 from equivcheck.campaign.cluster.crew import ClusterFailed, connect_ray
 from equivcheck.campaign.events import Event, KeptFinding, Ticked
 from equivcheck.campaign.findings.store import FindingStore
-from equivcheck.campaign.messages import NodeLost
 from equivcheck.campaign.plan import Check, Plan
 from equivcheck.campaign.supervisor import fuzz
+from equivcheck.campaign.workers.messages import NodeLost
 from on_ray.conftest import NAMES, ThreeNodes
 from on_ray.patient_start import PATIENCE
 from support.processes import end_soon

@@ -26,8 +26,8 @@ from equivcheck.campaign.events import Event, Summary, Ticked
 from equivcheck.campaign.findings.store import FindingStore
 from equivcheck.campaign.plan import Plan, frontier_scenarios
 from equivcheck.campaign.supervisor import fuzz
-from equivcheck.report.progress import ProgressLine
-from equivcheck.report.summary_object import summary_object
+from equivcheck.report.campaign.progress import ProgressLine
+from equivcheck.report.campaign.summary_object import summary_object
 
 NUM_SAMPLES = 200
 """How often workers are looked at, about."""

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from equivcheck.campaign.messages import MayShrink
 from equivcheck.campaign.plan import Plan, frontier_scenarios, oracle_check
-from equivcheck.campaign.recorder import Recorder
-from equivcheck.campaign.worker import Worker
+from equivcheck.campaign.workers.messages import MayShrink
+from equivcheck.campaign.workers.recorder import Recorder
+from equivcheck.campaign.workers.worker import Worker
 from equivcheck.mutants.mutant import Mutant
 from equivcheck.mutants.registry import mutant
 from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from equivcheck.campaign.crew import Node
-from equivcheck.campaign.messages import NodeLost
 from equivcheck.campaign.plan import Plan
+from equivcheck.campaign.workers.crew import Node
+from equivcheck.campaign.workers.messages import NodeLost
 from equivcheck.worlds.workers.link import SupervisorLink
 
 

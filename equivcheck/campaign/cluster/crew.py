@@ -22,9 +22,9 @@ from equivcheck.campaign.cluster.bridge import (
     Wanted,
     WorkerMessage,
 )
-from equivcheck.campaign.crew import Node
-from equivcheck.campaign.messages import Lost, NodeLost
 from equivcheck.campaign.plan import Plan
+from equivcheck.campaign.workers.crew import Node
+from equivcheck.campaign.workers.messages import Lost, NodeLost
 from equivcheck.errors import EquivCheckError, UsageError
 from equivcheck.oracle.verdict.verdict import CaseVerdict
 from equivcheck.worlds.workers.link import Stop

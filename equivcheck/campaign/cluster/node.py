@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 
 from equivcheck.campaign.cluster.bridge import Order, Remove, Start, Tell, WorkerMessage
-from equivcheck.campaign.crew import LocalWorkers
-from equivcheck.campaign.messages import Progress
+from equivcheck.campaign.workers.crew import LocalWorkers
+from equivcheck.campaign.workers.messages import Progress
 
 _ANSWER_SECONDS = 0.2
 """Seconds that progress messages may wait for more. Other messages are relayed at once."""

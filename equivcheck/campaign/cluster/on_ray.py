@@ -15,8 +15,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from equivcheck.campaign.cluster.bridge import Answer, Connected, Joined, NoCluster, Order, Wanted, relay
 from equivcheck.campaign.cluster.crew import ClusterFailed
 from equivcheck.campaign.cluster.node import NodeServer
-from equivcheck.campaign.crew import Node
-from equivcheck.campaign.messages import NodeLost
+from equivcheck.campaign.workers.crew import Node
+from equivcheck.campaign.workers.messages import NodeLost
 from equivcheck.worlds.workers.link import SupervisorLink
 
 _PROBE_SECONDS = 5.0

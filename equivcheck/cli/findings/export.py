@@ -69,7 +69,7 @@ def _verdict(finding: str, store: Path) -> tuple[CaseVerdict, str]:
     if not (os.path.isfile(finding) or finding == "-"):
         kept = find(finding, store)
         return kept.verdict, kept.environment.torch
-    from equivcheck.campaign.process import check_isolated
+    from equivcheck.campaign.workers.process import check_isolated
 
     return check_isolated(read_case(finding), world="sim", deadline=DEADLINE), ""
 

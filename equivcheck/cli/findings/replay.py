@@ -89,7 +89,7 @@ def _replay(finding: str, store: Path, check: Callable[[Finding], CaseVerdict], 
 def check_again(kept: Finding, world: str, deadline: float, *, confirm: bool) -> CaseVerdict:
     """Check a finding's case in a separate process, and again on gloo if `confirm` is set."""
     from equivcheck.campaign.plan import explaining_check
-    from equivcheck.campaign.process import check_isolated
+    from equivcheck.campaign.workers.process import check_isolated
     from equivcheck.checking.confirm import CONFIRMING, confirmed_by, may_be_confirmed
 
     beyond = bool(kept.verdict.beyond)

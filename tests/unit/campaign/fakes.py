@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from equivcheck.campaign.messages import MayShrink, Progress
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.tally import Tally
+from equivcheck.campaign.workers.messages import MayShrink, Progress
 from equivcheck.checking.kinds import verdict_on
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
 from equivcheck.oracle.known_issues.known import could_show

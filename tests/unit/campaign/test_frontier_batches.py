@@ -9,8 +9,8 @@ import pytest
 
 from equivcheck.campaign import worker
 from equivcheck.campaign.plan import Plan
-from equivcheck.campaign.process import check_isolated
-from equivcheck.campaign.recorder import Recorder
+from equivcheck.campaign.workers.process import check_isolated
+from equivcheck.campaign.workers.recorder import Recorder
 from equivcheck.layouts.composition.limits import why_unsupported
 from equivcheck.oracle.verdict.verdict import Outcome, Verdict
 from equivcheck.scenario import SPMD, Adamax, Axis, Implementation, Layout, Mesh, Scenario

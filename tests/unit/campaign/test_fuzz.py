@@ -14,8 +14,8 @@ from equivcheck.campaign.events import Event, KeptFinding, Listener, Started, Su
 from equivcheck.campaign.findings.example import is_shrunk
 from equivcheck.campaign.findings.store import FindingStore, Kept
 from equivcheck.campaign.plan import Check, Plan
-from equivcheck.campaign.process import CheckingProcess
 from equivcheck.campaign.supervisor import fuzz
+from equivcheck.campaign.workers.process import CheckingProcess
 from equivcheck.oracle.verdict.verdict import Outcome, Verdict
 from equivcheck.worlds.failure import RankState
 from support.processes import children_of

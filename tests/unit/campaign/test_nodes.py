@@ -10,14 +10,14 @@ from typing import Any, Self
 
 import pytest
 
-from equivcheck.campaign.crew import Node
 from equivcheck.campaign.events import Event, Summary
 from equivcheck.campaign.findings.example import mark_not_shrunk
 from equivcheck.campaign.findings.store import FindingStore
-from equivcheck.campaign.messages import Control, Done, Found, Fuzz, Lost, MayShrink, NodeLost, Progress, Ready, TakeOver
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.supervisor import fuzz
 from equivcheck.campaign.tally import Tally
+from equivcheck.campaign.workers.crew import Node
+from equivcheck.campaign.workers.messages import Control, Done, Found, Fuzz, Lost, MayShrink, NodeLost, Progress, Ready, TakeOver
 from equivcheck.oracle.verdict.verdict import Outcome, Verdict
 from equivcheck.worlds.workers.process import Ended
 from unit.campaign import fakes

@@ -12,13 +12,13 @@ from equivcheck.campaign.control import ProgramFault, applicable_faults, choose_
 from equivcheck.campaign.findings.store import FindingStore
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.supervisor import fuzz
-from equivcheck.campaign.turns import LEAST_SHARE, MOST_SHARE, Turns
+from equivcheck.campaign.workers.turns import LEAST_SHARE, MOST_SHARE, Turns
 from equivcheck.checking import cases
 from equivcheck.checking.cases import check_case
 from equivcheck.mutants.mutant import Mutant
 from equivcheck.programs.deadline import PROGRAM_SECONDS
 from equivcheck.programs.nouns import Leaf, TensorProgram
-from equivcheck.report.summary_object import summary_object
+from equivcheck.report.campaign.summary_object import summary_object
 from unit.campaign import fakes
 
 pytestmark = pytest.mark.usefixtures("workers_are_forked")

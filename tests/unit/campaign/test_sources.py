@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby, islice
 
 from equivcheck.campaign.plan import Plan
-from equivcheck.campaign.turns import Source, sources
+from equivcheck.campaign.workers.turns import Source, sources
 from equivcheck.layouts.composition.registry import layout_names
 from unit.campaign import fakes
 

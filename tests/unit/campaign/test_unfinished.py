@@ -18,12 +18,12 @@ from equivcheck.campaign.findings.example import is_shrunk, unmark_not_shrunk
 from equivcheck.campaign.findings.finding import load_finding
 from equivcheck.campaign.findings.fingerprint import fingerprint
 from equivcheck.campaign.findings.store import FindingStore, Kept
-from equivcheck.campaign.messages import Found, MayShrink, TakeOver
 from equivcheck.campaign.plan import Plan, oracle_check
-from equivcheck.campaign.recorder import Recorder
 from equivcheck.campaign.shrinking.search import Shrinking
 from equivcheck.campaign.supervisor import fuzz
-from equivcheck.campaign.worker import Worker
+from equivcheck.campaign.workers.messages import Found, MayShrink, TakeOver
+from equivcheck.campaign.workers.recorder import Recorder
+from equivcheck.campaign.workers.worker import Worker
 from equivcheck.cli import main
 from equivcheck.diagnosis import explain
 from equivcheck.errors import NotEquivalent

@@ -16,8 +16,8 @@ from equivcheck.campaign.findings.store import FindingStore, Kept
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.supervisor import fuzz
 from equivcheck.oracle.verdict.verdict import Verdict
-from equivcheck.report.summary_object import summary_object
-from equivcheck.report.summary_text import print_summary
+from equivcheck.report.campaign.summary_object import summary_object
+from equivcheck.report.campaign.summary_text import print_summary
 from equivcheck.scenario.file_format.codec import from_json, to_json
 from unit.campaign import fakes
 

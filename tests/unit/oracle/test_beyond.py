@@ -15,7 +15,7 @@ from equivcheck.campaign.tally import Tally
 from equivcheck.checking.beyond import check_beyond, judged_beyond
 from equivcheck.cli import main
 from equivcheck.oracle.verdict.verdict import Outcome, Verdict
-from equivcheck.report.summary_details import _beyond_text
+from equivcheck.report.campaign.summary_details import _beyond_text
 from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
 from unit.campaign import fakes

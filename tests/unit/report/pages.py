@@ -12,12 +12,12 @@ from equivcheck.campaign.findings.fingerprint import fingerprint
 from equivcheck.campaign.findings.store import FindingStore
 from equivcheck.campaign.history.run import Run
 from equivcheck.campaign.history.writer import HistoryWriter
-from equivcheck.campaign.messages import Control
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.tally import Tally
+from equivcheck.campaign.workers.messages import Control
 from equivcheck.oracle.verdict.verdict import Outcome, Verdict
+from equivcheck.report.campaign.summary_object import summary_object
 from equivcheck.report.run_page.page import write_page
-from equivcheck.report.summary_object import summary_object
 from unit.campaign import fakes
 from unit.campaign.history.runs import run
 from unit.report.html_page import HtmlPage

@@ -17,7 +17,7 @@ from equivcheck.campaign.findings.fingerprint import fingerprint
 from equivcheck.campaign.findings.store import FindingStore, Kept
 from equivcheck.campaign.history.history import History, HistoryFailed
 from equivcheck.campaign.history.run import Ended, Mode
-from equivcheck.campaign.messages import Control
+from equivcheck.campaign.workers.messages import Control
 from equivcheck.errors import UsageError
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
 from equivcheck.oracle.verdict.verdict import Outcome, Verdict

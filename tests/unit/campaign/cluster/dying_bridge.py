@@ -6,7 +6,7 @@ import os
 import sys
 
 from equivcheck.campaign.cluster.bridge import Connected, Joined
-from equivcheck.campaign.crew import Node
+from equivcheck.campaign.workers.crew import Node
 from equivcheck.worlds.workers.link import SupervisorLink
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from equivcheck.campaign.cluster.bridge import Answer, Connected, Joined, NoCluster, Order, relay
 from equivcheck.campaign.cluster.node import NodeServer
-from equivcheck.campaign.crew import Node
-from equivcheck.campaign.messages import NodeLost, Progress
+from equivcheck.campaign.workers.crew import Node
+from equivcheck.campaign.workers.messages import NodeLost, Progress
 from equivcheck.worlds.workers.link import SupervisorLink
 
 

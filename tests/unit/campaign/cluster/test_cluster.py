@@ -16,9 +16,9 @@ from equivcheck.campaign.cluster import crew as cluster_crew
 from equivcheck.campaign.cluster.crew import ClusterFailed, ClusterWorkers, connect_ray
 from equivcheck.campaign.events import Event, Ticked
 from equivcheck.campaign.findings.store import FindingStore
-from equivcheck.campaign.messages import NodeLost
 from equivcheck.campaign.plan import Check, Plan
 from equivcheck.campaign.supervisor import fuzz
+from equivcheck.campaign.workers.messages import NodeLost
 from equivcheck.cli import main
 from equivcheck.errors import UsageError
 from equivcheck.oracle.verdict.verdict import Outcome

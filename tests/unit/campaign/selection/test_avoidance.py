@@ -14,9 +14,9 @@ from equivcheck.campaign import worker
 from equivcheck.campaign.batches import FaultShown
 from equivcheck.campaign.findings.store import FindingStore
 from equivcheck.campaign.plan import Plan
-from equivcheck.campaign.recorder import Recorder
 from equivcheck.campaign.selection.avoidance import KNOWN_SHARE, Avoidance, Candidate, avoiding_all
 from equivcheck.campaign.supervisor import fuzz
+from equivcheck.campaign.workers.recorder import Recorder
 from equivcheck.oracle.known_issues.known import could_show
 from equivcheck.oracle.verdict.verdict import Outcome, Verdict
 from equivcheck.programs.nouns import Leaf, Operation, TensorProgram

@@ -8,9 +8,9 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from equivcheck.campaign.messages import CheckOne
 from equivcheck.campaign.plan import Plan
-from equivcheck.campaign.process import CheckingProcess
+from equivcheck.campaign.workers.messages import CheckOne
+from equivcheck.campaign.workers.process import CheckingProcess
 from equivcheck.layouts.base.execution.compile_time import COMPILE_SECONDS
 from equivcheck.scenario import Scenario
 from unit.campaign import fakes

@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.text import Text
 
 from equivcheck.campaign.events import Summary
-from equivcheck.campaign.messages import Control
 from equivcheck.campaign.tally import Histogram, Tally
+from equivcheck.campaign.workers.messages import Control
 from equivcheck.layouts.composition.registry import TIMES
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.programs.nouns import TensorProgram
-from equivcheck.report.finding_paragraphs import finding_lines, store_option
+from equivcheck.report.campaign.finding_paragraphs import finding_lines, store_option
 from equivcheck.report.terminal import own_command
 from equivcheck.scenario.scenario import count
 from equivcheck.system.printable import WIDTH, escape_unprintable, shorten, wrap

@@ -13,8 +13,8 @@ from equivcheck.campaign.findings.finding import verdict_object
 from equivcheck.campaign.findings.store import Kept
 from equivcheck.campaign.tally import Histogram, Tally
 from equivcheck.oracle.verdict.verdict import Outcome
+from equivcheck.report.campaign.node_text import node_object
 from equivcheck.report.coverage_text import programs_object, reach_object
-from equivcheck.report.node_text import node_object
 from equivcheck.scenario.case import Checkable
 from equivcheck.scenario.file_format.codec import encode, to_json
 from equivcheck.scenario.scenario import describe_case

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from equivcheck.campaign.messages import Broken, Checked, CheckOne
 from equivcheck.campaign.plan import Check, Plan, explaining_check
-from equivcheck.campaign.recorder import Recorder
+from equivcheck.campaign.workers.messages import Broken, Checked, CheckOne
+from equivcheck.campaign.workers.recorder import Recorder
 from equivcheck.checking.kinds import verdict_on
 from equivcheck.errors import EquivCheckError, UsageError
 from equivcheck.layouts.base.execution.compile_time import all_compile_seconds
@@ -32,7 +32,7 @@ class CheckingProcess(WorkerProcess):
         self.done = False
         self._plan = plan
         self._recorder = Recorder.create()
-        super().__init__("equivcheck.campaign.serving", (plan, place), self._recorder.fd)
+        super().__init__("equivcheck.campaign.workers.serving", (plan, place), self._recorder.fd)
         self._begin()
 
     @property

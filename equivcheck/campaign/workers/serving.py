@@ -7,10 +7,10 @@ import importlib
 import time
 import traceback
 
-from equivcheck.campaign.messages import Broken, Checked, CheckOne, Done, Fuzz, Ready, Spent
 from equivcheck.campaign.plan import Plan, oracle_check
-from equivcheck.campaign.recorder import Recorder
-from equivcheck.campaign.worker import CheckerBroke, Worker
+from equivcheck.campaign.workers.messages import Broken, Checked, CheckOne, Done, Fuzz, Ready, Spent
+from equivcheck.campaign.workers.recorder import Recorder
+from equivcheck.campaign.workers.worker import CheckerBroke, Worker
 from equivcheck.errors import EquivCheckError, UsageError
 from equivcheck.system.collection import COLLECTION_THRESHOLDS
 from equivcheck.worlds.preload import preload

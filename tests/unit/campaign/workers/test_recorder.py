@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from equivcheck.campaign.recorder import Recorder
+from equivcheck.campaign.workers.recorder import Recorder
 from equivcheck.scenario import Scenario
 from unit.campaign import fakes
 

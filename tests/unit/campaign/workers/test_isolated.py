@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from equivcheck.campaign.process import CheckerFailed, check_isolated
+from equivcheck.campaign.workers.process import CheckerFailed, check_isolated
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.worlds.workers.fork_server import WorkerForkServer, forked_workers
 from equivcheck.worlds.workers.process import worker_environment

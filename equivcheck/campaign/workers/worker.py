@@ -14,16 +14,16 @@ from equivcheck.campaign.control import ControlRun, choose_control
 from equivcheck.campaign.findings.example import mark_not_shrunk, unmark_not_shrunk
 from equivcheck.campaign.findings.fingerprint import fingerprint
 from equivcheck.campaign.findings.size import Size, size_of
-from equivcheck.campaign.messages import Found, InDoubt, MayShrink, Progress, TakeOver
 from equivcheck.campaign.plan import Plan, oracle_check
-from equivcheck.campaign.process import CheckerFailed, check_isolated
-from equivcheck.campaign.recorder import Recorder
 from equivcheck.campaign.selection.avoidance import Avoidance, Candidate, avoiding_all
 from equivcheck.campaign.selection.novelty import Selection
 from equivcheck.campaign.selection.programs import ProgramSelection
 from equivcheck.campaign.shrinking.search import Shrinking, same_fingerprint
 from equivcheck.campaign.tally import Tally
-from equivcheck.campaign.turns import Turns
+from equivcheck.campaign.workers.messages import Found, InDoubt, MayShrink, Progress, TakeOver
+from equivcheck.campaign.workers.process import CheckerFailed, check_isolated
+from equivcheck.campaign.workers.recorder import Recorder
+from equivcheck.campaign.workers.turns import Turns
 from equivcheck.checking.confirm import CONFIRMING, CONFIRMING_SECONDS, confirmed_by, may_be_confirmed
 from equivcheck.layouts.composition.limits import why_unsupported
 from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-from equivcheck.campaign.messages import Broken, Checked, Done, Lost, Spent
 from equivcheck.campaign.plan import Plan, oracle_check
-from equivcheck.campaign.process import CheckingProcess
+from equivcheck.campaign.workers.messages import Broken, Checked, Done, Lost, Spent
+from equivcheck.campaign.workers.process import CheckingProcess
 from equivcheck.oracle.verdict.verdict import CaseVerdict
 from equivcheck.worlds.workers.fork_server import forked_workers
 from equivcheck.worlds.workers.process import Ended, worker_environment
 from equivcheck.worlds.workers.supervision import Pool, Stuck
 
-_WARMING = "equivcheck.campaign.warming"
+_WARMING = "equivcheck.campaign.workers.warming"
 _END_SECONDS = 1.0
 """Seconds in which a worker must end after its last message."""
 

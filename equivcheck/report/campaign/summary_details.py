@@ -12,9 +12,9 @@ from equivcheck.campaign.events import KeptFinding, Summary
 from equivcheck.campaign.findings.store import Kept
 from equivcheck.campaign.tally import Tally
 from equivcheck.oracle.verdict.verdict import Outcome
+from equivcheck.report.campaign.finding_paragraphs import KEPT
+from equivcheck.report.campaign.node_text import node_summary
 from equivcheck.report.coverage_text import families_line, pairs_line, programs_line, signatures_line
-from equivcheck.report.finding_paragraphs import KEPT
-from equivcheck.report.node_text import node_summary
 from equivcheck.report.verdict_text import STYLES
 from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.scenario.scenario import count, describe_case

@@ -12,9 +12,9 @@ from rich.live import Live
 from rich.text import Text
 
 from equivcheck.campaign.events import Event, Started, Ticked
-from equivcheck.campaign.messages import NodeLost
 from equivcheck.campaign.plan import Plan
-from equivcheck.report.node_text import node_lines, node_summary
+from equivcheck.campaign.workers.messages import NodeLost
+from equivcheck.report.campaign.node_text import node_lines, node_summary
 from equivcheck.scenario.scenario import count
 from equivcheck.system.printable import escape_unprintable
 

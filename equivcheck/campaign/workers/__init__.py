@@ -1,0 +1,1 @@
+"""Worker processes: started, told what to check, and read by the supervisor."""
