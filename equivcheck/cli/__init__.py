@@ -12,37 +12,29 @@ import equivcheck
 from equivcheck.cli.shell import Shell
 from equivcheck.system.quiet import quiet_torch
 
+_SECTIONS = {
+    "trainings": ("Check your own training", ("matrix", "batching", "record", "compare")),
+    "cases": ("Check one case", ("check", "dry-run")),
+    "searches": ("Search for errors", ("fuzz", "sweep")),
+    "findings": ("Look into findings", ("triage", "replay", "report", "export", "bisect", "merge")),
+    "checker": ("About the checker", ("doctor", "selftest", "coverage", "versions")),
+}
+"""Title and commands by folder, ordered as in `equivcheck --help`. Each module defines a command with the module's name."""
+
 
 class _Commands(UserDict[str, Any]):
-    """Commands by name. The data are module names; each module defines a command with the module's name."""
+    """Commands by name. The data are folders."""
 
     def __getitem__(self, name: str) -> click.Command:
-        module = self.data[name]
-        command: click.Command = getattr(import_module(f"equivcheck.cli.{module}"), module.rpartition(".")[2])
+        module = name.replace("-", "_")
+        command: click.Command = getattr(import_module(f"equivcheck.cli.{self.data[name]}.{module}"), module)
         return command
-
-
-_SECTIONS = {
-    "Check your own training": {"matrix": "matrix", "batching": "batching", "record": "record", "compare": "compare"},
-    "Check one case": {"check": "check", "dry-run": "dry_run"},
-    "Search for errors": {"fuzz": "fuzz", "sweep": "sweep"},
-    "Look into findings": {
-        "triage": "findings.triage",
-        "replay": "findings.replay",
-        "report": "report",
-        "export": "findings.export",
-        "bisect": "findings.bisect",
-        "merge": "findings.merge",
-    },
-    "About the checker": {"doctor": "doctor", "selftest": "selftest", "coverage": "coverage", "versions": "versions"},
-}
-"""Commands and their modules, ordered as in `equivcheck --help`."""
 
 
 @click.group(
     cls=Shell,
-    commands=_Commands({name: module for section in _SECTIONS.values() for name, module in section.items()}),
-    sections={title: tuple(section) for title, section in _SECTIONS.items()},
+    commands=_Commands({name: folder for folder, (_title, names) in _SECTIONS.items() for name in names}),
+    sections=dict(_SECTIONS.values()),
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(equivcheck.__version__, prog_name="equivcheck")

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from equivcheck.cli.doctor import _watched
-from equivcheck.cli.doctor import doctor as command
+from equivcheck.cli.checker.doctor import _watched
+from equivcheck.cli.checker.doctor import doctor as command
 from equivcheck.cli.shell import ExitCode
 from equivcheck.layouts.composition.registry import layout_kinds
 from equivcheck.quality import doctor
@@ -87,7 +87,7 @@ def test_each_result_is_printed_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_terminal_shows_the_last_probe_until_all_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """The line is erased at the end."""
     screen = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=80)
-    monkeypatch.setattr("equivcheck.cli.doctor.console", lambda **_: screen)
+    monkeypatch.setattr("equivcheck.cli.checker.doctor.console", lambda **_: screen)
     assert _watched(iter(PROBES)) == PROBES
     assert "gloo ddp: works" in screen.file.getvalue()
     assert screen.file.getvalue().endswith(LINE_UP + ERASE_LINE)

@@ -11,9 +11,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from equivcheck.cli.fuzz import num_cores
+from equivcheck.cli.checker.selftest import mutants_option
 from equivcheck.cli.options import console, json_option, print_json
-from equivcheck.cli.selftest import mutants_option
+from equivcheck.cli.searches.fuzz import num_cores
 from equivcheck.mutants.mutant import Mutant
 from equivcheck.scenario.scenario import count
 from tools.race.campaign import race

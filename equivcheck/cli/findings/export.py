@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from equivcheck.cli.check import read_case
+from equivcheck.cli.cases.check import read_case
 from equivcheck.cli.findings.replay import find
 from equivcheck.cli.findings.script import DEFAULT_NAME, NumberSource, run_with_torchrun, script_text
 from equivcheck.cli.options import choice_option, json_option, print_json, store_option

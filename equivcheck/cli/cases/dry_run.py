@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from equivcheck.cli.check import read_scenario
+from equivcheck.cli.cases.check import read_scenario
 from equivcheck.cli.options import console, json_option, print_json
 from equivcheck.cli.shell import ExitCode
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from equivcheck.cli.fuzz import num_cores
 from equivcheck.cli.options import console, html_option, json_option, output_file, print_json, world_option, write_page
+from equivcheck.cli.searches.fuzz import num_cores
 from equivcheck.cli.shell import ExitCode
 
 if TYPE_CHECKING:

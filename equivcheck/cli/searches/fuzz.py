@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import click
 
 from equivcheck.campaign.history.run import FailOn, Mode, Run
-from equivcheck.cli.campaigns import run_campaign
 from equivcheck.cli.options import (
     choice_option,
     deadline_option,
@@ -25,6 +24,7 @@ from equivcheck.cli.options import (
     store_option,
     world_option,
 )
+from equivcheck.cli.searches.campaigns import run_campaign
 from equivcheck.cli.shell import ExitCode
 from equivcheck.scenario.mesh import MAX_RANKS
 

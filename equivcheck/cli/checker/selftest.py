@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from equivcheck.cli.fuzz import num_cores
 from equivcheck.cli.options import console, json_option, print_json, seconds_option, seed_option, workers_option
+from equivcheck.cli.searches.fuzz import num_cores
 from equivcheck.cli.shell import ExitCode
 
 if TYPE_CHECKING:
