@@ -13,9 +13,9 @@ from click.testing import CliRunner, Result
 from packaging.version import Version
 
 from equivcheck import check
-from equivcheck.campaign import process
 from equivcheck.campaign.findings.finding import load_finding
 from equivcheck.campaign.findings.store import FindingStore
+from equivcheck.campaign.workers import process
 from equivcheck.cli import main
 from equivcheck.oracle.known_issues.showing import Showing, Shows
 from equivcheck.oracle.verdict.verdict import Outcome, Verdict

@@ -13,10 +13,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from equivcheck import cli
-from equivcheck.campaign import plan, process
+from equivcheck.campaign import plan
 from equivcheck.campaign.findings.finding import StoreFailed, load_finding
 from equivcheck.campaign.findings.fingerprint import fingerprint
 from equivcheck.campaign.findings.store import FindingStore
+from equivcheck.campaign.workers import process
 from equivcheck.cli import main
 from equivcheck.oracle.verdict.verdict import Outcome, Verdict
 from equivcheck.scenario import Scenario

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from equivcheck import check
-from equivcheck.campaign import process
 from equivcheck.campaign.findings.store import FindingStore
+from equivcheck.campaign.workers import process
 from equivcheck.cli import main
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.scenario import Resume, Scenario

@@ -10,9 +10,9 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner, Result
 
-from equivcheck.campaign import process
 from equivcheck.campaign.findings.finding import load_finding
 from equivcheck.campaign.findings.store import FindingStore
+from equivcheck.campaign.workers import process
 from equivcheck.checking.cases import check_case
 from equivcheck.cli import main
 from equivcheck.programs.check import check_program

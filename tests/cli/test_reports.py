@@ -22,7 +22,7 @@ from equivcheck.checking.kinds import verdict_on
 from equivcheck.layouts.composition.registry import layout_names
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
 from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome, Verdict
-from equivcheck.report import progress
+from equivcheck.report.campaign import progress
 from equivcheck.report.campaign.finding_paragraphs import group_findings
 from equivcheck.report.campaign.node_text import node_lines
 from equivcheck.report.campaign.progress import ProgressLine, progress_text

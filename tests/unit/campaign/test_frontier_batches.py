@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from equivcheck.campaign import worker
 from equivcheck.campaign.plan import Plan
+from equivcheck.campaign.workers import worker
 from equivcheck.campaign.workers.process import check_isolated
 from equivcheck.campaign.workers.recorder import Recorder
 from equivcheck.layouts.composition.limits import why_unsupported

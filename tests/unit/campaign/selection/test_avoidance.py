@@ -10,12 +10,12 @@ from typing import Any, cast
 
 import pytest
 
-from equivcheck.campaign import worker
 from equivcheck.campaign.batches import FaultShown
 from equivcheck.campaign.findings.store import FindingStore
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.selection.avoidance import KNOWN_SHARE, Avoidance, Candidate, avoiding_all
 from equivcheck.campaign.supervisor import fuzz
+from equivcheck.campaign.workers import worker
 from equivcheck.campaign.workers.recorder import Recorder
 from equivcheck.oracle.known_issues.known import could_show
 from equivcheck.oracle.verdict.verdict import Outcome, Verdict
