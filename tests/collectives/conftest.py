@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from functools import cache
 
 import pytest
 
@@ -12,13 +14,5 @@ from equivcheck.worlds.sim.ranks import SimRanks
 @pytest.fixture(scope="module")
 def world() -> Iterator[Callable[[int], SimRanks]]:
     """``world(size)`` gives the module's world of that size."""
-    worlds: dict[int, SimRanks] = {}
-
-    def get(size: int) -> SimRanks:
-        if size not in worlds:
-            worlds[size] = SimRanks(size)
-        return worlds[size]
-
-    yield get
-    for ranks in worlds.values():
-        ranks.close()
+    with ExitStack() as stack:
+        yield cache(lambda size: stack.enter_context(closing(SimRanks(size))))

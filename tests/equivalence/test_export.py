@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +19,9 @@ from equivcheck.strategies import scenarios
 from equivcheck.worlds.trace import differences as verdicts
 from support.exported import Differences, differences_of_traces, printed_differences
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's, in generated scenarios
+
+
 EXAMPLES = max(4, settings().max_examples // 25)
 """Scenarios whose script is run."""
 UNHURRIED = settings(deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate), suppress_health_check=list(HealthCheck))
@@ -27,14 +29,6 @@ WRONG = (Outcome.DIVERGED, Outcome.CRASHED, Outcome.HUNG, Outcome.KNOWN)
 COMPARED = (verdicts.Phase.LOSS, verdicts.Phase.GRADIENT, verdicts.Phase.CLIPPING, verdicts.Phase.UPDATE)
 DIGITS = {Precision.FLOAT64: 1e-9, Precision.FLOAT32: 1e-3}
 """Rounding in a large difference, relative to it: both runs sum in different orders, and each step adds to it."""
-
-
-@pytest.fixture(autouse=True)
-def _tolerate_torch_warnings() -> Iterator[None]:
-    """Warnings of torch in generated scenarios are not tested."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def agrees(scenario: Scenario, folder: Path) -> bool:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
@@ -17,6 +15,9 @@ from equivcheck.mutants.registry import mutant, mutants
 from equivcheck.worlds.trace.differences import Phase
 from mutants.minimums import MINIMUMS
 from support.supported import require_mended, require_supported
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's, of interrupted runs
+
 
 KINDS: dict[Family, dict[str, tuple[str, ...]]] = {
     Family.DATA_PARALLEL: {
@@ -191,14 +192,6 @@ WITHOUT_VALUES = {
 """Mutants whose ranks never finish their step, so no values can differ."""
 HIDDEN_FROM_PARAMETERS = ("norm_after_clipping_returned",)
 HIDDEN_FROM_GRADIENTS = ("zeroed_before_update", "padded_tail_not_updated", "not_clipped", "optimizer_of_unwrapped_parameters")
-
-
-@pytest.fixture(autouse=True)
-def _tolerate_torch_warnings() -> Iterator[None]:
-    """Interrupted runs make torch warn."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 @cache

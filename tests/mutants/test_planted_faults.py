@@ -1,8 +1,5 @@
 """Planted faults are caught and shrink to small scenarios."""
 
-import warnings
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import HealthCheck, find, settings
 
@@ -10,6 +7,9 @@ from equivcheck import Outcome, Scenario, check
 from equivcheck.mutants.registry import mutant
 from equivcheck.strategies import scenarios
 from equivcheck.worlds.failure import FailureKind
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's, of interrupted runs
+
 
 PLANTED = (
     ("gradients_summed", "ddp"),
@@ -22,14 +22,6 @@ PLANTED = (
 )
 """Mutants, each with a layout to plant it in."""
 SEARCH = settings(max_examples=2000, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
-
-
-@pytest.fixture(autouse=True)
-def _tolerate_torch_warnings() -> Iterator[None]:
-    """Interrupted runs make torch warn."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def _shrunk(name: str, layout: str, outcomes: tuple[Outcome, ...]) -> Scenario:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +18,9 @@ from equivcheck.programs.sweep.programs import Sweep
 from equivcheck.system.torch_version import is_torch_in
 
 from .test_operations import LATER
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
 
 CONSTANT = "writes a constant, or says what shape a tensor has"
 DRAWS = "draws random numbers from a seed of its own"
@@ -108,13 +110,6 @@ def _depends_on_data(name: str, of: Callable[[_Found], Any]) -> bool:
 
 def _depends_beyond(name: str, of: Callable[[_Found], Any]) -> bool:
     return any(_differ([_run(each, 0), _run(each, 0, BEYOND)], of) for each in _programs(name))
-
-
-@pytest.fixture(autouse=True)
-def _no_warnings() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def test_the_value_of_every_operation_depends_on_the_data() -> None:
