@@ -73,11 +73,7 @@ def _checked(task: Task, world: str | Ranks, schedule_seed: int, deadline: float
     notes = notes_on(task, left, members, ran, outside=original.outside, has_restarted=bool(before))
     verdict = replace(verdict, world=ran.name, notes=(*notes, *found.notes))
     if isinstance(left, Failure):
-        # A `UsageError` on a rank is raised here too, because an invalid argument is not a failure of the training.
-        for report in left.reports:
-            kind, _, text = report.error.partition(": ")
-            if kind.endswith(UsageError.__name__) and text.startswith(f"{API}: "):
-                raise UsageError(text) from None
+        _raise_usage_error(left)
         verdict = judge_failure(verdict, left)
         if explain:
             verdict = replace(verdict, diagnosis=LazyDiagnosis(partial(diagnosis_of_failure, task)))
@@ -89,10 +85,17 @@ def _checked(task: Task, world: str | Ranks, schedule_seed: int, deadline: float
         judged = _judged(verdict, run, result, check_again if explain and task.precision is None else None)
         if isinstance(run, RoundedRun) and judged.outcome is Outcome.DIVERGED:
             judged = _judged_without_parts(verdict, judged, run, result)
-        verdict = judged
-        advice = (*on_narrowing(run), *on_precision(task, left.values, verdict.outcome))
-        verdict = replace(verdict, notes=(*verdict.notes, *advice))
+        advice = (*on_narrowing(run), *on_precision(task, left.values, judged.outcome))
+        verdict = replace(judged, notes=(*judged.notes, *advice))
     return replace(verdict, seconds=time.perf_counter() - started)
+
+
+def _raise_usage_error(failure: Failure) -> None:
+    """Raise a rank's `UsageError` here too, because an invalid argument is not a failure of the training."""
+    for report in failure.reports:
+        kind, _, text = report.error.partition(": ")
+        if kind.endswith(UsageError.__name__) and text.startswith(f"{API}: "):
+            raise UsageError(text) from None
 
 
 CheckAgain = Callable[[Task], UserVerdict]
