@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from equivcheck.cli.options import F, Option
+from equivcheck.cli.options import F
 from equivcheck.quality.versions.environments import CPU_INDEX, OWN_INDEX, Environments, default_cache, parse_environment
 
 if TYPE_CHECKING:
@@ -18,10 +18,14 @@ def _given(context: click.Context, parameter: click.Parameter, value: tuple[str,
     return tuple(map(parse_environment, value))
 
 
-def torch_option(default: str) -> Option:
-    """``--torch``."""
-    text = "Range of torch versions (2.9..2.15: last release of each minor version) or list (2.9.1,2.13)."
-    return click.option("--torch", "versions", metavar="VERSIONS", default=default, show_default=True, help=text)
+torch_option = click.option(
+    "--torch",
+    "versions",
+    metavar="VERSIONS",
+    default="2.9..",
+    show_default=True,
+    help="Range of torch versions (2.9..2.15: last release of each minor version) or list (2.9.1,2.13).",
+)
 
 
 def environment_options(command: F) -> F:

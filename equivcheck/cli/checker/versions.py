@@ -30,7 +30,7 @@ def _check_issues(context: click.Context, parameter: click.Parameter, value: tup
 
 
 @click.command()
-@torch_option("2.9..")
+@torch_option
 @environment_options
 @click.option("--scenarios", "count", type=click.IntRange(min=0), default=100, show_default=True, help="Number of scenarios.")
 @seed_option("Seed of the scenarios.", 1)

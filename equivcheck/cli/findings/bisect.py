@@ -26,7 +26,7 @@ SECONDS = 300.0
 @click.command()
 @click.argument("finding", required=False)
 @click.option("--id", "issue_id", metavar="ISSUE", help="Run the script of this known issue instead of a finding.")
-@torch_option("2.9..")
+@torch_option
 @click.option("--all", "every", is_flag=True, help="Measure every version, not only those that bisection needs.")
 @seconds_option("Time limit for each version.", SECONDS)
 @environment_options

@@ -188,9 +188,7 @@ _NOT_FOR_OTHERS = ("PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNC
 """Variables for this interpreter only."""
 
 
-def run_python(
-    python: Path, arguments: Sequence[str], *, seconds: float, variables: Mapping[str, str] | None = None
-) -> FinishedCommand:
+def run_python(python: Path, arguments: Sequence[str], *, seconds: float) -> FinishedCommand:
     """Run an interpreter with this equivcheck on its path, and nothing else from this environment.
 
     The process and its children end after `seconds`, or if this process is interrupted.
@@ -199,4 +197,4 @@ def run_python(
         Path(folder, "equivcheck").symlink_to(Path(equivcheck.__path__[0]).resolve(), target_is_directory=True)
         inherited = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_OTHERS}
         path = {"PYTHONPATH": folder, "PYTHONSAFEPATH": "1"}
-        return run([str(python), *arguments], seconds=seconds, environment=inherited | dict(variables or {}) | path)
+        return run([str(python), *arguments], seconds=seconds, environment=inherited | path)
