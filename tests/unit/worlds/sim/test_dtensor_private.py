@@ -26,7 +26,8 @@ from equivcheck.worlds.sim.ranks import SimRanks
 
 World = Callable[[int], SimRanks]
 
-METHOD = "_propagate_tensor_meta_non_cached"
+INFERS_SHAPES = "_propagate_tensor_meta_non_cached"
+PROPAGATES = "propagate_op_sharding_non_cached"
 
 
 @pytest.fixture(autouse=True)
@@ -42,22 +43,29 @@ def add(rows: int, dtype: torch.dtype = torch.float64) -> tuple[tuple[int, ...],
     return tuple(total.full_tensor().shape), total.dtype, dtensor_caches.num_propagations()
 
 
-@pytest.mark.parametrize(("method", "rows"), [(METHOD, 52), ("propagate_op_sharding_non_cached", 56)])
-def test_answers_are_found_out_once(world: World, monkeypatch: pytest.MonkeyPatch, method: str, rows: int) -> None:
-    """One rank computes shape and sharding, the others reuse them, and DTensor is restored after the run."""
-    monkeypatch.setattr(dtensor_private, "_patterns", {})  # what other tests have found out for other sizes
+def watch(monkeypatch: pytest.MonkeyPatch, method: str) -> list[Any]:
+    """Operations for which ranks call a method of DTensor's propagator from now on."""
     seen: list[Any] = []
     original = getattr(ShardingPropagator, method)
 
-    def counting(propagator: Any, schema: Any) -> Any:
+    def watched(propagator: Any, schema: Any) -> Any:
         seen.append(schema.op)
         return original(propagator, schema)
 
-    monkeypatch.setattr(ShardingPropagator, method, counting)
+    monkeypatch.setattr(ShardingPropagator, method, watched)
+    return seen
+
+
+@pytest.mark.parametrize(("method", "rows"), [(INFERS_SHAPES, 52), (PROPAGATES, 56)])
+def test_answers_are_found_out_once(world: World, monkeypatch: pytest.MonkeyPatch, method: str, rows: int) -> None:
+    """One rank computes shape and sharding, the others reuse them, and DTensor is restored after the run."""
+    monkeypatch.setattr(dtensor_private, "_patterns", {})  # what other tests have found out for other sizes
+    seen = watch(monkeypatch, method)
+    watching = getattr(ShardingPropagator, method)
     shapes = [value[:2] for value in world(4).run(add, rows).values]
     assert shapes == [((rows, 3), torch.float64)] * 4
     assert seen.count(torch.ops.aten.add.Tensor) == 1
-    assert getattr(ShardingPropagator, method) is counting
+    assert getattr(ShardingPropagator, method) is watching
 
 
 def added_then_normed(rows: int) -> tuple[float, float]:
@@ -69,20 +77,13 @@ def added_then_normed(rows: int) -> tuple[float, float]:
     return norms[0].to_local().item(), norms[1].to_local().item()
 
 
-@pytest.mark.parametrize(("method", "rows"), [(METHOD, 48), ("propagate_op_sharding_non_cached", 60)])
+@pytest.mark.parametrize(("method", "rows"), [(INFERS_SHAPES, 48), (PROPAGATES, 60)])
 def test_an_answer_serves_every_number_that_it_does_not_depend_on(
     world: World, monkeypatch: pytest.MonkeyPatch, method: str, rows: int
 ) -> None:
     """An added number does not count, as in DTensor's own key; the order of a norm decides how partial norms combine."""
     monkeypatch.setattr(dtensor_private, "_patterns", {})  # what other tests have found out for other sizes
-    seen: list[Any] = []
-    original = getattr(ShardingPropagator, method)
-
-    def counting(propagator: Any, schema: Any) -> Any:
-        seen.append(schema.op)
-        return original(propagator, schema)
-
-    monkeypatch.setattr(ShardingPropagator, method, counting)
+    seen = watch(monkeypatch, method)
     assert world(2).run(added_then_normed, rows).values == ((1.5 * rows, 2.25 * rows), (1.0, 1.25))
     assert seen.count(torch.ops.aten.add.Tensor) == 1
     assert seen.count(torch.ops.aten.linalg_vector_norm.default) == 2
@@ -141,14 +142,7 @@ def own_meshes() -> bool:
 
 def test_an_answer_about_tensors_on_several_meshes_is_found_out_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Optimizers update lists of DTensors, and each may have its own mesh object."""
-    seen: list[Any] = []
-    original = ShardingPropagator.propagate_op_sharding_non_cached
-
-    def counting(propagator: Any, schema: Any) -> Any:
-        seen.append(schema.op)
-        return original(propagator, schema)
-
-    monkeypatch.setattr(ShardingPropagator, "propagate_op_sharding_non_cached", counting)
+    seen = watch(monkeypatch, PROPAGATES)
     assert world(3).run(own_meshes).values == (True,) * 3
     assert seen.count(torch.ops.aten._foreach_add.List) == 1
 
@@ -214,14 +208,7 @@ def test_what_ranks_share_is_bounded(world: World, monkeypatch: pytest.MonkeyPat
 
 def test_in_some_runs_ranks_share_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The schedule seed decides: each rank then computes everything itself, whatever was shared before."""
-    seen: list[Any] = []
-    original = ShardingPropagator.propagate_op_sharding_non_cached
-
-    def counting(propagator: Any, schema: Any) -> Any:
-        seen.append(schema.op)
-        return original(propagator, schema)
-
-    monkeypatch.setattr(ShardingPropagator, "propagate_op_sharding_non_cached", counting)
+    seen = watch(monkeypatch, PROPAGATES)
     unshared = next(seed for seed in range(1_000) if dtensor_private.is_unshared(seed))
     assert not dtensor_private.is_unshared(0)
     for seed, times in ((0, 1), (unshared, 4)):
@@ -233,14 +220,7 @@ def test_in_some_runs_ranks_share_nothing(world: World, monkeypatch: pytest.Monk
 def test_an_elementwise_operation_is_traced_for_one_size(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The result shapes for other sizes follow from one trace."""
     monkeypatch.setattr(dtensor_private, "_patterns", {})
-    seen: list[Any] = []
-    original = getattr(ShardingPropagator, METHOD)
-
-    def counting(propagator: Any, schema: Any) -> Any:
-        seen.append(schema.op)
-        return original(propagator, schema)
-
-    monkeypatch.setattr(ShardingPropagator, METHOD, counting)
+    seen = watch(monkeypatch, INFERS_SHAPES)
     for rows in (172, 176):
         assert [value[:2] for value in world(2).run(add, rows).values] == [((rows, 3), torch.float64)] * 2
     assert seen.count(torch.ops.aten.add.Tensor) == 1
