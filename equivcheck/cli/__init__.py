@@ -23,7 +23,7 @@ _SECTIONS = {
 
 
 class _Commands(UserDict[str, Any]):
-    """Commands by name. The data are folders."""
+    """Commands by name. The data are the folders of their modules."""
 
     def __getitem__(self, name: str) -> click.Command:
         module = name.replace("-", "_")

@@ -1,4 +1,4 @@
-"""Checks that must end in a certain way."""
+"""What several tests require of verdicts."""
 
 from __future__ import annotations
 

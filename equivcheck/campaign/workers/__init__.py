@@ -1,1 +1,1 @@
-"""Worker processes: started, told what to check, and read by the supervisor."""
+"""Worker processes, and the messages between them and the supervisor."""

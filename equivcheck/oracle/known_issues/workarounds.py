@@ -58,12 +58,12 @@ def _workaround(change: Workaround) -> Workaround:
 
 
 def _in_training(change: Callable[[Training], Training]) -> Workaround:
-    """Make and register the workaround that changes a scenario's training."""
+    """Register a change to a training as a workaround."""
     return _workaround(wraps(change)(lambda scenario: replace(scenario, training=change(scenario.training))))
 
 
 def _in_layouts(change: Callable[[Layout], Layout]) -> Workaround:
-    """Make and register the workaround that changes a scenario's layouts, also that of the steps before a checkpoint."""
+    """Register a change to a layout as a workaround. A scenario's layout before a checkpoint changes too."""
     return _workaround(wraps(change)(lambda scenario: _change_layouts(scenario, change)))
 
 

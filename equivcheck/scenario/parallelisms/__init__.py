@@ -1,4 +1,4 @@
-"""Parallelisms with their options."""
+"""Parallelisms: one class for each, with its options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data parallelisms: on a device mesh with one axis, or with two for replicas of shards."""
+"""Data parallelisms: DDP, Replicate, FSDP, SPMD, and averaged gradients without a wrapper."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ LOST_ON_ONE_RANK = "!=2.10.*,!=2.11.*"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PropagatedGradients:
-    """Gradients that keep these placements in one parallelism."""
+    """One parallelism whose gradients keep the placements that propagation gives them."""
 
     where: str
     """Class name, used in the reasons."""
@@ -39,7 +39,7 @@ class PropagatedGradients:
     """Whether all parameters with such gradients are sharded, except a scalar scale."""
 
     def limits(self) -> tuple[Limit, ...]:
-        """Limits of the parallelism with such gradients."""
+        """Limits for this parallelism."""
         clamps = self._refused(
             "clip_grad_value_ is not supported: it clamps in place, which DTensor refuses for a partial gradient",
             lambda training, layout: isinstance(training.clipping, ClipValue) and self._is_pending(training, layout),
