@@ -21,10 +21,22 @@ from equivcheck.cli.shell import ExitCode
     help="A run like ONE, recorded with --moved. Repeatable.",
 )
 @click.option("--steps", type=click.IntRange(min=1), help="Compare the first N steps only.  [default: all]", metavar="N")
+@click.option(
+    "--names",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help='TOML file that maps names in ONE to names in OTHER: "new.*.weight" = "old.*.weight".',
+)
 @json_option
 @html_option
 def compare(  # noqa: PLR0913, PLR0917 - one for each option
-    one: Path, other: Path, moved: tuple[Path, ...], steps: int | None, as_json: bool, html: Path | None
+    one: Path,
+    other: Path,
+    moved: tuple[Path, ...],
+    steps: int | None,
+    names: Path | None,
+    as_json: bool,
+    html: Path | None,
 ) -> ExitCode:
     """Compare two recorded runs of a training.
 
@@ -32,10 +44,12 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
     them A and B. Exit code 0 if they are equivalent, 1 if they diverge, 3 if that cannot be decided.
     """
     from equivcheck.oracle.verdict.verdict import Outcome
+    from equivcheck.recording.adapters.names import load_names
     from equivcheck.recording.compare.compare import compare_everything
     from equivcheck.scenario.file_format.codec import encode
 
-    compared = compare_everything(one, other, moved=moved, steps=steps)
+    own_names = None if names is None else load_names(names)
+    compared = compare_everything(one, other, moved=moved, steps=steps, names=own_names)
     found = compared.verdict
     if as_json:
         print_json(encode(found))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -20,8 +20,28 @@ from equivcheck.errors import UsageError
 @click.option(
     "--moved", type=click.IntRange(0, 32), default=0, help="Move initial parameters by a rounding error, in one of 32 ways."
 )
+@click.option(
+    "--cuts",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help='TOML file for plain shards: a table mesh such as {dp = 2, tp = 4}, and a table cuts such as {"up.*" = [[0, "tp"]]}.',
+)
+@click.option(
+    "--names",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help='TOML file with names that another run has: "new.*.weight" = "old.*.weight".',
+)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
-def record(folder: Path, steps: int | None, from_step: int, moved: int, command: tuple[str, ...]) -> NoReturn:
+def record(  # noqa: PLR0913, PLR0917 - options
+    folder: Path,
+    steps: int | None,
+    from_step: int,
+    moved: int,
+    cuts: Path | None,
+    names: Path | None,
+    command: tuple[str, ...],
+) -> NoReturn:
     """Run a training script, and record its training.
 
     COMMAND follows --, for example: equivcheck record -o A -- torchrun --nproc-per-node 2 train.py. The script needs no change.
@@ -29,7 +49,16 @@ def record(folder: Path, steps: int | None, from_step: int, moved: int, command:
     """
     if any(folder.glob("rank*.ecr")):
         raise UsageError(f"folder {folder} is not valid: it already has a trace. Expected a new folder.")
-    recording = json.dumps({"folder": str(folder.absolute()), "steps": steps, "from_step": from_step, "moved": moved})
+    arguments: dict[str, Any] = {"folder": str(folder.absolute()), "steps": steps, "from_step": from_step, "moved": moved}
+    if cuts is not None:
+        from equivcheck.recording.adapters.cuts import load_cuts
+
+        arguments |= load_cuts(cuts)
+    if names is not None:
+        from equivcheck.recording.adapters.names import load_names
+
+        arguments["names"] = load_names(names)
+    recording = json.dumps(arguments)
     startup = Path(equivcheck.__file__).parent / "recording" / "startup"
     # The package may have been imported from a checkout, which the command's Python would not find by itself.
     path = [str(startup), os.environ.get("PYTHONPATH", ""), str(Path(equivcheck.__file__).parent.parent)]

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from equivcheck.errors import UsageError
+from equivcheck.recording.adapters.names import load_toml
 from equivcheck.recording.adapters.parts import Move
 from equivcheck.user.task import mesh_of
 from equivcheck.user.traces.cuts import Cut, Cuts, ShardBoxes, require_cuts
@@ -113,6 +115,15 @@ def require_declared(cuts: Cuts | None, mesh: Mapping[str, int] | None) -> Decla
             raise UsageError("cuts without mesh is not valid: axes have no size. Expected a mesh, such as {'dp': 2, 'tp': 2}.")
         found: dict[str, Any] | None = require_cuts(cuts, [name for name, _ in axes]) if axes else None
     return DeclaredCuts(cuts=found or {}, axes=axes)
+
+
+def load_cuts(file: Path) -> dict[str, Any]:
+    """Read tables ``mesh`` and ``cuts`` from a TOML file. Raises `UsageError` if they are not valid."""
+    found = load_toml(file)
+    if not {*found} <= {"mesh", "cuts"}:
+        raise UsageError(f"file {file} is not valid: it has {', '.join(found)}. Expected the tables mesh and cuts.")
+    require_declared(found.get("cuts"), found.get("mesh"))
+    return found
 
 
 @contextmanager

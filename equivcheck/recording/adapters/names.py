@@ -106,7 +106,9 @@ def _source(target: Any, value: Any) -> Source:
 
 def load_names(file: Path) -> Names:
     """Read a name map from a TOML file. Raises `UsageError` if it is not valid."""
-    return load_toml(file)
+    found = load_toml(file)
+    require_names(found)
+    return found
 
 
 def load_toml(file: Path) -> dict[str, Any]:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from equivcheck.errors import UsageError
 from equivcheck.oracle.verdict.verdict import Outcome
+from equivcheck.recording.adapters.matching import match_names
+from equivcheck.recording.adapters.names import Names, require_names
+from equivcheck.recording.adapters.precision import match_copies
 from equivcheck.recording.causes.find import find_cause
 from equivcheck.recording.compare.coverage import coverage_of, gaps_of
 from equivcheck.recording.compare.facts import Facts
 from equivcheck.recording.compare.judge import CLUES, groups_of, judge
 from equivcheck.recording.compare.moved import require_like_first
 from equivcheck.recording.compare.outputs import compare_outputs
-from equivcheck.recording.compare.runs import RecordedRun, read_run
+from equivcheck.recording.compare.runs import RecordedRun, read_run, run_of
 from equivcheck.recording.compare.samples import compare_samples
 from equivcheck.recording.compare.scalars import compare_losses, compare_norms
 from equivcheck.recording.compare.settings import other_settings
@@ -22,6 +25,7 @@ from equivcheck.recording.compare.tensors import Tolerance, compare_tensors, key
 from equivcheck.recording.compare.verdict import TensorDifference, TraceVerdict
 from equivcheck.recording.compare.words import agreeing, headline, hint_for, notes_of
 from equivcheck.recording.trace import Moment
+from equivcheck.recording.trace_file import read_trace
 from equivcheck.system.collection import rare_collections
 from equivcheck.worlds.trace.differences import Difference
 
@@ -44,7 +48,14 @@ class Comparison:
         return [*_clues(self.facts, step, self.tolerance)]
 
 
-def compare(one: str | Path, other: str | Path, *, moved: Sequence[str | Path] = (), steps: int | None = None) -> TraceVerdict:
+def compare(
+    one: str | Path,
+    other: str | Path,
+    *,
+    moved: Sequence[str | Path] = (),
+    steps: int | None = None,
+    names: Names | None = None,
+) -> TraceVerdict:
     """Compare two runs that `record` wrote. Layouts and numbers of ranks may differ.
 
     `moved` are runs like the first one, recorded with ``record(..., moved=1)``. They measure the rounding noise. Without them, a
@@ -52,22 +63,33 @@ def compare(one: str | Path, other: str | Path, *, moved: Sequence[str | Path] =
     gradients that are wrong by more than sqrt(eps) times their norm. `steps` limits the comparison to the first steps, also of
     runs that were killed later.
 
-    Raises `UsageError` if a folder is not a complete trace, if the runs have no tensor or no step in common, or if a moved run is
-    not like the first one.
+    `names` maps names in the first run to names in the second, with ``*`` for any text. If names differ only by a wrapper in one
+    run, they match without it. Fused and transposed tensors need ``record(..., names=...)``.
+
+    Raises `UsageError` if a folder is not a complete trace, if the runs have no tensor or no step in common, if a moved run is
+    not like the first one, or if `names` does not fit the runs.
     """
-    return compare_everything(one, other, moved=moved, steps=steps).verdict
+    return compare_everything(one, other, moved=moved, steps=steps, names=names).verdict
 
 
 @rare_collections()  # a trace has many objects and no garbage
 def compare_everything(
-    one: str | Path, other: str | Path, *, moved: Sequence[str | Path] = (), steps: int | None = None
+    one: str | Path,
+    other: str | Path,
+    *,
+    moved: Sequence[str | Path] = (),
+    steps: int | None = None,
+    names: Names | None = None,
 ) -> Comparison:
     """Compare two runs, and keep the values that agree as well. Arguments and errors are those of `compare`."""
-    first, second = read_run(Path(one), "A", steps), read_run(Path(other), "B", steps)
+    first = read_run(Path(one), "A", steps)
+    ranks, unwrapped = match_names(first.ranks, read_trace(Path(other)), require_names(names))
+    second = run_of(Path(other), ranks, "B", steps)
     shared = _shared_steps(first, second)
-    noisy = tuple(read_run(Path(folder), steps=steps) for folder in moved)
+    noisy = tuple(run_of(Path(folder), match_names(first.ranks, read_trace(Path(folder)))[0], steps=steps) for folder in moved)
     for run in noisy:
         require_like_first(first, run, shared)
+    first, second, noisy, notes = match_copies(first, second, noisy)
     tolerance = Tolerance(first=first, moved=noisy)
     facts = Facts(
         first=first,
@@ -82,7 +104,9 @@ def compare_everything(
     clues = [] if divergent is None else [*_clues(facts, divergent, tolerance)]
     order = list(Moment)
     compared = tuple(sorted([*tensors, *clues], key=lambda each: (each.step, order.index(each.moment))))
-    return Comparison(facts=facts, tolerance=tolerance, tensors=compared, verdict=_verdict(facts, compared, tolerance))
+    verdict = _verdict(facts, compared, tolerance)
+    verdict = replace(verdict, notes=(*verdict.notes, *unwrapped, *notes))
+    return Comparison(facts=facts, tolerance=tolerance, tensors=compared, verdict=verdict)
 
 
 def _shared_steps(first: RecordedRun, second: RecordedRun) -> list[int]:

@@ -50,9 +50,14 @@ class RecordedTensor:
         return tuple(dict.fromkeys(entry.dtype for entry in self.entries))
 
     @cached_property
+    def model_dtype(self) -> str:
+        """The parameter's element type if this tensor has another one; otherwise empty."""
+        return next((entry.model_dtype for entry in self.entries if entry.model_dtype), "")
+
+    @cached_property
     def eps(self) -> float:
-        """Machine epsilon for the dtype; 0 for integers."""
-        return eps_of(self.entries[0].dtype)
+        """Machine epsilon for the dtype, or for the model's dtype if that is coarser; 0 for integers."""
+        return max(eps_of(dtype) for dtype in (self.entries[0].dtype, self.model_dtype) if dtype)
 
     @cached_property
     def is_finite(self) -> bool:
@@ -92,6 +97,8 @@ class RecordedRun:
     """Each step as all ranks have recorded it, in rank order."""
     tensors: Mapping[Key, RecordedTensor]
     """Tensors, except accumulated gradients and those in `partial`."""
+    rounded: Mapping[Key, RecordedTensor]
+    """Parameters in the model's dtype, if an optimizer updates copies in another; `tensors` has the copies."""
     partial: frozenset[Key]
     """Tensors with partial placements that are not sums. They are not compared."""
 
@@ -147,7 +154,11 @@ def read_run(folder: Path, name: str = "", steps: int | None = None) -> Recorded
 
     Raises `UsageError` if it is not a trace, or if a rank has fewer steps than `record` was asked for and than `steps`.
     """
-    ranks = read_trace(folder)
+    return run_of(folder, read_trace(folder), name, steps)
+
+
+def run_of(folder: Path, ranks: tuple[RankTrace, ...], name: str = "", steps: int | None = None) -> RecordedRun:
+    """Add up the tensors in a folder's trace files. Raises `UsageError` as `read_run` does."""
     records: dict[int, list[RecordedStep]] = {}
     for rank in ranks:
         for step in rank.steps:
@@ -161,6 +172,12 @@ def read_run(folder: Path, name: str = "", steps: int | None = None) -> Recorded
             for entry in _distinct(record.entries):
                 parts.setdefault((number, entry.moment, entry.piece.name), []).append((rank_number, entry))
     partial = frozenset(key for key, found in parts.items() if any(entry.addends == () for _, entry in found))
+    rounded = {}
+    for key in parts.keys() - partial if any(entry.model_dtype for found in parts.values() for _, entry in found) else ():
+        of_model = [each for each in parts[key] if not each[1].model_dtype]
+        if key[1] in (Moment.START, Moment.UPDATE) and 0 < len(of_model) < len(parts[key]):
+            rounded[key] = _recorded(of_model)
+            parts[key] = [each for each in parts[key] if each[1].model_dtype]
     tensors = {key: _recorded(found) for key, found in parts.items() if key not in partial}
     return RecordedRun(
         name=name or str(folder),
@@ -169,6 +186,7 @@ def read_run(folder: Path, name: str = "", steps: int | None = None) -> Recorded
         steps=tuple(complete),
         records=complete,
         tensors=tensors,
+        rounded=rounded,
         partial=partial,
     )
 
@@ -198,7 +216,7 @@ def _distinct(entries: Iterable[Entry]) -> Iterable[Entry]:
     """Entries without accumulated gradients. If gradients are clipped twice in a step, the first reading counts."""
     seen = set()
     for entry in entries:
-        identity = (entry.moment, entry.piece)
+        identity = (entry.moment, entry.piece, entry.model_dtype)
         if entry.moment is not Moment.ACCUMULATED and identity not in seen:
             seen.add(identity)
             yield entry

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from equivcheck.diagnosis.words import name_ranks
+from equivcheck.recording.adapters.precision import rounding_of
 from equivcheck.recording.assemble import Cover
 from equivcheck.recording.compare.runs import Key, RecordedRun, RecordedTensor
 from equivcheck.recording.compare.verdict import TensorDifference
@@ -32,6 +33,10 @@ class Tolerance:
     def __call__(self, key: Key) -> float:
         """Allowed distance to one of run A's tensors; 0 for integers."""
         return FLOOR * self.first.tensors[key].eps * self.first.size(key) + NOISE * self.noise(key)
+
+    def between(self, key: Key, second: RecordedRun) -> float:
+        """Allowed distance between runs A and B. It is larger if only one updates copies of parameters in another dtype."""
+        return FLOOR * rounding_of(key, self.first, second) + NOISE * self.noise(key)
 
     def noise(self, key: Key) -> float:
         """Largest distance between run A and a moved run."""
@@ -66,7 +71,7 @@ def compare_tensors(
             yield (
                 _other_form(found, first, one, second, other)
                 or _not_finite(found, one, other)
-                or _values(replace(found, eps=one.eps, allowed=tolerance(key)), one, other)
+                or _values(replace(found, eps=max(one.eps, other.eps), allowed=tolerance.between(key, second)), one, other)
             )
 
 
@@ -84,7 +89,8 @@ def _other_form(
     """Another shape or dtype, or parts with holes or overlaps."""
     forms = ((Difference.SHAPE, one.shapes, other.shapes), (Difference.DTYPE, one.dtypes, other.dtypes))
     for kind, expected, actual in forms:
-        if len({*expected, *actual}) > 1:
+        is_copy = kind is Difference.DTYPE and (one.model_dtype or other.model_dtype)
+        if len({*expected, *actual}) > 1 and not is_copy:
             detail = f"{' and '.join(actual)} in B, {' and '.join(expected)} in A"
             is_part = kind is Difference.SHAPE and (_may_have_parts(first, one, other) or _may_have_parts(second, other, one))
             advice = "; if your ranks have parts of this tensor, pass `cuts` to `record`" if is_part else ""

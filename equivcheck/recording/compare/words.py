@@ -89,6 +89,8 @@ def notes_of(facts: Facts, differences: Sequence[TensorDifference]) -> Iterator[
     listed = {(each.step, each.moment) for each in differences}
     yield from (f"{each} at step {each.step}" for each in facts.settings)
     yield from other_environment(*facts.runs)
+    for run in facts.runs:
+        yield from (f"in {run.name}, {note}" for note in dict.fromkeys(note for rank in run.ranks for note in rank.header.notes))
     wrong = [each.tensor for each in differences if each.moment is Moment.START]
     if number := num_rounded(*facts.runs, wrong):
         yield f"{count(number, 'initial parameter')} differ{'s' if number == 1 else ''} by rounding"

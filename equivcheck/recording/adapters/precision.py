@@ -1,0 +1,53 @@
+"""Compares runs if the optimizer in one updates copies of the parameters in another dtype, and in the other it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from equivcheck.recording.compare.runs import Key, RecordedRun, eps_of
+from equivcheck.recording.trace import Moment
+
+
+def match_copies(
+    first: RecordedRun, second: RecordedRun, noisy: Sequence[RecordedRun]
+) -> tuple[RecordedRun, RecordedRun, tuple[RecordedRun, ...], list[str]]:
+    """Choose for each parameter what to compare: copies in the optimizer, or the model's own values.
+
+    If both runs have copies, both are compared, and the model's own values have their dtype in the name. If one run has copies,
+    they are compared with the other run's parameters, unless these have the model's dtype. Returns the runs, and clauses about
+    copies in one run only.
+    """
+    one, other = _with_chosen(first, second), _with_chosen(second, first)
+    notes = []
+    for which, own, others in ((first.name, first, second), (second.name, second, first)):
+        dtypes = sorted({tensor.dtypes[0] for key, tensor in own.rounded.items() if key not in others.rounded})
+        if dtypes:
+            notes.append(f"only {which} updates copies of its {' and '.join(dtypes)} parameters, so rounding allows more")
+    return one, other, tuple(_with_chosen(run, one) for run in noisy), notes
+
+
+def _with_chosen(run: RecordedRun, other: RecordedRun) -> RecordedRun:
+    tensors = dict(run.tensors)
+    for key, tensor in run.rounded.items():
+        step, moment, name = key
+        own_name = step, moment, f"{name} ({tensor.dtypes[0]})"
+        if key in other.rounded or own_name in other.tensors:
+            tensors[own_name] = tensor
+        elif key in other.tensors and other.tensors[key].dtypes == tensor.dtypes:
+            tensors[key] = tensor
+    return replace(run, tensors=tensors)
+
+
+def rounding_of(key: Key, first: RecordedRun, second: RecordedRun) -> float:
+    """Distance that one machine epsilon explains.
+
+    If both runs update copies, only the change since the start has the model's coarse precision.
+    """
+    one, other = first.tensors[key], second.tensors[key]
+    coarse, start = max(one.eps, other.eps), first.tensors.get((0, Moment.START, key[2]))
+    is_copied = key[1] in (Moment.START, Moment.UPDATE) and one.model_dtype and other.model_dtype
+    size = first.size(key)
+    if not is_copied or start is None or start.sketch.value is None or one.sketch.value is None:
+        return coarse * size
+    return eps_of(one.dtypes[0]) * size + coarse * one.sketch.value.distance(start.sketch.value)
