@@ -24,7 +24,7 @@ def sample_tables(compared: Comparison) -> Iterator[Table]:
         if not any(known[name]):
             continue
         rows = tuple(
-            Row(name=f"rank {rank}", cells=tuple(map(_cell, _steps_of(run, rank, steps), known[other])))
+            Row(name=f"rank {rank}", cells=tuple(map(_cell, (_of_rank(run, step, rank) for step in steps), known[other])))
             for rank in range(min(len(run.ranks), MAX_RANKS))
         )
         left = len(run.ranks) - len(rows)
@@ -32,16 +32,13 @@ def sample_tables(compared: Comparison) -> Iterator[Table]:
         yield Table(name=f"Samples of {name}", corner="rank", columns=step_names(steps), rows=rows, note=note)
 
 
-def _steps_of(run: RecordedRun, rank: int, steps: Sequence[int]) -> list[RecordedStep | None]:
-    found = {step.step: step for step in run.ranks[rank].steps}
-    return [found.get(step) for step in steps]
+def _of_rank(run: RecordedRun, step: int, rank: int) -> RecordedStep | None:
+    return run.records[step][rank] if step in run.records else None
 
 
 def _samples(run: RecordedRun, step: int) -> set[int]:
     """Samples on all ranks."""
-    return {
-        sample for rank in range(len(run.ranks)) for found in _steps_of(run, rank, [step]) if found for sample in _flat(found)
-    }
+    return {sample for record in run.records.get(step, ()) for sample in _flat(record)}
 
 
 def _flat(step: RecordedStep) -> list[int]:
@@ -72,11 +69,10 @@ def sample_lines(compared: Comparison) -> list[str]:
 
 
 def _lines(name: str, run: RecordedRun, other_name: str, other: RecordedRun) -> Iterator[str]:
-    for step in run.steps:
+    for step in (step for step in run.steps if step in other.records):
         elsewhere = _samples(other, step)
-        for rank in range(len(run.ranks)) if elsewhere else ():
-            (found,) = _steps_of(run, rank, [step])
-            for number, microbatch in enumerate(found.samples if found else ()):
+        for rank, record in enumerate(run.records[step] if elsewhere else ()):
+            for number, microbatch in enumerate(record.samples):
                 rows = [row for row, sample in enumerate(microbatch) if sample not in elsewhere]
                 if rows:
                     where = f"step {step}, rank {rank}, microbatch {number}, {_rows(rows)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from equivcheck.recording.compare.compare import Comparison
 from equivcheck.recording.compare.judge import CLUES
@@ -72,7 +73,7 @@ def steps_table(compared: Comparison) -> Table:
 
 def shown_steps(compared: Comparison) -> tuple[Sequence[int], str]:
     """Steps with a column, and a sentence about the others. If there are many, they are those around the first difference."""
-    steps = sorted({step.step for run in compared.facts.runs for rank in run.ranks for step in rank.steps})
+    steps = sorted({step for run in compared.facts.runs for step in run.steps})
     first = compared.verdict.first
     place = 0 if first is None else steps.index(first.step)
     begin = max(0, min(place - _STEPS_BEFORE, len(steps) - _MAX_STEPS))
@@ -89,13 +90,13 @@ def step_names(steps: Sequence[int]) -> tuple[str, ...]:
 def recorded_moments(run: RecordedRun) -> frozenset[tuple[int, Moment]]:
     """Steps and moments that any rank has recorded."""
     found: set[tuple[int, Moment]] = set()
-    for step in (step for rank in run.ranks for step in rank.steps):
-        moments = {entry.moment for entry in step.entries}
-        moments |= {Moment.SAMPLES} if any(step.samples) else set()
-        moments |= {Moment.OUTPUT} if step.outputs else set()
-        moments |= {Moment.LOSS} if step.losses else set()
-        moments |= {Moment.NORM} if step.clips else set()
-        found |= {(step.step, moment) for moment in moments}
+    for record in chain.from_iterable(run.records.values()):
+        moments = {entry.moment for entry in record.entries}
+        moments |= {Moment.SAMPLES} if any(record.samples) else set()
+        moments |= {Moment.OUTPUT} if record.outputs else set()
+        moments |= {Moment.LOSS} if record.losses else set()
+        moments |= {Moment.NORM} if record.clips else set()
+        found |= {(record.step, moment) for moment in moments}
     return frozenset(found)
 
 
