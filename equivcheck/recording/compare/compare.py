@@ -100,8 +100,8 @@ def compare_everything(
         losses={step: compare_losses(first, second, step, tolerance) for step in shared},
     )
     tensors = [*compare_tensors([key for key in keys_of(first, second) if key[0] in shared], first, second, tolerance)]
-    divergent = next((each.step for each in tensors if each.is_different), None)
-    clues = [] if divergent is None else [*_clues(facts, divergent, tolerance)]
+    last = next((each.step for each in tensors if each.is_different), shared[-1])
+    clues = [clue for step in shared if step <= last for clue in _clues(facts, step, tolerance)]
     order = list(Moment)
     compared = tuple(sorted([*tensors, *clues], key=lambda each: (each.step, order.index(each.moment))))
     verdict = _verdict(facts, compared, tolerance)
@@ -124,30 +124,36 @@ def _shared_steps(first: RecordedRun, second: RecordedRun) -> list[int]:
 
 
 def _clues(facts: Facts, step: int, tolerance: Tolerance) -> Iterator[TensorDifference]:
-    """Samples, outputs, loss and norm at the first step with a difference. They explain it."""
+    """Samples, outputs, loss and norm of a step."""
     samples, losses = facts.samples[step], facts.losses[step]
-    # If gradients agreed with such samples before, only the form of the samples differs.
-    is_harmless = any(found is not None and found.difference for at, found in facts.samples.items() if at < step)
-    if samples is not None and not samples.has_other_form and not is_harmless:
-        yield TensorDifference(
-            step=step,
-            moment=Moment.SAMPLES,
-            tensor="samples",
-            difference=Difference.VALUE,
-            distance=float(bool(samples.difference)),
-            detail=samples.difference,
-        )
+    if samples is not None:
+        found = TensorDifference(step=step, moment=Moment.SAMPLES, tensor="samples", difference=Difference.VALUE)
+        yield replace(found, distance=float(bool(samples.difference)), detail=samples.difference)
     yield from compare_outputs(facts.first, facts.second, step, tolerance)
     if losses is not None:
         yield losses.difference
     yield from compare_norms(facts.first, facts.second, step, tolerance)
 
 
+def _explains(clue: TensorDifference, facts: Facts, divergent: int | None) -> bool:
+    """Whether a clue is about the first step with other gradients, parameters or state."""
+    if clue.step != divergent:
+        return False
+    if clue.moment is not Moment.SAMPLES:
+        return True
+    # If gradients agreed with such samples in an earlier step, only the form of the samples differs.
+    found = [facts.samples[step] for step in facts.steps if step <= clue.step]
+    *before, own = [samples for samples in found if samples is not None]
+    return not own.has_other_form and not any(samples.difference for samples in before)
+
+
 def _verdict(facts: Facts, compared: Sequence[TensorDifference], tolerance: Tolerance) -> TraceVerdict:
-    differences = tuple(each for each in compared if each.is_different)
+    wrong = [each for each in compared if each.is_different]
+    divergent = next((each.step for each in wrong if each.moment not in CLUES), None)
+    differences = tuple(each for each in wrong if each.moment not in CLUES or _explains(each, facts, divergent))
     gaps = tuple(gaps_of(facts, tolerance))
     outcome, first = judge(differences, gaps, is_measured=bool(tolerance.moved), first_step=facts.steps[0])
-    groups = groups_of(compared)
+    groups = groups_of(compared, differences)
     worst = max(
         (each.error for each in compared if each.difference is Difference.VALUE and each.moment not in CLUES), default=0.0
     )
@@ -155,9 +161,10 @@ def _verdict(facts: Facts, compared: Sequence[TensorDifference], tolerance: Tole
     explained = [each for each in differences if each.moment is not Moment.OUTPUT]
     diagnosis = find_cause(facts.first, facts.second, explained, tolerance) if outcome is Outcome.DIVERGED else None
     has_outputs = any(record.outputs for run in (facts.first, facts.second) for record in run.records[facts.steps[0]])
+    reason = reason if first is None else headline(first, differences, groups, facts)
     return TraceVerdict(
         outcome=outcome,
-        reason=reason if first is None else headline(first, differences, groups, facts),
+        reason=reason,
         runs=(facts.first.describe(), facts.second.describe()),
         first=first,
         where="" if first is None else agreeing(compared, first, facts),
@@ -166,7 +173,7 @@ def _verdict(facts: Facts, compared: Sequence[TensorDifference], tolerance: Tole
         differences=differences,
         groups=groups,
         worst_error=worst,
-        notes=tuple(notes_of(facts, differences)),
+        notes=tuple(note for note in notes_of(facts, compared, differences) if note != reason),
         gaps=gaps,
         coverage=tuple(coverage_of(facts, compared)),
     )

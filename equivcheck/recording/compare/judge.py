@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from itertools import groupby
 
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.recording.compare.moved import largest_noise
@@ -44,12 +44,11 @@ def _is_certain(found: TensorDifference, starts_equal: bool, first_step: int) ->
     return is_early and found.error * FLOOR * found.eps > largest_noise(found.eps)
 
 
-def groups_of(compared: Sequence[TensorDifference]) -> tuple[Group, ...]:
+def groups_of(compared: Sequence[TensorDifference], differences: Sequence[TensorDifference]) -> tuple[Group, ...]:
     """Numbers of differences, at each moment with a difference."""
-    found = []
-    for (step, moment), group in groupby(compared, lambda each: (each.step, each.moment)):
-        members = list(group)
-        different = sum(each.is_different for each in members)
-        if different:
-            found.append(Group(step=step, moment=moment, num_different=different, num_compared=len(members)))
-    return tuple(found)
+    different = Counter((each.step, each.moment) for each in differences)
+    total = Counter((each.step, each.moment) for each in compared)
+    return tuple(
+        Group(step=step, moment=moment, num_different=number, num_compared=total[step, moment])
+        for (step, moment), number in different.items()
+    )

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
-from equivcheck.oracle.verdict.verdict import Judgement
+from equivcheck.oracle.verdict.verdict import Judgement, Outcome
 from equivcheck.recording.trace import Moment
 from equivcheck.scenario.scenario import count
 from equivcheck.system.printable import wrap_lines
@@ -118,9 +118,10 @@ class TraceVerdict(Judgement):
         named += [] if self.diagnosis is None else [("why", self.diagnosis.sentence)]
         named += [("where", self.where), ("then", "; ".join(self._followers()))]
         named += [("note", note) for note in _shortened(self.notes, "note")]
-        named += [("gap", gap) for gap in _shortened(self.gaps, "gap") if gap != self.reason]
+        if self.outcome is not Outcome.DIVERGED:
+            named += [("gap", gap) for gap in _shortened(self.gaps, "gap") if gap != self.reason]
         named += [("hint", self.hint), ("A", self.runs[0]), ("B", self.runs[1])]
-        named += [("seen", each) for each in self.coverage]
+        named += [("note" if number else "seen", each) for number, each in enumerate(self.coverage)]
         lines = [f"  {label + ':':6} {text}" for label, text in named if text]
         return "\n".join(wrap_lines([f"{self.outcome.value.upper()}: {self._in_short()}", *lines]))
 

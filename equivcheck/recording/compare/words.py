@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from equivcheck.diagnosis.words import join_words
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.recording.compare.facts import Facts
+from equivcheck.recording.compare.judge import CLUES
 from equivcheck.recording.compare.settings import OtherSetting, other_environment
 from equivcheck.recording.compare.tensors import GRADIENTS
 from equivcheck.recording.compare.verdict import Group, TensorDifference
@@ -43,10 +44,8 @@ _HINTS = {
 def headline(first: TensorDifference, differences: Sequence[TensorDifference], groups: Sequence[Group], facts: Facts) -> str:
     """Sentence about the first moment that differs."""
     group = next(each for each in groups if (each.step, each.moment) == (first.step, first.moment))
-    if first.moment is Moment.SAMPLES:
-        return f"at step {first.step}, {first.detail}"
-    if first.moment in (Moment.LOSS, Moment.NORM):
-        return f"at step {first.step}, the {'loss' if first.moment is Moment.LOSS else 'gradient norm'} is {first.detail}"
+    if first.moment in CLUES:
+        return _clue(first)
     noun, addition = _NOUNS[first.moment]
     verb = "cannot be compared" if first.is_undecided else "differs" if group.num_different == 1 else "differ"
     text = f"{group.num_different} of {count(group.num_compared, noun)}{addition} {verb}"
@@ -56,6 +55,17 @@ def headline(first: TensorDifference, differences: Sequence[TensorDifference], g
         return "; ".join(filter(None, (f"another start: {text}", other_start(own, facts.first, facts.second))))
     settings = [str(each) for each in facts.settings if _concerns(each, first)]
     return "; ".join([f"at step {first.step}, {text}", *settings])
+
+
+def _clue(found: TensorDifference) -> str:
+    """Clause about samples, an output, a loss or a norm."""
+    words = {
+        Moment.SAMPLES: found.detail,
+        Moment.OUTPUT: f"the output of {found.tensor} differs",
+        Moment.LOSS: f"the loss is {found.detail}",
+        Moment.NORM: f"the gradient norm is {found.detail}",
+    }
+    return f"at step {found.step}, {words[found.moment]}"
 
 
 def _concerns(setting: OtherSetting, first: TensorDifference) -> bool:
@@ -84,27 +94,22 @@ def agreeing(compared: Sequence[TensorDifference], first: TensorDifference, fact
     return f"before it, {join_words(found)} agree{'s' if found in (['the loss'], ['1 step']) else ''}" if found else ""
 
 
-def notes_of(facts: Facts, differences: Sequence[TensorDifference]) -> Iterator[str]:
+def notes_of(facts: Facts, compared: Sequence[TensorDifference], differences: Sequence[TensorDifference]) -> Iterator[str]:
     """Differences in facts. They decide nothing."""
-    listed = {(each.step, each.moment) for each in differences}
-    yield from (f"{each} at step {each.step}" for each in facts.settings)
+    yield from (f"at step {each.step}, {each}" for each in facts.settings)
     yield from other_environment(*facts.runs)
     for run in facts.runs:
         yield from (f"in {run.name}, {note}" for note in dict.fromkeys(note for rank in run.ranks for note in rank.header.notes))
     wrong = [each.tensor for each in differences if each.moment is Moment.START]
     if number := num_rounded(*facts.runs, wrong):
         yield f"{count(number, 'initial parameter')} differ{'s' if number == 1 else ''} by rounding"
+    listed = {(each.step, each.moment) for each in differences}
     last = differences[0].step if differences else facts.steps[-1]
-    for step in (step for step in facts.steps if step <= last):
-        samples, losses = facts.samples[step], facts.losses[step]
-        notes = []
-        if samples is not None and samples.difference and (step, Moment.SAMPLES) not in listed:
-            notes.append(f"at step {step}, {samples.difference}")
-        if losses is not None and (losses.factor or losses.difference.is_different) and (step, Moment.LOSS) not in listed:
-            notes.append(f"at step {step}, {losses.factor or f'the loss is {losses.difference.detail}'}")
-        if notes:
-            yield from notes
-            break
+    for moment in CLUES:
+        clues = [each for each in compared if each.moment is moment and each.is_different and (each.step, moment) not in listed]
+        yield from map(_clue, clues[:1])
+    factors = [(step, losses.factor) for step, losses in facts.losses.items() if losses is not None and losses.factor]
+    yield from (f"at step {step}, {factor}" for step, factor in factors[:1] if step <= last)
 
 
 def hint_for(outcome: Outcome, first: TensorDifference | None, *, has_outputs: bool) -> str:
