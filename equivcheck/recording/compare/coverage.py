@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from equivcheck.diagnosis.words import name_ranks
 from equivcheck.recording.compare.facts import Facts
+from equivcheck.recording.compare.judge import CLUES
 from equivcheck.recording.compare.runs import RecordedRun, steps_in_words
 from equivcheck.recording.compare.samples import all_ranks_have_the_same, input_ranks
 from equivcheck.recording.compare.tensors import NOISE, Tolerance
@@ -96,7 +97,8 @@ def coverage_of(facts: Facts, compared: Sequence[TensorDifference]) -> Iterator[
     moments |= {Moment.SAMPLES} if any(facts.samples.values()) else set()
     moments |= {Moment.LOSS} if any(facts.losses.values()) else set()
     listed = ", ".join(moment.value for moment in Moment if moment in moments)
-    yield f"{listed}; {count(len(compared), 'value')} in {steps_in_words(facts.steps)}"
+    number = sum(each.moment not in CLUES for each in compared)
+    yield f"{listed}; {count(number, 'tensor')} in {steps_in_words(facts.steps)}"
     if partial := facts.first.partial | facts.second.partial:
         yield f"not compared: {count(len(partial), 'tensor')} with partial placements"
     for run, other in (facts.runs, facts.runs[::-1]):

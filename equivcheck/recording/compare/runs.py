@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -169,8 +169,9 @@ def run_of(folder: Path, ranks: tuple[RankTrace, ...], name: str = "", steps: in
     parts: dict[Key, list[tuple[int, Entry]]] = {}
     for number, found in complete.items():
         for rank_number, record in enumerate(found):
-            for entry in _distinct(record.entries):
-                parts.setdefault((number, entry.moment, entry.piece.name), []).append((rank_number, entry))
+            for entry in record.entries:
+                if entry.moment is not Moment.ACCUMULATED:
+                    parts.setdefault((number, entry.moment, entry.piece.name), []).append((rank_number, entry))
     partial = frozenset(key for key, found in parts.items() if any(entry.addends == () for _, entry in found))
     rounded = {}
     for key in parts.keys() - partial if any(entry.model_dtype for found in parts.values() for _, entry in found) else ():
@@ -212,24 +213,25 @@ def _require_steps(folder: Path, ranks: Sequence[RankTrace], complete: int, begu
     raise UsageError(f"folder {folder} is not valid: {problem}. Expected a run that was recorded to its end{remedy}.")
 
 
-def _distinct(entries: Iterable[Entry]) -> Iterable[Entry]:
-    """Entries without accumulated gradients. If gradients are clipped twice in a step, the first reading counts."""
-    seen = set()
-    for entry in entries:
-        identity = (entry.moment, entry.piece, entry.model_dtype)
-        if entry.moment is not Moment.ACCUMULATED and identity not in seen:
-            seen.add(identity)
-            yield entry
-
-
 def _recorded(found: Sequence[tuple[int, Entry]]) -> RecordedTensor:
-    parts: dict[tuple[Piece, tuple[int, ...] | int], Part[Sketch]] = {}
-    for rank, entry in found:
-        # Addends at the same place become one part, and complete parts stay as they are.
-        key, part = (entry.piece, entry.addends or rank), Part(rank=rank, piece=entry.piece, value=entry.sketch)
-        parts[key] = replace(parts[key], value=parts[key].value.overlaid(entry.sketch)) if key in parts else part
     ranks, entries = zip(*found, strict=True)
-    return RecordedTensor(ranks=ranks, entries=entries, sketch=assemble(list(parts.values())))
+    if len(set(ranks)) < len(ranks):
+        # If gradients are clipped twice in a step, the first reading counts.
+        found = list({(rank, entry.piece, entry.model_dtype): (rank, entry) for rank, entry in reversed(found)}.values())[::-1]
+        ranks, entries = zip(*found, strict=True)
+    parts = [Part(rank=rank, piece=entry.piece, value=entry.sketch) for rank, entry in found]
+    if any(entry.addends for entry in entries):
+        parts = _with_sums(parts, entries)
+    return RecordedTensor(ranks=ranks, entries=entries, sketch=assemble(parts))
+
+
+def _with_sums(parts: Sequence[Part[Sketch]], entries: Sequence[Entry]) -> list[Part[Sketch]]:
+    """Parts in which addends at the same place are one. Complete parts stay as they are."""
+    found: dict[tuple[Piece, tuple[int, ...] | int], Part[Sketch]] = {}
+    for part, entry in zip(parts, entries, strict=True):
+        key = (part.piece, entry.addends or part.rank)
+        found[key] = replace(found[key], value=found[key].value.overlaid(part.value)) if key in found else part
+    return list(found.values())
 
 
 def steps_in_words(steps: Sequence[int]) -> str:

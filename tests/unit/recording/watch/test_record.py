@@ -114,7 +114,7 @@ def test_runs_that_end_at_other_steps_are_compared_where_both_have_values(tmp_pa
                 step(model, optimizer)
     verdict = equivcheck.compare(tmp_path / "one", tmp_path / "other")
     assert verdict.outcome is Outcome.EQUIVALENT
-    assert "10 values in steps 0 to 1" in verdict.coverage[0]
+    assert "10 tensors in steps 0 to 1" in verdict.coverage[0]
     assert "not compared: step 2, only in A" in verdict.coverage
 
 
