@@ -27,6 +27,10 @@ class Moment(PrintableEnum):
     BUFFER = "buffer"
 
 
+OUTPUT_DTYPES = "dtype of module outputs"
+"""Key in `Header.environment`. Autocast and mixed precision compute in coarser types than those of parameters and gradients."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
     """Facts about a recorded process."""

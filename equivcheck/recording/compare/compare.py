@@ -151,8 +151,15 @@ def _verdict(facts: Facts, compared: Sequence[TensorDifference], tolerance: Tole
     wrong = [each for each in compared if each.is_different]
     divergent = next((each.step for each in wrong if each.moment not in CLUES), None)
     differences = tuple(each for each in wrong if each.moment not in CLUES or _explains(each, facts, divergent))
-    gaps = tuple(gaps_of(facts, tolerance))
-    outcome, first = judge(differences, gaps, is_measured=bool(tolerance.moved), first_step=facts.steps[0])
+    found_gaps = [*gaps_of(facts, tolerance)]
+    gaps = tuple(gap for gap, _ in found_gaps)
+    outcome, first = judge(
+        differences,
+        gaps,
+        is_measured=bool(tolerance.moved),
+        first_step=facts.steps[0],
+        output_eps=max(run.output_eps for run in facts.runs),
+    )
     groups = groups_of(compared, differences)
     worst = max(
         (each.error for each in compared if each.difference is Difference.VALUE and each.moment not in CLUES), default=0.0
@@ -161,6 +168,10 @@ def _verdict(facts: Facts, compared: Sequence[TensorDifference], tolerance: Tole
     explained = [each for each in differences if each.moment is not Moment.OUTPUT]
     diagnosis = find_cause(facts.first, facts.second, explained, tolerance) if outcome is Outcome.DIVERGED else None
     has_outputs = any(record.outputs for run in (facts.first, facts.second) for record in run.records[facts.steps[0]])
+    if first is None:
+        hint = found_gaps[0][1] if found_gaps else ""
+    else:
+        hint = "" if diagnosis is not None else hint_for(outcome, first, has_outputs=has_outputs)
     reason = reason if first is None else headline(first, differences, groups, facts)
     return TraceVerdict(
         outcome=outcome,
@@ -169,7 +180,7 @@ def _verdict(facts: Facts, compared: Sequence[TensorDifference], tolerance: Tole
         first=first,
         where="" if first is None else agreeing(compared, first, facts),
         diagnosis=diagnosis,
-        hint="" if first is None or diagnosis is not None else hint_for(outcome, first, has_outputs=has_outputs),
+        hint=hint,
         differences=differences,
         groups=groups,
         worst_error=worst,

@@ -18,13 +18,19 @@ _NEEDED = (Moment.GRADIENT, Moment.UPDATE)
 """Moments without which nothing is known about a step."""
 
 
-def gaps_of(facts: Facts, tolerance: Tolerance) -> Iterator[str]:
+Gap = tuple[str, str]
+"""Important part without evidence, and the next thing to try."""
+_AGAIN = "record this run again, and look for a line about the recording on stderr"
+_INPUTS = "call the model with tensors that have one row for each sample, and record both runs with the same version"
+
+
+def gaps_of(facts: Facts, tolerance: Tolerance) -> Iterator[Gap]:
     """Important parts, missing in a trace."""
     for moment in _NEEDED:
         for run in facts.runs:
             if lacking := [step for step in facts.steps if (step, moment) not in run.moments]:
                 what = "gradients" if moment is Moment.GRADIENT else "updated parameters"
-                yield f"{run.name} has no {what} in {steps_in_words(lacking)}"
+                yield f"{run.name} has no {what} in {steps_in_words(lacking)}", _AGAIN
     for run in facts.runs:
         yield from _moments_of_ranks(run, facts.steps)
     yield from _moments_of_one_run(facts.first, facts.second, facts.steps)
@@ -32,7 +38,7 @@ def gaps_of(facts: Facts, tolerance: Tolerance) -> Iterator[str]:
     yield from _drowned(facts.first, facts.steps, tolerance)
 
 
-def _moments_of_ranks(run: RecordedRun, steps: Sequence[int]) -> Iterator[str]:
+def _moments_of_ranks(run: RecordedRun, steps: Sequence[int]) -> Iterator[Gap]:
     """Moments recorded by only some ranks of a stage."""
     for step in steps:
         on_rank = [{entry.moment for entry in record.entries} for record in run.records[step]]
@@ -41,24 +47,24 @@ def _moments_of_ranks(run: RecordedRun, steps: Sequence[int]) -> Iterator[str]:
             for rank in stage:
                 for moment in sorted(on_rank[rank] - common, key=list(Moment).index):
                     lacking = [other for other in stage if moment not in on_rank[other]]
-                    yield f"{name_ranks(lacking)} of {run.name} recorded no {moment.value} at step {step}"
+                    yield f"{name_ranks(lacking)} of {run.name} recorded no {moment.value} at step {step}", _AGAIN
                     return
 
 
-def _moments_of_one_run(first: RecordedRun, second: RecordedRun, steps: Sequence[int]) -> Iterator[str]:
+def _moments_of_one_run(first: RecordedRun, second: RecordedRun, steps: Sequence[int]) -> Iterator[Gap]:
     """Moments recorded in one run only, although both have these steps. State and buffers belong to the last step."""
     is_same_end = first.steps[-1] == second.steps[-1]
     for run, other in ((first, second), (second, first)):
         for moment in (Moment.START, Moment.STATE, Moment.BUFFER):
             found = [step for step in steps if (step, moment) in run.moments and (step, moment) not in other.moments]
             if found and (is_same_end or moment is Moment.START):
-                yield f"only {run.name} has {moment.value} at {steps_in_words(found)}"
+                yield f"only {run.name} has {moment.value} at {steps_in_words(found)}", _AGAIN
         clipped = [step for step in steps if any(record.clips for record in run.records[step])]
         if lacking := [step for step in clipped if (step, Moment.UNCLIPPED) not in run.moments]:
-            yield f"{run.name} has no gradients before clipping in {steps_in_words(lacking)}"
+            yield f"{run.name} has no gradients before clipping in {steps_in_words(lacking)}", _AGAIN
 
 
-def _samples(facts: Facts) -> Iterator[str]:
+def _samples(facts: Facts) -> Iterator[Gap]:
     for run, other in (facts.runs, facts.runs[::-1]):
         lost = total = 0
         for step in facts.steps:
@@ -67,16 +73,17 @@ def _samples(facts: Facts) -> Iterator[str]:
                 total += record.num_backwards
                 lost += max(record.num_backwards - sum(map(bool, record.samples)), 0)
         if lost:
-            yield f"{lost} of {count(total, 'backward pass', 'backward passes')} of {run.name} had no samples"
+            yield f"{lost} of {count(total, 'backward pass', 'backward passes')} of {run.name} had no samples", _INPUTS
         if all(all_ranks_have_the_same(run, step) for step in facts.steps):
-            yield f"all ranks of {run.name} have the same samples, so a missing average over ranks would not show"
+            gap = f"all ranks of {run.name} have the same samples, so a missing average over ranks would not show"
+            yield gap, "give each rank samples of its own"
     for step, samples in facts.samples.items():
         if samples is not None and not samples.is_plausible:
-            yield f"at step {step}, {samples.difference}"
+            yield f"at step {step}, {samples.difference}", "gradients agree, so look for samples that have no effect on the loss"
             return
 
 
-def _drowned(first: RecordedRun, steps: Sequence[int], tolerance: Tolerance) -> Iterator[str]:
+def _drowned(first: RecordedRun, steps: Sequence[int], tolerance: Tolerance) -> Iterator[Gap]:
     """Steps in which the measured noise is as large as the values."""
     if not tolerance.moved:
         return
@@ -85,9 +92,8 @@ def _drowned(first: RecordedRun, steps: Sequence[int], tolerance: Tolerance) -> 
             keys = [key for key in first.tensors if key[:2] == (step, moment)]
             allowed = sum((NOISE * tolerance.noise(key)) ** 2 for key in keys)
             if keys and allowed >= first.norms[step, moment][0] > 0:
-                yield (
-                    f"from step {step} on, rounding alone may change {moment.value}s by as much as they are: compare fewer steps"
-                )
+                gap = f"from step {step} on, rounding alone may change {moment.value}s by as much as they are"
+                yield gap, f"compare fewer steps, with --steps {steps.index(step)}" if step != steps[0] else ""
                 return
 
 

@@ -17,14 +17,16 @@ CLUES = (Moment.SAMPLES, Moment.OUTPUT, Moment.LOSS, Moment.NORM)
 
 
 def judge(
-    differences: Sequence[TensorDifference], gaps: Sequence[str], *, is_measured: bool, first_step: int
+    differences: Sequence[TensorDifference], gaps: Sequence[str], *, is_measured: bool, first_step: int, output_eps: float
 ) -> tuple[Outcome, TensorDifference | None]:
-    """Outcome and the first difference. Without measured noise, only differences that rounding never makes are certain."""
+    """Outcome and the first difference. Without measured noise, only differences that rounding never makes are certain.
+
+    `output_eps` is the machine epsilon for the coarsest module output.
+    """
     effects = [each for each in differences if each.moment not in CLUES]
     starts_equal = not any(each.moment is Moment.START for each in effects)
-    certain = [
-        each for each in differences if not each.is_undecided and (is_measured or _is_certain(each, starts_equal, first_step))
-    ]
+    early = first_step if starts_equal else -1
+    certain = [each for each in differences if not each.is_undecided and (is_measured or _is_certain(each, early, output_eps))]
     decisive = next((each for each in certain if each.moment not in CLUES), None)
     if decisive is not None:
         return Outcome.DIVERGED, next(each for each in certain if each.step == decisive.step)
@@ -33,15 +35,15 @@ def judge(
     return (Outcome.INCONCLUSIVE if gaps else Outcome.EQUIVALENT), None
 
 
-def _is_certain(found: TensorDifference, starts_equal: bool, first_step: int) -> bool:
-    """Whether rounding cannot explain it: a missing tensor, another start, or a value of the first step that is far off."""
+def _is_certain(found: TensorDifference, early: int, output_eps: float) -> bool:
+    """Whether rounding cannot explain it: a missing tensor, another start, or a value that is far off in step `early`."""
     if found.moment is Moment.START or found.difference not in (Difference.VALUE, Difference.RANKS_DISAGREE):
         return True
     if not found.eps:
         return True  # integers and samples are not rounded
-    is_early = found.moment in (*GRADIENTS, *CLUES) and found.step == first_step and starts_equal
+    is_early = found.moment in (*GRADIENTS, *CLUES) and found.step == early
     # `allowed` is FLOOR * eps * size if no moved run was given.
-    return is_early and found.error * FLOOR * found.eps > largest_noise(found.eps)
+    return is_early and found.error * FLOOR * found.eps > largest_noise(max(found.eps, output_eps))
 
 
 def groups_of(compared: Sequence[TensorDifference], differences: Sequence[TensorDifference]) -> tuple[Group, ...]:

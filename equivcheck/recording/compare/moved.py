@@ -12,8 +12,8 @@ from equivcheck.recording.compare.settings import other_settings
 from equivcheck.recording.compare.tensors import FLOOR, GRADIENTS, Tolerance
 from equivcheck.recording.trace import Moment
 
-MOVE = 2.0
-"""Initial parameters move by one eps; the product is rounded as well."""
+_MOVE = 8.0
+"""Initial parameters move by one eps and a rounding error, and a distance is an estimate."""
 
 
 def require_like_first(first: RecordedRun, moved: RecordedRun, steps: Sequence[int]) -> None:
@@ -52,9 +52,9 @@ def _implausible(first: RecordedRun, moved: RecordedRun, steps: Sequence[int]) -
         if key[0] not in steps[:1] or not tensor.eps or tensor.sketch.value is None or not tensor.is_finite:
             continue
         noise, size = tolerance.noise(key), first.size(key)
-        if key[1] is Moment.START and noise > MOVE * tensor.eps * size:
+        if key[1] is Moment.START and noise > _MOVE * tensor.eps * size:
             return f"it starts from another {key[2]}"
-        if key[1] in GRADIENTS and noise > largest_noise(tensor.eps) * size:
+        if key[1] in GRADIENTS and noise > largest_noise(max(tensor.eps, first.output_eps)) * size:
             return (
                 f"its first gradient of {key[2]} differs by {noise / size:.1g} of its norm, which is more than rounding. If the "
                 "training draws random numbers, set its seed"

@@ -14,7 +14,7 @@ from equivcheck.errors import UsageError
 from equivcheck.recording.assemble import Assembled, Part, assemble
 from equivcheck.recording.exact import ExactHash
 from equivcheck.recording.sketch import Sketch
-from equivcheck.recording.trace import Entry, Moment, RankTrace, RecordedStep
+from equivcheck.recording.trace import OUTPUT_DTYPES, Entry, Moment, RankTrace, RecordedStep
 from equivcheck.recording.trace_file import read_trace
 from equivcheck.scenario.scenario import count
 from equivcheck.worlds.trace.trace import Piece
@@ -117,6 +117,12 @@ class RecordedRun:
     def moments(self) -> frozenset[tuple[int, Moment]]:
         """Steps and moments with at least one tensor."""
         return frozenset(self.norms)
+
+    @cached_property
+    def output_eps(self) -> float:
+        """Machine epsilon for the coarsest module output; 0 if no dtype was recorded."""
+        listed = {rank.header.environment.get(OUTPUT_DTYPES, "") for rank in self.ranks}
+        return max((eps_of(dtype) for dtypes in listed for dtype in dtypes.split(" and ") if dtype), default=0.0)
 
     @cached_property
     def stages(self) -> tuple[tuple[int, ...], ...]:

@@ -99,7 +99,7 @@ def notes_of(facts: Facts, compared: Sequence[TensorDifference], differences: Se
     yield from (f"at step {each.step}, {each}" for each in facts.settings)
     yield from other_environment(*facts.runs)
     for run in facts.runs:
-        yield from (f"in {run.name}, {note}" for note in dict.fromkeys(note for rank in run.ranks for note in rank.header.notes))
+        yield from dict.fromkeys(f"in {run.name}, {note}" for rank in run.ranks for note in rank.header.notes)
     wrong = [each.tensor for each in differences if each.moment is Moment.START]
     if number := num_rounded(*facts.runs, wrong):
         yield f"{count(number, 'initial parameter')} differ{'s' if number == 1 else ''} by rounding"
@@ -112,14 +112,11 @@ def notes_of(facts: Facts, compared: Sequence[TensorDifference], differences: Se
     yield from (f"at step {step}, {factor}" for step, factor in factors[:1] if step <= last)
 
 
-def hint_for(outcome: Outcome, first: TensorDifference | None, *, has_outputs: bool) -> str:
+def hint_for(outcome: Outcome, first: TensorDifference, *, has_outputs: bool) -> str:
     """The next thing to try."""
-    if first is None:
-        return ""
     if outcome is Outcome.INCONCLUSIVE:
-        if first.is_undecided:
-            return ""
-        return "rounding may explain it: record A again with --moved 1, and pass that folder with --moved"
+        measure = "rounding may explain it: record A again with --moved 1, and pass that folder with --moved"
+        return "" if first.is_undecided else measure
     if first.moment in (Moment.LOSS, *GRADIENTS) and not has_outputs:
         return f"{_HINTS[first.moment]}. If you record both runs with --outputs, the first module that differs is named"
     return _HINTS[first.moment]

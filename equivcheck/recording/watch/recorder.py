@@ -17,7 +17,7 @@ from torch import nn
 
 from equivcheck.errors import EquivCheckError
 from equivcheck.recording.adapters.adapter import Adapter
-from equivcheck.recording.trace import Header, RecordedStep
+from equivcheck.recording.trace import OUTPUT_DTYPES, Header, RecordedStep
 from equivcheck.recording.trace_file import TraceWriter
 from equivcheck.recording.watch.access import has_values, leave_no_mark
 from equivcheck.recording.watch.microbatches import Microbatches
@@ -47,6 +47,7 @@ class Recorder:
         self._norm_type = 2.0
         self._step = 0
         self._process: int | None = None
+        self._dtypes: set[torch.dtype] = set()
         self._has_called = self._has_updated = self._is_due = self._is_over = False
 
     def finish(self) -> None:
@@ -103,6 +104,8 @@ class Recorder:
 
     def after_forward(self, module: nn.Module, inputs: Any, *rest: Any) -> None:
         """Hash the samples of an outermost call, and sketch outputs. After an exception, torch passes no keyword arguments."""
+        if self._writer is None and isinstance(rest[-1], torch.Tensor) and rest[-1].is_floating_point():
+            self._dtypes.add(rest[-1].dtype)
         if self._patterns or not self._microbatches.is_inside(module):
             keywords, output = rest if len(rest) > 1 else ({}, None)
             self._guard(self._after_forward, module, (inputs, keywords), output)
@@ -284,7 +287,8 @@ class Recorder:
     def _header(self) -> Header:
         has_ranks = dist.is_available() and dist.is_initialized()
         rank, num_ranks = (dist.get_rank(), dist.get_world_size()) if has_ranks else (0, 1)
-        facts = {"torch": torch.__version__, "python": platform.python_version()}
+        dtypes = sorted(str(dtype).removeprefix("torch.") for dtype in self._dtypes)
+        facts = {"torch": torch.__version__, "python": platform.python_version(), OUTPUT_DTYPES: " and ".join(dtypes)}
         return Header(
             rank=rank,
             num_ranks=num_ranks,
