@@ -61,7 +61,7 @@ def test_more_steps_than_both_runs_have_are_refused(tmp_path: Path) -> None:
 def renamed(rank: int, step: RecordedStep) -> RecordedStep:
     """Another script's trace."""
     return replace(
-        step, entries=tuple(replace(each, piece=replace(each.piece, name=f"x.{each.piece.name}")) for each in step.entries)
+        step, entries=tuple(replace(each, piece=replace(each.piece, name=f"{each.piece.name}_2")) for each in step.entries)
     )
 
 
@@ -73,7 +73,7 @@ def later(rank: int, step: RecordedStep) -> RecordedStep:
 @pytest.mark.parametrize(
     ("edit", "text"),
     [
-        (renamed, "the first has up.weight, the second x.up.weight, and no tensor is in both"),
+        (renamed, "the first has up.weight, the second up.weight_2, and no tensor is in both"),
         (later, "they have no step in common"),
     ],
 )
