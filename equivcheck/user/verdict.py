@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
 from equivcheck.errors import NotEquivalent
@@ -88,12 +89,20 @@ class UserVerdict(Judgement):
         named = {"why": found.cause or found.unexplained, "hint": found.hint, "where": found.where, "types": found.types}
         lines += [f"{name + ':':6} {text}" for name, text in named.items() if text]
         if self.unread:
-            lines.append(f"not compared because no rank could read it: {', '.join(self.unread)}")
+            lines.append(f"not compared because no rank could read it: {_by_key(self.unread)}")
         return [*lines, *(f"note:  {note}" for note in (*self.notes, found.unfinished) if note)]
 
     def _error(self) -> NotEquivalent:
         """An error without the diagnosis until it is read, because Hypothesis raises many while it shrinks and reads few."""
         return NotEquivalent(replace(self, diagnosis=LazyDiagnosis()).describe(), self.describe)
+
+
+def _by_key(names: tuple[str, ...]) -> str:
+    """State by key: ``exp_avg of 4 parameters``, or its name if only one parameter has it."""
+    owners: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        owners[name.rpartition("/")[2]].append(name)
+    return ", ".join(own[0] if len(own) == 1 else f"{key} of {len(own)} parameters" for key, own in owners.items())
 
 
 _MORE = "more:  verdict.describe(verbose=True) or `equivcheck matrix -v` has all stacks"

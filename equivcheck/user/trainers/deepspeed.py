@@ -1,0 +1,150 @@
+"""Adapter for DeepSpeed's engine: ZeRO stages 0 to 3. Tried with DeepSpeed 0.18.2 to 0.19.8 on torch 2.13, on the CPU.
+
+DeepSpeed is imported on ranks only, in the world ``gloo``.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+
+from equivcheck.user.trainers.protocol import LocalPart, Record
+from equivcheck.user.usage import invalid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepSpeed:
+    """Adapter for `deepspeed.initialize`. Takes a configuration, as in ``ds.json``.
+
+    Accumulation follows from the batches, and the optimizer from `check_training`. All other fields stay as they are.
+    """
+
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """DeepSpeed's configuration."""
+    gradients_are: Literal["unclipped", "clipped"] = "unclipped"
+    """ZeRO keeps unclipped gradients until its step."""
+
+    def reference_step(self) -> Callable[..., Any]:
+        """Mean over microbatches, and clipping as configured."""
+        return self._step
+
+    def _step(self, model: nn.Module, microbatches: Sequence[Any], optimizer: Any, loss: Any) -> dict[str, Any]:
+        optimizer.zero_grad()
+        total = 0.0
+        for inputs, targets in microbatches:
+            value = loss(model(inputs), targets) / len(microbatches)
+            value.backward()
+            total += float(value.detach())
+        limit = float(self.config.get("gradient_clipping", 0.0))
+        norm = clip_grad_norm_(model.parameters(), limit or math.inf)
+        optimizer.step()
+        has_norm = dict(self.config.get("zero_optimization", {})).get("stage", 0)  # without ZeRO, the engine keeps no norm
+        return {"loss": total, "norm": norm} if has_norm else {"loss": total}
+
+    def train(  # noqa: PLR0913, PLR0917 - the protocol
+        self,
+        model: nn.Module,
+        mesh: Any,  # noqa: ARG002 - DeepSpeed has one group of all ranks
+        batches: Sequence[Sequence[Any]],
+        loss: Callable[[Any, Any], torch.Tensor],
+        make_optimizer: Callable[[list[Any]], Any],
+        record: Record,
+    ) -> None:
+        """Train with DeepSpeed's engine."""
+        shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        engine = self._engine(model, make_optimizer, batches)
+        for microbatches in batches:
+            total = 0.0
+            for inputs, targets in microbatches:
+                value = loss(engine(inputs), targets)
+                total += float(value.detach()) / len(microbatches)
+                engine.backward(value)
+                if engine.is_gradient_accumulation_boundary():
+                    record.before_update([*_parts(engine.module, shapes, _gradient)])
+                engine.step()
+            norm = engine.get_global_grad_norm()
+            norm = None if norm is None else float(norm)
+            record.after_update(total, [*_parts(engine.module, shapes, _parameter)], norm=norm)
+
+    def _engine(self, model: nn.Module, make_optimizer: Callable[[list[Any]], Any], batches: Sequence[Sequence[Any]]) -> Any:
+        deepspeed = _imported()
+        numbers = {len(microbatches) for microbatches in batches}
+        if len(numbers) != 1:
+            raise invalid("batches", "they have different numbers of microbatches", "equally many, as DeepSpeed counts them")
+        config = {**self.config, "gradient_accumulation_steps": numbers.pop(), "train_micro_batch_size_per_gpu": 1}
+        config.setdefault("zero_allow_untested_optimizer", True)
+        config.setdefault("zero_force_ds_cpu_optimizer", False)
+        optimizer = make_optimizer(list(model.parameters()))
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+        return engine
+
+
+def _imported() -> ModuleType:
+    """Import DeepSpeed for the CPU, and let it use this process's group.
+
+    Its first start compiles shared-memory collectives for some minutes, and waits forever for the lock of a killed start. gloo
+    does not need them.
+    """
+    os.environ |= {"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0", "LOCAL_RANK": str(dist.get_rank())}
+    os.environ |= {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size())}
+    try:
+        import deepspeed
+
+        comm = import_module("deepspeed.comm.torch")  # `from deepspeed.comm import torch` gives torch itself
+    except ImportError as error:
+        raise invalid("trainer DeepSpeed", f"it cannot be imported ({error})", "pip install deepspeed") from error
+    comm.build_shm_op = lambda: None  # type: ignore[attr-defined]
+    deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
+    found: ModuleType = deepspeed
+    return found
+
+
+Read = Callable[[nn.Parameter, tuple[int, ...]], "tuple[torch.Tensor, int | None] | None"]
+"""Function from a parameter to its local elements, and their offset if they are a run. None if this rank holds none."""
+
+
+def _parts(model: nn.Module, shapes: Mapping[str, tuple[int, ...]], read: Read) -> Iterator[LocalPart]:
+    for name, parameter in model.named_parameters():
+        found = read(parameter, shapes[name])
+        if found is not None:
+            yield LocalPart(name=name, shape=shapes[name], tensor=found[0].clone(), offset=found[1])
+
+
+def _gradient(parameter: nn.Parameter, shape: tuple[int, ...]) -> tuple[torch.Tensor, int | None] | None:
+    value: Any = parameter
+    if hasattr(value, "ds_id"):
+        from deepspeed.utils import safe_get_local_grad
+
+        return _partition(parameter, shape, safe_get_local_grad(parameter))
+    if getattr(value, "_hp_mapping", None) is not None:
+        address = value._hp_mapping.lp_fragment_address
+        fragment = value._hp_mapping.get_lp_grad_fragment(value._index_in_param_group).flatten()
+        return (fragment if len(fragment) == address.numel else fragment.narrow(0, address.start, address.numel)), address.start
+    return None if hasattr(value, "_hp_mapping") or parameter.grad is None else (parameter.grad, None)
+
+
+def _parameter(parameter: nn.Parameter, shape: tuple[int, ...]) -> tuple[torch.Tensor, int | None] | None:
+    value: Any = parameter
+    if hasattr(value, "ds_id"):
+        from deepspeed.utils import safe_get_local_fp32_param
+
+        return _partition(parameter, shape, safe_get_local_fp32_param(parameter))
+    return parameter.detach(), None
+
+
+def _partition(parameter: Any, shape: tuple[int, ...], local: torch.Tensor) -> tuple[torch.Tensor, int | None] | None:
+    """A ZeRO-3 partition without the padding of the last ranks."""
+    size = parameter.ds_tensor.numel()
+    start = dist.get_rank() * size
+    length = min(size, math.prod(shape) - start)
+    return (local.flatten()[:length], start) if length > 0 else None
