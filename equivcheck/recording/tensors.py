@@ -57,10 +57,9 @@ def buffers_of(root: nn.Module, prefix: str = "") -> list[Row]:
 def modules_of(root: nn.Module, prefix: str = "") -> dict[int, str]:
     """Names by id, with `prefix` and without wrappers. A wrapper has the name of its module."""
     unwrapped = _wrapped_prefix(root)
-    named = (
-        (canonical_name(f"{name}.".removeprefix(unwrapped)).removesuffix("."), module) for name, module in root.named_modules()
-    )
-    return {id(module): f"{prefix}{name}" for name, module in named}
+    named = ((f"{name}." if name else "", module) for name, module in root.named_modules())
+    own = (("" if unwrapped.startswith(name) else name.removeprefix(unwrapped), module) for name, module in named)
+    return {id(module): prefix + canonical_name(name).removesuffix(".") for name, module in own}
 
 
 def _unwrapped(named: Iterable[tuple[str, T]], root: nn.Module) -> Iterator[tuple[str, T]]:

@@ -21,6 +21,14 @@ from equivcheck.errors import UsageError
     "--moved", type=click.IntRange(0, 32), default=0, help="Move initial parameters by a rounding error, in one of 32 ways."
 )
 @click.option(
+    "--outputs",
+    is_flag=False,
+    flag_value="*",
+    default="",
+    metavar="[PATTERNS]",
+    help="Also record module outputs: of all modules, or of those with these names, for example --outputs='layers.*,head'.",
+)
+@click.option(
     "--cuts",
     type=click.Path(path_type=Path),
     metavar="FILE",
@@ -38,6 +46,7 @@ def record(  # noqa: PLR0913, PLR0917 - options
     steps: int | None,
     from_step: int,
     moved: int,
+    outputs: str,
     cuts: Path | None,
     names: Path | None,
     command: tuple[str, ...],
@@ -50,6 +59,7 @@ def record(  # noqa: PLR0913, PLR0917 - options
     if any(folder.glob("rank*.ecr")):
         raise UsageError(f"folder {folder} is not valid: it already has a trace. Expected a new folder.")
     arguments: dict[str, Any] = {"folder": str(folder.absolute()), "steps": steps, "from_step": from_step, "moved": moved}
+    arguments["outputs"] = outputs
     if cuts is not None:
         from equivcheck.recording.adapters.cuts import load_cuts
 

@@ -28,7 +28,8 @@ def gaps_of(facts: Facts, tolerance: Tolerance) -> Iterator[Gap]:
     """Important parts, missing in a trace."""
     for moment in _NEEDED:
         for run in facts.runs:
-            if lacking := [step for step in facts.steps if (step, moment) not in run.moments]:
+            needed = [step for step in facts.steps if moment is Moment.UPDATE or _makes_update(run, step)]
+            if lacking := [step for step in needed if (step, moment) not in run.moments]:
                 what = "gradients" if moment is Moment.GRADIENT else "updated parameters"
                 yield f"{run.name} has no {what} in {steps_in_words(lacking)}", _AGAIN
     for run in facts.runs:
@@ -36,6 +37,13 @@ def gaps_of(facts: Facts, tolerance: Tolerance) -> Iterator[Gap]:
     yield from _moments_of_one_run(facts.first, facts.second, facts.steps)
     yield from _samples(facts)
     yield from _drowned(facts.first, facts.steps, tolerance)
+
+
+def _makes_update(run: RecordedRun, step: int) -> bool:
+    """False if a `GradScaler` skipped the update, and for the parameters with which a later first step begins."""
+    found = {moment for number, moment in run.moments if number == step}
+    is_beginning = found == {Moment.UPDATE} and not any(record.num_backwards for record in run.records[step])
+    return not (is_beginning or all(record.num_skipped for record in run.records[step]))
 
 
 def _moments_of_ranks(run: RecordedRun, steps: Sequence[int]) -> Iterator[Gap]:
@@ -59,7 +67,7 @@ def _moments_of_one_run(first: RecordedRun, second: RecordedRun, steps: Sequence
             found = [step for step in steps if (step, moment) in run.moments and (step, moment) not in other.moments]
             if found and (is_same_end or moment is Moment.START):
                 yield f"only {run.name} has {moment.value} at {steps_in_words(found)}", _AGAIN
-        clipped = [step for step in steps if any(record.clips for record in run.records[step])]
+        clipped = [step for step in steps if any(record.clips for record in run.records[step]) and _makes_update(run, step)]
         if lacking := [step for step in clipped if (step, Moment.UNCLIPPED) not in run.moments]:
             yield f"{run.name} has no gradients before clipping in {steps_in_words(lacking)}", _AGAIN
 

@@ -32,11 +32,15 @@ def record(  # noqa: PLR0913 - options, all by keyword
 
     Each step has the losses, gradients and parameters, as sketches: some hundred bytes for each tensor. The first
     one has the initial parameters, the last one the optimizer state and buffers. `steps` and `from_step` choose the recorded
-    steps; a step ends when a module is called after an optimizer has stepped. Nothing is communicated and no value changes. If
-    recording fails, one line on stderr says so, and the training goes on.
+    steps; a step ends when a module is called after an optimizer has stepped. If `from_step` is not 0, the step before it has the
+    parameters with which the recording begins. Nothing is communicated and no value changes. If recording fails, one line on
+    stderr says so, and the training goes on.
 
     With `moved` from 1 to 32, each initial parameter's elements are multiplied by 1 + eps or 1 - eps, another choice for each
     number. Such runs measure how far rounding alone carries the training.
+
+    With `outputs`, module outputs are recorded as well: of all modules, or of those with names that match a pattern in a string
+    such as ``"layers.*,head"``. Modules inside a compiled graph, and outputs without one row per sample, are left out.
 
     `mesh` and `cuts` describe parameters that are plain shards, as in `check_training`. Megatron's attributes are known; if
     megatron.core is not imported, they need a `mesh` with an axis ``tp``, and for experts ``ep``.

@@ -43,10 +43,12 @@ class StepRecord:
         """Read everything from the devices."""
         # If a GradScaler finds infinite gradients, no optimizer gets them.
         entries = [each for each in self.entries if not (self.num_skipped and _is_infinite_gradient(each))]
+        # A backward pass that repeats the last microbatch was not followed by another one.
+        accumulated = [found for number, found in self.accumulated.items() if number < num_backwards]
         return RecordedStep(
             step=step,
             losses=tuple(float(local_of(loss)) for loss in self.losses),
-            entries=(*(entry for found in self.accumulated.values() for entry in found), *entries),
+            entries=(*(entry for found in accumulated for entry in found), *entries),
             samples=tuple(tuple(_samples(calls)) for calls in microbatches),
             num_backwards=num_backwards,
             clips=tuple(Clip(norm=_norm(norm), max_norm=most, norm_type=kind) for norm, most, kind in self.clips),
