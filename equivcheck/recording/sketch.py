@@ -128,14 +128,14 @@ def _batches(parts: Sequence[tuple[Piece, torch.Tensor]]) -> Iterator[list[int]]
 def _sketch_small(piece: Piece, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """One row per tensor: squares, minimum, maximum, signed sums. Calls are few, because one costs more than its sums."""
     flat = torch.stack([tensor.detach().reshape(-1) for tensor in tensors]).to(torch.float64)
-    sums = torch.zeros(len(tensors), NUM_SUMS, dtype=torch.float64, device=flat.device)
+    sums = []
     for block in _blocks(piece.shape, piece.start, piece.size, piece.run, flat.device):
         num_rows, width = len(block.rows), len(block.columns)
         matrix = flat[:, block.offset : block.offset + num_rows * width].reshape(-1, width)
         products = (matrix @ block.columns.to(torch.float64)).view(len(tensors), num_rows, NUM_SUMS)
-        sums += (products * block.rows).sum(1)
-    squares, least, most = torch.linalg.vecdot(flat, flat), flat.amin(1), flat.amax(1)
-    return torch.cat([torch.stack([squares, least, most], dim=1), sums], dim=1)
+        sums.append((products * block.rows).sum(1))
+    squares, extremes = torch.linalg.vecdot(flat, flat)[:, None], torch.aminmax(flat, dim=1, keepdim=True)
+    return torch.cat([squares, *extremes, sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)], dim=1)
 
 
 def _sketch_large(piece: Piece, tensor: torch.Tensor) -> torch.Tensor:

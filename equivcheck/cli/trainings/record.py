@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
+import shlex
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -70,10 +73,22 @@ def record(  # noqa: PLR0913, PLR0917 - options
         arguments["names"] = load_names(names)
     recording = json.dumps(arguments)
     startup = Path(equivcheck.__file__).parent / "recording" / "startup"
-    # The package may have been imported from a checkout, which the command's Python would not find by itself.
-    path = [str(startup), os.environ.get("PYTHONPATH", ""), str(Path(equivcheck.__file__).parent.parent)]
-    environment = os.environ | {"EQUIVCHECK_RECORD": recording, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+    if option := _isolating_option(command):
+        raise UsageError(
+            f"command {shlex.join(command)} is not valid: with {option}, Python ignores PYTHONPATH, through which the recording "
+            f"starts. Expected a command without {option}."
+        )
+    path = os.pathsep.join(filter(None, [str(startup), os.environ.get("PYTHONPATH", "")]))
+    environment = os.environ | {"EQUIVCHECK_RECORD": recording, "PYTHONPATH": path}
     try:
         os.execvpe(command[0], command, environment)  # in place of this process, so that signals reach the command
     except OSError as error:
         raise UsageError(f"command {command[0]!r} is not valid: {error.strerror or error}. Expected a program.") from error
+
+
+def _isolating_option(command: tuple[str, ...]) -> str:
+    """An option with which Python does not import `sitecustomize` from PYTHONPATH; empty without one."""
+    if not re.fullmatch(r"(python|pypy)[\d.]*t?(\.exe)?", Path(command[0]).name):
+        return ""
+    own = itertools.takewhile(lambda each: re.match(r"-[^cm-]", each), command[1:])
+    return next((f"-{letter}" for each in own for letter in each[1:] if letter in "IES"), "")

@@ -8,11 +8,12 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import runpy
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import module_from_spec
+from pathlib import Path
 from types import ModuleType
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -42,21 +43,31 @@ class _Recording(Loader):
         self._own.exec_module(module)
         if module.__spec__ is not None:
             module.__spec__.loader = module.__loader__ = self._own
-        from equivcheck.recording.watch.record import record
+        try:
+            _start()
+        except Exception as error:
+            print(f"equivcheck: recording cannot start: {type(error).__name__}: {error}", file=sys.stderr)
 
-        recording = record(**json.loads(os.environ["EQUIVCHECK_RECORD"]))
-        recording.__enter__()
-        atexit.register(recording.__exit__, None, None, None)
+
+def _start() -> None:
+    # A checkout is not on the command's path. At the end, so that nothing beside it hides a module of the command.
+    sys.path.append(str(Path(_HERE).parents[2]))
+    from equivcheck.recording.watch.record import record
+
+    recording = record(**json.loads(os.environ["EQUIVCHECK_RECORD"]))
+    recording.__enter__()
+    atexit.register(recording.__exit__, None, None, None)
 
 
 def _run_hidden() -> None:
-    """Run the `sitecustomize` that this one hides."""
+    """Import the `sitecustomize` that this one hides, in its place."""
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != _HERE]
     hidden = PathFinder.find_spec("sitecustomize", sys.path)
-    if hidden is not None and hidden.origin is not None:
-        runpy.run_path(hidden.origin, run_name="sitecustomize")
+    if hidden is not None and hidden.loader is not None:
+        sys.modules["sitecustomize"] = module_from_spec(hidden)
+        hidden.loader.exec_module(sys.modules["sitecustomize"])
 
 
-_run_hidden()
 if "EQUIVCHECK_RECORD" in os.environ:
     sys.meta_path.insert(0, _AfterTorch())
+_run_hidden()

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from equivcheck.worlds.trace.trace import Piece
 
-SHAPES = st.lists(st.integers(0, 7), max_size=4).map(tuple) | st.sampled_from([(300,), (1000,), (70, 33), (5, 600), (600, 5)])
+SHAPES = st.lists(st.integers(0, 7), max_size=4).map(tuple) | st.sampled_from(
+    [(300,), (5000,), (70, 33), (70, 90), (5, 600), (600, 5)]
+)
 
 
 @st.composite

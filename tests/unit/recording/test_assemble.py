@@ -46,6 +46,19 @@ def test_a_part_too_few_or_too_many_is_reported(data: st.DataObject, shape: tupl
     assert (found.cover, found.value) == (Cover.OVERLAP, None)
 
 
+def test_many_ranks_are_not_compared_in_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither boxes in a grid nor runs: a thousand ranks would make half a million pairs for each tensor."""
+    monkeypatch.setattr("equivcheck.recording.assemble._share", None)
+    boxes = [
+        Piece(name="w", shape=(64, 64), start=(row, column), size=(2, 8)) for row in range(0, 64, 2) for column in range(0, 64, 8)
+    ]
+    runs = [Piece(name="w", shape=(4096,), run=(offset, 16)) for offset in range(0, 4096, 16)]
+    for pieces in (boxes, runs):
+        values = parts_of(np.zeros(pieces[0].shape), pieces)
+        assert assemble(values).cover is Cover.ONCE
+        assert assemble([*values[1:], values[-1]]).cover is Cover.HOLES
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [

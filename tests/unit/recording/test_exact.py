@@ -47,6 +47,13 @@ def test_elements_that_moved_are_the_same_anywhere() -> None:
     assert one.in_place != other.in_place
 
 
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs an accelerator")
+def test_an_accelerator_has_the_same_hashes() -> None:
+    """To the bit."""
+    tensors = [torch.randn(40), torch.randn(64, 90).to(torch.bfloat16), torch.arange(5000)]
+    assert [exact_hash(tensor.to(torch.accelerator.current_accelerator())) for tensor in tensors] == [*map(exact_hash, tensors)]
+
+
 def test_format_version_1_has_these_hashes() -> None:
     """A stored trace stays comparable: a change of these numbers needs a new format version."""
     assert [exact_hash(tensor) for tensor in (torch.tensor(1.5), torch.arange(300.0), torch.arange(12.0).reshape(3, 4))] == GOLDEN

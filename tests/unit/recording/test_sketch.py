@@ -54,6 +54,17 @@ def test_large_tensors_have_the_sums_of_their_signs(shape: tuple[int, ...]) -> N
     assert moved == pytest.approx(3.0 * signs[0] - 5.0 * signs[1], abs=1e-9)
 
 
+@given(st.lists(SHAPES, max_size=12), st.integers(0, 2**32 - 1))
+def test_tensors_that_are_summed_together_have_their_own_sketches(shapes: list[tuple[int, ...]], seed: int) -> None:
+    """Others in the same position change nothing but rounding."""
+    tensors = [random_tensor(shape, seed + number) for number, shape in enumerate(shapes + shapes)]
+    parts = [(Piece(name=str(number), shape=tuple(tensor.shape)), tensor) for number, tensor in enumerate(tensors)]
+    for tensor, found in zip(tensors, sketch_parts(parts), strict=True):
+        own = sketch(tensor)
+        assert np.abs(found.sums - own.sums).max() <= 16 * EPS * own.norm
+        assert (found.minimum, found.maximum) == (own.minimum, own.maximum)
+
+
 def difference(rng: np.random.Generator) -> torch.Tensor:
     """One of the differences that parallel trainings have: dense, one row, one column, rank one, constant, few elements."""
     shape = SOME_SHAPES[rng.integers(len(SOME_SHAPES))]
@@ -82,6 +93,15 @@ def test_the_estimate_is_near_the_distance() -> None:
     ratios = [each.distance(EMPTY) / each.norm for each in sketches if each.squares]
     assert len(ratios) > 1900
     assert sum(not 0.3 <= ratio <= 2.2 for ratio in ratios) <= 2
+
+
+@pytest.mark.parametrize("shape", [(2,), (2, 2), (3, 3), (4, 4), (1, 16), (2, 2, 4)])
+def test_no_difference_of_a_small_tensor_is_hidden(shape: tuple[int, ...]) -> None:
+    """Its elements have signs of their own. Estimates are between the extreme singular values of these, relative to the norm."""
+    ones = torch.eye(math.prod(shape), dtype=torch.float64)
+    signs = np.array([sketch(one.reshape(shape)).sums for one in ones])
+    values = np.linalg.svd(signs / math.sqrt(signs.shape[1]), compute_uv=False)
+    assert 0.3 <= values.min() <= values.max() <= 2.2
 
 
 def test_the_distance_is_that_of_the_difference() -> None:
