@@ -16,7 +16,7 @@ CLEARER = 8.0
 FINEST = 1 / 16
 """Errors below this share of the tolerance count as equal: rounding decides which is smaller."""
 FEWEST = 8
-"""Sums for each fitted coefficient. Fewer may fit by chance."""
+"""Sums for each of several fitted coefficients. Fewer may fit by chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -83,7 +83,8 @@ def _limit(candidate: Candidate, evidence: Evidence) -> float:
 def _fits(evidence: Evidence, candidate: Candidate) -> bool:
     if not evidence.wrong or candidate.worst(evidence.wrong) > 1.0:
         return False
-    if sum(_numbers(evidence, name) for name in evidence.wrong) < FEWEST * candidate.fitted + 1:
+    numbers = sum(_numbers(evidence, name) for name in evidence.wrong)
+    if numbers <= candidate.fitted or (candidate.fitted > 1 and numbers < FEWEST * candidate.fitted):
         return False
     trivial = max(evidence.trivial_error(name) for name in evidence.wrong) / candidate.size
     return trivial > _limit(candidate, evidence)

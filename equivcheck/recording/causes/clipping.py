@@ -35,7 +35,10 @@ def wrong_clipping(evidence: Evidence) -> Iterator[Candidate]:
     def with_norm(cause: Cause, words: str, norm: float, *, at_most: float = limit) -> Candidate:
         return make_candidate(evidence, cause, words, linear_combination((_coefficient(norm, at_most), unclipped)))
 
-    if limits[1] is not None and limits[1].max_norm != limit:
+    if limits[0].norm_type != 2.0:
+        yield with_norm(Cause.ANOTHER_NORM, "gradients are clipped by their 2-norm", total)
+        return
+    if limits[1] is not None and limits[1].max_norm != limit and _coefficient(total, limits[1].max_norm) < 1.0:
         words = f"gradients are clipped to a norm of {limits[1].max_norm:g}, not {limit:g}"
         yield with_norm(Cause.HYPERPARAMETER, words, total, at_most=limits[1].max_norm)
     own = _local_norms(evidence.second, step)

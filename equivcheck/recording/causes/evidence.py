@@ -36,6 +36,8 @@ class Evidence:
     """Moment with the first difference."""
     wrong: tuple[str, ...]
     """Tensors with a difference at this moment."""
+    is_one_rank: bool = False
+    """Whether the second run is the record of one of its ranks."""
 
     @cached_property
     def names(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from equivcheck.diagnosis.words import name_ranks
-from equivcheck.oracle.verdict.cause import Diagnosis
+from equivcheck.oracle.verdict.cause import Cause, Diagnosis
 from equivcheck.recording.causes.candidate import Candidate, choose, subject
 from equivcheck.recording.causes.clipping import misreported_norm, wrong_clipping
 from equivcheck.recording.causes.evidence import Evidence, only_rank, ranks_with_other_values
@@ -55,6 +55,8 @@ def find_cause(
 
 
 def _explain(evidence: Evidence, kinds: set[Difference], differences: Sequence[TensorDifference]) -> Diagnosis | None:
+    if evidence.moment is Moment.STATE:
+        return differing_settings(evidence)
     if kinds == {Difference.MISSING}:
         return missing_gradients(evidence) if evidence.moment in GRADIENTS else untied_weights(evidence, differences)
     if not kinds <= {Difference.VALUE, Difference.RANKS_DISAGREE} or not set(evidence.wrong) <= set(evidence.names):
@@ -91,11 +93,19 @@ def _has_right_gradients_before_clipping(evidence: Evidence) -> bool:
 
 
 def _on_some_ranks(evidence: Evidence) -> Diagnosis | None:
-    """A mistake that some ranks make in their replicas, and others do not."""
-    ranks = sorted({rank for name in evidence.wrong for rank in ranks_with_other_values(evidence, name)})
-    if len(ranks) == len(evidence.second.ranks):
+    """A mistake that ranks make in their replicas: some of them, or each in other tensors."""
+    wrong = {name: ranks_with_other_values(evidence, name) for name in evidence.wrong}
+    words: dict[str, list[int]] = {}
+    causes = set[Cause]()
+    for rank in sorted({rank for ranks in wrong.values() for rank in ranks}):
+        names = tuple(name for name, ranks in wrong.items() if rank in ranks)
+        own = replace(evidence, second=only_rank(evidence.second, rank, evidence.step), wrong=names, is_one_rank=True)
+        found = _diagnosis(own) if set(names) <= set(own.names) else None
+        if found is None:
+            return None
+        words.setdefault(found.sentence, []).append(rank)
+        causes.add(found.cause)
+    if len(causes) != 1 or len(evidence.second.ranks) == 1:
         return None
-    found = [_diagnosis(replace(evidence, second=only_rank(evidence.second, rank, evidence.step))) for rank in ranks]
-    if not found or None in found or any(each != found[0] for each in found) or found[0] is None:
-        return None
-    return replace(found[0], sentence=f"{found[0].sentence} on {name_ranks(ranks)}")
+    sentence = ", and ".join(f"{sentence} on {name_ranks(ranks)}" for sentence, ranks in words.items())
+    return Diagnosis(cause=causes.pop(), sentence=sentence, exact=True)

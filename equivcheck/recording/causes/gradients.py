@@ -55,11 +55,12 @@ def _lost(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def _scaled_by_counts(evidence: Evidence) -> Iterator[Candidate]:
-    """Numbers of ranks or microbatches as factors. Ways with the same factor share a sentence.
+    """Numbers of ranks or microbatches as factors of all gradients. Ways with the same factor share a sentence.
 
-    A single one of many gradients may be twice as large for many reasons.
+    Some of the gradients may be twice as large for many reasons.
     """
-    if len(evidence.wrong) == 1 < len(evidence.names):
+    others = {*evidence.names} - {*evidence.wrong}
+    if evidence.is_one_rank or any(rms(evidence.expected_sums[name]) > evidence.limits[name] for name in others):
         return
     data, parts = num_data_ranks(evidence.second, evidence.step), num_microbatches(evidence.second, evidence.step)
     copies = len(evidence.second.ranks) // data

@@ -13,20 +13,47 @@ Samples = tuple[int, ...]
 
 
 def wrong_samples(first: RecordedRun, second: RecordedRun, step: int) -> Diagnosis | None:
-    """Name ranks with the same samples, or samples that are lost, if all other samples of the second run are right."""
+    """Name ranks or microbatches with the same samples, or lost samples, if all other samples of the second run are right."""
     groups = [_ranks_by_samples(run, step) for run in (first, second)]
     one, other = (Counter(sample for samples in own for sample in samples) for own in groups)
     lost = one.keys() - other.keys()
-    if not lost or not other or not other.keys() <= one.keys() or any(other[sample] != one[sample] for sample in other):
+    times = {other[sample] / one[sample] if one[sample] else 0.0 for sample in other}
+    if not lost or len(times) != 1 or 0.0 in times:
+        return None
+    if (number := _steps_for_one(second, step, one)) > 1:
+        steps = f"B's steps {step} to {step + number - 1}"
+        words = f"the optimizer steps at each microbatch: {steps} have the samples of A's step {step}"
+        return Diagnosis(cause=Cause.STEPPED_EACH_MICROBATCH, sentence=words, exact=True)
+    elsewhere = {sample for at in second.steps if at != step for samples in _ranks_by_samples(second, at) for sample in samples}
+    if lost & elsewhere:
         return None
     num_lost, ranks = sum(one[sample] for sample in lost), list(groups[1].values())
     words = f"{num_lost} of {one.total()} samples of A are on no rank"
+    if times != {1.0}:
+        is_same = _has_same_microbatches(second, step)
+        words = f"every microbatch has the same samples: {words}"
+        return Diagnosis(cause=Cause.ROWS_LOST, sentence=words, exact=True) if is_same else None
     same = max(ranks, key=len)
     # Ranks of tensor parallelism share samples as well; then all groups have the same size.
     if len(same) == 1 or (len(ranks) > 1 and all(len(own) == len(same) for own in ranks)):
         return Diagnosis(cause=Cause.ROWS_LOST, sentence=words, exact=True)
     who = "every rank computes" if len(ranks) == 1 else f"{name_ranks(same)} compute"
     return Diagnosis(cause=Cause.SAME_ROWS, sentence=f"{who} on the same samples: {words}", exact=True)
+
+
+def _steps_for_one(second: RecordedRun, step: int, wanted: Counter[int]) -> int:
+    """Number of steps of the second run that together have the samples of one step of the first; 0 if there is none."""
+    found: Counter[int] = Counter()
+    for number, at in enumerate(each for each in second.steps if each >= step):
+        found += Counter(sample for samples in _ranks_by_samples(second, at) for sample in samples)
+        if found == wanted:
+            return number + 1
+    return 0
+
+
+def _has_same_microbatches(run: RecordedRun, step: int) -> bool:
+    parts = [[sorted(part) for part in record.samples] for _, record in steps_of(run, step)]
+    return all(len(own) > 1 and all(part == own[0] for part in own) for own in parts)
 
 
 def _ranks_by_samples(run: RecordedRun, step: int) -> dict[Samples, list[int]]:

@@ -92,7 +92,7 @@ def _describe(evidence: Evidence, pairs: Sequence[Pair], names: Sequence[str]) -
         schedule = _schedule(evidence) if names == ["lr"] else ""
         cause = Cause.SCHEDULE if names == ["lr"] else Cause.HYPERPARAMETER
         return cause, f"at step {evidence.step}, {join_words(texts)}{schedule and ': '}{schedule}"
-    cause = Cause.HYPERPARAMETER
+    cause = Cause.DECAY_COUPLED if names == ["decoupled_weight_decay"] else Cause.HYPERPARAMETER
     if names == ["weight_decay"]:
         decays = {number(one, "weight_decay") for one, _ in pairs}
         pair = changes["weight_decay"]
@@ -124,7 +124,7 @@ def differing_settings(evidence: Evidence) -> Diagnosis | None:
     pairs = pairs_at(evidence, evidence.step)
     names = list(dict.fromkeys(name for pair in pairs for name in differing(pair)))
     linear = {"lr", "weight_decay"} if all(has_linear_decay(one) for one, _ in pairs) else {"lr"}
-    if evidence.moment is not Moment.UPDATE or not names or set(names) & linear:
+    if evidence.moment not in (Moment.UPDATE, Moment.STATE) or not names or set(names) & linear:
         return None
     cause, sentence = _describe(evidence, pairs, names)
     return Diagnosis(cause=cause, sentence=sentence, exact=False)

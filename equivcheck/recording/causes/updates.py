@@ -27,8 +27,7 @@ PRECISE = 64.0
 
 def wrong_updates(update: Update) -> Iterator[Candidate]:
     """Yield mistakes in updates."""
-    still = linear_combination((0.0, update.before))
-    yield update.candidate(Cause.NOT_UPDATED, "the optimizer does not update {parameters}", [still])
+    yield _without_update(update)
     yield from _still_shards(update.evidence)
     pairs = pairs_at(update.evidence, update.evidence.step)
     if any(differing(pair) for pair in pairs):
@@ -41,6 +40,19 @@ def wrong_updates(update: Update) -> Iterator[Candidate]:
         yield from _lost_moments(update, groups[0])
     yield from _decays(update, groups)
     yield from _scaled(update)
+
+
+def _without_update(update: Update) -> Candidate:
+    """Parameters as before the update, which may come a step late."""
+    evidence, step = update.evidence, update.evidence.step
+    later = evidence.sums(evidence.second, step + 1, Moment.UPDATE)
+    changed = [name for name in evidence.wrong if name in later and (later[name] != evidence.found_sums[name]).any()]
+    cause, words = Cause.NOT_UPDATED, "the optimizer does not update {parameters}"
+    if changed:
+        is_late = all(rms(later[name] - evidence.expected_sums[name]) <= evidence.limits[name] for name in changed)
+        cause = Cause.STALE if is_late else cause
+        words += f" at step {step}" + (", but one step later" if is_late else "")
+    return update.candidate(cause, words, [linear_combination((0.0, update.before))])
 
 
 def _still_shards(evidence: Evidence) -> Iterator[Candidate]:

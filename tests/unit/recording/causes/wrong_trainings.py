@@ -234,6 +234,22 @@ def step_without(*names: str, on: int | None = None) -> Callable[[Run], None]:
     return update
 
 
+def update_late(self: Run) -> None:
+    """Show the model each update one step later."""
+    parameters = list(self.module.parameters())
+    shown = [parameter.detach().clone() for parameter in parameters]
+    self.optimizer.step()
+    self.waiting = [*getattr(self, "waiting", [shown]), [parameter.detach().clone() for parameter in parameters]]
+    for parameter, old in zip(parameters, self.waiting.pop(0), strict=True):
+        parameter.data.copy_(old)
+
+
+def step_early(self: Run, part: int) -> None:
+    """Step after each microbatch."""
+    self.optimizer.step()
+    self.optimizer.zero_grad()
+
+
 def lose_state(*steps: int) -> Callable[[Run], None]:
     """Clear the optimizer's state before some steps."""
 
@@ -433,10 +449,17 @@ FAULTS: dict[str, Changes] = {
     "gradient permuted": {"reduce": permute_gradient},
     "parameter permuted": {"update": permute_after_update},
     "gradients divided again": {"after_part": lambda self, part: scale(self.gradients, 0.5)},
+    "one update late": {"update": update_late},
+    "step at each microbatch": {"after_part": step_early, "update": nothing, "clip": nothing},
+    "same microbatch": {"rows": lambda self, part: slice(0, None, self.num_parts)},
+    "rows lost": {"rows": lambda self, part: slice(part, 12, self.num_parts)},
+    "clipped by no limit": {"most": 1e30},
+    "decay coupled": {"optimizer_class": torch.optim.Adam},
     # Ranks.
     "not reduced": {"reduce": nothing},
     "copied from rank 0": {"num_parts": 1, "reduce": copy_from_first},
     "other weights of ranks": {"num_parts": 1, "reduce": reduce_with(lambda self: (0.25, 0.75)[self.rank])},
+    "each updates some": {"update": lambda self: step_without(("key.weight", "query.weight")[self.rank])(self)},
     "each a multiple": {"reduce": both(Run.reduce, lambda self: scale(self.gradients, (0.5, 1.5)[self.rank]))},
     "summed": {"reduce": reduce_with(lambda self: 1.0)},
     "averaged twice": {"reduce": reduce_with(lambda self: 1 / self.size**2)},
