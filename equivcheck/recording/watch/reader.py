@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -56,14 +56,17 @@ class Reader:
         """Read losses, and the gradients that earlier microbatches have left."""
         given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         self.record.losses += [local_loss(tensor) for tensor in given if tensor.numel() == 1]
-        if number <= _MAX_ACCUMULATED:
-            found = list(self._gradients(Moment.ACCUMULATED, self.models.trained_slots, microbatch=number))
+        gradients = gradients_of(self.models.trained_slots)
+        # FSDP1's `no_sync` leaves unsharded gradients, of which some have their shard's size by chance.
+        is_sharded = all(local_of(tensor).numel() == sum(piece.numel for piece in pieces) for pieces, tensor in gradients)
+        if number <= _MAX_ACCUMULATED and is_sharded:
+            found = [replace(each, microbatch=number) for each in self._adapter.entries(Moment.ACCUMULATED, gradients)]
             is_zero = not number and not any(entry.sketch.squares for entry in found)
             self.record.accumulated[number] = [] if is_zero else found
 
     def read_unclipped(self, parameters: Sequence[torch.Tensor]) -> None:
         """Read gradients before they are clipped."""
-        self.record.entries += self._gradients(Moment.UNCLIPPED, self.models.slots_for(parameters))
+        self.record.entries += self._adapter.entries(Moment.UNCLIPPED, gradients_of(self.models.slots_for(parameters)))
 
     def read_update(self, optimizer: torch.optim.Optimizer, *, is_wanted: bool) -> None:
         """Read settings and gradients as an optimizer finds them."""
@@ -80,8 +83,9 @@ class Reader:
         if found_inf is not None and float(found_inf):
             self.record.num_skipped += 1
         else:
-            slots = self.models.slots_for(parameters)
-            self.record.entries += self._gradients(Moment.GRADIENT, slots, factor=1.0 if scale is None else 1.0 / float(scale))
+            factor = 1.0 if scale is None else 1.0 / float(scale)
+            found = self._adapter.entries(Moment.GRADIENT, gradients_of(self.models.slots_for(parameters)))
+            self.record.entries += [replace(each, sketch=each.sketch.times(factor)) for each in found]
 
     def is_skipped(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether a `GradScaler` skips an optimizer, because its gradients are infinite or NaN."""
@@ -91,7 +95,7 @@ class Reader:
     def read_by_hand(self) -> None:
         """Read gradients, because the script may update its parameters itself. A later reading replaces them."""
         if not self.optimizers:
-            self._found_by_hand = list(self._gradients(Moment.GRADIENT, self.models.slots))
+            self._found_by_hand = list(self._adapter.entries(Moment.GRADIENT, gradients_of(self.models.slots)))
 
     def is_updated_by_hand(self) -> bool:
         """Whether parameters have changed since the step began, although no optimizer of torch has ever stepped."""
@@ -117,8 +121,3 @@ class Reader:
     def begin_step(self) -> None:
         """Forget the records."""
         self.record, self._found_by_hand = StepRecord(), []
-
-    def _gradients(self, moment: Moment, slots: Sequence[Slot], *, microbatch: int = 0, factor: float = 1.0) -> Iterator[Entry]:
-        for entry in self._adapter.entries(moment, gradients_of(slots)):
-            sketch = entry.sketch if factor == 1.0 else entry.sketch.times(factor)
-            yield replace(entry, microbatch=microbatch, sketch=sketch)
