@@ -72,8 +72,8 @@ class Microbatches:
         if call is None or call.module is not module:
             return None
         self._local.call = None
-        parameters, outputs = list(module.parameters()), list(tensors_in(output))
-        if not parameters:
+        outputs = list(tensors_in(output))
+        if next(module.parameters(), None) is None:
             return None
         data = [tensor for tensor in tensors_in(inputs) if not tensor.requires_grad and self._is_data(tensor)]
         own = set(map(_storage, data))  # a returned input stays data
@@ -81,7 +81,7 @@ class Microbatches:
         alive = {storage for storage in self._activations if not storage.expired()}  # type: ignore[no-untyped-call]
         self._activations = alive | new  # a new set, because other threads may read the old one
         nodes = {tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None}
-        if not (is_wanted and nodes and any(parameter.requires_grad for parameter in parameters)):
+        if not (is_wanted and nodes and any(parameter.requires_grad for parameter in module.parameters())):
             return None
         call.hashes = hash_samples(data)
         for node in nodes:

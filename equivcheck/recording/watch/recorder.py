@@ -86,7 +86,8 @@ class Recorder:
 
     def before_forward(self, module: nn.Module, _inputs: Any) -> None:
         """End the step if an optimizer has stepped, and find models to watch."""
-        self._is_due = self._has_updated  # without values, as inside `torch.func` transforms, the step ends later
+        # Optimizers may step inside a backward pass, which may run forwards again. Without values, the step ends later.
+        self._is_due = self._has_updated and not self._microbatches.is_inside_backward
         if self._is_due or self._patterns or not self._microbatches.is_inside(module):
             self._guard(self._before_forward, module, torch.is_grad_enabled())
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import equivcheck
 from equivcheck import Outcome
@@ -318,3 +319,28 @@ def test_closures_make_one_step_each(tmp_path: Path, optimizer: type[torch.optim
         assert len(set(step.samples)) == 1
         assert sums(step, Moment.GRADIENT)
     assert sums(steps[0], Moment.GRADIENT) == sums(recorded(tmp_path / "plain", train_with_sgd)[0], Moment.GRADIENT)
+
+
+def test_a_step_does_not_end_inside_a_backward_pass(tmp_path: Path) -> None:
+    """Optimizers may step inside one that runs forwards again."""
+
+    def train(model: nn.Module) -> None:
+        head = nn.Linear(2, 2)
+        both = nn.Sequential(model, head)
+        for parameter in both.parameters():
+            own = torch.optim.SGD([parameter], lr=0.1)
+
+            def update(_: torch.Tensor, own: torch.optim.SGD = own) -> None:
+                own.step()
+                own.zero_grad()
+
+            parameter.register_post_accumulate_grad_hook(update)
+        for number in range(2):
+            hidden: Any = checkpoint(model, batch(number), use_reentrant=False)
+            head(hidden).square().sum().backward()
+
+    steps = recorded(tmp_path, train)
+    assert [step.step for step in steps] == [0, 1]
+    for step in steps:
+        assert len(sums(step, Moment.GRADIENT)) == 4
+        assert (step.num_backwards, len(step.samples)) == (1, 1)
