@@ -278,13 +278,19 @@ def examples_of(given: Format) -> tuple[Example, ...]:
     """Take the batch apart. Rows with equal lengths are cut to other lengths, because equal lengths hide many mistakes."""
     num_rows = len(given.tensor(given.fields[0]))
     spans = [_span(given, row) for row in range(num_rows)]
-    if given.has_tokens and num_rows > 1 and len({end - start for start, end in spans}) == 1:
+    is_cut = given.has_tokens and num_rows > 1 and len({end - start for start, end in spans}) == 1
+    if is_cut:
         spans = [(start, _cut(given, row, start, end, num_rows)) for row, (start, end) in enumerate(spans)]
-    found = []
-    for row, (start, end) in enumerate(spans):
-        rows = {field: given.tensor(field)[row].clone() for field in given.fields}
-        found.append(given.example({field: row if field.role is Role.ROW else row[start:end] for field, row in rows.items()}))
+    found = [_row(given, row, *span) for row, span in enumerate(spans)]
+    start, end = spans[-1]
+    if is_cut and len({example.num_counted for example in found}) == 1 and found[-1].num_counted > 1:
+        found[-1] = _row(given, num_rows - 1, start, end - 1)
     return tuple(found)
+
+
+def _row(given: Format, row: int, start: int, end: int) -> Example:
+    rows = {field: given.tensor(field)[row].clone() for field in given.fields}
+    return given.example({field: row if field.role is Role.ROW else row[start:end] for field, row in rows.items()})
 
 
 def _span(given: Format, row: int) -> tuple[int, int]:
