@@ -35,6 +35,9 @@ def check_batching(  # noqa: PLR0913 - one for each thing that users bring, all 
     pad_id: int = 0,
     ignore_index: int = -100,
     fields: Mapping[str, str] | None = None,
+    examples: Callable[[Any], Sequence[Any]] | None = None,
+    collate: Callable[[list[Any]], Any] | None = None,
+    weight: Callable[[Any], float] | None = None,
     dtype: torch.dtype | None = torch.float64,
     keep_dtype: bool = False,
     seed: int = 0,
@@ -85,6 +88,10 @@ def check_batching(  # noqa: PLR0913 - one for each thing that users bring, all 
     :param ignore_index: Label without a loss.
     :param fields: Roles, if names and values do not show them, such as ``{"2": "loss_mask"}``: one of
         tokens, labels, mask, loss_mask, positions, token (another value for each position), row (a value for each row).
+    :param examples: Called as ``examples(batch)`` if the batch cannot be taken apart by rows, such as pairs of answers. Returns a
+        list of examples, which are only split and reordered.
+    :param collate: Called as ``collate(examples)``. Returns a batch. Needed with `examples`.
+    :param weight: Called as ``weight(example)``. Returns its weight in the loss, by default 1.
     :param dtype: Model and batches are converted to this type. None leaves them unchanged.
     :param keep_dtype: Replace float32 by float64 if the model asks for float32.
     :param seed: Seed for torch, numpy and random before `model` is called.
@@ -119,6 +126,9 @@ def check_batching(  # noqa: PLR0913 - one for each thing that users bring, all 
             pad_id=pad_id,
             ignore_index=ignore_index,
             fields=dict(fields or {}),
+            examples=examples,
+            collate=collate,
+            weight=weight,
             dtype=dtype,
             keep_dtype=keep_dtype,
             seed=seed,

@@ -45,6 +45,8 @@ class Example:
     """Number of labels before the model's shift, which drops the first one."""
     weight: float
     """First number per row in the batch, such as a weight; 1 without one."""
+    value: Any = None
+    """Example from the user's own function; None if the batch was taken apart here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,9 +16,10 @@ from torch import nn
 from equivcheck.batching.causes import cause_of
 from equivcheck.batching.distributions import distributions
 from equivcheck.batching.evaluation import cause_of_evaluation, evaluations
-from equivcheck.batching.examples import Format, Side, examples_of, format_of
+from equivcheck.batching.examples import Example, Format, Side, examples_of, format_of
 from equivcheck.batching.fields import Role
 from equivcheck.batching.normalisers import NORMALISERS, Normaliser, candidates, fits, fits_within_example, measured_weights
+from equivcheck.batching.opaque import OpaqueFormat, opaque_examples
 from equivcheck.batching.presentations import Constraints, Kind, Presentation, presentations
 from equivcheck.batching.ranks import RankRuns
 from equivcheck.batching.runs import COMPARED, Runs
@@ -78,6 +79,12 @@ class Step:
     """Element type; None to leave it unchanged."""
     keep_dtype: bool
     """Whether requests for float32 get `dtype` instead."""
+    examples: Callable[[Any], Sequence[Any]] | None
+    """Takes a batch apart; None to infer roles."""
+    collate: Callable[[list[Any]], Any] | None
+    """Puts examples together; None to infer roles."""
+    weight: Callable[[Any], float] | None
+    """Returns an example's weight; None for equal weights."""
     seed: int
     """Seed."""
     explain: bool
@@ -104,6 +111,11 @@ class Step:
             raise invalid(f"microbatches {self.microbatches!r}", "it does not exist", "any or even")
         if self.window is not None and self.window < 1:
             raise invalid(f"window {self.window}", "an update needs a microbatch", "at least 1, or None")
+        if (self.examples is None) != (self.collate is None):
+            given, missing = ("examples", "collate") if self.collate is None else ("collate", "examples")
+            raise invalid(f"{given} without {missing}", "a batch must be taken apart and put together", "both, or none")
+        if self.examples is not None and self.packing is not None:
+            raise invalid("packing together with examples", "the tokens of examples are unknown", "packing=None")
         if (self.mesh is None) != (self.parallelize is None):
             given, missing = ("mesh", "parallelize") if self.parallelize is None else ("parallelize", "mesh")
             raise invalid(f"{given} without {missing}", "ranks need both", "both, or none for one device")
@@ -123,6 +135,16 @@ class Step:
             has_microbatch_terms=bool(self.microbatch_loss),
             sides=tuple(Side(side) for side in self.padding_side),
         )
+
+    def taken_apart(self) -> tuple[Format, Sequence[Example]]:
+        """The batch's form and its examples."""
+        if self.examples is not None and self.collate is not None:
+            found = opaque_examples(self.batch, self.examples, self.weight)
+            return OpaqueFormat(self.batch, self.collate), found
+        given = format_of(
+            self.batch, fields=self.fields, pad_id=self.pad_id, ignore_index=self.ignore_index, packing=self.packing
+        )
+        return given, examples_of(given)
 
     def task(self) -> Task:
         """A training with one step on one device."""
@@ -195,8 +217,7 @@ def check_step(step: Step) -> BatchingVerdict:
 
 def _checked(step: Step) -> BatchingVerdict:
     started = time.perf_counter()
-    given = format_of(step.batch, fields=step.fields, pad_id=step.pad_id, ignore_index=step.ignore_index, packing=step.packing)
-    examples = examples_of(given)
+    given, examples = step.taken_apart()
     if len(examples) < 2:
         raise invalid("batch", "it has one row", "at least two rows, so that they can be split")
     ranks = step.ranks()
@@ -343,7 +364,9 @@ def _numbers(values: Any) -> str:
     return ", ".join(f"{value:.3f}" if math.isfinite(value) else str(value) for value in values)
 
 
-def _read(given: Format) -> Any:
+def _read(given: Format) -> Iterator[str]:
+    if not given.fields:
+        yield "examples by your function"
     for field in given.fields:
         words = field.role.value
         if field.role is Role.LABELS:

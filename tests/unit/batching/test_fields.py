@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from equivcheck import UsageError
+from equivcheck import Outcome, UsageError
 from equivcheck.batching.check import check_batching
 from equivcheck.batching.examples import Example, Format, Rows, Side, examples_of, format_of
 from equivcheck.batching.fields import Role
@@ -98,6 +98,19 @@ def test_packed_documents_have_borders() -> None:
     assert (found["cu_seqlens"].tolist(), found["max_seqlen"]) == ([0, 4, 6, 9], 4)
 
 
+def pairs(batch: Any) -> list[Any]:
+    """Examples of a batch whose first half of rows belongs to the second half."""
+    rows, targets = batch
+    half = len(targets)
+    return [(rows[number], rows[half + number], targets[number]) for number in range(half)]
+
+
+def together(examples: list[Any]) -> Any:
+    """The batch with these pairs."""
+    first, second, targets = (torch.stack(each) for each in zip(*examples, strict=True))
+    return torch.cat([first, second]), targets
+
+
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no rows": ({"batch": {"loss": 3.0}}, "batch is not valid: it has no tensor with rows"),
     "other rows": ({"batch": (torch.ones(3, 2), torch.ones(2))}, "'0' has 3 rows and '1' has 2"),
@@ -113,6 +126,12 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "packing": ({"packing": "bags", "batch": {"input_ids": IDS}}, "packing 'bags' is not valid: it does not exist"),
     "packed rows": ({"packing": "position_ids"}, "the batch has no tokens"),
     "packed tuple": ({"packing": "position_ids", "batch": (IDS, IDS)}, "the batch is a tuple"),
+    "examples": ({"examples": pairs}, "examples without collate is not valid"),
+    "examples type": ({"examples": lambda batch: 3, "collate": together}, "examples is not valid: it returned a int"),
+    "packed examples": (
+        {"examples": pairs, "collate": together, "packing": "position_ids"},
+        "packing together with examples is not valid",
+    ),
     "step": ({"step": 3}, "step 3 is not valid: it is not callable"),
 }
 
@@ -129,6 +148,31 @@ def test_bad_input_is_one_line(name: str) -> None:
     assert words in text
     assert "Expected " in text
     assert "\n" not in text
+
+
+def preference(*, of_all: bool) -> Any:
+    """A loss over pairs of rows, of all microbatches or of each."""
+
+    def loss_of(model: Any, batch: Any, batches: list[Any]) -> torch.Tensor:
+        first, second = model(batch[0]).chunk(2)
+        own = (nn.functional.softplus(second - first).sum(1) * batch[1]).sum()
+        return own / (sum(len(each[1]) for each in batches) if of_all else len(batch[1]) * len(batches))
+
+    return steps.step_of(loss_of)
+
+
+@pytest.mark.parametrize("of_all", [True, False])
+def test_examples_may_be_taken_apart_by_the_user(*, of_all: bool) -> None:
+    """Such as pairs of answers, of which a batch has twice as many rows as targets."""
+    generator = torch.Generator().manual_seed(0)
+    batch = torch.randn(10, 3, generator=generator), torch.rand(5, generator=generator) + 0.5
+    verdict = check_batching(
+        model=lambda: nn.Linear(3, 2), step=preference(of_all=of_all), batch=batch, examples=pairs, collate=together
+    )
+    assert verdict.outcome is (Outcome.EQUIVALENT if of_all else Outcome.DIVERGED), verdict
+    assert verdict.read == ("examples by your function",)
+    if not of_all:
+        assert verdict.cause.startswith("mean over the counted tokens of each microbatch, then the mean over microbatches")
 
 
 def test_a_step_that_draws_random_numbers_is_refused() -> None:
