@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from equivcheck.batching.examples import Example, Format, Rows, Side
 from equivcheck.batching.fields import Role
+from equivcheck.batching.format import Format
 from equivcheck.batching.normalisers import Normaliser, candidates, fits, fits_within_example, measured_weights
 from equivcheck.batching.presentations import Kind, Presentation
+from equivcheck.batching.rows import Example, Rows, Side
 from equivcheck.batching.runs import Runs
 from equivcheck.scenario.scenario import count
 

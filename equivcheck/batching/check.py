@@ -106,7 +106,8 @@ def check_batching(  # noqa: PLR0913 - one for each thing that users bring, all 
     :raises UsageError: An argument is not valid, the batch cannot be taken apart, or the step draws random numbers.
     """
     # Imported here because they import DTensor: `from equivcheck import check_batching` stays as fast as `import torch`.
-    from equivcheck.batching.judging import Step, check_step
+    from equivcheck.batching.judging import check_step
+    from equivcheck.batching.step import Step
 
     return check_step(
         Step(

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from equivcheck.batching.examples import Format
+from equivcheck.batching.format import Format
 from equivcheck.batching.presentations import Kind, Presentation
 from equivcheck.batching.usage import invalid
 from equivcheck.batching.verdict import PresentationResult

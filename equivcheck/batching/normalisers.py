@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equivcheck.batching.examples import Example, Rows
 from equivcheck.batching.presentations import Presentation
+from equivcheck.batching.rows import Example, Rows
 from equivcheck.batching.runs import Runs
 from equivcheck.system.choice import PrintableEnum
 from equivcheck.worlds.trace.tensors import Vector

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from equivcheck.batching.examples import Example, Format, Rows
+from equivcheck.batching.format import Format
+from equivcheck.batching.rows import Example, Rows
 from equivcheck.batching.usage import invalid
 
 Collate = Callable[[list[Any]], Any]

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from equivcheck.batching.examples import Example, Format, Packing, Rows, Side
+from equivcheck.batching.format import Format
+from equivcheck.batching.rows import Example, Packing, Rows, Side
 from equivcheck.scenario.scenario import count
 from equivcheck.system.choice import PrintableEnum
 

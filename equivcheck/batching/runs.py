@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from equivcheck.batching.examples import Example, Format
+from equivcheck.batching.format import Format
 from equivcheck.batching.presentations import Presentation, single_example, whole_batch
 from equivcheck.batching.ranks import RankRuns
+from equivcheck.batching.rows import Example
 from equivcheck.errors import UsageError
 from equivcheck.oracle.comparison.assemble import Assembler
 from equivcheck.oracle.comparison.compare import Comparison, compare

@@ -1,0 +1,88 @@
+"""Examples without padding, and the rows of a microbatch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from equivcheck.batching.fields import Field
+from equivcheck.system.choice import PrintableEnum
+
+
+class Packing(PrintableEnum):
+    """How packed documents are told to the model."""
+
+    POSITION_IDS = "position_ids"
+    """Positions start again at 0, and there is no mask."""
+    CU_SEQLENS = "cu_seqlens"
+    """Cumulative lengths over the flat row, and the longest length."""
+    DOCUMENT_IDS = "document_ids"
+    """Each position has its document's number."""
+
+
+class Side(PrintableEnum):
+    """Padded side."""
+
+    RIGHT = "right"
+    LEFT = "left"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Example:
+    """One row without padding."""
+
+    values: Mapping[Field, torch.Tensor]
+    """Each field's value, with shape (positions, ...), or without positions for `Role.ROW`."""
+    length: int
+    """Number of positions; 1 if the batch has no tokens."""
+    num_counted: int
+    """Number of labels with a loss; 1 if the batch has no labels."""
+    num_labels: int
+    """Number of labels before the model's shift, which drops the first one."""
+    weight: float
+    """First number per row in the batch, such as a weight; 1 without one."""
+    value: Any = None
+    """Example from the user's own function; None if the batch was taken apart here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rows:
+    """One microbatch's rows."""
+
+    rows: tuple[tuple[Example, ...], ...]
+    """Examples in each row; several if they are packed."""
+    side: Side = Side.RIGHT
+    """Padded side."""
+    extra: int = 0
+    """Padding in the longest row."""
+    pad_id: int | None = None
+    """Token in padding; None for the user's."""
+
+    @property
+    def examples(self) -> tuple[Example, ...]:
+        """Examples in order."""
+        return tuple(example for row in self.rows for example in row)
+
+    @property
+    def length(self) -> int:
+        """Number of positions per row, padding included."""
+        return max(sum(example.length for example in row) for row in self.rows) + self.extra
+
+    @property
+    def positions(self) -> tuple[tuple[int, int, Example], ...]:
+        """Each example with its row and its first position there."""
+        found = []
+        for number, row in enumerate(self.rows):
+            start = self.length - sum(example.length for example in row) if self.side is Side.LEFT else 0
+            for example in row:
+                found.append((number, start, example))
+                start += example.length
+        return tuple(found)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether a row has several examples."""
+        return any(len(row) > 1 for row in self.rows)

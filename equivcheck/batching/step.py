@@ -1,0 +1,189 @@
+"""`Step`: the checked arguments of `check_batching`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from equivcheck.batching.examples import examples_of
+from equivcheck.batching.format import Format, format_of
+from equivcheck.batching.normalisers import NORMALISERS
+from equivcheck.batching.opaque import OpaqueFormat, opaque_examples
+from equivcheck.batching.presentations import Constraints
+from equivcheck.batching.ranks import RankRuns
+from equivcheck.batching.rows import Example, Side
+from equivcheck.batching.usage import invalid
+from equivcheck.user.task import Loss, Task, data_axes_of, loss_axes_of, mesh_of, with_mesh
+from equivcheck.worlds.ranks import Ranks
+from equivcheck.worlds.world import World, unwrap_world
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Arguments for `check_batching`."""
+
+    model: Any
+    """Builds the model, or is one."""
+    step: Callable[..., Any]
+    """Trains on microbatches."""
+    batch: Any
+    """The user's batch."""
+    optimizer: Callable[[list[Any]], Any] | None
+    """Returns an optimizer; None for SGD."""
+    loss: Loss | None
+    """Passed to `step`."""
+    evaluate: Callable[[nn.Module, list[Any]], Any] | None
+    """Returns the loss over batches; None without one."""
+    name: str
+    """Name in the verdict."""
+    normaliser: str | None
+    """Declared normaliser; None if the step may have any."""
+    window: int | None
+    """Number of microbatches per update."""
+    microbatches: str
+    """Either ``any`` or ``even``."""
+    microbatch_loss: tuple[str, ...]
+    """Loss terms shared by rows in a microbatch."""
+    packing: str | Callable[[list[Any]], Any] | None
+    """How documents in a row are marked."""
+    padding_side: tuple[str, ...]
+    """Sides for padding."""
+    pad_id: int
+    """Token in padding."""
+    ignore_index: int
+    """Label without a loss."""
+    fields: Mapping[str, str]
+    """Given roles."""
+    dtype: torch.dtype | None
+    """Element type; None to leave it unchanged."""
+    keep_dtype: bool
+    """Whether requests for float32 get `dtype` instead."""
+    examples: Callable[[Any], Sequence[Any]] | None
+    """Takes a batch apart; None to infer roles."""
+    collate: Callable[[list[Any]], Any] | None
+    """Puts examples together; None to infer roles."""
+    weight: Callable[[Any], float] | None
+    """Returns an example's weight; None for equal weights."""
+    seed: int
+    """Seed."""
+    explain: bool
+    """Whether to search for the cause."""
+    mesh: Mapping[str, int] | None
+    """Axis names and sizes; None for one device only."""
+    parallelize: Callable[..., Any] | None
+    """Parallelizes a model over the mesh."""
+    rank_step: Callable[..., Any] | None
+    """The step on ranks; None for `step`."""
+    data_axes: tuple[str, ...] | None
+    """Axes whose ranks get different rows; None for those with usual names."""
+    world: str | Ranks | World
+    """How ranks run."""
+    schedule_seed: int
+    """Order in which simulated ranks take turns."""
+    deadline: float
+    """Seconds after which ranks count as hung."""
+
+    def __post_init__(self) -> None:
+        if self.normaliser is not None and self.normaliser not in NORMALISERS:
+            raise invalid(f"normaliser {self.normaliser!r}", "it does not exist", f"{', '.join(NORMALISERS)}, or None")
+        if self.microbatches not in ("any", "even"):
+            raise invalid(f"microbatches {self.microbatches!r}", "it does not exist", "any or even")
+        if self.window is not None and self.window < 1:
+            raise invalid(f"window {self.window}", "an update needs a microbatch", "at least 1, or None")
+        if (self.examples is None) != (self.collate is None):
+            given, missing = ("examples", "collate") if self.collate is None else ("collate", "examples")
+            raise invalid(f"{given} without {missing}", "a batch must be taken apart and put together", "both, or none")
+        if self.examples is not None and self.packing is not None:
+            raise invalid("packing together with examples", "the tokens of examples are unknown", "packing=None")
+        if (self.mesh is None) != (self.parallelize is None):
+            given, missing = ("mesh", "parallelize") if self.parallelize is None else ("parallelize", "mesh")
+            raise invalid(f"{given} without {missing}", "ranks need both", "both, or none for one device")
+        sides = [side.value for side in Side]
+        for side in self.padding_side:
+            if side not in sides:
+                raise invalid(
+                    f"padding_side {self.padding_side!r}", f"there is no side {side!r}", f"a tuple from {', '.join(sides)}"
+                )
+
+    @property
+    def constraints(self) -> Constraints:
+        """Facts about the step."""
+        return Constraints(
+            window=self.window,
+            needs_even=self.microbatches == "even",
+            has_microbatch_terms=bool(self.microbatch_loss),
+            sides=tuple(Side(side) for side in self.padding_side),
+        )
+
+    def taken_apart(self) -> tuple[Format, Sequence[Example]]:
+        """The batch's form and its examples."""
+        if self.examples is not None and self.collate is not None:
+            found = opaque_examples(self.batch, self.examples, self.weight)
+            return OpaqueFormat(self.batch, self.collate), found
+        given = format_of(
+            self.batch, fields=self.fields, pad_id=self.pad_id, ignore_index=self.ignore_index, packing=self.packing
+        )
+        return given, examples_of(given)
+
+    def task(self) -> Task:
+        """A training with one step on one device."""
+        return Task(
+            name=self.name,
+            model=partial(copy.deepcopy, self.model) if isinstance(self.model, nn.Module) else self.model,
+            parallelize=_parallelize,
+            mesh=(("dp", 1),),
+            batches=([],),
+            loss=_no_loss if self.loss is None else self.loss,
+            reduction="mean",
+            optimizer=_sgd if self.optimizer is None else self.optimizer,
+            scheduler=None,
+            step=self.step,
+            rank_step=self.step,
+            data_axes=("dp",),
+            loss_axes=(),
+            shard=None,
+            also=None,
+            full_tensors=None,
+            cuts=None,
+            dtype=self.dtype,
+            precision=None,
+            keep_dtype=self.keep_dtype,
+            mask_shapes=None,
+            resume=None,
+            seed=self.seed,
+        )
+
+    def ranks(self) -> RankRuns | None:
+        """The step on ranks; None without a mesh."""
+        if self.mesh is None or self.parallelize is None:
+            return None
+        axes = mesh_of(self.mesh)
+        rows = data_axes_of(axes, self.data_axes, user_shards=False)
+        task = replace(
+            self.task(),
+            parallelize=self.parallelize,
+            mesh=axes,
+            data_axes=rows,
+            loss_axes=loss_axes_of(axes, rows, knows_rows=True),
+            step=with_mesh(self.step, None),
+            rank_step=with_mesh(self.rank_step or self.step, None),
+        )
+        return RankRuns(task=task, world=unwrap_world(self.world), schedule_seed=self.schedule_seed, deadline=self.deadline)
+
+
+def _sgd(parameters: list[Any]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def _parallelize(model: nn.Module, mesh: Any) -> None:
+    """Do nothing: there is one device."""
+
+
+def _no_loss(outputs: Any, targets: Any) -> torch.Tensor:  # noqa: ARG001 - the form of a loss
+    raise invalid("loss None", "the step calls it", "a function loss(outputs, targets)")
