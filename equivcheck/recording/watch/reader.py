@@ -55,7 +55,8 @@ class Reader:
     def read_before_backward(self, tensors: Any, number: int) -> None:
         """Read losses, and the gradients that earlier microbatches have left."""
         given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        self.record.losses += [local_loss(tensor) for tensor in given if tensor.numel() == 1]
+        # Pipelines also start backward passes from nodes in the graph.
+        self.record.losses += [local_loss(each) for each in given if isinstance(each, torch.Tensor) and each.numel() == 1]
         gradients = gradients_of(self.models.trained_slots)
         # FSDP1's `no_sync` leaves unsharded gradients, of which some have their shard's size by chance.
         is_sharded = all(local_of(tensor).numel() == sum(piece.numel for piece in pieces) for pieces, tensor in gradients)

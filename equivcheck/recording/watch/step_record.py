@@ -43,7 +43,7 @@ class StepRecord:
         """Read everything from the devices."""
         # If a GradScaler finds infinite gradients, no optimizer gets them.
         entries = [each for each in self.entries if not (self.num_skipped and _is_infinite_gradient(each))]
-        # A backward pass that repeats the last microbatch was not followed by another one.
+        # Readings before a pass that only repeated the last microbatch belong to no microbatch.
         accumulated = [found for number, found in self.accumulated.items() if number < num_backwards]
         return RecordedStep(
             step=step,

@@ -179,6 +179,21 @@ def test_a_backward_pass_without_known_samples_shows(tmp_path: Path) -> None:
     assert [(len(step.samples), step.num_backwards) for step in steps] == [(1, 2), (1, 2)]
 
 
+@pytest.mark.parametrize("as_list", [False, True])
+def test_backward_passes_from_a_node_have_samples(tmp_path: Path, as_list: bool) -> None:
+    """As torch 2.15's pipelines start them; there is no loss."""
+
+    def run() -> None:
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        edge = torch.autograd.graph.get_gradient_edge(model(batch(0)).square().mean())
+        torch.autograd.backward([edge] if as_list else edge, [torch.ones(())])
+        optimizer.step()
+
+    (step,) = recorded(tmp_path, run)
+    assert (step.samples, step.num_backwards, step.losses) == ((hashes(batch(0)),), 1, ())
+
+
 def test_backward_passes_that_call_the_engine_directly_count(tmp_path: Path) -> None:
     """As Megatron's pipeline schedules do."""
 
