@@ -26,10 +26,6 @@ from equivcheck.worlds.meshes import device_mesh
 
 def rank_trace(task: Task, part: Part = WHOLE) -> UserTrace:
     """Train on this rank and return its trace."""
-    if task.trainer is not None:
-        from equivcheck.user.trainers.recording import trainer_trace  # which imports this module
-
-        return trainer_trace(task, part)
     task, mesh = task_and_mesh(task)
     reader, batches = reader_and_batches(task, mesh)
     names, module, seen = reader.names, reader.module, PrecisionObserver()

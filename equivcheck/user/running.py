@@ -16,6 +16,7 @@ from equivcheck.user.rank_logs import quiet_ranks
 from equivcheck.user.ranks import process_trace, rank_trace
 from equivcheck.user.task import Task
 from equivcheck.user.traces.settings import UserTrace
+from equivcheck.user.trainers.recording import trainer_trace
 from equivcheck.user.usage import invalid
 from equivcheck.worlds.failure import Failure, RankReport, RanksFailed
 from equivcheck.worlds.pool import WORLDS_WITH_DATA, ranks
@@ -84,7 +85,7 @@ def _run_on(members: Ranks, task: Task, schedule_seed: int, deadline: float, par
 
     Simulated ranks are threads and refuse compiled functions. Such a training runs again in local processes.
     """
-    program = process_trace if members.has_copies else rank_trace
+    program = trainer_trace if task.trainer is not None else process_trace if members.has_copies else rank_trace
     try:
         with quiet_ranks() as notes:
             run = rerun_if_died(lambda: members.run(program, task, part, schedule_seed=schedule_seed, deadline=deadline))

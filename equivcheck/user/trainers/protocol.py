@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from equivcheck.user.task import TrainStep
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LocalPart:
@@ -61,7 +59,7 @@ class Trainer(Protocol):
     gradients_are: Literal["unclipped", "clipped"]
     """Whether `Record.before_update` gets gradients before or after clipping."""
 
-    def reference_step(self) -> TrainStep:
+    def reference_step(self) -> Callable[..., Any]:
         """Return the same step on one device, ``step(model, microbatches, optimizer, loss)``: accumulation, clipping.
 
         If ranks record a norm, it returns ``{"loss": ..., "norm": ...}``.
