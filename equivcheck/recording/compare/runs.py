@@ -113,7 +113,7 @@ class RecordedRun:
             norms[number, moment] = squares + own, numel + tensor.numel
         return norms
 
-    @property
+    @cached_property
     def moments(self) -> frozenset[tuple[int, Moment]]:
         """Steps and moments with at least one tensor."""
         return frozenset(self.norms)
