@@ -151,8 +151,7 @@ def _verdict(facts: Facts, compared: Sequence[TensorDifference], tolerance: Tole
     wrong = [each for each in compared if each.is_different]
     divergent = next((each.step for each in wrong if each.moment not in CLUES), None)
     differences = tuple(each for each in wrong if each.moment not in CLUES or _explains(each, facts, divergent))
-    found_gaps = [*gaps_of(facts, tolerance)]
-    gaps = tuple(gap for gap, _ in found_gaps)
+    gaps = [*gaps_of(facts, tolerance)]
     outcome, first = judge(
         differences,
         gaps,
@@ -161,18 +160,14 @@ def _verdict(facts: Facts, compared: Sequence[TensorDifference], tolerance: Tole
         output_eps=max(run.output_eps for run in facts.runs),
     )
     groups = groups_of(compared, differences)
-    worst = max(
-        (each.error for each in compared if each.difference is Difference.VALUE and each.moment not in CLUES), default=0.0
-    )
-    reason = gaps[0] if gaps else f"the largest error is {worst:.2g} of its tolerance"
+    errors = [each.error for each in compared if each.difference is Difference.VALUE and each.moment not in CLUES]
+    worst = max(errors, default=0.0)
+    if first is None:
+        reason = gaps[0][0] if gaps else f"the largest error is {worst:.2g} of its tolerance"
+    else:
+        reason = headline(first, differences, groups, facts)
     explained = [each for each in differences if each.moment is not Moment.OUTPUT]
     diagnosis = find_cause(facts.first, facts.second, explained, tolerance) if outcome is Outcome.DIVERGED else None
-    has_outputs = any(record.outputs for run in (facts.first, facts.second) for record in run.records[facts.steps[0]])
-    if first is None:
-        hint = found_gaps[0][1] if found_gaps else ""
-    else:
-        hint = "" if diagnosis is not None else hint_for(outcome, first, has_outputs=has_outputs)
-    reason = reason if first is None else headline(first, differences, groups, facts)
     return TraceVerdict(
         outcome=outcome,
         reason=reason,
@@ -180,11 +175,11 @@ def _verdict(facts: Facts, compared: Sequence[TensorDifference], tolerance: Tole
         first=first,
         where="" if first is None else agreeing(compared, first, facts),
         diagnosis=diagnosis,
-        hint=hint,
+        hint="" if diagnosis is not None else hint_for(outcome, first, gaps, facts),
         differences=differences,
         groups=groups,
         worst_error=worst,
         notes=tuple(note for note in notes_of(facts, compared, differences) if note != reason),
-        gaps=gaps,
+        gaps=tuple(gap for gap, _ in gaps),
         coverage=tuple(coverage_of(facts, compared)),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from equivcheck.diagnosis.words import name_ranks
-from equivcheck.recording.compare.facts import Facts
+from equivcheck.recording.compare.facts import Facts, Gap
 from equivcheck.recording.compare.judge import CLUES
 from equivcheck.recording.compare.runs import RecordedRun, steps_in_words
 from equivcheck.recording.compare.samples import all_ranks_have_the_same, input_ranks
@@ -17,9 +17,6 @@ from equivcheck.scenario.scenario import count
 _NEEDED = (Moment.GRADIENT, Moment.UPDATE)
 """Moments without which nothing is known about a step."""
 
-
-Gap = tuple[str, str]
-"""Important part without evidence, and the next thing to try."""
 _AGAIN = "record this run again, and look for a line about the recording on stderr"
 _INPUTS = "call the model with tensors that have one row for each sample, and record both runs with the same version"
 

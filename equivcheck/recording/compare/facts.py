@@ -10,6 +10,9 @@ from equivcheck.recording.compare.samples import StepSamples
 from equivcheck.recording.compare.scalars import Losses
 from equivcheck.recording.compare.settings import OtherSetting
 
+Gap = tuple[str, str]
+"""Important part without evidence, and the next thing to try."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Facts:

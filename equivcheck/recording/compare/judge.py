@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from equivcheck.oracle.verdict.verdict import Outcome
+from equivcheck.recording.compare.facts import Gap
 from equivcheck.recording.compare.moved import largest_noise
 from equivcheck.recording.compare.tensors import FLOOR, GRADIENTS
 from equivcheck.recording.compare.verdict import Group, TensorDifference
@@ -17,7 +18,7 @@ CLUES = (Moment.SAMPLES, Moment.OUTPUT, Moment.LOSS, Moment.NORM)
 
 
 def judge(
-    differences: Sequence[TensorDifference], gaps: Sequence[str], *, is_measured: bool, first_step: int, output_eps: float
+    differences: Sequence[TensorDifference], gaps: Sequence[Gap], *, is_measured: bool, first_step: int, output_eps: float
 ) -> tuple[Outcome, TensorDifference | None]:
     """Outcome and the first difference. Without measured noise, only differences that rounding never makes are certain.
 

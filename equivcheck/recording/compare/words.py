@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from equivcheck.diagnosis.words import join_words
 from equivcheck.oracle.verdict.verdict import Outcome
-from equivcheck.recording.compare.facts import Facts
+from equivcheck.recording.compare.facts import Facts, Gap
 from equivcheck.recording.compare.judge import CLUES
 from equivcheck.recording.compare.settings import OtherSetting, other_environment
 from equivcheck.recording.compare.tensors import GRADIENTS
@@ -112,11 +112,14 @@ def notes_of(facts: Facts, compared: Sequence[TensorDifference], differences: Se
     yield from (f"at step {step}, {factor}" for step, factor in factors[:1] if step <= last)
 
 
-def hint_for(outcome: Outcome, first: TensorDifference, *, has_outputs: bool) -> str:
+def hint_for(outcome: Outcome, first: TensorDifference | None, gaps: Sequence[Gap], facts: Facts) -> str:
     """The next thing to try."""
+    if first is None:
+        return gaps[0][1] if gaps else ""
     if outcome is Outcome.INCONCLUSIVE:
         measure = "rounding may explain it: record A again with --moved 1, and pass that folder with --moved"
         return "" if first.is_undecided else measure
+    has_outputs = any(record.outputs for run in facts.runs for record in run.records[first.step])
     if first.moment in (Moment.LOSS, *GRADIENTS) and not has_outputs:
         return f"{_HINTS[first.moment]}. If you record both runs with --outputs, the first module that differs is named"
     return _HINTS[first.moment]
