@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -110,6 +112,24 @@ def test_a_position_that_does_not_fit_is_refused(arguments: dict[str, Any], text
     assert text in str(raised.value)
     assert not str(raised.value).startswith("check_training")
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("is_expert", "start", "full"), [(False, 4, 8), (True, 8, 16)])
+def test_megatron_s_groups_tell_the_position(monkeypatch: pytest.MonkeyPatch, is_expert: bool, start: int, full: int) -> None:
+    """Experts have a tensor-parallel group of their own."""
+    state = SimpleNamespace(
+        model_parallel_is_initialized=lambda: True,
+        get_tensor_model_parallel_rank=lambda: 1,
+        get_tensor_model_parallel_world_size=lambda: 2,
+        get_expert_tensor_parallel_rank=lambda: 2,
+        get_expert_tensor_parallel_world_size=lambda: 4,
+        get_expert_model_parallel_rank=lambda: 0,
+        get_expert_model_parallel_world_size=lambda: 1,
+    )
+    monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", state)  # type: ignore[arg-type]
+    adapter = learned((4, 3), tensor_model_parallel=True, partition_dim=0, allreduce=not is_expert)
+    (entry,) = adapter.entries(Moment.START, [((Piece(name="w", shape=(4, 3)),), torch.ones(4, 3))])
+    assert (entry.piece.shape, entry.piece.start, entry.piece.size) == ((full, 3), (start, 0), (4, 3))
 
 
 def test_cuts_that_no_parameter_has_are_in_the_trace(tmp_path: Path) -> None:
