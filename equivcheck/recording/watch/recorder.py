@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import sys
 from collections.abc import Callable
 from fnmatch import fnmatchcase
@@ -12,19 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from equivcheck.errors import EquivCheckError
 from equivcheck.recording.adapters.adapter import Adapter
-from equivcheck.recording.trace import OUTPUT_DTYPES, Header, RecordedStep
+from equivcheck.recording.trace import RecordedStep
 from equivcheck.recording.trace_file import TraceWriter
 from equivcheck.recording.watch.access import has_values, leave_no_mark
+from equivcheck.recording.watch.header import make_header
 from equivcheck.recording.watch.microbatches import Microbatches
 from equivcheck.recording.watch.reader import Reader
-
-_VARIABLES = ("OMP_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE", "ATEN_CPU_CAPABILITY")
-"""Environment variables that may change values."""
 
 
 class Recorder:
@@ -282,20 +278,7 @@ class Recorder:
 
     def _write(self, step: RecordedStep) -> None:
         if self._writer is None:
-            self._writer = TraceWriter(self._folder, self._header())
+            self._writer = TraceWriter(
+                self._folder, make_header(self._dtypes, num_steps=self._num_steps, moved=self._moved, notes=self._adapter.notes)
+            )
         self._writer.write(step)
-
-    def _header(self) -> Header:
-        has_ranks = dist.is_available() and dist.is_initialized()
-        rank, num_ranks = (dist.get_rank(), dist.get_world_size()) if has_ranks else (0, 1)
-        dtypes = sorted(str(dtype).removeprefix("torch.") for dtype in self._dtypes)
-        facts = {"torch": torch.__version__, "python": platform.python_version(), OUTPUT_DTYPES: " and ".join(dtypes)}
-        return Header(
-            rank=rank,
-            num_ranks=num_ranks,
-            argv=tuple(sys.argv),
-            environment=facts | {name: os.environ[name] for name in _VARIABLES if name in os.environ},
-            num_steps=self._num_steps,
-            moved=self._moved,
-            notes=self._adapter.notes,
-        )
