@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from equivcheck.recording.trace import RecordedStep
+from equivcheck.recording.trace import Moment, RecordedStep
 from equivcheck.recording.trace_file import read_trace
 from equivcheck.recording.watch.record import record
 from equivcheck.recording.watch.samples import hash_samples
@@ -141,6 +141,7 @@ def test_recomputed_forwards_do_not_count(tmp_path: Path, use_reentrant: bool, i
     assert [step.samples for step in steps] == [(hashes(*tensors),) for tensors in own]
     assert [step.num_backwards for step in steps] == [1, 1]
     assert [len(step.losses) for step in steps] == [1, 1]
+    assert not any(entry.moment is Moment.ACCUMULATED for step in steps for entry in step.entries)
 
 
 def test_calls_of_one_backward_pass_are_one_microbatch(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -47,6 +47,12 @@ def flat(model: nn.Module) -> nn.Module:
     return FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
 
 
+def not_sharded(model: nn.Module) -> nn.Module:
+    """FSDP1 with replicas."""
+    strategy = ShardingStrategy.NO_SHARD
+    return FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"), sharding_strategy=strategy)
+
+
 def sharded(model: nn.Module) -> nn.Module:
     """FSDP2 with a unit inside."""
     fully_shard(model.get_submodule("up"))
@@ -65,10 +71,13 @@ LAYOUTS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "ddp, waits": DistributedDataParallel,
     "fsdp1": flat,
     "fsdp1, waits": flat,
+    "fsdp1, not sharded": not_sharded,
     "fsdp2": sharded,
     "fsdp2, waits": sharded,
     "tensor parallel": tensor_parallel,
 }
+CLIPPED = ("one", "ddp", "ddp, waits", "fsdp1", "fsdp1, waits", "fsdp1, not sharded")
+"""Layouts with plain tensors."""
 
 
 def train(folder: Path, layout: str) -> None:
@@ -90,6 +99,10 @@ def train(folder: Path, layout: str) -> None:
             with context:
                 own = part[dist.get_rank() :: count] if count > 1 else part
                 (model(own).square().mean() / 2).backward()
+        if isinstance(model, FullyShardedDataParallel):
+            model.clip_grad_norm_(0.1)
+        elif layout in CLIPPED:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
 
 
@@ -151,6 +164,8 @@ def test_ranks_together_have_the_samples_and_gradients_of_one_device(one: RankTr
     for trace in traces:
         (step,) = trace.steps
         assert step.num_backwards == len(step.samples) == 2
+        clips = [each.norm for each in step.clips]
+        assert clips == pytest.approx([each.norm for each in expected.clips] if layout in CLIPPED else [], rel=1e-5)
     for number, samples in enumerate(expected.samples):
         own = [trace.steps[0].samples[number] for trace in traces]
         assert sorted(own[0] if layout == "tensor parallel" else sum(own, ())) == sorted(samples)
