@@ -179,7 +179,7 @@ def _verdict(facts: Facts, compared: Sequence[TensorDifference], tolerance: Tole
         differences=differences,
         groups=groups,
         worst_error=worst,
-        notes=tuple(note for note in notes_of(facts, compared, differences) if note != reason),
+        notes=tuple(note for note in notes_of(facts, compared, differences) if note not in {reason, *dict(gaps)}),
         gaps=tuple(gap for gap, _ in gaps),
         coverage=tuple(coverage_of(facts, compared)),
     )

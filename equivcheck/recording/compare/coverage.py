@@ -16,6 +16,15 @@ from equivcheck.scenario.scenario import count
 
 _NEEDED = (Moment.GRADIENT, Moment.UPDATE)
 """Moments without which nothing is known about a step."""
+_NOUNS = {
+    Moment.START: "initial parameters",
+    Moment.UNCLIPPED: "gradients before clipping",
+    Moment.GRADIENT: "gradients",
+    Moment.UPDATE: "updated parameters",
+    Moment.STATE: "optimizer state",
+    Moment.BUFFER: "buffers",
+}
+"""Nouns for tensors at each moment."""
 
 _AGAIN = "record this run again, and look for a line about the recording on stderr"
 _INPUTS = "call the model with tensors that have one row for each sample, and record both runs with the same version"
@@ -27,8 +36,7 @@ def gaps_of(facts: Facts, tolerance: Tolerance) -> Iterator[Gap]:
         for run in facts.runs:
             needed = [step for step in facts.steps if moment is Moment.UPDATE or _makes_update(run, step)]
             if lacking := [step for step in needed if (step, moment) not in run.moments]:
-                what = "gradients" if moment is Moment.GRADIENT else "updated parameters"
-                yield f"{run.name} has no {what} in {steps_in_words(lacking)}", _AGAIN
+                yield f"{run.name} has no {_NOUNS[moment]} in {steps_in_words(lacking)}", _AGAIN
     for run in facts.runs:
         yield from _moments_of_ranks(run, facts.steps)
     yield from _moments_of_one_run(facts.first, facts.second, facts.steps)
@@ -52,7 +60,7 @@ def _moments_of_ranks(run: RecordedRun, steps: Sequence[int]) -> Iterator[Gap]:
             for rank in stage:
                 for moment in sorted(on_rank[rank] - common, key=list(Moment).index):
                     lacking = [other for other in stage if moment not in on_rank[other]]
-                    yield f"{name_ranks(lacking)} of {run.name} recorded no {moment.value} at step {step}", _AGAIN
+                    yield f"{name_ranks(lacking)} of {run.name} recorded no {_NOUNS[moment]} at step {step}", _AGAIN
                     return
 
 
@@ -63,7 +71,7 @@ def _moments_of_one_run(first: RecordedRun, second: RecordedRun, steps: Sequence
         for moment in (Moment.START, Moment.STATE, Moment.BUFFER):
             found = [step for step in steps if (step, moment) in run.moments and (step, moment) not in other.moments]
             if found and (is_same_end or moment is Moment.START):
-                yield f"only {run.name} has {moment.value} at {steps_in_words(found)}", _AGAIN
+                yield f"only {run.name} has {_NOUNS[moment]} at {steps_in_words(found)}", _AGAIN
         clipped = [step for step in steps if any(record.clips for record in run.records[step]) and _makes_update(run, step)]
         if lacking := [step for step in clipped if (step, Moment.UNCLIPPED) not in run.moments]:
             yield f"{run.name} has no gradients before clipping in {steps_in_words(lacking)}", _AGAIN
@@ -97,7 +105,7 @@ def _drowned(first: RecordedRun, steps: Sequence[int], tolerance: Tolerance) -> 
             keys = [key for key in first.tensors if key[:2] == (step, moment)]
             allowed = sum((NOISE * tolerance.noise(key)) ** 2 for key in keys)
             if keys and allowed >= first.norms[step, moment][0] > 0:
-                gap = f"from step {step} on, rounding alone may change {moment.value}s by as much as they are"
+                gap = f"from step {step} on, rounding alone may change {_NOUNS[moment]} by as much as they are"
                 yield gap, f"compare fewer steps, with --steps {steps.index(step)}" if step != steps[0] else ""
                 return
 

@@ -221,6 +221,16 @@ def test_clipping_by_hand_is_compared_where_the_optimizer_finds_gradients(verdic
     assert "not compared: gradient before clipping, only in A" in verdict.coverage
 
 
+NOUNS = {
+    Moment.START: "initial parameters",
+    Moment.UNCLIPPED: "gradients before clipping",
+    Moment.GRADIENT: "gradients",
+    Moment.UPDATE: "updated parameters",
+    Moment.STATE: "optimizer state",
+    Moment.BUFFER: "buffers",
+}
+
+
 def lost(rank: int, step: RecordedStep) -> RecordedStep:
     """Rank 0's first sample is not in the trace."""
     return replace(step, samples=(step.samples[0][1:], *step.samples[1:])) if rank == 0 else step
@@ -238,8 +248,7 @@ def lost_microbatch(rank: int, step: RecordedStep) -> RecordedStep:
     [
         (lost, "1 of 8 samples"),
         (lost_microbatch, "backward passes of"),
-        *((without(moment), moment.value.split()[0]) for moment in (Moment.START, *FROM_GRADIENTS, Moment.STATE, Moment.BUFFER)),
-        *((without(moment, 1), moment.value) for moment in (Moment.START, *FROM_GRADIENTS, Moment.STATE, Moment.BUFFER)),
+        *((without(moment, rank), noun) for moment, noun in NOUNS.items() for rank in (None, 1)),
     ],
 )
 def test_a_trace_with_a_gap_is_never_equivalent(tmp_path: Path, layout: str, side: str, edit: Edit, reason: str) -> None:
@@ -247,7 +256,9 @@ def test_a_trace_with_a_gap_is_never_equivalent(tmp_path: Path, layout: str, sid
     right, bad = Job(ranks=2).write(tmp_path / "right"), Job(ranks=2, layout=layout, edit=edit).write(tmp_path / "bad")
     verdict = equivcheck.compare(*((bad, right) if side == "A" else (right, bad)))
     assert verdict.outcome in {Outcome.INCONCLUSIVE, Outcome.DIVERGED}
-    assert reason in str(verdict)
+    text = " ".join([verdict.reason, *verdict.gaps])
+    # If the only rank of a pipeline stage lacks a moment, its tensors are missing.
+    assert reason in text or (layout == "stages" and "differ: not in" in text)
 
 
 def test_ranks_with_the_same_samples_prove_no_average(verdict_on: Verdict) -> None:
