@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from math import sqrt
 
 from equivcheck.diagnosis.words import name_ranks
 from equivcheck.oracle.verdict.cause import Cause
@@ -28,11 +28,11 @@ PRECISE = 64.0
 def wrong_updates(update: Update) -> Iterator[Candidate]:
     """Yield mistakes in updates."""
     yield _without_update(update)
-    yield from _still_shards(update.evidence)
     pairs = pairs_at(update.evidence, update.evidence.step)
     if any(differing(pair) for pair in pairs):
         yield from other_settings(update, pairs)
         return
+    yield from _still_shards(update.evidence)
     groups = groups_at(update.evidence.first, update.evidence.step)
     if len(groups) == 1:
         yield from _of_sgd(update, groups[0])
@@ -66,7 +66,7 @@ def _still_shards(evidence: Evidence) -> Iterator[Candidate]:
     changes: dict[int, list[bool]] = {}
     for rank, entry in entries_of(run, step, Moment.UPDATE):
         earlier = before.get((rank, entry.piece))
-        if earlier is not None and (rank, entry.piece) in gradients:
+        if earlier is not None and (rank, entry.piece) in gradients and entry.piece.numel < math.prod(entry.piece.shape):
             changes.setdefault(rank, []).append((entry.sketch.sums != earlier.sketch.sums).any())
     still = [rank for rank, own in changes.items() if not any(own)]
     if still and len(still) < len(changes) and all(all(own) for rank, own in changes.items() if rank not in still):
@@ -128,7 +128,7 @@ def _step_counts(update: Update, settings: Settings) -> Iterator[Candidate]:
 
 
 def _correction(betas: tuple[float, float], count: int) -> float:
-    return sqrt(1.0 - betas[1] ** count) / (1.0 - betas[0] ** count)
+    return math.sqrt(1.0 - betas[1] ** count) / (1.0 - betas[0] ** count)
 
 
 def _decays(update: Update, groups: Sequence[Settings]) -> Iterator[Candidate]:

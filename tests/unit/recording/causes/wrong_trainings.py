@@ -49,7 +49,7 @@ class Run:
     """One training. A fault replaces some of its methods, such as `reduce`, or attributes, such as `rate`."""
 
     rate, decay, momentum, betas = 0.05, 0.0, 0.0, (0.9, 0.999)
-    num_parts, seed = 2, 0
+    num_parts = 2
     optimizer_class: type[torch.optim.Optimizer] = torch.optim.SGD
     most = MOST
 
@@ -77,9 +77,13 @@ class Run:
         """Local gradients."""
         return [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
 
-    def rows(self, part: int) -> slice:
+    def rows(self, part: int) -> slice | list[int]:
         """Samples in a microbatch of this rank."""
         return slice(part + self.num_parts * self.rank, None, self.num_parts * self.size)
+
+    def draw_seed(self) -> int:
+        """Seed for a step's samples."""
+        return self.step
 
     def weigh(self, loss: torch.Tensor, part: int) -> torch.Tensor:
         """Divide a microbatch's loss."""
@@ -113,7 +117,7 @@ class Run:
     def train(self) -> None:
         """Train some steps."""
         for self.step in range(STEPS):
-            generator = torch.Generator().manual_seed(self.seed + self.step)
+            generator = torch.Generator().manual_seed(self.draw_seed())
             tokens, targets = torch.randint(11, (ROWS, 4), generator=generator), torch.randn(ROWS, 3, generator=generator)
             self.zero()
             for part in range(self.num_parts):
@@ -164,6 +168,9 @@ BASES: dict[str, Changes] = {
     "decay": {"decay": 0.5, "clip": lambda self: None},
     "adamw": {"optimizer_class": torch.optim.AdamW, "rate": 0.01, "decay": 0.5},
     "groups": {"build_optimizer": adamw, "rate": 0.01},
+    "coarse": {"build": lambda self: self.model.bfloat16(), "clip": lambda self: None},
+    "twins": {"rows": lambda self, part: slice(0, None, 2)},
+    "slow": {"optimizer_class": torch.optim.AdamW, "rate": 0.001},
     "adam": {"optimizer_class": torch.optim.Adam, "rate": 0.01},
     "four": {"num_parts": 4, "clip": lambda self: None},
 }
@@ -232,6 +239,14 @@ def step_without(*names: str, on: int | None = None) -> Callable[[Run], None]:
             parameter.data.copy_(before)
 
     return update
+
+
+def update_partly(self: Run) -> None:
+    """Go three quarters of the way."""
+    before = [parameter.detach().clone() for parameter in self.module.parameters()]
+    self.optimizer.step()
+    for parameter, old in zip(self.module.parameters(), before, strict=True):
+        parameter.data.lerp_(old, 0.25)
 
 
 def update_late(self: Run) -> None:
@@ -402,6 +417,9 @@ FAULTS: dict[str, Changes] = {
     "loss not divided": {"weigh": lambda self, loss, part: loss},
     "loss divided twice": {"weigh": lambda self, loss, part: loss / self.num_parts**2},
     "loss scaled": {"weigh": lambda self, loss, part: loss / self.num_parts * 1024},
+    "loss quadrupled": {"weigh": lambda self, loss, part: loss * 2},
+    "nearly two": {"weigh": lambda self, loss, part: loss * 1.3},
+    "three quarters": {"update": update_partly},
     "another factor": {"weigh": lambda self, loss, part: loss / self.num_parts * 1.37},
     "last microbatch": {"after_part": zero_after},
     "first microbatch": {"after_part": keep_first},
@@ -482,7 +500,10 @@ FAULTS: dict[str, Changes] = {
     "noise and loss": {"reduce": add_noise("norm.weight"), "weigh": lambda self, loss, part: loss},
     "two factors": {"reduce": both(scale_gradient("down.weight", 2.0), scale_gradient("query.weight", 3.0))},
     "one factor": {"reduce": both(Run.reduce, scale_gradient("down.weight", 2.0))},
-    "other samples": {"seed": 100},
+    "other samples": {"draw_seed": lambda self: 100 + self.step},
+    "rows later": {"draw_seed": lambda self: 0, "rows": lambda self, part: slice(part, ROWS if self.step else 12, 2)},
+    "some rows twice": {"rows": lambda self, part: [0, 0, 0, 1, 2, 3, 4, 5 + part]},
+    "two causes": {"rate": 0.07, "update": step_without(on=1)},
     "noise after update": {"update": update_with_noise},
     "noise and rate": {"update": update_with_noise, "rate": 0.07},
     "noise on rank 1": {"update": lambda self: update_with_noise(self) if self.rank else self.optimizer.step()},
