@@ -226,3 +226,33 @@ def test_a_script_with_workers_and_a_startup_file_runs_unchanged(tmp_path: Path)
     assert (ran.returncode, ran.stdout, ran.stderr) == (3, plain.stdout, plain.stderr)
     assert [file.name for file in (tmp_path / "trace").iterdir()] == ["rank0.ecr"]
     assert [each.step for each in read_trace(tmp_path / "trace")[0].steps] == [0, 1]
+
+
+RESTARTED = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.parallel.DistributedDataParallel(nn.Linear(3, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    optimizer.zero_grad()
+    model(torch.ones(4, 3)).square().sum().backward()
+    optimizer.step()
+    if step == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        sys.exit(1)
+"""
+
+
+def test_a_restarted_job_is_recorded_from_its_restart(tmp_path: Path) -> None:
+    """Under torchrun, a rank replaces the file that it wrote before."""
+    (script := tmp_path / "train.py").write_text(RESTARTED)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", "--max-restarts", "1"]
+    ran = run(tmp_path / "trace", *torchrun, script)
+    assert ran.returncode == 0, ran.stderr
+    assert "equivcheck" not in ran.stderr
+    (trace,) = read_trace(tmp_path / "trace")
+    assert [each.step for each in trace.steps] == [0, 1, 2]

@@ -29,6 +29,7 @@ from equivcheck.recording.trace import Moment
 from equivcheck.recording.trace_file import read_trace
 from equivcheck.scenario import Scenario
 from equivcheck.strategies import scenarios
+from equivcheck.system.torch_version import is_torch_in
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import ranks
 
@@ -97,6 +98,9 @@ LAYOUTS: dict[str, Callable[[Model], nn.Module]] = {
 }
 
 
+SCHEDULES: dict[str, type[Any]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+
+
 def in_pipeline(schedule: type[Any]) -> Iterator[Any]:
     """Train one stage of a pipeline, with four microbatches."""
     rank, model = dist.get_rank(), Model()
@@ -123,7 +127,7 @@ def in_layout(name: str) -> Iterator[Any]:
         for part in range(2):
             waits = getattr(model, "no_sync", nullcontext) if part == 0 and "static" not in name else nullcontext
             with waits():
-                loss = nn.functional.mse_loss(model(torch.randn(8, 6)), torch.randn(8, 4))
+                loss = nn.functional.mse_loss(model(torch.randn(8, 6)).float(), torch.randn(8, 4))
                 loss.backward()
             yield loss.detach()
         clip = model.clip_grad_norm_ if isinstance(model, FullyShardedDataParallel) else None
@@ -139,8 +143,7 @@ def num_collectives() -> int:
 def train_on_rank(folder: Path | None, name: str) -> tuple[list[Any], int]:
     """Entry point on ranks: all values, and the number of collectives."""
     torch.manual_seed(dist.get_rank() if "parallel" not in name else 0)
-    schedules = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
-    training = in_pipeline(schedules[name]) if name in schedules else in_layout(name)
+    training = in_pipeline(SCHEDULES[name]) if name in SCHEDULES else in_layout(name)
     model = next(training)
     before = num_collectives()
     with nullcontext() if folder is None else equivcheck.record(folder):
@@ -152,9 +155,11 @@ def train_on_rank(folder: Path | None, name: str) -> tuple[list[Any], int]:
     return [value.detach().numpy().tobytes() for value in local], issued
 
 
-@pytest.mark.parametrize("name", [*LAYOUTS, "gpipe", "1f1b"])
+@pytest.mark.parametrize("name", [*LAYOUTS, *SCHEDULES])
 def test_no_bit_changes_in_torch_layouts(name: str, tmp_path: Path) -> None:
     """And no collective is added. Each rank has the gradients of its parameters in each step."""
+    if name in SCHEDULES and is_torch_in("<2.10"):
+        pytest.skip("in torch 2.9, this pipeline over gloo aborts")
     before, after = (ranks("gloo", 2).run(train_on_rank, folder, name).values for folder in (None, tmp_path))
     assert before == after
     for trace in read_trace(tmp_path):
