@@ -19,7 +19,7 @@ from equivcheck.recording.exact import hash_parts
 from equivcheck.recording.signs import signs_of
 from equivcheck.recording.sketch import sketch_parts
 from equivcheck.recording.trace import Entry, Moment
-from equivcheck.training.read import canonical_name, pieces_of
+from equivcheck.training.read import canonical_name, in_order_of_pieces, pieces_of
 from equivcheck.worlds.trace.trace import Piece, Slot
 
 T = TypeVar("T", bound=torch.Tensor)
@@ -139,7 +139,8 @@ def entries_of(moment: Moment, rows: Sequence[Row], *, exactly: bool = False) ->
     parts: list[tuple[Piece, torch.Tensor, tuple[int, ...] | None]] = []
     for pieces, tensor in rows:
         addends = _addends_of(tensor)
-        local = local_of(tensor).reshape(-1)
+        local = local_of(tensor)
+        local = in_order_of_pieces(tensor, local) if isinstance(tensor, DTensor) else local.reshape(-1)
         if local.numel() != sum(piece.numel for piece in pieces):
             continue  # a tensor in another form, such as an unsharded gradient: the comparison finds it missing
         for piece, values in zip(pieces, torch.split(local, [piece.numel for piece in pieces]), strict=True):

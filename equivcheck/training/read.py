@@ -89,8 +89,8 @@ def _packing(tensor: torch.Tensor) -> tuple[int, int]:
     return 0, 1
 
 
-def _in_order(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    """Local elements ordered box by box."""
+def in_order_of_pieces(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+    """Local elements of a DTensor in the order of `pieces_of`, box by box."""
     dim, count = _packing(tensor)
     if count == 1:
         return local.reshape(-1)
@@ -161,7 +161,7 @@ def snapshot(slots: Sequence[Slot], pieces: tuple[Piece, ...], tensors: Iterable
         fits += [fit] * count
         dtypes += ["" if local is None else str(local.dtype).removeprefix("torch.")] * count
         if placed is not None and local is not None and fit:
-            flat.append(local.reshape(-1) if count == 1 else _in_order(placed, local))
+            flat.append(local.reshape(-1) if count == 1 else in_order_of_pieces(placed, local))
     values = torch.cat(flat) if flat else torch.empty(0)
     numbers = (values.float() if values.dtype is torch.bfloat16 else values).numpy()  # NumPy has no bfloat16
     return Snapshot(pieces=pieces, present=tuple(present), fits=tuple(fits), dtypes=tuple(dtypes), values=numbers)
