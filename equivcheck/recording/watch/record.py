@@ -48,8 +48,8 @@ def record(  # noqa: PLR0913 - options, all by keyword
     `names` maps names of another run to names of this one, so that both can be compared: ``{"new.*.weight": "old.*.weight"}``.
     In place of the old name may be a dict, with ``transpose=True`` or with several tensors that the other run has as one:
     ``{"qkv.weight": {"parts": ["q.weight", "k.weight", "v.weight"], "dim": 0, "groups": 1}}``. With `groups`, parts alternate:
-    each group has an equal share of each part. ``{"tied": ["a.weight", "b.weight"]}`` stands for one tensor under several names. If
-    a rank has several, only the first is recorded.
+    each group has an equal share of each part. ``{"tied": ["a.weight", "b.weight"]}`` stands for one tensor under several names.
+    If a rank has several, only the first is recorded.
 
     Raises `UsageError` if an argument is not valid, or if this process already records.
     """
