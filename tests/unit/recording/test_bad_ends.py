@@ -117,7 +117,7 @@ def test_a_job_that_ends_badly_keeps_its_steps(
     assert [each.step for each in trace.steps] == [*range(steps)]
     assert trace.is_cut_off == (name in {"killed while it writes", "disk is full"})
     lines = (folder / name / "rank0.ecr").read_text().split("\n")
-    assert len([each for each in lines if each.startswith('{"step":0')]) == 1
+    assert len([each for each in lines if each.startswith('{"step":1')]) == 1
 
 
 def train(folder: Path, steps: int, end: Callable[[], object]) -> None:
