@@ -6,8 +6,11 @@ A copy holds the values of its parameter, in more digits. So it is found by its 
 from __future__ import annotations
 
 import gc
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice, takewhile
+from operator import itemgetter
 
 import torch
 
@@ -127,8 +130,8 @@ def _pieces_of_flat(copy: torch.Tensor, slots: Sequence[Slot]) -> tuple[Piece, .
     """
     found = [
         pieces
-        for places, total in _flat_layouts(slots)
-        if copy.dim() == 1 and len(copy) and total % len(copy) == 0
+        for places, total in (_flat_layouts(slots) if copy.dim() == 1 and len(copy) else ())
+        if total % len(copy) == 0
         for first in range(0, total, len(copy))
         if (pieces := _pieces_if_equal(copy.detach(), first, places))
     ]
@@ -158,7 +161,8 @@ def _flat_layouts(slots: Sequence[Slot]) -> Iterator[tuple[list[tuple[int, Slot]
 def _pieces_if_equal(copy: torch.Tensor, first: int, places: Sequence[tuple[int, Slot]]) -> tuple[Piece, ...]:
     """Positions in a flat tensor from `first` on, if `copy` has the same values; otherwise empty."""
     pieces, end = [], first
-    for offset, slot in places:
+    start = max(bisect_right(places, first, key=itemgetter(0)) - 1, 0)
+    for offset, slot in takewhile(lambda place: place[0] < first + len(copy), islice(places, start, None)):
         values = local_of(slot.parameter).reshape(-1)
         low, high = max(offset, first), min(offset + len(values), first + len(copy))
         if low < high:

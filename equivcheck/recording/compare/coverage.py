@@ -78,15 +78,13 @@ def _moments_of_one_run(first: RecordedRun, second: RecordedRun, steps: Sequence
 
 
 def _samples(facts: Facts) -> Iterator[Gap]:
-    for run, other in (facts.runs, facts.runs[::-1]):
-        lost = total = 0
-        for step in facts.steps:
-            for rank in input_ranks(run, step, other):
-                record = run.records[step][rank]
-                total += record.num_backwards
-                lost += max(record.num_backwards - sum(map(bool, record.samples)), 0)
-        if lost:
-            yield f"{lost} of {count(total, 'backward pass', 'backward passes')} of {run.name} had no samples", _INPUTS
+    lost = [_backwards_without_samples(facts, run, other) for run, other in (facts.runs, facts.runs[::-1])]
+    # Later stages of a pipeline get activations, on a rank with several stages as well.
+    has_all = not all(number for number, _ in lost) and all(found and not found.difference for found in facts.samples.values())
+    for run, (number, total) in zip(facts.runs, lost, strict=True):
+        if number and not has_all:
+            yield f"{number} of {count(total, 'backward pass', 'backward passes')} of {run.name} had no samples", _INPUTS
+    for run in facts.runs:
         if all(all_ranks_have_the_same(run, step) for step in facts.steps):
             gap = f"all ranks of {run.name} have the same samples, so a missing average over ranks would not show"
             yield gap, "give each rank samples of its own"
@@ -94,6 +92,17 @@ def _samples(facts: Facts) -> Iterator[Gap]:
         if samples is not None and not samples.is_plausible:
             yield f"at step {step}, {samples.difference}", "gradients agree, so look for samples that have no effect on the loss"
             return
+
+
+def _backwards_without_samples(facts: Facts, run: RecordedRun, other: RecordedRun) -> tuple[int, int]:
+    """Number of backward passes without samples, and of all backward passes."""
+    lost = total = 0
+    for step in facts.steps:
+        for rank in input_ranks(run, step, other):
+            record = run.records[step][rank]
+            total += record.num_backwards
+            lost += max(record.num_backwards - sum(map(bool, record.samples)), 0)
+    return lost, total
 
 
 def _drowned(first: RecordedRun, steps: Sequence[int], tolerance: Tolerance) -> Iterator[Gap]:

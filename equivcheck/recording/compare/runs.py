@@ -136,6 +136,17 @@ class RecordedRun:
             stages.append((ranks, names))
         return tuple(sorted(tuple(sorted(ranks)) for ranks, _ in stages))
 
+    @cached_property
+    def first_muon_step(self) -> int | None:
+        """First step with an update by an optimizer called Muon; None without one."""
+        names = (
+            (step, group.get("optimizer", ""))
+            for step in self.steps
+            for record in self.records[step]
+            for group in record.settings
+        )
+        return next((step for step, name in names if "muon" in name.lower()), None)
+
     def size(self, key: Key) -> float:
         """The tensor's norm plus its share in the norm over all tensors.
 

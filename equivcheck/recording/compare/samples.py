@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from equivcheck.diagnosis.words import name_ranks
 from equivcheck.recording.compare.runs import RecordedRun
@@ -37,12 +38,17 @@ def samples_on(run: RecordedRun, step: int, ranks: Sequence[int]) -> Samples:
 
 
 def input_ranks(run: RecordedRun, step: int, other: RecordedRun) -> tuple[int, ...]:
-    """Ranks of the stage whose inputs are samples. Later stages in a pipeline get activations."""
-    if len(run.stages) == 1:
-        return run.stages[0]
+    """Ranks whose inputs are samples. Later stages in a pipeline get activations.
+
+    Ranks without a common parameter may also be data-parallel, with flat shards or without elements.
+    """
     known = samples_on(other, step, range(len(other.ranks)))
     found = {stage: samples_on(run, step, stage) for stage in run.stages}
-    return max(found, key=lambda stage: (len(found[stage].keys() & known.keys()), bool(found[stage])))
+    stages = [stage for stage in run.stages if found[stage].keys() & known.keys()] or [
+        max(run.stages, key=lambda stage: bool(found[stage]))
+    ]
+    ranks = tuple(sorted(chain.from_iterable(stages)))
+    return tuple(rank for rank in ranks if run.records[step][rank].samples) or ranks
 
 
 def compare_samples(first: RecordedRun, second: RecordedRun, step: int) -> StepSamples | None:
@@ -53,7 +59,7 @@ def compare_samples(first: RecordedRun, second: RecordedRun, step: int) -> StepS
         return None
     numbers, common = (len(one), len(other)), one.keys() & other.keys()
     if not common:
-        large, small = max(numbers), min(numbers)
+        small, large = sorted((one.total(), other.total()))  # parts of two samples may be equal
         return StepSamples(
             num_samples=numbers,
             difference=f"no sample of B is in A: other data, or inputs in another form{_elsewhere(first, second, step, other)}",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from equivcheck.diagnosis.words import name_ranks
 from equivcheck.recording.adapters.precision import rounding_of
 from equivcheck.recording.assemble import Cover
+from equivcheck.recording.compare.optimizer_rounding import rounded_inside
 from equivcheck.recording.compare.runs import Key, RecordedRun, RecordedTensor
 from equivcheck.recording.compare.verdict import TensorDifference
 from equivcheck.recording.trace import Moment
@@ -32,7 +33,8 @@ class Tolerance:
 
     def __call__(self, key: Key) -> float:
         """Allowed distance to one of run A's tensors; 0 for integers."""
-        return FLOOR * self.first.tensors[key].eps * self.first.size(key) + NOISE * self.noise(key)
+        rounded = FLOOR * self.first.tensors[key].eps * self.first.size(key) + rounded_inside(self.first, key)
+        return rounded + NOISE * self.noise(key)
 
     def between(self, key: Key, second: RecordedRun) -> float:
         """Allowed distance between runs A and B. It is larger if only one updates copies of parameters in another dtype."""

@@ -86,8 +86,11 @@ def agreeing(compared: Sequence[TensorDifference], first: TensorDifference, fact
         if moment is Moment.SAMPLES and number:
             samples = facts.samples[first.step]
             found += [] if samples is None else [count(samples.num_samples[0], "sample")]
-        elif moment in (Moment.LOSS, Moment.NORM) and number:
-            found.append("the loss" if moment is Moment.LOSS else "the gradient norm")
+        elif moment is Moment.LOSS and number:
+            losses = facts.losses[first.step]
+            found += [] if losses is None or losses.factor else ["the loss"]
+        elif moment is Moment.NORM and number:
+            found.append("the gradient norm")
         elif number:
             noun, addition = _NOUNS[moment]
             found.append(f"{count(number, noun)}{addition}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 import torch
@@ -14,7 +14,10 @@ from equivcheck.worlds.trace.trace import Slot
 
 
 class Models:
-    """Modules that own the trained parameters. Beside the first one, each has a prefix in all names, such as ``module1.``."""
+    """Modules that own the trained parameters.
+
+    A module has a prefix in all names, such as ``module1.``, if an earlier one has the same names.
+    """
 
     def __init__(self, adapter: Adapter) -> None:
         self._adapter = adapter
@@ -52,17 +55,22 @@ class Models:
         return [slot for slot in self.slots if id(slot.parameter) not in known]
 
     def _add_root(self, root: nn.Module) -> None:
-        """Replace all modules inside the root."""
-        inside = set(map(id, root.modules()))
-        self.roots = [*(each for each in self.roots if id(each) not in inside), root]
+        """Replace all modules inside the root, and modules whose parameters it owns as well, as a model owns its stages'."""
+        inside, owned = set(map(id, root.modules())), set(map(id, root.parameters()))
+        others = [each for each in self.roots if id(each) not in inside and not owned >= set(map(id, each.parameters()))]
+        self.roots = [*others, root]
         self.slots = tuple(chain.from_iterable(slots_of(each, prefix) for each, prefix in self._prefixed()))
         self.module_names = {}
         for each, prefix in self._prefixed():
             self.module_names |= modules_of(each, prefix)
         self._adapter.learn(self.roots, self.slots, self.buffers())
 
-    def _prefixed(self) -> Iterable[tuple[nn.Module, str]]:
-        return ((root, f"module{number}." if number else "") for number, root in enumerate(self.roots))
+    def _prefixed(self) -> Iterator[tuple[nn.Module, str]]:
+        taken: set[str] = set()
+        for number, root in enumerate(self.roots):
+            names = {piece.name for slot in slots_of(root) for piece in slot.pieces if piece.name}
+            yield root, f"module{number}." if names & taken else ""
+            taken |= names
 
     @property
     def trained_slots(self) -> tuple[Slot, ...]:
