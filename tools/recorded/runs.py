@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from equivcheck.training.layers.parameters import parameters_of
 from equivcheck.training.loop import single_device_setup, train
 from equivcheck.training.setup import Setup
 from equivcheck.training.threads import one_thread
+from equivcheck.user.task import Task
 from equivcheck.worlds.pool import ranks
 from equivcheck.worlds.ranks import Ranks, Run
 
@@ -48,7 +50,9 @@ class RecordedRanks(Ranks):
         """Implement `Ranks.run`."""
         self.arguments = arguments
         given: dict[str, Any] = {"schedule_seed": schedule_seed, "deadline": deadline, "is_user_code": is_user_code}
-        return ranks("gloo", self.size).run(run_recorded, self.folder, self._options, program, *arguments, **given)
+        task = arguments[0] if arguments else None
+        declared = {"mesh": dict(task.mesh), "cuts": task.cuts} if isinstance(task, Task) and task.cuts else self._options
+        return ranks("gloo", self.size).run(run_recorded, self.folder, declared, program, *arguments, **given)
 
     def prepare_to_compile(self) -> None:
         """Let the kept processes compile once."""
@@ -69,6 +73,7 @@ def record_one_device(
 ) -> list[Path]:
     """Record a training on one device, then its moved runs. Returns their folders."""
     folders = [folder / f"moved{number}" for number in range(num_moved + 1)]
+    gc.collect()  # a moved run compares its parameters with those of all living optimizers
     for number, each in enumerate(folders):
         with one_thread(), record(each, moved=number, **(options or {})):
             run()

@@ -19,6 +19,7 @@ from equivcheck.user.task import mesh_of
 from equivcheck.user.usage import invalid
 from equivcheck.user.verdict import UserVerdict
 from equivcheck.worlds.patience import cpu_seconds_of_family
+from equivcheck.worlds.ranks import Ranks
 
 ARGUMENTS = inspect.signature(check_training).parameters
 """Parameters that `check_training` takes."""
@@ -85,7 +86,7 @@ class Matrix:
             listener(rows[-1], len(rows))
         return MatrixResult(rows=tuple(rows), asked=len(asked))
 
-    def row(self, name: str, world: str | None = None) -> LayoutRow:
+    def row(self, name: str, world: str | Ranks | None = None) -> LayoutRow:
         """Check one layout. An exception from its arguments or from the single-device run becomes the row's error."""
         layout, started = self._layouts[name], _cpu_seconds()
         verdict: UserVerdict | None = None
