@@ -1,4 +1,4 @@
-"""Rounding inside an optimizer: Muon computes its updates in bfloat16, in whatever element type the parameters are.
+"""Rounding inside an optimizer: torch's Muon computes its updates in bfloat16, in whatever element type the parameters are.
 
 Moved runs do not measure it, because such small changes seldom lead to another number in bfloat16.
 """
@@ -7,24 +7,25 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import torch
-
 from equivcheck.recording.compare.runs import Key, RecordedRun
 from equivcheck.recording.trace import Moment
 
-EPS = torch.finfo(torch.bfloat16).eps
-FIRST, LATER = 16.0, 64.0
-"""Changes in units of `EPS`, relative to a norm: of the first update, and of later values, which build on it."""
+UNDECIDED = 0.125
+"""Differences up to this part of an update, or of a later value's norm, prove nothing.
+
+bfloat16 has eight bits, and Muon's iterations multiply rounding errors. A wrong learning rate or a missing update changes more.
+"""
+ABOUT_MUON = "Muon computes updates in bfloat16, so this difference may be rounding"
 
 
-def rounded_inside(run: RecordedRun, key: Key) -> float:
-    """Distance that rounding inside an optimizer explains: 0 without Muon, and before its first update."""
+def may_round_inside(run: RecordedRun, key: Key, distance: float) -> bool:
+    """Whether rounding inside Muon may explain a difference. False before its first update, and without Muon."""
     step, moment, name = key
     start = run.first_muon_step
-    if start is None or step < start or (step == start and moment is not Moment.UPDATE) or not run.tensors[key].eps:
-        return 0.0
+    if start is None or step < start or (step == start and moment is not Moment.UPDATE):
+        return False
     if moment is not Moment.UPDATE:
-        return LATER * EPS * run.size(key)
+        return distance <= UNDECIDED * run.size(key)
     keys = [(run.steps[0], Moment.START, name), *((number, Moment.UPDATE, name) for number in run.steps if number <= step)]
     values = [value for each in keys if each in run.tensors and (value := run.tensors[each].sketch.value) is not None]
-    return (FIRST if step == start else LATER) * EPS * sum(one.distance(other) for one, other in pairwise(values))
+    return distance <= UNDECIDED * sum(one.distance(other) for one, other in pairwise(values))

@@ -138,14 +138,14 @@ class RecordedRun:
 
     @cached_property
     def first_muon_step(self) -> int | None:
-        """First step with an update by an optimizer called Muon; None without one."""
+        """First step with an update by torch's Muon; None without one."""
         names = (
             (step, group.get("optimizer", ""))
             for step in self.steps
             for record in self.records[step]
             for group in record.settings
         )
-        return next((step for step, name in names if "muon" in name.lower()), None)
+        return next((step for step, name in names if name == "Muon"), None)
 
     def size(self, key: Key) -> float:
         """The tensor's norm plus its share in the norm over all tensors.

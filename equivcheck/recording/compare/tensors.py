@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from equivcheck.diagnosis.words import name_ranks
 from equivcheck.recording.adapters.precision import rounding_of
 from equivcheck.recording.assemble import Cover
-from equivcheck.recording.compare.optimizer_rounding import rounded_inside
+from equivcheck.recording.compare.optimizer_rounding import ABOUT_MUON, may_round_inside
 from equivcheck.recording.compare.runs import Key, RecordedRun, RecordedTensor
 from equivcheck.recording.compare.verdict import TensorDifference
 from equivcheck.recording.trace import Moment
@@ -33,8 +33,7 @@ class Tolerance:
 
     def __call__(self, key: Key) -> float:
         """Allowed distance to one of run A's tensors; 0 for integers."""
-        rounded = FLOOR * self.first.tensors[key].eps * self.first.size(key) + rounded_inside(self.first, key)
-        return rounded + NOISE * self.noise(key)
+        return FLOOR * self.first.tensors[key].eps * self.first.size(key) + NOISE * self.noise(key)
 
     def between(self, key: Key, second: RecordedRun) -> float:
         """Allowed distance between runs A and B. It is larger if only one updates copies of parameters in another dtype."""
@@ -70,11 +69,15 @@ def compare_tensors(
             run, has = (second, one) if other is None else (first, other)
             yield _missing(found, run, has)
         else:
-            yield (
+            compared = (
                 _other_form(found, first, one, second, other)
                 or _not_finite(found, one, other)
                 or _values(found, one, other, tolerance.between(key, second))
             )
+            is_value = compared.difference is Difference.VALUE and compared.is_different
+            if is_value and may_round_inside(first, key, compared.distance):
+                compared = replace(compared, is_undecided=True, detail=ABOUT_MUON)
+            yield compared
 
 
 def _missing(found: TensorDifference, lacks: RecordedRun, tensor: RecordedTensor | None) -> TensorDifference:
