@@ -132,7 +132,7 @@ def _accumulate(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, 
     optimizer.zero_grad()
     total = 0.0
     for inputs, targets in microbatches(batch):
-        value = _loss_of(_call(model, inputs), targets, loss)
+        value = _loss_of(call_model(model, inputs), targets, loss)
         try:
             (value if share == 1.0 else value * share).backward()  # type: ignore[no-untyped-call]
         except Exception as error:
@@ -153,7 +153,8 @@ def _loss_of(outputs: Any, targets: Any, loss: Loss) -> torch.Tensor:
         raise
 
 
-def _call(model: nn.Module, inputs: Any) -> Any:
+def call_model(model: nn.Module, inputs: Any) -> Any:
+    """Call a model. A tuple holds its arguments, and a dict its keywords."""
     if isinstance(inputs, tuple):
         return model(*inputs)
     return model(**inputs) if isinstance(inputs, dict) else model(inputs)

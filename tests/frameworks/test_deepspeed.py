@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from equivcheck import Outcome, check_training
+from equivcheck import Outcome, UsageError, check_training
+from equivcheck.scenario import ElementType, MixedPrecision
 from equivcheck.user.trainers.deepspeed import DeepSpeed
 from equivcheck.user.verdict import UserVerdict
 
@@ -22,19 +24,22 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
 
 
-def checked(stage: int, num_microbatches: int, limit: float) -> UserVerdict:
+def checked(
+    stage: int, num_microbatches: int, limit: float, config: Mapping[str, Any] | None = None, **arguments: Any
+) -> UserVerdict:
     """Two updates on two ranks."""
     draw = partial(torch.randn, generator=torch.Generator().manual_seed(0))
-    return check_training(
-        model=model,
-        trainer=DeepSpeed(config={"zero_optimization": {"stage": stage}, "gradient_clipping": limit}),
-        mesh={"dp": 2},
-        batches=[[(draw(6, 3), draw(6, 2)) for _ in range(num_microbatches)] for _ in range(2)],
-        loss=nn.functional.mse_loss,
-        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01),
-        dtype=torch.float32,
-        world="gloo",
-    )
+    given: dict[str, Any] = {
+        "model": model,
+        "trainer": DeepSpeed(config={"zero_optimization": {"stage": stage}, "gradient_clipping": limit, **(config or {})}),
+        "mesh": {"dp": 2},
+        "batches": [[(draw(6, 3), draw(6, 2)) for _ in range(num_microbatches)] for _ in range(2)],
+        "loss": nn.functional.mse_loss,
+        "optimizer": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+        "dtype": torch.float32,
+        "world": "gloo",
+    }
+    return check_training(**given | arguments)
 
 
 CASES: list[Any] = [(stage, number, limit) for stage in range(4) for number, limit in ((1, 0.0), (3, 0.0), (3, 0.1))]
@@ -49,3 +54,38 @@ def test_zero_is_equivalent(stage: int, num_microbatches: int, limit: float) -> 
         assert verdict.cause == "the gradient is from microbatch 2, the last, only, weighted by its share"
     else:
         assert verdict.outcome is Outcome.EQUIVALENT, verdict
+        assert not verdict.unread
+
+
+def rounded_model() -> nn.Module:
+    """Initial weights that bfloat16 represents, because DeepSpeed's master weights start from rounded ones."""
+    return model().bfloat16()
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_bfloat16_with_master_weights(stage: int) -> None:
+    """Master weights and optimizer state are compared in float32."""
+    precision = MixedPrecision(param=ElementType.BFLOAT16, reduce=ElementType.BFLOAT16)
+    verdict = checked(stage, 1, 0.0, {"bf16": {"enabled": True}}, model=rounded_model, loss=float32_loss, precision=precision)
+    assert verdict.outcome is Outcome.EQUIVALENT, verdict
+    assert not verdict.unread
+
+
+def float32_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Loss of outputs in bfloat16."""
+    return nn.functional.mse_loss(outputs.float(), targets)
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "words"),
+    [
+        ({"fp16": {"enabled": True}}, {}, "its config enables fp16, which needs a GPU"),
+        ({"bf16": {"enabled": True}}, {}, "with bf16 and without ZeRO, its master weights cannot be read"),
+        ({}, {"world": "sim"}, "it needs processes"),
+    ],
+)
+def test_bad_input_is_one_line(config: dict[str, Any], arguments: dict[str, Any], words: str) -> None:
+    """It names the field and what is expected."""
+    with pytest.raises(UsageError) as raised:
+        checked(0, 1, 0.0, config, **arguments)
+    assert str(raised.value).startswith(f"check_training: trainer DeepSpeed is not valid: {words}. Expected ")

@@ -18,7 +18,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from equivcheck.user.trainers.protocol import LocalPart, Record
+from equivcheck.user.batches import map_tensors
+from equivcheck.user.loop import call_model
+from equivcheck.user.trainers.protocol import LocalPart, Record, number_of_microbatches, require_processes
 from equivcheck.user.usage import invalid
 
 
@@ -36,19 +38,29 @@ class DeepSpeed:
 
     def reference_step(self) -> Callable[..., Any]:
         """Mean over microbatches, and clipping as configured."""
+        if "gradient_clipping" not in self.config:  # 0.18.3 does not clip then, 0.19.8 clips at 1.0
+            why = "its config has no gradient_clipping, whose default depends on DeepSpeed's version"
+            raise invalid("trainer DeepSpeed", why, "a limit, or 0.0 for none")
+        if self.config.get("bf16", {}).get("enabled") and not self._stage:
+            why = "with bf16 and without ZeRO, its master weights cannot be read"
+            raise invalid("trainer DeepSpeed", why, "zero_optimization with stage 1, 2 or 3")
         return self._step
+
+    @property
+    def _stage(self) -> int:
+        return int(self.config.get("zero_optimization", {}).get("stage", 0))
 
     def _step(self, model: nn.Module, microbatches: Sequence[Any], optimizer: Any, loss: Any) -> dict[str, Any]:
         optimizer.zero_grad()
         total = 0.0
         for inputs, targets in microbatches:
-            value = loss(model(inputs), targets) / len(microbatches)
+            value = loss(call_model(model, inputs), targets) / len(microbatches)
             value.backward()
             total += float(value.detach())
-        limit = float(self.config.get("gradient_clipping", 0.0))
+        limit = float(self.config["gradient_clipping"])
         norm = clip_grad_norm_(model.parameters(), limit or math.inf)
         optimizer.step()
-        has_norm = dict(self.config.get("zero_optimization", {})).get("stage", 0)  # without ZeRO, the engine keeps no norm
+        has_norm = self._stage  # without ZeRO, the engine keeps no norm
         return {"loss": total, "norm": norm} if has_norm else {"loss": total}
 
     def train(  # noqa: PLR0913, PLR0917 - the protocol
@@ -63,10 +75,15 @@ class DeepSpeed:
         """Train with DeepSpeed's engine."""
         shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         engine = self._engine(model, make_optimizer, batches)
+        computes_in_bfloat16 = engine.bfloat16_enabled()
+
+        def cast(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.bfloat16() if computes_in_bfloat16 and tensor.is_floating_point() else tensor
+
         for microbatches in batches:
             total = 0.0
             for inputs, targets in microbatches:
-                value = loss(engine(inputs), targets)
+                value = loss(call_model(engine, map_tensors(inputs, cast)), targets)
                 total += float(value.detach()) / len(microbatches)
                 engine.backward(value)
                 if engine.is_gradient_accumulation_boundary():
@@ -75,13 +92,14 @@ class DeepSpeed:
             norm = engine.get_global_grad_norm()
             norm = None if norm is None else float(norm)
             record.after_update(total, [*_parts(engine.module, shapes, _parameter)], norm=norm)
+        record.at_end([*_state(engine, shapes)])
 
     def _engine(self, model: nn.Module, make_optimizer: Callable[[list[Any]], Any], batches: Sequence[Sequence[Any]]) -> Any:
         deepspeed = _imported()
-        numbers = {len(microbatches) for microbatches in batches}
-        if len(numbers) != 1:
-            raise invalid("batches", "they have different numbers of microbatches", "equally many, as DeepSpeed counts them")
-        config = {**self.config, "gradient_accumulation_steps": numbers.pop(), "train_micro_batch_size_per_gpu": 1}
+        own = {"gradient_accumulation_steps": number_of_microbatches(batches), "train_micro_batch_size_per_gpu": 1}
+        config = {**self.config, **own}
+        if config.get("fp16", {}).get("enabled") and not deepspeed.get_accelerator().is_fp16_supported():
+            raise invalid("trainer DeepSpeed", "its config enables fp16, which needs a GPU", "bf16 or neither")
         config.setdefault("zero_allow_untested_optimizer", True)
         config.setdefault("zero_force_ds_cpu_optimizer", False)
         optimizer = make_optimizer(list(model.parameters()))
@@ -95,6 +113,7 @@ def _imported() -> ModuleType:
     Its first start compiles shared-memory collectives for some minutes, and waits forever for the lock of a killed start. gloo
     does not need them.
     """
+    require_processes("DeepSpeed")
     os.environ |= {"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0", "LOCAL_RANK": str(dist.get_rank())}
     os.environ |= {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size())}
     try:
@@ -117,11 +136,14 @@ def _parts(model: nn.Module, shapes: Mapping[str, tuple[int, ...]], read: Read) 
     for name, parameter in model.named_parameters():
         found = read(parameter, shapes[name])
         if found is not None:
-            yield LocalPart(name=name, shape=shapes[name], tensor=found[0].clone(), offset=found[1])
+            tensor = found[0].float() if found[0].dtype is torch.bfloat16 else found[0]  # the optimizer updates in float32
+            yield LocalPart(name=name, shape=shapes[name], tensor=tensor.clone(), offset=found[1])
 
 
 def _gradient(parameter: nn.Parameter, shape: tuple[int, ...]) -> tuple[torch.Tensor, int | None] | None:
     value: Any = parameter
+    if not parameter.requires_grad:
+        return None
     if hasattr(value, "ds_id"):
         from deepspeed.utils import safe_get_local_grad
 
@@ -138,8 +160,12 @@ def _parameter(parameter: nn.Parameter, shape: tuple[int, ...]) -> tuple[torch.T
     if hasattr(value, "ds_id"):
         from deepspeed.utils import safe_get_local_fp32_param
 
-        return _partition(parameter, shape, safe_get_local_fp32_param(parameter))
-    return parameter.detach(), None
+        local = safe_get_local_fp32_param(parameter) if parameter.requires_grad else value.ds_tensor
+        return _partition(parameter, shape, local)
+    if getattr(value, "_hp_mapping", None) is not None and value._hp_mapping.hp_fragment.dtype != parameter.dtype:
+        return value._hp_mapping.hp_fragment.detach(), value._hp_mapping.lp_fragment_address.start  # float32 for bfloat16
+    is_master_elsewhere = hasattr(value, "_hp_mapping") and parameter.dtype is torch.bfloat16
+    return None if is_master_elsewhere else (parameter.detach(), None)
 
 
 def _partition(parameter: Any, shape: tuple[int, ...], local: torch.Tensor) -> tuple[torch.Tensor, int | None] | None:
@@ -148,3 +174,41 @@ def _partition(parameter: Any, shape: tuple[int, ...], local: torch.Tensor) -> t
     start = dist.get_rank() * size
     length = min(size, math.prod(shape) - start)
     return (local.flatten()[:length], start) if length > 0 else None
+
+
+def _state(engine: Any, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[LocalPart]:
+    """Optimizer state. ZeRO keeps it for flat tensors that hold many parameters' fragments."""
+    for name, parameter in engine.module.named_parameters():
+        found = _fragment(engine, parameter)
+        if found is None:
+            continue
+        owner, start, length = found
+        for key, value in engine.basic_optimizer.state.get(owner, {}).items():
+            if not isinstance(value, torch.Tensor) or value.shape != owner.shape:
+                yield LocalPart(name=f"{name}/{key}", shape=(), tensor=torch.as_tensor(value).clone())
+                continue
+            local = value.detach().flatten()[start : start + length].clone()
+            if hasattr(parameter, "ds_id"):
+                placed = _partition(parameter, shapes[name], local)
+            else:
+                fragment = getattr(parameter, "_hp_mapping", None)
+                placed = local, 0 if fragment is None else fragment.lp_fragment_address.start
+            if placed is not None:
+                yield LocalPart(name=f"{name}/{key}", shape=shapes[name], tensor=placed[0], offset=placed[1])
+
+
+def _fragment(engine: Any, parameter: Any) -> tuple[torch.Tensor, int, int] | None:
+    """Tensor that the optimizer updates for a parameter, first element and length in it. None if this rank updates no part."""
+    if not parameter.requires_grad:
+        return None
+    if hasattr(parameter, "ds_id"):
+        zero = engine.optimizer
+        group, start, length = zero.grad_position[zero.get_param_id(parameter)]
+        return zero.fp32_partitioned_groups_flat[group], start, length
+    if not hasattr(parameter, "_hp_mapping"):
+        return parameter, 0, parameter.numel()
+    fragment = parameter._hp_mapping
+    if fragment is None:
+        return None
+    (owner,) = engine.basic_optimizer.param_groups[fragment.param_group_index]["params"]
+    return owner, fragment.hp_fragment_address.start, fragment.hp_fragment_address.numel

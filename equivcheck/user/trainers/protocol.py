@@ -36,6 +36,24 @@ class LocalPart:
             raise invalid(f"part {self.name!r}", f"start {self.start} has another length than shape {self.shape}", "one per dim")
 
 
+def require_processes(trainer: str) -> None:
+    """Raise `UsageError` if ranks are simulated, because a framework keeps state for the process."""
+    import torch.distributed as dist
+
+    from equivcheck.worlds.sim.process_group import SimGroup
+
+    if isinstance(dist.group.WORLD, SimGroup):
+        raise invalid(f"trainer {trainer}", "it needs processes", 'world="gloo"')
+
+
+def number_of_microbatches(batches: Sequence[Sequence[Any]]) -> int:
+    """Count microbatches per update. Raises `UsageError` if the count varies."""
+    numbers = {len(microbatches) for microbatches in batches}
+    if len(numbers) != 1:
+        raise invalid("batches", "they have different numbers of microbatches", "equally many, as this trainer counts them")
+    return numbers.pop()
+
+
 class Record(Protocol):
     """Takes the values of each update on this rank."""
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from equivcheck import LocalPart, Outcome, UsageError, check_training
+from equivcheck.user.trainers.deepspeed import DeepSpeed
 from equivcheck.user.verdict import UserVerdict
 from equivcheck.worlds.trace.differences import Difference, Phase
 from unit.user.trainers.flat_engine import FlatEngine
@@ -105,6 +106,8 @@ class Misplaced(FlatEngine):
         (FlatEngine(), {"parallelize": lambda model, mesh: model}, "parallelize together with trainer is not valid"),
         (FlatEngine(), {"step": lambda model, batch, optimizer, loss: None}, "step together with trainer is not valid"),
         (None, {}, "parallelize is not valid: it is missing"),
+        (DeepSpeed(), {}, "trainer DeepSpeed is not valid: its config has no gradient_clipping, whose default depends on"),
+        (DeepSpeed(config={"gradient_clipping": 0.0}), {}, "trainer DeepSpeed is not valid: it needs processes. Expected world="),
     ],
 )
 def test_bad_input_is_one_line(engine: Any, arguments: dict[str, Any], words: str) -> None:
