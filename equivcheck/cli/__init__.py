@@ -13,7 +13,7 @@ from equivcheck.cli.shell import Shell
 from equivcheck.system.quiet import quiet_torch
 
 _SECTIONS = {
-    "trainings": ("Check your own training", ("matrix", "batching", "record", "compare")),
+    "trainings": ("Check your own training", ("matrix", "trainer", "batching", "record", "compare")),
     "cases": ("Check one case", ("check", "dry-run")),
     "searches": ("Search for errors", ("fuzz", "sweep")),
     "findings": ("Look into findings", ("triage", "replay", "report", "export", "bisect", "merge")),

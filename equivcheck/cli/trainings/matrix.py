@@ -43,7 +43,7 @@ def matrix(  # noqa: PLR0913, PLR0917 - options
     from equivcheck.user.matrix.worker import Order
 
     order = Order(recipe=recipe, world=world)
-    found = check_recipe(order, layouts, num_workers=workers or num_cores(), listener=_tell)
+    found = check_recipe(order, layouts, num_workers=workers or num_cores(), listener=print_row)
     if as_json:
         from equivcheck.report.matrix.outputs import matrix_object
 
@@ -68,7 +68,8 @@ def matrix(  # noqa: PLR0913, PLR0917 - options
     return ExitCode.NOTHING_FOUND if found.is_passed else ExitCode.FINDINGS
 
 
-def _tell(row: LayoutRow, number: int) -> None:
+def print_row(row: LayoutRow, number: int) -> None:
+    """Print one line for a checked layout on stderr."""
     from equivcheck.user.matrix.text import row_line
 
     click.echo(f"{number} {row_line(row)}", err=True)

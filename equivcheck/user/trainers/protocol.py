@@ -74,8 +74,9 @@ class Trainer(Protocol):
     configuration, the moment to read, and where elements lie. It may run before `record` exists, but never gathers.
     """
 
-    gradients_are: Literal["unclipped", "clipped"]
-    """Whether `Record.before_update` gets gradients before or after clipping."""
+    @property
+    def gradients_are(self) -> Literal["unclipped", "clipped"]:
+        """Whether `Record.before_update` gets gradients before or after clipping."""
 
     def reference_step(self) -> Callable[..., Any]:
         """Return the same step on one device, ``step(model, microbatches, optimizer, loss)``: accumulation, clipping.

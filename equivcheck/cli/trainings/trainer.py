@@ -1,0 +1,107 @@
+"""`equivcheck trainer`: check a framework's trainer in several configurations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from equivcheck.cli.options import console, json_option, print_json, world_option
+from equivcheck.cli.shell import ExitCode
+from equivcheck.cli.trainings.matrix import print_row
+
+
+def _numbers(kind: Callable[[str], Any]) -> Callable[..., tuple[Any, ...]]:
+    """Return a callback that reads non-negative numbers such as ``1,3``."""
+
+    def read(_context: click.Context, option: click.Parameter, given: str) -> tuple[Any, ...]:
+        try:
+            numbers = tuple(dict.fromkeys(map(kind, given.split(","))))
+        except ValueError:
+            numbers = ()
+        if not numbers or not all(0 <= number < float("inf") for number in numbers) or (kind is int and 0 in numbers):
+            raise click.BadParameter(f"{given!r}: expected numbers separated by commas, for example {option.default}")
+        return numbers
+
+    return read
+
+
+@click.command()
+@click.argument("name")
+@click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="The trainer's configuration, as JSON.")
+@click.option(
+    "--accumulate", default="1,3", show_default=True, callback=_numbers(int), metavar="N,...", help="Microbatches per update."
+)
+@click.option(
+    "--clip",
+    "limits",
+    default="0,0.1",
+    show_default=True,
+    callback=_numbers(float),
+    metavar="NORM,...",
+    help="Limits of the gradient norm; 0 does not clip.",
+)
+@click.option("--ranks", type=click.IntRange(min=1), default=2, show_default=True, help="Data-parallel ranks.")
+@world_option("gloo", "How ranks run.")
+@json_option
+def trainer(  # noqa: PLR0913, PLR0917 - options
+    name: str,
+    config: Path | None,
+    accumulate: tuple[int, ...],
+    limits: tuple[float, ...],
+    ranks: int,
+    world: str,
+    as_json: bool,
+) -> ExitCode:
+    """Check the trainer NAME (deepspeed or transformers) with your configuration.
+
+    It trains a small built-in model with all pairs of --accumulate and --clip, and keeps every other field of the
+    configuration. Exit code 0 if all agree with one device, 1 if one does not, 2 if one cannot be checked, 3 if one is
+    undecided.
+    """
+    from equivcheck.errors import UsageError, did_you_mean
+    from equivcheck.user.trainers.table import KINDS, check_configurations, is_undecided
+
+    if name not in KINDS:
+        hint = did_you_mean(name, tuple(KINDS))
+        raise UsageError(f"trainer {name!r} is not valid: it does not exist. {hint}Expected one of {', '.join(KINDS)}.")
+    found = check_configurations(
+        KINDS[name],
+        {} if config is None else _fields(config),
+        accumulate=accumulate,
+        limits=limits,
+        num_ranks=ranks,
+        world=world,
+        listener=print_row,
+    )
+    if as_json:
+        from equivcheck.report.matrix.outputs import matrix_object
+
+        print_json(matrix_object(found))
+    else:
+        from equivcheck.system.printable import screen_width
+        from equivcheck.user.matrix.result import print_matrix
+
+        print_matrix(console(width=screen_width()), found)
+    for row in found.rows:
+        if row.verdict is None:
+            click.echo(f"error: {row.name!r} was not checked: {row.first_difference}", err=True)
+            return ExitCode.USAGE
+    if is_undecided(found):
+        return ExitCode.CANNOT_RUN
+    return ExitCode.NOTHING_FOUND if found.is_passed else ExitCode.FINDINGS
+
+
+def _fields(path: Path) -> dict[str, Any]:
+    from equivcheck.errors import UsageError
+
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--config {str(path)!r} is not valid: {error}. Expected a file with a JSON object.") from error
+    if not isinstance(found, dict):
+        raise UsageError(f"--config {str(path)!r} is not valid: it is a {type(found).__name__}. Expected a JSON object.")
+    return found
