@@ -30,8 +30,8 @@ OF_TRAINING = (
 """Arguments for the single-device run. All layouts share them, so that their rows are comparable."""
 OF_LAYOUT = tuple(name for name in ARGUMENTS if name not in OF_TRAINING)
 """Arguments that each layout may set."""
-REQUIRED = tuple(name for name, each in ARGUMENTS.items() if each.default is each.empty)
-"""Arguments without a default."""
+REQUIRED = tuple(name for name, each in ARGUMENTS.items() if each.default is each.empty or name == "parallelize")
+"""Arguments without a default, and `parallelize`, which only a trainer replaces."""
 EXPECTED = "expected"
 """Further key in a layout: its expected outcome."""
 
@@ -120,7 +120,9 @@ class _Layout:
         if not isinstance(options, Mapping):
             raise _invalid(f"layout {name!r}", f"it is {options!r:.100}", "a dict of arguments for check_training")
         _require_known(options, (*OF_LAYOUT, EXPECTED), f"layout {name!r}")
-        missing = [key for key, each in ARGUMENTS.items() if each.default is each.empty and key not in {*shared, *options}]
+        given = {*shared, *options}
+        given |= {"parallelize"} if "trainer" in given else set()
+        missing = [key for key in REQUIRED if key not in given]
         if missing:
             expected = f"values for {', '.join(REQUIRED)}, in the layout or shared"
             raise _invalid(f"layout {name!r}", f"it has no {', no '.join(missing)}", expected)

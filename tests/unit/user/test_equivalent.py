@@ -152,7 +152,7 @@ def test_scalar_state_of_renamed_shards_is_left_out() -> None:
     verdict = check_training(**arguments)
     assert verdict.outcome is Outcome.EQUIVALENT, verdict.describe()
     assert verdict.unread == ("0.weight/step", "0.bias/step")
-    assert verdict.describe().count("0.weight/step") == 1
+    assert "step of 2 parameters" in verdict.describe()
 
     def forgetful(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> torch.Tensor:
         optimizer.zero_grad()
