@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -44,16 +44,13 @@ class _RankRecord:
     state: Snapshot = NOTHING
 
     def before_update(self, parts: Sequence[LocalPart], *, scale: float = 1.0) -> None:
-        """Keep gradients for the next update. Parts in several calls add up, as with several optimizers."""
+        """Keep gradients for the next update."""
+        if self.gradients is not None:
+            why = f"it called record.before_update twice before update {len(self.steps)}"
+            raise invalid("trainer", why, "one call for each update, with the parts of all optimizers")
         mark(Stage.READING, len(self.steps))
         found = _snapshot(parts)
-        self.gradients = (
-            found
-            if scale == 1.0
-            else Snapshot(
-                pieces=found.pieces, present=found.present, fits=found.fits, dtypes=found.dtypes, values=found.values / scale
-            )
-        )
+        self.gradients = found if scale == 1.0 else replace(found, values=found.values / scale)
         mark(Stage.UPDATE, len(self.steps))
 
     def after_update(self, loss: float | None, parts: Sequence[LocalPart], *, norm: float | None = None) -> None:

@@ -98,9 +98,20 @@ class Misplaced(FlatEngine):
         arguments[-1].before_update([LocalPart(name="0.weight", shape=(5, 3), tensor=torch.zeros(2, 3))])
 
 
+class RecordsTwice(FlatEngine):
+    """Records gradients in two calls, of which the second would replace the first."""
+
+    def train(self, *arguments: Any) -> None:  # type: ignore[override]
+        """Record one part in each call."""
+        for name in ("0.bias", "2.bias"):
+            bias = dict(arguments[0].named_parameters())[name]
+            arguments[-1].before_update([LocalPart(name=name, shape=tuple(bias.shape), tensor=bias)])
+
+
 @pytest.mark.parametrize(
     ("engine", "arguments", "words"),
     [
+        (RecordsTwice(), {}, "trainer is not valid: it called record.before_update twice before update 0"),
         (Silent(), {}, "trainer is not valid: it recorded 0 updates for 2 batches"),
         (Misplaced(), {}, "part '0.weight' is not valid: its tensor has the shape (2, 3) and no place in (5, 3)"),
         (FlatEngine(), {"parallelize": lambda model, mesh: model}, "parallelize together with trainer is not valid"),
