@@ -39,6 +39,8 @@ class Placed(PrintableEnum):
     """DTensors, sharded along dim 0 by `fully_shard`."""
     DIM_1 = "dim 1"
     """DTensors, sharded along dim 1 if there is one."""
+    BY_USER = "your parallelize"
+    """Distributed by the user's function."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,23 +89,22 @@ def _drawn(generator: np.random.Generator, shape: tuple[int, ...]) -> torch.Tens
 
 
 def drawn_cases(num: int, placements: Sequence[Placed], steps: int, seed: int) -> list[OptimizerCase]:
-    """Draw cases. Each has one to six parameters, and the placements take turns."""
+    """Draw cases. Each has one to eight parameters. Placements take turns, with and without a checkpoint."""
     generator = np.random.default_rng(seed)
     found = []
     for number in range(num):
-        placed = placements[number % len(placements)]
+        turn, index = divmod(number, len(placements))
+        placed, has_edge_without_dims = placements[index], placements[index] in (Placed.REPLICATED, Placed.DIM_1)
         names = generator.choice(list(SHAPES), size=int(generator.integers(1, 6)), replace=True)
         shapes = {name.format(layer): _choice(generator, SHAPES[name]) for layer, name in enumerate(names)}
-        shapes |= {
-            name: shape for name, shape in EDGES.items() if generator.random() < 0.3 and (shape or placed is not Placed.FSDP2)
-        }
+        shapes |= {name: shape for name, shape in EDGES.items() if generator.random() < 0.3 and (shape or has_edge_without_dims)}
         found.append(
             OptimizerCase(
                 shapes=tuple(shapes.items()),
                 placed=placed,
                 steps=steps,
                 seed=seed + number,
-                saved_after=steps // 2 if steps > 1 and number % 2 else None,
+                saved_after=steps // 2 if steps > 1 and (turn + index) % 2 else None,
             )
         )
     return found

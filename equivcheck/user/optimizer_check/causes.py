@@ -32,21 +32,27 @@ class Mistake:
 
 
 def cause_of(task: Task, case: OptimizerCase, verdict: UserVerdict, check: CheckTask) -> str:
-    """Return the first mistake that reproduces all values on the ranks; empty if none does."""
+    """Return the mistakes that reproduce all values on the ranks; empty if none does.
+
+    Several may, and then no value shows which one the optimizer makes: for SGD, two updates are one with doubled gradients.
+    """
     first = verdict.divergence
     if first is None:
         return ""
     if first.difference is Difference.RANKS_DISAGREE:
         return f"ranks have different values of `{first.tensor}` after the update"
-    for mistake in _mistakes(task, case, first):
-        altered = replace(task, optimizer=_reference(task.optimizer, mistake.alteration))
-        try:
-            outcome = check(altered).outcome
-        except Exception:  # the user's optimizer may refuse altered parameters
-            continue
-        if outcome is Outcome.EQUIVALENT:
-            return mistake.words
-    return ""
+    found = [mistake.words for mistake in _mistakes(task, case, first) if _is_reproduced(task, mistake.alteration, check)]
+    if found:
+        return ", or ".join(found)
+    scaled = _scaled_update(task, case, first)
+    return scaled.words if scaled is not None and _is_reproduced(task, scaled.alteration, check) else ""
+
+
+def _is_reproduced(task: Task, alteration: Alteration, check: CheckTask) -> bool:
+    try:
+        return check(replace(task, optimizer=_reference(task.optimizer, alteration))).outcome is Outcome.EQUIVALENT
+    except Exception:  # the user's optimizer may refuse altered parameters
+        return False
 
 
 def _reference(build: Callable[..., Any], alteration: Alteration) -> Callable[..., Any]:
@@ -81,10 +87,15 @@ def _mistakes(task: Task, case: OptimizerCase, first: Divergence) -> Iterator[Mi
     fused = {name: name.replace("qkv", "linear") for name in names if "qkv" in name}
     if fused:
         yield Mistake(words=f"`{next(iter(fused))}` is optimized as one matrix", alteration=Alteration(renamed=fused))
+
+
+def _scaled_update(task: Task, case: OptimizerCase, first: Divergence) -> Mistake | None:
+    """The first differing parameter's update has another size."""
     scale = _update_factor(task, case, first)
-    if scale is not None:
-        words = f"the update of `{tensor}` is multiplied by {scale:.6g}"
-        yield Mistake(words=words, alteration=Alteration(update_factors={tensor: scale}))
+    if scale is None:
+        return None
+    words = f"the update of `{first.tensor}` is multiplied by {scale:.6g}"
+    return Mistake(words=words, alteration=Alteration(update_factors={first.tensor: scale}))
 
 
 def _update_factor(task: Task, case: OptimizerCase, first: Divergence) -> float | None:

@@ -79,12 +79,19 @@ class OptimizerCheck:
     """Whether to shrink and explain."""
 
     def __post_init__(self) -> None:
-        values = [each.value for each in Placed]
+        values = [each.value for each in Placed if each is not Placed.BY_USER]
         for placement in self.placements:
             if placement not in values:
                 raise _invalid(
                     f"placements {self.placements!r}", f"there is no {placement!r}", f"values from {', '.join(values)}"
                 )
+        if self.shapes is not None and not self.shapes:
+            raise _invalid("shapes {}", "there is no parameter", "names and shapes, or None for drawn ones")
+        scalar = next((name for name, shape in (self.shapes or {}).items() if not tuple(shape)), None)
+        if scalar is not None and Placed.FSDP2.value in self.placements and self.parallelize is None:
+            raise _invalid(
+                f"shapes {scalar!r}", "fully_shard refuses parameters without dims", "at least one dim, or other placements"
+            )
         if not self.placements:
             raise _invalid("placements ()", "no case is left", f"at least one of {', '.join(values)}")
         for name, value in (("cases", self.num_cases), ("steps", self.steps)):
@@ -141,7 +148,7 @@ class OptimizerCheck:
         return next(filter(None, causes), "")
 
     def _cases(self) -> list[OptimizerCase]:
-        placements = [Placed(value) for value in self.placements]
+        placements = [Placed(value) for value in self.placements] if self.parallelize is None else [Placed.BY_USER]
         drawn = drawn_cases(self.num_cases, placements, self.steps, self.seed)
         if self.shapes is None:
             return drawn

@@ -10,8 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 from equivcheck import Outcome, UsageError, check_optimizer
+from equivcheck.user.optimizer_check.cases import Placed, drawn_cases
 from unit.user.optimizer_check.muon import Muon
 
 Named = list[tuple[str, nn.Parameter]]
@@ -113,6 +115,40 @@ def test_a_wrong_optimizer_diverges_with_its_cause(name: str) -> None:
     assert f"case:  {verdict.case.placed.value}: " in str(verdict)
 
 
+class Summed(torch.optim.SGD):
+    """Mistake: gradients are summed over ranks, not averaged."""
+
+    def step(self, closure: Any = None) -> Any:
+        """Multiply equal gradients by the number of ranks."""
+        if dist.is_initialized():
+            for parameter in self.param_groups[0]["params"]:
+                parameter.grad *= dist.get_world_size()
+        return super().step(closure)
+
+
+def test_mistakes_with_the_same_values_are_all_named() -> None:
+    """Without momentum, two updates are one with doubled gradients."""
+    verdict = check_optimizer(partial(Summed, lr=0.1), mesh={"dp": 2}, cases=1)
+    assert verdict.cause == "each step updates twice, or gradients are multiplied by 2, the number of ranks"
+
+
+def test_the_users_function_gets_parameters_that_fsdp_takes() -> None:
+    """None is without dims. The case names the function, and not a placement."""
+    verdict = check_optimizer(
+        partial(torch.optim.SGD, lr=0.1), mesh={"dp": 2}, parallelize=lambda model, mesh: fully_shard(model, mesh=mesh)
+    )
+    assert verdict.outcome is Outcome.EQUIVALENT, verdict
+    assert {result.case.placed.value for result in verdict.results} == {"your parallelize"}
+
+
+@pytest.mark.parametrize("num", [1, 2, 3])
+def test_each_placement_has_cases_with_and_without_a_checkpoint(num: int) -> None:
+    """For any number of placements."""
+    cases = drawn_cases(12, [*Placed][:num], 4, 0)
+    found = {(case.placed, case.saved_after is None) for case in cases}
+    assert len(found) == 2 * num
+
+
 def test_an_unknown_mistake_has_no_cause() -> None:
     """Rather none than a wrong one."""
 
@@ -160,6 +196,8 @@ def test_an_optimizer_that_fails_is_a_finding() -> None:
         ({"steps": 0}, "steps 0 is not valid"),
         ({"save": forget}, "save without load is not valid"),
         ({"mesh": {}}, "mesh {} is not valid"),
+        ({"shapes": {}}, "shapes {} is not valid: there is no parameter"),
+        ({"shapes": {"scale": ()}}, "shapes 'scale' is not valid: fully_shard refuses parameters without dims"),
         ({"optimizer": 3}, "optimizer 3 is not valid"),
     ],
 )
