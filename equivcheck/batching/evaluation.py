@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,9 @@ from equivcheck.batching.format import Format
 from equivcheck.batching.presentations import Kind, Presentation
 from equivcheck.batching.usage import invalid
 from equivcheck.batching.verdict import PresentationResult
+from equivcheck.errors import UsageError
 from equivcheck.oracle.reference.noise import ABSOLUTE, FACTOR, NUM_PERTURBATIONS
+from equivcheck.oracle.verdict.description import shorten_to_line
 from equivcheck.training.threads import one_thread
 from equivcheck.user.batches import convert_batch
 from equivcheck.user.randomness import seed_generators
@@ -36,7 +40,7 @@ def evaluations(
     with one_thread():
         expected, tolerance = _measured(evaluate, task, _batches(task, given, whole))
         return [
-            _compared(each, _value(evaluate, task, build_model(task), _batches(task, given, each)), expected, tolerance)
+            _evaluated(each, partial(_value, evaluate, task, build_model(task), _batches(task, given, each)), expected, tolerance)
             for each in shown
             if each.kind in _KINDS
         ]
@@ -44,23 +48,34 @@ def evaluations(
 
 def cause_of_evaluation(evaluate: Evaluate, task: Task, given: Format, shown: Sequence[Presentation]) -> str:
     """Return why evaluations differ; empty if this is unknown."""
+    split = [each for each in shown if len(each.microbatches) > 1 and each.kind in _KINDS and not each.has_blank]
     with one_thread():
-        for each in shown:
-            if len(each.microbatches) > 1 and each.kind in _KINDS and not each.has_blank:
-                batches = _batches(task, given, each)
-                model = build_model(task)
-                single = [_value(evaluate, task, model, [batch]) for batch in batches]
-                if not np.isclose(np.mean(single), _value(evaluate, task, model, batches), rtol=_CLOSE, atol=0.0):
-                    return ""
-    return MEAN_OF_MEANS
+        for each in split:
+            batches = _batches(task, given, each)
+            model = build_model(task)
+            single = [_value(evaluate, task, model, [batch]) for batch in batches]
+            if not np.isclose(np.mean(single), _value(evaluate, task, model, batches), rtol=_CLOSE, atol=0.0):
+                return ""
+    return MEAN_OF_MEANS if split else ""
 
 
-def _compared(presentation: Presentation, actual: float, expected: float, tolerance: float) -> PresentationResult:
+def _evaluated(
+    presentation: Presentation, evaluated: Callable[[], float], expected: float, tolerance: float
+) -> PresentationResult:
     name = f"evaluation, {presentation.name}"
+    try:
+        actual = evaluated()
+    except UsageError:
+        raise
+    except Exception as error:
+        failure = shorten_to_line(f"{type(error).__name__}: {error}")
+        return PresentationResult(name=name, kind=presentation.kind, error=math.inf, failure=failure)
     distance = abs(actual - expected)
-    if distance <= tolerance:
-        return PresentationResult(name=name, kind=presentation.kind, error=distance / tolerance)
-    error = distance / tolerance if np.isfinite(distance) else float("inf")
+    if not distance:
+        return PresentationResult(name=name, kind=presentation.kind)
+    error = distance / tolerance if np.isfinite(distance) and tolerance else math.inf
+    if error <= 1.0:
+        return PresentationResult(name=name, kind=presentation.kind, error=error)
     divergence = Divergence(
         step=0,
         phase=Phase.LOSS,
@@ -71,7 +86,7 @@ def _compared(presentation: Presentation, actual: float, expected: float, tolera
         actual=repr(actual),
         error=error,
     )
-    ratio = actual / expected if expected else float("inf")
+    ratio = actual / expected if expected else math.inf
     return PresentationResult(name=name, kind=presentation.kind, error=error, divergence=divergence, ratio=ratio)
 
 
