@@ -28,12 +28,16 @@ _PLAIN = (Kind.WHOLE, Kind.SPLIT, Kind.WINDOW, Kind.BLANK, Kind.TWICE)
 def cause_of(runs: Runs, given: Format, window: int | None, shown: Sequence[Presentation], wrong: Sequence[Presentation]) -> str:
     """Say why the presentations in `wrong` differ, in clauses. Empty if nothing is known."""
     every = [runs.whole, *shown]
-    never = next((each for each in every if not each.ranks and not runs.num_updates(each)), None)
+    if wrong and all(runs.only_loss_differs(each) for each in wrong):
+        return "gradients and parameters agree: only the loss that your step returns differs"
+    never = next((each for each in every if not each.ranks and runs.is_without_update(each)), None)
     if never is not None:
         return f"the optimizer makes no step with {count(len(never.microbatches), 'microbatch', 'microbatches')}"
+    if wrong and all(each.kind is Kind.BLANK and runs.has_nan(each) for each in wrong):
+        return "a microbatch without counted labels makes gradients NaN, such as a mean over no token"
     found = _normaliser(runs, every, window)
     if found is not None:
-        return f"{found} (explains all {len(every)} presentations)"
+        return f"{found}{_others(runs, given)} (explains all {len(every)} presentations)"
     clauses = []
     twice = next((each for each in wrong if each.kind is Kind.TWICE and not each.ranks), None)
     if twice is not None and _grows_with_microbatches(runs, twice):
@@ -47,7 +51,7 @@ def cause_of(runs: Runs, given: Format, window: int | None, shown: Sequence[Pres
         plain = [each for each in every if each.kind in _PLAIN and not each.ranks]
         found = _normaliser(runs, plain, window)
         if found is not None:
-            clauses.append(f"{found} (explains all {len(plain)} presentations without more padding)")
+            clauses.append(f"{found}{_others(runs, given)} (explains all {len(plain)} presentations without more padding)")
         elif not any(clauses):  # padding that counts changes with the lengths of microbatches, so one cause is enough
             clauses.append(_of_split(runs, split[0]))
     if not any(clauses) and all(each.ranks for each in wrong):
@@ -61,6 +65,12 @@ def _normaliser(runs: Runs, presentations: Sequence[Presentation], window: int |
         if fits_within_example(each, runs, window) and all(fits(each, runs, one, window) for one in presentations):
             return each
     return None
+
+
+def _others(runs: Runs, given: Format) -> str:
+    """Clause if means over tokens and over examples are the same."""
+    counts = {example.num_counted for example in runs.examples if example.num_counted}
+    return ", or another mean, because counts are equal" if given.has_tokens and len(counts) == 1 else ""
 
 
 def _grows_with_microbatches(runs: Runs, twice: Presentation) -> bool:
@@ -95,8 +105,7 @@ def _of_split(runs: Runs, place: Presentation) -> str:
         norms = [name for name, module in runs.build().named_modules() if isinstance(module, _BATCH_NORMS)]
         about = f": {norms[0]!r} normalises over a microbatch's rows" if norms else ""
         return f"rows in a microbatch influence each other in the model{about}"
-    _, is_exact = measured_weights(runs, place)
-    return "" if is_exact else _NO_WEIGHTS
+    return _NO_WEIGHTS if measured_weights(runs, place) is None else ""
 
 
 def _of_padding(runs: Runs, given: Format, place: Presentation) -> str:
@@ -110,7 +119,7 @@ def _of_padding(runs: Runs, given: Format, place: Presentation) -> str:
         return "padding counts in the loss: the model's outputs at all other positions agree"
     other = replace(place, microbatches=(replace(rows, pad_id=_other_token(given, rows.examples)),))
     if runs.outputs_differ(place, other):
-        return "the model attends to padding: its outputs at other positions depend on the token in the padding"
+        return f"the model attends to padding, or finds it by its token: {_BY_TOKEN}"
     return "positions count padding: the model's outputs at other positions depend on how much there is, not on its token"
 
 
@@ -139,10 +148,8 @@ def _of_packing(runs: Runs, given: Format, place: Presentation) -> str:
 def _of_packed_loss(runs: Runs, given: Format, row: Sequence[Example]) -> str:
     """The model's outputs agree. If only the first document has labels, the gradients must be those with this document only."""
     others = [given.without_labels(example) for example in row[1:]]
-    if not any(example.num_counted for example in others):
-        _, is_exact = measured_weights(runs, _packed((row[0], *others)))
-        if not is_exact:
-            return "a label over the border of packed documents counts: a document's first token, predicted from the one before"
+    if not any(example.num_counted for example in others) and measured_weights(runs, _packed((row[0], *others))) is None:
+        return "a label over the border of packed documents counts: a document's first token, predicted from the one before"
     return "the loss counts packed documents in another way: the model's outputs agree"
 
 
@@ -158,6 +165,7 @@ def _packed(row: Sequence[Example]) -> Presentation:
     return Presentation(name="packed", kind=Kind.PACKED, microbatches=(Rows(rows=(tuple(row),)),))
 
 
+_BY_TOKEN = "its outputs at other positions depend on the token in the padding"
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _NO_WEIGHTS = (
     "the model's outputs agree, but no weights per example explain the gradients: rows in a microbatch share a loss term, "

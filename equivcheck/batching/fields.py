@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,16 +86,17 @@ def _role(name: str, value: str) -> Role:
 
 def _length(found: list[tuple[tuple[Any, ...], torch.Tensor]], given: Mapping[str, str]) -> int | None:
     """Number of positions in the first tensor with tokens; None without one."""
-    for path, tensor in found:
+    for number, (path, tensor) in enumerate(found):
         role = given.get(_name(path))
-        if role == Role.TOKENS.value or (role is None and tensor.dim() == 2 and _is_integer(tensor) and _is_token_name(path)):
+        is_named = _is_token_name(path, is_first=not number)
+        if role == Role.TOKENS.value or (role is None and tensor.dim() == 2 and _is_integer(tensor) and is_named):
             return tensor.shape[1]
     return None
 
 
-def _is_token_name(path: tuple[Any, ...]) -> bool:
+def _is_token_name(path: tuple[Any, ...], *, is_first: bool) -> bool:
     if not path or not isinstance(path[-1], str):
-        return True
+        return is_first  # integers after other inputs are targets, such as several labels for an image
     name = path[-1].lower()
     return name.endswith("ids") or "token" in name or name in {"input", "inputs", "x", "src"}
 
@@ -158,6 +159,13 @@ def tensors_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, 
     else:
         return []
     return [found for key, part in rows for found in tensors_in(part, (*path, key))]
+
+
+def unsplit_lists(batch: Any, fields: Sequence[Field]) -> list[str]:
+    """Names of lists and tuples in a dict without tensors, such as texts. Empty if the user's functions take the batch apart."""
+    if not fields or not isinstance(batch, Mapping):
+        return []
+    return [str(key) for key, value in batch.items() if isinstance(value, (list, tuple)) and not tensors_in(value)]
 
 
 def with_tensors(value: Any, tensors: Mapping[tuple[Any, ...], torch.Tensor], path: tuple[Any, ...] = ()) -> Any:

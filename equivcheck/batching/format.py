@@ -63,7 +63,8 @@ class Format:
         num_labels = int(counted.sum())
         if tokens is not None and self.is_shifted_by_model:
             counted = counted[1:]
-        numbers = [value for field, value in values.items() if field.role is Role.ROW and not value.dim()]
+        scalars = [value for field, value in values.items() if field.role is Role.ROW and not value.dim()]
+        numbers = [value for value in scalars if value.is_floating_point()]  # integers are classes
         weight = float(numbers[0]) if numbers else 1.0
         return Example(values=values, length=length, num_counted=int(counted.sum()), num_labels=num_labels, weight=weight)
 
@@ -114,7 +115,7 @@ class Format:
     def _one(self, example: Example) -> Any:
         """An example like the user's batch, without the dim for rows and without positions."""
         found = with_tensors(self.batch, {field.path: value for field, value in example.values.items()})
-        if isinstance(found, dict):
+        if isinstance(found, Mapping):
             dropped = {field.path[0] for field in self.fields if field.role in (Role.POSITIONS, Role.MASK)}
             return {key: value for key, value in found.items() if key not in dropped}
         return found

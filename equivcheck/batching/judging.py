@@ -8,13 +8,25 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from equivcheck.batching.causes import cause_of
 from equivcheck.batching.distributions import distributions
 from equivcheck.batching.evaluation import cause_of_evaluation, evaluations
-from equivcheck.batching.fields import Role
+from equivcheck.batching.fields import Role, unsplit_lists
 from equivcheck.batching.format import Format
-from equivcheck.batching.normalisers import NORMALISERS, Normaliser, candidates, fits, fits_within_example, measured_weights
+from equivcheck.batching.normalisers import (
+    NORMALISERS,
+    Normaliser,
+    Over,
+    Unit,
+    candidates,
+    fits,
+    fits_within_example,
+    measured_weights,
+)
 from equivcheck.batching.presentations import Kind, Presentation, presentations
+from equivcheck.batching.ranks import RankRuns
 from equivcheck.batching.runs import COMPARED, Runs
 from equivcheck.batching.step import Step
 from equivcheck.batching.usage import API, invalid
@@ -48,25 +60,35 @@ def _checked(step: Step) -> BatchingVerdict:
         raise invalid("batch", "it has one row", "at least two rows, so that they can be split")
     ranks = step.ranks()
     runs = Runs(step.task(), given, examples, ranks)
+    empty = _verdict(step, runs, given, ranks)
+    if runs.reference.doubt is not None:
+        return replace(empty, outcome=Outcome.INCONCLUSIVE, reason=runs.reference.doubt.reason)
     shown = list(presentations(given, examples, step.constraints))
     if ranks is not None:
         shown += distributions(given, examples, step.constraints, ranks.task.num_data_ranks)
     results = [_result(runs, each, step.normaliser) for each in shown]
     if step.evaluate is not None:
         results += evaluations(step.evaluate, step.task(), given, runs.whole, shown)
-    verdict = BatchingVerdict(
+    worst = max((result.error for result in results), default=0.0)
+    verdict = _judged(replace(empty, results=tuple(results), worst_error=worst), runs, given, step, shown)
+    return replace(verdict, seconds=time.perf_counter() - started)
+
+
+def _verdict(step: Step, runs: Runs, given: Format, ranks: RankRuns | None) -> BatchingVerdict:
+    """The verdict before any presentation is compared."""
+    return BatchingVerdict(
         outcome=Outcome.EQUIVALENT,
         world="one device" if ranks is None else ranks.world_name,
         mesh=() if ranks is None else ranks.task.mesh,
         name=step.name,
-        counts=tuple(example.num_counted for example in examples),
+        counts=tuple(example.num_counted for example in runs.examples),
         precision=str(runs.precision).removeprefix("torch."),
-        results=tuple(results),
-        worst_error=max((result.error for result in results), default=0.0),
         read=tuple(_read(given)),
+        notes=tuple(
+            f"batch {name!r} has no tensors, so every presentation has all of it"
+            for name in unsplit_lists(given.batch, given.fields)
+        ),
     )
-    verdict = _judged(verdict, runs, given, step, shown)
-    return replace(verdict, seconds=time.perf_counter() - started)
 
 
 def _result(runs: Runs, presentation: Presentation, normaliser: str | None) -> PresentationResult:
@@ -107,8 +129,8 @@ def _judged(verdict: BatchingVerdict, runs: Runs, given: Format, step: Step, sho
     failed = next((result for result in verdict.results if result.failure), None)
     if first is None and failed is not None:
         return replace(verdict, outcome=Outcome.CRASHED, reason=f"{failed.name}: {failed.failure}")
-    if first is None and (declared is None or declared in fitting):
-        return _agreeing(verdict, runs, declared, fitting)
+    if first is None and (declared is None or declared in fitting or (_may_count_first(given, declared) and _MASKED in fitting)):
+        return _agreeing(verdict, runs, given, declared, fitting)
     if first is not None and runs.narrows and all(map(_may_overflow, verdict.results)):
         return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=f"presentation {first.name!r} has NaN, but {_OVERFLOW}")
     reason = (
@@ -121,6 +143,15 @@ def _judged(verdict: BatchingVerdict, runs: Runs, given: Format, step: Step, sho
     return _explained(verdict, runs, given, step, shown) if step.explain else verdict
 
 
+_MASKED = Normaliser(unit=Unit.LABELS, over=Over.ALL)
+
+
+def _may_count_first(given: Format, declared: Normaliser) -> bool:
+    """Whether a mean over tokens may count the first position: without labels, the loss mask may be shifted or not."""
+    has_mask_only = given.field_with(Role.LABELS) is None and given.field_with(Role.LOSS_MASK) is not None
+    return has_mask_only and declared == NORMALISERS["token"]
+
+
 def _explained(verdict: BatchingVerdict, runs: Runs, given: Format, step: Step, shown: Sequence[Presentation]) -> BatchingVerdict:
     """Add the cause, and the examples' weights."""
     wrong = [each for each, result in zip(shown, verdict.results, strict=False) if result.divergence is not None]
@@ -129,8 +160,9 @@ def _explained(verdict: BatchingVerdict, runs: Runs, given: Format, step: Step, 
         return replace(verdict, cause=cause_of_evaluation(step.evaluate, step.task(), given, shown))
     right = [each for each, result in zip(shown, verdict.results, strict=False) if not result.failure]
     verdict = replace(verdict, cause=cause_of(runs, given, step.window, right, wrong))
-    if verdict.divergence is not None and verdict.divergence.difference is Difference.RANKS_DISAGREE:
-        return verdict  # each rank weighs examples in its own way
+    divergence = verdict.divergence
+    if divergence is not None and (divergence.difference is Difference.RANKS_DISAGREE or divergence.phase is Phase.LOSS):
+        return verdict  # each rank weighs examples in its own way; weights of gradients do not explain a loss
     declared = None if step.normaliser is None else NORMALISERS[step.normaliser]
     return replace(verdict, weights=_weights(runs, wrong[0] if wrong else runs.whole, declared))
 
@@ -159,14 +191,15 @@ def _fitting(runs: Runs, step: Step) -> list[Normaliser]:
 
 
 def _agreeing(
-    verdict: BatchingVerdict, runs: Runs, declared: Normaliser | None, fitting: Sequence[Normaliser]
+    verdict: BatchingVerdict, runs: Runs, given: Format, declared: Normaliser | None, fitting: Sequence[Normaliser]
 ) -> BatchingVerdict:
     if not verdict.results:
         return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason="no other presentation of the batch is allowed")
-    if not runs.num_updates(runs.whole):
+    if runs.is_without_update(runs.whole):
         return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=NO_STEP)
     counts = {number for number in verdict.counts if number}
-    is_ambiguous = len(counts) == 1 and declared is not NORMALISERS["none"]
+    has_tokens = given.has_tokens or not given.fields
+    is_ambiguous = has_tokens and len(counts) == 1 and declared is not NORMALISERS["none"]
     if declared is not None and is_ambiguous:
         reason = f"all examples have {counts.pop()} counted tokens, so another normaliser than the {declared} would give the same"
         return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=reason)
@@ -177,12 +210,11 @@ def _agreeing(
 
 def _weights(runs: Runs, presentation: Presentation, declared: Normaliser | None) -> str:
     """Clause with each example's weight in a presentation and in the whole batch; empty if weights do not explain both."""
-    found, is_exact = measured_weights(runs, presentation)
-    expected, is_known = measured_weights(runs, runs.whole)
+    found, expected = measured_weights(runs, presentation), measured_weights(runs, runs.whole)
+    if found is None or expected is None or not np.isfinite([found, expected]).all():
+        return ""
     if presentation is runs.whole and declared is not None:
         expected = declared.shares(runs, runs.whole, None)
-    if not (is_exact and is_known):
-        return ""
     return f"examples weigh {_numbers(found)} instead of {_numbers(expected)}"
 
 

@@ -166,7 +166,9 @@ def fits(
     """
     actual = runs.gradients(presentation)
     if not np.isfinite(actual).all():
-        return any(_denominator(normaliser.unit, rows) == 0 for rows in presentation.microbatches)
+        return normaliser.over not in _OF_ALL and any(
+            _denominator(normaliser.unit, rows) == 0 for rows in presentation.microbatches
+        )
     shares = normaliser.shares(runs, presentation, window, single)
     expected = sum((share * single for share, single in zip(shares, runs.single_gradients, strict=True)), np.zeros_like(actual))
     return runs.fits(actual, expected)
@@ -188,12 +190,18 @@ def fits_within_example(normaliser: Normaliser, runs: Runs, window: int | None) 
     return runs.fits(sums[0], sums[1] + sums[2])
 
 
-def measured_weights(runs: Runs, presentation: Presentation) -> tuple[Vector, bool]:
-    """Each single example's share in a presentation's gradients by least squares, and whether the shares explain them."""
+def measured_weights(runs: Runs, presentation: Presentation) -> Vector | None:
+    """Each single example's share in a presentation's gradients by least squares; None if no shares explain them.
+
+    All shares are NaN if they are unknown: if a gradient is not finite, or if several shares give the same gradients.
+    """
     actual = runs.gradients(presentation)
     singles = np.stack(runs.single_gradients, axis=1)
+    unknown: Vector = np.full(singles.shape[1], np.nan)
     if not (np.isfinite(actual).all() and np.isfinite(singles).all()):
-        return np.full(singles.shape[1], np.nan), False
+        return unknown
     found, _, rank, _ = np.linalg.lstsq(singles, actual, rcond=None)
-    weights = found.astype(np.float64)
-    return weights, bool(rank == singles.shape[1]) and runs.fits(actual, singles @ weights)
+    weights: Vector = found.astype(np.float64)
+    if not runs.fits(actual, singles @ weights):
+        return None
+    return weights if rank == singles.shape[1] else unknown

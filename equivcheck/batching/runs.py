@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from equivcheck.batching.format import Format
-from equivcheck.batching.presentations import Presentation, single_example, whole_batch
+from equivcheck.batching.presentations import Kind, Presentation, single_example, whole_batch
 from equivcheck.batching.ranks import RankRuns
-from equivcheck.batching.rows import Example
+from equivcheck.batching.rows import Example, Rows
 from equivcheck.errors import UsageError
 from equivcheck.oracle.comparison.assemble import Assembler
 from equivcheck.oracle.comparison.compare import Comparison, compare
@@ -25,7 +25,7 @@ from equivcheck.user.batches import convert_batch, tensors_of
 from equivcheck.user.ranks import build_model
 from equivcheck.user.reference import SingleDeviceRun, eps_of, trace_of
 from equivcheck.user.task import Task
-from equivcheck.user.traces.optimizers import optimizers_in
+from equivcheck.user.traces.optimizers import has_hooks, hook_steps, optimizers_in
 from equivcheck.worlds.trace.differences import Divergence, Phase
 from equivcheck.worlds.trace.moments import ValueTrace, moments
 from equivcheck.worlds.trace.tensors import Table, Vector, full_vector, norms
@@ -39,14 +39,16 @@ class Runs:
     """Runs the step over the user's batch and over other presentations, each once."""
 
     def __init__(self, task: Task, given: Format, examples: Sequence[Example], ranks: RankRuns | None = None) -> None:
-        self._task, self._format, self._ranks = task, given, ranks
+        self._task, self._format, self._ranks = task.with_new_optimizers(self._count_updates), given, ranks
         self.examples = tuple(examples)
         """The user's examples."""
         self._traces: dict[int, tuple[Presentation, tuple[Trace, ...]]] = {}
         self.whole = whole_batch(given, examples)
         """Presentation with all examples in one microbatch."""
+        self._num_updates: int | None = 0
         self._base = SingleDeviceRun(self._on(self.whole))
         self._traces[id(self.whole)] = self.whole, (self._base.trace,)
+        self._updates = {id(self.whole): self._num_updates}
         self.precision = self._base.precision
         """Element type with the fewest digits."""
         self.narrows = task.dtype is not None and eps_of(self.precision) > eps_of(task.dtype)
@@ -64,22 +66,34 @@ class Runs:
                 batches = [[self._format.microbatch(rows) for rows in own] for own in presentation.ranks]
                 traces = self._ranks.traces([convert_batch(batch, self._task.dtype) for batch in batches])
             else:
-                traces = (self._train(presentation, self._task),)
+                traces = (self._train(presentation),)
+                self._updates[id(presentation)] = self._num_updates
             self._traces[id(presentation)] = presentation, traces
         return self._traces[id(presentation)][1]
 
-    def _train(self, presentation: Presentation, task: Task, model: nn.Module | None = None) -> Trace:
+    def _train(self, presentation: Presentation, model: nn.Module | None = None) -> Trace:
         with one_thread():
-            return trace_of(task, seed=task.seed, model=model, batches=self._on(presentation).batches)
+            return trace_of(self._task, seed=self._task.seed, model=model, batches=self._on(presentation).batches)
+
+    def _count_updates(self, built: Any) -> None:
+        self._num_updates = 0 if any(map(has_hooks, optimizers_in(built))) else None
+        hook_steps(built, self._add_update)
+
+    def _add_update(self, *_: Any) -> None:
+        assert self._num_updates is not None, "there is a hook"
+        self._num_updates += 1
 
     def outputs(self, presentation: Presentation) -> dict[int, tuple[torch.Tensor, ...]]:
-        """Model outputs for each example's positions or row, by the example's id. Empty if outputs have other shapes."""
+        """Model outputs for each example's positions or row, by the example's id. Empty if outputs have other shapes.
+
+        An output with positions in another dim is left out, because it contains values at padding.
+        """
         model = self.build()
         calls: list[tuple[torch.Tensor, ...]] = []
         model.register_forward_hook(
             lambda _module, _inputs, output: calls.append(tuple(each.detach() for each in tensors_of(_plain(output))))
         )
-        self._train(presentation, self._task, model)
+        self._train(presentation, model)
         found: dict[int, tuple[torch.Tensor, ...]] = {}
         num_calls, rest = divmod(len(calls), len(presentation.microbatches))
         if rest or not num_calls:
@@ -87,17 +101,23 @@ class Runs:
         for number, rows in enumerate(presentation.microbatches):
             tensors = [each for call in calls[number * num_calls : (number + 1) * num_calls] for each in call if each.dim()]
             by_position = [each for each in tensors if each.shape[:2] == (len(rows.rows), rows.length)]
-            by_row = [] if by_position or rows.is_packed else [each for each in tensors if each.shape[:1] == (len(rows.rows),)]
+            by_row = [] if by_position or rows.is_packed else [each for each in tensors if self._is_by_row(each, rows)]
             for row, start, example in rows.positions:
                 own = [each[row, start : start + example.length] for each in by_position]
                 found[id(example)] = (*own, *(each[row] for each in by_row))
         return found if all(found.values()) else {}
+
+    def _is_by_row(self, output: torch.Tensor, rows: Rows) -> bool:
+        has_positions = self._format.has_tokens and rows.length in output.shape[1:]
+        return len(output) == len(rows.rows) and not has_positions
 
     def outputs_differ(self, one: Presentation, other: Presentation) -> bool | None:
         """Whether the model has different outputs for an example in both presentations. None if outputs are not by position."""
         first, second = self.outputs(one), self.outputs(other)
         shared = [key for key in first if key in second]
         if not shared:
+            return None
+        if any([each.shape for each in first[key]] != [each.shape for each in second[key]] for key in shared):
             return None
         pairs = [pair for key in shared for pair in zip(first[key], second[key], strict=True)]
         limit = eps_of(self.precision) ** 0.75  # rounding is near eps, and another input is no rounding
@@ -107,16 +127,10 @@ class Runs:
         """Build the model."""
         return build_model(self._task)
 
-    def num_updates(self, presentation: Presentation) -> int:
-        """Count the optimizer's steps."""
-        steps: list[None] = []
-
-        def watch(built: Any) -> None:
-            for optimizer in optimizers_in(built):
-                optimizer.register_step_post_hook(lambda *_: steps.append(None))
-
-        self._train(presentation, self._task.with_new_optimizers(watch))
-        return len(steps)
+    def is_without_update(self, presentation: Presentation) -> bool:
+        """Whether the optimizer made no step on one device. False if it has no hooks."""
+        self.traces(presentation)
+        return self._updates[id(presentation)] == 0
 
     def ratio(self, presentation: Presentation, found: Divergence) -> float:
         """Norm in a differing gradient, relative to the whole batch; 1 for other phases."""
@@ -164,6 +178,14 @@ class Runs:
         if factor != 1.0:
             found = [replace(each, values=each.values * factor, tolerances=each.tolerances * factor) for each in found]
         return replace(reference, moments=tuple(moment for moment in found if moment.phase in phases))
+
+    def only_loss_differs(self, presentation: Presentation) -> bool:
+        """Whether gradients and parameters agree with the whole batch."""
+        return presentation.kind is not Kind.TWICE and not self.compare(presentation, (Phase.GRADIENT, Phase.UPDATE)).divergences
+
+    def has_nan(self, presentation: Presentation) -> bool:
+        """Whether a gradient is NaN or infinite."""
+        return not np.isfinite(self.gradients(presentation)).all()
 
     @property
     def gradient_moment(self) -> Expected:

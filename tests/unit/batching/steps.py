@@ -149,6 +149,16 @@ def without_earlier_gradients(model: Any, batches: list[Batch], optimizer: torch
     optimizer.step()
 
 
+def returns_last_loss(model: Any, batches: list[Batch], optimizer: torch.optim.Optimizer, _loss: Any) -> torch.Tensor:
+    """Mistake in the log: the loss is that of the last microbatch."""
+    optimizer.zero_grad()
+    for batch in batches:
+        loss = losses(model, batch).sum() / summed(count, batches)
+        loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    return loss.detach()
+
+
 def steps_after_full_window(model: Any, batches: list[Batch], optimizer: torch.optim.Optimizer, _loss: Any) -> None:
     """A last, shorter window makes no step."""
     optimizer.zero_grad()
@@ -196,6 +206,20 @@ def weighted(*, of_all: bool) -> Step:
 def squared(model: Any, batch: Any, batches: list[Any]) -> torch.Tensor:
     """Squared errors, divided by the number of rows of all microbatches."""
     return (model(batch[0]) - batch[1]).square().sum() / sum(len(each[0]) for each in batches)
+
+
+def completions() -> Batch:
+    """Tokens without labels: a mask selects those with a loss, the first one included."""
+    found = tokens()
+    mask = (torch.arange(LENGTH) < torch.tensor([[7], [4], [10], [9]])).long()
+    return {"input_ids": found["input_ids"], "attention_mask": found["attention_mask"], "completion_mask": mask}
+
+
+def masked(model: Any, batch: Batch, batches: list[Batch]) -> torch.Tensor:
+    """Mean over all tokens in the mask, each with a loss at its own position."""
+    logits = model(batch["input_ids"], batch["attention_mask"])
+    own = functional.cross_entropy(logits.transpose(1, 2), batch["input_ids"], reduction="none")
+    return (own * batch["completion_mask"]).sum() / sum(each["completion_mask"].sum() for each in batches)
 
 
 def contrastive(model: Any, batch: Any, batches: list[Any]) -> torch.Tensor:

@@ -36,6 +36,8 @@ def linear() -> nn.Module:
         (Causal, steps.with_router(lambda batches: 1 / len(batches)), tokens(), {"microbatch_loss": ("router",)}, ""),
         (linear, steps.weighted(of_all=True), numbers(3, with_weights=True), {}, "weighted"),
         (linear, step_of(steps.squared), numbers(3), {}, "mean over"),
+        (linear, step_of(steps.squared), numbers(3), {"normaliser": "sequence"}, "mean over"),
+        (Causal, step_of(steps.masked), steps.completions(), {"normaliser": "token"}, "mean over the labels before the shift"),
         (linear, step_of(steps.contrastive), numbers(3), {"microbatch_loss": ("negatives",)}, ""),
     ],
 )
@@ -223,6 +225,26 @@ WRONG: dict[str, tuple[Any, Any, Any, dict[str, Any], Kind | None, str]] = {
         Kind.SPLIT,
         "the evaluation averages the batches' results",
     ),
+    "last loss returned": (
+        Causal,
+        steps.returns_last_loss,
+        tokens(),
+        {"normaliser": "token"},
+        Kind.SPLIT,
+        "gradients and parameters agree: only the loss that your step returns differs",
+    ),
+    "no label": (
+        Causal,
+        step_of(
+            lambda model, batch, batches: (
+                losses(model, batch).sum() / summed(steps.count, batches) * (steps.count(batch) / steps.count(batch))
+            )
+        ),
+        tokens(),
+        {"normaliser": "token"},
+        Kind.BLANK,
+        "a microbatch without counted labels makes gradients NaN",
+    ),
 }
 
 
@@ -236,6 +258,97 @@ def test_a_wrong_step_diverges_with_its_cause(name: str) -> None:
     assert (None if first is None else first.kind) is kind
     assert cause in verdict.cause
     assert verdict.cause in str(verdict).replace("\n         ", " ")
+
+
+def scaled_by_place(model: Any, batches: list[Any], optimizer: torch.optim.Optimizer, _loss: Any) -> None:
+    """Mistake: later microbatches weigh more."""
+    optimizer.zero_grad()
+    for number, batch in enumerate(batches):
+        (steps.squared(model, batch, batches) * (1.0 + 0.3 * number)).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+
+
+class Transposed(Causal):
+    """Logits with shape (rows, vocabulary, positions)."""
+
+    def forward(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
+        """Logits."""
+        return super().forward(*arguments, **keywords).transpose(1, 2)
+
+
+def transposed_loss(model: Any, batch: Any, _: Any) -> torch.Tensor:
+    """Padding counts in the loss."""
+    logits = model(batch["input_ids"], batch["attention_mask"])[..., :-1]
+    return nn.functional.cross_entropy(logits, batch["input_ids"][:, 1:], reduction="sum")
+
+
+@pytest.mark.parametrize(
+    ("model", "step", "batch", "arguments"),
+    [
+        (lambda: nn.Linear(3, 1), scaled_by_place, numbers(1), {}),
+        (Transposed, step_of(transposed_loss), tokens(), {}),
+        (
+            Causal,
+            steps.token_mean,
+            tokens(),
+            {
+                "microbatch_loss": ("router",),
+                "evaluate": lambda model, batches: float(losses(model, batches[0]).sum() / batches[0]["labels"].numel()),
+            },
+        ),
+    ],
+    ids=["more examples than parameters", "positions in the last dim", "evaluation without splits"],
+)
+def test_an_unproved_cause_is_not_reported(model: Any, step: Any, batch: Any, arguments: dict[str, Any]) -> None:
+    """Rather none than a wrong one."""
+    verdict = check_batching(model=model, step=step, batch=batch, **arguments)
+    assert (verdict.outcome, verdict.cause) == (Outcome.DIVERGED, ""), verdict
+
+
+def test_texts_in_a_batch_are_not_split() -> None:
+    """The verdict has a note."""
+    verdict = check_batching(model=Causal, step=steps.token_mean, batch=tokens() | {"texts": ["a", "b", "c", "d"]})
+    assert verdict.outcome is Outcome.EQUIVALENT
+    assert verdict.notes == ("batch 'texts' has no tensors, so every presentation has all of it",)
+
+
+def test_equal_counts_leave_two_causes() -> None:
+    """A mean over tokens is one over examples."""
+    batch = tokens()
+    batch["labels"] = torch.where(torch.arange(steps.LENGTH) < 3, batch["input_ids"], steps.IGNORED)
+    step = WRONG["mean of means, clamped"][1]
+    verdict = check_batching(model=Causal, step=step, batch=batch)
+    assert "microbatches, or another mean, because counts are equal (explains all" in verdict.cause
+
+
+def test_an_evaluation_may_be_zero() -> None:
+    """An accuracy often is, before training."""
+    verdict = check_batching(model=Causal, step=steps.token_mean, batch=tokens(), evaluate=lambda *_: 0.0)
+    assert verdict.outcome is Outcome.EQUIVALENT, verdict
+
+
+def test_an_evaluation_that_fails_for_a_presentation_crashed() -> None:
+    """A batch without counted labels has no mean."""
+
+    def evaluate(model: Any, batches: list[Any]) -> float:
+        means = [float(losses(model, batch).sum()) / int(steps.count(batch)) for batch in batches]
+        counts = [int(steps.count(batch)) for batch in batches]
+        return sum(mean * number for mean, number in zip(means, counts, strict=True)) / sum(counts)
+
+    verdict = check_batching(model=Causal, step=steps.token_mean, batch=tokens(), evaluate=evaluate)
+    assert verdict.outcome is Outcome.CRASHED, verdict
+    assert "evaluation, last microbatch without labels: ZeroDivisionError" in verdict.reason
+
+
+def test_a_reference_that_rounding_decides_is_undecided() -> None:
+    """Agreement proves nothing if gradients keep no digits."""
+
+    def cancelled(model: Any, batch: Any, batches: list[Any]) -> torch.Tensor:
+        value = steps.squared(model, batch, batches)
+        return (1e13 * value).sin() * 1e-13
+
+    verdict = check_batching(model=linear, step=step_of(cancelled), batch=numbers(3))
+    assert verdict.outcome is Outcome.INCONCLUSIVE, verdict
 
 
 def test_weights_of_examples_are_shown() -> None:

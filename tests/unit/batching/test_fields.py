@@ -40,6 +40,7 @@ def read(batch: Any, **arguments: Any) -> Format:
         ((torch.randn(3, 4), torch.randn(3, 2)), "row row"),
         (({"input_ids": IDS}, torch.zeros(3, dtype=torch.long)), "tokens row"),
         (torch.randn(3, 4), "row"),
+        ((torch.randn(3, 4), torch.ones(3, 5, dtype=torch.long)), "row row"),
     ],
 )
 def test_roles_follow_from_names_shapes_and_values(batch: Any, roles: str) -> None:
