@@ -15,7 +15,7 @@ from torch import nn
 
 from equivcheck.batching.fields import Role
 from equivcheck.batching.format import Format
-from equivcheck.batching.normalisers import Normaliser, candidates, fits, fits_within_example, measured_weights
+from equivcheck.batching.normalisers import Normaliser, Unit, candidates, fits, fits_within_example, measured_weights
 from equivcheck.batching.presentations import Kind, Presentation
 from equivcheck.batching.rows import Example, Rows, Side
 from equivcheck.batching.runs import Runs
@@ -37,7 +37,7 @@ def cause_of(runs: Runs, given: Format, window: int | None, shown: Sequence[Pres
         return "a microbatch without counted labels makes gradients NaN, such as a mean over no token"
     found = _normaliser(runs, every, window)
     if found is not None:
-        return f"{found}{_others(runs, given)} (explains all {len(every)} presentations)"
+        return f"{found}{_or_other(found, runs, given, every, window)} (explains all {len(every)} presentations)"
     clauses = []
     twice = next((each for each in wrong if each.kind is Kind.TWICE and not each.ranks), None)
     if twice is not None and _grows_with_microbatches(runs, twice):
@@ -51,7 +51,8 @@ def cause_of(runs: Runs, given: Format, window: int | None, shown: Sequence[Pres
         plain = [each for each in every if each.kind in _PLAIN and not each.ranks]
         found = _normaliser(runs, plain, window)
         if found is not None:
-            clauses.append(f"{found}{_others(runs, given)} (explains all {len(plain)} presentations without more padding)")
+            words = f"{found}{_or_other(found, runs, given, plain, window)}"
+            clauses.append(f"{words} (explains all {len(plain)} presentations without more padding)")
         elif not any(clauses):  # padding that counts changes with the lengths of microbatches, so one cause is enough
             clauses.append(_of_split(runs, split[0]))
     if not any(clauses) and all(each.ranks for each in wrong):
@@ -67,10 +68,11 @@ def _normaliser(runs: Runs, presentations: Sequence[Presentation], window: int |
     return None
 
 
-def _others(runs: Runs, given: Format) -> str:
-    """Clause if means over tokens and over examples are the same."""
-    counts = {example.num_counted for example in runs.examples if example.num_counted}
-    return ", or another mean, because counts are equal" if given.has_tokens and len(counts) == 1 else ""
+def _or_other(found: Normaliser, runs: Runs, given: Format, presentations: Sequence[Presentation], window: int | None) -> str:
+    """Clause if a mean over examples predicts the same as one over tokens, because counts are equal."""
+    other = replace(found, unit=Unit.EXAMPLES)
+    is_other = given.has_tokens and found.unit is Unit.TOKENS and all(fits(other, runs, one, window) for one in presentations)
+    return f", or {other}" if is_other else ""
 
 
 def _grows_with_microbatches(runs: Runs, twice: Presentation) -> bool:

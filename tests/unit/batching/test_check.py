@@ -318,7 +318,7 @@ def test_equal_counts_leave_two_causes() -> None:
     batch["labels"] = torch.where(torch.arange(steps.LENGTH) < 3, batch["input_ids"], steps.IGNORED)
     step = WRONG["mean of means, clamped"][1]
     verdict = check_batching(model=Causal, step=step, batch=batch)
-    assert "microbatches, or another mean, because counts are equal (explains all" in verdict.cause
+    assert f"mean over the counted tokens {PER_MICROBATCH}, or mean over the examples" in verdict.cause
 
 
 def test_an_evaluation_may_be_zero() -> None:
