@@ -84,11 +84,15 @@ def _verdict(step: Step, runs: Runs, given: Format, ranks: RankRuns | None) -> B
         counts=tuple(example.num_counted for example in runs.examples),
         precision=str(runs.precision).removeprefix("torch."),
         read=tuple(_read(given)),
-        notes=tuple(
-            f"batch {name!r} has no tensors, so every presentation has all of it"
-            for name in unsplit_lists(given.batch, given.fields)
-        ),
+        notes=tuple(_notes(runs, given, ranks)),
     )
+
+
+def _notes(runs: Runs, given: Format, ranks: RankRuns | None) -> Iterator[str]:
+    for name in unsplit_lists(given.batch, given.fields):
+        yield f"batch {name!r} has no tensors, so every presentation has all of it"
+    if ranks is not None and len(runs.examples) < ranks.task.num_data_ranks:
+        yield f"{len(runs.examples)} examples are too few for {ranks.task.num_data_ranks} data ranks, so they are not split"
 
 
 def _result(runs: Runs, presentation: Presentation, normaliser: str | None) -> PresentationResult:

@@ -121,6 +121,21 @@ def test_a_wrong_step_on_ranks_diverges_with_its_cause(parallelize: Parallelize,
     assert "one device and dp 2 in sim" in " ".join(str(verdict).split())
 
 
+def test_fewer_examples_than_ranks_are_noted() -> None:
+    """Only a batch on each rank is left to check."""
+    batch = {name: tensor[:2] for name, tensor in tokens().items()}
+    verdict = check_batching(
+        model=Causal,
+        step=steps.token_mean,
+        rank_step=step_with(count_of_all),
+        batch=batch,
+        mesh={"dp": 3},
+        parallelize=in_fsdp2,
+    )
+    assert verdict.notes == ("2 examples are too few for 3 data ranks, so they are not split",)
+    assert [result.name for result in verdict.results if result.kind is Kind.TWICE][-1] == "all rows on each rank"
+
+
 def test_ranks_that_fail_are_named() -> None:
     """The step is right for one microbatch, so the outcome is that of the ranks."""
 
