@@ -67,8 +67,8 @@ def _evaluated(
         actual = evaluated()
     except UsageError:
         raise
-    except Exception as error:
-        failure = shorten_to_line(f"{type(error).__name__}: {error}")
+    except Exception as raised:
+        failure = shorten_to_line(f"{type(raised).__name__}: {raised}")
         return PresentationResult(name=name, kind=presentation.kind, error=math.inf, failure=failure)
     distance = abs(actual - expected)
     if not distance:

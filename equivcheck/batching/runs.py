@@ -48,7 +48,7 @@ class Runs:
         self._num_updates: int | None = 0
         self._base = SingleDeviceRun(self._on(self.whole))
         self._traces[id(self.whole)] = self.whole, (self._base.trace,)
-        self._updates = {id(self.whole): self._num_updates}
+        self._updates: dict[int, int | None] = {id(self.whole): self._num_updates}
         self.precision = self._base.precision
         """Element type with the fewest digits."""
         self.narrows = task.dtype is not None and eps_of(self.precision) > eps_of(task.dtype)

@@ -237,10 +237,10 @@ WRONG: dict[str, tuple[Any, Any, Any, dict[str, Any], Kind | None, str]] = {
         Causal,
         step_of(
             lambda model, batch, batches: (
-                losses(model, batch).sum() / summed(steps.count, batches) * (steps.count(batch) / steps.count(batch))
+                steps.masked(model, batch, batches) * (batch["completion_mask"].sum() / batch["completion_mask"].sum())
             )
         ),
-        tokens(),
+        steps.completions(),
         {"normaliser": "token"},
         Kind.BLANK,
         "a microbatch without counted labels makes gradients NaN",
@@ -264,7 +264,7 @@ def scaled_by_place(model: Any, batches: list[Any], optimizer: torch.optim.Optim
     """Mistake: later microbatches weigh more."""
     optimizer.zero_grad()
     for number, batch in enumerate(batches):
-        (steps.squared(model, batch, batches) * (1.0 + 0.3 * number)).backward()  # type: ignore[no-untyped-call]
+        (steps.squared(model, batch, batches) * (1.0 + 0.3 * number**2)).backward()  # type: ignore[no-untyped-call]
     optimizer.step()
 
 

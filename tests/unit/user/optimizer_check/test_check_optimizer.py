@@ -115,20 +115,20 @@ def test_a_wrong_optimizer_diverges_with_its_cause(name: str) -> None:
     assert f"case:  {verdict.case.placed.value}: " in str(verdict)
 
 
-class Summed(torch.optim.SGD):
-    """Mistake: gradients are summed over ranks, not averaged."""
+class Summed(torch.optim.Optimizer):
+    """SGD. Mistake: gradients are summed over ranks, not averaged."""
 
-    def step(self, closure: Any = None) -> Any:
+    @torch.no_grad()
+    def step(self, _closure: Any = None) -> None:
         """Multiply equal gradients by the number of ranks."""
-        if dist.is_initialized():
-            for parameter in self.param_groups[0]["params"]:
-                parameter.grad *= dist.get_world_size()
-        return super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(parameter.grad * (group["lr"] * (dist.get_world_size() if dist.is_initialized() else 1)))
 
 
 def test_mistakes_with_the_same_values_are_all_named() -> None:
     """Without momentum, two updates are one with doubled gradients."""
-    verdict = check_optimizer(partial(Summed, lr=0.1), mesh={"dp": 2}, cases=1)
+    verdict = check_optimizer(lambda parameters: Summed(parameters, {"lr": 0.1}), mesh={"dp": 2}, cases=1)
     assert verdict.cause == "each step updates twice, or gradients are multiplied by 2, the number of ranks"
 
 
