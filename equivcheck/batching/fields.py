@@ -40,6 +40,11 @@ class Field:
         """Keys and indices, separated by dots."""
         return ".".join(map(str, self.path))
 
+    @property
+    def has_row_labels(self) -> bool:
+        """Whether it has labels with another length than the tokens, such as a translation."""
+        return self.role is Role.ROW and str(self.path[-1] if self.path else "").lower() in _NAMES[Role.LABELS]
+
 
 _NAMES = {
     Role.POSITIONS: ("position_ids", "positions", "pos"),

@@ -61,7 +61,11 @@ class Format:
         if mask is not None:
             counted = counted & (values[mask] != 0)
         num_labels = int(counted.sum())
-        if tokens is not None and self.is_shifted_by_model:
+        own_labels = next((value for field, value in values.items() if field.has_row_labels and value.dim()), None)
+        if own_labels is not None and labels is None and mask is None:
+            counted = own_labels.flatten() != self.ignore_index
+            num_labels = int(counted.sum())
+        elif tokens is not None and self.is_shifted_by_model:
             counted = counted[1:]
         scalars = [value for field, value in values.items() if field.role is Role.ROW and not value.dim()]
         numbers = [value for value in scalars if value.is_floating_point()]  # integers are classes

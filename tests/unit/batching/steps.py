@@ -222,6 +222,20 @@ def masked(model: Any, batch: Batch, batches: list[Batch]) -> torch.Tensor:
     return (own * batch["completion_mask"]).sum() / sum(each["completion_mask"].sum() for each in batches)
 
 
+def translations() -> Batch:
+    """Labels with another length than the tokens."""
+    found = tokens()
+    labels = found["input_ids"][:, :6].where(torch.arange(6) < torch.tensor([[3], [6], [4], [5]]), torch.tensor(IGNORED))
+    return {"input_ids": found["input_ids"], "attention_mask": found["attention_mask"], "labels": labels}
+
+
+def translation(model: Any, batch: Batch, batches: list[Batch]) -> torch.Tensor:
+    """Mean over all labels, each predicted from the first token."""
+    logits = model(batch["input_ids"], batch["attention_mask"])[:, :1].expand(-1, 6, -1)
+    own = functional.cross_entropy(logits.transpose(1, 2), batch["labels"], ignore_index=IGNORED, reduction="sum")
+    return own / sum((each["labels"] != IGNORED).sum() for each in batches)
+
+
 def contrastive(model: Any, batch: Any, batches: list[Any]) -> torch.Tensor:
     """Each row against all rows of its microbatch."""
     one, other = (functional.normalize(model(each)) for each in batch)

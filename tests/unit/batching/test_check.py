@@ -37,6 +37,7 @@ def linear() -> nn.Module:
         (linear, steps.weighted(of_all=True), numbers(3, with_weights=True), {}, "weighted"),
         (linear, step_of(steps.squared), numbers(3), {}, "mean over"),
         (linear, step_of(steps.squared), numbers(3), {"normaliser": "sequence"}, "mean over"),
+        (Causal, step_of(steps.translation), steps.translations(), {"normaliser": "token"}, "mean over the counted tokens"),
         (Causal, step_of(steps.masked), steps.completions(), {"normaliser": "token"}, "mean over the labels before the shift"),
         (linear, step_of(steps.contrastive), numbers(3), {"microbatch_loss": ("negatives",)}, ""),
     ],
