@@ -11,7 +11,8 @@ import pytest
 from equivcheck import Outcome
 from equivcheck.mutants.registry import mutant, mutants
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.scenario import Scenario
+from equivcheck.recording.compare.optimizer_rounding import ABOUT_MUON
+from equivcheck.scenario import Muon, Scenario
 from mutants.minimums import MINIMUMS
 from mutants.test_every_mutant import WITHOUT_VALUES
 from recorded.places import later_than
@@ -63,6 +64,10 @@ def test_a_recording_without_a_mutant_is_equivalent(scenario: Scenario, tmp_path
     assert both.full.outcome is Outcome.EQUIVALENT
     if both.recorded.outcome is not Outcome.EQUIVALENT:
         assert both.recorded.outcome is Outcome.INCONCLUSIVE, both.recorded
+        if isinstance(scenario.training.optimizer, Muon):
+            assert both.recorded.first is not None
+            assert both.recorded.first.detail == ABOUT_MUON
+            return
         assert scenario.layout.mesh.names[-1] in OPEN
         assert any(gap in both.recorded.reason for gap in OPEN_GAPS), both.recorded
 
