@@ -122,7 +122,8 @@ class Run:
             self.zero()
             for part in range(self.num_parts):
                 rows = self.rows(part)
-                self.weigh(nn.functional.mse_loss(self.module(tokens[rows]), targets[rows]), part).backward()
+                outputs = self.module(tokens[rows])
+                self.weigh(nn.functional.mse_loss(outputs, targets[rows].to(outputs.dtype)), part).backward()
                 self.after_part(part)
             self.reduce()
             self.clip()

@@ -199,6 +199,7 @@ def test_ranks_together_have_the_outputs_of_one_device(one: RankTrace, tmp_path:
         np.testing.assert_allclose(sketch.sums, expected[key].sums, rtol=0, atol=1e-5 * expected[key].norm)
 
 
+@pytest.mark.torch(">=2.10", "over gloo, the pipeline aborts in torch 2.9, without a recording as well")
 def test_only_the_first_stage_of_a_pipeline_has_samples(one: RankTrace, tmp_path: Path) -> None:
     """Later stages get activations. The forwards for shapes leave none."""
     first, second = on_ranks(tmp_path, "pipeline")
