@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from ecosystem import torchvision_operators  # noqa: F401 - before transformers
 from equivcheck import Outcome, check_batching
 
 transformers = pytest.importorskip("transformers")

@@ -151,7 +151,7 @@ def test_gradients_of_experts_that_fsdp2_divides_twice(checked: Callable[..., Us
     assert verdict.divergence is not None, verdict.describe()
     assert (verdict.divergence.step, verdict.divergence.phase) == (0, Phase.GRADIENT)
     assert "mlp.experts" in verdict.divergence.tensor
-    assert "0.5 times as large as on one device" in verdict.hint
+    assert verdict.kinds == (Cause.AVERAGED_TWICE,)
 
 
 def test_a_mean_over_the_labels_of_a_rank(checked: Callable[..., UserVerdict]) -> None:

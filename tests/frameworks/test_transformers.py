@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+
+with contextlib.suppress(ModuleNotFoundError):
+    from ecosystem import torchvision_operators  # noqa: F401 - before transformers
 
 from equivcheck import Outcome, check_training
 from equivcheck.user.trainers.transformers import HFTrainer
