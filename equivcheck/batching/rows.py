@@ -13,7 +13,7 @@ from equivcheck.system.choice import PrintableEnum
 
 
 class Packing(PrintableEnum):
-    """How packed documents are told to the model."""
+    """How the model gets the borders of packed documents."""
 
     POSITION_IDS = "position_ids"
     """Positions start again at 0, and there is no mask."""

@@ -1,4 +1,4 @@
-"""Data in a trace: what a rank records about each step."""
+"""Data in a trace: a rank's records of each step."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from equivcheck.worlds.trace.trace import Piece
 SUFFIX = ".ecr"
 """Suffix; trace files are called ``rank0.ecr`` and so on."""
 _Tensor = tuple[Piece, str, tuple[int, ...] | None, str]
-"""Position, element type, ranks with addends, and the model's element type: written once, and referred to by number."""
+"""Position, element type, ranks with partial sums, and the model's element type: written once, and referred to by number."""
 
 
 class TraceWriter:

@@ -1,4 +1,4 @@
-"""Recipes: Python files that define what a command checks."""
+"""Recipes: Python files that define the objects for a command."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def float32_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     ],
 )
 def test_bad_input_is_one_line(config: dict[str, Any], arguments: dict[str, Any], words: str) -> None:
-    """It names the field and what is expected."""
+    """It names the field and the expected value."""
     with pytest.raises(UsageError) as raised:
         checked(0, 1, 0.0, config, **arguments)
     assert str(raised.value).startswith(f"check_training: trainer DeepSpeed is not valid: {words}. Expected ")

@@ -1,4 +1,4 @@
-"""What several tests require of verdicts."""
+"""Requirements on verdicts that several tests share."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Copies:
     slots: tuple[Slot, ...] = ()
     """Each copy, with its elements' positions in the model's parameters."""
     unsure: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
-    """Copies and parameters that are told from others with equal values by their order only."""
+    """Copies and parameters that only their order distinguishes from others with equal values."""
 
     def require_equal(self) -> None:
         """Check after an update that each copy in `unsure` still has its parameter's values. Raises `UsageError` if not."""

@@ -168,7 +168,7 @@ def steps_of(run: RecordedRun, number: int) -> Iterator[tuple[int, RecordedStep]
 
 
 def entries_of(run: RecordedRun, number: int, moment: Moment) -> Iterator[tuple[int, Entry]]:
-    """Each rank's parts at a moment, except addends."""
+    """Each rank's parts at a moment, except partial sums."""
     for key, tensor in run.tensors.items():
         if key[:2] == (number, moment):
             yield from (each for each in zip(tensor.ranks, tensor.entries, strict=True) if each[1].addends is None)

@@ -120,7 +120,7 @@ def _drowned(first: RecordedRun, steps: Sequence[int], tolerance: Tolerance) -> 
 
 
 def coverage_of(facts: Facts, compared: Sequence[TensorDifference]) -> Iterator[str]:
-    """Say what was compared, and what was left out."""
+    """List the compared moments and the gaps."""
     moments = {each.moment for each in compared}
     moments |= {Moment.SAMPLES} if any(facts.samples.values()) else set()
     moments |= {Moment.LOSS} if any(facts.losses.values()) else set()

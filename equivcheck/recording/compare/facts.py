@@ -1,4 +1,4 @@
-"""Facts about two runs beside their tensors."""
+"""Facts about two runs, apart from their tensors."""
 
 from __future__ import annotations
 

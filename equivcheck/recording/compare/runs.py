@@ -243,7 +243,7 @@ def _recorded(found: Sequence[tuple[int, Entry]]) -> RecordedTensor:
 
 
 def _with_sums(parts: Sequence[Part[Sketch]], entries: Sequence[Entry]) -> list[Part[Sketch]]:
-    """Parts in which addends at the same place are one. Complete parts stay as they are."""
+    """Parts in which partial sums at the same place are added up. Complete parts stay as they are."""
     found: dict[tuple[Piece, tuple[int, ...] | int], Part[Sketch]] = {}
     for part, entry in zip(parts, entries, strict=True):
         key = (part.piece, entry.addends or part.rank)

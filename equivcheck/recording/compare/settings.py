@@ -24,7 +24,7 @@ class OtherSetting:
 
     @property
     def may_explain(self) -> bool:
-        """Whether it changes what an optimizer computes."""
+        """Whether it changes an optimizer's updates."""
         return self.name not in _IMPLEMENTATION
 
     def __str__(self) -> str:

@@ -36,7 +36,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Cells under a heading for each column, beside one for each row."""
+    """Cells with a heading for each column and for each row."""
 
     name: str
     """Subject, for readers who hear the page."""

@@ -353,7 +353,7 @@ def test_a_reference_that_rounding_decides_is_undecided() -> None:
 
 
 def test_weights_of_examples_are_shown() -> None:
-    """Those of the first presentation that differs, and those of the whole batch."""
+    """The verdict has the weights in the first differing presentation and in the whole batch."""
     model, step, batch, arguments, _, _ = WRONG["mean of means"]
     verdict = check_batching(model=model, step=step, batch=batch, **arguments)
     assert verdict.counts == (7, 5, 7, 3)
