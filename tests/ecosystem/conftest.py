@@ -5,6 +5,7 @@ What each check came to, and the processor time that it took, is printed after t
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,9 @@ CHECKS: list[tuple[str, str, str, float]] = []
 def pytest_configure(config: pytest.Config) -> None:
     """What these libraries warn of is theirs."""
     config.addinivalue_line("filterwarnings", "default")
+    if "LOCAL_RANK" in os.environ:
+        # Lightning Fabric runs this command again for each further rank, and nobody needs these: ranks are equivcheck's.
+        pytest.exit("a process that Lightning Fabric started", returncode=0)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
