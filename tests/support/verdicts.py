@@ -8,7 +8,7 @@ from equivcheck.worlds.trace.differences import Divergence
 
 
 def require_predicted(scenario: Scenario) -> Verdict:
-    """Require that ranks leave what one device leaves, and that all their calls are predicted."""
+    """Require that ranks end with the values of one device, and that all their calls are predicted."""
     verdict = check(scenario)
     verdict.assert_equivalent()
     assert not verdict.unmodelled

@@ -20,13 +20,13 @@ from equivcheck.worlds.pool import ranks
 from equivcheck.worlds.ranks import Ranks, Run
 
 NUM_MOVED = 2
-"""Moved runs that measure the noise, unless told otherwise."""
+"""Default number of moved runs, which measure the noise."""
 Options = Mapping[str, Any]
 """Options of `record`."""
 
 
 class RecordedRanks(Ranks):
-    """Ranks over gloo that record what they train. They are processes, because a recording watches a whole process."""
+    """Ranks over gloo that record their training. They are processes, because a recording watches a whole process."""
 
     name: ClassVar[str] = "gloo"
     has_copies: ClassVar[bool] = True

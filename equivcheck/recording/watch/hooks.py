@@ -1,6 +1,6 @@
 """Installs hooks and replaces functions of torch while a process is recorded.
 
-None may be traced into a compiled graph: while torch compiles, each one only does what torch did before.
+None may be traced into a compiled graph: while torch compiles, each one only calls the function of torch that it replaces.
 
 Private torch API, tried on torch 2.9 to 2.15:
 - `clip_grad._get_total_norm` and `clip_grad._clip_grads_with_norm_`: `clip_grad_norm_` calls them. Clipping has no hook.

@@ -90,7 +90,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def ends(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, tuple[str, int]]]:
-    """Folders of jobs that ended badly, and by name what they printed and their exit codes."""
+    """Folders of jobs that ended badly, with their output and exit codes by name."""
     folder = tmp_path_factory.mktemp("ends")
     ran = subprocess.run([sys.executable, "-c", ENDS, str(folder)], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr

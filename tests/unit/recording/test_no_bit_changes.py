@@ -1,4 +1,4 @@
-"""Recording changes no bit of a training on one device, and has what the training did."""
+"""Recording changes no bit of a training on one device, and the trace is complete."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def table(page: HtmlPage, section: str) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("fault", ["", "gradient", "replica", "samples", "setting", "environment", "nan", "missing"])
 def test_a_page_is_one_small_file_that_can_be_read_aloud(file: Path, fault: str) -> None:
-    """Whatever the verdict is."""
+    """For each outcome."""
     require_sound(page_of(file, fault))
 
 
@@ -123,7 +123,7 @@ def test_many_steps_make_no_large_page(file: Path) -> None:
 
 
 def test_the_command_writes_the_page(tmp_path: Path) -> None:
-    """Beside its usual output, and with the same exit code."""
+    """The usual output and the exit code stay."""
     one, other = write_run(tmp_path / "one"), write_run(tmp_path / "other", ranks=2, fault="gradient")
     file = tmp_path / "page.html"
     moved = write_run(tmp_path / "moved", moved=1)

@@ -39,7 +39,7 @@ def entries(folder: Path, moment: Moment) -> list[Entry]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_copies_have_their_parameters_names(folder: Callable[..., Path], kind: str) -> None:
-    """Norms that start with the same values are told apart, and the verdict is that of copies one by one."""
+    """Norms with equal initial values are distinguished, and the verdict is the same as for separate copies."""
     gradients = entries(folder(kind), Moment.GRADIENT)
     assert sorted(entry.piece.name for entry in gradients) == sorted(
         entry.piece.name for entry in entries(folder(), Moment.GRADIENT)
@@ -118,7 +118,7 @@ def test_tensors_that_are_no_copies_end_the_recording(tmp_path: Path, capsys: py
 
 
 def test_copies_that_only_their_order_tells_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two norms start alike. The optimizer has them in another order."""
+    """Two norms have equal initial values. The optimizer has them in another order."""
     model = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6), nn.LayerNorm(6)).bfloat16()
     own = list(model.parameters())
     copies = [nn.Parameter(parameter.detach().float()) for parameter in own]

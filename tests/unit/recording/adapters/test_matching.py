@@ -97,7 +97,7 @@ WRAPPED: Mapping[str, tuple[nn.Module, nn.Module, str]] = {
 
 @pytest.mark.parametrize("case", WRAPPED)
 def test_wrappers_in_one_run_do_not_matter(tmp_path: Path, case: str) -> None:
-    """A note says what was removed, and a fault is found under the first run's name."""
+    """A note names the removed part, and a fault is found under the first run's name."""
     one, other, note = WRAPPED[case]
     torch.manual_seed(1)
     for own, theirs in zip(one.parameters(), other.parameters(), strict=True):
