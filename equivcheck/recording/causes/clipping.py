@@ -72,8 +72,8 @@ def _squares(run: RecordedRun, number: int) -> Mapping[str, float]:
     """Squared norm of each complete gradient before clipping."""
     return {
         name: tensor.sketch.value.squares
-        for (step, moment, name), tensor in run.tensors.items()
-        if (step, moment) == (number, Moment.UNCLIPPED) and tensor.sketch.value is not None
+        for name, tensor in run.tensors_at(number, Moment.UNCLIPPED).items()
+        if tensor.sketch.value is not None
     }
 
 
@@ -119,17 +119,18 @@ def _locally(evidence: Evidence, norms: Mapping[int, float], limit: float) -> Ca
 def clipped_early(evidence: Evidence) -> Candidate | None:
     """Ranks clip different gradients, and then have the same ones; None if they do not."""
     second, step = evidence.second, evidence.step
-    keys = {name: (step, Moment.GRADIENT, name) for name in evidence.names if (step, Moment.GRADIENT, name) in second.tensors}
-    after = {name: second.tensors[key].sketch for name, key in keys.items()}
+    clipped = second.tensors_at(step, Moment.GRADIENT)
+    after = {name: clipped[name].sketch for name in evidence.names if name in clipped}
+    limits = {name: evidence.tolerance((step, Moment.GRADIENT, name)) for name in after}
     clip = next(_clips(second, step), None)
-    if clip is None or any(spread(after[name]) > evidence.tolerance(key) for name, key in keys.items()):
+    if clip is None or any(spread(after[name]) > limit for name, limit in limits.items()):
         return None
     norms = _local_norms(second, step)
     own: dict[str, list[Sums]] = {}
     for rank, entry in entries_of(second, step, Moment.UNCLIPPED):
         own.setdefault(entry.piece.name, []).append(entry.sketch.sums * _coefficient(norms[rank], clip.max_norm))
     errors = {
-        name: ratio(rms(tensor.value.sums - np.mean(own[name], axis=0)), evidence.tolerance(keys[name]))
+        name: ratio(rms(tensor.value.sums - np.mean(own[name], axis=0)), limits[name])
         for name, tensor in after.items()
         if tensor.value is not None
     }

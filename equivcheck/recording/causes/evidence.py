@@ -43,9 +43,7 @@ class Evidence:
     def names(self) -> tuple[str, ...]:
         """Tensors at this moment, if both runs have all elements, and floating-point values without NaN."""
         return tuple(
-            name
-            for step, moment, name in self.first.tensors
-            if (step, moment) == (self.step, self.moment) and self._is_comparable((step, moment, name))
+            name for name in self.first.tensors_at(self.step, self.moment) if self._is_comparable((self.step, self.moment, name))
         )
 
     def _is_comparable(self, key: Key) -> bool:
@@ -82,9 +80,9 @@ class Evidence:
     def sums(self, run: RecordedRun, step: int, moment: Moment) -> Tensors:
         """One run's complete tensors at any moment."""
         return {
-            key[2]: tensor.sketch.value.sums
-            for key, tensor in run.tensors.items()
-            if key[:2] == (step, moment) and tensor.sketch.value is not None and tensor.is_finite
+            name: tensor.sketch.value.sums
+            for name, tensor in run.tensors_at(step, moment).items()
+            if tensor.sketch.value is not None and tensor.is_finite
         }
 
     def trivial_error(self, name: str) -> float:
@@ -169,9 +167,8 @@ def steps_of(run: RecordedRun, number: int) -> Iterator[tuple[int, RecordedStep]
 
 def entries_of(run: RecordedRun, number: int, moment: Moment) -> Iterator[tuple[int, Entry]]:
     """Each rank's parts at a moment, except partial sums."""
-    for key, tensor in run.tensors.items():
-        if key[:2] == (number, moment):
-            yield from (each for each in zip(tensor.ranks, tensor.entries, strict=True) if each[1].addends is None)
+    for tensor in run.tensors_at(number, moment).values():
+        yield from (each for each in zip(tensor.ranks, tensor.entries, strict=True) if each[1].addends is None)
 
 
 def accumulated_gradients(run: RecordedRun, number: int, microbatch: int) -> dict[str, Assembled[Sketch]]:

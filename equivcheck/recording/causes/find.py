@@ -20,11 +20,11 @@ from equivcheck.recording.causes.start import wrong_start
 from equivcheck.recording.causes.update import update_of
 from equivcheck.recording.causes.updates import wrong_updates
 from equivcheck.recording.compare.runs import Key, RecordedRun
+from equivcheck.recording.compare.tensors import GRADIENTS
 from equivcheck.recording.compare.verdict import TensorDifference
 from equivcheck.recording.trace import Moment
 from equivcheck.worlds.trace.differences import Difference
 
-GRADIENTS = (Moment.UNCLIPPED, Moment.GRADIENT)
 NUMBERS = (Moment.LOSS, Moment.NORM)
 """Moments without tensors. Mistakes show in the gradients after them as well."""
 

@@ -8,6 +8,7 @@ from equivcheck.diagnosis.words import tensors
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
 from equivcheck.recording.causes.evidence import Evidence, rms
 from equivcheck.recording.compare.runs import RecordedRun
+from equivcheck.recording.compare.tensors import GRADIENTS
 from equivcheck.recording.compare.verdict import TensorDifference
 from equivcheck.recording.trace import Moment
 
@@ -29,7 +30,7 @@ def missing_gradients(evidence: Evidence) -> Diagnosis | None:
 def untied_weights(evidence: Evidence, differences: Sequence[TensorDifference]) -> Diagnosis | None:
     """Name parameters of the second run that are copies of a parameter in the first run, and have a part of its gradient."""
     first, second, step = evidence.first, evidence.second, evidence.step
-    moment = next((each for each in (Moment.UNCLIPPED, Moment.GRADIENT) if (step, each) in first.moments & second.moments), None)
+    moment = next((each for each in GRADIENTS if (step, each) in first.moments & second.moments), None)
     if moment is None:
         return None
     right, found = (evidence.sums(run, step, moment) for run in (first, second))
@@ -55,7 +56,5 @@ def _original(first: RecordedRun, second: RecordedRun, step: int, copy: str) -> 
     own = second.tensors.get(key)
     if own is None or own.exact is None or key in first.tensors:
         return None
-    for (at, moment, name), tensor in first.tensors.items():
-        if (at, moment) == (step, Moment.START) and tensor.shapes == own.shapes and tensor.exact == own.exact:
-            return name
-    return None
+    start = first.tensors_at(step, Moment.START)
+    return next((name for name, each in start.items() if each.shapes == own.shapes and each.exact == own.exact), None)

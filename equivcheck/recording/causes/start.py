@@ -29,7 +29,7 @@ def wrong_start(evidence: Evidence) -> Diagnosis:
 
 def _hashes(run: RecordedRun, step: int) -> dict[str, ExactHash]:
     """Exact hashes of complete initial parameters."""
-    found = {name: tensor.exact for (at, moment, name), tensor in run.tensors.items() if (at, moment) == (step, Moment.START)}
+    found = {name: tensor.exact for name, tensor in run.tensors_at(step, Moment.START).items()}
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -111,9 +111,8 @@ def _drowned(first: RecordedRun, steps: Sequence[int], tolerance: Tolerance) -> 
         return
     for step in steps:
         for moment in _NEEDED:
-            keys = [key for key in first.tensors if key[:2] == (step, moment)]
-            allowed = sum((NOISE * tolerance.noise(key)) ** 2 for key in keys)
-            if keys and allowed >= first.norms[step, moment][0] > 0:
+            allowed = sum((NOISE * tolerance.noise((step, moment, name))) ** 2 for name in first.tensors_at(step, moment))
+            if (step, moment) in first.moments and allowed >= first.norms[step, moment][0] > 0:
                 gap = f"from step {step} on, rounding alone may change {_NOUNS[moment]} by as much as they are"
                 yield gap, f"compare fewer steps, with --steps {steps.index(step)}" if step != steps[0] else ""
                 return

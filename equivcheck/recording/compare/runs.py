@@ -105,18 +105,28 @@ class RecordedRun:
     @cached_property
     def norms(self) -> Mapping[tuple[int, Moment], tuple[float, int]]:
         """Sum over squares in all finite floating-point tensors at a moment, and number of elements in all tensors."""
-        norms: dict[tuple[int, Moment], tuple[float, int]] = {}
-        for (number, moment, _), tensor in self.tensors.items():
-            squares, numel = norms.get((number, moment), (0.0, 0))
-            value = tensor.sketch.value
-            own = value.squares if value is not None and tensor.eps and tensor.is_finite else 0.0
-            norms[number, moment] = squares + own, numel + tensor.numel
+        norms = {}
+        for place, tensors in self._by_moment.items():
+            values = [each.sketch.value for each in tensors.values() if each.eps and each.is_finite]
+            squares = sum(value.squares for value in values if value is not None)
+            norms[place] = squares, sum(each.numel for each in tensors.values())
         return norms
 
     @cached_property
     def moments(self) -> frozenset[tuple[int, Moment]]:
         """Steps and moments with at least one tensor."""
-        return frozenset(self.norms)
+        return frozenset(self._by_moment)
+
+    @cached_property
+    def _by_moment(self) -> Mapping[tuple[int, Moment], Mapping[str, RecordedTensor]]:
+        found: dict[tuple[int, Moment], dict[str, RecordedTensor]] = {}
+        for (step, moment, name), tensor in self.tensors.items():
+            found.setdefault((step, moment), {})[name] = tensor
+        return found
+
+    def tensors_at(self, step: int, moment: Moment) -> Mapping[str, RecordedTensor]:
+        """Tensors at a moment, by name."""
+        return self._by_moment.get((step, moment), {})
 
     @cached_property
     def output_eps(self) -> float:
@@ -156,10 +166,6 @@ class RecordedRun:
         assert tensor.sketch.value is not None
         squares, numel = self.norms[key[:2]]
         return tensor.sketch.value.norm + math.sqrt(squares * tensor.numel / numel)
-
-    def loss(self, step: int) -> float:
-        """Sum over all scalars on which `backward` was called in a step, averaged over ranks."""
-        return math.fsum(loss for record in self.records[step] for loss in record.losses) / len(self.ranks)
 
     def describe(self) -> str:
         """Folder, number of ranks and steps."""

@@ -117,8 +117,8 @@ def is_data_parallel(run: RecordedRun, ranks: Sequence[int], step: int) -> bool:
     if len(ranks) == 1:
         return False
     kinds = set()
-    for (number, moment, _), tensor in run.tensors.items():
-        if number == step and moment is Moment.UPDATE and set(tensor.ranks) & set(ranks):
+    for tensor in run.tensors_at(step, Moment.UPDATE).values():
+        if set(tensor.ranks) & set(ranks):
             pieces = [entry.piece for entry in tensor.entries]
             is_full = len(pieces) > 1 and all(piece.numel == tensor.numel for piece in pieces)
             has_columns = any(piece.size[1:] != piece.shape[1:] for piece in pieces if piece.start)

@@ -20,8 +20,6 @@ class Losses:
 
     difference: TensorDifference
     """The difference between means over ranks. It is a VALUE within tolerance if a factor explains it."""
-    values: tuple[float, float]
-    """Sums over a rank's backward passes, averaged over ranks."""
     factor: str = ""
     """Clause about the factor between both losses; empty unless it is a whole number or its inverse."""
 
@@ -54,7 +52,6 @@ def compare_losses(first: RecordedRun, second: RecordedRun, step: int, tolerance
             eps=eps,
             detail=f"{other[0]:.6g} in B, {one[0]:.6g} in A",
         ),
-        values=(one[0], other[0]),
         factor=factor,
     )
 

@@ -17,8 +17,8 @@ def other_start(wrong: Sequence[TensorDifference], first: RecordedRun, second: R
     step = wrong[0].step
     own = {
         (tensor.exact.in_place, tensor.shapes): name
-        for (number, moment, name), tensor in first.tensors.items()
-        if number == step and moment is Moment.START and tensor.exact is not None
+        for name, tensor in first.tensors_at(step, Moment.START).items()
+        if tensor.exact is not None
     }
     renamed, moved = [], []
     for each in wrong:
