@@ -9,7 +9,8 @@ import numpy as np
 
 from equivcheck.diagnosis.words import tensors
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.recording.causes.evidence import Evidence, Sums, Tensors, ratio, rms
+from equivcheck.recording.causes.evidence import Evidence, Sums, Tensors, rms
+from equivcheck.recording.compare.verdict import relative_error
 
 CLEARER = 8.0
 """A relation must fit so many times better than any other, and than no mistake at all."""
@@ -59,7 +60,7 @@ def make_candidate(  # noqa: PLR0913 - a cause, its words, and its relation
         if name in predicted and name in actual:
             distance = rms(actual[name] - predicted[name])
             distance = max(distance, evidence.spreads[name]) if found is None else distance
-            errors[name] = ratio(distance, evidence.limits[name] * size)
+            errors[name] = relative_error(distance, evidence.limits[name] * size)
     return Candidate(cause=cause, words=words, errors=errors, size=size, fitted=fitted)
 
 

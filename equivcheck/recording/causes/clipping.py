@@ -9,9 +9,9 @@ import numpy as np
 
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
 from equivcheck.recording.causes.candidate import Candidate, make_candidate
-from equivcheck.recording.causes.evidence import Evidence, Sums, entries_of, linear_combination, ratio, rms, spread, steps_of
+from equivcheck.recording.causes.evidence import Evidence, Sums, entries_of, linear_combination, rms, spread, steps_of
 from equivcheck.recording.compare.runs import RecordedRun
-from equivcheck.recording.compare.verdict import TensorDifference
+from equivcheck.recording.compare.verdict import TensorDifference, relative_error
 from equivcheck.recording.trace import Clip, Moment
 
 MAX_LEFT_OUT = 24
@@ -110,7 +110,7 @@ def _locally(evidence: Evidence, norms: Mapping[int, float], limit: float) -> Ca
         name = entry.piece.name
         if name in evidence.limits and (rank, entry.piece) in before:
             predicted: Sums = before[rank, entry.piece] * _coefficient(norms[rank], limit)
-            error = ratio(rms(entry.sketch.sums - predicted), evidence.limits[name])
+            error = relative_error(rms(entry.sketch.sums - predicted), evidence.limits[name])
             errors[name] = max(errors.get(name, 0.0), error)
     words = "each rank clips by its local norm, over the elements that it holds"
     return Candidate(cause=Cause.LOCAL_NORM, words=words, errors=errors)
@@ -130,7 +130,7 @@ def clipped_early(evidence: Evidence) -> Candidate | None:
     for rank, entry in entries_of(second, step, Moment.UNCLIPPED):
         own.setdefault(entry.piece.name, []).append(entry.sketch.sums * _coefficient(norms[rank], clip.max_norm))
     errors = {
-        name: ratio(rms(tensor.value.sums - np.mean(own[name], axis=0)), limits[name])
+        name: relative_error(rms(tensor.value.sums - np.mean(own[name], axis=0)), limits[name])
         for name, tensor in after.items()
         if tensor.value is not None
     }

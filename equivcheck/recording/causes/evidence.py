@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,6 +11,7 @@ import numpy.typing as npt
 
 from equivcheck.recording.assemble import Assembled, Cover, Part, assemble
 from equivcheck.recording.compare.runs import Key, RecordedRun
+from equivcheck.recording.compare.verdict import relative_error
 from equivcheck.recording.sketch import Sketch
 from equivcheck.recording.trace import Entry, Moment, RecordedStep
 
@@ -88,7 +88,7 @@ class Evidence:
     def trivial_error(self, name: str) -> float:
         """Distance between both runs, or between replicas, in units of the allowed distance."""
         apart = rms(self.found_sums[name] - self.expected_sums[name])
-        return ratio(max(apart, self.spreads[name]), self.limits[name])
+        return relative_error(max(apart, self.spreads[name]), self.limits[name])
 
 
 def ranks_with_other_values(evidence: Evidence, name: str) -> set[int]:
@@ -118,11 +118,6 @@ def only_rank(run: RecordedRun, rank: int, step: int) -> RecordedRun:
 def rms(sums: Sums) -> float:
     """Estimate the 2-norm of a tensor."""
     return float(np.sqrt(np.mean(sums**2)))
-
-
-def ratio(distance: float, limit: float) -> float:
-    """A distance in units of a limit."""
-    return distance / limit if limit else math.inf if distance else 0.0
 
 
 def spread(tensor: Assembled[Sketch]) -> float:

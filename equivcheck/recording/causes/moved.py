@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from equivcheck.diagnosis.words import join_words
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.recording.causes.candidate import Candidate, make_candidate
-from equivcheck.recording.causes.evidence import Evidence, ratio, rms
+from equivcheck.recording.causes.evidence import Evidence, rms
+from equivcheck.recording.compare.verdict import relative_error
 
 SMALL, LARGE = 0.01, 0.1
 """A tolerance below, and a distance above, this share of the norm: permuted elements are far from their places."""
@@ -56,4 +57,4 @@ def _permuted_error(evidence: Evidence, name: str) -> float:
     if limit > SMALL * before.norm or distance < LARGE * before.norm or one.numel < FEWEST:
         return float("inf")
     changes = (after.norm - before.norm, after.minimum - before.minimum, after.maximum - before.maximum)
-    return ratio(max(evidence.spreads[name], *map(abs, changes)), limit)
+    return relative_error(max(evidence.spreads[name], *map(abs, changes)), limit)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from equivcheck.diagnosis.words import name_ranks
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.recording.causes.candidate import CLEARER, Candidate
-from equivcheck.recording.causes.evidence import Evidence, Tensors, entries_of, linear_combination, ratio, rms
+from equivcheck.recording.causes.evidence import Evidence, Tensors, entries_of, linear_combination, rms
 from equivcheck.recording.causes.settings import (
     Settings,
     differing,
@@ -19,10 +19,11 @@ from equivcheck.recording.causes.settings import (
     pairs_at,
 )
 from equivcheck.recording.causes.update import Update
+from equivcheck.recording.compare.verdict import relative_error
 from equivcheck.recording.trace import Moment
 
 PRECISE = 64.0
-"""Differences must be so many times the tolerance before a factor tells one step count from another."""
+"""Differences must be so many times the tolerance before a factor separates two step counts."""
 
 
 def wrong_updates(update: Update) -> Iterator[Candidate]:
@@ -157,19 +158,15 @@ def _lost_moments(update: Update, settings: Settings) -> Iterator[Candidate]:
     is_coupled = number(settings, "weight_decay") and not has_linear_decay(settings)
     if not isinstance(betas, tuple) or not evidence.step or steps[0] or not state or not all(gradients) or is_coupled:
         return
-    averages = [
-        linear_combination(
-            *(((1.0 - betas[0]) * betas[0] ** (steps[-1] - step), gradients[step]) for step in range(since, len(steps)))
-        )
-        for since in range(len(steps))
-    ]
+    if any(f"{name}/exp_avg" not in state or any(name not in own for own in gradients) for name in evidence.wrong):
+        return
+    limits = {name: evidence.tolerance((steps[-1], Moment.STATE, f"{name}/exp_avg")) for name in evidence.wrong}
+    weights = [(1.0 - betas[0]) * betas[0] ** (steps[-1] - step) for step in steps]
 
     def errors(since: int) -> dict[str, float]:
-        limits = {name: evidence.tolerance((steps[-1], Moment.STATE, f"{name}/exp_avg")) for name in evidence.wrong}
-        return {name: ratio(rms(state[f"{name}/exp_avg"] - averages[since][name]), limit) for name, limit in limits.items()}
+        averages = linear_combination(*zip(weights[since:], gradients[since:], strict=True))
+        return {name: relative_error(rms(state[f"{name}/exp_avg"] - averages[name]), limit) for name, limit in limits.items()}
 
-    if any(f"{name}/exp_avg" not in state or name not in averages[0] for name in evidence.wrong):
-        return
     if max(errors(0).values()) < CLEARER:
         return
     for since in dict.fromkeys((evidence.step, steps[-1])):

@@ -45,7 +45,7 @@ class Comparison:
 
     def clues(self, step: int) -> list[TensorDifference]:
         """Compare samples, outputs, loss and norm in a step. `tensors` has them only at the first step with a difference."""
-        return [*_clues(self.facts, step, self.tolerance)]
+        return list(_clues(self.facts, step, self.tolerance))
 
 
 def compare(

@@ -38,8 +38,8 @@ def compare_outputs(first: RecordedRun, second: RecordedRun, step: int, toleranc
         yours = other.get(call)
         if yours is None or not _is_same_form(mine, yours):
             continue
-        alike = [found[call] for found in moved if call in found and _is_same_form(mine, found[call])]
-        noise = max((mine.sketch.distance(each.sketch) for each in alike), default=0.0)
+        rerun = [found[call] for found in moved if call in found and _is_same_form(mine, found[call])]
+        noise = max((mine.sketch.distance(each.sketch) for each in rerun), default=0.0)
         eps = max(eps_of(mine.output.dtype), eps_of(yours.output.dtype))
         module, number = call
         yield TensorDifference(

@@ -18,6 +18,11 @@ _MAX_LINES = 4
 """Notes, and also gaps, in `describe`."""
 
 
+def relative_error(distance: float, allowed: float) -> float:
+    """Distance divided by the allowed distance; infinite if only the allowed distance is 0, and 0 if both are."""
+    return distance / allowed if allowed else math.inf if distance else 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorDifference:
     """A value in two runs."""
@@ -41,12 +46,12 @@ class TensorDifference:
     detail: str = ""
     """Clause with both sides, such as ``shape (4, 3) in B, (4, 2) in A``."""
     is_undecided: bool = False
-    """Whether the traces do not tell if it differs, for example because both runs have NaN."""
+    """Whether the traces leave open if it differs, for example because both runs have NaN."""
 
     @property
     def error(self) -> float:
         """Distance divided by the allowed distance; 0 if both are 0."""
-        return self.distance / self.allowed if self.allowed else math.inf if self.distance else 0.0
+        return relative_error(self.distance, self.allowed)
 
     @property
     def is_different(self) -> bool:

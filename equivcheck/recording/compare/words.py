@@ -80,7 +80,7 @@ def agreeing(compared: Sequence[TensorDifference], first: TensorDifference, fact
     place = (first.step, order.index(first.moment))
     before = [each for each in compared if (each.step, order.index(each.moment)) < place and not each.is_different]
     steps = sorted({each.step for each in before} - {first.step})
-    found = [f"{count(len(steps), 'step')}"] if steps else []
+    found = [count(len(steps), "step")] if steps else []
     for moment in Moment:
         number = sum(each.moment is moment and each.step == first.step for each in before)
         if moment is Moment.SAMPLES and number:

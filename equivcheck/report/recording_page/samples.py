@@ -17,19 +17,19 @@ _MAX_LINES = 20
 
 def sample_tables(compared: Comparison) -> Iterator[Table]:
     """Number of samples, for each rank and step, in each run; none if neither run has samples."""
-    runs = {"A": compared.facts.first, "B": compared.facts.second}
+    runs = compared.facts.runs
     steps, _ = shown_steps(compared)
-    known = {name: [_samples(run, step) for step in steps] for name, run in runs.items()}
-    for (name, run), other in zip(runs.items(), ("B", "A"), strict=True):
-        if not any(known[name]):
+    known = [[_samples(run, step) for step in steps] for run in runs]
+    for run, own, others in zip(runs, known, known[::-1], strict=True):
+        if not any(own):
             continue
         rows = tuple(
-            Row(name=f"rank {rank}", cells=tuple(map(_cell, (_of_rank(run, step, rank) for step in steps), known[other])))
+            Row(name=f"rank {rank}", cells=tuple(map(_cell, (_of_rank(run, step, rank) for step in steps), others)))
             for rank in range(min(len(run.ranks), MAX_RANKS))
         )
         left = len(run.ranks) - len(rows)
-        note = f"{count(left, 'more rank')} of {name} not shown." if left else ""
-        yield Table(name=f"Samples of {name}", corner="rank", columns=step_names(steps), rows=rows, note=note)
+        note = f"{count(left, 'more rank')} of {run.name} not shown." if left else ""
+        yield Table(name=f"Samples of {run.name}", corner="rank", columns=step_names(steps), rows=rows, note=note)
 
 
 def _of_rank(run: RecordedRun, step: int, rank: int) -> RecordedStep | None:
@@ -60,15 +60,13 @@ def _cell(step: RecordedStep | None, elsewhere: Collection[int]) -> Cell:
 
 def sample_lines(compared: Comparison) -> list[str]:
     """Places of samples that only one run has."""
-    found = [
-        *_lines("A", compared.facts.first, "B", compared.facts.second),
-        *_lines("B", compared.facts.second, "A", compared.facts.first),
-    ]
+    first, second = compared.facts.runs
+    found = [*_lines(first, second), *_lines(second, first)]
     left = len(found) - _MAX_LINES
     return [*found[:_MAX_LINES], *([f"and {count(left, 'more place')}"] if left > 0 else [])]
 
 
-def _lines(name: str, run: RecordedRun, other_name: str, other: RecordedRun) -> Iterator[str]:
+def _lines(run: RecordedRun, other: RecordedRun) -> Iterator[str]:
     for step in (step for step in run.steps if step in other.records):
         elsewhere = _samples(other, step)
         for rank, record in enumerate(run.records[step] if elsewhere else ()):
@@ -76,7 +74,7 @@ def _lines(name: str, run: RecordedRun, other_name: str, other: RecordedRun) -> 
                 rows = [row for row, sample in enumerate(microbatch) if sample not in elsewhere]
                 if rows:
                     where = f"step {step}, rank {rank}, microbatch {number}, {_rows(rows)}"
-                    yield f"only in {name}: {where} ({len(rows)} of {count(len(microbatch), 'sample')} not in {other_name})"
+                    yield f"only in {run.name}: {where} ({len(rows)} of {count(len(microbatch), 'sample')} not in {other.name})"
 
 
 def _rows(rows: Sequence[int]) -> str:

@@ -41,7 +41,7 @@ def settings_rows(compared: Comparison) -> Iterator[Sides]:
 
 def _settings(run: RecordedRun, step: int) -> dict[str, str]:
     """Settings by step, group and name, on rank 0."""
-    groups = next(each.settings for each in run.ranks[0].steps if each.step == step)
+    groups = run.records[step][0].settings
     return {f"step {step}, group {at}, {name}": value for at, group in enumerate(groups) for name, value in group.items()}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -10,7 +9,7 @@ from itertools import chain
 from equivcheck.recording.compare.compare import Comparison
 from equivcheck.recording.compare.judge import CLUES
 from equivcheck.recording.compare.runs import RecordedRun
-from equivcheck.recording.compare.verdict import TensorDifference
+from equivcheck.recording.compare.verdict import TensorDifference, relative_error
 from equivcheck.recording.trace import Moment
 from equivcheck.report.recording_page.grid import Cell, cell_of, error_text
 from equivcheck.scenario.scenario import count
@@ -58,7 +57,7 @@ def steps_table(compared: Comparison) -> Table:
     clues = (each for step in steps if step in compared.facts.steps for each in compared.clues(step))
     for each in (*(each for each in compared.tensors if each.moment not in CLUES), *clues):
         grouped.setdefault((each.step, each.moment), []).append(each)
-    recorded = {"A": recorded_moments(compared.facts.first), "B": recorded_moments(compared.facts.second)}
+    recorded = {run.name: _recorded_moments(run) for run in compared.facts.runs}
     rows = tuple(
         Row(
             name=moment.value,
@@ -87,7 +86,7 @@ def step_names(steps: Sequence[int]) -> tuple[str, ...]:
     return tuple(f"step {step}" for step in steps)
 
 
-def recorded_moments(run: RecordedRun) -> frozenset[tuple[int, Moment]]:
+def _recorded_moments(run: RecordedRun) -> frozenset[tuple[int, Moment]]:
     """Steps and moments that any rank has recorded."""
     found: set[tuple[int, Moment]] = set()
     for record in chain.from_iterable(run.records.values()):
@@ -142,13 +141,13 @@ def _most_important(names: Sequence[str], found: Mapping[tuple[Moment, str], Ten
 def replica_tables(compared: Comparison) -> Iterator[Table]:
     """Tensors by ranks, for replicas that disagree at the first such moment, in each run."""
     wrong = [each for each in compared.tensors if each.difference is Difference.RANKS_DISAGREE]
-    for which, run in (("A", compared.facts.first), ("B", compared.facts.second)):
+    for run in compared.facts.runs:
         rows = [row for each in wrong if each.moment is wrong[0].moment and (row := _replica_row(run, each)) is not None]
         if rows:
             ranks = range(min(len(run.ranks), MAX_RANKS))
             left = len(run.ranks) - len(ranks)
             note = f"{count(left, 'more rank')} not shown." if left else ""
-            name = f"{which}, {wrong[0].moment.value}"
+            name = f"{run.name}, {wrong[0].moment.value}"
             yield Table(name=name, corner="tensor", columns=tuple(f"rank {rank}" for rank in ranks), rows=tuple(rows), note=note)
 
 
@@ -169,5 +168,5 @@ def _replica_row(run: RecordedRun, found: TensorDifference) -> Row | None:
 def _replica_cell(distance: float | None, allowed: float) -> Cell:
     if distance is None:
         return Cell(style="unseen", text="-", title="no replica")
-    text = error_text(distance / allowed if allowed else math.inf if distance else 0.0)
+    text = error_text(relative_error(distance, allowed))
     return Cell(style="same", text=f"✓ {text}") if distance <= allowed else Cell(style="differs", text=f"✗ {text}")

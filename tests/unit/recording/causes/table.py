@@ -15,7 +15,7 @@ class Case:
     fault: str
     """Name in `wrong_trainings.FAULTS`."""
     cause: Cause | None
-    """Expected cause; None if no sketch can tell."""
+    """Expected cause; None if no sketch shows it."""
     words: str = ""
     """Part of the expected sentence."""
     base: str = "sgd"
