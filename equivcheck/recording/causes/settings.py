@@ -10,23 +10,23 @@ from equivcheck.diagnosis.mistakes.schedules import describe_schedule
 from equivcheck.diagnosis.words import join_words
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
 from equivcheck.recording.causes.candidate import Candidate
-from equivcheck.recording.causes.evidence import Evidence, Tensors, linear_combination, steps_of
+from equivcheck.recording.causes.evidence import Evidence, Tensors, linear_combination
 from equivcheck.recording.causes.update import Update
 from equivcheck.recording.compare.runs import RecordedRun
+from equivcheck.recording.compare.settings import IMPLEMENTATION, parameter_groups
 from equivcheck.recording.trace import Moment
 
 Settings = Mapping[str, Any]
 """A parameter group's settings. Those of other types than numbers and strings keep their printed form."""
 Pair = tuple[Settings, Settings]
 """Settings of a group in both runs."""
-IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable", "optimizer", "initial_lr", "params")
-"""Settings for the way in which an optimizer computes the same values, and its class, which a wrapper may change."""
+NO_MISTAKES = (*IMPLEMENTATION, "optimizer", "initial_lr", "params")
+"""Settings that change no value, and the optimizer's class, which a wrapper may change."""
 
 
 def groups_at(run: RecordedRun, step: int) -> list[Settings]:
     """Distinct parameter groups over all ranks."""
-    found = [group for _, record in steps_of(run, step) for group in record.settings]
-    return [{name: _value(text) for name, text in group.items()} for at, group in enumerate(found) if group not in found[:at]]
+    return [{name: _value(text) for name, text in group.items()} for group in parameter_groups(run, step)]
 
 
 def _value(text: str) -> Any:
@@ -47,7 +47,7 @@ def pairs_at(evidence: Evidence, step: int) -> list[Pair]:
 def differing(pair: Pair) -> list[str]:
     """Names of settings with other values."""
     one, other = pair
-    return [name for name in one if name in other and one[name] != other[name] and name not in IMPLEMENTATION]
+    return [name for name in one if name in other and one[name] != other[name] and name not in NO_MISTAKES]
 
 
 def has_linear_decay(settings: Settings) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from equivcheck.recording.compare.runs import RecordedRun
 
-_IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
+IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
 """Settings without an effect on results, except for rounding."""
 
 
@@ -25,7 +25,7 @@ class OtherSetting:
     @property
     def may_explain(self) -> bool:
         """Whether it changes an optimizer's updates."""
-        return self.name not in _IMPLEMENTATION
+        return self.name not in IMPLEMENTATION
 
     def __str__(self) -> str:
         return f"{self.name} is {self.values[1]} in B, {self.values[0]} in A"
@@ -35,7 +35,7 @@ def other_settings(first: RecordedRun, second: RecordedRun, steps: list[int]) ->
     """Optimizer and clipping settings with other values in run B, each at its first step."""
     found: dict[str, OtherSetting] = {}
     for step in steps:
-        one, other = _groups(first, step), _groups(second, step)
+        one, other = parameter_groups(first, step), parameter_groups(second, step)
         names = dict.fromkeys(name for groups in (one, other) for group in groups for name in group)
         for name in names if one and other and _as_set(one) != _as_set(other) else ():
             values = [tuple(sorted({group.get(name, "not set") for group in groups})) for groups in (one, other)]
@@ -47,7 +47,7 @@ def other_settings(first: RecordedRun, second: RecordedRun, steps: list[int]) ->
     return list(found.values())
 
 
-def _groups(run: RecordedRun, step: int) -> list[dict[str, str]]:
+def parameter_groups(run: RecordedRun, step: int) -> list[dict[str, str]]:
     """Distinct parameter groups over all ranks."""
     groups = [dict(group) for record in run.records[step] for group in record.settings]
     return [group for at, group in enumerate(groups) if group not in groups[:at]]
