@@ -20,16 +20,16 @@ TENSORS = {"up.weight": (4, 3), "up.bias": (4,), "down.<weight>": (2, 4)}
 
 
 def write_run(  # noqa: PLR0913 - one for each property
-    folder: Path, *, ranks: int = 1, fault: str = "", steps: int = 3, num_tensors: int = 3, moved: int = 0
+    folder: Path, *, ranks: int = 1, fault: str = "", steps: int = 3, num_tensors: int = 3, moved: int = 0, since: int = 1
 ) -> Path:
-    """Write a run with replicas on all ranks. The fault is wrong from step 1 on. A moved run has no noise."""
+    """Write a run with replicas on all ranks. The fault begins at step `since`. A moved run has no noise."""
     for rank in range(ranks):
         environment = {"torch": "2.13.0", **({"OMP_NUM_THREADS": "8"} if fault == "environment" else {})}
         argv = ("train.py", f"--ranks={ranks}")
         header = Header(rank=rank, num_ranks=ranks, argv=argv, environment=environment, moved=moved)
         writer = TraceWriter(folder, header)
         for step in range(steps):
-            writer.write(_step(step, rank, ranks, fault if step else "", num_tensors))
+            writer.write(_step(step, rank, ranks, fault if step >= since else "", num_tensors))
         writer.close()
     return folder
 
@@ -37,7 +37,7 @@ def write_run(  # noqa: PLR0913 - one for each property
 def _step(step: int, rank: int, ranks: int, fault: str, num_tensors: int) -> RecordedStep:
     moments = [Moment.START] if step == 0 else []
     moments += [Moment.UNCLIPPED, Moment.GRADIENT, Moment.UPDATE]
-    names = [*TENSORS, *(f"more.{number}" for number in range(num_tensors - len(TENSORS)))]
+    names = [*(f"more.{number}" for number in range(num_tensors - len(TENSORS))), *TENSORS]
     samples = range(100 * step, 100 * step + 8)[rank :: 1 if fault == "samples" else ranks]
     return RecordedStep(
         step=step,
@@ -72,10 +72,12 @@ def _entries(moment: Moment, names: list[str], step: int, rank: int, fault: str)
     ]
 
 
-def write_compared(file: Path, fault: str = "", *, ranks: int = 2, steps: tuple[int, int] = (3, 3), num_tensors: int = 3) -> None:
+def write_compared(  # noqa: PLR0913 - one for each property
+    file: Path, fault: str = "", *, ranks: int = 2, steps: tuple[int, int] = (3, 3), num_tensors: int = 3, since: int = 1
+) -> None:
     """Write the page about a run on one rank and a run with a fault on two."""
     folder = file.with_suffix(".runs")
     one = write_run(folder / "one", steps=steps[0], num_tensors=num_tensors)
-    other = write_run(folder / "other", ranks=ranks, fault=fault, steps=steps[1], num_tensors=num_tensors)
+    other = write_run(folder / "other", ranks=ranks, fault=fault, steps=steps[1], num_tensors=num_tensors, since=since)
     moved = write_run(folder / "moved", steps=steps[0], num_tensors=num_tensors, moved=1)
     write_page(file, compare_everything(one, other, moved=[moved]))

@@ -114,11 +114,12 @@ def test_many_tensors_make_no_large_page(file: Path) -> None:
     assert "10 more tensors not shown" in page.said("tensors")
 
 
-def test_many_steps_make_no_large_page(file: Path) -> None:
+@pytest.mark.parametrize(("since", "shown"), [(1, 0), (9, 4), (69, 10)])
+def test_many_steps_make_no_large_page(file: Path, since: int, shown: int) -> None:
     """Steps around the first difference are kept, and the page says how many are left out."""
-    page = page_of(file, "gradient", steps=(70, 70))
+    page = page_of(file, "gradient", steps=(70, 70), since=since)
     require_sound(page)
-    assert table(page, "steps")["moment"] == [f"step {step}" for step in range(60)]
+    assert table(page, "steps")["moment"] == [f"step {step}" for step in range(shown, shown + 60)]
     assert "10 more steps not shown" in page.said("steps")
 
 
