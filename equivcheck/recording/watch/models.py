@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -25,13 +26,14 @@ class Models:
         self.slots: tuple[Slot, ...] = ()
         self.module_names: dict[int, str] = {}
         """Names of the modules inside, by id."""
-        self._called: set[int] = set()
+        self._prefixed: list[tuple[nn.Module, str]] = []
+        self._called = WeakSet[nn.Module]()
 
     def add_called(self, module: nn.Module) -> list[Slot]:
         """Watch a module because it is called to be trained. Returns slots for new parameters."""
-        if id(module) in self._called:
+        if module in self._called:
             return []
-        self._called.add(id(module))
+        self._called.add(module)
         known = {id(slot.parameter) for slot in self.slots}
         new = [each for each in module.parameters() if each.requires_grad and id(each) not in known]
         if new:
@@ -59,18 +61,12 @@ class Models:
         inside, owned = set(map(id, root.modules())), set(map(id, root.parameters()))
         others = [each for each in self.roots if id(each) not in inside and not owned >= set(map(id, each.parameters()))]
         self.roots = [*others, root]
-        self.slots = tuple(chain.from_iterable(slots_of(each, prefix) for each, prefix in self._prefixed()))
+        self._prefixed = list(_with_prefixes(self.roots))
+        self.slots = tuple(chain.from_iterable(slots_of(each, prefix) for each, prefix in self._prefixed))
         self.module_names = {}
-        for each, prefix in self._prefixed():
+        for each, prefix in self._prefixed:
             self.module_names |= modules_of(each, prefix)
         self._adapter.learn(self.roots, self.slots, self.buffers())
-
-    def _prefixed(self) -> Iterator[tuple[nn.Module, str]]:
-        taken: set[str] = set()
-        for number, root in enumerate(self.roots):
-            names = {piece.name for slot in slots_of(root) for piece in slot.pieces if piece.name}
-            yield root, f"module{number}." if names & taken else ""
-            taken |= names
 
     @property
     def trained_slots(self) -> tuple[Slot, ...]:
@@ -95,4 +91,12 @@ class Models:
 
     def buffers(self) -> list[Row]:
         """Buffers and their positions."""
-        return [row for root, prefix in self._prefixed() for row in buffers_of(root, prefix)]
+        return [row for root, prefix in self._prefixed for row in buffers_of(root, prefix)]
+
+
+def _with_prefixes(roots: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, str]]:
+    taken: set[str] = set()
+    for number, root in enumerate(roots):
+        names = {piece.name for slot in slots_of(root) for piece in slot.pieces if piece.name}
+        yield root, f"module{number}." if names & taken else ""
+        taken |= names
