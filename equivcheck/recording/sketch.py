@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from equivcheck.recording.signs import NUM_SUMS, rectangles_of
+from equivcheck.recording.signs import NUM_SUMS, Ints, rectangles_of
 from equivcheck.worlds.trace.trace import Piece
 
 FORMAT_VERSION = 1
@@ -27,7 +27,6 @@ _SLAB = 2**17
 """Elements that are converted to float64 at once: 1 MiB, so that they stay in a core's cache."""
 
 Vector = npt.NDArray[np.float64]
-Ints = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -97,9 +96,17 @@ def sketch_parts(parts: Sequence[tuple[Piece, torch.Tensor]]) -> list[Sketch]:
         tables.append(_sketch_small(piece, tensors) if piece.numel <= _SMALL else _sketch_large(piece, tensors[0])[None])
     table = torch.cat(tables).cpu().numpy() if tables else np.zeros((0, NUM_SUMS + 3))
     found = [EMPTY] * len(parts)
-    for at, row, (squares, minimum, maximum) in zip(order, table, table[:, :3].tolist(), strict=True):
-        found[at] = Sketch(sums=row[3:], squares=squares, minimum=minimum, maximum=maximum)
+    for at, sketch in zip(order, sketches_in(table), strict=True):
+        found[at] = sketch
     return found
+
+
+def sketches_in(table: Vector) -> list[Sketch]:
+    """Read sketches from the rows of a table, which have squares, minimum, maximum and signed sums."""
+    return [
+        Sketch(sums=row[3:], squares=squares, minimum=minimum, maximum=maximum)
+        for row, (squares, minimum, maximum) in zip(table, table[:, :3].tolist(), strict=True)
+    ]
 
 
 def sketch_rows(tensor: torch.Tensor) -> torch.Tensor:

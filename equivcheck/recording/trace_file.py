@@ -20,7 +20,7 @@ import numpy as np
 from equivcheck.errors import UsageError
 from equivcheck.recording.exact import ExactHash
 from equivcheck.recording.signs import NUM_SUMS
-from equivcheck.recording.sketch import FORMAT_VERSION, Sketch
+from equivcheck.recording.sketch import FORMAT_VERSION, Sketch, sketches_in
 from equivcheck.recording.trace import Clip, Entry, Header, Moment, Output, RankTrace, RecordedStep
 from equivcheck.worlds.trace.trace import Piece
 
@@ -45,17 +45,8 @@ class TraceWriter:
             self._file = file.open("wb" if is_restart else "xb", buffering=0)
         except FileExistsError:
             raise UsageError(f"file {file} is not valid: it exists. Expected a new folder for each run.") from None
-        own = {
-            "rank": header.rank,
-            "num_ranks": header.num_ranks,
-            "argv": header.argv,
-            "environment": header.environment,
-            "num_steps": header.num_steps,
-            "moved": header.moved,
-            "notes": header.notes,
-        }
         self._numbers: dict[_Tensor, int] = {}
-        self._write({"equivcheck trace": FORMAT_VERSION, **own})
+        self._write({"equivcheck trace": FORMAT_VERSION, **asdict(header)})
 
     def write(self, step: RecordedStep) -> None:
         """Append a step."""
@@ -128,11 +119,7 @@ def _decoded(text: str, count: int) -> list[Sketch]:
     numbers = np.frombuffer(base64.b64decode(text, validate=True), dtype="<f8")
     if len(numbers) != count * (NUM_SUMS + 3):
         raise ValueError(f"{count} sketches have {len(numbers)} numbers, not {NUM_SUMS + 3} each")
-    table = numbers.reshape(count, NUM_SUMS + 3)
-    return [
-        Sketch(sums=row[3:], squares=squares, minimum=minimum, maximum=maximum)
-        for row, (squares, minimum, maximum) in zip(table, table[:, :3].tolist(), strict=True)
-    ]
+    return sketches_in(numbers.reshape(count, NUM_SUMS + 3))
 
 
 def read_trace(folder: Path) -> tuple[RankTrace, ...]:

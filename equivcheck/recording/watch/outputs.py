@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate
 
 from equivcheck.recording.signs import NUM_SUMS
-from equivcheck.recording.sketch import Sketch, sketch_rows
+from equivcheck.recording.sketch import Sketch, sketch_rows, sketches_in
 from equivcheck.recording.tensors import local_of
 from equivcheck.recording.watch.samples import tensors_in
 
@@ -50,8 +50,8 @@ class Outputs:
             if len(table) == len(hashes):
                 bits = hashes.to(table.device)[:, None] >> torch.arange(64 - NUM_SUMS, 64, device=table.device)
                 sums = (table[:, 3:] * (1 - 2 * (bits & 1))).sum(0)
-                squares, least, most = table[:, 0].sum(), table[:, 1].min(), table[:, 2].max()
-                own = Sketch(sums=sums.cpu().numpy(), squares=float(squares), minimum=float(least), maximum=float(most))
+                rest = torch.stack([table[:, 0].sum(), table[:, 1].min(), table[:, 2].max()])
+                (own,) = sketches_in(torch.cat([rest, sums])[None].cpu().numpy())  # one transfer
                 yield name, shape, dtype, own
 
 
