@@ -66,15 +66,15 @@ class Microbatches:
         self._local.call = Call(module, self._num_calls)
         return True
 
-    def close(self, module: nn.Module, inputs: Any, output: Any, *, is_wanted: bool) -> Call | None:
-        """Note that a call has ended. Returns it if it is the outermost, can be trained, and `is_wanted`."""
+    def close(self, module: nn.Module, inputs: Any, output: Any, *, is_wanted: bool) -> None:
+        """Note that a call has ended. Wait for its backward pass if it is the outermost, can be trained, and `is_wanted`."""
         call = self.call
         if call is None or call.module is not module:
-            return None
+            return
         self._local.call = None
         outputs = list(tensors_in(output))
         if next(module.parameters(), None) is None:
-            return None
+            return
         data = [tensor for tensor in tensors_in(inputs) if not tensor.requires_grad and self._is_data(tensor)]
         own = set(map(_storage, data))  # a returned input stays data
         new = {storage for tensor in outputs if (storage := _storage(tensor)) is not None and storage not in own}
@@ -82,11 +82,10 @@ class Microbatches:
         self._activations = alive | new  # a new set, because other threads may read the old one
         nodes = {tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None}
         if not (is_wanted and nodes and any(parameter.requires_grad for parameter in module.parameters())):
-            return None
+            return
         call.hashes = hash_samples(data)
         for node in nodes:
             node.register_prehook(lambda _: self._reach(call))
-        return call
 
     def _is_data(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor has values, and no model of this process made them, as a generator makes its discriminator's."""

@@ -57,10 +57,11 @@ class Reader:
         given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         # Pipelines also start backward passes from nodes in the graph.
         self.record.losses += [local_loss(each) for each in given if isinstance(each, torch.Tensor) and each.numel() == 1]
+        if number > _MAX_ACCUMULATED:
+            return
         gradients = gradients_of(self.models.trained_slots)
         # FSDP1's `no_sync` leaves unsharded gradients, of which some have their shard's size by chance.
-        is_sharded = all(local_of(tensor).numel() == sum(piece.numel for piece in pieces) for pieces, tensor in gradients)
-        if number <= _MAX_ACCUMULATED and is_sharded:
+        if all(local_of(tensor).numel() == sum(piece.numel for piece in pieces) for pieces, tensor in gradients):
             found = [replace(each, microbatch=number) for each in self._adapter.entries(Moment.ACCUMULATED, gradients)]
             is_zero = not number and not any(entry.sketch.squares for entry in found)
             self.record.accumulated[number] = [] if is_zero else found
