@@ -1,4 +1,4 @@
-"""Sketches of parts add up to the sketch of the full tensor, and tell how far two tensors are apart."""
+"""Sketches of parts add up to the sketch of the full tensor, and estimate how far two tensors are apart."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,15 @@ from equivcheck.worlds.trace.pieces import select_piece
 from equivcheck.worlds.trace.trace import Piece
 from unit.recording.partitions import SHAPES, partitions
 
-HEADER = Header(rank=0, num_ranks=1, argv=("train.py", "--lr", "0.1"), environment={"torch": "2.13.0"}, num_steps=7, moved=2)
+HEADER = Header(
+    rank=0,
+    num_ranks=1,
+    argv=("train.py", "--lr", "0.1"),
+    environment={"torch": "2.13.0"},
+    num_steps=7,
+    moved=2,
+    notes=("a note",),
+)
 
 
 def entries_of(pieces: list[Piece], *, addends: tuple[int, ...] | None = None) -> tuple[Entry, ...]:
@@ -68,19 +77,20 @@ def test_a_step_reads_back_to_the_bit(
     step = RecordedStep(
         step=3,
         losses=(0.1, math.inf),
-        entries=tuple(replace(entry, microbatch=2) for entry in entries),
+        entries=tuple(replace(entry, microbatch=2, model_dtype="bfloat16") for entry in entries),
         samples=((1, 2**64 - 1), ()),
         num_backwards=2,
-        clips=(Clip(norm=0.3, max_norm=math.inf),),
+        clips=(Clip(norm=0.3, max_norm=math.inf, norm_type=3.0),),
         settings=({"optimizer": "SGD", "lr": "0.1"},),
         outputs=tuple(outputs),
+        num_skipped=1,
     )
     file = written(folder, step)
     before = file.read_bytes()
     (trace,) = read_trace(folder)
     (found,) = trace.steps
     assert (trace.header, trace.is_cut_off) == (HEADER, False)
-    for name in ("step", "losses", "samples", "num_backwards", "clips", "settings"):
+    for name in ("step", "losses", "samples", "num_backwards", "clips", "settings", "num_skipped"):
         assert getattr(found, name) == getattr(step, name)
     for one, other in zip([*found.entries, *found.outputs], [*step.entries, *step.outputs], strict=True):
         assert repr(replace(one, sketch=EMPTY)) == repr(replace(other, sketch=EMPTY))
@@ -124,7 +134,7 @@ def test_a_tensor_takes_at_most_600_bytes(tmp_path: Path) -> None:
     assert sizes[0] - sizes[1] <= 600 * len(entries)
 
 
-def with_line(number: int, **changes: object) -> object:
+def with_line(number: int, **changes: object) -> Callable[[str], str]:
     """A change of one line's fields; None removes the field."""
 
     def change(text: str) -> str:
@@ -154,10 +164,10 @@ def with_line(number: int, **changes: object) -> object:
         (with_line(0, num_ranks=2), "ranks 0 of 2"),
     ],
 )
-def test_a_file_that_is_no_trace_is_bad_input(tmp_path: Path, change: object, named: str) -> None:
+def test_a_file_that_is_no_trace_is_bad_input(tmp_path: Path, change: Callable[[str], str], named: str) -> None:
     """In one line that names the file or folder."""
     file = written(tmp_path, a_step(0))
-    file.write_text(change(file.read_text()))  # type: ignore[operator]
+    file.write_text(change(file.read_text()))
     with pytest.raises(UsageError, match=named) as raised:
         read_trace(tmp_path)
     assert str(tmp_path) in str(raised.value)

@@ -361,7 +361,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_script_is_recorded_as_it_is(tmp_path: Path) -> None:
-    """Its exit code is kept, and a `sitecustomize` of its own still runs."""
+    """Its exit code is kept, and two recordings of it are compared. A used folder and an unknown program are bad input."""
     (script := tmp_path / "train.py").write_text(SCRIPT)
     for name, *options in (("one", "0"), ("other", "7", "swapped")):
         ran = run("record", "-o", tmp_path / name, "--", sys.executable, script, *options)
