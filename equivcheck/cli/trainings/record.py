@@ -61,8 +61,13 @@ def record(  # noqa: PLR0913, PLR0917 - options
     """
     if any(folder.glob("rank*.ecr")):
         raise UsageError(f"folder {folder} is not valid: it already has a trace. Expected a new folder.")
-    arguments: dict[str, Any] = {"folder": str(folder.absolute()), "steps": steps, "from_step": from_step, "moved": moved}
-    arguments["outputs"] = outputs
+    arguments: dict[str, Any] = {
+        "folder": str(folder.absolute()),
+        "steps": steps,
+        "from_step": from_step,
+        "moved": moved,
+        "outputs": outputs,
+    }
     if cuts is not None:
         from equivcheck.recording.adapters.cuts import load_cuts
 
@@ -71,15 +76,14 @@ def record(  # noqa: PLR0913, PLR0917 - options
         from equivcheck.recording.adapters.names import load_names
 
         arguments["names"] = load_names(names)
-    recording = json.dumps(arguments)
-    startup = Path(equivcheck.__file__).parent / "recording" / "startup"
     if option := _isolating_option(command):
         raise UsageError(
             f"command {shlex.join(command)} is not valid: with {option}, Python ignores PYTHONPATH, through which the recording "
             f"starts. Expected a command without {option}."
         )
+    startup = Path(equivcheck.__file__).parent / "recording" / "startup"
     path = os.pathsep.join(filter(None, [str(startup), os.environ.get("PYTHONPATH", "")]))
-    environment = os.environ | {"EQUIVCHECK_RECORD": recording, "PYTHONPATH": path}
+    environment = os.environ | {"EQUIVCHECK_RECORD": json.dumps(arguments), "PYTHONPATH": path}
     try:
         os.execvpe(command[0], command, environment)  # in place of this process, so that signals reach the command
     except OSError as error:

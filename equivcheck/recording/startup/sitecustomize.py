@@ -50,7 +50,7 @@ class _Recording(Loader):
 
 
 def _start() -> None:
-    # A checkout is not on the command's path. At the end, so that nothing beside it hides a module of the command.
+    # A checkout is not on the command's path. At the end, so that nothing in it hides a module of the command.
     sys.path.append(str(Path(_HERE).parents[2]))
     from equivcheck.recording.watch.record import record
 

@@ -1,7 +1,7 @@
 """Access to a training's tensors that disturbs nothing around it.
 
 Private torch API, tried on torch 2.9, 2.13 and 2.15, because none is public: `_disable_current_modes` and `DisableTorchFunction`
-turn the training's modes off, and `peek_interpreter_stack` tells that a `torch.func` transform runs.
+turn the training's modes off, and `peek_interpreter_stack` shows that a `torch.func` transform runs.
 """
 
 from __future__ import annotations
