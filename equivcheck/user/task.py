@@ -73,37 +73,37 @@ class Task:
     """One entry per step: a pair of inputs and targets, or a list of such microbatches."""
     loss: Loss
     """Called with outputs and targets."""
-    reduction: str
+    reduction: str = "mean"
     """One of `REDUCTIONS`."""
     optimizer: Callable[[list[Any]], Any]
     """Called with a list of parameters, or of pairs (see `takes_names`). Returns optimizers, also in a list, dict or object."""
-    scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None
+    scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None = None
     """Called with the optimizer; None for a constant learning rate."""
-    step: TrainStep | None
+    step: TrainStep | None = None
     """The user's step on one device; None for the built-in step."""
-    rank_step: TrainStep | None
+    rank_step: TrainStep | None = None
     """The user's step on a rank; None for the built-in step."""
     data_axes: tuple[str, ...]
     """Axes along which rows are split."""
     loss_axes: tuple[str, ...]
     """Axes whose ranks have the same rows, so that they must return the same loss."""
-    shard: Callable[[Any, DeviceMesh], Any] | None
+    shard: Callable[[Any, DeviceMesh], Any] | None = None
     """Returns a rank's part of a batch; None for an equal part of the rows."""
-    also: Callable[[nn.Module, Any], Mapping[str, Any]] | None
+    also: Callable[[nn.Module, Any], Mapping[str, Any]] | None = None
     """Returns further objects with state by name, from the module and the optimizer; None without any."""
-    full_tensors: Callable[[nn.Module], Mapping[str, torch.Tensor]] | None
+    full_tensors: Callable[[nn.Module], Mapping[str, torch.Tensor]] | None = None
     """Returns a module's full tensors by name; None if placements or `cuts` are known."""
-    cuts: Cuts | None
+    cuts: Cuts | None = None
     """Dims and axes of plain shards, by parameter name. None if there are no plain shards."""
     dtype: torch.dtype | None
     """Element type for parameters and batches; None to leave them unchanged."""
-    precision: LowPrecision | MixedPrecision | None
+    precision: LowPrecision | MixedPrecision | None = None
     """Lower precision that ranks and the single-device run round to; None for no rounding."""
-    keep_dtype: bool
+    keep_dtype: bool = False
     """Whether requests for float32 get `dtype` instead."""
-    mask_shapes: MaskShapes | None
+    mask_shapes: MaskShapes | None = None
     """Dropout mask shapes on one device; None without `dropout_masks`."""
-    resume: Restart | None
+    resume: Restart | None = None
     """A checkpoint in the middle of the training; None for a training without a break."""
     seed: int
     """Seed for torch, numpy and random before each call of `model`."""
@@ -188,11 +188,11 @@ def steps_of(
     for name, value in given.items():
         if value is not None:
             raise invalid(f"{name} together with trainer", "the trainer does this", "one of them")
-    return trainer.reference_step(), None, _leave_unchanged
+    return trainer.reference_step(), None, leave_unchanged  # a trainer wraps the model by itself
 
 
-def _leave_unchanged(model: nn.Module, mesh: DeviceMesh) -> None:
-    """A trainer wraps the model by itself."""
+def leave_unchanged(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Parallelize nothing."""
 
 
 def takes_names(optimizer: Callable[..., Any]) -> bool:

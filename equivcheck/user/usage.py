@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 from equivcheck.errors import UsageError
@@ -18,6 +20,15 @@ def invalid(argument: str, why: str, expected: str, *, hint: str = "", api: str 
     `argument` is its name, with its value if that helps. `expected` describes valid values. `hint` is a result of `did_you_mean`.
     """
     return UsageError(f"{api}: {argument} is not valid: {why}. {hint}Expected {expected}.")
+
+
+@contextlib.contextmanager
+def named_in_errors(api: str) -> Iterator[None]:
+    """Name another function in errors that start with `API`, because the user called this one."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(str(error).replace(f"{API}: ", f"{api}: ", 1)) from error
 
 
 def require_call(name: str, function: Any, arguments: tuple[str, ...], *, is_optional: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -74,14 +73,13 @@ class OptimizerCase:
                 if part not in owner._modules:
                     owner.add_module(part, nn.Module())
                 owner = owner.get_submodule(part)
-            owner.register_parameter(last, nn.Parameter(torch.from_numpy(np.asarray(generator.standard_normal(shape)))))
+            owner.register_parameter(last, nn.Parameter(_drawn(generator, shape)))
         return root
 
     def gradients(self) -> list[dict[str, torch.Tensor]]:
         """Full gradients for each step, by name."""
         generator = np.random.default_rng((self.seed, 1))
-        draw = partial(_drawn, generator)
-        return [{name: draw(shape) for name, shape in self.shapes} for _ in range(self.steps)]
+        return [{name: _drawn(generator, shape) for name, shape in self.shapes} for _ in range(self.steps)]
 
 
 def _drawn(generator: np.random.Generator, shape: tuple[int, ...]) -> torch.Tensor:

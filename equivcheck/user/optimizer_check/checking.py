@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from equivcheck.errors import UsageError
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.system.tally import record_check
 from equivcheck.user.judging import check_task
@@ -29,8 +28,7 @@ from equivcheck.user.optimizer_check.causes import cause_of
 from equivcheck.user.optimizer_check.result import CaseResult, OptimizerVerdict
 from equivcheck.user.restart import Restart
 from equivcheck.user.task import Task, mesh_of, with_mesh
-from equivcheck.user.usage import API as TRAINING_API
-from equivcheck.user.usage import invalid
+from equivcheck.user.usage import invalid, named_in_errors
 from equivcheck.user.verdict import UserVerdict
 from equivcheck.worlds.ranks import Ranks
 from equivcheck.worlds.world import World
@@ -103,10 +101,8 @@ class OptimizerCheck:
     def run(self) -> OptimizerVerdict:
         """Check all cases."""
         started = time.perf_counter()
-        try:
+        with named_in_errors(API):
             verdict = self._checked()
-        except UsageError as error:
-            raise UsageError(str(error).replace(f"{TRAINING_API}: ", f"{API}: ", 1)) from error
         record_check(API, verdict.world, verdict.outcome.value)
         return replace(verdict, seconds=time.perf_counter() - started)
 
@@ -189,22 +185,14 @@ class OptimizerCheck:
             mesh=axes,
             batches=tuple(case.gradients()),
             loss=_no_loss,
-            reduction="mean",
             optimizer=with_mesh(self.reference, None),
             rank_optimizer=self.optimizer,
-            scheduler=None,
             step=take_step,
             rank_step=take_step,
             data_axes=(),
             loss_axes=(),
             shard=_all,
-            also=None,
-            full_tensors=None,
-            cuts=None,
             dtype=self.dtype,
-            precision=None,
-            keep_dtype=False,
-            mask_shapes=None,
             resume=resume,
             seed=self.seed,
         )

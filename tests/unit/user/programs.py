@@ -86,6 +86,4 @@ def said(verdict: UserVerdict) -> str:
 def task_of(**changes: Any) -> Task:
     """Return the training as a task on two data ranks."""
     given = brought(mesh=(("dp", 2),), batches=tuple(batches())) | changes
-    names = ("scheduler", "step", "rank_step", "shard", "full_tensors", "also", "cuts", "precision", "mask_shapes")
-    absent = dict.fromkeys((*names, "resume"))
-    return Task(**(absent | USUAL | given))
+    return Task(**(USUAL | given))
