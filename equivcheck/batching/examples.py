@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 
 from equivcheck.batching.fields import Role
@@ -54,3 +57,13 @@ def _cut(given: Format, row: int, start: int, end: int, num_rows: int) -> int:
     counted = [position for position in counted if position] if given.is_shifted_by_model else counted
     least = start + counted[min(1, len(counted) - 1)] + 1 if counted else end
     return max(wanted, least)
+
+
+def opaque_examples(batch: Any, examples: Callable[[Any], Sequence[Any]], weight: Callable[[Any], float] | None) -> list[Example]:
+    """Take a batch apart with the user's functions. Raises `UsageError` if they return something else than a sequence."""
+    found = examples(batch)
+    if not isinstance(found, Sequence) or isinstance(found, str):
+        raise invalid("examples", f"it returned a {type(found).__name__}", "a list of examples")
+    weights = [1.0 if weight is None else float(weight(each)) for each in found]
+    rows = zip(found, weights, strict=True)
+    return [Example(values={}, length=1, num_counted=1, num_labels=1, weight=own, value=each) for each, own in rows]

@@ -38,7 +38,7 @@ class Field:
     @property
     def name(self) -> str:
         """Keys and indices, separated by dots."""
-        return ".".join(map(str, self.path))
+        return _name(self.path)
 
     @property
     def has_row_labels(self) -> bool:

@@ -29,6 +29,8 @@ class Format:
     """How documents are packed; a function gets a list of examples in the batch's form, without the dim for rows."""
     default_side: Side = Side.RIGHT
     """Padded side in the user's own batch."""
+    collate: Callable[[list[Any]], Any] | None = None
+    """Puts the user's own examples together; None if the batch is taken apart by roles."""
 
     @property
     def has_tokens(self) -> bool:
@@ -85,7 +87,7 @@ class Format:
         field = self.field_with(Role.LABELS) or self.field_with(Role.LOSS_MASK)
         if field is None or example.num_counted < 2:
             return None
-        ignored = self.ignore_index if field.role is Role.LABELS else 0
+        ignored = self._filler(field)
         counted = torch.nonzero(example.values[field] != ignored).flatten().tolist()
         found = []
         for start in (0, 1):
@@ -101,20 +103,24 @@ class Format:
     def without_labels(self, example: Example) -> Example:
         """Ignore all labels."""
         values = {
-            field: torch.full_like(value, self.ignore_index if field.role is Role.LABELS else 0)
-            if field.role in (Role.LABELS, Role.LOSS_MASK)
-            else value
+            field: torch.full_like(value, self._filler(field)) if field.role in (Role.LABELS, Role.LOSS_MASK) else value
             for field, value in example.values.items()
         }
         return self.example(values)
 
     def microbatch(self, given: Rows) -> Any:
         """Put rows together to a batch like the user's."""
+        if self.collate is not None:
+            return self.collate([example.value for example in given.examples])
         if given.is_packed and callable(self.packing):
             return self.packing([self._one(example) for example in given.examples])
         tensors = {field.path: self._tensor(field, given) for field in self.fields}
         batch = with_tensors(self.batch, tensors)
         return self._with_documents(batch, given) if given.is_packed else batch
+
+    def _filler(self, field: Field) -> int:
+        """Value at a position that does not count."""
+        return {Role.TOKENS: self.pad_id, Role.LABELS: self.ignore_index}.get(field.role, 0)
 
     def _one(self, example: Example) -> Any:
         """An example like the user's batch, without the dim for rows and without positions."""
@@ -132,8 +138,7 @@ class Format:
     def _padded(self, field: Field, row: Sequence[Example], given: Rows) -> torch.Tensor:
         parts = [self._part(field, example, is_first=not number) for number, example in enumerate(row)]
         value = torch.cat(parts)
-        pad_id = self.pad_id if given.pad_id is None else given.pad_id
-        fill = {Role.TOKENS: pad_id, Role.LABELS: self.ignore_index}.get(field.role, 0)
+        fill = self._filler(field) if field.role is not Role.TOKENS or given.pad_id is None else given.pad_id
         padding = value.new_full((given.length - len(value), *value.shape[1:]), fill)
         return torch.cat([padding, value] if given.side is Side.LEFT else [value, padding])
 
@@ -143,7 +148,7 @@ class Format:
         if is_first or not self.is_shifted_by_model or field.role not in (Role.LABELS, Role.LOSS_MASK):
             return value
         value = value.clone()
-        value[0] = self.ignore_index if field.role is Role.LABELS else 0
+        value[0] = self._filler(field)
         return value
 
     def _with_documents(self, batch: Any, given: Rows) -> Any:

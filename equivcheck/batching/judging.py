@@ -36,7 +36,7 @@ from equivcheck.oracle.verdict.description import shorten_to_line
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.system.tally import record_check
 from equivcheck.user.no_update import NO_STEP
-from equivcheck.user.usage import API as TRAINING_API
+from equivcheck.user.usage import named_in_errors
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.state.keeper import StateKeeper, preserved_state
 from equivcheck.worlds.trace.differences import Difference, Phase
@@ -44,17 +44,14 @@ from equivcheck.worlds.trace.differences import Difference, Phase
 
 def check_step(step: Step) -> BatchingVerdict:
     """Train on all presentations and compare; see `check_batching`."""
-    with preserved_state(StateKeeper()):
-        try:
-            verdict = _checked(step)
-        except UsageError as error:
-            raise UsageError(str(error).replace(f"{TRAINING_API}: ", f"{API}: ", 1)) from error
+    started = time.perf_counter()
+    with preserved_state(StateKeeper()), named_in_errors(API):
+        verdict = _checked(step)
     record_check(API, verdict.world, verdict.outcome.value)
-    return verdict
+    return replace(verdict, seconds=time.perf_counter() - started)
 
 
 def _checked(step: Step) -> BatchingVerdict:
-    started = time.perf_counter()
     given, examples = step.taken_apart()
     if len(examples) < 2:
         raise invalid("batch", "it has one row", "at least two rows, so that they can be split")
@@ -70,8 +67,7 @@ def _checked(step: Step) -> BatchingVerdict:
     if step.evaluate is not None:
         results += evaluations(step.evaluate, step.task(), given, runs.whole, shown)
     worst = max((result.error for result in results), default=0.0)
-    verdict = _judged(replace(empty, results=tuple(results), worst_error=worst), runs, given, step, shown)
-    return replace(verdict, seconds=time.perf_counter() - started)
+    return _judged(replace(empty, results=tuple(results), worst_error=worst), runs, given, step, shown)
 
 
 def _verdict(step: Step, runs: Runs, given: Format, ranks: RankRuns | None) -> BatchingVerdict:
@@ -127,23 +123,21 @@ def _compared(
 
 
 def _judged(verdict: BatchingVerdict, runs: Runs, given: Format, step: Step, shown: Sequence[Presentation]) -> BatchingVerdict:
-    fitting = _fitting(runs, step)
     declared = None if step.normaliser is None or step.microbatch_loss else NORMALISERS[step.normaliser]
     first = next((result for result in verdict.results if result.divergence is not None), None)
     failed = next((result for result in verdict.results if result.failure), None)
     if first is None and failed is not None:
         return replace(verdict, outcome=Outcome.CRASHED, reason=f"{failed.name}: {failed.failure}")
-    if first is None and (declared is None or declared in fitting or (_may_count_first(given, declared) and _MASKED in fitting)):
-        return _agreeing(verdict, runs, given, declared, fitting)
-    if first is not None and runs.narrows and all(map(_may_overflow, verdict.results)):
+    if first is None:
+        fitting = _fitting(runs, step)
+        if declared is None or declared in fitting or (_may_count_first(given, declared) and _MASKED in fitting):
+            return _agreeing(verdict, runs, given, declared, fitting)
+        verdict = replace(verdict, outcome=Outcome.DIVERGED, reason=f"the whole batch is not the declared {declared}")
+    elif runs.narrows and all(map(_may_overflow, verdict.results)):
         return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=f"presentation {first.name!r} has NaN, but {_OVERFLOW}")
-    reason = (
-        f"presentation {first.name!r} differs from the whole batch"
-        if first is not None
-        else f"the whole batch is not the declared {declared}"
-    )
-    divergence = None if first is None else first.divergence
-    verdict = replace(verdict, outcome=Outcome.DIVERGED, reason=reason, divergence=divergence)
+    else:
+        reason = f"presentation {first.name!r} differs from the whole batch"
+        verdict = replace(verdict, outcome=Outcome.DIVERGED, reason=reason, divergence=first.divergence)
     return _explained(verdict, runs, given, step, shown) if step.explain else verdict
 
 

@@ -170,7 +170,7 @@ def fits(
             _denominator(normaliser.unit, rows) == 0 for rows in presentation.microbatches
         )
     shares = normaliser.shares(runs, presentation, window, single)
-    expected = sum((share * single for share, single in zip(shares, runs.single_gradients, strict=True)), np.zeros_like(actual))
+    expected = sum((share * own for share, own in zip(shares, runs.single_gradients, strict=True)), np.zeros_like(actual))
     return runs.fits(actual, expected)
 
 

@@ -38,14 +38,8 @@ class Presentation:
     """Microbatches in order."""
     has_blank: bool = False
     """Whether it has one more row than the user's batch, without counted labels."""
-
     ranks: tuple[tuple[Rows, ...], ...] = ()
     """Each data rank's microbatches; empty on one device."""
-
-    @property
-    def examples(self) -> tuple[Example, ...]:
-        """Examples in order."""
-        return tuple(example for microbatch in self.microbatches for example in microbatch.examples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -42,38 +42,38 @@ class Runs:
         self._task, self._format, self._ranks = task.with_new_optimizers(self._count_updates), given, ranks
         self.examples = tuple(examples)
         """The user's examples."""
-        self._traces: dict[int, tuple[Presentation, tuple[Trace, ...]]] = {}
+        self._traces: dict[Presentation, tuple[Trace, ...]] = {}
         self.whole = whole_batch(given, examples)
         """Presentation with all examples in one microbatch."""
         self._num_updates: int | None = 0
-        self._base = SingleDeviceRun(self._on(self.whole))
-        self._traces[id(self.whole)] = self.whole, (self._base.trace,)
-        self._updates: dict[int, int | None] = {id(self.whole): self._num_updates}
+        self._base = SingleDeviceRun(replace(self._task, batches=(self._batch(self.whole.microbatches),)))
+        self._traces[self.whole] = (self._base.trace,)
+        self._updates: dict[Presentation, int | None] = {self.whole: self._num_updates}
         self.precision = self._base.precision
         """Element type with the fewest digits."""
+        self._gradients: dict[Presentation, Vector] = {}
         self.narrows = task.dtype is not None and eps_of(self.precision) > eps_of(task.dtype)
         """Whether the model casts to a type with fewer digits than it was converted to."""
 
-    def _on(self, presentation: Presentation) -> Task:
-        batch = [self._format.microbatch(rows) for rows in presentation.microbatches]
-        return replace(self._task, batches=(batch,))
+    def _batch(self, microbatches: Sequence[Rows]) -> list[Any]:
+        return [self._format.microbatch(rows) for rows in microbatches]
 
     def traces(self, presentation: Presentation) -> tuple[Trace, ...]:
         """Train one step on a presentation. There is one trace for each rank, and a single one on one device."""
-        if id(presentation) not in self._traces:
+        if presentation not in self._traces:
             if presentation.ranks:
                 assert self._ranks is not None
-                batches = [[self._format.microbatch(rows) for rows in own] for own in presentation.ranks]
-                traces = self._ranks.traces([convert_batch(batch, self._task.dtype) for batch in batches])
+                batches = [convert_batch(self._batch(own), self._task.dtype) for own in presentation.ranks]
+                traces = self._ranks.traces(batches)
             else:
                 traces = (self._train(presentation),)
-                self._updates[id(presentation)] = self._num_updates
-            self._traces[id(presentation)] = presentation, traces
-        return self._traces[id(presentation)][1]
+                self._updates[presentation] = self._num_updates
+            self._traces[presentation] = traces
+        return self._traces[presentation]
 
     def _train(self, presentation: Presentation, model: nn.Module | None = None) -> Trace:
         with one_thread():
-            return trace_of(self._task, seed=self._task.seed, model=model, batches=self._on(presentation).batches)
+            return trace_of(self._task, seed=self._task.seed, model=model, batches=[self._batch(presentation.microbatches)])
 
     def _count_updates(self, built: Any) -> None:
         self._num_updates = 0 if any(map(has_hooks, optimizers_in(built))) else None
@@ -130,7 +130,7 @@ class Runs:
     def is_without_update(self, presentation: Presentation) -> bool:
         """Whether the optimizer made no step on one device. False if it has no hooks."""
         self.traces(presentation)
-        return self._updates[id(presentation)] == 0
+        return self._updates[presentation] == 0
 
     def ratio(self, presentation: Presentation, found: Divergence) -> float:
         """Norm in a differing gradient, relative to the whole batch; 1 for other phases."""
@@ -187,16 +187,18 @@ class Runs:
         """Whether a gradient is NaN or infinite."""
         return not np.isfinite(self.gradients(presentation)).all()
 
-    @property
+    @cached_property
     def gradient_moment(self) -> Expected:
         """The reference's gradients, with tolerances from many copies."""
         return next(moment for moment in self.confirming_reference.moments if moment.phase is Phase.GRADIENT)
 
     def gradients(self, presentation: Presentation) -> Vector:
         """The step's gradients as one vector, with zeros for parameters without one."""
-        snapshots = [trace.steps[0].gradients for trace in self.traces(presentation)]
-        found = Assembler().assemble(self.gradient_moment, snapshots)
-        return np.where(found.covered, found.values, 0.0)
+        if presentation not in self._gradients:
+            snapshots = [trace.steps[0].gradients for trace in self.traces(presentation)]
+            found = Assembler().assemble(self.gradient_moment, snapshots)
+            self._gradients[presentation] = np.where(found.covered, found.values, 0.0)
+        return self._gradients[presentation]
 
     def local_gradients(self, presentation: Presentation) -> list[Vector]:
         """Gradients on each rank; empty if ranks have different parts of them."""

@@ -11,15 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from equivcheck.batching.examples import examples_of
+from equivcheck.batching.examples import examples_of, opaque_examples
 from equivcheck.batching.format import Format, format_of
 from equivcheck.batching.normalisers import NORMALISERS
-from equivcheck.batching.opaque import OpaqueFormat, opaque_examples
 from equivcheck.batching.presentations import Constraints
 from equivcheck.batching.ranks import RankRuns
 from equivcheck.batching.rows import Example, Side
 from equivcheck.batching.usage import invalid
-from equivcheck.user.task import Loss, Task, data_axes_of, loss_axes_of, mesh_of, with_mesh
+from equivcheck.user.task import Loss, Task, data_axes_of, leave_unchanged, loss_axes_of, mesh_of, with_mesh
 from equivcheck.worlds.ranks import Ranks
 from equivcheck.worlds.world import World, unwrap_world
 
@@ -125,7 +124,7 @@ class Step:
         """The batch's form and its examples."""
         if self.examples is not None and self.collate is not None:
             found = opaque_examples(self.batch, self.examples, self.weight)
-            return OpaqueFormat(self.batch, self.collate), found
+            return Format(batch=self.batch, fields=(), pad_id=0, ignore_index=0, packing=None, collate=self.collate), found
         given = format_of(
             self.batch, fields=self.fields, pad_id=self.pad_id, ignore_index=self.ignore_index, packing=self.packing
         )
@@ -136,26 +135,17 @@ class Step:
         return Task(
             name=self.name,
             model=partial(copy.deepcopy, self.model) if isinstance(self.model, nn.Module) else self.model,
-            parallelize=_parallelize,
+            parallelize=leave_unchanged,
             mesh=(("dp", 1),),
             batches=([],),
             loss=_no_loss if self.loss is None else self.loss,
-            reduction="mean",
             optimizer=_sgd if self.optimizer is None else self.optimizer,
-            scheduler=None,
             step=self.step,
             rank_step=self.step,
             data_axes=("dp",),
             loss_axes=(),
-            shard=None,
-            also=None,
-            full_tensors=None,
-            cuts=None,
             dtype=self.dtype,
-            precision=None,
             keep_dtype=self.keep_dtype,
-            mask_shapes=None,
-            resume=None,
             seed=self.seed,
         )
 
@@ -179,10 +169,6 @@ class Step:
 
 def _sgd(parameters: list[Any]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1)
-
-
-def _parallelize(model: nn.Module, mesh: Any) -> None:
-    """Do nothing: there is one device."""
 
 
 def _no_loss(outputs: Any, targets: Any) -> torch.Tensor:  # noqa: ARG001 - the form of a loss

@@ -35,7 +35,7 @@ class PresentationResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchingVerdict(Judgement):
-    """Result from `check_batching`: EQUIVALENT, DIVERGED or INCONCLUSIVE, with evidence."""
+    """Result from `check_batching`: EQUIVALENT, DIVERGED, CRASHED or INCONCLUSIVE, with evidence."""
 
     name: str = ""
     """The step's name; empty if it has none."""
