@@ -12,6 +12,7 @@ from equivcheck.cli.searches.fuzz import num_cores
 from equivcheck.cli.shell import ExitCode
 
 if TYPE_CHECKING:
+    from equivcheck.user.matrix.result import MatrixResult
     from equivcheck.user.matrix.row import LayoutRow
 
 
@@ -44,6 +45,27 @@ def matrix(  # noqa: PLR0913, PLR0917 - options
 
     order = Order(recipe=recipe, world=world)
     found = check_recipe(order, layouts, num_workers=workers or num_cores(), listener=print_row)
+    print_found(found, as_json=as_json, verbose=verbose)
+    if junit is not None:
+        from equivcheck.report.matrix.outputs import write_junit
+
+        write_junit(junit, recipe.name, found)
+    if html is not None:
+        from equivcheck.report.matrix.outputs import write_html
+
+        write_page(html, lambda file: write_html(file, recipe.name, found))
+    return exit_code_of(found)
+
+
+def print_row(row: LayoutRow, number: int) -> None:
+    """Print one line for a checked layout on stderr."""
+    from equivcheck.user.matrix.text import row_line
+
+    click.echo(f"{number} {row_line(row)}", err=True)
+
+
+def print_found(found: MatrixResult, *, as_json: bool, verbose: bool = False) -> None:
+    """Print all rows, as JSON or as a table with the verdicts that are not as expected."""
     if as_json:
         from equivcheck.report.matrix.outputs import matrix_object
 
@@ -53,23 +75,12 @@ def matrix(  # noqa: PLR0913, PLR0917 - options
         from equivcheck.user.matrix.result import print_matrix
 
         print_matrix(console(width=screen_width()), found, verbose=verbose)
-    if junit is not None:
-        from equivcheck.report.matrix.outputs import write_junit
 
-        write_junit(junit, recipe.name, found)
-    if html is not None:
-        from equivcheck.report.matrix.outputs import write_html
 
-        write_page(html, lambda file: write_html(file, recipe.name, found))
+def exit_code_of(found: MatrixResult) -> ExitCode:
+    """Return the exit code. Prints the error of the first layout that could not be checked on stderr."""
     for row in found.rows:
         if row.verdict is None:
             click.echo(f"error: layout {row.name!r} was not checked: {row.first_difference}", err=True)
             return ExitCode.USAGE
     return ExitCode.NOTHING_FOUND if found.is_passed else ExitCode.FINDINGS
-
-
-def print_row(row: LayoutRow, number: int) -> None:
-    """Print one line for a checked layout on stderr."""
-    from equivcheck.user.matrix.text import row_line
-
-    click.echo(f"{number} {row_line(row)}", err=True)

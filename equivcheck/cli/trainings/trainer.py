@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from equivcheck.cli.options import console, json_option, print_json, world_option
+from equivcheck.cli.options import json_option, world_option
 from equivcheck.cli.shell import ExitCode
-from equivcheck.cli.trainings.matrix import print_row
+from equivcheck.cli.trainings.matrix import exit_code_of, print_found, print_row
 
 
 def _numbers(kind: Callable[[str], Any]) -> Callable[..., tuple[Any, ...]]:
@@ -62,12 +62,11 @@ def trainer(  # noqa: PLR0913, PLR0917 - options
     configuration. Exit code 0 if all agree with one device, 1 if one does not, 2 if one cannot be checked, 3 if one is
     undecided.
     """
-    from equivcheck.errors import UsageError, did_you_mean
+    from equivcheck.errors import unknown_name
     from equivcheck.user.trainers.table import KINDS, check_configurations, is_undecided
 
     if name not in KINDS:
-        hint = did_you_mean(name, tuple(KINDS))
-        raise UsageError(f"trainer {name!r} is not valid: it does not exist. {hint}Expected one of {', '.join(KINDS)}.")
+        raise unknown_name("trainer", name, KINDS)
     found = check_configurations(
         KINDS[name],
         {} if config is None else _fields(config),
@@ -77,22 +76,9 @@ def trainer(  # noqa: PLR0913, PLR0917 - options
         world=world,
         listener=print_row,
     )
-    if as_json:
-        from equivcheck.report.matrix.outputs import matrix_object
-
-        print_json(matrix_object(found))
-    else:
-        from equivcheck.system.printable import screen_width
-        from equivcheck.user.matrix.result import print_matrix
-
-        print_matrix(console(width=screen_width()), found)
-    for row in found.rows:
-        if row.verdict is None:
-            click.echo(f"error: {row.name!r} was not checked: {row.first_difference}", err=True)
-            return ExitCode.USAGE
-    if is_undecided(found):
-        return ExitCode.CANNOT_RUN
-    return ExitCode.NOTHING_FOUND if found.is_passed else ExitCode.FINDINGS
+    print_found(found, as_json=as_json)
+    code = exit_code_of(found)
+    return ExitCode.CANNOT_RUN if code is ExitCode.FINDINGS and is_undecided(found) else code
 
 
 def _fields(path: Path) -> dict[str, Any]:
