@@ -6,7 +6,6 @@ DeepSpeed is imported on ranks only, in the world ``gloo``.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -20,7 +19,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from equivcheck.user.batches import map_tensors
 from equivcheck.user.loop import call_model
-from equivcheck.user.trainers.protocol import LocalPart, Record, number_of_microbatches, require_processes
+from equivcheck.user.trainers.protocol import LocalPart, Record, import_framework, number_of_microbatches
 from equivcheck.user.usage import invalid
 
 
@@ -113,19 +112,11 @@ def _imported() -> ModuleType:
     Its first start compiles shared-memory collectives for some minutes, and waits forever for the lock of a killed start. gloo
     does not need them.
     """
-    require_processes("DeepSpeed")
-    os.environ |= {"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0", "LOCAL_RANK": str(dist.get_rank())}
-    os.environ |= {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size())}
-    try:
-        import deepspeed
-
-        comm = import_module("deepspeed.comm.torch")  # `from deepspeed.comm import torch` gives torch itself
-    except ImportError as error:
-        raise invalid("trainer DeepSpeed", f"it cannot be imported ({error})", "pip install deepspeed") from error
+    deepspeed = import_framework("DeepSpeed", "deepspeed", "deepspeed", DS_ACCELERATOR="cpu", DS_BUILD_OPS="0")
+    comm = import_module("deepspeed.comm.torch")  # `from deepspeed.comm import torch` gives torch itself
     comm.build_shm_op = lambda: None  # type: ignore[attr-defined]
     deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
-    found: ModuleType = deepspeed
-    return found
+    return deepspeed
 
 
 Read = Callable[[nn.Parameter, tuple[int, ...]], "tuple[torch.Tensor, int | None] | None"]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from equivcheck.user.usage import invalid
@@ -36,14 +39,23 @@ class LocalPart:
             raise invalid(f"part {self.name!r}", f"start {self.start} has another length than shape {self.shape}", "one per dim")
 
 
-def require_processes(trainer: str) -> None:
-    """Raise `UsageError` if ranks are simulated, because a framework keeps state for the process."""
+def import_framework(trainer: str, module: str, packages: str, **environment: str) -> ModuleType:
+    """Import a trainer's framework on a rank, after setting the variables that describe this process, and `environment`.
+
+    Raises `UsageError` if it is not installed, or if ranks are simulated, because a framework keeps state for the process.
+    """
     import torch.distributed as dist
 
     from equivcheck.worlds.sim.process_group import SimGroup
 
     if isinstance(dist.group.WORLD, SimGroup):
         raise invalid(f"trainer {trainer}", "it needs processes", 'world="gloo"')
+    rank = str(dist.get_rank())
+    os.environ |= {"LOCAL_RANK": rank, "RANK": rank, "WORLD_SIZE": str(dist.get_world_size())} | environment
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise invalid(f"trainer {trainer}", f"it cannot be imported ({error})", f"pip install {packages}") from error
 
 
 def number_of_microbatches(batches: Sequence[Sequence[Any]]) -> int:

@@ -6,21 +6,16 @@ transformers is imported on ranks only, in the world ``gloo``.
 from __future__ import annotations
 
 import math
-import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
-from types import ModuleType
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from equivcheck.user.trainers.protocol import LocalPart, Record, number_of_microbatches, require_processes
-from equivcheck.user.usage import invalid
+from equivcheck.user.trainers.protocol import LocalPart, Record, import_framework, number_of_microbatches
 
 IGNORED = -100
 """Label without a loss."""
@@ -71,7 +66,7 @@ class HFTrainer:
         record: Record,
     ) -> None:
         """Train with transformers' trainer."""
-        transformers = _imported()
+        transformers = import_framework("HFTrainer", "transformers", "transformers accelerate")
         number = number_of_microbatches(batches)
         named = [*model.named_parameters()]
 
@@ -133,15 +128,6 @@ class HFTrainer:
             "disable_tqdm": True,
         }
         return {**self.arguments, **own}
-
-
-def _imported() -> ModuleType:
-    require_processes("HFTrainer")
-    os.environ |= {"LOCAL_RANK": str(dist.get_rank()), "RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size())}
-    try:
-        return import_module("transformers")
-    except ImportError as error:
-        raise invalid("trainer HFTrainer", f"it cannot be imported ({error})", "pip install transformers accelerate") from error
 
 
 def _parts(named: Iterable[tuple[str, torch.Tensor | None]]) -> Iterator[LocalPart]:
