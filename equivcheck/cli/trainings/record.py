@@ -78,8 +78,8 @@ def record(  # noqa: PLR0913, PLR0917 - options
         arguments["names"] = load_names(names)
     if option := _isolating_option(command):
         raise UsageError(
-            f"command {shlex.join(command)} is not valid: with {option}, Python ignores PYTHONPATH, through which the recording "
-            f"starts. Expected a command without {option}."
+            f"command {shlex.join(command)} is not valid: with {option}, Python does not import the `sitecustomize` that starts "
+            f"the recording. Expected a command without {option}."
         )
     startup = Path(equivcheck.__file__).parent / "recording" / "startup"
     path = os.pathsep.join(filter(None, [str(startup), os.environ.get("PYTHONPATH", "")]))
@@ -95,4 +95,5 @@ def _isolating_option(command: tuple[str, ...]) -> str:
     if not re.fullmatch(r"(python|pypy)[\d.]*t?(\.exe)?", Path(command[0]).name):
         return ""
     own = itertools.takewhile(lambda each: re.match(r"-[^cm-]", each), command[1:])
-    return next((f"-{letter}" for each in own for letter in each[1:] if letter in "IES"), "")
+    flags = "".join(re.split("[cmWX]", each[1:])[0] for each in own)  # these four have a value
+    return next((f"-{letter}" for letter in flags if letter in "IES"), "")
