@@ -78,9 +78,11 @@ def time_of_sums(repeats: int) -> Iterator[Figure]:
     numel = sum(piece.numel for piece, _ in large)
     yield Figure(name="ns an element and thread", value=seconds(lambda: sketch_parts(large), repeats) / numel * 1e9, target=6.0)
     shapes = [(HIDDEN,), (3 * HIDDEN,), (HIDDEN,), (4 * HIDDEN,), (8, 8), (4, 1, 9)]
-    alike = [(Piece(name=str(number), shape=shape), torch.randn(shape)) for number in range(50) for shape in shapes]
-    unlike = [(Piece(name=str(number), shape=(number,)), torch.randn(number)) for number in range(700, 1000)]
-    for name, parts in (("same shapes", alike), ("other shapes", unlike)):
+    groups = {
+        "same shapes": [(Piece(name=str(number), shape=shape), torch.randn(shape)) for number in range(50) for shape in shapes],
+        "other shapes": [(Piece(name=str(number), shape=(number,)), torch.randn(number)) for number in range(700, 1000)],
+    }
+    for name, parts in groups.items():
         value = seconds(lambda parts=parts: sketch_parts(parts), repeats) / len(parts) * 1e3  # type: ignore[misc]
         yield Figure(name=f"ms a small tensor, {name}", value=value, target=0.03)
 
