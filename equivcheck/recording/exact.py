@@ -30,10 +30,6 @@ class ExactHash:
         return ExactHash(in_place=(self.in_place + other.in_place) % _WORD, anywhere=(self.anywhere + other.anywhere) % _WORD)
 
 
-NOTHING = ExactHash(in_place=0, anywhere=0)
-"""Hash without elements."""
-
-
 def hash_parts(parts: Sequence[tuple[Piece, torch.Tensor]]) -> list[ExactHash]:
     """Hash local tensors on one device, each with its position in a full tensor. Complex tensors are not supported."""
     rows = [_sums(piece, tensor) for piece, tensor in parts if piece.numel]
