@@ -239,8 +239,7 @@ def _help(command: click.Command, context: click.Context) -> str:
 def scenario() -> str:
     """Scenario classes by topic."""
     nouns = sources.nouns()
-    topics = sorted(nouns, key=lambda topic: TOPICS.index(topic) if topic in TOPICS else len(TOPICS))
-    sections = [f"## {topic.replace('_', ' ').capitalize()}\n\n{_documented(nouns[topic])}" for topic in topics]
+    sections = [f"## {topic.replace('_', ' ').capitalize()}\n\n{_documented(nouns[topic])}" for topic in TOPICS]
     return "\n\n".join([_SCENARIO, *sections]) + "\n"
 
 
@@ -265,7 +264,8 @@ TOPICS = (
     "scenario",
     "training",
     "model",
-    "layer_base",
+    "layers",
+    "linear",
     "token_layers",
     "experts",
     "loss",
@@ -275,10 +275,16 @@ TOPICS = (
     "clipping",
     "layout",
     "mesh",
-    "parallelism",
+    "parallelisms",
+    "data_parallel",
+    "tensor_parallel",
+    "context_parallel",
+    "expert_parallel",
     "pipeline",
+    "execution",
+    "rounding",
 )
-"""Topic order in the reference. Other topics come last."""
+"""Topic order in the reference."""
 
 _SCENARIO = """\
 # Scenarios

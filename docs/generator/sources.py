@@ -82,11 +82,11 @@ def _modules() -> Iterable[object]:
 
 
 def nouns() -> dict[str, list[str]]:
-    """Public scenario classes by topic (their module). The class with the topic's name comes first."""
+    """Public scenario classes by topic: their module, or its folder for `base`. The class with the topic's name comes first."""
     found: dict[str, list[str]] = {}
     for name in equivcheck.scenario.__all__:
-        home = getattr(equivcheck.scenario, name).__module__
-        found.setdefault(home.rpartition(".")[2].removesuffix("_base"), []).append(name)
+        home = getattr(equivcheck.scenario, name).__module__.removesuffix(".base")
+        found.setdefault(home.rpartition(".")[2], []).append(name)
     return {topic: sorted(names, key=lambda name: name.lower() != topic) for topic, names in found.items()}
 
 
