@@ -1,6 +1,5 @@
 """The table of changes to the ranks' code names functions and torch problems that exist."""
 
-import re
 import tomllib
 from functools import reduce
 from importlib import import_module
@@ -22,10 +21,10 @@ def test_an_intervention_exists_and_says_what_it_avoids(one: dict[str, str]) -> 
     """Its function exists, and its torch problem is a link, a known issue, not reported, or none."""
     module, _, name = one["place"].partition(":")
     assert reduce(getattr, name.split("."), import_module(f"equivcheck.{module}")) is not None
-    told = one.get("upstream", "not reported").startswith(("not reported", "https://github.com/pytorch/pytorch/"))
-    assert told or set(re.split(", ", one["upstream"])) <= ON_FILE
-    assert one["what"]
-    assert one["why"]
+    assert {"place", "what", "why"} <= one.keys() <= {"place", "what", "why", "upstream"}
+    assert all(one.values())
+    upstream = one.get("upstream", "not reported")
+    assert upstream.startswith(("not reported", "https://github.com/pytorch/pytorch/")) or set(upstream.split(", ")) <= ON_FILE
 
 
 def test_no_place_is_named_twice() -> None:
