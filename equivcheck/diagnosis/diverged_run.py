@@ -68,6 +68,11 @@ class DivergedRun(Evidence):
         return self.rounding is None and not self.resumes
 
     @property
+    def has_own_rows(self) -> bool:
+        """Whether ranks have different rows, and one device can compute each rank's part."""
+        return bool(self.data_axes) and self.can_be_emulated
+
+    @property
     def right_settings(self) -> Settings:
         """One device's optimizer settings after the last step, by parameter."""
         return _right_settings(self.training)[-1]
@@ -100,9 +105,8 @@ def run_again(
     divergences = compare(reference, result.run.values, result.before).divergences
     if not divergences:
         return None
-    training, layout = scenario.training, scenario.layout
+    training, axes = scenario.training, scenario.layout.mesh.axes
     recorded = tuple(tuple(found) for _, found in sorted(settings.items()))
-    data_axes = tuple(axis.name for axis in layout.mesh.axes if axis.size > 1 and axis.name in (DP, REPLICATE, SHARD, EP))
     return DivergedRun(
         scenario=scenario,
         reference=reference,
@@ -110,9 +114,8 @@ def run_again(
         found=(*moments_of_steps(result.before), *zip(*map(moments, result.run.values), strict=True)),
         divergences=divergences,
         eps=eps_of(training.precision.value),
-        axis_sizes={axis.name: axis.size for axis in layout.mesh.axes},
-        data_axes=data_axes,
-        has_own_rows=bool(data_axes) and rounding_of(layout, training.precision) is None and scenario.resume is None,
+        axis_sizes={axis.name: axis.size for axis in axes},
+        data_axes=tuple(axis.name for axis in axes if axis.size > 1 and axis.name in (DP, REPLICATE, SHARD, EP)),
         num_steps=training.steps,
         microbatch_rows=training.data.microbatches,
         has_schedule=training.schedule is not None,

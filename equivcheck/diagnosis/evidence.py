@@ -17,6 +17,9 @@ from equivcheck.worlds.trace.moments import Moment
 from equivcheck.worlds.trace.pieces import TensorsByName, assemble_tensors
 from equivcheck.worlds.trace.trace import Snapshot, Trace
 
+RATIO = 1e-4
+"""Relative tolerance for the ratio of found to expected values. All elements must have the same ratio."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCoordinate:
@@ -39,10 +42,6 @@ class RankCoordinate:
 def axis_combinations(axes: Sequence[str]) -> list[tuple[str, ...]]:
     """Every combination of at least one axis, largest first."""
     return [chosen for count in range(len(axes), 0, -1) for chosen in combinations(axes, count)]
-
-
-RATIO = 1e-4
-"""Relative tolerance for the ratio of found to expected values. All elements must have the same ratio."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -74,8 +73,6 @@ class Evidence(ComparedRanks, ABC):
     """Mesh axes with their number of ranks, outermost first."""
     data_axes: tuple[str, ...]
     """Axes with more than one rank along which ranks compute on different rows."""
-    has_own_rows: bool
-    """Whether ranks have different rows, and one device can compute each rank's part."""
     num_steps: int
     """Number of training steps."""
     microbatch_rows: tuple[int, ...]
@@ -86,6 +83,11 @@ class Evidence(ComparedRanks, ABC):
     """Each rank's parameters before training, perhaps with buffers; empty if they are unknown."""
     settings: tuple[Settings, ...]
     """Each rank's optimizer settings after the last step, by parameter; empty if they are unknown."""
+
+    @property
+    @abstractmethod
+    def has_own_rows(self) -> bool:
+        """Whether ranks have different rows, and one device can compute each rank's part."""
 
     @property
     @abstractmethod

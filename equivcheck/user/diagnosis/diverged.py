@@ -42,6 +42,11 @@ class DivergedTraining(Evidence):
     """Each rank's part of every batch; empty if the parts cannot be computed."""
 
     @property
+    def has_own_rows(self) -> bool:
+        """Whether ranks have different rows, and these are known."""
+        return bool(self.shares and self.data_axes)
+
+    @property
     def right_settings_at_steps(self) -> tuple[Settings, ...]:
         """One device's optimizer settings at each step's update."""
         return self.observed.device.settings
@@ -110,7 +115,6 @@ def diverged_training(
     if not found:
         return None
     shares, initial = _batches_and_start(task)
-    data_axes = tuple(name for name, size in task.mesh if size > 1 and name in task.data_axes)
     parts = microbatches(task.batches[0])
     return DivergedTraining(
         reference=reference,
@@ -123,8 +127,7 @@ def diverged_training(
         shares=shares,
         eps=eps,
         axis_sizes=dict(task.mesh),
-        data_axes=data_axes,
-        has_own_rows=bool(shares and data_axes),
+        data_axes=tuple(name for name, size in task.mesh if size > 1 and name in task.data_axes),
         num_steps=len(task.batches),
         microbatch_rows=tuple(min((len(tensor) for tensor in tensors_of(each) if tensor.dim()), default=0) for each in parts),
         has_schedule=task.scheduler is not None,
