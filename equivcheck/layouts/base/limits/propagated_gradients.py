@@ -88,7 +88,8 @@ class PropagatedGradients:
 
     def _done_wrongly(self, refused: Limit, reason: str) -> Limit:
         """The limit for versions that compute a wrong result without an error, so `frontier` cannot test it."""
-        return replace(refused, reason=self._with_option(reason), upstream=False, torch=NOT_REFUSED_IN_PLACE)
+        reason = self._with_option(reason)
+        return Limit(reason=reason, applies=refused.applies, repair=refused.repair, torch=NOT_REFUSED_IN_PLACE)
 
     def _with_option(self, reason: str) -> str:
         return f"{self.where}(redistribute_gradients=False): {reason}"
