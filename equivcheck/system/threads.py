@@ -1,4 +1,4 @@
-"""Threads of this process: how many there are, when one has ended, and whether one imports a module."""
+"""Threads of this process: how many there are, when one has ended, and whether one imports a module. Linux only."""
 
 from __future__ import annotations
 

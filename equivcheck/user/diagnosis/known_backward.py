@@ -27,7 +27,7 @@ class _Pass:
 
 
 class KnownBackward:
-    """Backward passes of correct ranks. A pass is known if loss, parameters and buffers have the same bits.
+    """Backward passes of correct ranks. A pass is known if loss, parameters and buffers are equal.
 
     Most mistakes come after the backward pass, and the pass takes most of an emulation's time.
     """

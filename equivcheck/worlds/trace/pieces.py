@@ -42,8 +42,7 @@ def values_by_piece(snapshot: Snapshot) -> list[tuple[Piece, Vector | None]]:
     place = 0
     for piece, present, fits in zip(snapshot.pieces, snapshot.present, snapshot.fits, strict=True):
         there = present and fits
-        values = snapshot.values[place : place + piece.numel].astype(np.float64, copy=False)
-        found.append((piece, values if there else None))
+        found.append((piece, snapshot.values[place : place + piece.numel].astype(np.float64, copy=False) if there else None))
         place += piece.numel if there else 0
     return found
 
