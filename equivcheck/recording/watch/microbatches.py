@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Container, Iterator
 from typing import Any
 
@@ -41,6 +42,7 @@ class Microbatches:
     def __init__(self) -> None:
         self._local = threading.local()
         self._activations: set[StorageWeakRef] = set()
+        self._owners = weakref.WeakSet[nn.Module]()
         self._num_calls = self._depth = self._num_gradients = 0
         self._reached: list[Call] = []
         self._is_repeated = False
@@ -63,6 +65,8 @@ class Microbatches:
         if self.is_inside(module):
             return False
         self._num_calls += 1
+        if next(module.parameters(), None) is not None:
+            self._owners.add(module)
         self._local.call = Call(module, self._num_calls)
         return True
 
@@ -73,7 +77,7 @@ class Microbatches:
             return
         self._local.call = None
         outputs = list(tensors_in(output))
-        if next(module.parameters(), None) is None:
+        if module not in self._owners:
             return
         data = [tensor for tensor in tensors_in(inputs) if not tensor.requires_grad and self._is_data(tensor)]
         own = set(map(_storage, data))  # a returned input stays data
@@ -81,7 +85,9 @@ class Microbatches:
         alive = {storage for storage in self._activations if not storage.expired()}  # type: ignore[no-untyped-call]
         self._activations = alive | new  # a new set, because other threads may read the old one
         nodes = {tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None}
-        if not (is_wanted and nodes and any(parameter.requires_grad for parameter in module.parameters())):
+        # DDP over tensor parallelism keeps parameters as attributes that are no `Parameter`, from the first forward on.
+        requires_grad = [parameter.requires_grad for parameter in module.parameters()] or [True]
+        if not (is_wanted and nodes and any(requires_grad)):
             return
         call.hashes = hash_samples(data)
         for node in nodes:

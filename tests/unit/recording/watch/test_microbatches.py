@@ -258,6 +258,28 @@ def test_a_model_that_returns_its_input_gets_data_again(tmp_path: Path) -> None:
     assert [step.samples for step in steps] == [(hashes(rows),)] * 2
 
 
+def test_parameters_that_become_plain_attributes_lose_no_samples(tmp_path: Path) -> None:
+    """As those of a tensor-parallel model in DDP, from the first forward on."""
+
+    class Replaced(Net):
+        def forward(self, inputs: torch.Tensor, scale: torch.Tensor | None = None) -> Any:
+            for layer in (self.one, self.two):
+                for name, parameter in [*layer.named_parameters()]:
+                    delattr(layer, name)
+                    setattr(layer, name, parameter.view_as(parameter))
+            return super().forward(inputs, scale)
+
+    def one_step() -> None:
+        model = Replaced()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(batch(0)).square().mean().backward()
+        assert not [*model.parameters()]
+        optimizer.step()
+
+    (step,) = recorded(tmp_path, one_step)
+    assert step.samples == (hashes(batch(0)),)
+
+
 def test_an_exception_in_a_forward_loses_no_later_samples(tmp_path: Path) -> None:
     """A script may catch it and go on."""
 
