@@ -84,10 +84,6 @@ ALSO_RIGHT: dict[str, tuple[Cause, ...]] = {
     "experts_copy_to_region_missing": (Cause.NOT_REDUCED,),
     "router_learns_from_partial_sum": (Cause.NOT_REDUCED,),
     "pipeline_copies_not_summed": (Cause.NOT_REDUCED,),
-    "labels_counted_by_microbatch": (Cause.SCALED, Cause.RESCALED_EACH_MICROBATCH),
-    "decay_coupled": (Cause.HYPERPARAMETER,),
-    "column_input_gradient_reduced_twice": (Cause.SUMMED,),
-    "head_input_gradient_reduced_twice": (Cause.SUMMED,),
     "label_lost_at_borders": (Cause.GRADIENT_LOST,),
 }
 """Causes that describe the recorded values of a mutant exactly, although its fault is elsewhere."""

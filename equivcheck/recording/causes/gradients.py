@@ -81,8 +81,10 @@ def _scaled_by_counts(evidence: Evidence) -> Iterator[Candidate]:
             own.pop(Cause.SCALED, None)
         cause, words = next(reversed(own)), ", or ".join(reversed(own.values()))
         if _is_loss_scaled(evidence, factor):
-            # A division by the number of microbatches is part of the loss; reductions over ranks are not.
-            of_loss = [each for each in own if each in (Cause.MICROBATCHES_SUMMED, Cause.RESCALED_EACH_MICROBATCH)]
+            # A division by the number of microbatches is part of the loss; reductions over ranks are not. Means over labels
+            # in each microbatch have the same values if a microbatch has no labels.
+            parts_of_loss = () if _has_zero_loss(evidence) else (Cause.MICROBATCHES_SUMMED, Cause.RESCALED_EACH_MICROBATCH)
+            of_loss = [each for each in own if each in parts_of_loss]
             cause = of_loss[0] if of_loss else Cause.SCALED
             words = words if of_loss else f"{factor:g} times as large as in A, and so is the loss"
         yield _multiplied(evidence, cause, f"{{gradients}} {words}", factor)
@@ -91,6 +93,10 @@ def _scaled_by_counts(evidence: Evidence) -> Iterator[Candidate]:
 def _is_loss_scaled(evidence: Evidence, factor: float) -> bool:
     one, other = (_loss(run, evidence.step) for run in (evidence.first, evidence.second))
     return math.isclose(other, factor * one, rel_tol=NEAR) and one != 0.0
+
+
+def _has_zero_loss(evidence: Evidence) -> bool:
+    return any(0.0 in record.losses for _, record in steps_of(evidence.first, evidence.step))
 
 
 def _loss(run: RecordedRun, step: int) -> float:

@@ -116,6 +116,7 @@ CASES = (
     Case(fault="three quarters", cause=Cause.SCALED, words="all updates are 0.75", base="slow"),
     on_ranks("loss quadrupled", Cause.SCALED, "4 times as large as in A, and so is the loss", size=4),
     Case(fault="last microbatch", cause=None, base="twins"),
+    Case(fault="mean over all microbatches", cause=None, base="one has labels"),
     Case(fault="rows later", cause=None),
     Case(fault="some rows twice", cause=None),
     on_ranks("two causes", None),

@@ -174,6 +174,7 @@ BASES: dict[str, Changes] = {
     "slow": {"optimizer_class": torch.optim.AdamW, "rate": 0.001},
     "adam": {"optimizer_class": torch.optim.Adam, "rate": 0.01},
     "four": {"num_parts": 4, "clip": lambda self: None},
+    "one has labels": {"weigh": lambda self, loss, part: loss * part, "clip": lambda self: None},
 }
 """Right trainings, as changes of the one with SGD and clipping."""
 
@@ -416,6 +417,7 @@ FAULTS: dict[str, Changes] = {
     "": {},
     # One device.
     "loss not divided": {"weigh": lambda self, loss, part: loss},
+    "mean over all microbatches": {"weigh": lambda self, loss, part: loss * part / self.num_parts},
     "loss divided twice": {"weigh": lambda self, loss, part: loss / self.num_parts**2},
     "loss scaled": {"weigh": lambda self, loss, part: loss / self.num_parts * 1024},
     "loss quadrupled": {"weigh": lambda self, loss, part: loss * 2},
