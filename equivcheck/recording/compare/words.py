@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from equivcheck.diagnosis.words import join_words
+from equivcheck.diagnosis.words import join_words, name_ranks
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.recording.compare.facts import Facts, Gap
 from equivcheck.recording.compare.judge import CLUES
@@ -102,7 +102,10 @@ def notes_of(facts: Facts, compared: Sequence[TensorDifference], differences: Se
     yield from (f"at step {each.step}, {each}" for each in facts.settings)
     yield from other_environment(*facts.runs)
     for run in facts.runs:
-        yield from dict.fromkeys(f"in {run.name}, {note}" for rank in run.ranks for note in rank.header.notes)
+        headers = [rank.header for rank in run.ranks]
+        for note in dict.fromkeys(note for header in headers for note in header.notes):
+            own = [header.rank for header in headers if note in header.notes]
+            yield f"in {run.name}, {note}" if len(own) == len(headers) else f"on {name_ranks(own)} of {run.name}, {note}"
     wrong = [each.tensor for each in differences if each.moment is Moment.START]
     if number := num_rounded(*facts.runs, wrong):
         yield f"{count(number, 'initial parameter')} differ{'s' if number == 1 else ''} by rounding"

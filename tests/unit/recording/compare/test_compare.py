@@ -209,6 +209,12 @@ def test_another_loss_with_equal_gradients_is_a_note(verdict_on: Verdict, factor
     assert ("times that of" in note) == (factor != 1.1)
 
 
+def test_notes_of_some_ranks_name_them(verdict_on: Verdict) -> None:
+    """A pipeline's other ranks may have the tensor that one lacks."""
+    verdict = verdict_on(Job(ranks=2, notes=(("no tensor is called a", "no tensor is called b"), ("no tensor is called b",))))
+    assert verdict.notes == ("on rank 0 of B, no tensor is called a", "in B, no tensor is called b")
+
+
 def without_clipping(rank: int, step: RecordedStep) -> RecordedStep:
     """A training that clips by other means than torch's functions."""
     return replace(without(Moment.UNCLIPPED)(rank, step), clips=())

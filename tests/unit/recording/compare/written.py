@@ -64,6 +64,8 @@ class Job:
     """Changes a full tensor on a rank; None leaves it out."""
     edit: Edit = as_recorded
     """Changes a rank's step before it is written."""
+    notes: tuple[tuple[str, ...], ...] = ()
+    """Each rank's clauses about names and positions; none if empty."""
 
     def write(self, folder: Path) -> Path:
         """Write all ranks' files."""
@@ -76,6 +78,7 @@ class Job:
                 environment=environment,
                 num_steps=self.asked,
                 moved=self.moved,
+                notes=self.notes[rank] if self.notes else (),
             )
             writer = TraceWriter(folder, header)
             for step in range(self.steps):
