@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -108,7 +109,7 @@ class TorchLayout:
     @property
     def num_ranks(self) -> int:
         """Number of ranks."""
-        return int(torch.tensor(list(self.mesh.values())).prod())
+        return math.prod(self.mesh.values())
 
 
 def _ddp(model: Decoder, _mesh: DeviceMesh, **options: Any) -> nn.Module:

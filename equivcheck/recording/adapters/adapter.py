@@ -82,8 +82,9 @@ class Adapter:
 
         Raises `UsageError` if a tensor copies none.
         """
-        prepared = {id(slot.parameter) for slot in self._prepared.slots}
-        copies = self._prepared if {*map(id, tensors)} <= prepared else find_copies(tensors, slots)
+        wanted = {*map(id, tensors)}
+        is_prepared = wanted <= {id(slot.parameter) for slot in self._prepared.slots}
+        copies = self._prepared if is_prepared else find_copies(tensors, slots)
         found = {id(slot.parameter) for slot in copies.slots}
         if unknown := [tensor for tensor in tensors if id(tensor) not in found]:
             raise UsageError(
@@ -91,7 +92,7 @@ class Adapter:
                 "parameter. Expected a model whose parameters the optimizer updates, or an attribute main_param with the copy "
                 "on each of them."
             )
-        own = replace(copies, slots=tuple(slot for slot in copies.slots if id(slot.parameter) in {*map(id, tensors)}))
+        own = replace(copies, slots=tuple(slot for slot in copies.slots if id(slot.parameter) in wanted))
         self._adopted.append(own)
         return own.slots
 

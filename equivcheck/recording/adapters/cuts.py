@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch.distributed as dist
 
 from equivcheck.errors import UsageError
@@ -40,11 +41,7 @@ class DeclaredMesh:
 
     def get_coordinate(self) -> list[int]:
         """This rank's index along each axis."""
-        rest, found = self.rank, list[int]()
-        for _, size in reversed(self.axes):
-            rest, index = divmod(rest, size)
-            found.insert(0, index)
-        return found
+        return [int(index) for index in np.unravel_index(self.rank, [size for _, size in self.axes])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

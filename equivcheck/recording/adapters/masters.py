@@ -1,6 +1,6 @@
 """Finds the model's parameters if an optimizer updates copies, as Megatron's, apex's and DeepSpeed's do in float32.
 
-A copy holds the values of its parameter, in more digits. So it is found by its values, if no attribute tells its parameter.
+A copy holds the values of its parameter, in more digits. So it is found by its values, if no attribute refers to it.
 """
 
 from __future__ import annotations
@@ -51,14 +51,12 @@ class Copies:
 
 def find_copies(tensors: Sequence[torch.Tensor], slots: Sequence[Slot]) -> Copies:
     """Find the parameter that each tensor in an optimizer copies, before its first step. Tensors that copy none are left out."""
-    told = dict(_told(tensors, slots))
-    left = [tensor for tensor in tensors if id(tensor) not in told and tensor.is_floating_point()]
-    taken = {id(slot.parameter) for slot in told.values()}
-    alike, unsure = _with_equal_values(left, [slot for slot in slots if id(slot.parameter) not in taken])
-    found = {
-        identity: _copy_slot(tensor, slot) for tensor in tensors for identity, slot in told.items() if identity == id(tensor)
-    }
-    found |= {id(tensor): replace(slot, parameter=tensor) for tensor, slot in alike}
+    marked = dict(_marked(tensors, slots))
+    left = [tensor for tensor in tensors if id(tensor) not in marked and tensor.is_floating_point()]
+    taken = {id(slot.parameter) for slot in marked.values()}
+    equal, unsure = _with_equal_values(left, [slot for slot in slots if id(slot.parameter) not in taken])
+    found = {id(tensor): _copy_slot(tensor, marked[id(tensor)]) for tensor in tensors if id(tensor) in marked}
+    found |= {id(tensor): replace(slot, parameter=tensor) for tensor, slot in equal}
     for tensor in left:
         pieces = () if id(tensor) in found else _pieces_of_flat(tensor, slots)
         if pieces:
@@ -66,8 +64,8 @@ def find_copies(tensors: Sequence[torch.Tensor], slots: Sequence[Slot]) -> Copie
     return Copies(slots=tuple(found.values()), unsure=tuple(unsure))
 
 
-def _told(tensors: Sequence[torch.Tensor], slots: Sequence[Slot]) -> Iterator[tuple[int, Slot]]:
-    """Copies that Megatron's attributes tell."""
+def _marked(tensors: Sequence[torch.Tensor], slots: Sequence[Slot]) -> Iterator[tuple[int, Slot]]:
+    """Copies that Megatron's attributes refer to, with the slots of their parameters."""
     wanted = {id(tensor): tensor for tensor in tensors}
     for slot in slots:
         main = getattr(slot.parameter, "main_param", None)
@@ -101,7 +99,7 @@ def _with_equal_values(
 ) -> tuple[list[tuple[torch.Tensor, Slot]], list[tuple[torch.Tensor, torch.Tensor]]]:
     """Pairs with equal values after rounding. Pairs for which only the order decides are also returned as the second list."""
     by_key: dict[_Key, list[Slot]] = {}
-    for slot in slots:
+    for slot in slots if tensors else ():
         by_key.setdefault(_key(slot.parameter, slot.parameter.dtype), []).append(slot)
     dtypes = dict.fromkeys(dtype for _, dtype, _ in by_key)
     groups: dict[_Key, list[torch.Tensor]] = {}

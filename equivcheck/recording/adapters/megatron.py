@@ -1,4 +1,4 @@
-"""Positions and gradients that Megatron's attributes tell: on parameters, on modules, and in `megatron.core.parallel_state`.
+"""Positions and gradients from Megatron's attributes: on parameters, on modules, and in `megatron.core.parallel_state`.
 
 Handwritten tensor parallelism may set the same attributes.
 """
@@ -33,7 +33,7 @@ def shard_of(name: str, parameter: torch.Tensor, owner: nn.Module | None, declar
     """Move a tensor-parallel shard into the full parameter; None if the parameter is no shard.
 
     `owner` is the module with this parameter. `declared` are rank and size in the tensor-parallel group, if the user
-    passed a mesh. Raises `UsageError` if both do not tell them, or if the shard has no such dim.
+    passed a mesh. Raises `UsageError` if neither is known, or if the shard has no such dim.
     """
     if not getattr(parameter, "tensor_model_parallel", False):
         return None
@@ -44,27 +44,26 @@ def shard_of(name: str, parameter: torch.Tensor, owner: nn.Module | None, declar
             f"partition_dim {dim} of parameter {name!r} is not valid: its shard has shape {shape}. Expected one of its dims, "
             f"with {stride} equal parts."
         )
-    place = _group_place(parameter, owner, "tp_group", "tensor") or declared
+    group = getattr(owner, "tp_group", None)
+    if isinstance(group, dist.ProcessGroup):
+        place: tuple[int, int] | None = (dist.get_rank(group), dist.get_world_size(group))
+    else:
+        place = _place_in("tensor_model" if getattr(parameter, "allreduce", True) else "expert_tensor") or declared
     if place is None:
         raise UsageError(
             f"parameter {name!r} without mesh is not valid: it is a tensor-parallel shard, and neither megatron.core nor "
-            "tp_group on its module tells which one. Expected a mesh with an axis tp, such as {'dp': 2, 'tp': 2}."
+            "tp_group on its module says which one. Expected a mesh with an axis tp, such as {'dp': 2, 'tp': 2}."
         )
     rank, num_ranks = place
     return shard_move(shape, dim, rank, num_ranks, stride) if num_ranks > 1 else None
 
 
-def _group_place(parameter: torch.Tensor, owner: nn.Module | None, attribute: str, kind: str) -> tuple[int, int] | None:
-    """Rank and size in a parallel group."""
-    group = getattr(owner, attribute, None)
-    if isinstance(group, dist.ProcessGroup):
-        return dist.get_rank(group), dist.get_world_size(group)
+def _place_in(kind: str) -> tuple[int, int] | None:
+    """Rank and size in a parallel group of `megatron.core`; None if it is not initialized."""
     state: Any = sys.modules.get("megatron.core.parallel_state")  # never imported here: it is slow, and not everybody's
     if state is None or not state.model_parallel_is_initialized():
         return None
-    of_experts = "expert_tensor" if kind == "tensor" and not getattr(parameter, "allreduce", True) else kind
-    prefix = f"get_{of_experts}_model_parallel" if of_experts in ("tensor", "expert") else f"get_{of_experts}_parallel"
-    return getattr(state, f"{prefix}_rank")(), getattr(state, f"{prefix}_world_size")()
+    return getattr(state, f"get_{kind}_parallel_rank")(), getattr(state, f"get_{kind}_parallel_world_size")()
 
 
 def expert_names(
@@ -74,19 +73,19 @@ def expert_names(
 
     `declared` are rank and size in the expert-parallel group, if the user passed a mesh.
     """
-    own = {name: parameter for name, parameter in parameters.items() if not getattr(parameter, "allreduce", True)}
-    place = next((_group_place(parameter, None, "", "expert") for parameter in own.values()), None) or declared
+    own = [name for name, parameter in parameters.items() if not getattr(parameter, "allreduce", True)]
+    place = _place_in("expert_model") or declared
     if place is None:
         return {}, tuple(own)
     if place[1] == 1:
         return {}, ()
-    numbers: dict[str, list[int]] = {}
-    for name in own:
-        if found := _EXPERT_NUMBER.search(name):
-            numbers.setdefault(_EXPERT_NUMBER.sub("*", name), []).append(int(found[0]))
-    renamed = {}
-    for name in own:
-        if found := _EXPERT_NUMBER.search(name):
-            count = max(numbers[_EXPERT_NUMBER.sub("*", name)]) + 1
-            renamed[name] = _EXPERT_NUMBER.sub(str(place[0] * count + int(found[0])), name)
+    numbers = {name: int(found[0]) for name in own if (found := _EXPERT_NUMBER.search(name))}
+    counts: dict[str, int] = {}
+    for name, number in numbers.items():
+        pattern = _EXPERT_NUMBER.sub("*", name)
+        counts[pattern] = max(counts.get(pattern, 0), number + 1)
+    renamed = {
+        name: _EXPERT_NUMBER.sub(str(place[0] * counts[_EXPERT_NUMBER.sub("*", name)] + number), name)
+        for name, number in numbers.items()
+    }
     return renamed, tuple(name for name in own if name not in renamed)

@@ -1,4 +1,4 @@
-"""Name maps: what another run calls a tensor, and how it stores it."""
+"""Name maps: a tensor's name in another run, and how that run stores it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from equivcheck.errors import UsageError
-from equivcheck.recording.adapters.parts import Move
+from equivcheck.recording.adapters.parts import Ints, Move, swap_last_dims
 from equivcheck.worlds.trace.trace import Piece
 
-Ints = tuple[int, ...]
 Names = Mapping[str, str | Mapping[str, Any]]
 """The other run's name for a tensor, and the source: this run's name, or a table with more about it."""
 
@@ -22,7 +21,7 @@ _FORM = (
     "many * in each name as in the new one"
 )
 _KEYS = {"name": {"transpose"}, "parts": {"dim", "groups", "transpose"}, "tied": {"transpose"}}
-"""Keys that a table may have besides the one with names."""
+"""Other keys that a table may have, by the key with names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +170,7 @@ def _moves(source: Source, target: str, names: Sequence[str | None], shapes: Map
     if len(present) < len(names):
         missing = source.names[next(number for number, name in enumerate(names) if name is None)]
         raise refuse(f"no tensor {missing!r} is next to {present[0]!r}")
-    own = [_swapped(shapes[name]) if source.is_transposed and len(shapes[name]) > 1 else shapes[name] for name in present]
+    own = [swap_last_dims(shapes[name]) if source.is_transposed and len(shapes[name]) > 1 else shapes[name] for name in present]
     dims = {len(shape) for shape in own}
     if len(dims) > 1 or not -min(dims) <= source.dim < min(dims):
         raise refuse(f"shapes {', '.join(map(str, own))} have no common dim {source.dim}")
@@ -194,7 +193,3 @@ def _fused_moves(shapes: Sequence[Ints], dim: int, groups: int) -> Iterator[Move
             dim=dim,
             boxes=tuple(Piece(name="", shape=full, start=(*(0,) * dim, start, *ends), size=size) for start in starts),
         )
-
-
-def _swapped(shape: Ints) -> Ints:
-    return (*shape[:-2], shape[-1], shape[-2])

@@ -30,17 +30,20 @@ class Part:
             raise UsageError(
                 f"names entry for {piece.name!r} is not valid: shape {piece.shape} cannot be transposed. Expected 2 dims or more."
             )
-
-        def swap(values: Ints) -> Ints:
-            return (*values[:-2], values[-1], values[-2])
-
-        turned = replace(piece, shape=swap(piece.shape), start=swap(piece.start), size=swap(piece.size))
+        turned = replace(
+            piece, shape=swap_last_dims(piece.shape), start=swap_last_dims(piece.start), size=swap_last_dims(piece.size)
+        )
         return Part(piece=turned, values=self.values.transpose(-1, -2))
 
     def with_name(self, name: str) -> Part:
         """Give the tensor another name. If it is state, the key after ``/`` is kept."""
         suffix = "".join(self.piece.name.partition("/")[1:])
         return replace(self, piece=replace(self.piece, name=name + suffix))
+
+
+def swap_last_dims(values: Ints) -> Ints:
+    """Swap the last two of a tensor's sizes or indices."""
+    return (*values[:-2], values[-1], values[-2])
 
 
 def parts_of(piece: Piece, values: torch.Tensor) -> Iterator[Part]:

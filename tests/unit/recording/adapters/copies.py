@@ -125,7 +125,7 @@ def train(  # noqa: PLR0913 - options
     model = nn.Sequential(nn.Linear(8, 24), nn.LayerNorm(24), nn.Linear(24, 24), nn.LayerNorm(24), nn.Linear(24, 2))
     model.to(torch.bfloat16).to(dtype)  # all dtypes start with the same numbers
     own, lr = list(model.parameters()), 0.2 if fault == "rate" else 0.05
-    if start == "ramps":  # parts of constants are not told apart
+    if start == "ramps":  # parts of constants are in several places
         for parameter in own:
             parameter.data += torch.linspace(0.0, 1.0, parameter.numel()).view_as(parameter).to(dtype)
     optimizers = {"": torch.optim.AdamW, "sharded": Sharded, "slices": Slices}

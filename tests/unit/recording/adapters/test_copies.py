@@ -117,7 +117,7 @@ def test_tensors_that_are_no_copies_end_the_recording(tmp_path: Path, capsys: py
     assert "the optimizer's tensor with shape (5,) is not valid" in capsys.readouterr().err
 
 
-def test_copies_that_only_their_order_tells_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_copies_that_only_their_order_distinguishes_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two norms have equal initial values. The optimizer has them in another order."""
     model = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6), nn.LayerNorm(6)).bfloat16()
     own = list(model.parameters())
