@@ -42,10 +42,11 @@ def wrong_clippings_of_scenario(diverged: DivergedRun, facts: StepFacts) -> Iter
         yield from _norms_of_some_tensors(diverged, clipping)
     if clipping is not None and diverged.has_own_rows:
         words = "each rank clips the gradients of its own rows before they are reduced"
-        for again, more in ((False, ""), (True, ", and again afterwards")):
-            for when in (ONCE, EACH):
-                change = partial(_clip_early, clipping=clipping, again=again, when=when)
-                yield Mistake(Cause.CLIPPED_BEFORE_REDUCTION, words + more, change, own_rows=True)
+        # Clipping again after one reduction would change nothing: the mean of clipped gradients is no larger.
+        for again, when in ((False, ONCE), (False, EACH), (True, EACH)):
+            change = partial(_clip_early, clipping=clipping, again=again, when=when)
+            more = ", and again afterwards" if again else ""
+            yield Mistake(Cause.CLIPPED_BEFORE_REDUCTION, words + more, change, own_rows=True)
 
 
 def _with_clipping(clipping: ClipValue) -> Change:
