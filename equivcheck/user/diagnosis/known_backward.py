@@ -44,7 +44,7 @@ class KnownBackward:
             return
         given = _given(model)
         # Most ranks have the same parameters, and most microbatches have those of the microbatch before.
-        same = next((other.given for other in self._passes.values() if _are_equal(other.given, given)), None)
+        same = next((other.given for other in reversed(self._passes.values()) if _are_equal(other.given, given)), None)
         size = sum(value.nbytes for value in (*gradients.values(), *(given if same is None else ())))
         if self._num_bytes + size <= MOST_BYTES:
             self._num_bytes += size
