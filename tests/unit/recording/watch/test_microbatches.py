@@ -95,10 +95,11 @@ def test_keyword_arguments_are_part_of_a_sample(tmp_path: Path) -> None:
 
 
 def test_forwards_without_a_backward_pass_do_not_count(tmp_path: Path) -> None:
-    """Such as an evaluation, with and without gradients, or the forward that a pipeline runs to learn shapes."""
+    """Such as an evaluation, also one that uses gradients, or the forward that a pipeline runs to learn shapes."""
 
     def call(model: nn.Module, step: int) -> list[torch.Tensor]:
         model(batch(7))
+        torch.autograd.grad(model(batch(6)).sum(), list(model.parameters()))
         with torch.no_grad():
             model(batch(8))
         with torch.inference_mode():
@@ -107,6 +108,7 @@ def test_forwards_without_a_backward_pass_do_not_count(tmp_path: Path) -> None:
 
     steps = recorded(tmp_path, train(call))
     assert [step.samples for step in steps] == [(hashes(batch(step)),) for step in range(2)]
+    assert [step.num_backwards for step in steps] == [1, 1]
 
 
 class Checkpointed(nn.Module):
