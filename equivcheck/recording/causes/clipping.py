@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from equivcheck.oracle.verdict.cause import Cause, Diagnosis
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.recording.causes.candidate import Candidate, make_candidate
 from equivcheck.recording.causes.evidence import Evidence, Sums, entries_of, linear_combination, rms, spread, steps_of
 from equivcheck.recording.compare.runs import RecordedRun
-from equivcheck.recording.compare.verdict import TensorDifference, relative_error
+from equivcheck.recording.compare.verdict import relative_error
 from equivcheck.recording.trace import Clip, Moment
 
 MAX_LEFT_OUT = 24
@@ -136,17 +136,3 @@ def clipped_early(evidence: Evidence) -> Candidate | None:
     }
     words = "each rank clips the gradients of its own rows before they are reduced"
     return Candidate(cause=Cause.CLIPPED_BEFORE_REDUCTION, words=words, errors=errors)
-
-
-def misreported_norm(first: RecordedRun, second: RecordedRun, differences: Sequence[TensorDifference]) -> Diagnosis | None:
-    """Name a wrong norm as the first difference, if gradients are clipped and right nevertheless."""
-    if not differences:
-        return None
-    step, moment = differences[0].step, differences[0].moment
-    clips = [next(_clips(run, step), None) for run in (first, second)]
-    if moment is not Moment.NORM or any(each.step == step and each.moment is Moment.GRADIENT for each in differences):
-        return None
-    if clips[0] is None or clips[1] is None or not clips[0].norm > clips[0].max_norm:
-        return None
-    words = f"gradients are clipped correctly, but the norm returned is {clips[1].norm:.6g}, not {clips[0].norm:.6g}"
-    return Diagnosis(cause=Cause.NORM_MISREPORTED, sentence=words, exact=True)

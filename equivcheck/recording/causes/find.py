@@ -8,7 +8,7 @@ from dataclasses import replace
 from equivcheck.diagnosis.words import name_ranks
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
 from equivcheck.recording.causes.candidate import Candidate, choose, subject
-from equivcheck.recording.causes.clipping import misreported_norm, wrong_clipping
+from equivcheck.recording.causes.clipping import wrong_clipping
 from equivcheck.recording.causes.evidence import Evidence, only_rank, ranks_with_other_values
 from equivcheck.recording.causes.gradients import scaled_gradients, wrong_gradients
 from equivcheck.recording.causes.microbatches import wrong_microbatches
@@ -25,8 +25,8 @@ from equivcheck.recording.compare.verdict import TensorDifference
 from equivcheck.recording.trace import Moment
 from equivcheck.worlds.trace.differences import Difference
 
-NUMBERS = (Moment.LOSS, Moment.NORM)
-"""Moments without tensors. Mistakes show in the gradients after them as well."""
+SHOWN_LATER = (Moment.OUTPUT, Moment.LOSS, Moment.NORM)
+"""Moments that no cause explains. Mistakes show in gradients or updates after them as well."""
 
 
 def find_cause(
@@ -41,10 +41,9 @@ def find_cause(
     far better than no mistake, and be the only one. `tolerance` gives the allowed distance for a tensor in the first run;
     `differences` are in training order.
     """
-    found = [each for each in differences if each.moment not in NUMBERS]
-    norm = misreported_norm(first, second, differences)
-    if norm is not None or not found:
-        return norm
+    found = [each for each in differences if each.moment not in SHOWN_LATER]
+    if not found:
+        return None
     step, moment = found[0].step, found[0].moment
     if moment is Moment.SAMPLES:
         return wrong_samples(first, second, step)

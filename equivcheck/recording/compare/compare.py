@@ -166,8 +166,7 @@ def _verdict(facts: Facts, compared: Sequence[TensorDifference], tolerance: Tole
         reason = gaps[0][0] if gaps else f"the largest error is {worst:.2g} of its tolerance"
     else:
         reason = headline(first, differences, groups, facts)
-    explained = [each for each in differences if each.moment is not Moment.OUTPUT]
-    diagnosis = find_cause(facts.first, facts.second, explained, tolerance) if outcome is Outcome.DIVERGED else None
+    diagnosis = find_cause(facts.first, facts.second, differences, tolerance) if outcome is Outcome.DIVERGED else None
     return TraceVerdict(
         outcome=outcome,
         reason=reason,

@@ -214,6 +214,11 @@ def clip_by(norm: Callable[[list[torch.Tensor]], torch.Tensor]) -> Callable[[Run
     return clip
 
 
+def clip_doubled(self: Run) -> None:
+    """Clip to twice the limit by twice the norm, so that gradients are right."""
+    nn.utils.clip_grads_with_norm_(self.module.parameters(), 2 * self.most, 2 * total_norm(self.gradients))
+
+
 def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
     """2-norm over all elements."""
     return torch.stack([gradient.norm() for gradient in gradients]).norm()
@@ -434,12 +439,15 @@ FAULTS: dict[str, Changes] = {
     "clipped to another limit": {"most": 2 * MOST},
     "each tensor clipped": {"clip": clip_each},
     "largest norm": {"clip": clip_by(lambda gradients: torch.stack([each.abs().max() for each in gradients]).max())},
+    "root of the norm": {"clip": clip_by(lambda gradients: total_norm(gradients) ** 0.5)},
+    "norms summed": {"clip": clip_by(lambda gradients: torch.stack([each.norm() for each in gradients]).sum())},
     "squared norm": {"clip": clip_by(lambda gradients: total_norm(gradients) ** 2)},
     "norm without a tensor": {"clip": clip_by(lambda gradients: total_norm(gradients[1:]))},
     "gradients a step late": {"reduce": lambda self: keep(self, late=True)},
     "gradients from the step before": {"reduce": lambda self: keep(self, late=False)},
     "gradient zero": {"reduce": scale_gradient("down.weight", 0.0)},
     "learning rate": {"rate": 0.07},
+    "learning rate, and doubled norms": {"rate": 0.07, "clip": clip_doubled},
     "learning rate in step 1": {
         "update": lambda self: (self.optimizer.param_groups[0].update(lr=self.rate / (1 + self.step)), self.optimizer.step())
     },
@@ -495,6 +503,8 @@ FAULTS: dict[str, Changes] = {
     },
     "not updated on rank 1": {"update": step_without(on=1)},
     "start on rank 1": {"build": lambda self: scale([self.model.query.weight.data], on_rank_1(self, 2.0))},
+    "local norms summed": {"clip": clip_by(lambda gradients: total_norm(gradients) * dist.get_world_size())},
+    "replicas counted": {"clip": clip_by(lambda gradients: total_norm(gradients) * dist.get_world_size() ** 0.5)},
     "local norm": {"clip": lambda self: nn.utils.clip_grad_norm_(self.module.parameters(), self.most)},
     # Unknown faults.
     "noise": {"reduce": add_noise()},
