@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equivcheck.batching.presentations import Kind
-from equivcheck.oracle.verdict.description import error_in_words
+from equivcheck.oracle.verdict.description import axes_in_words, error_in_words, heading
 from equivcheck.oracle.verdict.verdict import Judgement, Outcome
 from equivcheck.scenario.scenario import count
 from equivcheck.system.printable import wrap_lines
@@ -63,10 +63,9 @@ class BatchingVerdict(Judgement):
         return "\n".join(wrap_lines([self._heading(), *(f"  {line}" for line in self._evidence())]))
 
     def _heading(self) -> str:
-        axes = " x ".join(f"{name} {size}" for name, size in self.mesh)
+        axes = axes_in_words(self.mesh)
         where = f"one device and {axes} in {self.world}" if axes else "one device"
-        whose = f"'{self.name}'" if self.name else "your step"
-        return f"{self.outcome.value.upper()}: {whose} on {self._about()}, {self.precision}, {where}"
+        return heading(self.outcome.value, self.name, "step", self._about(), self.precision, where)
 
     def _about(self) -> str:
         tokens = f" ({', '.join(map(str, self.counts))} counted tokens)" if any(number != 1 for number in self.counts) else ""

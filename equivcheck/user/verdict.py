@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from equivcheck.errors import NotEquivalent
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.oracle.verdict.description import divergence_lines
+from equivcheck.oracle.verdict.description import axes_in_words, divergence_lines, heading
 from equivcheck.oracle.verdict.verdict import Judgement
 from equivcheck.system.printable import wrap_lines
 from equivcheck.user.failure_text import failure_lines, stack_lines
@@ -72,12 +72,11 @@ class UserVerdict(Judgement):
 
     def describe(self, *, verbose: bool = False) -> str:
         """Return the verdict as text, wrapped to the terminal's width. `verbose` adds stacks if ranks failed."""
-        axes = " x ".join(f"{name} {size}" for name, size in self.mesh)
-        whose = f"'{self.name}'" if self.name else "your training"
-        heading = f"{self.outcome.value.upper()}: {whose} on {axes}, {self.precision}, in {self.world}"
+        about = axes_in_words(self.mesh), self.precision, f"in {self.world}"
+        first = heading(self.outcome.value, self.name, "training", *about)
         lines = [*self._evidence(), *((_MORE,) if self.failure is not None and not verbose else ())]
         stacks = () if self.failure is None or not verbose else stack_lines(self.failure)
-        return "\n".join([*wrap_lines([heading, *(f"  {line}" for line in lines)]), *(f"  {line}" for line in stacks)])
+        return "\n".join([*wrap_lines([first, *(f"  {line}" for line in lines)]), *(f"  {line}" for line in stacks)])
 
     def _evidence(self) -> list[str]:
         lines = [self._in_short()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 
 from equivcheck.oracle.verdict.sentences import ranks_with_value
 from equivcheck.scenario.scenario import count
@@ -15,6 +16,17 @@ LOSS = "loss"
 """Name of the loss phase and of the only tensor in it. It is printed once."""
 LONGEST = 300
 """Maximum characters in an error text."""
+
+
+def axes_in_words(mesh: Iterable[tuple[str, int]]) -> str:
+    """Mesh axes with their sizes, such as ``dp 2 x tp 2``. Empty without axes."""
+    return " x ".join(f"{name} {size}" for name, size in mesh)
+
+
+def heading(outcome: str, name: str, kind: str, *about: str) -> str:
+    """First line about code that users bring, such as ``DIVERGED: your training on dp 2, float64, in sim``."""
+    whose = f"'{name}'" if name else f"your {kind}"
+    return f"{outcome.upper()}: {whose} on {', '.join(about)}"
 
 
 def divergence_lines(first: Divergence, followers: tuple[str, ...], num_unnamed: int = 0) -> list[str]:

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from equivcheck.errors import NotEquivalent
-from equivcheck.oracle.verdict.description import divergence_lines, rank_lines, shorten_to_line
+from equivcheck.oracle.verdict.description import axes_in_words, divergence_lines, rank_lines, shorten_to_line
 from equivcheck.oracle.verdict.verdict import Judgement, Outcome
 from equivcheck.programs.operation_check.run import Placements
 from equivcheck.system.printable import escape_unprintable
@@ -92,7 +92,7 @@ class OperationResult:
 
     def describe(self) -> str:
         """Describe the result: counts, a table with all placements, and the evidence for each finding."""
-        axes = " x ".join(f"{name} {size}" for name, size in self.mesh)
+        axes = axes_in_words(self.mesh)
         counts = Counter(row.outcome_name for row in self.rows)
         heading = f"{self.name} on {axes}, in {self.world}: {', '.join(f'{number} {what}' for what, number in counts.items())}"
         lines = [heading, *(f"  {line}" for line in self._table())]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from equivcheck.oracle.verdict.description import shorten_to_line
+from equivcheck.oracle.verdict.description import axes_in_words, shorten_to_line
 from equivcheck.oracle.verdict.sentences import place
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.user.traces.measures import Measures
@@ -41,7 +41,7 @@ class LayoutRow:
     @property
     def axes(self) -> str:
         """Mesh in words: ``dp 2 x tp 2``."""
-        return " x ".join(f"{name} {size}" for name, size in self.mesh)
+        return axes_in_words(self.mesh)
 
     @property
     def outcome(self) -> str:

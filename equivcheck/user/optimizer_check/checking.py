@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ from equivcheck.user.task import Task, mesh_of, with_mesh
 from equivcheck.user.usage import invalid, named_in_errors
 from equivcheck.user.verdict import UserVerdict
 from equivcheck.worlds.ranks import Ranks
+from equivcheck.worlds.trace.differences import Phase
 from equivcheck.worlds.world import World
 
 API = "check_optimizer"
@@ -113,16 +115,21 @@ class OptimizerCheck:
             found.append(verdict)
             results.append(CaseResult(case=case, outcome=verdict.outcome, reason=verdict.reason))
         worst = max(verdict.worst_error for verdict in found)
-        mesh, world = mesh_of(self.mesh), found[0].world
+        shown = OptimizerVerdict(
+            outcome=Outcome.EQUIVALENT,
+            world=found[0].world,
+            mesh=mesh_of(self.mesh),
+            name=self.name,
+            results=tuple(results),
+            worst_error=worst,
+        )
         wrong = next((number for number, verdict in enumerate(found) if verdict.outcome.is_finding), None)
         if wrong is None:
             undecided = next((each for each in found if each.outcome is not Outcome.EQUIVALENT), None)
-            outcome, reason = (Outcome.EQUIVALENT, "") if undecided is None else (undecided.outcome, undecided.reason)
-            return OptimizerVerdict(
-                outcome=outcome, reason=reason, world=world, mesh=mesh, name=self.name, results=tuple(results), worst_error=worst
-            )
+            return shown if undecided is None else replace(shown, outcome=undecided.outcome, reason=undecided.reason)
         case, verdict = self._shrunk(results[wrong].case, found[wrong]) if self.explain else (results[wrong].case, found[wrong])
-        return OptimizerVerdict(
+        return replace(
+            shown,
             outcome=verdict.outcome,
             reason=verdict.reason,
             divergence=verdict.divergence,
@@ -130,10 +137,6 @@ class OptimizerCheck:
             num_unnamed=verdict.num_unnamed,
             failure=verdict.failure,
             worst_error=verdict.worst_error,
-            world=world,
-            mesh=mesh,
-            name=self.name,
-            results=tuple(results),
             case=case,
             cause=self._cause((case, verdict), (results[wrong].case, found[wrong])) if self.explain else "",
         )
@@ -159,16 +162,9 @@ class OptimizerCheck:
 
     def _shrunk(self, case: OptimizerCase, verdict: UserVerdict) -> tuple[OptimizerCase, UserVerdict]:
         """Shrink a case while its outcome and the phase that differs first stay the same."""
-        is_smaller = True
-        while is_smaller:
-            is_smaller = False
-            for smaller in smaller_cases(case):
-                found = self._check(smaller)
-                phases = [None if each.divergence is None else each.divergence.phase for each in (verdict, found)]
-                if found.outcome is verdict.outcome and phases[0] is phases[1]:
-                    case, verdict, is_smaller = smaller, found, True
-                    break
-        return case, verdict
+        checked = ((smaller, self._check(smaller)) for smaller in smaller_cases(case))
+        found = next((each for each in checked if _kind_of(each[1]) == _kind_of(verdict)), None)
+        return (case, verdict) if found is None else self._shrunk(*found)
 
     def _task(self, case: OptimizerCase) -> Task:
         """A training without a model or a loss."""
@@ -198,6 +194,10 @@ class OptimizerCheck:
         )
 
 
+def _kind_of(verdict: UserVerdict) -> tuple[Outcome, Phase | None]:
+    return verdict.outcome, None if verdict.divergence is None else verdict.divergence.phase
+
+
 def _all(batch: Any, mesh: Any) -> Any:  # noqa: ARG001 - the form of `shard`
     """Every rank gets full gradients."""
     return batch
@@ -210,7 +210,7 @@ def _no_loss(outputs: Any, targets: Any) -> torch.Tensor:  # noqa: ARG001 - the 
 def _keep(state: dict[int, Any], model: nn.Module, optimizer: Any, _scheduler: Any, _folder: Path) -> None:
     """Keep copies of parameters and optimizer state in this process."""
     parameters = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    state[dist.get_rank()] = parameters, _copied(optimizer.state_dict())
+    state[dist.get_rank()] = parameters, copy.deepcopy(optimizer.state_dict())
 
 
 def _restore(state: dict[int, Any], model: nn.Module, optimizer: Any, _scheduler: Any, _folder: Path) -> None:
@@ -218,12 +218,4 @@ def _restore(state: dict[int, Any], model: nn.Module, optimizer: Any, _scheduler
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(parameters[name])
-    optimizer.load_state_dict(_copied(optimizer_state))
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return {key: _copied(each) for key, each in value.items()}
-    return [_copied(each) for each in value] if isinstance(value, list) else value
+    optimizer.load_state_dict(copy.deepcopy(optimizer_state))

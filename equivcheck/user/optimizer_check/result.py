@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from equivcheck.oracle.verdict.description import divergence_lines
+from equivcheck.oracle.verdict.description import axes_in_words, divergence_lines, heading
 from equivcheck.oracle.verdict.verdict import Judgement, Outcome
 from equivcheck.scenario.scenario import count
 from equivcheck.system.printable import wrap_lines
@@ -44,10 +44,9 @@ class OptimizerVerdict(Judgement):
 
     def describe(self) -> str:
         """Return the verdict as text, wrapped to the terminal's width."""
-        axes = " x ".join(f"{name} {size}" for name, size in self.mesh)
-        whose = f"'{self.name}'" if self.name else "your optimizer"
-        heading = f"{self.outcome.value.upper()}: {whose} on {axes}, {count(len(self.results), 'case')}, in {self.world}"
-        return "\n".join(wrap_lines([heading, *(f"  {line}" for line in self._evidence())]))
+        about = axes_in_words(self.mesh), count(len(self.results), "case"), f"in {self.world}"
+        first = heading(self.outcome.value, self.name, "optimizer", *about)
+        return "\n".join(wrap_lines([first, *(f"  {line}" for line in self._evidence())]))
 
     def _evidence(self) -> list[str]:
         lines = [self._in_short()]
