@@ -21,7 +21,7 @@ from equivcheck.batching.rows import Example, Rows, Side
 from equivcheck.batching.runs import Runs
 from equivcheck.scenario.scenario import count
 
-_PLAIN = (Kind.WHOLE, Kind.SPLIT, Kind.WINDOW, Kind.BLANK, Kind.TWICE)
+_PLAIN = (Kind.WHOLE, Kind.SPLIT, Kind.BLANK, Kind.TWICE)
 """Kinds without more padding or packing than the user's batch."""
 
 

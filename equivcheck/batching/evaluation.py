@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,7 +31,7 @@ MEAN_OF_MEANS = "the evaluation averages the batches' results, so a batch with f
 Evaluate = Callable[[nn.Module, list[Any]], Any]
 _CLOSE = 1e-5
 """Relative difference between a mean over batches and the evaluation, above rounding in float32."""
-_KINDS = (Kind.SPLIT, Kind.WINDOW, Kind.BLANK, Kind.PADDED)
+_KINDS = (Kind.SPLIT, Kind.BLANK, Kind.PADDED)
 
 
 def evaluations(
@@ -71,11 +72,12 @@ def _evaluated(
         failure = shorten_to_line(f"{type(raised).__name__}: {raised}")
         return PresentationResult(name=name, kind=presentation.kind, error=math.inf, failure=failure)
     distance = abs(actual - expected)
-    if not distance:
-        return PresentationResult(name=name, kind=presentation.kind)
-    error = distance / tolerance if np.isfinite(distance) and tolerance else math.inf
+    error = 0.0
+    if distance:
+        error = distance / tolerance if np.isfinite(distance) and tolerance else math.inf
+    result = PresentationResult(name=name, kind=presentation.kind, error=error)
     if error <= 1.0:
-        return PresentationResult(name=name, kind=presentation.kind, error=error)
+        return result
     divergence = Divergence(
         step=0,
         phase=Phase.LOSS,
@@ -87,7 +89,7 @@ def _evaluated(
         error=error,
     )
     ratio = actual / expected if expected else math.inf
-    return PresentationResult(name=name, kind=presentation.kind, error=error, divergence=divergence, ratio=ratio)
+    return replace(result, divergence=divergence, ratio=ratio)
 
 
 def _measured(evaluate: Evaluate, task: Task, batches: list[Any]) -> tuple[float, float]:

@@ -21,7 +21,6 @@ class Kind(PrintableEnum):
     TWICE = "twice"
     PADDED = "padded"
     PACKED = "packed"
-    WINDOW = "window"
     ALONE = "alone"
     RANKS = "ranks"
 
@@ -56,10 +55,9 @@ class Constraints:
     """Sides for padding."""
 
 
-def whole_batch(given: Format, examples: Sequence[Example], *, has_blank: bool = False) -> Presentation:
+def whole_batch(given: Format, examples: Sequence[Example]) -> Presentation:
     """Put all examples in one microbatch, each in its own row."""
-    name = "one microbatch, with a row without labels" if has_blank else "one microbatch"
-    return Presentation(name=name, kind=Kind.WHOLE, microbatches=(rows_of(given, examples),), has_blank=has_blank)
+    return Presentation(name="one microbatch", kind=Kind.WHOLE, microbatches=(rows_of(given, examples),))
 
 
 def single_example(given: Format, example: Example) -> Presentation:
@@ -123,7 +121,7 @@ def _windows(
         if tuple(tuple(map(id, part)) for part in parts) in seen:
             continue
         microbatches = tuple(rows_of(given, part) for part in parts)
-        yield Presentation(name=f"{name} {count(num, 'microbatch', 'microbatches')}", kind=Kind.WINDOW, microbatches=microbatches)
+        yield Presentation(name=f"{name} {count(num, 'microbatch', 'microbatches')}", kind=Kind.SPLIT, microbatches=microbatches)
 
 
 def _blanks(given: Format, examples: Sequence[Example], constraints: Constraints) -> Iterator[Presentation]:

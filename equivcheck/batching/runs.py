@@ -155,7 +155,7 @@ class Runs:
     def with_blank(self) -> Trace:
         """Trace over the whole batch and one more row, without labels."""
         examples = (*self.examples, self._format.without_labels(self.examples[0]))
-        (trace,) = self.traces(whole_batch(self._format, examples, has_blank=True))
+        (trace,) = self.traces(whole_batch(self._format, examples))
         return trace
 
     def compare(self, presentation: Presentation, phases: Collection[Phase] = COMPARED, *, factor: float = 1.0) -> Comparison:

@@ -306,6 +306,14 @@ def test_an_unproved_cause_is_not_reported(model: Any, step: Any, batch: Any, ar
     assert (verdict.outcome, verdict.cause) == (Outcome.DIVERGED, ""), verdict
 
 
+def test_windows_have_at_most_their_number_of_microbatches() -> None:
+    """The full one is checked, and no presentation has more microbatches."""
+    verdict = check_batching(model=Causal, step=steps.token_mean, batch=tokens(), window=3)
+    names = {result.name for result in verdict.results}
+    assert "full window of 3 microbatches" in names
+    assert "one row per microbatch" not in names
+
+
 def test_texts_in_a_batch_are_not_split() -> None:
     """The verdict has a note."""
     verdict = check_batching(model=Causal, step=steps.token_mean, batch=tokens() | {"texts": ["a", "b", "c", "d"]})
