@@ -112,7 +112,8 @@ def _compared(
     except UsageError:
         raise
     except RanksFailed as error:
-        return replace(result, error=math.inf, failure=shorten_to_line(error.failure.summary))
+        failure = error.failure
+        return replace(result, error=math.inf, failure=shorten_to_line(failure.summary), is_hung=failure.hung)
     except Exception as error:
         return replace(result, error=math.inf, failure=shorten_to_line(f"{type(error).__name__}: {error}"))
     if not found.divergences:
@@ -127,7 +128,8 @@ def _judged(verdict: BatchingVerdict, runs: Runs, given: Format, step: Step, sho
     first = next((result for result in verdict.results if result.divergence is not None), None)
     failed = next((result for result in verdict.results if result.failure), None)
     if first is None and failed is not None:
-        return replace(verdict, outcome=Outcome.CRASHED, reason=f"{failed.name}: {failed.failure}")
+        outcome = Outcome.HUNG if failed.is_hung else Outcome.CRASHED
+        return replace(verdict, outcome=outcome, reason=f"{failed.name}: {failed.failure}")
     if first is None:
         fitting = _fitting(runs, step)
         if declared is None or declared in fitting or (_may_count_first(given, declared) and _MASKED in fitting):

@@ -29,6 +29,8 @@ class PresentationResult:
     """The first difference; None if it agrees."""
     failure: str = ""
     """Exception from the step; empty without one."""
+    is_hung: bool = False
+    """Whether ranks were given up because they hung."""
     ratio: float = 1.0
     """The differing tensor's norm, relative to the whole batch."""
 

@@ -152,6 +152,20 @@ def test_ranks_that_fail_are_named() -> None:
     assert "no accumulation" in verdict.reason
 
 
+def test_ranks_that_hang_are_hung() -> None:
+    """A collective that only one rank calls."""
+
+    def hangs(model: Any, batches: list[Any], optimizer: Any, loss: Any) -> None:
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.zeros(1))
+        steps.token_mean(model, batches, optimizer, loss)
+
+    verdict = check_batching(
+        model=Causal, step=steps.token_mean, rank_step=hangs, batch=tokens(), mesh={"dp": 2}, parallelize=not_reduced
+    )
+    assert verdict.outcome is Outcome.HUNG, verdict
+
+
 @pytest.mark.parametrize("given", [{"mesh": {"dp": 2}}, {"parallelize": in_ddp}])
 def test_a_mesh_needs_parallelize(given: dict[str, Any]) -> None:
     """And the other way round."""
