@@ -132,7 +132,7 @@ def tensor_parallel(model: Llama, mesh: DeviceMesh) -> None:
 
 
 def sequence_parallel(model: Llama, mesh: DeviceMesh) -> None:
-    """Also shard embedding and output along the vocabulary, and activations between layers along the sequence."""
+    """Shard as `tensor_parallel` does, and the vocabulary in embedding and output, and activations along the sequence."""
     part = Shard(1)
     prepared = {
         "attention_norm": SequenceParallel(),

@@ -30,9 +30,8 @@ class Smallest:
 def smallest(**arguments: Any) -> Smallest:
     """Shrink a training that diverged or failed: fewer steps, microbatches, rows, and ranks along each axis.
 
-    Takes the arguments of `check_training`. A smaller training counts only if it has the same outcome and the same kinds of
-    cause, or, without a known cause, if the same phase of the step differs first. A training without a finding is returned
-    unchanged::
+    Takes the arguments of `check_training`. A smaller training must have the same outcome and the same kinds of cause. Without a
+    known cause, the same phase of the step must differ first. A training without a finding is returned unchanged::
 
         found = smallest(**arguments)
         print(found.verdict.describe())

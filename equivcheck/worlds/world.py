@@ -48,8 +48,8 @@ class World:
         ``fake`` only the first rank runs: tensors that it receives have the right shape but no meaningful values, and `Run` holds
         only its value.
 
-        Raises `equivcheck.worlds.failure.RanksFailed` if a rank raises, dies (in ``gloo`` also if it is killed from outside) or
-        waits in vain, and if a copy that it made by `os.fork` returns from the program or is left running. The world can be used
+        Raises `equivcheck.worlds.failure.RanksFailed` if a rank raises, hangs or dies, in ``gloo`` also if it is killed from
+        outside. Raises the same if a process that a rank forks returns from the program or is left running. The world can be used
         again afterwards. Raises `equivcheck.worlds.failure.RanksDidNotStart` if ranks repeatedly end before they have formed
         their world.
         """

@@ -85,9 +85,9 @@ class TwoVerdicts:
     """Verdicts on one training, which ran once on ranks."""
 
     full: Verdict
-    """From all values."""
+    """Verdict of `check`, which compares all values."""
     recorded: TraceVerdict
-    """From two recordings."""
+    """Verdict of `compare`, which reads two recordings."""
 
 
 def check_both(scenario: Scenario, folder: Path, alter: Callable[[Setup], None] | None = None) -> TwoVerdicts:

@@ -66,8 +66,8 @@ def compare(
     `names` maps names in the first run to names in the second, with ``*`` for any text. If names differ only by a wrapper in one
     run, they match without it. Fused and transposed tensors need ``record(..., names=...)``.
 
-    Raises `UsageError` if a folder is not a complete trace, if the runs have no tensor or no step in common, if a moved run is
-    not like the first one, or if `names` does not fit the runs.
+    Raises `UsageError` if a folder is not a complete trace, or if the runs have no tensor or no step in common. Also raises it if
+    a moved run has other tensors or steps than the first run, or if `names` does not fit the runs.
     """
     return compare_everything(one, other, moved=moved, steps=steps, names=names).verdict
 

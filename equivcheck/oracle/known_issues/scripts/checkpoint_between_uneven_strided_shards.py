@@ -1,5 +1,5 @@
 """`fully_shard` over tensor parallelism shards dim 0 twice. DTensor computes other sizes and offsets for such strided shards than
-`fully_shard` uses. If 13 rows are sharded over 3 x 2 ranks, one rank gets the eighth row instead of the seventh, and another rank
+`fully_shard` uses. If 13 rows are sharded over 3 x 2 ranks, one rank gets the eighth row instead of the seventh. Another rank
 gets the last two rows instead of only the last.
 """
 

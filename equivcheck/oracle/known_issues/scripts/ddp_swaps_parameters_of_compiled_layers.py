@@ -1,6 +1,6 @@
 """Over tensor parallelism, DDP holds local tensors and makes DTensors of them before each forward. After an optimizer step,
 backward of a compiled layer raises "A view was created in no_grad mode and its base or another view of its base has been
-modified inplace with grad mode enabled". It works without `layer.compile` or without DDP.
+modified inplace ...". It works without `layer.compile` or without DDP.
 """
 
 import torch
