@@ -149,6 +149,9 @@ _DIVISIONS = _divisions()
 
 
 _LAYERS_PER_UNIT = st.sampled_from((1, 1, 1, 2, 3))
+_SHARDED_DIMS: SearchStrategy[dict[str, Any]] = st.sampled_from(
+    ({}, {}, {}, {}, {"shard_last_dim": True}, {"shard_largest_dim": True})
+)
 
 
 @st.composite
@@ -168,7 +171,7 @@ def fsdp2(draw: DrawFn) -> FSDP2:
         all_reduce_once=draw(SOMETIMES),
         **draw(_DIVISIONS),
         separate_reduce_group=draw(SOMETIMES),
-        shard_last_dim=draw(SOMETIMES),
+        **draw(_SHARDED_DIMS),
         ignore_frozen=draw(SOMETIMES),
         distributed_muon=draw(EVENLY),
     )

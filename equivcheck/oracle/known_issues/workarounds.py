@@ -236,7 +236,7 @@ def shards_for_replicas(scenario: Scenario) -> Scenario:
 @_in_layouts
 def sharded_along_rows(layout: Layout) -> Layout:
     """FSDP2 shards parameters along their first dim."""
-    return with_options(layout, FSDP2, shard_last_dim=False)
+    return with_options(layout, FSDP2, shard_last_dim=False, shard_largest_dim=False)
 
 
 @_in_layouts

@@ -201,6 +201,10 @@ class FSDP2(Parallelism):
     (pytorch/pytorch#173608). No layout here has such ranks, but a script may."""
     shard_last_dim: bool = False
     """Whether parameters are sharded along their last dim instead of dim 0 (`shard_placement_fn`)."""
+    shard_largest_dim: bool = False
+    """Whether each parameter is sharded along its largest dim, the first of several (`shard_placement_fn`).
+
+    Not with `shard_last_dim`."""
     ignore_frozen: bool = False
     """Whether frozen parameters are replicated (`ignored_params`)."""
     distributed_muon: bool = False
@@ -216,10 +220,14 @@ class FSDP2(Parallelism):
             raise invalid_field(self, "layers_per_unit", "1, or at least 1 with Wrapping.PER_LAYER")
         if self.reshard_to is not None and (self.reshard_to < 2 or not self.reshard_after_forward):
             raise invalid_field(self, "reshard_to", "None, or at least 2 with reshard_after_forward")
+        if self.shard_largest_dim and self.shard_last_dim:
+            raise invalid_field(self, "shard_largest_dim", "False with shard_last_dim")
 
     def shard_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: D102 - as inherited
         if self.ignore_frozen and not parameter.trained:
             return None
+        if self.shard_largest_dim:
+            return parameter.shape.index(max(parameter.shape))
         return len(parameter.shape) - 1 if self.shard_last_dim else 0
 
 

@@ -310,6 +310,11 @@ OF_LAYOUTS: list[Invalid] = [
         {"reshard_to": 2, "reshard_after_forward": False},
         "FSDP2.reshard_to 2 is not valid. Expected None, or at least 2 with reshard_after_forward.",
     ),
+    (
+        FSDP2,
+        {"shard_largest_dim": True, "shard_last_dim": True},
+        "FSDP2.shard_largest_dim True is not valid. Expected False with shard_last_dim.",
+    ),
     (DDP, {"bucket_cap_mb": 0.0}, f"DDP.bucket_cap_mb 0.0 {POSITIVE}"),
     (
         DDP,

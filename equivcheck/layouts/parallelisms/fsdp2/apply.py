@@ -118,6 +118,8 @@ def _shard(model: nn.Module, experts: Sequence[nn.Module], fsdp: FSDP2, mesh: De
     options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": fsdp.reshard_to or fsdp.reshard_after_forward}
     if fsdp.shard_last_dim:
         options["shard_placement_fn"] = lambda parameter: Shard(parameter.ndim - 1)
+    if fsdp.shard_largest_dim:
+        options["shard_placement_fn"] = lambda parameter: Shard(parameter.shape.index(max(parameter.shape)))
     if fsdp.ignore_frozen:
         options["ignored_params"] = {parameter for parameter in model.parameters() if not parameter.requires_grad}
     if fsdp.cpu_offload:

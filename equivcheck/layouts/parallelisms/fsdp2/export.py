@@ -89,6 +89,9 @@ def _options(draft: Draft, fsdp: FSDP2) -> dict[str, object]:
     if fsdp.shard_last_dim:
         draft.need("torch.distributed.tensor", "Shard")
         options["shard_placement_fn"] = "lambda parameter: Shard(parameter.ndim - 1)"
+    if fsdp.shard_largest_dim:
+        draft.need("torch.distributed.tensor", "Shard")
+        options["shard_placement_fn"] = "lambda parameter: Shard(parameter.shape.index(max(parameter.shape)))"
     if fsdp.ignore_frozen:
         options["ignored_params"] = "{parameter for parameter in model.parameters() if not parameter.requires_grad}"
     if fsdp.cpu_offload:

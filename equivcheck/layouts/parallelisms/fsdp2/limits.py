@@ -21,7 +21,17 @@ from equivcheck.layouts.base.partition import is_last_shard_empty, shard_dim
 from equivcheck.layouts.base.plan.rules import UNFREEZES, cuts, trained_shard_sizes
 from equivcheck.layouts.base.rounding import reduced_in
 from equivcheck.layouts.parallelisms.fsdp2.division import averages, backend_divides, expert_divide_factor
-from equivcheck.scenario import FSDP2, Layout, PlannedParallelism, Precision, TensorParallel, Training, Wrapping
+from equivcheck.scenario import (
+    FSDP2,
+    ExpertParallel,
+    Layout,
+    LocalTensorParallel,
+    PlannedParallelism,
+    Precision,
+    TensorParallel,
+    Training,
+    Wrapping,
+)
 from equivcheck.scenario.mesh import DP, SHARD, TP
 from equivcheck.training.layers.parameters import Parameter, parameters_of
 
@@ -36,9 +46,14 @@ def _some_rank_reduces_nothing(training: Training, layout: Layout) -> bool:
     if not layout.has(PlannedParallelism):
         return False
     tp, ranks = parallelism_of(layout, PlannedParallelism), layout.mesh.size(TP)
-    shards_last = any(fsdp.shard_last_dim for fsdp in layout.of(FSDP2))
-    sizes = (size for _, size in cuts(training.model, tp)) if shards_last else trained_shard_sizes(training.model, tp)
+    sizes = trained_shard_sizes(training.model, tp)
+    if any(_shards_later_dims(fsdp) for fsdp in layout.of(FSDP2)):
+        sizes = (size for _, size in cuts(training.model, tp))
     return any(is_last_shard_empty(size, ranks) for size in sizes)
+
+
+def _shards_later_dims(fsdp: FSDP2) -> bool:
+    return fsdp.shard_last_dim or fsdp.shard_largest_dim
 
 
 NOTHING_TO_REDUCE = UpstreamLimit(
@@ -74,7 +89,7 @@ def cuts_last_dims_unevenly(training: Training, layout: Layout) -> bool:
     fsdp, shards = parallelism_of(layout, FSDP2), layout.mesh.size(DP, SHARD)
     found = ((parameter, shard_dim(fsdp, parameter)) for parameter in parameters_of(training.model))
     sizes = ((parameter.shape[dim], shards * _tp_parts(layout, parameter, dim)) for parameter, dim in found if dim)
-    return fsdp.shard_last_dim and any(size % parts for size, parts in sizes)
+    return _shards_later_dims(fsdp) and any(size % parts for size, parts in sizes)
 
 
 def _tp_parts(layout: Layout, parameter: Parameter, dim: int) -> int:
@@ -159,6 +174,13 @@ OWNERS_OF_SHARDS = LayoutLimit(
     repair=lambda layout: with_options(layout, FSDP2, distributed_muon=False),
 )
 
+LARGEST_DIM_OF_SHARDS = LayoutLimit(
+    reason="fully_shard over plain shards of parameters: sharding along the largest dim is not supported: shard_placement_fn "
+    "sees a rank's shard, whose largest dim depends on the rank",
+    applies=lambda layout: parallelism_of(layout, FSDP2).shard_largest_dim and layout.has(LocalTensorParallel, ExpertParallel),
+    repair=lambda layout: with_options(layout, FSDP2, shard_largest_dim=False, shard_last_dim=True),
+)
+
 NO_SCALARS = UpstreamLimit(
     reason="fully_shard: a scalar parameter (shape []) is not supported: it has no dim to shard ('fully_shard doesn't support "
     "scalar parameters')",
@@ -185,4 +207,5 @@ LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
     RESHARDED_PLAIN_TENSORS,
     ONE_GROUP,
     OWNERS_OF_SHARDS,
+    LARGEST_DIM_OF_SHARDS,
 )
