@@ -1,0 +1,1 @@
+"""Matrix of versions: trainers of frameworks, in versions with and without known mistakes."""

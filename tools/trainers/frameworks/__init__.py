@@ -1,0 +1,9 @@
+"""Frameworks in the matrix of versions, by the name on the command line. Their modules import no framework."""
+
+from __future__ import annotations
+
+from tools.trainers.frameworks.deepspeed import DEEPSPEED
+from tools.trainers.rows import Framework
+
+FRAMEWORKS: dict[str, Framework] = {"deepspeed": DEEPSPEED}
+"""Frameworks by name."""

@@ -1,0 +1,31 @@
+"""The matrix of versions as a table in the docs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from tools.trainers.rows import Result
+
+PATH = Path(__file__).parents[2] / "docs" / "results" / "42_trainers.toml"
+ABOUT = """
+Two updates on two CPU ranks or more, in float32 unless the table says otherwise. The command checks all rows and fails if one
+does not end as expected. If the outcome is *refused*, the cause is the error in one line. Seconds include the search for a
+cause, on two shared cores.
+"""
+COLUMNS = ("framework", "version", "configuration", "outcome", "cause, or first difference", "report", "seconds")
+
+
+def write_table(results: Sequence[Result], path: Path = PATH) -> None:
+    """Write a TOML file for the page *Measured results*."""
+    rows = ",\n".join(f"    {json.dumps(_cells(result), ensure_ascii=False)}" for result in results)
+    lines = ['title = "Trainers of frameworks"', f'about = """{ABOUT}"""', 'command = "python -m tools.trainers"']
+    lines += [f"columns = {json.dumps(COLUMNS)}", f"rows = [\n{rows},\n]", 'notes = """\n\n"""']
+    path.write_text("\n".join(lines) + "\n", "utf-8")
+
+
+def _cells(result: Result) -> list[str]:
+    outcome = result.outcome if result.outcome == "refused" else result.outcome.upper()
+    cells = [result.framework, result.version, result.configuration, outcome, result.cause, result.report]
+    return [*cells, f"{result.seconds:.1f}"]
