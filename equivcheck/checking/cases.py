@@ -18,10 +18,10 @@ from equivcheck.scenario.case import Checkable
 def check_case(  # noqa: PLR0913 - options, all by keyword
     case: Checkable, *, world: str, deadline: float, alter: Any = None, coarse: bool = False, beyond: bool = False
 ) -> CaseVerdict:
-    """Check a case and return its verdict without calls, because it is sent to another process.
+    """Check a case, and return its verdict without recorded calls, because it is sent to another process.
 
-    `alter` plants a fault: a function of a rank's setup for a scenario, a target for a tensor program. `coarse` is the option of
-    `check`, and `beyond` ignores torch's limits as `check_beyond` does; a tensor program takes neither.
+    `alter` plants a bug: it is a function that changes a rank's `Setup`, or, for a tensor program, the name of its target.
+    `coarse` and `beyond` have the same meaning as in `check` and apply to scenarios only.
     """
     if isinstance(case, TensorProgram):
         limit = seconds_of_program(case, world, deadline)

@@ -17,17 +17,20 @@ CONFIRMING_SECONDS = 15.0
 
 
 def may_be_confirmed(verdict: CaseVerdict) -> bool:
-    """Whether the verdict is a finding from another world that was not checked again yet."""
+    """Whether the verdict is a finding from a world other than gloo, and was not repeated there yet."""
     return verdict.outcome.is_finding and verdict.world != CONFIRMING and not verdict.confirmed
 
 
 def add_confirmation(verdict: V, again: CaseVerdict) -> V:
-    """Add another world's verdict `again` on the same case with the same planted fault."""
+    """Add to a verdict the verdict `again`, which another world gave for the same case."""
     return replace(verdict, confirmed=_comparison(verdict.outcome, again))
 
 
 def confirmed_by(verdict: V, check: Callable[[], CaseVerdict]) -> V:
-    """Run `check` in the confirming world and add its result. If it fails, the verdict says why and stays."""
+    """Run `check` in the confirming world and add its verdict.
+
+    If that check itself fails, the first verdict stays and says why.
+    """
     try:
         return add_confirmation(verdict, check())
     except Exception as error:

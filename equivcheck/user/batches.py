@@ -94,7 +94,7 @@ def same_loss_ranks(task: Task) -> tuple[tuple[int, ...], ...]:
 
 
 def rows_part(batch: Any, number: int, count: int) -> Any:
-    """Copy one of `count` equal parts of the rows. Every part gets all tensors without dims."""
+    """Copy one of `count` equal parts of the rows. A tensor without dims is copied into every part."""
     return map_tensors(batch, lambda tensor: (tensor.chunk(count)[number] if tensor.dim() else tensor).clone())
 
 

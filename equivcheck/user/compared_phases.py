@@ -26,7 +26,7 @@ ABOUT_REPORTED = (
 
 
 def phases_left_out(single: UserTrace, traces: Sequence[UserTrace]) -> dict[Phase, str]:
-    """Return the phases that one side lacks altogether, each with a note."""
+    """Return the phases, loss or gradient, that the ranks or one device did not record, each with a note that says why."""
     found: dict[Phase, str] = {}
     has_loss = [any(step.loss is not None for step in trace.steps) for trace in (single, *traces)]
     if not (has_loss[0] and any(has_loss[1:])):
@@ -47,10 +47,10 @@ def _updates(trace: UserTrace) -> bool:
 
 
 def without_phases(trace: UserTrace, phases: Collection[Phase], *, reports: bool, buffers: bool) -> UserTrace:
-    """Return the trace without losses or gradients, if these are among the phases.
+    """Return the trace without the losses or gradients in `phases`.
 
-    If one device `reports` values, a rank that reports none gets empty snapshots of them. If it has `buffers`, so does a rank
-    without any; otherwise a rank's buffers are compared after the last step only.
+    `reports` and `buffers` tell whether one device has reported values and buffers in every step. If it has, a rank without any
+    gets empty snapshots. If it has no buffers in every step, buffers are compared after the last step only.
     """
     if reports:
         trace = replace(trace, steps=with_reports_at_all_steps(trace.steps))

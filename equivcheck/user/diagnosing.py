@@ -36,7 +36,7 @@ OTHER_VALUES = "no cause was searched: your training gave other values when it r
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Values:
-    """Values for a diagnosis."""
+    """Recorded values that a later diagnosis needs."""
 
     reference: Reference
     """Values on one device, with tolerances."""
@@ -65,7 +65,7 @@ class Values:
 
 
 class KeptValues:
-    """Values of one verdict, until newer verdicts need their memory."""
+    """Holder of one verdict's values. They are dropped if newer verdicts need the memory."""
 
     def __init__(self, values: Values) -> None:
         self.values: Values | None = values
@@ -77,7 +77,7 @@ _last: list[tuple[object, UserDiagnosis]] = []
 
 
 def keep(values: Values) -> KeptValues:
-    """Keep values, and drop the oldest ones if all together exceed `MOST_BYTES`."""
+    """Keep a verdict's values. If all kept values exceed `MOST_BYTES`, the oldest ones are dropped."""
     newest, size = KeptValues(values), values.num_bytes
     living = [newest]
     for each in [found for reference in reversed(_kept) if (found := reference()) is not None]:
@@ -90,9 +90,9 @@ def keep(values: Values) -> KeptValues:
 
 
 class Diagnosing:
-    """Diagnosis of a verdict when it is read, perhaps long after its check.
+    """Diagnosis of a verdict that may be read long after its check.
 
-    It has copies of the batches and of a model given as a module, because later code may change them.
+    It copies the batches, and a model that was given as a module, because the user's code may change them in the meantime.
     """
 
     def __init__(self, first: Divergence, hint: str, task: Task, values: Values, check_again: Callable[[], UserVerdict]) -> None:
@@ -135,7 +135,7 @@ def _unshared(task: Task) -> Task:
 
 
 def diagnosis_of(hint: str, task: Task, values: Values) -> UserDiagnosis:
-    """Search for cause or pattern and the first wrong module, and ask the type checker."""
+    """Search for the cause or a pattern and for the first wrong module, and run the spmd_types type checker."""
     # Imported here because most trainings are right.
     from equivcheck.user.diagnosis.diverged import diverged_training
     from equivcheck.user.diagnosis.explain import explanation_of
@@ -156,7 +156,7 @@ def diagnosis_of(hint: str, task: Task, values: Values) -> UserDiagnosis:
 
 
 def diagnosis_of_restart(hint: str, run: SingleDeviceRun, reference: Reference, result: RanksResult) -> UserDiagnosis:
-    """Search for state that the checkpoint loses, if the ranks first differ after it."""
+    """If the ranks first differ after a checkpoint was loaded, search for state that the checkpoint lost."""
     from equivcheck.user.diagnosis.restarted import loss_at_restart
 
     try:
@@ -169,7 +169,7 @@ def diagnosis_of_restart(hint: str, run: SingleDeviceRun, reference: Reference, 
 
 
 def diagnosis_of_failure(task: Task) -> UserDiagnosis:
-    """Ask the type checker about a training that crashed or hung."""
+    """Run the spmd_types type checker on a training that crashed or hung."""
     from equivcheck.user.diagnosis.typed import opinion_of_types
 
     with preserved_state(StateKeeper()):

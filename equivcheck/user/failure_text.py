@@ -20,9 +20,9 @@ _CAUSED = ", caused by "
 
 
 def failure_lines(failure: Failure) -> list[str]:
-    """Text about a failure: why the ranks hung, each rank's call or error, and its line in the user's code.
+    """Describe a failure: why the ranks hung, and for each rank its call or error and its line in the user's code.
 
-    If several ranks failed or wait in one place, they share a paragraph.
+    Ranks that failed or wait in the same place share a paragraph.
     """
     groups: dict[tuple[str, ...], list[RankReport]] = defaultdict(list)
     for report in sorted(failure.reports, key=lambda report: report is not failure.culprit):

@@ -186,7 +186,7 @@ _ABOUT_LOSSES = (
 
 
 class UserCase:
-    """The single-device run, limited to tensors in the ranks' traces."""
+    """A training for the judge: the single-device run, with only those tensors that are in the ranks' traces."""
 
     def __init__(self, run: SingleDeviceRun, traces: Sequence[UserTrace], before: Sequence[UserTrace] = ()) -> None:
         self.left_out = phases_left_out(run.trace, (*before, *traces))
@@ -205,7 +205,7 @@ class UserCase:
         """The single-device run."""
 
     def judge_case(self) -> ExpectedRun:
-        """Return the references for the judge, which must decide every step."""
+        """Return the references with which the judge decides. It must reach a decision about every step."""
         return ExpectedRun(
             reference=lambda: self._readable(self._quick),
             confirming_reference=lambda: self._readable(self.run.confirming_reference(None if self._far else self._parts)),
@@ -214,7 +214,7 @@ class UserCase:
 
     @property
     def confirming_reference(self) -> Reference:
-        """The deciding reference, limited to tensors that ranks could read."""
+        """Reference that confirms a divergence, with only those tensors that ranks could read."""
         return self.judge_case().confirming_reference()
 
     def hint(self, first: Divergence) -> str:
@@ -232,17 +232,14 @@ class UserCase:
 
     @property
     def apart_in_parts(self) -> str:
-        """Clause that one device also differs if it processes the ranks' parts one by one.
-
-        Empty if it does not differ.
-        """
+        """Clause for the verdict if one device gets other values by processing the ranks' rows part by part. Else empty."""
         where = self.first_moment_apart
         apart = f"{NO_MEAN}: one device that processes the ranks' rows part by part computes something else ({where})"
         return apart if where else ""
 
     @property
     def first_moment_apart(self) -> str:
-        """First step and phase at which one device differs if it processes the ranks' parts one by one. Empty if none does."""
+        """First step and phase at which one device gets other values by processing the ranks' rows part by part. Else empty."""
         return "" if self._far is None else f"step {self._far.step}, {self._far.phase.value}"
 
     def measures(self, calls: Sequence[Sequence[Call]]) -> Measures | None:
@@ -256,7 +253,7 @@ class UserCase:
 
     @property
     def other_settings(self) -> Divergence | None:
-        """The first optimizer setting that differs in the first half of its digits between a rank and one device."""
+        """First optimizer setting, such as a learning rate, that clearly differs between a rank and one device."""
         return other_settings(self.run.trace, self.traces, self._quick.noise_limit)
 
     @property

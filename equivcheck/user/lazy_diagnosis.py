@@ -30,9 +30,9 @@ class UserDiagnosis:
 
 
 class LazyDiagnosis:
-    """Diagnosis of one verdict. It runs at the first read, and never again.
+    """Diagnosis of one verdict, which runs when it is first read, and only once.
 
-    If it is interrupted, the next read starts it again. A pickled diagnosis runs first, because the training stays behind.
+    If it is interrupted, the next read starts it again. Pickling runs it first, because the training cannot be pickled with it.
     """
 
     def __init__(self, diagnose: Callable[[], UserDiagnosis] | None = None, result: UserDiagnosis | None = None) -> None:

@@ -34,7 +34,7 @@ from equivcheck.worlds.trace.trace import Step
 def train(  # noqa: PLR0913, PLR0917 - the training, its place, and the part to run
     task: Task, reader: Reader, batches: Sequence[Any], step: TrainStep | None, loss_scale: float, part: Part = WHOLE
 ) -> UserTrace:
-    """Train the reader's module on `batches` and return a trace of every step.
+    """Train the model that `reader` reads on `batches`, and return a trace of every step.
 
     Each loss is multiplied by `loss_scale` before backward.
     """

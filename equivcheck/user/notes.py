@@ -37,9 +37,10 @@ SAME_ROWS = "all data ranks got the same rows in every batch, so a missing reduc
 def notes_on(  # noqa: PLR0913 - a run, and where it ran
     task: Task, left: Run | Failure, asked: Ranks, ran: Ranks, *, outside: tuple[str, ...] = (), has_restarted: bool = False
 ) -> tuple[str, ...]:
-    """Return notes on a run. `asked` are the ranks that the user asked for, `ran` those that ran.
+    """Return the notes below a verdict.
 
-    `outside` names objects from `state_outside`.
+    `asked` are the ranks that the user asked for, `ran` those that ran. `outside` names objects that keep state and are not
+    compared.
     """
     fails = task.resume is not None and isinstance(left, Failure)
     notes = {
@@ -69,7 +70,7 @@ def _sees_nothing_parallel(run: Run) -> bool:
 
 
 def missing_evidence(task: Task, *, changes_parameters: bool) -> str:
-    """Reason why agreement proves nothing about the training. Empty if it is evidence."""
+    """Reason why the verdict cannot be EQUIVALENT although all values agree. Empty if they are enough evidence."""
     if not changes_parameters:
         return reason_for_no_update(task)
     return SAME_ROWS if _same_rows(task) else ""

@@ -15,9 +15,10 @@ from equivcheck.user.traces.optimizers import optimizers_in
 
 
 def state_outside(task: Task, model: nn.Module) -> tuple[str, ...]:
-    """Name and class of objects with a state that the steps keep besides `model` and its optimizers; none if `also` is given.
+    """Return objects that the user's steps keep and that have a state, such as a moving average of the weights.
 
-    `model` is the module that the last step trained.
+    `model`, its modules and the optimizers do not count. Empty if `also` is given, because the user then chose the objects to
+    compare.
     """
     functions = [] if task.also is not None else [task.step, task.rank_step]
     parts = set(map(id, model.modules()))

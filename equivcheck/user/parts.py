@@ -13,7 +13,7 @@ from equivcheck.user.usage import invalid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Steps of a training, and the checkpoints before and after them."""
+    """A range of a training's steps, and the checkpoints at its start and end."""
 
     first_step: int = 0
     """Number of steps that earlier parts have trained."""

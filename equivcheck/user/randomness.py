@@ -27,7 +27,7 @@ MASKED = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 @dataclass(slots=True)
 class MaskShapes:
-    """Input shapes on one device with full batches, recorded for ranks."""
+    """Shapes of dropout inputs on one device with full batches. Ranks draw masks of these shapes and take their part."""
 
     seen: dict[tuple[str, int], Shape] = field(default_factory=dict)
     """Shapes by module name and call number."""
@@ -35,7 +35,7 @@ class MaskShapes:
 
 @dataclass(slots=True)
 class RowShard:
-    """The part of the rows that a model is called with."""
+    """Which of the equal parts of the rows a model is called with."""
 
     number: int = 0
     """Part number, from 0."""
@@ -72,7 +72,7 @@ def require_masks(wanted: object) -> MaskShapes | None:
 
 
 class Masked:
-    """Replaces the forward of a dropout module."""
+    """Forward of a dropout module with a mask that is drawn for all rows."""
 
     def __init__(self, module: nn.Module, name: str, seed: int, shapes: MaskShapes, cut: RowShard) -> None:
         self._module, self._name, self._seed, self._shapes, self.cut = module, name, seed, shapes, cut
@@ -109,14 +109,14 @@ class Masked:
 
 
 def mask_dropout(model: nn.Module, seed: int, shapes: MaskShapes, cut: RowShard) -> None:
-    """Replace the forward of every dropout module."""
+    """Replace the forward of every dropout module by one with masks drawn for all rows."""
     for name, module in model.named_modules():
         if isinstance(module, MASKED):
             module.forward = Masked(module, name, seed, shapes, cut)  # type: ignore[assignment]
 
 
 def set_row_shard(model: nn.Module, number: int, count: int) -> None:
-    """Choose the part of the rows for all masks in a model."""
+    """Choose which part of the rows a model's dropout masks cover from now on."""
     for module in model.modules():
         if isinstance(module.forward, Masked):
             module.forward.cut = RowShard(number, count)

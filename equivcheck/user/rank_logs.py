@@ -15,9 +15,9 @@ _PLAN_KEY = r"Parallelize plan key '(.*)' could not be resolved: no submodule ma
 
 @contextlib.contextmanager
 def quiet_ranks() -> Iterator[list[str]]:
-    """Show torch's log lines once if several simulated ranks have the same, and no warnings, because one device has shown most.
+    """Suppress warnings of simulated ranks, and show a log line of torch once if several ranks print it.
 
-    Yields a list. At the end it has a note for each plan key without a submodule.
+    Yields a list. At the end it has a note for each key in a plan for `parallelize_module` that names no submodule.
     """
     notes: list[str] = []
     once = _LoggedOnce()

@@ -36,7 +36,7 @@ def rank_trace(task: Task, part: Part = WHOLE) -> UserTrace:
 
 
 def task_and_mesh(task: Task) -> tuple[Task, DeviceMesh]:
-    """Return this rank's mesh, and the task with the mesh bound in this rank's functions."""
+    """Return this rank's mesh, and the task whose functions get this mesh as their argument ``mesh``."""
     mesh = device_mesh(task.shape, task.axis_names)
     optimizer = task.optimizer if task.rank_optimizer is None else with_mesh(task.rank_optimizer, mesh)
     step, loss = with_mesh(task.rank_step, mesh), with_mesh(task.loss, mesh)

@@ -21,7 +21,10 @@ MODULE = "equivcheck_recipe"
 
 
 def defined_in(path: Path, kind: type[T]) -> T:
-    """Return the only object with this class at the top level of a file. Raises `UsageError` if there is none, or several."""
+    """Return the only object of this class that a Python file defines at its top level.
+
+    Raises `UsageError` if there is none, or several.
+    """
     found = {id(value): value for value in vars(_module(path)).values() if isinstance(value, kind)}
     if len(found) != 1:
         expected = f"exactly one, `{kind.__name__.lower()} = equivcheck.{kind.__name__}(...)`"

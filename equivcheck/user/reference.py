@@ -37,7 +37,7 @@ DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout
 
 
 class SingleDeviceRun:
-    """The single-device run, and copies that start one unit in the last place away."""
+    """The single-device run. Copies of it start with values changed by one unit in the last place, to measure noise."""
 
     def __init__(self, task: Task) -> None:
         """Train once. Raises `UsageError` if two models or two trainings from the same seed differ."""
@@ -82,7 +82,7 @@ class SingleDeviceRun:
             return self.train(seed=task.seed, batches=batches, model=build_model(task, cut))
 
     def far_moment(self, reference: Reference, parts: Trace | None) -> Expected | None:
-        """Return the first moment at which the run over parts loses more than half its digits; None without one."""
+        """Return the first moment at which the run over parts loses more than half of its digits; None if there is none."""
         return None if parts is None else far_moment(reference, parts)
 
     def _reference(self, num_copies: int, parts: Trace | None) -> Reference:
@@ -99,10 +99,10 @@ class SingleDeviceRun:
 def reference_from(
     task: Task, trace: Trace, copies: Sequence[Trace], eps: float, *others: Trace, limit: float | None = None
 ) -> Reference:
-    """Return a reference with the copies' spread as noise, in units of `eps`.
+    """Return a reference whose noise is the spread of copies, in units of `eps`.
 
-    `others` are further runs of the same training. The reference is in doubt if its noise exceeds `limit`, by default half of
-    the digits.
+    `others` are further runs of the same training. A value is in doubt if its noise exceeds `limit`, by default half of its
+    digits.
     """
     limit, groups = float(np.sqrt(eps)) if limit is None else limit, same_loss_ranks(task)
     before, groups = (groups, same_loss_ranks(second_part(task))) if task.resume is not None else ((), groups)
@@ -119,7 +119,7 @@ def reference_from(
 
 
 def far_moment(reference: Reference, trace: Trace) -> Expected | None:
-    """Return the first moment at which another run on one device loses more than half its digits."""
+    """Return the first moment at which another run on one device loses more than half of its digits; None if there is none."""
     for expected, moment in zip(reference.moments, moments(trace), strict=True):
         if moment.snapshot.present != expected.present:
             return expected

@@ -32,9 +32,10 @@ OWN_MESH = (
 
 
 def members_of(task: Task, world: str | Ranks) -> Ranks:
-    """Return the ranks for a training.
+    """Return the ranks that run a training.
 
-    Raises `UsageError` if their number differs from the mesh, if the world transfers no data, or if an argument cannot be copied.
+    Raises `UsageError` if the mesh has another number of ranks, if the world transfers no data, or if an argument cannot be
+    copied.
     """
     if isinstance(world, Ranks) and world.size != task.num_ranks:
         raise invalid("world", f"it has {world.size} ranks", f"{task.num_ranks} ranks, as in the mesh")
@@ -63,7 +64,7 @@ class TrainingRun:
 
 
 def run_training(members: Ranks, task: Task, schedule_seed: int, deadline: float) -> TrainingRun:
-    """Run a training, and if it has a checkpoint, the rest on new ranks."""
+    """Run a training on ranks. If it resumes from a checkpoint, new ranks run the steps after it."""
     resume = task.resume
     if resume is None:
         return _run_on(members, task, schedule_seed, deadline, WHOLE)

@@ -135,7 +135,7 @@ class Task:
             raise invalid("batches []", "it is empty", "at least one batch, one per step")
 
     def with_new_optimizers(self, act: Callable[[Any], None]) -> Task:
-        """Return a task that calls a function with each new optimizer."""
+        """Return a task that calls `function` with each optimizer that it builds."""
 
         def build(parameters: list[Any]) -> Any:
             optimizer = self.optimizer(parameters)
@@ -147,7 +147,7 @@ class Task:
 
     @property
     def reads_unclipped(self) -> bool:
-        """Whether gradients are read before clipping, and not as the optimizer finds them."""
+        """Whether gradients are compared before clipping. Otherwise they are compared as the optimizer gets them."""
         return self.trainer is not None and self.trainer.gradients_are == "unclipped"
 
     @property
@@ -192,11 +192,11 @@ def steps_of(
 
 
 def leave_unchanged(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Parallelize nothing."""
+    """Return the model unchanged; the default for `parallelize` if a trainer distributes the model."""
 
 
 def takes_names(optimizer: Callable[..., Any]) -> bool:
-    """Whether a function's first parameter is called `NAMED_PARAMETERS`, so that it gets pairs of name and parameter."""
+    """Whether the first parameter of a function is called ``named_parameters``, so that it gets pairs of name and parameter."""
     return next(iter(_parameters(optimizer)), None) == NAMED_PARAMETERS
 
 
@@ -227,7 +227,7 @@ def with_mesh(function: Any, mesh: DeviceMesh | None) -> Any:
 
 
 def loss_axes_of(mesh: tuple[tuple[str, int], ...], data_axes: Sequence[str], *, knows_rows: bool) -> tuple[str, ...]:
-    """Return the axes whose ranks must return the same loss; none if the user's `shard` decides which rows a rank gets."""
+    """Return the axes whose ranks must return the same loss; empty if the user's `shard` decides which rows a rank gets."""
     return tuple(name for name, _ in mesh if knows_rows and name not in (*data_axes, *POSITION_AXES))
 
 

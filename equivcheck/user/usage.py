@@ -24,7 +24,7 @@ def invalid(argument: str, why: str, expected: str, *, hint: str = "", api: str 
 
 @contextlib.contextmanager
 def named_in_errors(api: str) -> Iterator[None]:
-    """Name another function in errors that start with `API`, because the user called this one."""
+    """Let errors that begin with ``check_training`` name another function, because the user called that one."""
     try:
         yield
     except UsageError as error:

@@ -67,7 +67,7 @@ class UserVerdict(Judgement):
 
     @property
     def unfinished(self) -> str:
-        """Failed part of the diagnosis, with the error. Empty if nothing failed."""
+        """Part of the diagnosis that raised an error, with the error. Empty if nothing failed."""
         return self.diagnosis.result.unfinished
 
     def describe(self, *, verbose: bool = False) -> str:

@@ -50,7 +50,7 @@ def forget_shardings() -> None:
 
 
 def num_propagations() -> int:
-    """Number of operations propagated by DTensor in this thread."""
+    """Number of operations in this thread for which DTensor computed a sharding."""
     if PROPAGATION not in sys.modules:
         return 0
     if _is_kept_in_cpp():
@@ -70,9 +70,9 @@ def num_plans() -> int:
 
 @contextlib.contextmanager
 def patchable_propagation() -> Iterator[None]:
-    """While entered, patches to DTensor's propagation method take effect.
+    """Let patches to DTensor's propagation method take effect while entered.
 
-    Torch 2.9 binds the method once and ignores later patches.
+    torch 2.9 binds the method once and ignores later patches.
     """
     if PROPAGATION not in sys.modules or _is_kept_in_cpp():
         yield

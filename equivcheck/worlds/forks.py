@@ -31,13 +31,13 @@ _one_copies = threading.RLock()
 
 
 class ProgramForked(EquivCheckError):
-    """A rank's forked copy returned from the program or was left running."""
+    """A process that a rank forked returned from the rank's program, or was left running."""
 
 
 class WatchedForks:
-    """Watches forks around a rank's program, in the rank's thread.
+    """Context that watches for `os.fork` while a rank's program runs, in the rank's thread.
 
-    Raises `ProgramForked` if a copy returns from the program or outlives it.
+    Raises `ProgramForked` if a forked process returns from the program or outlives it.
     """
 
     def __init__(self) -> None:
@@ -73,12 +73,12 @@ class WatchedForks:
         self._made = os.pipe()
 
     def in_owner(self) -> None:
-        """Keep the reading end in the parent process."""
+        """Keep the reading end of the pipe in the parent process."""
         os.close(self._made[1])
         self._copies.append(_Copy(self._made[0]))
 
     def in_copy(self) -> None:
-        """Announce the copy through the writing end."""
+        """Tell the parent through the pipe that the forked process exists."""
         os.close(self._made[0])
         self._ways_out.append(self._made[1])
         self._tell(is_out=False)

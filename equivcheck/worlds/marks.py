@@ -13,12 +13,12 @@ _listeners = threading.local()
 
 
 def listen(listener: Listener) -> None:
-    """Register a listener for the calling rank: its thread in sim, its process in other worlds."""
+    """Register a listener for the calling rank: for its thread in sim, and for its process in other worlds."""
     _listeners.listener = listener
 
 
 def mark(stage: Stage, step: int) -> None:
-    """Announce a stage and step for the calling rank, counted from 0."""
+    """Tell the listeners which stage and step the calling rank begins. Steps are counted from 0."""
     listener: Listener | None = getattr(_listeners, "listener", None)
     if listener is not None:
         listener(stage, step)

@@ -58,9 +58,9 @@ def group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup:
 
 @contextmanager
 def new_groups() -> Iterator[list[dist.ProcessGroup]]:
-    """Give a list, and on exit fill it with the groups created by this rank.
+    """Yield a list.
 
-    Each group holds threads and sockets.
+    On exit it contains the groups that this rank created in the context. Each group holds threads and sockets.
     """
     found: list[dist.ProcessGroup] = []
     before = set(c10d._world.pg_map)  # torch has no public list of groups
@@ -69,7 +69,7 @@ def new_groups() -> Iterator[list[dist.ProcessGroup]]:
 
 
 def groups_of_rank() -> tuple[dist.ProcessGroup, ...]:
-    """The calling rank's process groups."""
+    """Process groups of the calling rank."""
     return tuple(c10d._world.pg_map)
 
 
@@ -79,9 +79,9 @@ def has_lost_groups(groups: tuple[dist.ProcessGroup, ...]) -> bool:
 
 
 def numbers_of_groups() -> tuple[int, int]:
-    """The calling rank's group counters: groups that it has helped to create, and groups that still exist.
+    """Return how many groups the calling rank has helped to create, and how many of its groups still exist.
 
-    Torch names the next group by one of them.
+    torch names the next group by one of these numbers.
     """
     # torch names a new group by the counter or, for `new_group(use_local_synchronization=True)`, by the number of existing names.
     return _num_groups(), len(c10d._world.pg_names)
@@ -90,9 +90,9 @@ def numbers_of_groups() -> tuple[int, int]:
 def end_run(*, finished: bool = True) -> None:
     """Clear DTensor's caches if this run's program created its own groups, because meshes of the next run may compare equal.
 
-    Each rank calls this after joining its world and after each program. A program that did not finish also clears them: if the
-    output of a row-sharded embedding was never read, DTensor keeps its index mask with the sharding, and the next such embedding
-    raises. Entries of cached meshes are cleared only when there are many.
+    Each rank calls this after joining its world and after each program. The caches are also cleared if a program did not
+    finish. The reason: if the output of a row-sharded embedding was never read, DTensor keeps its index mask with the sharding,
+    and the next such embedding raises. Entries of cached meshes are cleared only when there are many.
     """
     if not finished or _num_groups() != _kept.__dict__.get("num_groups", 0):
         _kept.num_groups = _num_groups()

@@ -20,11 +20,11 @@ MOST_LIMITS = 10
 
 
 class Patience:
-    """Watches the ranks of one run.
+    """Watches the ranks of one run, and decides when they count as hung.
 
-    Ranks count as hung after `limit` seconds idle, after `limit` CPU seconds without a move such as a communication call, or
-    after a multiple of `limit` with moves. Wall time alone proves nothing. The first observation comes after one tick, because
-    reading CPU times takes longer than most runs.
+    They do after `limit` seconds idle, after `limit` CPU seconds without progress such as a communication call, or after a
+    multiple of `limit` CPU seconds with progress. Wall time alone proves nothing. The first observation comes after one tick,
+    because reading CPU times takes longer than most runs.
     """
 
     def __init__(
@@ -41,9 +41,9 @@ class Patience:
         self._at_work: Mapping[int, float] = {}
 
     def exhausted(self) -> str:
-        """Why the ranks count as hung, and the same reason at every later call; empty until then.
+        """Return why the ranks count as hung; empty while they do not. To be called once a tick.
 
-        To be called once a tick.
+        After the first reason, every later call returns the same one.
         """
         now = time.monotonic()
         if not self._why and now - self._looked >= self.tick:

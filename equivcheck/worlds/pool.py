@@ -89,14 +89,14 @@ def torchrun_ranks() -> Ranks:
 
 
 def on_first_rank(world: str | Ranks, work: Callable[[], T]) -> T:
-    """Result or exception from `work`, done only by rank 0 in a multi-process world. Every process calls this."""
+    """Call `work` on rank 0 only, and return its result or raise its exception on every rank. Every process calls this."""
     if isinstance(world, Ranks):
         return world.on_first_rank(work)
     return torchrun_ranks().on_first_rank(work) if world == TORCHRUN else work()
 
 
 def close_worlds() -> None:
-    """Close all open worlds and leave no rank, thread, process or patched torch global."""
+    """Close all open worlds. No rank, thread, process or patched function of torch remains."""
     while _open:
         _open.popitem()[1].close()
 

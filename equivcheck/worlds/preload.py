@@ -40,7 +40,7 @@ def preload() -> None:
 
 @functools.cache
 def preload_common() -> None:
-    """Import the common modules, which are enough for equivcheck's own programs; layouts name the others that they need."""
+    """Import the common modules, which are enough for equivcheck's own programs. Layouts name further modules that they need."""
     _import(COMMON)
 
 
@@ -53,7 +53,7 @@ def _import(names: tuple[str, ...]) -> None:
 
 
 def compile_once() -> None:
-    """Compile a small forward, so that forked processes inherit the compiler's late imports.
+    """Compile a small forward, so that forked processes inherit the modules that the compiler imports late.
 
     Uses no gradients, because torch refuses backward in a forked process after autograd has used threads
     (https://github.com/pytorch/pytorch/wiki/Autograd-and-Fork).

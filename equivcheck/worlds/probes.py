@@ -70,7 +70,7 @@ def _layer(kind: str, rows: int) -> Any:
 
 
 def check_loss_parallel() -> list[bool]:
-    """Whether `loss_parallel` gives a plain cross-entropy's loss and gradient, and ends separately for each rank."""
+    """Whether `loss_parallel` gives the loss and gradient of a plain cross-entropy, and ends separately for each rank."""
     mesh = init_device_mesh("cpu", (NUM_RANKS,))
     logits = (torch.arange(42, dtype=torch.float64).view(6, 7) * 5 % 8).requires_grad_()
     target = torch.tensor([0, 6, 3, 2, 5, 1])

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Run in which all ranks finished."""
+    """Result of a run in which all ranks finished."""
 
     values: tuple[Any, ...]
     """Program's return value on each rank, in rank order."""
@@ -28,7 +28,7 @@ class Run:
 
 
 def rerun_if_died(run: Callable[[], Run]) -> Run:
-    """Run, and retry once on new ranks if one dies, because it may have been killed from outside."""
+    """Run a program. If a rank dies, retry once on new ranks, because it may have been killed from outside."""
     try:
         return run()
     except RanksFailed as error:
@@ -63,22 +63,25 @@ class Ranks(ABC):
     ) -> Run:
         """Call ``program(*arguments)`` on every rank and wait for all of them.
 
-        `deadline` in seconds is the limit of `Patience` for hung ranks. Raises `RanksFailed` if a rank raises, dies, or waits in
-        vain; afterwards the ranks can be used again, with their state restored. `is_user_code=False` promises that the program
-        runs only equivcheck's code and restores its state. Most state is then not compared, because comparing takes a tenth of
-        the time of the smallest check.
+        `deadline` in seconds is the limit of `Patience` for hung ranks. Raises `RanksFailed` if a rank raises, dies or hangs.
+        Afterwards the ranks can be used again, with their state restored. `is_user_code=False` promises that the program runs
+        only equivcheck's code and restores its state. Most state is then not compared, because comparing takes a tenth of the
+        time of the smallest check.
         """
 
     def prepare_to_compile(self) -> None:  # noqa: B027 - most have nothing to prepare
         """Compile once before ranks start, so that no rank has to repeat the compiler's imports."""
 
     def on_first_rank(self, work: Callable[[], T]) -> T:
-        """Result or exception from `work`. In a multi-process world every process calls this, and only rank 0 does the work."""
+        """Call `work` on rank 0 only, and return its result or raise its exception on every rank.
+
+        In a world with several processes, every process calls this.
+        """
         return work()
 
     @abstractmethod
     def close(self) -> None:
-        """End every rank and undo all changes in this process; can be called twice."""
+        """End every rank and undo all changes in this process. A second call has no effect."""
 
     def __enter__(self) -> Self:
         return self

@@ -19,7 +19,7 @@ _numbers = itertools.count()
 
 @contextmanager
 def prefixed_store_keys() -> Iterator[None]:
-    """While entered, the default group's store prefixes keys with the run's number.
+    """Prefix keys in the default group's store with the run's number while entered.
 
     torch finds the members of a new group by the group's name, and reuses the name of a destroyed group. Without a prefix,
     members of a new group would look for members of an earlier run, which have left, and hang.

@@ -17,7 +17,7 @@ AFTER = " > "
 
 
 def signature(run: Run) -> tuple[str, ...]:
-    """All transitions and shardings on any rank.
+    """Describe which collectives follow each other and which shardings operations have, on any rank.
 
     Examples: ``backward all_gather@2 > backward reduce_scatter.sum@2``, ``aten.mm.default (R,) (S(1),)``.
     """

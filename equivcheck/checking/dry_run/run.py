@@ -34,7 +34,7 @@ MAX_STEPS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """One parameter's shard on one rank."""
+    """Shape and bytes that one rank holds of one parameter."""
 
     name: str
     """Canonical parameter name."""
@@ -48,7 +48,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlan:
-    """Memory and calls on one rank."""
+    """Predicted memory and collective calls of one rank."""
 
     rank: int
     """Global rank."""
@@ -66,7 +66,7 @@ class RankPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun:
-    """Dry-run result."""
+    """Result of `dry_run`."""
 
     scenario: Scenario
     """Scenario with the requested mesh size."""

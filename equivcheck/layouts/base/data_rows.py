@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def take_rows(setup: Setup, mesh: DeviceMesh, *, propagates: bool = False) -> None:
-    """Give this rank its share of each microbatch, row-major over the mesh, before inner layouts take their part.
+    """Give this rank its part of each microbatch, in row-major order over the mesh, before inner layouts take their parts.
 
-    Counts over a whole microbatch, such as tokens per expert, are summed over the ranks. Set `propagates` if values are DTensors,
-    because they propagate these sums themselves.
+    Counts over a whole microbatch, such as tokens per expert, are summed over the ranks. Set `propagates` if the values are
+    DTensors, because DTensor then sums the counts itself.
     """
     if not propagates:
         for dim in range(mesh.ndim):
@@ -37,7 +37,7 @@ def take_rows(setup: Setup, mesh: DeviceMesh, *, propagates: bool = False) -> No
 
 
 def sum_counts(setup: Setup, group: ProcessGroup) -> None:
-    """Sum each layer's counts over a group whose ranks have different rows or positions."""
+    """Sum each layer's counts, such as tokens per expert, over a group whose ranks have different rows or positions."""
     import torch.distributed as dist
 
     inner = setup.full_counts
@@ -52,7 +52,7 @@ def sum_counts(setup: Setup, group: ProcessGroup) -> None:
 
 
 def rows_of(batch: Batch, rank: int, size: int) -> Batch:
-    """Return one rank's rows. `size` must divide the number of rows."""
+    """Return one rank's part of the rows. `size` must divide the number of rows."""
     count = batch.rows // size
     inputs, targets = (values.narrow(batch.batch_dim, rank * count, count) for values in (batch.inputs, batch.targets))
     masks = tuple(None if mask is None else mask.narrow(0, rank * count, count) for mask in batch.masks)

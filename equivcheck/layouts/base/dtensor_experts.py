@@ -24,7 +24,7 @@ def is_dtensor_expert(layout: Layout, parameter: Parameter) -> bool:
 
 
 def dtensor_experts(model: Model, layout: Layout) -> list[Parameter]:
-    """Parameters of experts stored as DTensors."""
+    """Parameters of all experts that are stored as DTensors."""
     return [parameter for parameter in parameters_of(model) if is_dtensor_expert(layout, parameter)]
 
 
@@ -34,7 +34,7 @@ def has_expert_units(layout: Layout) -> bool:
 
 
 def expert_modules(model: nn.Module) -> list[nn.Module]:
-    """Each layer's experts module."""
+    """The module of experts in each layer that has one."""
     from equivcheck.training.layers.module import RoutedModule
 
     return [layer.units() for layer in model.modules() if isinstance(layer, RoutedModule)]

@@ -20,7 +20,7 @@ P = TypeVar("P", bound=Parallelism)
 
 
 class LayoutKind(ABC, Generic[P]):
-    """Applies one kind of parallelism, and states its limits, its collectives and its part in a script.
+    """Applies one kind of parallelism, and knows its limits, its collective calls and its part of a script.
 
     Scenarios are generated without torch, so the kind's module must not import torch; its methods may.
     """
@@ -38,7 +38,7 @@ class LayoutKind(ABC, Generic[P]):
 
     @abstractmethod
     def apply(self, setup: Setup, parallelism: P, mesh: DeviceMesh) -> None:
-        """Change this rank's setup. Every rank calls it; `mesh` has only this parallelism's axes."""
+        """Apply the parallelism to this rank's setup. Every rank calls it; `mesh` has only this parallelism's axes."""
 
     def finish(self, setup: Setup, parallelism: P, mesh: DeviceMesh) -> None:
         """Change the setup again after all parallelisms in the layout have been applied."""
@@ -51,13 +51,16 @@ class LayoutKind(ABC, Generic[P]):
         return ()
 
     def when_reduced(self, parallelism: P, layout: Layout) -> WhenReduced | None:  # noqa: ARG002 - for subclasses
-        """When gradients from several microbatches are reduced. Returns None if this parallelism does not average gradients."""
+        """Say when gradients from several microbatches are reduced.
+
+        Returns None if this parallelism does not average gradients.
+        """
         return None
 
     def rounding(self, parallelism: P, layout: Layout, precision: Precision) -> Rounding | None:  # noqa: ARG002 - for subclasses
-        """Element types that the layout rounds to, if they differ from the training's.
+        """Lower-precision types that gradients and activations pass through.
 
-        None if it never rounds, in any precision.
+        None if the layout uses no other type than the training.
         """
         return None
 
@@ -68,4 +71,4 @@ class LayoutKind(ABC, Generic[P]):
         raise refuse(f"parallelism {parallelism.tag}", f"{type(self).__name__} does not implement write_script")
 
     def import_known(self) -> None:
-        """Import predicates for known issues with this parallelism, which registers them."""
+        """Import the predicates for known issues with this parallelism. Importing registers them."""

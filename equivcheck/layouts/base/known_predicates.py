@@ -21,14 +21,14 @@ SHOWS: dict[str, Show] = {}
 
 
 def need(predicate: Need) -> Need:
-    """Register a scenario predicate."""
+    """Register a predicate that says whether a scenario has what a known issue needs."""
     assert predicate.__name__ not in NEEDS, f"two predicates are named {predicate.__name__}"
     NEEDS[predicate.__name__] = predicate
     return predicate
 
 
 def show(predicate: Show) -> Show:
-    """Register a predicate for a scenario and its first divergence."""
+    """Register a predicate that says whether a first divergence looks as a known issue makes it look."""
     assert predicate.__name__ not in SHOWS, f"two predicates are named {predicate.__name__}"
     SHOWS[predicate.__name__] = predicate
     return predicate

@@ -28,12 +28,12 @@ from equivcheck.worlds.trace.trace import Piece, Slot
 
 
 def has_localized_tensors(model: nn.Module) -> bool:
-    """Whether a model has parameters that were DTensors before."""
+    """Whether a model has local tensors in place of parameters that were DTensors."""
     return any(_spec(parameter) is not None for parameter in model.parameters())
 
 
 def local_tensor_slots(model: nn.Module) -> tuple[Slot, ...]:
-    """One slot for each distinct parameter: the full parameter, or the local tensor's shard."""
+    """Return one slot for each distinct parameter. It covers the full parameter, or this rank's shard if the tensor is local."""
     return tuple(
         Slot(parameter=parameter, pieces=(local_tensor_piece(canonical_name(name), parameter),))
         for name, parameter in model.named_parameters()
@@ -47,7 +47,7 @@ def local_tensor_piece(name: str, parameter: torch.Tensor) -> Piece:
 
 
 def clip_across(_module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
-    """Clip by the norm over all shards, and return the norm before.
+    """Clip by the norm over all shards, and return the norm before clipping.
 
     DDP leaves this to its users, because `clip_grad_norm_` only sees this rank's shards.
     """
@@ -85,7 +85,7 @@ class _Part:
 
 
 def read_plain_shards(setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
-    """Make the setup read and clip shards as parts of full parameters."""
+    """Make the setup read shards as parts of full parameters, and clip by the norm over all shards."""
     parts: dict[str, _Part] = {}
     for parameter in parameters_of(setup.training.model):
         dim = shard_dim(parallelism, parameter)
@@ -123,10 +123,10 @@ class ClipOverShards:
 def clip_over_groups(
     parameters: list[torch.Tensor], clipping: ClipNorm, cuts: Sequence[tuple[Collection[torch.Tensor], dist.ProcessGroup]]
 ) -> torch.Tensor:
-    """Clip by the norm over all ranks' shards, and return the norm before.
+    """Clip by the norm over all ranks' shards, and return the norm before clipping.
 
-    Parameters sharded by the same parallelisms share one norm, which is combined over their groups. Replicated parameters have
-    another.
+    Parameters that are sharded by the same parallelisms share one norm, which is combined over their groups. Replicated
+    parameters share another one.
     """
     norm_type = float(clipping.norm_type.value)
     kinds: dict[tuple[bool, ...], list[torch.Tensor]] = {}

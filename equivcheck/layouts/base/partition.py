@@ -15,12 +15,12 @@ from equivcheck.training.layers.parameters import Parameter, parameters_of
 
 
 def chunk_size(size: int, parts: int) -> int:
-    """The first shard's size, which is the largest."""
+    """Size of the first shard, which is the largest."""
     return -(-size // parts)
 
 
 def chunk_sizes(size: int, parts: int) -> tuple[int, ...]:
-    """Each shard's size."""
+    """Size of each shard."""
     each = chunk_size(size, parts)
     return tuple(min(max(size - part * each, 0), each) for part in range(parts))
 
@@ -36,14 +36,14 @@ def shard_dim(parallelism: Parallelism, parameter: Parameter) -> int | None:
 
 
 def shard_shape(shape: Shape, dim: int, parts: int, part: int) -> Shape:
-    """The shape of shard `part` along a dim."""
+    """Shape of shard number `part` along a dim."""
     return (*shape[:dim], chunk_sizes(shape[dim], parts)[part], *shape[dim + 1 :])
 
 
 def local_shape(layout: Layout, parameter: Parameter, coordinates: Mapping[str, int]) -> Shape:
-    """A rank's local shape for a parameter. `coordinates` maps mesh axes to the rank's indices.
+    """Shape of a parameter's local tensor on a rank, for layouts that shard along dims.
 
-    Valid for layouts that shard parameters along dims. For flat parameters see
+    `coordinates` maps mesh axes to the rank's indices. For flat parameters see
     `equivcheck.layouts.parallelisms.fsdp1.flat_layout`.
     """
     shape = parameter.shape
@@ -56,7 +56,7 @@ def local_shape(layout: Layout, parameter: Parameter, coordinates: Mapping[str, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedDim:
-    """A sharded dim in a DTensor parameter, even if it has only one shard."""
+    """A dim of a DTensor parameter that is sharded, even if only into one shard."""
 
     size: int
     """Length before sharding."""

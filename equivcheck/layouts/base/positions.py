@@ -12,7 +12,7 @@ from equivcheck.scenario.mesh import CP
 
 
 def positions_of_ranks(parallelism: ContextParallel, length: int, size: int) -> tuple[tuple[int, ...], ...]:
-    """Each rank's positions in local order. Each position occurs once."""
+    """Positions of each rank in local order. Each position belongs to one rank."""
     if parallelism.balance is LoadBalancer.CONTIGUOUS:
         return _chunks(length, size)
     chunks = _chunks(length, 2 * size)
@@ -30,7 +30,7 @@ def longest_part(parallelism: ContextParallel, length: int, size: int) -> int:
 
 
 def own_length(view: RankView) -> int | None:
-    """Positions per sequence on a rank. None if rows are not sequences."""
+    """Number of positions per sequence on a rank. None if rows are not sequences."""
     length, size = view.training.model.length, view.layout.mesh.size(CP)
     if length is None or size == 1:
         return length

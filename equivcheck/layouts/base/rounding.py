@@ -23,12 +23,12 @@ Later versions leave gradients in the reduction dtype (`Tensor.grad_dtype`), by 
 
 
 def computed_in(precision: Precision, policy: MixedPrecision | None) -> ElementType:
-    """Element type that an FSDP unit computes in."""
+    """Element type in which an FSDP unit computes."""
     return ElementType(precision.value) if policy is None or policy.param is None else policy.param
 
 
 def reduced_in(precision: Precision, fsdp: FSDP1 | FSDP2) -> ElementType:
-    """Element type that an FSDP unit reduces gradients in, and accumulates gradients in until then."""
+    """Element type in which an FSDP unit accumulates and reduces gradients."""
     policy = fsdp.mixed_precision
     if policy is not None and policy.reduce is not None:
         return policy.reduce
@@ -39,7 +39,7 @@ def reduced_in(precision: Precision, fsdp: FSDP1 | FSDP2) -> ElementType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhenReduced:
-    """Moments at which gradients from several microbatches are reduced."""
+    """When gradients from several microbatches are reduced."""
 
     once: bool = False
     """Whether only the last microbatch is followed by a reduction, over all accumulated gradients."""
@@ -56,7 +56,7 @@ ONCE = WhenReduced(once=True, whole=True)
 
 
 class Division(PrintableEnum):
-    """Point at which a sum over data-parallel ranks is divided, by the number of ranks or another divisor."""
+    """When a sum over data-parallel ranks is divided by the number of ranks or another divisor."""
 
     BEFORE = "before"
     """Each summand is divided before the sum."""
@@ -72,7 +72,7 @@ class Division(PrintableEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounding:
-    """Element types that a step's gradients pass through, in order."""
+    """Element types to which a layout rounds, in the order in which gradients pass through them."""
 
     replicas: int
     """Data-parallel ranks along the outer axis, which a second reduction stage sums over. 1 without an outer axis."""
@@ -103,7 +103,7 @@ class Rounding:
 
     @property
     def num_parts(self) -> int:
-        """Parts per microbatch, one for each data-parallel rank."""
+        """Number of parts of a microbatch, one for each data-parallel rank."""
         return self.replicas * self.shards
 
     @property

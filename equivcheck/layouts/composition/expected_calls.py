@@ -33,7 +33,7 @@ UNPREDICTED_EXECUTION = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Expected calls on one rank, without setup and reading."""
+    """Collective calls that are expected on one rank, except those for setup and for reading values."""
 
     totals: Totals
     """Calls and bytes by step, stage, op and axes; empty without a prediction."""
@@ -45,13 +45,13 @@ class Prediction:
     """Operations with predicted calls but unpredicted bytes."""
 
     def with_bytes_from(self, actual: Totals) -> Totals:
-        """Expected calls; bytes that depend on values are taken from `actual`."""
+        """Return the expected calls. If the bytes of a call depend on values, they are taken from `actual`."""
         counted = {key: actual.get(key, (0, 0))[1] for key in self.totals if key[2] in self.open_bytes}
         return {key: (calls, counted.get(key, num_bytes)) for key, (calls, num_bytes) in self.totals.items()}
 
     @property
     def unmodelled(self) -> str:
-        """Reason why some calls are not predicted; empty if all are."""
+        """Reason why some calls are not predicted. Empty if all are."""
         return self.reason or "; ".join(unmodelled.reason for unmodelled in self.left_out)
 
     @property
@@ -61,7 +61,7 @@ class Prediction:
 
 
 def predict_calls(training: Training, layout: Layout, rank: int = 0) -> Prediction:
-    """Expected calls on a rank, or the reason for no prediction."""
+    """Return the collective calls that are expected on a rank, or the reason why they are not predicted."""
     return _predicted(training, layout, _coordinate(layout, rank))
 
 

@@ -16,9 +16,9 @@ from equivcheck.scenario.data import USUAL_ROWS
 
 @singledispatch
 def fit_scenario(case: Checkable, *, beyond: bool = False) -> Any:  # noqa: ARG001
-    """Repair a scenario until no limit applies, or return None if repairs do not succeed. Other cases have no limits.
+    """Repair a scenario until no limit applies. Returns None if the repairs do not succeed.
 
-    With `beyond`, limits that torch enforces are ignored if the scenario has one layout.
+    Other cases have no limits. With `beyond`, limits that torch enforces are ignored if the scenario has one layout.
     """
     return case
 
@@ -46,16 +46,17 @@ def fit_training(training: Training, *layouts: Layout, beyond: bool = False) -> 
 def row_multiple(layout: Layout, *, over_all_ranks: bool = False) -> int:
     """Number that must divide each microbatch's rows: data-parallel ranks times pipeline chunks.
 
-    With `over_all_ranks`, use all ranks, because parallelisms such as sequence parallelism also split rows.
+    With `over_all_ranks`, all ranks count, because parallelisms such as sequence parallelism also split rows.
     """
     chunks = (pipeline.num_chunks for pipeline in layout.of(Pipeline))
     return (layout.mesh.num_ranks if over_all_ranks else layout.num_data_ranks) * max(chunks, default=1)
 
 
 def multiply_rows(training: Training, multiple: int) -> Training:
-    """Multiply all microbatches by a number unless all are multiples already, so that unequal ones stay unequal.
+    """Multiply the rows of all microbatches by a number, unless all are multiples of it already.
 
-    The limits' own repair rounds to the nearest multiple, which can make unequal microbatches equal.
+    Microbatches with unequal numbers of rows stay unequal. The limits' own repair rounds to the nearest multiple, which can
+    make them equal.
     """
     rows = training.data.microbatches
     if all(count % multiple == 0 for count in rows):

@@ -11,7 +11,7 @@ FULL_TENSORS_ONE_IN = 8
 
 
 def asks_full_tensors(scenario: Scenario) -> bool:
-    """Whether to compare `full_tensor()` with our own reading of the shards.
+    """Whether to compare DTensor's `full_tensor()` with the full tensor that equivcheck assembles from shards.
 
     It depends only on the training's seed, so that shrinking can keep it.
     """

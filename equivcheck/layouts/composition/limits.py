@@ -69,7 +69,7 @@ def repair_training(training: Training, layout: Layout, *, beyond: bool = False)
 
 
 def runs_sequences(layout: Layout) -> bool:
-    """Whether every parallelism in a layout supports layers other than linear ones on plain rows."""
+    """Whether every parallelism in a layout supports layers other than linear layers, and rows that are sequences."""
     return not any(list(_here(kind_of(parallelism).model_limits)) for parallelism in layout.parallelisms)
 
 

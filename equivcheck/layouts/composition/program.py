@@ -28,7 +28,7 @@ SUBMESH_ROOT_CHANGES = "<2.10"
 def rank_program(
     scenario: Scenario, alter: Callable[[Setup], None] | None = None, prepare: Callable[[Setup], None] | None = None
 ) -> Trace:
-    """Train this rank's part of a scenario. `prepare` may change the setup, then `alter` may plant a fault in it."""
+    """Train this rank's part of a scenario. `prepare` may change the setup, then `alter` may plant a bug in it."""
     with compiling(scenario.layout.execution):
         setup = rank_setup(scenario)
         for change in (prepare, alter):
@@ -60,7 +60,7 @@ def rank_setup(scenario: Scenario) -> Setup:
 def recompute_layers(model: nn.Module, execution: Execution) -> None:
     """Turn on activation checkpointing for the chosen layers.
 
-    Call it before any layout is applied, so that a layer's wrapper is outside the recomputation.
+    It must run before any layout is applied, so that wrappers around a layer are outside the recomputation.
     """
     for index, layer in enumerate(model.get_submodule("layers").children()):
         if isinstance(layer, LayerModule):

@@ -59,14 +59,14 @@ TIMES = " x "
 
 
 class BrokenLayout(EquivCheckError):
-    """An entry point does not provide a usable kind."""
+    """The entry point of a third-party parallelism does not provide a usable `LayoutKind`."""
 
 
 def kind_of(parallelism: P) -> LayoutKind[P]:
-    """A parallelism's kind. A kind that ships with equivcheck is imported without the others.
+    """Return the `LayoutKind` of a parallelism. A kind that ships with equivcheck is imported without the others.
 
-    Raises `UsageError` for a parallelism that nobody registered, and `BrokenLayout` if it is a third party's and any entry point
-    is broken.
+    Raises `UsageError` for a parallelism that is not registered, and `BrokenLayout` if it is a third party's and any entry
+    point is broken.
     """
     if type(parallelism) in PARALLELISMS:
         return shipped_kind(parallelism.tag)
@@ -80,14 +80,17 @@ def kind_of(parallelism: P) -> LayoutKind[P]:
 
 @cache
 def shipped_kind(tag: str) -> LayoutKind[Any]:
-    """The kind that ships with equivcheck for a tag."""
+    """Return the `LayoutKind` that ships with equivcheck under a tag such as ``ddp``."""
     kind: type[LayoutKind[Any]] = resolve_name(f"equivcheck.layouts.parallelisms.{SHIPPED[tag]}")
     return kind()
 
 
 @cache
 def layout_kinds() -> dict[str, LayoutKind[Any]]:
-    """All kinds by tag, those that ship with equivcheck first. They are loaded once. Raises `BrokenLayout`."""
+    """Return all `LayoutKind` objects by tag, those that ship with equivcheck first.
+
+    They are loaded once. Raises `BrokenLayout`.
+    """
     kinds = {tag: shipped_kind(tag) for tag in SHIPPED}
     for point in entry_points(group=ENTRY_POINTS):
         place = f"entry point {point.name!r} of {ENTRY_POINTS} ({point.value})"
@@ -113,7 +116,7 @@ def layout_names() -> tuple[str, ...]:
 
 
 def kinds_of(name: str) -> tuple[LayoutKind[Any], ...]:
-    """A named layout's kinds, innermost first. Raises `UsageError` for an unknown name."""
+    """Return the `LayoutKind` objects of a named layout, innermost first. Raises `UsageError` for an unknown name."""
     if name not in layout_names():
         raise unknown_name("layout", name, layout_names())
     return tuple(layout_kinds()[tag] for tag in reversed(name.split(TIMES)))
@@ -131,11 +134,11 @@ def when_reduced(layout: Layout) -> WhenReduced:
 
 
 def rounding_of(layout: Layout, precision: Precision) -> Rounding | None:
-    """Rounding by the layout; None if it rounds to no other element types."""
+    """Return the types that the layout rounds to; None if it uses no other type than the training."""
     roundings = (kind_of(parallelism).rounding(parallelism, layout, precision) for parallelism in layout.parallelisms)
     return next((rounding for rounding in roundings if rounding is not None), None)
 
 
 def rounds(layout: Layout) -> bool:
-    """Whether the layout rounds to other element types. That does not depend on the training's precision."""
+    """Whether the layout rounds to other types than the training's, whichever type the training has."""
     return rounding_of(layout, Precision.FLOAT32) is not None

@@ -47,12 +47,12 @@ def _resume(scenario: Scenario) -> Resume:
 
 
 def save(resume: Resume, setup: Setup, optimizer: Optimizer, schedule: LRScheduler | None, folder: str) -> None:
-    """Save model, optimizer and schedule by canonical names. A collective call."""
+    """Save model, optimizer and schedule by the names that all layouts share. Every rank must call it."""
     state_dict_saver.save(_state(resume, setup, optimizer, schedule), checkpoint_id=folder)
 
 
 def load(resume: Resume, setup: Setup, optimizer: Optimizer, schedule: LRScheduler | None, folder: str) -> None:
-    """Load a checkpoint that any layout saved. A collective call."""
+    """Load a checkpoint that any layout saved. Every rank must call it."""
     state = _state(resume, setup, optimizer, schedule)
     state_dict_loader.load(state, checkpoint_id=folder)
     set_state_dict(

@@ -172,7 +172,7 @@ CHECKPOINT_LIMITS: tuple[Limit, ...] = (
 
 
 def flattenings(*layouts: Layout) -> tuple[bool, ...]:
-    """Allowed values for `flatten_optimizer_state_dict` between these layouts."""
+    """Values of `flatten_optimizer_state_dict` with which a checkpoint can move between these layouts."""
     has_stages = any(layout.has(Pipeline) for layout in layouts)
     is_flat = any(isinstance(each, FSDP1) and not each.use_orig_params for layout in layouts for each in layout.parallelisms)
     return (*(() if has_stages else (False,)), *(() if is_flat else (True,)))

@@ -25,7 +25,7 @@ from equivcheck.worlds.trace.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksResult:
-    """Results from all ranks, in rank order."""
+    """Traces of all ranks, before and after a checkpoint if there is one."""
 
     run: Run
     """The run under the scenario's layout. Its values are traces."""
@@ -45,9 +45,9 @@ class Runner:
     """Called with each rank's setup to plant a fault. None for no fault."""
 
     def run(self, scenario: Scenario) -> RanksResult:
-        """Run all parts.
+        """Run the ranks, twice if there is a checkpoint.
 
-        Raises `RanksFailed`, `UsageError` if the world does not exist or has no data, and `NoSpace`.
+        Raises `RanksFailed`, `UsageError` if the world does not exist or transfers no data, and `NoSpace`.
         """
         with warnings.catch_warnings():
             # Generated scenarios trigger many torch warnings, which must not become errors under -W error.
@@ -107,7 +107,7 @@ class Runner:
 
 
 def require_shared(folder: str, members: Ranks, deadline: float) -> None:
-    """Raise `UsageError` if some hosts do not see a folder."""
+    """Raise `UsageError` if some hosts do not see the same folder."""
     if members.spans_hosts and not all(members.run(os.path.isdir, folder, deadline=deadline, is_user_code=False).values):
         raise UsageError(
             f"checkpoint folder {folder} is not valid: some hosts of world {members.name!r} do not see it. Expected a TMPDIR "
@@ -116,7 +116,7 @@ def require_shared(folder: str, members: Ranks, deadline: float) -> None:
 
 
 def read_full_tensors(setup: Setup) -> None:
-    """Make a rank read `full_tensor()` too."""
+    """Let a rank also record the tensors that `full_tensor()` returns."""
     setup.reads_full_tensors = True
 
 
@@ -125,13 +125,13 @@ THREADS, PROCESSES = "sim", "gloo"
 
 
 def world_for(scenario: Scenario, world: str | Ranks) -> str | Ranks:
-    """Return the world, or processes if the scenario compiles, because threads would share the compiler's state."""
+    """Return the world. If the scenario compiles, return local processes, because threads would share the compiler's state."""
     name = world if isinstance(world, str) else world.name
     return PROCESSES if name == THREADS and is_compiled(scenario) else world
 
 
 def single_process_world(world: str) -> str:
-    """Return the world, or processes if a single process cannot open that world by itself."""
+    """Return the world. If a single process cannot open it, return local processes."""
     return world if world in LOCAL_WORLDS else PROCESSES
 
 

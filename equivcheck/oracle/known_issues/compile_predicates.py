@@ -31,14 +31,14 @@ from equivcheck.scenario.mesh import TP
 
 @need
 def compiled_original_parameters(scenario: Scenario) -> bool:
-    """FSDP1 with `use_orig_params`, and a compiled forward."""
+    """Whether FSDP1 has `use_orig_params`, and the forward is compiled."""
     keeps = any(parallelism.use_orig_params for parallelism in scenario.layout.of(FSDP1))
     return keeps and scenario.layout.execution.compile is not Compile.NONE
 
 
 @need
 def recompiled_with_gradients(scenario: Scenario) -> bool:
-    """A forward is recompiled while gradients exist: for another microbatch size, or at a step that starts from zeros."""
+    """Whether a forward is recompiled while gradients exist: for another microbatch size, or at a step that starts from zeros."""
     training = scenario.training
     alternates = training.steps > 1 and any(layer.auxiliary is AuxiliaryLinear.EVEN_STEPS for layer in training.model.layers)
     return len(set(training.data.microbatches)) > 1 or (alternates and training.zero_grad is ZeroGrad.ZERO)
@@ -46,13 +46,13 @@ def recompiled_with_gradients(scenario: Scenario) -> bool:
 
 @need
 def compiled_by_inductor(scenario: Scenario) -> bool:
-    """Inductor compiles the forward, so the compiled code is cached on disk."""
+    """Whether inductor compiles the forward, so the compiled code is cached on disk."""
     return scenario.layout.execution.compile is Compile.INDUCTOR
 
 
 @need
 def compiled_units_over_tensor_parallel(scenario: Scenario) -> bool:
-    """One compiler for several DTensor layers, each an FSDP1 unit with `use_orig_params`."""
+    """Whether one compiler gets several layers of DTensors, each an FSDP1 unit with `use_orig_params`."""
     layout = scenario.layout
     has_units = any(
         parallelism.use_orig_params and parallelism.wrapping is Wrapping.PER_LAYER for parallelism in layout.of(FSDP1)
@@ -62,7 +62,7 @@ def compiled_units_over_tensor_parallel(scenario: Scenario) -> bool:
 
 @need
 def compiled_units_among_others_over_tensor_parallel(scenario: Scenario) -> bool:
-    """One compiler for several DTensor layers, each a unit of FSDP1, FSDP2 or `replicate`."""
+    """Whether one compiler gets several layers of DTensors, each a unit of FSDP1, FSDP2 or `replicate`."""
     layout = scenario.layout
     wrapped = any(
         isinstance(each, FSDP1 | FSDP2 | Replicate) and each.wrapping is Wrapping.PER_LAYER for each in layout.parallelisms
@@ -72,7 +72,7 @@ def compiled_units_among_others_over_tensor_parallel(scenario: Scenario) -> bool
 
 @need
 def shards_heads_of_symbolic_width(scenario: Scenario) -> bool:
-    """Heads with a symbolic width are sharded, and the gradient of a trained weight needs the size over all ranks."""
+    """Whether heads with a symbolic width are sharded, and the gradient of a trained weight needs the size over all ranks."""
     return scenario.layout.mesh.size(TP) > 1 and any(
         split is Split.HEADS_OR_HIDDEN and not layer.frozen and (layer.fused or layer.num_heads > layer.num_kv_heads)
         for layer, split in _heads_of_symbolic_width(scenario)
@@ -81,7 +81,7 @@ def shards_heads_of_symbolic_width(scenario: Scenario) -> bool:
 
 @need
 def transposes_heads_of_symbolic_width(scenario: Scenario) -> bool:
-    """DTensors get transposed gradients whose strides contain the symbolic width of heads."""
+    """Whether DTensors get transposed gradients whose strides contain the symbolic width of heads."""
     several_ranks = scenario.layout.mesh.size(TP) > 1
     return any(
         (several_ranks and split is Split.HEADS_OR_HIDDEN)
@@ -116,14 +116,14 @@ def _makes_units(parallelism: Parallelism) -> bool:
 
 @need
 def compiled_embedding_over_tensor_parallel(scenario: Scenario) -> bool:
-    """DTensors embed tokens, under one compiler with the layers."""
+    """Whether the embedding is a DTensor, and compiled together with the layers."""
     is_spread = any(plan.source is not Split.NOT_IN_PLAN for plan in scenario.layout.of(TensorParallel))
     return _compiles_whole(scenario.layout) and scenario.training.model.source is not None and is_spread
 
 
 @need
 def compiled_fused_attention_is_recomputed(scenario: Scenario) -> bool:
-    """A compiled layer with `scaled_dot_product_attention` is recomputed in backward."""
+    """Whether a compiled layer with `scaled_dot_product_attention` is recomputed in backward."""
     execution, layers = scenario.layout.execution, scenario.training.model.layers
     is_compiled = execution.compile is not Compile.NONE and execution.checkpointing is not Checkpointing.NONE
     return is_compiled and any(isinstance(layer, Attention) and layer.fused for layer in layers)
@@ -131,7 +131,7 @@ def compiled_fused_attention_is_recomputed(scenario: Scenario) -> bool:
 
 @need
 def compiled_for_several_sizes(scenario: Scenario) -> bool:
-    """The compiled forward over all layers gets several microbatch sizes."""
+    """Whether the compiled forward over all layers gets several microbatch sizes."""
     return len(set(scenario.training.data.microbatches)) > 1 and _compiles_whole(scenario.layout)
 
 
@@ -141,7 +141,7 @@ def _compiles_whole(layout: Layout) -> bool:
 
 @need
 def compiled_with_equal_shards(scenario: Scenario) -> bool:
-    """Tensor parallelism splits compiled layers along dims of several sizes, and some rank's shards have the same size."""
+    """Whether compiled layers are sharded along dims of several sizes, and some rank's shards of them have the same size."""
     layout, ranks = scenario.layout, scenario.layout.mesh.size(TP)
     sizes = {size for parallelism in layout.of(TensorParallel) for _, size in cuts(scenario.training.model, parallelism)}
     compiles = layout.execution.compile is not Compile.NONE
@@ -150,7 +150,7 @@ def compiled_with_equal_shards(scenario: Scenario) -> bool:
 
 @need
 def compiled_layers_between_ddp_and_tensor_parallel(scenario: Scenario) -> bool:
-    """DDP over tensor parallelism, with layers that are compiled one by one."""
+    """Whether DDP is applied over tensor parallelism, and layers are compiled one by one."""
     layout = scenario.layout
     swaps = layout.has(DDP) or any(each.implementation is Replicator.DDP for each in layout.of(Replicate))
     compiles = layout.execution.compile is not Compile.NONE and layout.execution.per_layer
@@ -159,7 +159,7 @@ def compiled_layers_between_ddp_and_tensor_parallel(scenario: Scenario) -> bool:
 
 @need
 def reruns_layer_next_to_others(scenario: Scenario) -> bool:
-    """A layer runs again after an update, next to another layer or inside activation checkpointing."""
+    """Whether a layer runs again after an update, next to another layer or inside activation checkpointing."""
     among = len(scenario.training.model.layers) > 1 or scenario.layout.execution.checkpointing is not Checkpointing.NONE
     return scenario.training.steps > 1 and among
 

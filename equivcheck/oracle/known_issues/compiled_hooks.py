@@ -36,7 +36,7 @@ from equivcheck.worlds.trace.differences import Difference, Divergence
 
 @need
 def hooks_compiled_one_by_one(scenario: Scenario) -> bool:
-    """A compiled forward with FSDP1 without `use_orig_params`, over tensor parallelism."""
+    """Whether a forward with FSDP1 without `use_orig_params` over tensor parallelism is compiled."""
     layout = scenario.layout
     looks_into_hooks = any(not parallelism.use_orig_params for parallelism in layout.of(FSDP1))
     return looks_into_hooks and layout.execution.compile is not Compile.NONE and layout.has(TensorParallel)
@@ -94,7 +94,7 @@ def _rows(scenario: Scenario) -> list[int]:
 
 @need
 def two_features_cut_after_others(scenario: Scenario) -> bool:
-    """A compiled hook splits two input features into one per rank, after a hook was compiled for another number."""
+    """Whether a compiled hook splits two input features into one per rank, after a hook was compiled for another number."""
     found, recompiled = _linears_compiled_together(scenario), len(set(_rows(scenario))) > 1
     return scenario.layout.mesh.size(TP) == 2 and any(
         each.is_split and each.inputs == 2 and any(other.inputs != 2 for other in (found if recompiled else found[:index]))
@@ -104,7 +104,7 @@ def two_features_cut_after_others(scenario: Scenario) -> bool:
 
 @need
 def viewed_sequences_of_another_size(scenario: Scenario) -> bool:
-    """A compiled hook takes sequences from a linear with a bias, after sequences with another number of rows.
+    """Whether a compiled hook takes sequences from a linear layer with a bias, after sequences with another number of rows.
 
     A length that equals one, the rows or the features shares their symbol, and does not count.
     """
@@ -116,7 +116,7 @@ def viewed_sequences_of_another_size(scenario: Scenario) -> bool:
 
 @need
 def viewed_sequences_of_other_features(scenario: Scenario) -> bool:
-    """A compiled hook for a second number of features takes sequences from a linear with a bias, and other features follow.
+    """Whether hooks on sequences of a linear layer with a bias are compiled for a second and a third number of features.
 
     The first compiled hook takes no such view, or the features equal the rows or positions and share their symbol.
     """
@@ -132,13 +132,13 @@ def viewed_sequences_of_other_features(scenario: Scenario) -> bool:
 
 @need
 def pending_before_a_compiled_hook(scenario: Scenario) -> bool:
-    """A recomputed layer returns an asynchronous sum, and a compiled hook takes it."""
+    """Whether a recomputed layer returns an asynchronous sum, and a compiled hook takes it."""
     return _last_pending(scenario) is not None
 
 
 @show
 def before_a_compiled_hook(scenario: Scenario, divergence: Divergence) -> bool:
-    """The tensor belongs to the layer with the asynchronous sum, or to an earlier one.
+    """Whether the tensor belongs to the layer with the asynchronous sum, or to an earlier one.
 
     Gradients are missing only if each layer is a unit.
     """

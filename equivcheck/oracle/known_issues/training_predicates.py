@@ -26,20 +26,20 @@ from equivcheck.worlds.trace.differences import Divergence
 
 @need
 def shared_weights(scenario: Scenario) -> bool:
-    """Some layers share a weight."""
+    """Whether some layers share a weight."""
     return has_shares(scenario.training.model)
 
 
 @need
 def several_microbatches_or_steps(scenario: Scenario) -> bool:
-    """The model runs more than once."""
+    """Whether the model runs more than once."""
     training = scenario.training
     return training.steps > 1 or len(training.data.microbatches) > 1
 
 
 @need
 def rms_norm_after_a_layer(scenario: Scenario) -> bool:
-    """An RMSNorm follows a linear or an embedding."""
+    """Whether an RMSNorm follows a linear or an embedding."""
     model = scenario.training.model
     of_layers = any(layer.norm is Norm.RMS for layer in model.layers[0 if model.source else 1 :])
     return of_layers or (model.head is not None and model.head.norm is Norm.RMS)
@@ -47,130 +47,130 @@ def rms_norm_after_a_layer(scenario: Scenario) -> bool:
 
 @need
 def mean_squared_error(scenario: Scenario) -> bool:
-    """The loss is the mean squared error."""
+    """Whether the loss is the mean squared error."""
     return scenario.training.loss is Loss.MSE_MEAN
 
 
 @need
 def mean_of_outputs(scenario: Scenario) -> bool:
-    """The loss is the mean of outputs minus targets."""
+    """Whether the loss is the mean of outputs minus targets."""
     return scenario.training.loss is Loss.LINEAR_MEAN
 
 
 @need
 def full_tensors_are_read(scenario: Scenario) -> bool:
-    """The last step calls `full_tensor()` on parameters and gradients."""
+    """Whether the last step calls `full_tensor()` on parameters and gradients."""
     return asks_full_tensors(scenario)
 
 
 @need
 def rows_along_second_dim(scenario: Scenario) -> bool:
-    """Rows are dim 1 in the inputs, so the first layer gets a transposed tensor."""
+    """Whether rows are dim 1 in the inputs, so the first layer gets a transposed tensor."""
     return scenario.training.data.batch_dim == 1
 
 
 @need
 def repeats(scenario: Scenario) -> bool:
-    """A layer repeats its output."""
+    """Whether a layer repeats its output."""
     return any(layer.shape_op is ShapeOp.REPEAT for layer in scenario.training.model.layers)
 
 
 @need
 def inf_norm(scenario: Scenario) -> bool:
-    """Gradients are clipped by the infinity norm."""
+    """Whether gradients are clipped by the infinity norm."""
     clipping = scenario.training.clipping
     return isinstance(clipping, ClipNorm) and clipping.norm_type is NormType.INF
 
 
 @need
 def adafactor(scenario: Scenario) -> bool:
-    """The optimizer is Adafactor, which divides by a parameter's number of elements."""
+    """Whether the optimizer is Adafactor, which divides by a parameter's number of elements."""
     return isinstance(scenario.training.optimizer, Adafactor)
 
 
 @need
 def muon(scenario: Scenario) -> bool:
-    """The optimizer is Muon, which divides a matrix's rows by its columns."""
+    """Whether the optimizer is Muon, which divides a matrix's rows by its columns."""
     return isinstance(scenario.training.optimizer, Muon)
 
 
 @need
 def fused_adam(scenario: Scenario) -> bool:
-    """The optimizer is fused Adam or AdamW."""
+    """Whether the optimizer is fused Adam or AdamW."""
     optimizer = scenario.training.optimizer
     return isinstance(optimizer, Adam) and optimizer.implementation is Implementation.FUSED
 
 
 @need
 def clipping_by_value(scenario: Scenario) -> bool:
-    """Gradients are clipped by value."""
+    """Whether gradients are clipped by value."""
     return isinstance(scenario.training.clipping, ClipValue)
 
 
 @need
 def clipping_by_norm(scenario: Scenario) -> bool:
-    """Gradients are clipped by a norm."""
+    """Whether gradients are clipped by a norm."""
     return isinstance(scenario.training.clipping, ClipNorm)
 
 
 @need
 def double_precision(scenario: Scenario) -> bool:
-    """Parameters are float64."""
+    """Whether parameters are float64."""
     return scenario.training.precision is Precision.FLOAT64
 
 
 @need
 def several_data_ranks(scenario: Scenario) -> bool:
-    """Several ranks share the batch."""
+    """Whether several ranks share the batch."""
     return scenario.layout.num_data_ranks > 1
 
 
 @need
 def backward_is_compiled(scenario: Scenario) -> bool:
-    """Compiled autograd runs the backward."""
+    """Whether compiled autograd runs the backward."""
     return scenario.layout.execution.compiled_autograd
 
 
 @need
 def sequences_computed_twice(scenario: Scenario) -> bool:
-    """Layers on sequences are recomputed in backward."""
+    """Whether layers on sequences are recomputed in backward."""
     return scenario.training.model.length is not None and scenario.layout.execution.checkpointing is not Checkpointing.NONE
 
 
 @need
 def backward_is_traced(scenario: Scenario) -> bool:
-    """The backward is traced, as part of a whole step or by compiled autograd."""
+    """Whether the backward is traced, as part of a whole step or by compiled autograd."""
     execution = scenario.layout.execution
     return execution.whole_step or execution.compiled_autograd
 
 
 @need
 def adafactor_of_shards(scenario: Scenario) -> bool:
-    """Adafactor updates DTensors that are sharded over several ranks."""
+    """Whether Adafactor updates DTensors that are sharded over several ranks."""
     return is_adafactor_on_shards(scenario.training, scenario.layout)
 
 
 @show
 def times_data_ranks(scenario: Scenario, divergence: Divergence) -> bool:
-    """The value is the expected one times the number of data ranks, within 5 % of the error."""
+    """Whether the value is the expected one times the number of data ranks, within 5 % of the error."""
     expected, actual = float(divergence.expected), float(divergence.actual)
     return abs(actual - scenario.layout.num_data_ranks * expected) <= 0.05 * abs(actual - expected)
 
 
 @show
 def of_a_matrix(_scenario: Scenario, divergence: Divergence) -> bool:
-    """The tensor has two dims, so it can have several memory layouts."""
+    """Whether the tensor has two dims, so it can have several memory layouts."""
     return len(divergence.index) == 2
 
 
 @show
 def of_a_shared_weight(scenario: Scenario, divergence: Divergence) -> bool:
-    """The tensor is a weight that several layers share."""
+    """Whether the tensor is a weight that several layers share."""
     pairs = [(index, layer.shares) for index, layer in enumerate(scenario.training.model.layers) if layer.shares is not None]
     return divergence.tensor in {f"layers.{index}.linear.weight" for pair in pairs for index in pair}
 
 
 @show
 def norm_of_an_earlier_step(_scenario: Scenario, divergence: Divergence) -> bool:
-    """The norm is too large at a step after the first."""
+    """Whether the norm is too large at a step after the first."""
     return divergence.step > 0 and divergence.tensor == "norm" and float(divergence.actual) > float(divergence.expected)

@@ -22,7 +22,7 @@ NEARLY = 1e-3
 
 
 class Contradicted(EquivCheckError):
-    """Emulated ranks have other values than the real ones, so the mistake is not the cause."""
+    """The values of a mistake differ from those of the real ranks, so the mistake is not the cause."""
 
 
 class RealValues:
@@ -60,7 +60,7 @@ class RealValues:
 
 
 def are_gradients_scaled(diverged: DivergedTraining) -> bool:
-    """Return False if a rank's gradient at the first wrong step is clearly no multiple of the right one."""
+    """Return False if a rank's gradient at the first wrong step is clearly not a multiple of the right one."""
     step = diverged.first.step
     right = diverged.expected_values(step, Phase.GRADIENT)
     for expected, found in zip(diverged.reference.moments, diverged.found, strict=True):

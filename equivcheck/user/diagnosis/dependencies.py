@@ -14,7 +14,7 @@ _NONE: _Sources = (frozenset(), frozenset())
 
 
 class Dependencies:
-    """Dependencies between the module tensors in one step."""
+    """Records which modules' inputs and outputs are computed from which others in one step."""
 
     def __init__(self, seen: Sequence[ModuleTensor], parameters: Mapping[str, torch.Tensor]) -> None:
         """`seen` is in execution order, with nodes. `parameters` are the model's, by name."""
@@ -31,7 +31,7 @@ class Dependencies:
         self._sources: dict[Key, _Sources] = {each.key: self._reached[each.node] for each in own if each.node is not None}
 
     def is_computed_from(self, key: Key, source: Key) -> bool:
-        """Whether a tensor depends on an earlier one. Execution order decides if one of them has no autograd node."""
+        """Whether a tensor depends on an earlier one. If one of them has no autograd node, the order of execution decides."""
         later, earlier = key._replace(is_gradient=False), source._replace(is_gradient=False)
         if self._order[later] <= self._order[earlier]:
             return False
@@ -39,9 +39,9 @@ class Dependencies:
         return earlier in self._sources[later][0] if known else True
 
     def nearest_parameters(self, key: Key) -> frozenset[str]:
-        """Parameters that a tensor depends on, and that no recorded tensor in between depends on.
+        """Names of the parameters between a tensor and the recorded tensors before it.
 
-        If there are none, those of the nearest tensor before it that has some.
+        If there are none, those of the nearest earlier tensor that has some.
         """
         tensor = key._replace(is_gradient=False)
         before = sorted(self._sources.get(tensor, _NONE)[0], key=self._order.__getitem__, reverse=True)

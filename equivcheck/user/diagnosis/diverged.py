@@ -30,7 +30,7 @@ from equivcheck.worlds.trace.trace import Snapshot
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class DivergedTraining(Evidence):
-    """A user's training whose ranks differ from one device."""
+    """Evidence about a user's training whose ranks differ from one device."""
 
     task: Task
     """The training."""
@@ -63,7 +63,10 @@ class DivergedTraining(Evidence):
         return {name: value.detach().double().numpy() for name, value in own.items()}
 
     def call_counts(self, known: int) -> list[tuple[int, str]]:
-        """Return how many microbatches, backward passes and calls a step has, with names; without the `known` number."""
+        """Return how many microbatches, backward passes and module calls a step has, each with words for a sentence.
+
+        Leaves out counts of 1 and of `known`.
+        """
         passes = max((run.num_backward for run in self.observed.ranks), default=1)
         named = [(self.num_microbatches, f"the {self.num_microbatches} microbatches")]
         named += [(passes, f"the {passes} backward passes in a rank's step")] * (passes != self.num_microbatches)
@@ -87,7 +90,7 @@ class DivergedTraining(Evidence):
 
 
 def split_dim(diverged: DivergedTraining, name: str, axis: str) -> int | None:
-    """Return the dim along which ranks with different indices on an axis hold different indices of a parameter, if any."""
+    """Return the dim along which an axis shards a parameter; None if the axis does not shard it."""
     if all(piece.name != name for piece in diverged.single.steps[0].parameters.pieces):
         return None  # for example a weight that is shared with an embedding, or computed by a parametrization
     for dim in range(held_elements(diverged).by(name, 0).dim()):
@@ -98,7 +101,7 @@ def split_dim(diverged: DivergedTraining, name: str, axis: str) -> int | None:
 
 
 def held_indices(diverged: DivergedTraining, name: str, axis: str, dim: int) -> list[torch.Tensor]:
-    """Return, for each index on an axis, a parameter's indices along a dim that its ranks hold together."""
+    """Return, for each index on `axis`, which indices along `dim` its ranks hold of a parameter."""
     found = []
     for index in range(diverged.size((axis,))):
         ranks = [rank.rank for rank in diverged.coordinates if rank.indices[axis] == index]

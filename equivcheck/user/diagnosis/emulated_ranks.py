@@ -35,7 +35,7 @@ from equivcheck.worlds.trace.trace import Snapshot, Trace
 
 
 class EmulatedUserRanks(EmulatedRanks):
-    """Ranks with the user's single-device step."""
+    """Ranks that are emulated on one device, each with its own model, and train with the user's single-device step."""
 
     def __init__(self, diverged: DivergedTraining, *, own_rows: bool, one: bool = False) -> None:
         self.diverged, self.task, self.own_rows = diverged, diverged.task, own_rows

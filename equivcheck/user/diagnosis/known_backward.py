@@ -27,9 +27,10 @@ class _Pass:
 
 
 class KnownBackward:
-    """Backward passes of correct ranks. A pass is known if loss, parameters and buffers are equal.
+    """Cache of backward passes of emulated ranks without a mistake.
 
-    Most mistakes come after the backward pass, and the pass takes most of an emulation's time.
+    Most mistakes come after the backward pass, and the pass takes most of an emulation's time. A cached pass is used if loss,
+    parameters and buffers are equal.
     """
 
     def __init__(self) -> None:
@@ -39,7 +40,7 @@ class KnownBackward:
         self._num_bytes = 0
 
     def add(self, place: Place, loss: torch.Tensor, model: nn.Module, gradients: Gradients) -> None:
-        """Keep a pass, unless all are known or memory is used up."""
+        """Cache a pass. Does nothing if all passes are cached or the memory is used up."""
         if self.is_complete:
             return
         given = _given(model)
@@ -53,7 +54,7 @@ class KnownBackward:
             self._passes[place] = _Pass(loss.detach().clone(), kept, copies)
 
     def gradients(self, place: Place, loss: torch.Tensor, model: nn.Module) -> Gradients | None:
-        """Return the gradients of a known pass; None if the pass is not known. Nobody may change them."""
+        """Return the gradients of a cached pass; None if it is not cached. The caller must not change them."""
         known = self._passes.get(place)
         if known is None or not _are_equal([known.loss, *known.given], [loss, *_given(model)]):
             return None
@@ -72,9 +73,10 @@ def _are_equal(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> 
 
 
 def computation(models: Sequence[nn.Module], others: Sequence[Any]) -> tuple[Any, ...] | None:
-    """Describe models, and other objects by identity. A mistake with other models or objects has another description.
+    """Return a key for the code that a backward pass runs: modules, parameters, hooks and other objects by identity.
 
-    None if hooks see the backward pass, because a known pass would not call them.
+    An emulation with a mistake in the model has another key. None if hooks see the backward pass, because a cached pass does
+    not call them.
     """
     modules = [module for model in models for module in model.modules()]
     parameters = [parameter for model in models for parameter in model.parameters()]

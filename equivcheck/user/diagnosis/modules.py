@@ -26,7 +26,7 @@ from equivcheck.worlds.trace.trace import Piece, Snapshot
 
 
 class Key(NamedTuple):
-    """Names a module's tensor in one step."""
+    """Identifies a tensor of a module in one step."""
 
     module: str
     """Module name; empty for the full model."""
@@ -56,7 +56,7 @@ class ModuleTensor:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class WatchedRun:
-    """A run with the tensors recorded at one step."""
+    """A run whose modules' tensors were recorded at one step."""
 
     trace: UserTrace
     """The run's trace."""
@@ -159,7 +159,7 @@ def _view_of(value: Any) -> Any:
 
 
 def watched_rank(task: Task, at: int) -> WatchedRun:
-    """Train on this rank and record step `at`."""
+    """Train on this rank, and record the modules' tensors at step `at`."""
     task, mesh = task_and_mesh(task)
     reader, batches = reader_and_batches(task, mesh)
     watch = _Watch(reader, task.rank_step or default_step(task), at)
@@ -167,7 +167,7 @@ def watched_rank(task: Task, at: int) -> WatchedRun:
 
 
 def watched_device(task: Task, at: int, model: nn.Module, batches: list[Any], *, keeps_nodes: bool = False) -> WatchedRun:
-    """Train on one device and record step `at`."""
+    """Train on one device, and record the modules' tensors at step `at`."""
     reader = Reader(TensorNames(model), model)
     watch = _Watch(reader, task.step or default_step(task), at, keeps_nodes=keeps_nodes)
     return watch.run(train(task, reader, batches, watch.step, 1.0))

@@ -18,7 +18,7 @@ from equivcheck.worlds.trace.pieces import select_piece
 
 
 class Status(Enum):
-    """How the ranks' parts of a tensor relate to the full tensor."""
+    """How the tensors on ranks relate to the full tensor."""
 
     RIGHT = "right"
     PARTIAL = "partial"
@@ -29,7 +29,7 @@ class Status(Enum):
 
 
 class Order(Enum):
-    """How ranks take indices along a dim."""
+    """Which indices along a dim each rank holds."""
 
     CHUNKS = "chunks"
     STRIDED = "strided"
@@ -38,7 +38,7 @@ class Order(Enum):
 
 
 class Split(NamedTuple):
-    """A dim split over a mesh axis."""
+    """A tensor that is sharded along a dim over a mesh axis."""
 
     dim: int
     """Dim in the full tensor."""
@@ -47,7 +47,7 @@ class Split(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """Partial sums over a mesh axis."""
+    """A tensor whose ranks have partial sums over a mesh axis."""
 
     is_mean: bool
     """Whether the sum is divided by the number of ranks."""
@@ -59,7 +59,7 @@ Layout = dict[str, Split | Sum | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """A comparison's result."""
+    """Result of comparing the tensors on ranks with the full tensor."""
 
     status: Status
     """Whether the parts are right."""
@@ -70,10 +70,10 @@ class Agreement:
 
 
 class PartComparer:
-    """Compares one tensor after the other.
+    """Compares the tensors on ranks with full tensors, one tensor after the other.
 
-    It remembers the dims that were split over an axis in a right tensor. A later tensor that is split in the same way, and whose
-    values differ, is wrong. Without such a precedent its ranks may split it in another way.
+    It remembers how earlier tensors with right values were split. If a later tensor has the same split and its values differ,
+    it is wrong. Otherwise its ranks may split it in a way that is not known yet.
     """
 
     def __init__(self, task: Task, coordinates: Sequence[RankCoordinate], eps: float) -> None:
@@ -89,7 +89,7 @@ class PartComparer:
     def compare(
         self, full: torch.Tensor, parts: Sequence[ModuleTensor | None], tolerance: float, scale: float = 1.0
     ) -> Agreement:
-        """Compare each rank's part, None on a rank without one, with `scale` times the full tensor."""
+        """Compare the tensor on each rank, None if a rank has none, with `scale` times the full tensor."""
         shapes = {part.values.shape if part.piece is None else part.piece.shape for part in parts if part is not None}
         uncertain = Agreement(status=Status.UNKNOWN)
         if len(shapes) != 1:
@@ -187,7 +187,7 @@ def _take(full: torch.Tensor, split: Split, count: int, index: int) -> torch.Ten
 
 
 def distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Norm of the difference. Elements that are both NaN, or the same infinity, do not differ."""
+    """Norm of the difference. Two NaN, or two equal infinities, do not differ."""
     same = (one == other) | (one.isnan() & other.isnan())
     return float(torch.where(same, 0.0, one - other).norm())
 

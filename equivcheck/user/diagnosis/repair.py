@@ -33,7 +33,7 @@ from equivcheck.worlds.trace.tensors import Vector
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduction:
-    """A reduction, perhaps missing for some gradients."""
+    """A reduction of gradients over mesh axes that ranks may have left out."""
 
     axes: tuple[str, ...]
     """Mesh axes along which the ranks' gradients are added up."""
@@ -42,7 +42,10 @@ class Reduction:
 
 
 def missing_reductions(diverged: DivergedTraining) -> list[Diagnosis]:
-    """Return the reductions after which the ranks agree with one device in every step; empty if there are none."""
+    """Return the reductions that ranks left out: with them, ranks agree with one device in every step.
+
+    Empty if there are none.
+    """
     first = diverged.first
     if first.phase is not Phase.GRADIENT:
         return []

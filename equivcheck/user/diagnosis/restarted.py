@@ -32,7 +32,7 @@ from equivcheck.worlds.trace.trace import Snapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartLoss:
-    """State that ranks do not have after they load a checkpoint."""
+    """State that ranks no longer have after they load a checkpoint."""
 
     sentence: str
     """The lost state in words."""

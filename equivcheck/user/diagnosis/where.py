@@ -39,9 +39,10 @@ _AGREE = (Status.RIGHT, Status.PARTIAL)
 
 
 def where_of(diverged: DivergedTraining) -> str:
-    """Describe the first wrong module.
+    """Describe the first module whose values are wrong.
 
-    Empty if neither loss nor gradients differ first, if the second run differs in another place, or if the place is in doubt.
+    Empty if the update or a reported value differs first, if the second run differs in another place, or if no single module is
+    first.
     """
     if diverged.first.phase not in (Phase.LOSS, Phase.GRADIENT):
         return ""

@@ -17,7 +17,7 @@ from equivcheck.worlds.workers.link import SupervisorLink
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """First message to the process: the recipe, and an optional world."""
+    """First message to the worker process: the recipe, and a world if one was chosen."""
 
     recipe: Path
     """Path to the recipe's file."""
@@ -35,7 +35,7 @@ class Layouts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """Reply if the recipe cannot be read or defines no matrix; then the process ends."""
+    """Reply if the recipe cannot be read or defines no matrix. The process ends after it."""
 
     why: str
     """Reason, in one sentence."""
@@ -43,7 +43,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutDone:
-    """Reply to the name of a layout."""
+    """Reply after one layout was checked."""
 
     row: LayoutRow
     """Checked row."""
@@ -52,7 +52,7 @@ class LayoutDone:
 
 
 def main(fd: int) -> None:
-    """Serve the supervisor at the other end of `fd` until it ends."""
+    """Check layouts for the supervisor, which is connected through the socket `fd`, until the supervisor ends."""
     link = SupervisorLink(fd)
     order: Order = link.task
     sys.path.insert(0, str(order.recipe.resolve().parent))  # layouts may import the recipe's neighbours when they run

@@ -15,7 +15,7 @@ from equivcheck.user.task import takes_names
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alteration:
-    """A mistake. The defaults change nothing."""
+    """A mistake in an optimizer's updates. The defaults change nothing."""
 
     num_shards: int = 1
     """Each shard of a parameter is optimized as if it were a parameter."""
@@ -38,7 +38,7 @@ class Alteration:
 
 
 class Altered(torch.optim.Optimizer):
-    """Runs the user's optimizer on copies of parameters or of their shards, and copies the result back."""
+    """Runs the user's optimizer with a mistake, on copies of parameters or of their shards, and copies the result back."""
 
     def __init__(self, named: list[tuple[str, nn.Parameter]], build: Callable[..., Any], alteration: Alteration) -> None:
         super().__init__([parameter for _, parameter in named], {})
@@ -91,7 +91,7 @@ class Altered(torch.optim.Optimizer):
             self._copy_back(name, parameter, updates)
 
     def updates_from(self, named: list[tuple[str, nn.Parameter]]) -> dict[str, torch.Tensor]:
-        """Make a step from these parameters and gradients. Return the changes by name."""
+        """Make one step from these parameters and gradients, and return the change of each parameter by name."""
         for (_, own), (name, other) in zip(self._named, named, strict=True):
             own.copy_(other)
             own.grad = other.grad

@@ -44,7 +44,7 @@ class Placed(PrintableEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerCase:
-    """Parameters, gradients and ranks."""
+    """A case for the optimizer: drawn parameters and gradients, and how ranks hold them."""
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
     """Names and full shapes."""
@@ -87,7 +87,7 @@ def _drawn(generator: np.random.Generator, shape: tuple[int, ...]) -> torch.Tens
 
 
 def drawn_cases(num: int, placements: Sequence[Placed], steps: int, seed: int) -> list[OptimizerCase]:
-    """Draw cases. Each has one to eight parameters. Placements take turns, with and without a checkpoint."""
+    """Draw cases with one to eight parameters each. They go through `placements` in turn, half of them with a checkpoint."""
     generator = np.random.default_rng(seed)
     found = []
     for number in range(num):
@@ -113,7 +113,7 @@ def _choice(generator: np.random.Generator, shapes: Sequence[tuple[int, ...]]) -
 
 
 def smaller_cases(case: OptimizerCase) -> list[OptimizerCase]:
-    """Cases with one parameter, fewer parameters, fewer steps, or no checkpoint; the smallest first."""
+    """Return smaller variants of a case, the smallest first: one parameter, fewer parameters, fewer steps, no checkpoint."""
     found = [replace(case, shapes=(each,)) for each in case.shapes if len(case.shapes) > 1]
     if len(case.shapes) > 2:
         found += [replace(case, shapes=(*case.shapes[:at], *case.shapes[at + 1 :])) for at in range(len(case.shapes))]
@@ -125,7 +125,7 @@ def smaller_cases(case: OptimizerCase) -> list[OptimizerCase]:
 
 
 def place_parameters(model: nn.Module, mesh: DeviceMesh, *, placed: Placed) -> None:
-    """Distribute the parameters in place."""
+    """Distribute a module's parameters over the mesh, in place."""
     if placed is Placed.FSDP2:
         fully_shard(model, mesh=mesh)
     if placed is not Placed.DIM_1:
@@ -138,7 +138,7 @@ def place_parameters(model: nn.Module, mesh: DeviceMesh, *, placed: Placed) -> N
 
 
 def take_step(model: nn.Module, gradients: Mapping[str, torch.Tensor], optimizer: Any, _loss: Any) -> None:
-    """Set each parameter's gradient, sharded like the parameter, and update."""
+    """Set each parameter's gradient, sharded like the parameter, and call the optimizer's step."""
     for name, parameter in model.named_parameters():
         full = gradients[name]
         parameter.grad = full.clone() if not isinstance(parameter, DTensor) else _sharded(full, parameter)

@@ -34,7 +34,7 @@ def on_narrowing(run: SingleDeviceRun) -> tuple[str, ...]:
 
 
 def on_precision(task: Task, traces: tuple[UserTrace, ...], outcome: Outcome) -> tuple[str, ...]:
-    """Name the `precision` that ranks use if the verdict is not EQUIVALENT under another one."""
+    """Name the `precision` that the ranks use, if they were compared under another one and are not EQUIVALENT."""
     seen = next((trace.low_precision for trace in traces if trace.low_precision is not None), None)
     if outcome not in (Outcome.DIVERGED, Outcome.INCONCLUSIVE) or seen is None or _agree(seen, task.precision):
         return ()

@@ -31,7 +31,7 @@ def require_kept(task: Task) -> None:
 
 @contextlib.contextmanager
 def widened_float32(task: Task, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
-    """Widen float32 while the task trains, if it has `keep_dtype`. The optimizers' own states keep their types."""
+    """Replace float32 by a wider type while the task trains, if it has `keep_dtype`. Optimizer states keep their types."""
     if not task.keep_dtype or task.dtype is None:
         yield
         return
@@ -61,7 +61,7 @@ class WidenFloat32(TorchFunctionMode):
         self._num_paused = 0
 
     def pause(self, by: int) -> None:
-        """Switch the mode off (1), or on again (-1) once each pause has ended, because an optimizer may call another one."""
+        """Switch the mode off (1) or on again (-1). It stays off until all pauses have ended, because pauses may be nested."""
         self._num_paused += by
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:

@@ -29,7 +29,7 @@ Drift: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
 
 class RoundedModel(nn.Module):
-    """A model that is called separately on each part of the rows."""
+    """A model that is called once for each rank's part of the rows, so that one device rounds as the ranks do."""
 
     def __init__(self, module: nn.Module, rounding: Rounding, casting: Collection[str], jitter: Jitter, drift: Drift) -> None:
         """`casting` names submodules that cast their inputs, such as `fully_shard` units.
@@ -166,15 +166,15 @@ def _cast(module: nn.Module, rounding: Rounding) -> nn.Module:
 
 
 def has_own_parameters(unit: nn.Module, units: Sequence[nn.Module]) -> bool:
-    """Whether a unit has parameters outside the other units within it. FSDP2 watches the inputs of these units only."""
+    """Whether an FSDP unit has parameters that no inner unit has. FSDP2 changes the backward of such units only."""
     inner = {parameter for other in unit.modules() if other is not unit and other in units for parameter in other.parameters()}
     return any(parameter not in inner for parameter in unit.parameters())
 
 
 def sum_gradients_inside(inputs: Any) -> Any:
-    """Let backward add up each input's gradients from one module before it adds gradients from elsewhere.
+    """Make backward add a module's gradients for an input before it adds gradients from other modules.
 
-    FSDP2 does so, because it passes a unit's inputs through an autograd function. The order matters in low precision if several
+    FSDP2 does so, because it passes a unit's inputs through an autograd function. In low precision the order matters if several
     units read one activation, such as an encoder's output.
     """
     watched = [tensor for tensor in tensors_of(inputs) if tensor.requires_grad]
@@ -215,7 +215,10 @@ def num_rows(value: Any) -> int | None:
 
 
 def join_parts(values: Sequence[Any]) -> Any:
-    """Join outputs structure by structure. Scalars are averaged; other values come from the first part."""
+    """Join the outputs for all parts into one structure.
+
+    Tensors are concatenated, scalars averaged; other values come from the first part.
+    """
     return combine_tensors(values, _Joined.apply)
 
 

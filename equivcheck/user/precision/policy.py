@@ -48,7 +48,7 @@ def require_precision(task: Task) -> None:
 
 
 def rounding_of(task: Task, *, in_parts: bool = True) -> Rounding:
-    """Return the ranks' rounding points, and the number of parts they split rows into; one part if not `in_parts`."""
+    """Return where the ranks round, and into how many parts they split the rows; one part if not `in_parts`."""
     *outer, inner = [size for name, size in task.mesh if name in task.data_axes] or [1]
     if task.shard is not None or not in_parts:
         outer, inner = [], 1  # only the user's `shard` knows a rank's part
@@ -65,12 +65,12 @@ def _reduced_in(policy: MixedPrecision) -> ElementType | None:
 
 
 def sums_in_parts(task: Task) -> bool:
-    """Whether ranks may round partial sums that one device never forms: along non-data axes, or in the user's `shard`."""
+    """Whether ranks may round partial sums that one device never has, because of a non-data axis or the user's `shard`."""
     return task.shard is not None or any(size > 1 for name, size in task.mesh if name not in task.data_axes)
 
 
 def computes_in_few_digits(rounding: Rounding) -> bool:
-    """Whether products are in bfloat16 or float16. They accumulate in float32, in any memory layout."""
+    """Whether matrix products are in bfloat16 or float16. They accumulate in float32, in any memory layout."""
     return rounding.autocast is not None or rounding.compute in (ElementType.BFLOAT16, ElementType.FLOAT16)
 
 

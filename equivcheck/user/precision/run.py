@@ -39,11 +39,11 @@ _OTHER_DIVISIONS = (Division.BEFORE, Division.SCALED, Division.AROUND)
 
 
 class RoundedRun(SingleDeviceRun):
-    """Single-device run through a `RoundedModel`.
+    """Single-device run that rounds as the ranks do. It trains a `RoundedModel`.
 
-    Its copies add gradients in another order; copies for confirmation also round differently at random points. Ranks start from
-    equal bits, and bfloat16 or float16 products are equal if their operands are. If all products are in these types, copies also
-    start from these bits, and only updated parameters are perturbed by one unit in the last place.
+    To measure noise, copies add gradients in another order; copies for confirmation also round differently at random points.
+    All runs start from equal bits if all products are in bfloat16 or float16, because equal operands then give equal products.
+    Only updated parameters are then perturbed, by one unit in the last place.
     """
 
     def __init__(self, task: Task, exact_run: SingleDeviceRun, casting: Collection[str], *, in_parts: bool = True) -> None:
@@ -64,13 +64,13 @@ class RoundedRun(SingleDeviceRun):
             self._begins_alike = computes_in_few_digits(self._rounding)
 
     def over_full_batch(self) -> RoundedRun:
-        """Return a run that rounds, too, but does not split rows."""
+        """Return a run that rounds at the same points, but computes all rows at once."""
         return RoundedRun(self.task, self._exact_run, self._casting, in_parts=False)
 
     def train(
         self, *, division: Division | None = None, jitter: Jitter | None = None, drift: Drift = torch.clone, **given: Any
     ) -> UserTrace:
-        """Train with the ranks' rounding; `division` overrides the point at which gradients are divided."""
+        """Train with the ranks' rounding. `division` chooses when gradients are divided, instead of the ranks' own choice."""
         rounding = self._rounding if division is None else replace(self._rounding, division=division)
 
         def spread(module: nn.Module) -> tuple[nn.Module, Task]:
@@ -84,7 +84,10 @@ class RoundedRun(SingleDeviceRun):
         return self._from_copies(NUM_ROUNDED, Shuffled)
 
     def confirming_reference(self, parts: Trace | None) -> Reference:  # noqa: ARG002 - this run is in parts itself
-        """Return the reference with noise from many copies with perturbed rounding, and from other divisions."""
+        """Return the reference with noise from many copies with perturbed rounding.
+
+        Runs that divide gradients at another moment widen the noise, too.
+        """
         with one_thread():
             others = [self.train(seed=self.task.seed, division=division) for division in _OTHER_DIVISIONS]
         return self._from_copies(NUM_ROUNDED_CONFIRMATIONS, self._perturbed_rounding, *others)
@@ -94,7 +97,7 @@ class RoundedRun(SingleDeviceRun):
         return None
 
     def far_moment(self, reference: Reference, parts: Trace | None) -> Expected | None:  # noqa: ARG002 - of runs of its own
-        """Compare a run over the full batches with a run over the ranks' parts, if it has any, both without rounding."""
+        """Return the first moment at which, without rounding, a run over the ranks' parts is far from a run over full batches."""
         exact, limit = self._exact_run.task, float(np.sqrt(self._exact_run.eps))
 
         def spread(module: nn.Module) -> tuple[nn.Module, Task]:

@@ -17,7 +17,7 @@ from equivcheck.worlds.trace.trace import Slot, Snapshot
 
 
 class StepBuffers:
-    """Buffers of known modules. Modules may replace the tensors."""
+    """Reads the buffers of a model's modules in each step. A module may replace its tensors."""
 
     def __init__(self, owners: Sequence[tuple[str, nn.Module, str]]) -> None:
         """`owners` are the buffers' names, modules and attributes."""
@@ -50,7 +50,7 @@ class StepBuffers:
 
 
 def has_buffers(module: nn.Module) -> bool:
-    """Whether a module or a submodule has a buffer. A loop, because `Module.buffers` takes ten times as many calls."""
+    """Whether a module or a submodule has a buffer. Uses a loop, because `Module.buffers` is ten times slower."""
     waiting: list[nn.Module | None] = [module]
     for each in waiting:
         if each is not None:

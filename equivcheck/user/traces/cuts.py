@@ -60,7 +60,10 @@ def _is_int(value: Any) -> bool:
 
 
 class ShardBoxes:
-    """This rank's boxes in full parameters, split as by `torch.chunk` along outer axes first; one box for each component."""
+    """Boxes of full parameters that this rank holds according to `cuts`, one box for each component.
+
+    Shards are chunks as `torch.chunk` makes them, split along outer axes first.
+    """
 
     def __init__(self, cuts: Cuts, shapes: Mapping[str, tuple[int, ...]], mesh: Mesh) -> None:
         """`shapes` are the full parameters' shapes. Raises `UsageError` if a name, dim or component does not exist."""
@@ -80,13 +83,14 @@ class ShardBoxes:
                 self._boxes[name] = dim, tuple(_in_full(*each, shape, dim) for each in zip(boxes, starts, strict=True))
 
     def boxes_of(self, name: str) -> tuple[int, tuple[Piece, ...]]:
-        """The dim that is split, and this rank's boxes along it, for a parameter that has cuts."""
+        """The dim along which a parameter's boxes are joined, and this rank's boxes, if the parameter has cuts."""
         return self._boxes[name]
 
     def place(self, piece: Piece) -> tuple[Piece, ...]:
-        """Move a piece from a local tensor to its position in the full tensor: one piece for each component and leading index.
+        """Convert a piece of a local tensor into pieces at their positions in the full tensor.
 
-        Works for parameters and optimizer state. Raises `UsageError` if the local shape does not fit.
+        There is one piece for each component and leading index. Works for parameters and optimizer state. Raises `UsageError`
+        if the local shape does not fit.
         """
         if piece.name.partition("/")[0] not in self._boxes:
             return (piece,)

@@ -36,7 +36,7 @@ class TensorNames:
         return self._named(module, "named_buffers")
 
     def buffer_owners(self, module: nn.Module) -> list[tuple[str, nn.Module, str]]:
-        """Name, owner and attribute of each distinct buffer."""
+        """Each distinct buffer's name, with the module that owns it and the attribute."""
         owners = (owner for _, owner in self._owners(module, "", set()))
         places = {id(tensor): (owner, key) for owner in owners for key, tensor in _own(owner, "named_buffers")}
         return [(name, *places[id(tensor)]) for name, tensor in self.buffers(module)]

@@ -17,7 +17,7 @@ from equivcheck.worlds.trace.trace import Snapshot
 
 
 def optimizers_in(value: Any) -> list[Optimizer]:
-    """Return all optimizers in a list, tuple or dict, and in the attributes of an object; an outer one before its inner ones."""
+    """Return all optimizers in a list, tuple, dict or object. A wrapping optimizer comes before the optimizers inside it."""
     found: dict[int, Optimizer] = {}
 
     def collect(value: Any, *, is_attribute: bool) -> None:
@@ -47,7 +47,7 @@ def has_hooks(optimizer: Optimizer) -> bool:
 
 
 def hook_steps(optimizer: Any, hook: Callable[..., None]) -> None:
-    """Call a function before each optimizer in `optimizer` steps, with a step pre-hook's arguments."""
+    """Call a function before each step of any optimizer in `optimizer`, with the arguments of torch's step pre-hooks."""
     for each in filter(has_hooks, optimizers_in(optimizer)):
         each.register_step_pre_hook(hook)
 
@@ -73,9 +73,9 @@ class GradientReader:
         self._step, self._found, self._by_closure, self._unclipped = step, {}, set(), None
 
     def gradients(self) -> Snapshot:
-        """Return the gradients with which the optimizers stepped, or those before clipping if kept.
+        """Return the gradients with which the optimizers stepped, or those before clipping if they were kept.
 
-        Without a step, the current ones.
+        If no optimizer stepped, return the current gradients.
         """
         if self._unclipped is not None:
             return self._unclipped

@@ -29,7 +29,7 @@ Place = Callable[[Piece], tuple[Piece, ...]]
 
 
 def own_slots(slots: Sequence[Slot], tensors: Sequence[torch.Tensor | None], place: Place) -> list[Slot]:
-    """Return a slot per tensor: the parameter's slot, or a new slot if a DTensor has other placements."""
+    """Return a slot for each tensor: the parameter's slot, or a new one if the tensor is a DTensor with other placements."""
     own = list(slots)
     for index, (slot, tensor) in enumerate(zip(slots, tensors, strict=True)):
         parameter = slot.parameter
@@ -60,9 +60,9 @@ def reduce_partials(state: State) -> State:
 
 @contextlib.contextmanager
 def in_place_of_parameters(module: nn.Module, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Temporarily replace a module's parameters by other tensors, in the same order and shapes.
+    """Replace a module's parameters by other tensors while entered, in the same order and shapes.
 
-    DTensors are swapped as whole parameters because their placements may differ. For plain parameters only the data is swapped.
+    DTensors are swapped as full parameters because their placements may differ. For plain parameters only the data is swapped.
     """
     parameters = list(module.parameters())
     kept = [(parameter, parameter.data) for parameter in parameters if not isinstance(parameter, DTensor)]
@@ -93,9 +93,9 @@ FullTensors = Callable[[nn.Module], Mapping[str, torch.Tensor]]
 class Reader:
     """Reads parameters, gradients, optimizer state and buffers as pieces of full tensors.
 
-    Plain tensors count as replicated. DTensors and FSDP1 parameters carry their positions. For other shards the user passes
-    `cuts` (here `boxes`) or `full_tensors`. Because `full_tensors` gathers only parameters, gradients and state are put in their
-    place while it runs.
+    Plain tensors count as replicated. DTensors and FSDP1 parameters know their positions. For other shards the user passes
+    `cuts` or `full_tensors`. The function `full_tensors` gathers only parameters, so gradients and state take their place while
+    it runs.
     """
 
     def __init__(
@@ -121,11 +121,11 @@ class Reader:
         return self._read_each(lambda parameter: parameter.grad if id(parameter) in parameters else None, is_in_step=True)
 
     def known_parameters(self) -> set[int]:
-        """Ids of the parameters between steps. Within a step, FSDP2 puts unsharded parameters in their place."""
+        """Ids of the parameters as they are between steps. Within a step, FSDP2 replaces them by unsharded ones."""
         return {id(slot.parameter) for slot in self._slots}
 
     def state(self, optimizers: Sequence[torch.optim.Optimizer]) -> Snapshot:
-        """State of all optimizers. An inner optimizer's entry replaces that of the outer one.
+        """State of all optimizers. If an optimizer wraps another one, the inner state counts.
 
         With `full_tensors`, entries in the shape of their parameter are gathered; other entries are read if their names are
         known.
@@ -177,7 +177,7 @@ class Reader:
         return pieces_of(name, tensor) if isinstance(tensor, DTensor) else self._place(piece_of(name, tensor))
 
     def slots(self) -> tuple[Slot, ...]:
-        """Return a slot per parameter; replaced parameters are looked up again, hidden ones are kept.
+        """Return a slot for each parameter. If a parameter was replaced, its slot is new; if it is hidden, the old slot stays.
 
         `DistributedDataParallel` over tensor parallelism temporarily hides shards behind other tensors.
         """

@@ -53,5 +53,8 @@ def reported_snapshot(values: Mapping[str, torch.Tensor]) -> Snapshot:
 
 
 def with_reports_at_all_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """Give every step a snapshot of reported values, perhaps an empty one. Equal trainings then have equally many moments."""
+    """Give every step a snapshot of reported values, empty if none were reported.
+
+    All runs then have the same number of moments.
+    """
     return tuple(step if step.reported else replace(step, reported=NOTHING) for step in steps)

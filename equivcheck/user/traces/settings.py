@@ -15,7 +15,7 @@ from equivcheck.worlds.trace.trace import Snapshot, Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingState:
-    """State of a training between two steps."""
+    """Parameters, optimizer state, buffers and settings of a training between two steps."""
 
     parameters: Snapshot
     """Parameters."""
@@ -56,7 +56,7 @@ def numbers_in(state: Any, path: str = "") -> dict[str, float]:
 
 
 def other_settings(expected: UserTrace, traces: Sequence[UserTrace], limit: float) -> Divergence | None:
-    """Return the first setting that differs by more than the relative `limit`. Settings on one side only are ignored."""
+    """Return the first setting that differs by more than the relative `limit`. Settings that only one side has are ignored."""
     compared: set[tuple[int, int]] = set()
     for rank, trace in enumerate(traces):
         for name, numbers in trace.settings.items():

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LocalPart:
-    """Elements that a rank holds, and their place in a full tensor. Nothing is gathered."""
+    """Elements that a rank holds of a tensor, and their place in the full tensor. No rank gathers the full tensor."""
 
     name: str
     """Name of the parameter in the model that equivcheck handed over; with ``/key`` for optimizer state."""
@@ -67,7 +67,7 @@ def number_of_microbatches(batches: Sequence[Sequence[Any]]) -> int:
 
 
 class Record(Protocol):
-    """Takes the values of each update on this rank."""
+    """Functions with which an adapter records the values of each update on this rank."""
 
     def before_update(self, parts: Sequence[LocalPart], *, scale: float = 1.0) -> None:
         """Record gradients after all reductions, once for each update. They are divided by `scale`, a loss scale."""
@@ -83,7 +83,8 @@ class Trainer(Protocol):
     """Adapter for a trainer that owns backward, reduction, clipping and step.
 
     equivcheck owns initial weights, batches, the optimizer, ranks, the single-device run, and tolerances. The adapter owns the
-    configuration, the moment to read, and where elements lie. It may run before `record` exists, but never gathers.
+    trainer's configuration. It says when values are read and where a rank's elements lie in the full tensor, but it gathers
+    nothing.
     """
 
     @property

@@ -71,18 +71,18 @@ class HFTrainer:
         named = [*model.named_parameters()]
 
         class Reading(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
-            """Reads gradients before the optimizer's step, and parameters after it."""
+            """Callback that reads gradients before the optimizer's step, and parameters after it."""
 
             def on_pre_optimizer_step(self, *_given: Any, **_keywords: Any) -> None:
-                """Gradients are clipped here."""
+                """Record gradients, which are clipped by now."""
                 record.before_update([*_parts((name, each.grad) for name, each in named)])
 
             def on_optimizer_step(self, *_given: Any, **_keywords: Any) -> None:
-                """The trainer sets gradients to zero after this."""
+                """Record parameters, loss and norm, before the trainer sets gradients to zero."""
                 record.after_update(trainer.take_loss(), [*_parts(named)], norm=trainer.norm)
 
         class InOrder(transformers.Trainer):  # type: ignore[misc, name-defined]
-            """Trains on this rank's batches, in order."""
+            """Trainer that takes this rank's batches in the given order."""
 
             norm: float | None = None
             losses: list[float] = []  # noqa: RUF012 - one trainer per process

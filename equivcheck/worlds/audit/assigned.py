@@ -23,7 +23,7 @@ _GLOBAL, _LOCAL = "global", "local"
 
 
 def assigned_variables(module: ModuleType) -> Iterator[tuple[Any, str]]:
-    """Owner and name for each variable assigned by a function."""
+    """Return owner and name of each variable that a function assigns."""
     for code in _nested(_code(module)):
         if not _OPCODES.isdisjoint(code.co_code[::2]):
             for chain, name in _assignments(code):

@@ -12,7 +12,10 @@ from equivcheck.system.parent_death import command_tied_to_parent
 
 
 class Search:
-    """Running search through torch's state. It takes seconds, mostly for imports; leaving the context ends it."""
+    """A search through torch's process-wide state, which runs in the background because its imports take seconds.
+
+    Leaving the context ends it.
+    """
 
     def __init__(self) -> None:
         command = command_tied_to_parent([sys.executable, "-m", "equivcheck.worlds.audit"])
@@ -28,7 +31,10 @@ class Search:
         self._process.communicate()
 
     def names(self) -> tuple[str, ...]:
-        """Wait for the search, and return the full names. Raises `EquivCheckError` if the search fails."""
+        """Wait for the search, and return the full names of the state that it found.
+
+        Raises `EquivCheckError` if the search fails.
+        """
         printed, errors = self._process.communicate()
         if self._process.returncode:
             raise EquivCheckError(f"the search through torch's state failed: {errors.strip().splitlines()[-1:]}")

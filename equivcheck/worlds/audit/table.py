@@ -17,7 +17,7 @@ from equivcheck.worlds.state.rank_variables import VARIABLES
 
 
 class Treatment(PrintableEnum):
-    """How sim treats state."""
+    """How the world ``sim`` treats a piece of torch's state."""
 
     PER_RANK = "per_rank"
     SHARED = "shared"
@@ -28,7 +28,7 @@ class Treatment(PrintableEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateRow:
-    """State with one treatment for one reason."""
+    """Row of `states.toml`: names of state, how `sim` treats it, and why."""
 
     treatment: Treatment
     """Treatment of the state in sim."""
@@ -51,7 +51,7 @@ def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
 
 @functools.cache
 def rows() -> tuple[StateRow, ...]:
-    """Rows from `states.toml`, after the variables and flags that are saved for each rank."""
+    """Return the rows of `states.toml`, after rows for the variables and flags that are saved for each rank."""
     text = files("equivcheck.worlds.audit").joinpath("states.toml").read_text("utf-8")
     return (*_switched(), *(row for kind, group in tomllib.loads(text).items() for row in _declared(kind, group)))
 

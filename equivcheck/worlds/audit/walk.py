@@ -86,7 +86,7 @@ def _import_below(name: str, skip: Callable[[str], bool]) -> None:
 
 
 def walk(skip: Callable[[str], bool]) -> set[str]:
-    """Full names of all state in the imported modules, except the skipped ones."""
+    """Return the full names of all state in the imported modules, except the skipped ones."""
     modules = [module for name, module in sorted(sys.modules.items()) if _is_below_root(name) and not skip(name)]
     with warnings.catch_warnings():  # some deprecated names warn at each access
         warnings.simplefilter("ignore")

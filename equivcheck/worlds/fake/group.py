@@ -16,7 +16,7 @@ Tensors = list[torch.Tensor]
 
 
 class LoneScheduler:
-    """Scheduler for a single rank, with no other rank to run."""
+    """Scheduler for a world in which only one rank runs."""
 
     def check(self) -> None:
         """No effect, because no other rank can fail."""
@@ -34,10 +34,10 @@ class LoneScheduler:
 
 
 class LoneGroup(SimGroup):
-    """One rank's side in a group without other members.
+    """Process group in which only the calling rank exists. Results have the right shape.
 
-    Results have the right shape. A gathered tensor repeats the rank's own tensor for each member, a reduced tensor keeps its
-    value, and other outputs keep their memory.
+    A gathered tensor repeats the rank's own tensor for each member, a reduced tensor keeps its value, and other outputs keep
+    their memory.
     """
 
     def send(self, tensors: Tensors, receiver: int, tag: int = 0) -> SimWork:  # noqa: ARG002 - torch names them
@@ -45,7 +45,7 @@ class LoneGroup(SimGroup):
         return self._done(self._note("send", tensors, self.ranks[receiver]), tensors)
 
     def recv(self, tensors: Tensors, sender: int | None, tag: int = 0) -> SimWork:  # noqa: ARG002
-        """Record a receive and leave the tensors unchanged; a receive from any rank names the caller as the sender."""
+        """Record a receive and leave the tensors unchanged. A receive from any rank names the caller as the sender."""
         raw = self._note("recv", tensors, None if sender is None else self.ranks[sender])
         meeting = self._met(raw)
         work = ReceiveWork(self, raw, meeting, [], tensors)

@@ -23,9 +23,9 @@ from equivcheck.worlds.state.keeper import StateKeeper
 
 
 class FakeRanks(Ranks):
-    """One rank of a world of `size`: plans and shapes are real, values are not.
+    """One rank of a world with `size` ranks. Shapes and collective calls are real, values are not.
 
-    Each run creates a new world in a new thread, and records the calls and the value of this rank.
+    Each run creates a new world in a new thread, and records the calls and the return value of this rank.
     """
 
     name: ClassVar[str] = "fake"

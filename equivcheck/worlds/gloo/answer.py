@@ -30,7 +30,7 @@ Task = tuple[bool, Callable[..., Any], tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raised:
-    """Program's exception, sent instead of a value."""
+    """Exception of a rank's program, sent instead of a value."""
 
     error: str
     """Error as ``Type: message``."""
@@ -42,7 +42,7 @@ class Raised:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """A rank's decoded answer."""
+    """Decoded answer of a rank."""
 
     value: Any = None
     """Program's return value."""
@@ -51,7 +51,7 @@ class Content:
 
 
 def answer(rank: int, load: Callable[[], Task]) -> bytes:
-    """Run the task that `load` returns, and pickle its value or `Raised` after a tag byte."""
+    """Run the task that `load` returns, and pickle its value or a `Raised`. The first byte says which."""
     import torch
 
     from equivcheck.worlds.meshes import end_run, groups_of_rank, has_lost_groups, numbers_of_groups
@@ -84,9 +84,9 @@ def content(answered: bytes) -> Content:
 
 
 def leave_ranks_changed(answers: Iterable[bytes]) -> bool:
-    """Whether the ranks are unusable for another program.
+    """Whether the ranks cannot run another program.
 
-    Ranks with unequal numbers of groups would name the next group differently, and each would wait in its own forever.
+    Ranks that created unequal numbers of groups would name the next group differently, and each would wait in its own forever.
     """
     values = [answered for answered in answers if answered[:1] != RAISED_TAG]
     numbers = {NUMBERS_OF_GROUPS.unpack_from(answered, 1) for answered in values}

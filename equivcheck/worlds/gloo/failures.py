@@ -21,17 +21,17 @@ _FUNCTION = re.compile(r'^  File ".*", line \d+, in (.*)$', re.MULTILINE)
 
 
 def died_report(member: Member, exit_code: int | None) -> RankReport:
-    """Report for a rank whose process has ended, with its last output instead of a stack."""
+    """Report on a rank whose process has ended, with its last output instead of a stack."""
     return RankReport(rank=member.rank, state=RankState.DIED, error=_end_in_words(exit_code), stack=member.printed())
 
 
 def raised_report(rank: int, what: Raised) -> RankReport:
-    """Report for a rank whose program raised."""
+    """Report on a rank whose program raised."""
     return RankReport(rank=rank, state=RankState.RAISED, error=what.error, stack=what.stack)
 
 
 def unfinished_reports(members: Sequence[Member], threads: Sequence[int]) -> list[RankReport]:
-    """Reports for busy ranks; `threads` are their main threads' ids."""
+    """Reports on ranks that have not finished. `threads` are the ids of their main threads."""
     asleep = [is_asleep(member.pid) for member in members]  # before the signal wakes them
     ask_for_stacks(tuple(member.pid for member in members))
     stacks = [read_stack(member.stacks.fileno(), thread) for member, thread in zip(members, threads, strict=True)]
@@ -39,7 +39,7 @@ def unfinished_reports(members: Sequence[Member], threads: Sequence[int]) -> lis
 
 
 def failure_of(reports: Sequence[RankReport], times: Mapping[int, float], why: str | Mismatch) -> Failure:
-    """Failure for the whole run. `times` says when ranks raised; `why` is the reason for which busy ranks were given up."""
+    """Build the failure of the whole run. `times` says when ranks raised; `why` is the reason for giving up unfinished ranks."""
     if isinstance(why, Mismatch):
         reports = _waiting(reports, why)
         kind, first, summary = FailureKind.MISMATCH, None, f"collectives do not match: {why.text}"
@@ -82,7 +82,7 @@ def _end_in_words(exit_code: int | None) -> str:
 
 
 def busy_report(rank: int, stack: Stack, asleep: bool) -> RankReport:
-    """Report for a rank that still computes or waits."""
+    """Report on a rank that still computes or waits."""
     pending = awaited_call(stack) if asleep else ""
     state = RankState.WAITING if pending else RankState.RUNNING
     return RankReport(rank=rank, state=state, pending=pending, stack="".join(stack.format()))

@@ -31,7 +31,7 @@ _TROUBLE = (EOFError, OSError, RanksDidNotStart, RanksLost)
 
 
 class ForkServer:
-    """Starts, watches and kills rank processes."""
+    """Starts, watches and kills the processes of ranks through a server process that forks them. All worlds share one server."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -42,12 +42,12 @@ class ForkServer:
         self._imported: frozenset[str] = frozenset()
 
     def join(self) -> None:
-        """Count one more user."""
+        """Count one more world that uses the server."""
         with self._lock:
             self._num_users += 1
 
     def leave(self) -> None:
-        """Count one user less; the last one ends the process."""
+        """Count one world less. The last one ends the server."""
         with self._lock:
             self._num_users -= 1
             if not self._num_users:
@@ -55,7 +55,7 @@ class ForkServer:
 
     @contextlib.contextmanager
     def started_early(self) -> Iterator[None]:
-        """Count one more user while entered, and start the server in the background, because its imports take seconds."""
+        """Start the server in the background, because its imports take seconds, and keep it while entered."""
         self.join()
         threading.Thread(target=self._try_to_start, name=EARLY_START, daemon=True).start()
         try:
@@ -102,7 +102,7 @@ class ForkServer:
             self._ask("stop", pids)
 
     def forget(self) -> None:
-        """Release the server in this process's forked copy, without ending it for the parent."""
+        """Release the server in a forked copy of this process, without ending it for the parent."""
         self._lock = threading.RLock()
         self._num_users = 0
         if self._control:

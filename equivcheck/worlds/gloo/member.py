@@ -20,7 +20,7 @@ _TAIL = 4000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One process with its channel and files."""
+    """One rank's process, with its channel and files."""
 
     rank: int
     """Global rank, from 0."""
@@ -35,11 +35,11 @@ class Member:
 
     @classmethod
     def of(cls, rank: int, pid: int, channel: Channel) -> Member:
-        """Member with unnamed files, so that none is left behind if this process ends."""
+        """Return a member with unnamed files, so that none is left behind if this process ends."""
         return cls(rank=rank, pid=pid, channel=channel, output=_appended_file(), stacks=_appended_file())
 
     def place(self, store: socket.socket, table: IO[bytes], size: int, *, until: float) -> None:
-        """Send the rank its address; rank 0 also gets the store's listening socket."""
+        """Send the rank its address. Rank 0 also gets the store's listening socket."""
         fds = [self.output.fileno(), self.stacks.fileno(), table.fileno()]
         if self.rank == 0:
             fds.append(store.fileno())
@@ -47,7 +47,7 @@ class Member:
         self.channel.send(pickle.dumps(place), tuple(fds), until=until)
 
     def printed(self) -> str:
-        """Rank's last output."""
+        """Last output of the rank."""
         fd = self.output.fileno()
         start = max(0, os.fstat(fd).st_size - _TAIL)
         return os.pread(fd, _TAIL, start).decode(errors="replace").strip()

@@ -29,7 +29,7 @@ _NEVER = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAddress:
-    """A rank's address in its world; its first message.
+    """First message to a rank: its place in the world.
 
     Attached are its output file, its stack file, the table of collectives, and for rank 0 the listening socket of the store.
     """

@@ -93,7 +93,7 @@ class RankProcesses:
         return bool(self._selector.select(0))
 
     def run(self, request: bytes, deadline: float) -> tuple[Any, ...]:
-        """All ranks' values for a request, in rank order. Raises `RanksFailed`."""
+        """Run a request on all ranks, and return their values in rank order. Raises `RanksFailed`."""
         for member in self._members:
             with contextlib.suppress(OSError):  # dead or stopped: seen while gathering
                 member.channel.send(request, until=time.monotonic() + deadline)

@@ -37,7 +37,7 @@ def pickle_task(program: Callable[..., Any], arguments: tuple[Any, ...], *, is_u
 def pickle_copy(value: object) -> bytes:
     """Pickle an object for another process. Code that cannot be imported there is pickled by value.
 
-    Raises the exception of pickling.
+    Raises the same exceptions as `pickle`.
     """
     file = io.BytesIO()
     _pickler()(file, pickle.HIGHEST_PROTOCOL).dump(value)
@@ -102,7 +102,7 @@ def _is_found_elsewhere(name: str, file: str | None) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """The owner's import path and environment, for programs on ranks."""
+    """Import path and environment variables of the process that owns the ranks."""
 
     path: tuple[str, ...]
     """`sys.path` with absolute entries."""
@@ -111,12 +111,12 @@ class Surroundings:
 
     @classmethod
     def of_owner(cls) -> Surroundings:
-        """This process's current values."""
+        """Return the current import path and environment variables of this process."""
         return cls(path=import_path(), environment=dict(os.environ))
 
 
 def request(task: bytes, surroundings: Surroundings | None, *, is_user_code: bool = True) -> bytes:
-    """Message to a rank; `surroundings` is None if unchanged."""
+    """Pack a message to a rank. `surroundings` is None if they have not changed."""
     return pickle.dumps((surroundings, is_user_code, task), pickle.HIGHEST_PROTOCOL)
 
 

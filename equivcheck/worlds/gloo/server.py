@@ -27,9 +27,9 @@ _EXIT_SECONDS = 1.0
 
 
 def serve(fd: int) -> None:
-    """Serve the owner at the other end of `fd` until it goes away, then kill all remaining ranks.
+    """Fork ranks for the owner at the other end of `fd` until it goes away, then kill all remaining ranks.
 
-    During imports the server ends with its owner, which waits for it.
+    During its imports the server ends together with its owner, which waits for it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = Channel.of(fd)

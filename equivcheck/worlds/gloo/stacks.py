@@ -35,7 +35,7 @@ def ask_for_stacks(pids: tuple[int, ...]) -> None:
 
 
 def read_stack(fd: int, thread: int) -> Stack:
-    """The stack for `thread` in a dump that is being written to `fd`, innermost frame last; empty if none came."""
+    """Return the stack of `thread` from a dump that is being written to `fd`, innermost frame last; empty if no dump comes."""
     limit = time.monotonic() + _PATIENCE
     size = -1
     while time.monotonic() < limit and (size <= 0 or size != os.fstat(fd).st_size):
@@ -57,7 +57,7 @@ def parse_dump(dump: str, thread: int) -> Stack:
 
 
 def of_program(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """Frames in the program, if it was called, without those that compare collectives."""
+    """Return the frames inside the program, without those that compare collectives. Empty if the program was not called."""
     compared = (index for index, frame in enumerate(frames) if frame.filename.startswith(_MATCHING))
     frames = frames[: next(compared, None)]
     ours = [index for index, frame in enumerate(frames) if frame.filename in _OURS]
@@ -74,10 +74,10 @@ def is_asleep(pid: int) -> bool:
 
 
 def awaited_call(stack: Stack) -> str:
-    """Call in which a blocked rank waits (``all_reduce``, ``wait``, ``backward``); empty if there seems to be none.
+    """Guess the call in which a blocked rank waits (``all_reduce``, ``wait``, ``backward``); empty if there seems to be none.
 
-    This is a guess from the innermost frames: in torch.distributed (possibly a private function: DDP compares parameters in one),
-    in autograd, because its hooks wait, or at a call of ``wait``.
+    The guess uses the innermost frames: those in torch.distributed (possibly a private function: DDP compares parameters in
+    one), those in autograd, because its hooks wait, or a call of ``wait``.
     """
     private = ""
     for frame in reversed(stack):

@@ -31,11 +31,11 @@ UNSET_BYTE = 0x5A
 
 
 class DisagreementError(Exception):
-    """Members passed sizes that do not fit together."""
+    """Members of a group passed sizes that do not fit together."""
 
 
 def fill_unset(output: torch.Tensor) -> None:
-    """Fill an output with its unset value: NaN, bytes of `UNSET_BYTE`, or True."""
+    """Fill an output that the program may not read before `wait` with NaN, bytes of `UNSET_BYTE`, or True."""
     (output._values() if output.is_sparse else output).fill_(unset_value(output.dtype))
 
 
@@ -50,7 +50,7 @@ def unset_value(dtype: torch.dtype) -> float | int | bool:
 
 
 def fold(op: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Reduce in order, in place into the first tensor."""
+    """Reduce tensors in order, in place into the first one."""
     total = tensors[0]
     step = _FOLDS[op]
     for other in tensors[1:]:

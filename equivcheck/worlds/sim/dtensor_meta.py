@@ -30,7 +30,7 @@ _OF_FAKE_TENSORS = ("_foreach_", "_fused_", "copy")
 
 
 def answer_on_meta(schema: Any) -> Any:
-    """The result's sizes, strides and element types, as DTensor caches them.
+    """Return the sizes, strides and element types of a result, as DTensor caches them.
 
     `UNKNOWN` if the operation is not listed or fails.
     """

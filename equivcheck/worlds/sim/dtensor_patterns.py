@@ -34,7 +34,7 @@ class _Like:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """An operation's arguments with numbers instead of shapes."""
+    """Arguments of an operation in which symbols stand for the numbers in shapes, so that one result serves many shapes."""
 
     key: Hashable
     """Key that is equal for arguments that differ only in sizes."""
@@ -42,7 +42,7 @@ class Pattern:
     """Argument shapes by number."""
 
     def general(self, answer: Any) -> Any:
-        """Result without sizes, or `PARTICULAR`."""
+        """Return the result with symbols for sizes, or `PARTICULAR` if it depends on the sizes."""
         if answer is None:
             return None
         if _is_tensor(answer):
@@ -51,7 +51,7 @@ class Pattern:
         return PARTICULAR if PARTICULAR in parts else type(answer)(parts)
 
     def answer(self, general: Any) -> Any:
-        """Result for these argument sizes, from `general`'s output."""
+        """Return the result for these argument sizes, from the output of `general`."""
         if general is None:
             return None
         if not isinstance(general, _Like):
@@ -67,7 +67,7 @@ class Pattern:
 
 
 def pattern_of(schema: Any) -> Pattern | None:
-    """Pattern for an operation's arguments; None if its result may have another shape."""
+    """Return the pattern of an operation's arguments; None if its result may have another form for other sizes."""
     name = schema.op._schema.name.partition("::")[2]
     on_lists = name.startswith(_ON_LISTS)
     if not (on_lists or name in _LIKE_THEIR_ARGUMENT or _is_elementwise(schema.op)):

@@ -41,9 +41,9 @@ _shardings: dict[Hashable, Any] = {}
 
 @contextlib.contextmanager
 def shared_propagation() -> Iterator[set[str]]:
-    """While entered, threads share DTensor's propagation results; no effect if DTensor is not imported.
+    """Let threads share the results of DTensor's sharding propagation while entered. No effect if DTensor is not imported.
 
-    Gives a set, which collects each operation for which a sharding was requested, with the placements of its arguments.
+    Yields a set, which collects each operation for which a sharding was requested, with the placements of its arguments.
     """
     asked: set[str] = set()
     propagator = getattr(sys.modules.get(PROPAGATION), "ShardingPropagator", None)

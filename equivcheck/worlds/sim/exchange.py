@@ -28,7 +28,7 @@ RawCall = tuple[str, tuple[int, ...], int, tuple[torch.Size, ...], torch.dtype |
 
 @lru_cache(maxsize=KEPT_CALLS)
 def call_of(raw: RawCall) -> Call:
-    """Call record from the fields recorded when the call was issued."""
+    """Build the record of a call from the fields that were saved when the rank made the call."""
     op, ranks, index, shapes, dtype, peer, (stage, step) = raw
     num_bytes = 0 if dtype is None else sum(shape.numel() for shape in shapes) * dtype.itemsize
     name = "" if dtype is None else str(dtype).removeprefix("torch.")
@@ -46,7 +46,7 @@ def call_of(raw: RawCall) -> Call:
 
 
 class Request(NamedTuple):
-    """One rank's call on its group."""
+    """A rank's call of a collective on a group."""
 
     op: str
     """Operation as in `Call.op`."""
@@ -86,7 +86,7 @@ class PendingCollective:
 
 
 class Parcel(PendingCollective):
-    """One message, from the first side's call to the last side's wait."""
+    """One point-to-point message, from the first side's call to the last side's wait."""
 
     __slots__ = ("payload", "receiver", "sender", "tag")
 
@@ -99,7 +99,7 @@ class Parcel(PendingCollective):
 
 
 class CallMatcher:
-    """Matches the calls on one group."""
+    """Matches the calls that members make on one group."""
 
     def __init__(self, ranks: tuple[int, ...], scheduler: Scheduler) -> None:
         self.ranks = ranks
@@ -109,7 +109,7 @@ class CallMatcher:
     def clear(self) -> None:
         """Forget every call, so that the next run starts from index 0.
 
-        `hidden` counts calls that gloo would issue in addition.
+        `hidden` counts calls that gloo would make in addition.
         """
         self.issued = [0] * len(self.ranks)
         self.hidden = [0] * len(self.ranks)
@@ -118,7 +118,7 @@ class CallMatcher:
         self._num_collectives = [0] * len(self.ranks)
 
     def join(self, member: int, raw: RawCall, agree: tuple[Hashable, ...], combine: Combine, share: Any) -> PendingCollective:
-        """Enter the member's next collective. The last member to arrive computes the results."""
+        """Add a member's next collective. The last member to arrive computes the results."""
         index = self._num_collectives[member]
         self._num_collectives[member] = index + 1
         meeting = self._open.get(index)

@@ -16,7 +16,7 @@ _OWN_FILES = ("worlds/sim/scheduler.py", "worlds/sim/rank_threads.py", "worlds/s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbortedRun:
-    """All ranks' state when their run is given up."""
+    """State of all ranks when their run is given up."""
 
     scheduler: Scheduler
     """Scheduler, which knows ended ranks and the others' pending calls."""
@@ -29,7 +29,7 @@ class AbortedRun:
 
 
 def failure_of(evidence: AbortedRun) -> Failure:
-    """Failure for the run, to be built before the ranks are unwound."""
+    """Build the failure of a run. Must be called before the ranks' stacks are unwound."""
     frames = sys._current_frames()
     size = evidence.scheduler.size
     reports = tuple(_report(rank, evidence, frames.get(evidence.thread_idents[rank])) for rank in range(size))

@@ -22,8 +22,8 @@ def is_importing(thread: threading.Thread) -> bool:
 def interrupt(thread: threading.Thread, error: type[BaseException], import_seconds: float) -> None:
     """Raise an error in a thread at its next Python instruction, but never inside an import.
 
-    A partly imported module would be broken for the whole process, so an import gets `import_seconds` to end. If it takes longer,
-    nothing is raised.
+    A partly imported module would be broken for the whole process, so an import gets `import_seconds` to end. If it takes
+    longer, nothing is raised.
     """
     until = time.monotonic() + import_seconds
     while thread.is_alive():
@@ -43,7 +43,7 @@ def _raise_in(thread: threading.Thread, error: type[BaseException] | None) -> No
 
 
 def abandon(threads: Iterable[threading.Thread]) -> None:
-    """Remember threads that have not ended, and forget those that have."""
+    """Remember threads that have not ended after their run, and forget those that have ended."""
     _abandoned.update(threads)
     _abandoned.difference_update([thread for thread in _abandoned if not thread.is_alive()])
 

@@ -32,7 +32,7 @@ _OF_RANK = ("_coordinate_on_dim", "_dim_group_names")
 
 @contextlib.contextmanager
 def per_thread_meshes() -> Iterator[None]:
-    """While entered, a rank's new or unpickled mesh equals only meshes created by its own thread."""
+    """Let a rank's meshes equal only meshes of its own thread while entered."""
     mesh_class: Any = DeviceMesh
     made, unpickled = mesh_class.__init__, getattr(mesh_class, "__setstate__", _set_attributes)
 

@@ -15,21 +15,21 @@ _seat = threading.local()
 
 
 class SimGroup(Reductions, Moves, Messages):
-    """One rank's side in a group."""
+    """A simulated process group, as one rank has it."""
 
 
 def take_seat(board: Switchboard, rank: int) -> None:
-    """Make the calling thread this rank in this world, for groups created later."""
+    """Make the calling thread this rank of this world, for groups that it creates later."""
     _seat.board, _seat.rank = board, rank
     listen(lambda stage, step: board.marks.__setitem__(rank, (stage, step)))
 
 
 def board_of_rank() -> tuple[Switchboard, int]:
-    """World state for the calling thread, and its rank."""
+    """Return the world's shared state for the calling thread, and its rank."""
     return _seat.board, _seat.rank
 
 
 def make_group(options: Any, _: Any) -> SimGroup:
-    """Create the calling rank's side in a group; `torch.distributed` calls this for the simulated backend."""
+    """Create a simulated group for the calling rank. `torch.distributed` calls this for the simulated backend."""
     ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
     return SimGroup(_seat.board, _seat.rank, options.group_id, ranks, options.group_rank)

@@ -48,7 +48,7 @@ Program = Callable[[], Any]
 
 
 class RankThreads:
-    """One world's threads, until they are dismissed or a run leaves them unusable."""
+    """Threads of one world, until they are dismissed or a run leaves them unusable."""
 
     def __init__(self, size: int, variables: RankVariables) -> None:
         self.scheduler = Scheduler(size, variables.save, variables.restore)

@@ -31,7 +31,7 @@ _one_run_at_a_time = threading.Lock()
 
 @contextlib.contextmanager
 def threads_as_ranks(make_group: Callable[[Any, Any], Any], state: StateKeeper, *, is_user_code: bool = False) -> Iterator[None]:
-    """While entered, rank threads can use torch, one at a time, with groups created by `make_group`.
+    """Let rank threads use torch while entered, one at a time, with groups created by `make_group`.
 
     On exit all process state is restored after a user's program.
     """
@@ -47,11 +47,11 @@ def threads_as_ranks(make_group: Callable[[Any, Any], Any], state: StateKeeper, 
 
 
 class SimRanks(Ranks):
-    """Ranks as threads: deterministic, and deadlocks are detected at once.
+    """Ranks as threads of this process: deterministic, and deadlocks are detected at once.
 
-    The rank that holds the baton runs until it waits in a communication call. Ranks share this process with its modules and
-    defaults, but each has its own `torch.distributed`, default random generator and autograd. After each run the process state is
-    restored, and changed threads are replaced.
+    One rank runs until it waits in a communication call. Ranks share this process with its modules and defaults, but each has
+    its own `torch.distributed`, default random generator and autograd. After each run the process state is restored, and
+    changed threads are replaced.
     """
 
     name = "sim"
@@ -73,8 +73,8 @@ class SimRanks(Ranks):
     ) -> Run:
         """Call ``program(*arguments)`` on every rank and wait for all of them; see `Ranks.run`.
 
-        With schedule seed 0 ranks run in readiness order; other seeds choose a random order. In a few runs, chosen by the seed,
-        ranks share no DTensor caches.
+        With schedule seed 0, ranks run in the order in which they become ready. Other seeds choose a random order. In a few
+        runs, chosen by the seed, ranks share no DTensor caches.
         """
         if is_rank_thread():
             raise EquivCheckError("SimRanks.run: a call from a rank thread is not supported: call it from another thread.")

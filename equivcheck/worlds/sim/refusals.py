@@ -23,7 +23,7 @@ NO_LIST_ALL_TO_ALL = "<2.12"
 
 
 class CallRefused(EquivCheckError, ValueError):
-    """Raised for a call rejected by gloo or by every backend; raised on the rank that issues it."""
+    """A communication call that gloo or every backend rejects. Raised on the rank that makes the call."""
 
 
 def check_type(op: str, dtype: torch.dtype) -> None:
@@ -112,7 +112,10 @@ Order = tuple[int, ...]
 
 
 def orders_in_memory(tensors: Sequence[torch.Tensor]) -> tuple[Order, ...]:
-    """Memory orders, which must agree between ranks, because gloo sends raw memory; empty if all are usual."""
+    """Order of each tensor's dims in memory; empty if all are usual.
+
+    It must be the same on all ranks, because gloo sends raw memory.
+    """
     if all(tensor.is_contiguous() for tensor in tensors):
         return ()
     orders = tuple(map(_order, tensors))
@@ -120,7 +123,7 @@ def orders_in_memory(tensors: Sequence[torch.Tensor]) -> tuple[Order, ...]:
 
 
 def common_order(op: str, tensors: Sequence[torch.Tensor]) -> tuple[Order, ...]:
-    """Memory order shared by tensors with one shape, as in `orders_in_memory`; raises `CallRefused` if two differ."""
+    """Return the memory order of several tensors with one shape; see `orders_in_memory`. Raises `CallRefused` if two differ."""
     orders = set(orders_in_memory(tensors))
     if len(orders) > 1:
         raise CallRefused(

@@ -21,13 +21,14 @@ IMPORT_CPU_SECONDS = 0.01
 
 
 class RankAborted(BaseException):
-    """Unwinds a rank whose run is over. It is not an `Exception`, so that programs do not catch it by accident."""
+    """Ends the thread of a rank whose run is over. It is not an `Exception`, so that programs do not catch it by accident."""
 
 
 class Scheduler:
-    """Passes one baton between rank threads, in an order that depends only on the schedule seed.
+    """Lets one rank thread run at a time, in an order that depends only on the schedule seed.
 
-    Ranks call these methods while they hold the baton, and the owner calls the others while no rank runs, so no lock is needed.
+    The running rank holds a baton and passes it on. Ranks call these methods while they hold the baton, and the owner calls the
+    others while no rank runs, so no lock is needed.
     """
 
     def __init__(self, size: int, save_state: Callable[[], Any], restore_state: Callable[[Any], Any]) -> None:
@@ -62,12 +63,10 @@ class Scheduler:
         self._pass_on()
 
     def wait_until_quiet(self, limit: float, is_importing: Callable[[], bool] = lambda: False) -> str:
-        """Wait until all ranks ended or are stuck, or until they count as hung by `Patience`.
+        """Wait until all ranks have ended or are stuck, or until they count as hung.
 
-        Returns the reason in the last case, else "".
-
-        A progressing import counts as moves, because it must not be interrupted. So do DTensor's plans, because they can take
-        minutes and end by themselves.
+        Returns the reason in the last case, else "". An import that makes progress counts as progress of a rank, because it
+        must not be interrupted. Planning in DTensor counts, too, because it can take minutes and ends by itself.
         """
         importing = _Imports(is_importing)
         patience = Patience(limit, lambda: {0: time.process_time()}, lambda: self._moves + importing.num_seen() + num_plans())
@@ -77,7 +76,7 @@ class Scheduler:
         return ""
 
     def abort(self, patience: float) -> bool:
-        """Unwind unfinished ranks while no rank runs; False if one did not end within `patience` seconds."""
+        """End unfinished ranks while no rank runs. Returns False if one does not end within `patience` seconds."""
         self.aborting = True
         for rank in range(self.size):
             if not self.ended[rank]:
@@ -87,7 +86,7 @@ class Scheduler:
         return True
 
     def release_all(self) -> None:
-        """Wake all sleeping ranks at once, in any state; only for threads that will not be used again."""
+        """Wake all sleeping ranks at once, in any state. Only for threads that will not be used again."""
         self.aborting = self.abandoned = True
         for baton in self._batons:
             if baton.locked():
@@ -96,11 +95,11 @@ class Scheduler:
     # Called by ranks.
 
     def sleep(self, rank: int) -> None:
-        """Wait for the baton between runs."""
+        """Wait for this rank's turn in the next run."""
         self._batons[rank].acquire()
 
     def finish(self, rank: int) -> None:
-        """End the rank's part in the run, and drop its changed state."""
+        """End the rank's part in the run, and drop the state that it changed."""
         self.ended[rank] = True
         if not self.abandoned:
             self._save_state()
@@ -115,7 +114,7 @@ class Scheduler:
             raise RankAborted
 
     def block(self, rank: int, pending: Any) -> None:
-        """Wait until another rank calls `wake` for this one; `pending` is the call to report."""
+        """Wait until another rank calls `wake` for this one. `pending` describes the call in which it waits."""
         if self.aborting:
             raise RankAborted
         self.pending[rank] = pending
@@ -128,7 +127,7 @@ class Scheduler:
         self._runnable.append(rank)
 
     def poll(self, rank: int, pending: Any) -> bool:
-        """Let other ranks run before the rank polls again; False if the rank should wait instead."""
+        """Let other ranks run before the rank polls again. Returns False if the rank should wait instead."""
         if self.aborting:
             raise RankAborted
         self._polls += 1
@@ -142,12 +141,12 @@ class Scheduler:
         return True
 
     def progress(self) -> None:
-        """Record that a call was issued, so polling is not in vain."""
+        """Record that a rank made a call, so that ranks which poll may go on polling."""
         self._polls = 0
         self._moves += 1
 
     def give_up(self, rank: int, pending: Any, mismatch: str) -> None:
-        """Stop all ranks, because the rank's call does not match another rank's. Does not return."""
+        """End the run of all ranks, because the rank's call does not match another rank's. Does not return."""
         if self.aborting:
             raise RankAborted
         self.mismatch = mismatch

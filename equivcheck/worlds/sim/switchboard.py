@@ -11,7 +11,7 @@ MAX_GROUPS = 2000
 
 
 class Switchboard:
-    """Scheduler, groups, recorded calls and works not yet waited for, shared by all ranks in a world."""
+    """Shared state of all ranks in a world: scheduler, groups, recorded calls, and `Work` handles that nobody has waited for."""
 
     def __init__(self, size: int, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
@@ -23,14 +23,14 @@ class Switchboard:
         self._exchanges: dict[tuple[str, tuple[int, ...]], CallMatcher] = {}
 
     def exchange(self, name: str, ranks: tuple[int, ...]) -> CallMatcher:
-        """Matcher for the group with this name, created for the first member that asks."""
+        """Return the matcher for the group with this name, which the first member creates."""
         key = (name, ranks)
         if key not in self._exchanges:
             self._exchanges[key] = CallMatcher(ranks, self.scheduler)
         return self._exchanges[key]
 
     def abandon(self, rank: int) -> list[SimWork]:
-        """Return the rank's works that nobody waited for. They count as waited for from now on."""
+        """Return the rank's `Work` handles that nobody waited for. They count as waited for from now on."""
         works = [work for work in self.unwaited if work.group.global_rank == rank]
         for work in works:
             work.forget()
@@ -38,7 +38,7 @@ class Switchboard:
         return works
 
     def works_with_futures(self, rank: int) -> list[SimWork]:
-        """The rank's works that nobody waited for and whose future was requested, in issue order on each group."""
+        """Return the rank's `Work` handles whose future was requested and that nobody waited for, in call order on each group."""
         works = [work for work in self.unwaited if work.group.global_rank == rank and work.has_future]
         return sorted(works, key=lambda work: work.raw[2])
 

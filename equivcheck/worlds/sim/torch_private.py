@@ -111,7 +111,7 @@ def prepare_rank_thread() -> None:
 
 
 def keep_device_guard() -> None:
-    """Create fake tensors' device guard in the calling thread, because a rank thread would free it when it ends."""
+    """Create the device guard of fake tensors in the calling thread, because a rank thread would free it when it ends."""
     if is_torch_in(GUARD_OF_ONE_THREAD):
         torch._C._ensureCUDADeviceGuardSet()
 
@@ -150,7 +150,7 @@ def is_rank_thread() -> bool:
 
 @contextlib.contextmanager
 def separate_worlds(make_group: Callable[[Any, Any], Any]) -> Iterator[None]:
-    """While entered, each rank thread has its own `torch.distributed`, with groups created by `make_group`."""
+    """Give each rank thread its own `torch.distributed` while entered, with groups created by `make_group`."""
     global _original_world  # noqa: PLW0603 - stands for a global of torch
     _original_world = c10d._world
     isolate = _bindings._set_thread_isolation_mode
@@ -219,7 +219,7 @@ for _key in ("ADInplaceOrView", "Python", "PythonTLSSnapshot"):
 
 
 def raw_memory() -> Any:
-    """Guard under which torch acts like a network card, invisible to autograd, version counters and dispatch modes."""
+    """Context in which torch writes memory as a network card does, invisible to autograd, version counters and dispatch modes."""
     return torch._C._ExcludeDispatchKeyGuard(_HIDDEN)
 
 
@@ -229,7 +229,7 @@ def in_backward_node() -> bool:
 
 
 def after_backward(callback: Callable[[], Any]) -> None:
-    """Call `callback` after the current backward pass's nodes, before callbacks that are queued later."""
+    """Call `callback` after all nodes of the current backward pass, before callbacks that are queued later."""
     # DDP's reducer appends its own wait to the same queue.
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 

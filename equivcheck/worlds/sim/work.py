@@ -16,23 +16,23 @@ from equivcheck.worlds.sim.torch_private import after_backward, in_backward_node
 
 
 class Board(Protocol):
-    """State of a world that work handles use."""
+    """Protocol for the world's state, as `Work` handles use it."""
 
     @property
     def scheduler(self) -> Scheduler:
-        """Scheduler with the baton."""
+        """Scheduler of the ranks."""
 
     @property
     def unwaited(self) -> set[SimWork]:
-        """Works that nobody has waited for yet."""
+        """`Work` handles that nobody has waited for yet."""
 
     @property
     def last_waited(self) -> Any:
-        """The last work that each rank waited for. C++ may hold it and ask for its future next, so it must stay alive."""
+        """The handle that each rank waited for last. C++ may hold it and ask for its future next, so it must stay alive."""
 
 
 class IssuingGroup(Protocol):
-    """Rank's side of the issuing group, as far as work handles use it."""
+    """Protocol for the group on which a call was made, as `Work` handles use it."""
 
     @property
     def board(self) -> Board:
@@ -48,7 +48,7 @@ class IssuingGroup(Protocol):
 
 
 class SimWork(dist.Work):
-    """One rank's handle of one call."""
+    """`Work` handle of one rank for one call."""
 
     def __init__(
         self, group: IssuingGroup, raw: RawCall, meeting: PendingCollective, outputs: list[torch.Tensor], shown: Any
@@ -63,7 +63,7 @@ class SimWork(dist.Work):
         group.board.unwaited.add(self)
 
     def wait(self, timeout: Any = None) -> bool:  # noqa: ARG002 - a call that cannot complete is known at once
-        """Pass the baton until every member has issued the call, then fill the outputs."""
+        """Let other ranks run until every member has made the call, then fill the outputs."""
         meeting = self._meeting
         if meeting is not None:
             if meeting.results is None:
@@ -73,7 +73,7 @@ class SimWork(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Whether the outputs can be read; lets other ranks run if not."""
+        """Whether the outputs can be read. If not, other ranks run first."""
         meeting = self._meeting
         if meeting is None:
             return True
@@ -104,8 +104,9 @@ class SimWork(dist.Work):
     def get_future(self) -> WorkFuture:
         """Return a future for the outputs.
 
-        C++ waits for futures without passing the baton. Outside the nodes of a backward pass this method therefore waits at once.
-        Inside a node, the wait runs after all nodes, before callbacks that are queued later, such as DDP's wait for its buckets.
+        C++ waits for futures without letting other ranks run. Outside the nodes of a backward pass this method therefore waits
+        at once. Inside a node, the wait runs after all nodes, before callbacks that are queued later, such as DDP's wait for
+        its buckets.
         """
         if self._future is None:
             self._future = WorkFuture(self)
@@ -123,7 +124,7 @@ class SimWork(dist.Work):
         return self._future is not None
 
     def forget(self) -> None:
-        """Count the work as waited for, without results, because the run is over."""
+        """Count the call as waited for, without results, because the run is over."""
         self._meeting = None
         self._future = None
 
@@ -145,7 +146,7 @@ class SimWork(dist.Work):
 
 
 class BarrierWork(SimWork):
-    """Work for a barrier, which also completes earlier collectives of the rank on the group."""
+    """`Work` handle for a barrier, which also completes the rank's earlier collectives on the group."""
 
     def __init__(self, group: IssuingGroup, *arguments: Any) -> None:
         self._before = [work for work in group.board.unwaited if work.group is group and not isinstance(work, MessageWork)]
@@ -159,11 +160,11 @@ class BarrierWork(SimWork):
 
 
 class MessageWork(SimWork):
-    """Work for a send."""
+    """`Work` handle for a send."""
 
 
 class ReceiveWork(MessageWork):
-    """Work for a receive, which knows its sender."""
+    """`Work` handle for a receive, which knows its sender."""
 
     parcel: Parcel
 
@@ -178,14 +179,14 @@ class ReceiveWork(MessageWork):
 
 
 class CoalescedWork(dist.Work):
-    """One work that stands for several calls."""
+    """`Work` handle that stands for several calls."""
 
     def __init__(self, works: list[SimWork]) -> None:
         super().__init__()
         self._works = works
 
     def wait(self, timeout: Any = None) -> bool:  # noqa: ARG002 - a call that cannot complete is known at once
-        """Wait for all calls, in issue order."""
+        """Wait for all calls, in the order in which they were made."""
         for work in self._works:
             work.wait()
         return True
@@ -196,7 +197,7 @@ class CoalescedWork(dist.Work):
 
 
 class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
-    """Future that passes the baton while Python waits for it."""
+    """Future that lets other ranks run while Python waits for it."""
 
     def __init__(self, work: SimWork | None) -> None:
         super().__init__()
@@ -228,7 +229,7 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
         return child
 
     def fulfil(self, value: Any) -> None:
-        """Set the value and run the registered continuations."""
+        """Set the value and run the callbacks registered with `then`."""
         self._work = None
         self.set_result(value)
         for proceed in self._continuations:

@@ -12,7 +12,7 @@ ABSENT = object()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """How to read and restore one piece of state. It is compared after each run, so reading must take only microseconds."""
+    """How to read and restore one piece of process state. It is read after each run, so reading must take only microseconds."""
 
     name: str
     """Name in docs and messages."""

@@ -18,7 +18,10 @@ ENTRIES = OF_PROCESS + OF_THREAD
 
 
 class StateKeeper:
-    """Restores state after a program: table entries, torch's variables, and torch's functions, classes and methods."""
+    """Restores process state after a program.
+
+    The state consists of entries in a table, torch's variables, and torch's functions, classes and methods.
+    """
 
     def __init__(self) -> None:
         self.variables = RankVariables()
@@ -62,7 +65,7 @@ class StateKeeper:
 
 @contextlib.contextmanager
 def preserved_state(keeper: StateKeeper) -> Iterator[None]:
-    """Restore state on exit, and warn if some could not be restored, for a process that continues."""
+    """Restore process state on exit, and warn if some could not be restored. For a process that continues."""
     try:
         with keeper.kept():
             yield
@@ -78,7 +81,7 @@ def read(entries: tuple[Entry, ...]) -> tuple[Any, ...]:
 
 
 def changes(entries: tuple[Entry, ...], before: tuple[Any, ...]) -> list[tuple[Entry, Any]]:
-    """Entries that differ now, with their old values; entries absent before do not count."""
+    """Return entries that differ now, with their old values. Entries that did not exist before do not count."""
     now = read(entries)
     if now == before:
         return []

@@ -41,7 +41,7 @@ FAMILIES = ("torch.nn", "torch.optim")
 
 
 class Patches:
-    """Namespace contents, for a later comparison."""
+    """Original contents of torch's namespaces, to find functions and classes that a program replaced."""
 
     def __init__(self) -> None:
         self._owners: list[Any] = []

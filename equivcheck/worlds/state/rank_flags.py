@@ -39,7 +39,7 @@ SETTERS = (
 
 
 class RankFlags:
-    """Values for the `TORCH` entries, separately for each rank."""
+    """Values of the flags in `TORCH`, separately for each rank."""
 
     def __init__(self) -> None:
         self._process: _Values | None = None
@@ -57,7 +57,7 @@ class RankFlags:
             self.restore(self._process)
 
     def save(self) -> _Values | None:
-        """Flags of the running rank if they differ from the process's flags, which are then restored; else None."""
+        """Return the running rank's flags if they differ from the process's, and restore the process's flags; else None."""
         if self._process is None:
             return None
         values = _read()

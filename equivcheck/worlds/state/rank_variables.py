@@ -104,11 +104,11 @@ Saved = tuple[torch.Tensor, tuple[Any, ...] | None, tuple[Any, ...] | None]
 
 
 class RankVariables:
-    """Values for the table's variables, separately for each rank.
+    """Values of torch's variables in the table, separately for each rank.
 
     Ranks rarely change any, so one comparison tells whether to save, and usually nothing is restored. Between two ranks the
-    process has its original values, with containers as copies. Variables of modules imported while ranks run are added at the
-    next switch, with their values at that time.
+    process has its original values, with containers as copies. Variables of modules imported while ranks run are added when the
+    next rank takes its turn, with their values at that time.
     """
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class RankVariables:
             torch.default_generator.set_state(generator)
 
     def save(self) -> Saved:
-        """The running rank's state, after which the process's values are restored for the next rank."""
+        """Return the running rank's state, and restore the process's values for the next rank."""
         if len(sys.modules) != self._num_modules:
             self._find()
         generator, values, flags = torch.default_generator.get_state(), self._values(), self._flags.save()
@@ -145,7 +145,7 @@ class RankVariables:
         return generator, values, flags
 
     def restore(self, saved: Saved) -> None:
-        """Restore a rank's state before it continues; the previous rank's must have been saved."""
+        """Restore a rank's state before it continues. The state of the previous rank must have been saved."""
         generator, values, flags = saved
         torch.default_generator.set_state(generator)
         self._flags.restore(flags)

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Follower:
-    """One process other than that of rank 0."""
+    """A process of a torchrun world other than that of rank 0."""
 
     def __init__(self, place: Place, leader: Link, thread: RankThread) -> None:
         self.place, self.thread = place, thread
@@ -25,7 +25,7 @@ class Follower:
         """Whether another run is possible."""
 
     def do(self, work: Callable[[], T]) -> T:  # noqa: ARG002 - rank 0 does it
-        """Run programs until rank 0 has finished its work, then return or raise its outcome.
+        """Run programs until rank 0 has finished its work, then return its result or raise its exception.
 
         Raises `EquivCheckError` if rank 0 is lost.
         """

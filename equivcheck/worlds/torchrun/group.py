@@ -24,7 +24,7 @@ _NEVER = timedelta(days=1)
 
 
 def own_place() -> Place:
-    """This process's rank and world size. Raises `UsageError`."""
+    """Rank of this process and world size, from torchrun's environment variables. Raises `UsageError`."""
     if not dist.is_initialized():
         return place_of(os.environ)
     backend = str(dist.get_backend_config())

@@ -27,7 +27,10 @@ _REPORT_SECONDS = 5.0
 
 
 class Leader:
-    """Leads one world. A failed run makes it unusable, because no process can be restarted here."""
+    """The process of rank 0, which sends programs to all ranks.
+
+    A failed run makes it unusable, because no process can be restarted here.
+    """
 
     def __init__(self, place: Place, links: Mapping[int, Link], hosts: Mapping[int, str], thread: RankThread) -> None:
         self.place, self.thread = place, thread
@@ -44,7 +47,7 @@ class Leader:
         return self._unusable is None
 
     def do(self, work: Callable[[], T]) -> T:
-        """Do work during which all ranks run programs, and send its result or exception to all ranks."""
+        """Call a function during which all ranks run programs, and send its result or exception to all ranks."""
         if self._leads:
             return work()
         self._leads = True
@@ -60,7 +63,10 @@ class Leader:
             self._leads = False
 
     def run(self, request: bytes, deadline: float) -> tuple[Any, ...]:
-        """A program's values on all ranks, in rank order. Raises `RanksFailed`, and again at every later call."""
+        """Run a program on all ranks, and return their values in rank order.
+
+        Raises `RanksFailed`, and raises it again at every later call.
+        """
         if self._unusable is not None:
             raise self._unusable
         self._unusable = EquivCheckError("world torchrun: a run was interrupted, and its processes cannot be started afresh")
@@ -149,9 +155,9 @@ LOST_TEXT = "was lost: its process has ended (see torchrun's output) or its host
 def failure_of_hosts(
     answers: Answers, contents: Mapping[int, Content], busy: Mapping[int, RankReport], why: str, hosts: Mapping[int, str]
 ) -> Failure:
-    """Failure for the whole run.
+    """Build the failure of the whole run.
 
-    `busy` holds reports of ranks without an answer; `why` is the reason for which they were given up.
+    `busy` holds reports on ranks without an answer; `why` is the reason for giving them up.
     """
     reports = [_report(rank, answers, contents.get(rank), busy.get(rank)) for rank in sorted(hosts)]
     times = {rank: place for place, rank in enumerate(answers)}  # clocks of hosts differ: in the order in which answers came

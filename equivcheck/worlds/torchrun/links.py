@@ -30,7 +30,7 @@ LOST = (EOFError, OSError)
 
 
 class Entrance:
-    """Rank 0's listening socket."""
+    """Listening socket of rank 0, to which other ranks connect."""
 
     def __init__(self) -> None:
         dual = socket.has_dualstack_ipv6()
@@ -39,11 +39,11 @@ class Entrance:
         self._secret = secrets.token_hex()
 
     def address(self, host: str) -> bytes:
-        """Host, port and secret for the other processes."""
+        """Host, port and secret with which other processes connect."""
         return json.dumps((host, self._socket.getsockname()[1], self._secret)).encode()
 
     def admit(self, size: int) -> dict[int, tuple[Link, str]]:
-        """Connection and host name of each other rank. Raises `RanksDidNotStart`."""
+        """Wait for all other ranks, and return the connection and host name of each. Raises `RanksDidNotStart`."""
         until = time.monotonic() + START_SECONDS
         admitted: dict[int, tuple[Link, str]] = {}
         strangers: set[socket.socket] = set()

@@ -17,7 +17,7 @@ _SLURM = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One process's rank and world size."""
+    """Rank and world size of one process."""
 
     rank: int
     """Global rank, from 0."""

@@ -23,7 +23,7 @@ _WAKING_SECONDS = 2.0
 
 
 class RankThread:
-    """Thread kept for all programs, because meshes and DTensor's caches belong to a thread.
+    """Thread that runs all programs of this rank, because meshes and DTensor's caches belong to a thread.
 
     A hung thread stays until the process ends.
     """
@@ -57,14 +57,14 @@ class RankThread:
         return time.process_time() - time.thread_time() + sum(os.times()[2:4])
 
     def report(self) -> RankReport:
-        """Report with the thread's current stack."""
+        """Report on this rank with the thread's current stack."""
         asleep = is_asleep(self._thread.native_id or 0)
         frame = sys._current_frames().get(self._thread.ident or 0)
         frames = of_program(list(traceback.extract_stack(frame))) if frame is not None else []
         return busy_report(self.rank, traceback.StackSummary.from_list(frames), asleep)
 
     def end(self) -> None:
-        """End the idle thread; a thread that outlives the interpreter would abort the process."""
+        """End the idle thread. A thread that outlives the interpreter would abort the process."""
         self._requests.put(None)
         self._thread.join()
 

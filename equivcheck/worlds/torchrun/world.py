@@ -40,8 +40,8 @@ _numbers = itertools.count()
 class TorchrunRanks(Ranks):
     """Ranks started by torchrun; this process is one of them.
 
-    Every process makes the same calls. All run the program of rank 0 and return or raise rank 0's outcome. A failed run is the
-    last one. All worlds of a process share one connection, which closes with the last of them.
+    Every process makes the same calls. All run the program of rank 0, and return its result or raise its exception. After a
+    failed run, no further run is possible. All worlds of a process share one connection, which closes with the last of them.
     """
 
     name: ClassVar[str] = "torchrun"
@@ -64,7 +64,7 @@ class TorchrunRanks(Ranks):
         self._joined()
 
     def on_first_rank(self, work: Callable[[], T]) -> T:
-        """Result or exception from `work`, done only in rank 0's process."""
+        """Call `work` in the process of rank 0 only, and return its result or raise its exception on every rank."""
         return self._joined().do(work)
 
     def run(
@@ -86,7 +86,7 @@ class TorchrunRanks(Ranks):
         return self.on_first_rank(lead)
 
     def close(self) -> None:
-        """Leave the world if nobody else uses it; a world with a failed run keeps its error for later runs."""
+        """Leave the world if nobody else uses it. A world with a failed run keeps its error for later runs."""
         self._users.discard(self)
         if not self._users and self._member is not None and self._member.is_usable:
             _leave(self._member)

@@ -8,7 +8,7 @@ from equivcheck.system.choice import PrintableEnum
 
 
 class Phase(PrintableEnum):
-    """Phases within a step, in the search order for the first divergence."""
+    """Phases of a step, in the order in which the first divergence is searched."""
 
     LOSS = "loss"
     VALUE = "value"

@@ -13,7 +13,7 @@ from equivcheck.worlds.trace.trace import Piece, Snapshot, Step, Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """One phase in one step on one rank."""
+    """Values at one moment: one phase in one step on one rank."""
 
     step: int
     """Step, from 0; the last step for state and buffers."""
@@ -34,7 +34,7 @@ class ValueTrace:
 
 
 def moments(trace: Trace | ValueTrace) -> list[Moment]:
-    """All moments in a trace; equal trainings give lists of equal length."""
+    """Return all moments in a trace. Equal trainings have equally many."""
     if isinstance(trace, ValueTrace):
         return list(trace.moments)
     last = len(trace.steps) - 1
@@ -45,7 +45,7 @@ def moments(trace: Trace | ValueTrace) -> list[Moment]:
 
 
 def moments_of_steps(traces: Sequence[Trace]) -> list[tuple[Moment, ...]]:
-    """For each moment except the final state and buffers, a tuple with the moment of each rank; empty without ranks."""
+    """Return, for each moment except the final state and buffers, a tuple with the moment of each rank; empty without ranks."""
     steps = ([moment for index, step in enumerate(trace.steps) for moment in _of_step(index, step)] for trace in traces)
     return list(zip(*steps, strict=True))
 

@@ -16,7 +16,7 @@ TensorsByName = dict[str, Vector]
 
 
 def full_tensors_of(snapshot: Snapshot) -> TensorsByName:
-    """Full tensors from a single-device snapshot."""
+    """Return the full tensors of a single-device snapshot."""
     found, place = {}, 0
     for piece, present in zip(snapshot.pieces, snapshot.present, strict=True):
         if present:
@@ -26,7 +26,7 @@ def full_tensors_of(snapshot: Snapshot) -> TensorsByName:
 
 
 def select_piece(whole: npt.NDArray[Any], piece: Piece) -> npt.NDArray[Any]:
-    """A piece's elements within a full tensor, flat."""
+    """Return the elements of a piece from the full tensor, flat."""
     if piece.start:
         whole = whole[tuple(slice(start, start + size) for start, size in zip(piece.start, piece.size, strict=True))]
     flat = whole.reshape(-1)
@@ -37,7 +37,7 @@ def select_piece(whole: npt.NDArray[Any], piece: Piece) -> npt.NDArray[Any]:
 
 
 def values_by_piece(snapshot: Snapshot) -> list[tuple[Piece, Vector | None]]:
-    """Each piece in a rank's snapshot with its values; None if it is absent. Nobody may change the values."""
+    """Return each piece in a rank's snapshot with its values; None if they are missing. The caller must not change them."""
     found: list[tuple[Piece, Vector | None]] = []
     place = 0
     for piece, present, fits in zip(snapshot.pieces, snapshot.present, snapshot.fits, strict=True):

@@ -6,7 +6,7 @@ from equivcheck.system.choice import PrintableEnum
 
 
 class Stage(PrintableEnum):
-    """Activity of a rank, in step order."""
+    """Part of a step in which a rank makes a collective call, in step order."""
 
     SETUP = "setup"
     """Building the model, the layout and the optimizer, before the first step."""

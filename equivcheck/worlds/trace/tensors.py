@@ -18,7 +18,7 @@ Positions = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
-    """A moment's tensors in the reference's order, including absent ones."""
+    """Tensors of one moment in the order of the reference, with their places in one flat vector."""
 
     names: tuple[str, ...]
     """Canonical names, distinct."""
@@ -36,7 +36,7 @@ class Table:
     """Index of the first element in the flat vector, for each tensor that has elements."""
 
     def positions(self, piece: Piece) -> Positions | None:
-        """A piece's element positions in the flat vector; None if the table has no tensor with this name and shape."""
+        """Positions of a piece's elements in the flat vector; None if the table has no tensor with this name and shape."""
         row = self.rows.get(piece.name)
         if row is None or self.shapes[row] != piece.shape:
             return None
@@ -51,7 +51,7 @@ class Table:
 
 
 def table_of(pieces: tuple[Piece, ...]) -> Table:
-    """Table for a reference snapshot, whose pieces are full tensors."""
+    """Build the table of a reference snapshot, whose pieces are full tensors."""
     sizes = [math.prod(piece.shape) for piece in pieces]
     offsets = [0, *np.cumsum(sizes).tolist()]
     return Table(
@@ -66,7 +66,7 @@ def table_of(pieces: tuple[Piece, ...]) -> Table:
 
 
 def full_vector(table: Table, present: tuple[bool, ...], values: Numbers) -> Vector:
-    """Values of shape (elements,) or (runs, elements), with zeros inserted for absent tensors."""
+    """Insert zeros for absent tensors into values of shape (elements,) or (runs, elements)."""
     if all(present):
         return values.astype(np.float64, copy=False)
     full = np.zeros((*values.shape[:-1], table.total))

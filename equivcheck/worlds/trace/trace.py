@@ -16,7 +16,7 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Position in a full tensor for a run of local elements."""
+    """Position of a rank's local elements in a full tensor: a box, or a range of the flattened box."""
 
     name: str
     """Canonical name; empty for padding."""
@@ -67,7 +67,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step's values on one rank."""
+    """Values of one step on one rank."""
 
     loss: float | None
     """This rank's loss, scaled as for backward; the mean over ranks with a loss is the loss of the step."""

@@ -27,7 +27,10 @@ UNKNOWN_CODE = -signal.SIGKILL
 
 
 class WorkerForkServer:
-    """The supervisor's side of the server. Nothing here waits for imports, and errors only mean that workers are not forked."""
+    """Connection to a server process that forks workers.
+
+    No method waits for its imports; an error only means that workers are not forked.
+    """
 
     def __init__(self, warming: str, environment: Mapping[str, str]) -> None:
         ours, its = Channel.pair()
@@ -73,7 +76,7 @@ class WorkerForkServer:
         return UNKNOWN_CODE if code is None else int(code)
 
     def close(self) -> None:
-        """End the server; remaining workers go on."""
+        """End the server. Remaining workers go on."""
         self.control.close()
         self._process.kill()
         self._process.wait()
@@ -94,7 +97,7 @@ class WorkerForkServer:
 
 
 class Forked:
-    """Worker, forked once the server is ready. Implements the methods of `subprocess.Popen` that a supervisor uses."""
+    """A worker that is forked when the server is ready. It has the methods of `subprocess.Popen` that a supervisor uses."""
 
     def __init__(self, server: WorkerForkServer, module: str, fds: tuple[int, ...], start: Start) -> None:
         self.returncode: int | None = None
@@ -112,7 +115,7 @@ class Forked:
 
     @property
     def waits_for(self) -> Channel | None:
-        """Channel to watch until `take_place` can start the worker. None once it has started."""
+        """Channel that becomes readable when `take_place` can start the worker. None once it has started."""
         return self._server.control if self._process is None and self.returncode is None else None
 
     def take_place(self) -> None:
@@ -160,7 +163,7 @@ _servers: list[WorkerForkServer] = []
 
 @contextlib.contextmanager
 def forked_workers(warming: str, environment: Mapping[str, str]) -> Iterator[None]:
-    """While entered, fork workers, if possible, from a process after it has called ``warm_up()`` of a module.
+    """Fork workers from a server process while entered, if possible, after it has called ``warm_up()`` of a module.
 
     If an outer context has already started such a server, it is used.
     """

@@ -22,9 +22,10 @@ _LOOKS, _LOOK_SECONDS = 100, 0.02
 
 
 def serve(fd: int, warming: str) -> None:
-    """Call ``warm_up()`` of a module, report it, and serve the supervisor at the other end of `fd` until it goes away.
+    """Call ``warm_up()`` of a module, report it, and fork workers for the supervisor at the other end of `fd`.
 
-    During the warm-up the process ends with its supervisor. Workers notice themselves when the supervisor is gone.
+    The process ends when the supervisor goes away, also during the warm-up. Workers notice themselves when the supervisor is
+    gone.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = Channel.of(fd)

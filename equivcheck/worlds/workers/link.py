@@ -26,7 +26,7 @@ class Stop:
 
 
 class SupervisorLink:
-    """Connection to the supervisor, created first in a worker's main thread, which then ignores Ctrl-C.
+    """A worker's connection to its supervisor. It must be created first in the main thread, which then ignores Ctrl-C.
 
     Another thread reads messages, so a busy worker also notices a stop or the death of the supervisor. Until that thread runs,
     the worker is killed if the supervisor ends.

@@ -45,7 +45,7 @@ class Ended:
 
 
 class WorkerProcess:
-    """Process for ``main(fd, *fds)`` of a module, which should create a `Link` from `fd`.
+    """Process that runs ``main(fd, *fds)`` of a module, which should create a `Link` from `fd`.
 
     `task` is its first message. Subclasses define `is_stuck`.
     """
@@ -69,7 +69,7 @@ class WorkerProcess:
 
     @property
     def waits_for(self) -> Channel | None:
-        """Channel to watch until `take_place` can start the worker. None once it has started."""
+        """Channel that becomes readable when `take_place` can start the worker. None once it has started."""
         return self._process.waits_for if isinstance(self._process, Forked) else None
 
     def take_place(self) -> None:
@@ -110,7 +110,7 @@ class WorkerProcess:
             time.sleep(_STACK_SECONDS)
 
     def how_it_ended(self) -> str:
-        """Clause about the end: ``was killed by SIGSEGV`` or ``exited with code 7``.
+        """Say how the process ended: ``was killed by SIGSEGV`` or ``exited with code 7``.
 
         A process that closed its connection gets a moment to end.
         """

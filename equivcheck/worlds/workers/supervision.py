@@ -21,11 +21,11 @@ W = TypeVar("W", bound=WorkerProcess)
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """Replaces a message of a worker that `is_stuck`."""
+    """Stands for a message of a worker that `is_stuck`."""
 
 
 class Pool(Generic[W]):
-    """Workers; on exit the remaining ones are killed and closed."""
+    """Set of workers. On exit the remaining ones are killed and closed."""
 
     def __init__(self) -> None:
         self.workers: list[W] = []
@@ -38,9 +38,9 @@ class Pool(Generic[W]):
             worker.close()
 
     def messages(self) -> Iterator[tuple[W, Any]]:
-        """Messages that arrive within a moment, at most one from each worker, including `Ended`.
+        """Return messages that arrive within a moment, at most one from each worker.
 
-        Then `Stuck` for stuck workers.
+        `Ended` is among them. A `Stuck` for each stuck worker comes last.
         """
         links = {worker.link: worker for worker in self.workers}
         starting = {channel.fileno() for worker in self.workers if (channel := worker.waits_for)}
@@ -61,10 +61,9 @@ class Pool(Generic[W]):
 
 
 class Interruption:
-    """Ctrl-C and SIGTERM as a request, so that neither interrupts a write.
+    """Context that turns Ctrl-C and SIGTERM into a request to stop, so that neither interrupts a write.
 
-    Inside the context the first signal is remembered and the second raises `KeyboardInterrupt`. It has no effect outside the main
-    thread.
+    The first signal is remembered and the second raises `KeyboardInterrupt`. It has no effect outside the main thread.
     """
 
     def __init__(self) -> None:

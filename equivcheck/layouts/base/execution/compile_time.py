@@ -43,7 +43,7 @@ _TRACE_SECONDS = 0.1
 
 
 def num_graphs(training: Training, execution: Execution) -> int:
-    """Count the different passes to compile, one for each microbatch size.
+    """Count the graphs that must be compiled: one for each microbatch size.
 
     The number doubles if layers run only at even steps. It doubles again under compiled autograd with several microbatches,
     because accumulating into a gradient is another graph than creating it.
@@ -54,7 +54,7 @@ def num_graphs(training: Training, execution: Execution) -> int:
 
 
 def compile_seconds(training: Training, layout: Layout) -> float:
-    """Seconds allowed for compilation, beyond the ranks' deadline. 0 if nothing is compiled."""
+    """Seconds that ranks may compile for, in addition to their deadline. 0 if nothing is compiled."""
     if not layout.execution.is_compiled:
         return 0.0
     return num_graphs(training, layout.execution) * max(COMPILE_SECONDS, _TIMES_EXPECTED * _expected(training.model, layout))

@@ -44,7 +44,10 @@ class _Graph:
 
 
 def trace_steps(setup: Setup) -> None:
-    """Run each step as one graph. New shapes, learning rates or sets of gradients need a new graph."""
+    """Change a setup so that each step runs as one traced graph.
+
+    New shapes, learning rates or sets of gradients need a new graph.
+    """
     steps = _WholeSteps(setup)
     setup.before_step.append(steps.prepare)
     setup.compute, setup.clip_norm, setup.update = steps.compute, steps.clip_norm, steps.update

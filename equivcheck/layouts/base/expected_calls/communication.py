@@ -26,7 +26,7 @@ _ORDER = {stage: number for number, stage in enumerate(Stage)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """A rank's calls with one operation and group in one stage of a step."""
+    """Collective calls of a rank with one operation, group and stage in a step."""
 
     step: int
     """Step, from 0. `BEFORE_STEPS` for the setup."""
@@ -47,19 +47,19 @@ class Traffic:
 
 
 def describe_calls(num_calls: int, num_bytes: int) -> str:
-    """Format calls and bytes, such as ``1 call, 8 bytes`` or ``no call``."""
+    """Describe a number of calls and bytes, such as ``1 call, 8 bytes`` or ``no call``."""
     if not num_calls:
         return "no call"
     return f"{num_calls:,} {'call' if num_calls == 1 else 'calls'}, {num_bytes:,} bytes"
 
 
 def traffic(calls: Iterable[Call], mesh: Mesh) -> tuple[Traffic, ...]:
-    """Sum one rank's calls, sorted by step and stage."""
+    """Count one rank's collective calls by step, stage, operation and group, in this order."""
     return to_traffic(totals(calls, mesh))
 
 
 def totals(calls: Iterable[Call], mesh: Mesh, without: Sequence[Stage] = ()) -> Totals:
-    """Sum one rank's calls by key, except those in the stages `without`."""
+    """Count one rank's collective calls and bytes by step, stage, operation and group. Stages in `without` do not count."""
     summed: dict[tuple[int, Stage, str, tuple[int, ...]], list[int]] = {}
     for call in calls:
         if call.stage in without:
@@ -74,13 +74,13 @@ def totals(calls: Iterable[Call], mesh: Mesh, without: Sequence[Stage] = ()) -> 
 
 
 def add(found: Totals, key: Key, num_calls: int, num_bytes: int) -> None:
-    """Add calls and bytes to a key."""
+    """Add a number of calls and bytes to one entry."""
     before_calls, before_bytes = found.get(key, (0, 0))
     found[key] = before_calls + num_calls, before_bytes + num_bytes
 
 
 def to_traffic(found: Totals) -> tuple[Traffic, ...]:
-    """Convert totals to `Traffic`, sorted by step and stage."""
+    """Convert counts to `Traffic`, sorted by step and stage."""
     ordered = sorted(found.items(), key=lambda item: order_of(item[0]))
     return tuple(
         Traffic(step=step, stage=stage, op=op, axes=axes, num_calls=num_calls, num_bytes=num_bytes)
@@ -89,20 +89,20 @@ def to_traffic(found: Totals) -> tuple[Traffic, ...]:
 
 
 def order_of(key: Key) -> tuple[int, int, str, str]:
-    """Sort key for totals: step, stage, then names."""
+    """Sort key for counts: step, stage, then names."""
     step, stage, op, axes = key
     return step, _ORDER[stage], op, axes
 
 
 def group_name(names: Iterable[str], mesh: Mesh) -> str:
-    """Name a group by its mesh axes. Axes with one rank are left out."""
+    """Name of the group over these mesh axes. Axes with one rank are left out."""
     wanted = set(names)
     return " x ".join(axis.name for axis in mesh.axes if axis.name in wanted and axis.size > 1)
 
 
 @lru_cache(maxsize=1024)
 def axes_of(ranks: tuple[int, ...], mesh: Mesh) -> str:
-    """Name a group by its mesh axes, or by its global ranks if they form no submesh."""
+    """Name of a group: its mesh axes, or its global ranks if they do not form a submesh."""
     coordinates = [mesh.coordinate(rank) for rank in ranks]
     along = [sorted({coordinate[axis] for coordinate in coordinates}) for axis in range(len(mesh.axes))]
     whole = all(len(found) in (1, axis.size) for found, axis in zip(along, mesh.axes, strict=True))

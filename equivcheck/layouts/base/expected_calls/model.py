@@ -13,7 +13,7 @@ from equivcheck.scenario import Layout, Training
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unpredicted:
-    """A situation whose communication is not predicted."""
+    """A situation for which the number of collective calls is not predicted."""
 
     reason: str
     """One sentence about the situation and the cause."""
@@ -25,7 +25,7 @@ class Unpredicted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommunicationModel:
-    """Predicts the calls of one parallelism. The functions get that parallelism as `Any`."""
+    """Predicts the collective calls of one parallelism, which each function gets as its argument."""
 
     calls: Callable[[RankView, Any], Totals] = lambda _seat, _parallelism: {}
     """Calls on a rank that this parallelism causes."""

@@ -15,7 +15,7 @@ from equivcheck.worlds.trace.stage import Stage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A rank's part of one parameter."""
+    """A parameter with the shape that one rank holds of it."""
 
     parameter: Parameter
     """The full parameter."""
@@ -26,7 +26,7 @@ class Held:
 
     @property
     def name(self) -> str:
-        """Name within its layer, such as ``linear.weight``."""
+        """Name of the parameter within its layer, such as ``linear.weight``."""
         return self.parameter.name
 
     @property
@@ -36,7 +36,7 @@ class Held:
 
     @property
     def trained(self) -> bool:
-        """Whether it requires a gradient."""
+        """Whether the parameter requires a gradient."""
         return self.parameter.trained
 
     @property
@@ -45,13 +45,13 @@ class Held:
         return math.prod(self.shape)
 
     def padded_part(self, dim: int, parts: int) -> int:
-        """Elements in each of `parts` equal shards along a dim, with padding."""
+        """Number of elements in the first of `parts` shards along a dim, to which the other shards are padded."""
         return math.prod((*self.shape[:dim], chunk_size(self.shape[dim], parts), *self.shape[dim + 1 :]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankView:
-    """One rank with its parameters."""
+    """One rank with its parameters, for predicting its collective calls."""
 
     training: Training
     """The training."""
@@ -68,7 +68,7 @@ class RankView:
         return ITEM_BYTES[self.training.precision.value]
 
     def axes(self, *names: str) -> str:
-        """Name the group over some mesh axes."""
+        """Name of the group over these mesh axes."""
         return group_name(names, self.layout.mesh)
 
     def index(self, name: str) -> int:
@@ -76,7 +76,7 @@ class RankView:
         return self.coordinate[self.layout.mesh.names.index(name)]
 
     def of_layer(self, index: int | None) -> tuple[Held, ...]:
-        """A layer's own parameters, or the model's own ones if `index` is None."""
+        """Parameters of a layer, or those outside all layers if `index` is None."""
         return tuple(held for held in self.held if held.layer == index)
 
     def has_gradient(self, held: Held, step: int) -> bool:
@@ -93,7 +93,7 @@ class RankView:
         return source is not None and (not source.frozen or self.computes_frozen_gradients(None))
 
     def computes_frozen_gradients(self, index: int | None) -> bool:
-        """Whether backward computes gradients for a layer's frozen parameters, or for the model's own ones if `index` is None.
+        """Whether backward computes gradients for frozen parameters in a layer, or outside layers for None.
 
         FSDP1 with use_orig_params does if the same flat parameter also holds a trained parameter.
         """
@@ -102,7 +102,7 @@ class RankView:
         return any(held.trained for unit in units for held in unit)
 
     def trains(self, index: int, step: int) -> bool:
-        """Whether a layer uses a trained parameter in a step, its own or a shared one."""
+        """Whether a layer uses a trained parameter in a step, either its own or a shared one."""
         layers = self.training.model.layers
         shares = layers[index].shares
         if shares is not None and not layers[shares].frozen:
@@ -111,20 +111,20 @@ class RankView:
 
 
 class Ledger:
-    """Sum of the expected calls in one stage."""
+    """Counts of the collective calls that are expected in one stage."""
 
     def __init__(self, stage: Stage = Stage.COMPUTE) -> None:
         self.stage = stage
         self.totals: Totals = {}
 
     def note(self, step: int, op: str, axes: str, num_bytes: int, num_calls: int = 1) -> None:
-        """Add calls to a key. `num_bytes` is their sum."""
+        """Count collective calls. `num_bytes` is the sum over `num_calls` calls."""
         key: Key = (step, self.stage, op, axes)
         add(self.totals, key, num_calls, num_bytes)
 
 
 def runs(when: AuxiliaryLinear | None, step: int) -> bool:
-    """Whether an auxiliary linear runs in a step. True for None."""
+    """Whether an auxiliary linear layer runs in a step. True for None."""
     return when is None or (when is AuxiliaryLinear.EVEN_STEPS and step % 2 == 0)
 
 

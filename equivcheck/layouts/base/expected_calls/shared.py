@@ -17,10 +17,10 @@ from equivcheck.worlds.trace.stage import Stage
 
 
 def dtensor_clipping(view: RankView, axes: Iterable[str], kind: Iterable[Held]) -> Totals:
-    """Calls in all steps for one group of DTensor gradients, some sharded along each of `axes`.
+    """Expected collective calls in all steps for clipping one group of DTensor gradients.
 
-    All norms form one tensor, which is reduced over one axis after another. Some torch versions combine the norms before they
-    reduce. If no gradient exists, nothing is reduced.
+    Some of them are sharded along each of `axes`. All norms form one tensor, which is reduced over one axis after another. Some
+    torch versions combine the norms before they reduce. If no gradient exists, nothing is reduced.
     """
     clipping, ledger = view.training.clipping, Ledger(Stage.CLIPPING)
     if not isinstance(clipping, ClipNorm):
@@ -36,7 +36,7 @@ def dtensor_clipping(view: RankView, axes: Iterable[str], kind: Iterable[Held]) 
 
 
 def sharded_clipping(view: RankView, axis: str, parts: Iterable[Held]) -> Totals:
-    """Calls in all steps for plain tensors sharded along an axis.
+    """Expected collective calls in all steps for clipping plain tensors that are sharded along an axis.
 
     Each step reduces one norm, or two norms if some tensors are also sharded along another axis.
     """
@@ -52,7 +52,7 @@ def sharded_clipping(view: RankView, axis: str, parts: Iterable[Held]) -> Totals
 
 
 def one_norm(view: RankView, axes: str, num_bytes: int) -> Totals:
-    """Calls in all steps if one norm over all parameters is reduced over a group."""
+    """Expected collective calls in all steps if one norm over all parameters is reduced over a group."""
     clipping, ledger = view.training.clipping, Ledger(Stage.CLIPPING)
     if isinstance(clipping, ClipNorm):
         op = "all_reduce.max" if clipping.norm_type is NormType.INF else "all_reduce.sum"
@@ -62,7 +62,7 @@ def one_norm(view: RankView, axes: str, num_bytes: int) -> Totals:
 
 
 def sharding_axes(view: RankView, held: Held) -> tuple[str, ...]:
-    """Mesh axes that split a parameter into plain local tensors."""
+    """Mesh axes over which a parameter is sharded as plain local tensors."""
     cutting = view.layout.of(PlannedParallelism, ExpertParallel)
     axes = (view.layout.axes_of(each)[-1] for each in cutting if shard_dim(each, held.parameter) is not None)
     return tuple(axis for axis in axes if view.layout.mesh.size(axis) > 1)
@@ -78,9 +78,10 @@ def has_kept_gradient(view: RankView, held: Held, step: int) -> bool:
 
 
 def gradient_reductions(view: RankView, axis: str, kind: Iterable[Held], *, flat: bool = False) -> Totals:
-    """Calls in all steps: one all-reduce over an axis for each gradient, or one for all gradients if `flat`.
+    """Expected collective calls in all steps to reduce gradients over an axis.
 
-    A rank sends nothing for an empty local gradient.
+    There is one all-reduce for each gradient, or one for all gradients if `flat`. A rank sends nothing for an empty local
+    gradient.
     """
     ledger, parameters = Ledger(), tuple(kind)
     for step in range(view.training.steps):
@@ -104,7 +105,7 @@ AXES = (DP, REPLICATE, SHARD, EP, CP)
 
 
 def count_reductions(view: RankView) -> Totals:
-    """Calls in all steps: in each microbatch, one all-reduce over each axis for each counting layer."""
+    """Expected collective calls in all steps to sum counts: one all-reduce over each axis, microbatch and layer that counts."""
     ledger, dispatches = Ledger(), [layer_kind(layer).dispatch(layer) for layer in view.training.model.layers]
     sizes = [dispatch.num_counted for dispatch in dispatches if dispatch is not None and dispatch.num_counted]
     num_microbatches = len(view.training.data.microbatches)

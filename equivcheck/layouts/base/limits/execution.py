@@ -28,7 +28,7 @@ NO_COMPILER = LayoutLimit(
 
 
 def without_compilation(layout: Layout) -> Layout:
-    """Return the layout without compilation."""
+    """Return the layout with eager execution."""
     return with_execution(layout, compile=Compile.NONE, per_layer=False, compiled_autograd=False)
 
 

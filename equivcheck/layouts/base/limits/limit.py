@@ -13,7 +13,7 @@ P = TypeVar("P", bound=Parallelism)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """A training that a layout cannot run, or for which its results differ by definition."""
+    """A kind of training that a layout cannot run, or for which its results differ by definition."""
 
     reason: str
     """Text as ``<API>: <situation> is not supported: <consequence>``, without a final dot."""
@@ -31,7 +31,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamLimit(Limit):
-    """A training for which torch itself raises under a layout."""
+    """A kind of training for which torch itself raises under a layout."""
 
     upstream: bool = True
     """Torch raises."""
@@ -39,7 +39,7 @@ class UpstreamLimit(Limit):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutLimit:
-    """A layout that cannot run any training, because parallelisms, options or mesh do not fit together."""
+    """A kind of layout that cannot run any training, because parallelisms, options or mesh do not fit together."""
 
     reason: str
     """Text as ``<API>: <situation> is not supported: <consequence>``, without a final dot."""
@@ -57,7 +57,7 @@ def reason_with_versions(limit: Limit | LayoutLimit) -> str:
 
 
 def parallelism_of(layout: Layout, kind: type[P]) -> P:
-    """Find a layout's parallelism by its type. The layout must have one."""
+    """Return a layout's parallelism of a given type. The layout must have one."""
     found = next(iter(layout.of(kind)), None)
     assert found is not None, "a parallelism's limits are only checked for layouts that have it"
     return found

@@ -11,12 +11,12 @@ from equivcheck.scenario import FSDP2, SGD, Adafactor, AdamW, Implementation, La
 
 
 def keeps_dtensors(layout: Layout) -> bool:
-    """Whether the optimizer sees DTensors rather than local tensors, if the layout has any."""
+    """Whether the optimizer gets DTensors rather than local tensors, if the layout has any."""
     return not any(parallelism.trains_local_tensors for parallelism in layout.parallelisms)
 
 
 def has_units_of_dtensors(layout: Layout) -> bool:
-    """Whether `fully_shard`, or `replicate` built on it, turns all parameters into DTensors."""
+    """Whether `fully_shard`, or `replicate` built on it, makes all parameters DTensors."""
     return layout.has(FSDP2) or any(each.implementation is Replicator.FSDP for each in layout.of(Replicate))
 
 
@@ -63,7 +63,7 @@ def is_adafactor_on_shards(training: Training, layout: Layout) -> bool:
 
 
 def is_distributed_muon(training: Training, layout: Layout) -> bool:
-    """Whether distributed Muon assigns each matrix to one rank, which updates it in full."""
+    """Whether the optimizer is distributed Muon: one rank updates each matrix in full."""
     return isinstance(training.optimizer, Muon) and any(fsdp.distributed_muon for fsdp in layout.of(FSDP2))
 
 

@@ -21,7 +21,7 @@ def _first_broken(rule: PlanRule, training: Training, layout: Layout) -> LayerSi
 
 
 def limit_of(rule: PlanRule) -> Limit:
-    """Turn a plan rule into a limit."""
+    """Convert a rule for tensor-parallel plans to a limit."""
 
     def applies(training: Training, layout: Layout) -> bool:
         return _first_broken(rule, training, layout) is not None

@@ -25,7 +25,7 @@ LOST_ON_ONE_RANK = "!=2.10.*,!=2.11.*"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PropagatedGradients:
-    """One parallelism whose gradients keep the placements that propagation gives them."""
+    """Limits for a parallelism whose gradients keep the placements that DTensor's sharding propagation gives them."""
 
     where: str
     """Class name, used in the reasons."""

@@ -36,7 +36,7 @@ LEAST_TOKENS = 3
 
 
 def with_model(training: Training, **changes: object) -> Training:
-    """Replace fields in the model. A model with one output gets a loss with real targets, because labels need two classes."""
+    """Replace fields in the model. A model with one output gets a loss on real targets, because labels need two classes."""
     model = replace(training.model, **changes)  # type: ignore[arg-type]
     return replace(training if model.out_features > 1 else with_real_targets(training), model=model)
 
@@ -47,7 +47,7 @@ def each_layer(training: Training, change: Callable[[int, AnyLayer], AnyLayer]) 
 
 
 def with_layer(training: Training, index: int, layer: AnyLayer) -> Training:
-    """Replace one layer. If widths no longer match, residuals, shared weights and the tied head go too."""
+    """Replace one layer. If widths no longer match, residuals, shared weights and the tied head are removed, too."""
     changed = tuple(layer if at == index else other for at, other in enumerate(training.model.layers))
     with suppress(InvalidScenario):
         return with_model(training, layers=changed)
@@ -88,7 +88,7 @@ def with_head(training: Training) -> Training:
 
 
 def without_auxiliary(training: Training) -> Training:
-    """Remove the second linear from all layers."""
+    """Remove the auxiliary linear from all layers."""
     return each_layer(training, lambda _index, layer: layer.with_fields(auxiliary=None))
 
 
@@ -121,7 +121,7 @@ def without_scale(training: Training) -> Training:
 
 
 def with_rows(training: Training, multiple: int) -> Training:
-    """Round every microbatch's rows to a multiple: up, or down if the result would be too large."""
+    """Round the number of rows in every microbatch to a multiple: up, or down if the result would be too large."""
     microbatches = tuple(round_to_multiple(rows, multiple, max(USUAL_ROWS, multiple)) for rows in training.data.microbatches)
     return replace(training, data=replace(training.data, microbatches=microbatches))
 
@@ -141,9 +141,9 @@ def with_positions(training: Training, multiple: int) -> Training:
 def with_widths(training: Training, multiple: int) -> Training:
     """Round features, widths, tokens and learned positions up to a multiple, so that equal sizes stay equal.
 
-    A size that would become too large is set to the multiple itself. Rounding down instead would make sizes near the maximum
-    alternate between two layouts with different multiples (30 and 32 for 3 and 4); from the smallest multiple they grow until
-    both fit.
+    A size that would become too large is set to the multiple itself. Rounding it down would make sizes near the maximum
+    alternate between two layouts with different multiples, such as 30 and 32 for 3 and 4. From the smallest multiple, they grow
+    until both fit.
     """
     model = training.model
     features, *widths = (_fitted(width, multiple, MAX_WIDTH) for width in model.widths)
@@ -152,7 +152,10 @@ def with_widths(training: Training, multiple: int) -> Training:
 
 
 def with_tables(training: Training, multiple: int) -> Training:
-    """Round tokens and learned positions up to a multiple. A size that would become too large is set to the multiple itself."""
+    """Round the vocabulary and the learned positions up to a multiple.
+
+    A size that would become too large is set to the multiple itself.
+    """
     source, length = training.model.source, training.model.length
     if source is None or length is None:
         return training
@@ -174,7 +177,7 @@ def with_tokens(training: Training, multiple: int) -> Training:
 
 
 def with_linear_layers(training: Training) -> Training:
-    """Replace the model by linear layers with the same widths on rows of real numbers, without embedding and head."""
+    """Replace the model by linear layers with the same widths, on rows of real numbers, without embedding and head."""
     model, bias = training.model, training.optimizer.updates_vectors
     layers = tuple(
         layer if isinstance(layer, Layer) else Layer(width=width, bias=bias)
@@ -193,7 +196,7 @@ def with_real_targets(training: Training) -> Training:
 
 
 def with_loop(training: Training, _layout: Layout) -> Training:
-    """Use the optimizer's for-loop implementation."""
+    """Use the optimizer's implementation with a loop over parameters (``foreach=False``)."""
     return replace(training, optimizer=replace(training.optimizer, implementation=Implementation.FOR_LOOP))
 
 
@@ -241,7 +244,7 @@ def has_routing(model: Model) -> bool:
 
 
 def has_shares(model: Model) -> bool:
-    """Whether any layer uses another layer's weight."""
+    """Whether any layer shares another layer's weight."""
     return any(layer.shares is not None for layer in model.layers)
 
 
@@ -251,17 +254,17 @@ def is_tied(model: Model) -> bool:
 
 
 def has_ties(model: Model) -> bool:
-    """Whether any weight has two uses: in two layers, or in embedding and head."""
+    """Whether any weight is used twice: in two layers, or in embedding and head."""
     return has_shares(model) or is_tied(model)
 
 
 def trained_auxiliaries(model: Model) -> set[AuxiliaryLinear]:
-    """When the trained auxiliary linears run."""
+    """When the trained auxiliary linear layers run."""
     return {layer.auxiliary for layer in model.layers if layer.auxiliary is not None and not layer.frozen}
 
 
 def may_skip_parameters(training: Training) -> bool:
-    """Whether some trained parameter takes no part in some step."""
+    """Whether some trained parameter is not used in some step."""
     auxiliaries = trained_auxiliaries(training.model)
     return AuxiliaryLinear.NEVER in auxiliaries or (AuxiliaryLinear.EVEN_STEPS in auxiliaries and training.steps > 1)
 
@@ -272,7 +275,7 @@ def all_multiples(values: Iterable[int], multiple: int) -> bool:
 
 
 def with_options(layout: Layout, kind: type[Parallelism] | tuple[type[Parallelism], ...], **changes: object) -> Layout:
-    """Replace options in all parallelisms with one of the given types."""
+    """Replace options in all parallelisms of the given types."""
     parallelisms = tuple(
         replace(parallelism, **changes) if isinstance(parallelism, kind) else parallelism for parallelism in layout.parallelisms
     )

@@ -42,7 +42,7 @@ def differentiates_input(view: RankView, index: int, step: int) -> bool:
 
 
 def sharded_held(view: RankView, parallelism: PlannedParallelism) -> Iterator[Held]:
-    """Shard the rank's parameters as the plan does."""
+    """Return the rank's parameters with the local shapes that the plan gives them."""
     parts, index = view.layout.mesh.size(TP), view.index(TP)
     for held in view.held:
         dim = shard_dim(parallelism, held.parameter)
@@ -51,7 +51,7 @@ def sharded_held(view: RankView, parallelism: PlannedParallelism) -> Iterator[He
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """One forward and backward through a linear."""
+    """One forward and backward through a linear layer."""
 
     step: int
     """Step, from 0."""
@@ -81,7 +81,7 @@ class Pass:
 
 
 class PlannedCalls:
-    """Predicts calls step by step. Subclasses add calls for linears and gradients."""
+    """Predicts the collective calls of a tensor-parallel plan step by step. Subclasses add calls for linears and gradients."""
 
     def __init__(self, view: RankView, parallelism: PlannedParallelism) -> None:
         self.view, self.plan = view, parallelism.plan
@@ -92,7 +92,7 @@ class PlannedCalls:
         self.ledger = Ledger()
 
     def totals(self) -> Totals:
-        """Calls in all steps."""
+        """Expected collective calls in all steps."""
         training = self.view.training
         for step in range(training.steps):
             for microbatch in training.data.microbatches:
@@ -109,13 +109,13 @@ class PlannedCalls:
         """Add calls for a loss on vocabulary-parallel logits."""
 
     def after_linear(self, once: Pass, plan: LinearPlan, linear: LinearPlacements) -> None:
-        """Add a linear's calls other than redistributions of activations."""
+        """Add the calls of a linear layer other than redistributions of activations."""
 
     def after_backward(self, step: int) -> None:
         """Add calls for gradients at the end of a step."""
 
     def computes_as(self, plan: LinearPlan, once: Pass) -> LinearPlacements:  # noqa: ARG002 - used by overriding methods
-        """Placements for a linear's input, output and input gradient under the plan."""
+        """Return the placements of a linear layer's input, output and input gradient under the plan."""
         if plan.is_by_rows:
             return BY_ROWS
         return {Split.COLWISE: COLUMN, Split.ROWWISE: ROW}.get(plan.split, WHOLE)
@@ -243,7 +243,7 @@ class PlannedCalls:
         self.note(once, op, num_elements, times)
 
     def gathered_features(self, features: int, target: ActivationPlacement) -> int:  # noqa: ARG002 - used by overriding methods
-        """Number of features to gather from rows."""
+        """Return the size of the feature dim in which ranks gather rows."""
         return features
 
     def note(self, once: Pass, op: str, num_elements: int, times: int = 1) -> None:

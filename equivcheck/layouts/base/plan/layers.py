@@ -13,7 +13,7 @@ _OUTSIDE = LayerPlan(split=Split.NOT_IN_PLAN)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedLayer:
-    """A layer and its plan entry."""
+    """A layer with its entry in the tensor-parallel plan."""
 
     site: LayerSite
     """The layer and its input's placement. Without a plan, on one rank."""
@@ -33,12 +33,12 @@ class PlannedLayer:
 
 
 def plan_over_ranks(layout: Layout) -> PlannedParallelism | None:
-    """The layout's tensor parallelism if it has several ranks."""
+    """Return the layout's tensor parallelism if it has several ranks."""
     return next((each for each in layout.of(PlannedParallelism) if layout.mesh.size(TP) > 1), None)
 
 
 def planned_layers(model: Model, layout: Layout) -> tuple[PlannedLayer, ...]:
-    """All layers with their plan entries, in order."""
+    """Return all layers with their plan entries, in order."""
     plan, whole = plan_over_ranks(layout), ActivationSharding.REPLICATED
     if plan is None or not fits(model, plan.plan):
         sites = (LayerSite(model=model, index=index, input=whole, tp=1, rows=()) for index in range(len(model.layers)))

@@ -11,7 +11,7 @@ from equivcheck.training.layers.facts import LayerLinear
 
 
 class ActivationPlacement(Enum):
-    """An activation's placement over ranks. PARTIAL means full shape, not yet summed."""
+    """Placement of an activation over the tensor-parallel ranks. PARTIAL means full shape, not yet summed."""
 
     REPLICATED = "replicated"
     ROWS = "rows"
@@ -21,7 +21,7 @@ class ActivationPlacement(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LinearPlacements:
-    """Placements around one linear, or around an embedding, whose token input is never redistributed."""
+    """Placements of the tensors around one linear layer or embedding. An embedding's tokens are never redistributed."""
 
     wanted: ActivationPlacement
     """Required input placement."""
@@ -47,7 +47,7 @@ BY_ROWS = LinearPlacements(ActivationPlacement.ROWS, ActivationPlacement.ROWS, A
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearPlan:
-    """Plan for one linear."""
+    """Tensor-parallel plan for one linear layer."""
 
     split: Split
     """How the weight is sharded: `COLUMN`, `ROW`, or not at all."""
@@ -70,10 +70,10 @@ def head_plan(model: Model, parallelism: PlannedParallelism) -> LinearPlan:
 
 
 def linear_plan(model: Model, part: LayerLinear, plan: LayerPlan, sharding: ActivationSharding) -> LinearPlan:
-    """Plan for one part of a layer whose input has placement `sharding`.
+    """Return the plan for one linear layer inside a layer whose input has placement `sharding`.
 
-    Between parts, activations are sharded by unit if the layer is split within, by rows if it computes by rows, and replicated
-    otherwise.
+    Between the linear layers, activations are sharded by heads or hidden features if the layer is split within, by rows if it
+    computes on rows, and replicated otherwise.
     """
     split, between = plan.split, ActivationSharding.REPLICATED
     if split is Split.HEADS_OR_HIDDEN:

@@ -58,7 +58,7 @@ UNFREEZES = "<2.11"
 
 
 def choice_of(layer: AnyLayer, split: Split) -> LayerSharding | None:
-    """The layer kind's sharding choice for a split. None if the kind does not support it."""
+    """Return how the layer kind supports a split; None if it does not."""
     return next((choice for choice in layer_kind(layer).shardings(layer) if choice.split is split), None)
 
 
@@ -70,7 +70,7 @@ def num_routing_weights(layer: AnyLayer, split: Split) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSite:
-    """A layer at its place in a plan."""
+    """A layer with its position in a model and the placement of its input, for which a plan entry is chosen."""
 
     model: Model
     """The model."""
@@ -92,7 +92,7 @@ class LayerSite:
 
     @property
     def layer(self) -> AnyLayer:
-        """The layer."""
+        """The layer's scenario object."""
         return self.model.layers[self.index]
 
     @property
@@ -101,7 +101,7 @@ class LayerSite:
         return self.model.in_features(self.index + 1)
 
     def choice(self, split: Split) -> LayerSharding | None:
-        """The layer kind's sharding choice for a split. None if the kind does not support it."""
+        """Return how the layer kind supports a split; None if it does not."""
         return choice_of(self.layer, split)
 
     def supports(self, split: Split) -> bool:
@@ -111,12 +111,12 @@ class LayerSite:
         return split is Split.NOT_IN_PLAN or self.choice(split) is not None
 
     def has_uneven_units(self, split: Split) -> bool:
-        """Whether heads or hidden features are not a multiple of the ranks."""
+        """Whether the number of heads or hidden features is not a multiple of the number of ranks."""
         choice = self.choice(split)
         return choice is not None and choice.units is not None and choice.units % self.tp != 0
 
     def splits_units(self, split: Split) -> bool:
-        """Whether equal shards, rounded up, would end inside a head or another unit."""
+        """Whether shards of equal size would end inside a head or another unit."""
         choice = self.choice(split)
         if choice is None or choice.units is None:
             return False
@@ -128,7 +128,7 @@ class LayerSite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRule:
-    """A plan entry that is not supported at a site."""
+    """A condition under which a plan entry is not supported for a layer."""
 
     reason: str
     """Text as ``<API>: <situation> is not supported: <consequence>``, without a final dot."""
@@ -232,10 +232,10 @@ RULES: tuple[PlanRule, ...] = (
 
 
 def legal_plans(place: LayerSite, *, beyond: bool = False, repaired: bool = False, local: bool = False) -> tuple[LayerPlan, ...]:
-    """Entries that can run at a site and let the following layers run too.
+    """Return the plan entries for a layer with which it and the layers after it can run.
 
-    Empty only if the site's input placement cannot occur. `beyond` ignores rules that torch enforces, `local` ignores rules
-    for DTensors only, and `repaired` ignores rules whose repair stays within the layer.
+    The result is empty only if the input placement cannot occur. `beyond` ignores rules that torch enforces, `local` ignores
+    rules for DTensors only, and `repaired` ignores rules whose repair changes this layer only.
     """
     left_out = (("upstream", beyond), ("is_within", repaired), ("of_dtensors", local))
     rules = tuple(rule for rule in RULES if not any(given and getattr(rule, name) for name, given in left_out))
@@ -256,13 +256,13 @@ def _can_go_on(place: LayerSite, plan: LayerPlan, rules: tuple[PlanRule, ...]) -
 
 
 def inputs_of(model: Model, parallelism: PlannedParallelism) -> tuple[ActivationSharding, ...]:
-    """Input placement for each layer, then for the head or the loss."""
+    """Return the placement of each layer's input, then of the input of the head or the loss."""
     first = ActivationSharding.REPLICATED if model.source is None else parallelism.source_output
     return (first, *(entry.output for entry in parallelism.plan))
 
 
 def places(model: Model, parallelism: PlannedParallelism, tp: int, microbatches: tuple[int, ...]) -> tuple[LayerSite, ...]:
-    """The site of each entry. The plan must have one entry per layer."""
+    """Return a site for each layer. The plan must have one entry per layer."""
     inputs = inputs_of(model, parallelism)[:-1]
     return tuple(
         LayerSite(model=model, index=index, input=sharding, tp=tp, rows=microbatches) for index, sharding in enumerate(inputs)
@@ -275,7 +275,7 @@ def fits(model: Model, plan: tuple[LayerPlan, ...]) -> bool:
 
 
 def is_outside(parallelism: PlannedParallelism, parameter: Parameter) -> bool:
-    """Whether a plan leaves a parameter as a plain tensor, such as the model's own parameters."""
+    """Whether a parameter is not in the plan and stays a plain tensor, for example because it belongs to no layer."""
     return parallelism.split_of(parameter) is Split.NOT_IN_PLAN
 
 
@@ -286,7 +286,7 @@ def splits_weights(parallelism: PlannedParallelism) -> bool:
 
 
 def cuts(model: Model, parallelism: PlannedParallelism) -> Iterator[tuple[Parameter, int]]:
-    """Yield each sharded parameter and the size of its sharded dim."""
+    """Yield each sharded parameter with the size of its sharded dim."""
     for parameter in parameters_of(model):
         dim = shard_dim(parallelism, parameter)
         if dim is not None:
@@ -294,12 +294,12 @@ def cuts(model: Model, parallelism: PlannedParallelism) -> Iterator[tuple[Parame
 
 
 def trained_shard_sizes(model: Model, parallelism: PlannedParallelism) -> Iterator[int]:
-    """Sharded dim sizes in trained parameters."""
+    """Sizes of the sharded dims of trained parameters."""
     return (size for parameter, size in cuts(model, parallelism) if parameter.trained)
 
 
 def rows_dim(model: Model) -> int:
-    """Dim of activations sharded by rows. For sequences it is the dim of positions."""
+    """Dim along which activations are sharded by rows; for sequences, the dim of positions."""
     return 0 if model.length is None else 1
 
 
@@ -331,7 +331,7 @@ def norms_made_trainable(model: Model, layout: Layout) -> set[int]:
 
 
 def frozen_shards(model: Model, layout: Layout) -> set[str]:
-    """Canonical names of frozen parameters that the plan shards in linears and embeddings."""
+    """Names of frozen parameters in linear layers and embeddings that the plan shards."""
     return {
         parameter.full_name
         for parallelism in layout.of(TensorParallel)
@@ -344,7 +344,7 @@ def frozen_shards(model: Model, layout: Layout) -> set[str]:
 
 
 def has_empty_units(model: Model, parallelism: PlannedParallelism, tp: int) -> list[bool]:
-    """For each layer, then the model's own parameters: whether the last rank holds no element of them."""
+    """Return, for each layer and then for the parameters outside layers, whether the last rank holds no element of them."""
     cut = {parameter.full_name: size for parameter, size in cuts(model, parallelism)}
     return [
         all(parameter.full_name in cut and is_last_shard_empty(cut[parameter.full_name], tp) for parameter in unit)

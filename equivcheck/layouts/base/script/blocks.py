@@ -26,7 +26,7 @@ _AGAIN = ", recomputed in backward"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearClass:
-    """Properties shared by all linear layers with one class."""
+    """Properties of a script's class for linear layers."""
 
     norm: Norm | None
     bias: bool
@@ -50,7 +50,7 @@ class LinearClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedClass:
-    """Properties shared by all layers with one `LayerScript` class."""
+    """Properties of a script's class for layers of one kind."""
 
     is_plain: ClassVar[bool] = False
     script: LayerScript
@@ -65,7 +65,7 @@ class ScriptedClass:
 
 
 def linear_class(layer: Layer, *, recomputes: bool) -> LinearClass:
-    """Return the class properties of a linear layer."""
+    """Return the properties of the class for a linear layer."""
     return LinearClass(
         norm=layer.norm,
         bias=layer.bias,
@@ -79,7 +79,7 @@ def linear_class(layer: Layer, *, recomputes: bool) -> LinearClass:
 
 
 def class_of(name: str, kind: LinearClass | ScriptedClass, *, distributed: bool) -> list[str]:
-    """Write a class. With `distributed`, constants become DTensors if the activations are."""
+    """Write a class into the script. With `distributed`, constants become DTensors if the activations are."""
     if isinstance(kind, ScriptedClass):
         values = "values" + " * mask" * kind.masked + " + inputs" * kind.residual
         made, words = ["super().__init__()", *kind.script.init], kind.script.words + _AGAIN * kind.recomputes

@@ -14,7 +14,7 @@ from equivcheck.system.choice import PrintableEnum
 
 
 class LoopPosition(PrintableEnum):
-    """Positions in the train loop for lines that run only in parallel."""
+    """Positions in the script's train loop for lines that run only in parallel."""
 
     WRAP = "wrap"
     """Once, before the optimizer is built."""
@@ -30,7 +30,7 @@ class LoopPosition(PrintableEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Draft:
-    """A mutable script."""
+    """A script while it is written. Parallelisms change it."""
 
     scenario: Scenario
     """The scenario to run."""
@@ -90,16 +90,16 @@ class Draft:
     """Lines after wrapping, also on one device."""
 
     def need(self, module: str, *names: str) -> None:
-        """Import names from a module, or a whole module under an alias (``as ...``)."""
+        """Import names from a module, or a module under an alias (``as ...``)."""
         self.imports.setdefault(module, set()).update(names)
 
     def add(self, place: LoopPosition, *lines: str) -> None:
-        """Append lines at a position."""
+        """Append lines at a position of the script."""
         self.lines[place] += lines
 
 
 class CannotExport(UsageError):
-    """A script cannot express an option in the scenario. The message names the option."""
+    """The script cannot express an option in the scenario. The message names the option."""
 
 
 ROUNDS = "the single-device run would have to round as the ranks do"
@@ -107,17 +107,17 @@ ROUNDS = "the single-device run would have to round as the ranks do"
 
 
 def refuse(what: str, why: str) -> CannotExport:
-    """Build the error for an option, with its name in the scenario and the reason."""
+    """Return the error for an option that cannot be exported, with its name in the scenario and the reason."""
     return CannotExport(f"{what} cannot be exported: {why}")
 
 
 def loop_over_layers(draft: Draft, applied: str) -> list[str]:
-    """A loop that applies an expression to each ``layer``, or just the expression if there is one layer."""
+    """Code for a loop that applies an expression to each ``layer``, or only the expression if there is one layer."""
     if len(draft.form.layers) == 1:
         return [re.sub(r"\blayer\b", draft.form.layers[0], applied)]
     return [f"for layer in {layer_iterable(draft)}:", f"    {applied}"]
 
 
 def layer_iterable(draft: Draft) -> str:
-    """Expression for an iterable over the layers."""
+    """Code for an iterable over the layers."""
     return draft.form.stack if draft.form.is_all_layers else tuple_code(list(draft.form.layers))

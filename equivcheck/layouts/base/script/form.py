@@ -29,7 +29,7 @@ from equivcheck.training.layers.script import ACTIVATIONS, NORMS, LayerScript
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """A model as code."""
+    """A script's code for the model."""
 
     expression: str
     """Expression that builds the model."""
@@ -52,12 +52,12 @@ class Form:
     """For each layer, its arguments after the inputs."""
 
     def name_of(self, canonical: str) -> str:
-        """Convert a canonical parameter or buffer name to its name in the script."""
+        """Convert a parameter's or buffer's name in the scenario to its name in the script."""
         owner, _, attribute = canonical.rpartition(".")
         return f"{self.paths[owner]}.{attribute}" if owner and owner in self.paths else canonical
 
     def translate_names(self, text: str) -> str:
-        """Replace canonical parameter names in a text by the script's names."""
+        """Replace parameter names of the scenario in a text by those of the script."""
         for owner in sorted(self.paths, key=len, reverse=True):
             text = text.replace(f"{owner}.", f"{self.paths[owner]}.")
         return text

@@ -12,7 +12,7 @@ from equivcheck.training.material import IGNORED
 
 
 def train_lines(draft: Draft) -> list[str]:
-    """Write the function ``train``."""
+    """Write the function ``train`` of the script."""
     assigned = "model" if draft.module == "model" else "model = module"
     body = [
         *([f"torch.manual_seed({draft.scenario.training.seed})"] if draft.numbers is Numbers.DRAWN else []),
@@ -32,7 +32,7 @@ def train_lines(draft: Draft) -> list[str]:
 
 
 def ties(draft: Draft) -> list[str]:
-    """Lines that make layers share weights."""
+    """Lines of the script that make layers share weights."""
     paths, model = draft.form.paths, draft.scenario.training.model
     shared = {index: layer.shares for index, layer in enumerate(model.layers) if layer.shares is not None}
     pairs = [(paths[f"layers.{own}.linear"], paths[f"layers.{other}.linear"]) for own, other in shared.items()]
@@ -107,7 +107,7 @@ def _microbatch(draft: Draft) -> list[str]:
 
 
 def single_device_lines(draft: Draft) -> list[str]:
-    """Forward and backward on one device, if ranks use other lines."""
+    """Lines for forward and backward on one device, if ranks have others."""
     return [*_backward(draft), "total = total + loss.detach()" if has_several_microbatches(draft) else "total = loss.detach()"]
 
 
@@ -125,7 +125,7 @@ def _backward(draft: Draft) -> list[str]:
 
 
 def loss_of(draft: Draft, outputs: str) -> str:
-    """Expression for the loss between outputs and ``targets``."""
+    """Code for the loss between outputs and ``targets``."""
     loss = draft.scenario.training.loss
     if isinstance(loss, CrossEntropy):
         return _label_loss(draft, loss, outputs)
@@ -156,7 +156,7 @@ def _label_loss(draft: Draft, loss: CrossEntropy, outputs: str) -> str:
 
 
 def share(draft: Draft) -> str:
-    """Code that weights a microbatch's loss in the step's mean. Empty for a sum loss."""
+    """Code that weights a microbatch's loss in the step's mean. Empty if the loss is a sum."""
     return part_of_step(draft) if draft.scenario.training.loss.is_mean else ""
 
 
@@ -172,7 +172,7 @@ def part_of_step(draft: Draft) -> str:
 
 
 def full_copy(draft: Draft, tensor: str) -> str:
-    """Expression for a full copy of a tensor."""
+    """Code for a full copy of a tensor."""
     return (
         f"full({tensor})" if draft.has_dtensors or may_lack_gradients(draft.scenario.training) else f"{tensor}.detach().clone()"
     )
@@ -184,7 +184,7 @@ def may_lack_gradients(training: Training) -> bool:
 
 
 def reading(draft: Draft, label: str, attribute: str) -> list[str]:
-    """Lines that save one tensor for each parameter."""
+    """Lines that save one full tensor for each parameter."""
     if draft.reading:
         return [line.format(label=label, attribute=attribute) for line in draft.reading]
     variables, everything = draft.names
@@ -208,11 +208,11 @@ def _clipping(draft: Draft) -> list[str]:
 
 
 def order_of(clipping: ClipNorm) -> str:
-    """Norm order, as code."""
+    """Code for the order of a norm."""
     return "torch.inf" if clipping.norm_type is NormType.INF else f"{clipping.norm_type.value}.0"
 
 
 def norm_arguments(clipping: ClipNorm) -> str:
-    """Arguments for `clip_grad_norm_`: the maximum norm, and the norm type unless it is the default."""
+    """Code for the arguments of `clip_grad_norm_`: the maximum norm, and the norm type unless it is the default."""
     kind = {NormType.ONE: ", norm_type=1.0", NormType.INF: ", norm_type=torch.inf"}.get(clipping.norm_type, "")
     return f"{clipping.max_norm!r}{kind}"

@@ -11,7 +11,7 @@ from equivcheck.scenario.mesh import CP, TP
 
 
 def mesh_of(draft: Draft, parallelism: Parallelism) -> str:
-    """Expression for a parallelism's submesh. Adds the mesh to the draft."""
+    """Return the code for a parallelism's submesh, and let the script build the mesh."""
     mesh, axes = draft.scenario.layout.mesh, draft.scenario.layout.axes_of(parallelism)
     draft.need("torch.distributed.device_mesh", "init_device_mesh")
     names = f", mesh_dim_names={tuple_code([repr_of(name) for name in mesh.names])}" if len(mesh.names) > 1 else ""
@@ -27,20 +27,20 @@ def repr_of(text: str) -> str:
 
 
 def inner_ranks(layout: Layout) -> int:
-    """Number of ranks with the same rows. They must be neighbours."""
+    """Number of ranks with the same rows. They must have consecutive numbers."""
     if {TP, CP} & set(layout.mesh.names[:-1]) and layout.mesh.size(TP, CP) > 1:
         raise refuse(f"mesh {layout.mesh.names}", "tensor or context parallelism must use the last axis")
     return layout.mesh.size(TP, CP)
 
 
 def data_rank(draft: Draft) -> str:
-    """Expression for a rank's data-parallel index."""
+    """Code for a rank's data-parallel index."""
     inner = inner_ranks(draft.scenario.layout)
     return "dist.get_rank()" if inner == 1 else f"dist.get_rank() // {inner}"
 
 
 def take_rows(draft: Draft) -> None:
-    """Make each data-parallel rank take its rows, before other parallelisms take their parts."""
+    """Let each data-parallel rank in the script take its rows, before other parallelisms take their parts."""
     size, rank = draft.scenario.layout.num_data_ranks, data_rank(draft)
     if size == 1:
         return
@@ -52,7 +52,7 @@ def take_rows(draft: Draft) -> None:
 
 
 def add_no_sync(draft: Draft) -> None:
-    """Run all microbatches except the last under ``module.no_sync()``."""
+    """Let the script run all microbatches except the last under ``module.no_sync()``."""
     last = len(draft.scenario.training.data.microbatches) - 1
     if last:
         draft.need("contextlib", "nullcontext")
@@ -61,7 +61,7 @@ def add_no_sync(draft: Draft) -> None:
 
 
 def reduce_at_last_microbatch(draft: Draft, method: str = "set_requires_gradient_sync") -> None:
-    """Turn gradient reduction on for the last microbatch only, through the model's `method`."""
+    """Let the script call the model's `method` so that gradients are reduced at the last microbatch only."""
     last = len(draft.scenario.training.data.microbatches) - 1
     if last:
         draft.needs_number = True
@@ -69,7 +69,7 @@ def reduce_at_last_microbatch(draft: Draft, method: str = "set_requires_gradient
 
 
 def sum_gradients(draft: Draft, group: str, *then: str) -> None:
-    """Sum each local gradient over a group, then run the lines `then` on it. They call it ``gradient``."""
+    """Let the script sum each local gradient over a group, and then run the lines `then`, which call it ``gradient``."""
     draft.add(
         LoopPosition.BEFORE_READING,
         *held_gradients(draft),

@@ -14,7 +14,7 @@ from equivcheck.training.material import Batch, material
 
 
 class Numbers(PrintableEnum):
-    """Source for the script's parameters and data."""
+    """How the script gets its parameters and data: as literals, or from a seed."""
 
     EXACT = "exact"
     DRAWN = "drawn"
@@ -25,7 +25,7 @@ MOST_LITERALS = 120
 
 
 def choose_numbers(training: Training) -> Numbers:
-    """Choose between literals and seeded values. Literals repeat the finding exactly; label losses always use them."""
+    """Choose between literals and seeded values. Literals repeat the finding exactly. Losses on labels always use them."""
     if isinstance(training.loss, CrossEntropy):
         return Numbers.EXACT
     return Numbers.EXACT if count_numbers(training) <= MOST_LITERALS else Numbers.DRAWN

@@ -14,7 +14,10 @@ from equivcheck.training.layers.parameters import parameters_of
 
 
 def read_local_shards(draft: Draft) -> None:
-    """Gather each parameter along its sharded dim and clip by the norm over all shards. Repeated calls change nothing."""
+    """Let the script gather each parameter along its sharded dim, and clip by the norm over all shards.
+
+    If several parallelisms call it, the first call does everything.
+    """
     if draft.reading:
         return
     define_full_tensor(draft)
@@ -32,7 +35,7 @@ def read_local_shards(draft: Draft) -> None:
 
 
 def define_full_tensor(draft: Draft) -> None:
-    """Define a function for gathering a full tensor."""
+    """Define a function in the script that gathers a full tensor."""
     layout = draft.scenario.layout
     size = inner_ranks(layout) * layout.mesh.size(EP)
     draft.has_dtensors = False
@@ -78,7 +81,7 @@ def _clip(clipping: ClipNorm) -> list[str]:
 
 
 def sharded_dims(draft: Draft) -> str:
-    """Sharded dims by parameter name, as code."""
+    """Code for a dict with the sharded dim of each parameter."""
     cutting = draft.scenario.layout.of(PlannedParallelism, ExpertParallel)[0]
     parameters = parameters_of(draft.scenario.training.model)
     dims = {draft.form.name_of(found.full_name): shard_dim(cutting, found) for found in parameters}
@@ -87,7 +90,7 @@ def sharded_dims(draft: Draft) -> str:
 
 
 def shard_masks(draft: Draft, parallelism: PlannedParallelism) -> None:
-    """Shard each dropout mask like its layer's output."""
+    """Let the script shard each dropout mask like its layer's output."""
     size, layers = inner_ranks(draft.scenario.layout), draft.scenario.training.model.layers
     if size == 1:
         return

@@ -22,24 +22,24 @@ def indent_lines(lines: Iterable[str], levels: int = 1) -> list[str]:
 
 
 def block(opening: str, lines: Sequence[str]) -> list[str]:
-    """A statement with an indented body, such as ``if parallel:``. Empty if the body is empty."""
+    """Code for a statement with an indented body, such as ``if parallel:``. Empty if the body is empty."""
     return [opening, *indent_lines(lines)] if lines else []
 
 
 def call(name: str, *arguments: str, **keywords: object) -> str:
-    """A function call as code. Keyword strings are code, None is left out, and other values use ``repr``."""
+    """Code for a function call. Keyword strings are code, None is left out, and other values use ``repr``."""
     written = {key: value if isinstance(value, str) else repr(value) for key, value in keywords.items() if value is not None}
     named = [f"{key}={value}" for key, value in written.items()]
     return f"{name}({', '.join([*arguments, *named])})"
 
 
 def tuple_code(items: Sequence[str]) -> str:
-    """A tuple expression."""
+    """Code for a tuple."""
     return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
 
 
 def paragraph(text: str) -> str:
-    """Wrap prose."""
+    """Wrap a paragraph of prose."""
     return textwrap.fill(" ".join(text.split()), WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
@@ -119,5 +119,8 @@ def _depths(line: str) -> Iterator[tuple[int, int]]:
 
 
 def source_of(found: object) -> list[str]:
-    """Lines of a class or function. Dataclasses lose ``kw_only``, because scripts pass arguments by position."""
+    """Lines of a class or function from equivcheck for the script.
+
+    Dataclasses lose ``kw_only``, because scripts pass arguments by position.
+    """
     return inspect.getsource(found).rstrip().replace(", kw_only=True", "").splitlines()  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from equivcheck.training.layers.registry import layer_kind
 
 
 class ContextParallelCalls:
-    """Counts attention layers' exchanges in each step."""
+    """Predicts the collective calls of attention layers in each step."""
 
     def __init__(self, view: RankView, parallelism: ContextParallel) -> None:
         self.view = view
@@ -33,7 +33,7 @@ class ContextParallelCalls:
         self.ledger = Ledger()
 
     def totals(self) -> Totals:
-        """Expected calls in the whole training."""
+        """Expected collective calls in the whole training."""
         if self.size > 1:
             for step in range(self.view.training.steps):
                 for microbatch in self.view.training.data.microbatches:

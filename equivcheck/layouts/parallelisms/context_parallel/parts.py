@@ -19,7 +19,7 @@ from equivcheck.training.setup import Setup
 
 
 def set_sequence(setup: Setup, sequence: Sequence) -> None:
-    """Give the sequence to the model and to all its layers."""
+    """Give the model and all its layers the object that knows this rank's positions."""
     for module in setup.model.modules():
         if isinstance(module, (LayerModule, MLP)):
             module.sequence = sequence
@@ -32,7 +32,7 @@ def take_positions(setup: Setup, ranks: PositionRanks) -> None:
 
 
 def positions_of(batch: Batch, positions: torch.Tensor) -> Batch:
-    """Select positions in a batch with sequences."""
+    """Select positions in a batch of sequences."""
     dim = 1 - batch.batch_dim
     inputs, targets = (values.index_select(dim, positions) for values in (batch.inputs, batch.targets))
     masks = tuple(None if mask is None else mask.index_select(1, positions) for mask in batch.masks)
@@ -43,9 +43,10 @@ _SUMMED = {Loss.MSE_MEAN: Loss.MSE_SUM, Loss.LINEAR_MEAN: Loss.LINEAR_SUM}
 
 
 def shard_loss(setup: Setup, ranks: PositionRanks) -> None:
-    """Make a mean loss this rank's share in the mean over all positions. Ranks may have unequal numbers of positions.
+    """Change a mean loss so that each rank computes its part of the mean over all positions.
 
-    Losses over labels need no change because they already divide by the whole step's label count.
+    Ranks may have unequal numbers of positions. Losses over labels need no change because they already divide by the whole
+    step's label count.
     """
     inner, training = setup.loss, setup.training
     if not isinstance(training.loss, Loss) or not training.loss.is_mean:

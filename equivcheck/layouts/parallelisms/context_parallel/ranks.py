@@ -23,7 +23,7 @@ from equivcheck.layouts.base.partition import chunk_sizes
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class PositionRanks:
-    """Ranks that shard the positions in sequences, as one rank sees them."""
+    """The ranks that share sequences, seen from one of them."""
 
     group: ProcessGroup
     """Process group."""
@@ -34,7 +34,7 @@ class PositionRanks:
 
     @property
     def own(self) -> torch.Tensor:
-        """This rank's positions."""
+        """Positions on this rank."""
         return self.parts[self.index]
 
     @property
@@ -53,7 +53,7 @@ class PositionRanks:
         return max(map(len, self.parts))
 
     def slots(self) -> torch.Tensor:
-        """Each position's index after padded shards are concatenated, shape (length,)."""
+        """Index of each position in the concatenation of padded shards, shape (length,)."""
         found = torch.empty(self.length, dtype=torch.int64)
         for rank, part in enumerate(self.parts):
             found[part] = rank * self.longest + torch.arange(len(part))
@@ -97,7 +97,7 @@ def wait_for(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def to_heads(values: torch.Tensor, ranks: PositionRanks, order: torch.Tensor) -> torch.Tensor:
-    """Exchange positions for heads: from all units at this rank's positions to all positions of this rank's units.
+    """Exchange positions for heads: from all heads at this rank's positions to this rank's heads at all positions.
 
     `order` lists all ranks' positions.
     """
@@ -109,7 +109,7 @@ def to_heads(values: torch.Tensor, ranks: PositionRanks, order: torch.Tensor) ->
 
 
 def to_positions(values: torch.Tensor, units: int, ranks: PositionRanks, order: torch.Tensor) -> torch.Tensor:
-    """Exchange heads for positions: from all positions of this rank's units to all units at this rank's positions."""
+    """Exchange heads for positions: from this rank's heads at all positions to all heads at this rank's positions."""
     rows, _, count, _, width = values.shape
     shapes = [(rows, share, count, len(ranks.own), width) for share in chunk_sizes(units, ranks.size)]
     parts = torch.split(values.index_select(-2, order), list(map(len, ranks.parts)), -2)
@@ -129,14 +129,14 @@ class ToHeads(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, ranks: PositionRanks) -> torch.Tensor:
-        """Exchange positions for units."""
+        """Exchange positions for heads."""
         ctx.ranks, ctx.units = ranks, values.shape[1]
         ctx.save_for_backward(order := torch.cat(ranks.parts))
         return to_heads(values, ranks, order)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Exchange unit gradients for position gradients."""
+        """Exchange the gradients of heads for gradients of positions."""
         return to_positions(gradients[0], ctx.units, ctx.ranks, *ctx.saved_tensors), None
 
 
@@ -145,12 +145,12 @@ class ToPositions(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, units: int, ranks: PositionRanks) -> torch.Tensor:
-        """Exchange units for positions."""
+        """Exchange heads for positions."""
         ctx.ranks = ranks
         ctx.save_for_backward(order := torch.cat(ranks.parts))
         return to_positions(values, units, ranks, order)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Exchange position gradients for unit gradients."""
+        """Exchange the gradients of positions for gradients of heads."""
         return to_heads(gradients[0], ctx.ranks, *ctx.saved_tensors), None, None

@@ -21,7 +21,7 @@ from equivcheck.training.layers.sequence import AttentionHooks, Sequence
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Ring:
-    """Keys and values during one layer's pass round the ranks."""
+    """Keys and values of one layer while ranks pass them round."""
 
     ranks: PositionRanks
     """Ranks in the ring."""
@@ -43,7 +43,7 @@ class Ring:
         return wait_for_block
 
     def origin(self, turn: int) -> torch.Tensor:
-        """Positions in the block that this rank holds at a given turn of the ring."""
+        """Positions of the block that this rank holds in a given round."""
         return self.ranks.parts[(self.ranks.index - turn) % self.ranks.size]
 
     def scores(self, query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -53,7 +53,7 @@ class Ring:
         return scores if unseen is None else scores.masked_fill(unseen, -torch.inf)
 
     def of_heads(self, values: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        """Gradient for keys or values, summed over the query heads that share them."""
+        """Sum the gradient of keys or values over the query heads that share them."""
         with torch.enable_grad():
             leaf = values.detach().requires_grad_()
             grouped = self.looks.repeat_kv_heads(leaf)
@@ -61,7 +61,7 @@ class Ring:
 
 
 class BlockwiseSoftmax:
-    """Softmax-weighted value sum, updated block by block.
+    """Softmax-weighted sum of values, updated block by block, as in ring attention.
 
     Sums are stored relative to the largest score so far. The first block must have a score for each query.
     """
@@ -129,7 +129,7 @@ class RingAttention(torch.autograd.Function):
 
 
 class ShardedSequence(Sequence):
-    """Base for sequences with only some positions on this rank."""
+    """Base class for attention over sequences with only some positions on this rank."""
 
     def __init__(self, ranks: PositionRanks) -> None:
         self.ranks = ranks

@@ -69,18 +69,18 @@ class DDPKind(LayoutKind[DDP]):
         take_rows(setup, mesh)
 
     def imports(self, parallelism: DDP) -> tuple[str, ...]:
-        """`ZeroRedundancyOptimizer`'s module, because it imports `torch.distributed.optim`."""
+        """Module of `ZeroRedundancyOptimizer`, which is slow to import."""
         return ("equivcheck.layouts.parallelisms.ddp.zero_redundancy",) if parallelism.zero_redundancy else ()
 
     def when_reduced(self, parallelism: DDP, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
-        """Reduction at the last microbatch with `no_sync`. Each rank keeps full gradients."""
+        """Gradients are reduced at the last microbatch, with `no_sync` before. Each rank keeps full gradients."""
         return WhenReduced(once=parallelism.no_sync, whole=True)
 
     def rounding(self, parallelism: DDP, layout: Layout, precision: Precision) -> Rounding | None:  # noqa: ARG002
         """Rounding by autocast and by gradient compression.
 
-        DDP multiplies gradients by the reciprocal of the world size while it copies them to a bucket. It divides them if they are
-        views of the bucket (reducer.cpp), and compression hooks divide, too (`default_hooks`).
+        DDP multiplies gradients by the reciprocal of the world size while it copies them to a bucket. It divides them if they
+        are views of the bucket (reducer.cpp), and compression hooks divide, too (`default_hooks`).
         """
         reduce = SENT_AS.get(parallelism.compression)
         if parallelism.autocast is None and reduce is None:
@@ -107,7 +107,7 @@ class DDPKind(LayoutKind[DDP]):
 
 
 def compress(module: Any, compression: Compression, mesh: DeviceMesh) -> None:
-    """Register a compression hook with a module that has `register_comm_hook`. Does nothing without compression."""
+    """Register a gradient compression hook. Does nothing without compression."""
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 
     if compression is not Compression.NONE:

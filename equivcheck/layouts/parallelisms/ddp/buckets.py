@@ -26,7 +26,7 @@ USED_MAP_ITEM_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucketing:
-    """Sizes and options that determine the buckets. All gradients have one element type."""
+    """Sizes and options from which DDP forms its buckets. All gradients have one element type."""
 
     num_bytes: tuple[int, ...]
     """Bytes in each gradient, in the trainable parameters' order."""
@@ -53,7 +53,10 @@ class Reductions:
 
 
 def fill_buckets(num_bytes: Sequence[int], limits: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Fill buckets with tensors in order. Returns tensor indices; the last limit applies to all further buckets."""
+    """Fill buckets with tensors in order.
+
+    Returns the indices of the tensors in each bucket. The last limit applies to all further buckets.
+    """
     buckets: list[tuple[int, ...]] = []
     start, held = 0, 0
     for index, size in enumerate(num_bytes):
@@ -67,13 +70,13 @@ def fill_buckets(num_bytes: Sequence[int], limits: Sequence[int]) -> tuple[tuple
 
 
 def initial_buckets(bucketing: Bucketing) -> tuple[tuple[int, ...], ...]:
-    """Gradient indices in each bucket during the first backward, in call order."""
+    """Indices of the gradients in each bucket during the first backward, in the order of the all-reduces."""
     settles = bucketing.static_graph or not bucketing.find_unused_parameters
     return fill_buckets(bucketing.num_bytes, (sys.maxsize,) if settles else _limits(bucketing.cap_mb))[::-1]
 
 
 def rebuilt_buckets(bucketing: Bucketing) -> tuple[tuple[int, ...], ...]:
-    """Gradient indices in each bucket after DDP has rebuilt them, in call order."""
+    """Indices of the gradients in each bucket after DDP has rebuilt them, in the order of the all-reduces."""
     sizes = [bucketing.num_bytes[index] for index in bucketing.ready]
     return tuple(tuple(bucketing.ready[at] for at in bucket) for bucket in fill_buckets(sizes, _limits(bucketing.cap_mb)))
 
@@ -103,7 +106,7 @@ def _bytes(bucketing: Bucketing, buckets: tuple[tuple[int, ...], ...]) -> tuple[
 
 
 def trained_parameters(model: Model) -> tuple[str, ...]:
-    """Trainable parameters' canonical names, in the model's order."""
+    """Names of the trainable parameters, in the model's order."""
     return tuple(parameter.full_name for parameter in parameters_of(model) if parameter.trained)
 
 

@@ -29,7 +29,7 @@ EMPTY_BUCKET_BYTES = 4
 
 
 def ddp_totals(view: RankView, ddp: DDP, axes: str, *, has_buffers: bool = True) -> Totals:
-    """Calls in all steps over a group. `replicate` wraps only parameters, so it broadcasts no buffers."""
+    """Expected collective calls in all steps over a group. `replicate` wraps only parameters, so it broadcasts no buffers."""
     ledger, training = Ledger(), view.training
     bucketing = bucketing_of(view, ddp)
     expected = reductions(bucketing)
@@ -62,14 +62,14 @@ def ddp_totals(view: RankView, ddp: DDP, axes: str, *, has_buffers: bool = True)
 
 
 def reductions_before_rebuild(ddp: DDP) -> int:
-    """Reductions before the buckets are rebuilt; -1 if they never are."""
+    """Number of reductions before DDP rebuilds its buckets; -1 if it never does."""
     if ddp.static_graph:
         return 2
     return -1 if ddp.find_unused_parameters else 1
 
 
 def bucketing_of(view: RankView, ddp: DDP) -> Bucketing:
-    """Bucket inputs for one rank."""
+    """Return the sizes and options from which DDP forms its buckets on one rank."""
     model = view.training.model
     names = trained_parameters(model)
     sizes = {held.parameter.full_name: held.numel * view.item_bytes for held in view.held}
@@ -110,7 +110,7 @@ def _all_calls(view: RankView, ddp: DDP) -> Totals:
 
 
 def update_totals(view: RankView, ddp: DDP) -> Totals:
-    """Broadcasts by `ZeroRedundancyOptimizer`: each parameter, or each rank's bucket, from the rank that updated it."""
+    """Expected broadcasts by `ZeroRedundancyOptimizer`: each parameter, or each rank's bucket, from the rank that updated it."""
     ledger, names = Ledger(Stage.UPDATE), view.layout.axes_of(ddp)
     if ddp.parameters_as_bucket_view:
         trained = [sum(held.numel for held in part if held.trained) for part in _parts(view, view.layout.mesh.size(*names))]

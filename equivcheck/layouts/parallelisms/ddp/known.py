@@ -10,7 +10,7 @@ from equivcheck.scenario import DDP, Compression, Replicate, Replicator, Scenari
 
 @need
 def static_graph_without_sync(scenario: Scenario) -> bool:
-    """DDP with static_graph runs its first backward under `no_sync`."""
+    """Whether DDP with static_graph runs its first backward under `no_sync`."""
     return len(scenario.training.data.microbatches) > 1 and any(
         parallelism.static_graph and parallelism.no_sync for parallelism in scenario.layout.of(DDP)
     )
@@ -18,14 +18,14 @@ def static_graph_without_sync(scenario: Scenario) -> bool:
 
 @need
 def reduction_changes_gradients(scenario: Scenario) -> bool:
-    """Gradients are reduced over several ranks, or rounded by a communication hook."""
+    """Whether gradients are reduced over several ranks, or rounded by a communication hook."""
     compressions = [each.compression for each in scenario.layout.parallelisms if isinstance(each, DDP | Replicate)]
     return scenario.layout.num_data_ranks > 1 or any(each is not Compression.NONE for each in compressions)
 
 
 @need
 def unused_parameters_not_looked_for(scenario: Scenario) -> bool:
-    """Some parameters take no part in a step, and DDP has neither find_unused_parameters nor static_graph."""
+    """Whether some parameters take no part in a step, and DDP has neither find_unused_parameters nor static_graph."""
     trained = as_reduced(scenario.training, scenario.layout)
     return may_skip_parameters(trained) and any(map(_looks_for_none, scenario.layout.parallelisms))
 

@@ -30,7 +30,10 @@ from equivcheck.scenario.mesh import TP
 
 
 def as_reduced(training: Training, layout: Layout) -> Training:
-    """Return the training as DDP sees it. Over tensor parallelism nothing is frozen, because local tensors become trainable."""
+    """Return the training as DDP sees it.
+
+    Over tensor parallelism no parameter is frozen for DDP, because its local tensors are trainable.
+    """
     return without_frozen(training) if layout.has(TensorParallel) else training
 
 

@@ -20,7 +20,7 @@ with warnings.catch_warnings():
 
 
 def use_zero_redundancy(setup: Setup, mesh: DeviceMesh, *, parameters_as_bucket_view: bool) -> None:
-    """Distribute all parameters' updates over a mesh's ranks. Each rank has full parameters."""
+    """Distribute the updates of all parameters over a mesh's ranks (`ZeroRedundancyOptimizer`). Each rank has full parameters."""
     group = mesh.get_group()
 
     def build(training: Training, parameters: Iterable[tuple[str, torch.Tensor]]) -> torch.optim.Optimizer:

@@ -37,7 +37,10 @@ class ExpertParallelKind(LayoutKind[ExpertParallel]):
         take_rows(setup, mesh)
 
     def finish(self, setup: Setup, parallelism: ExpertParallel, mesh: DeviceMesh) -> None:
-        """Reduce the final parameters' gradients, and read experts that are plain tensors as shards."""
+        """Reduce gradients of the final parameters, and read experts that are plain tensors as shards.
+
+        Other parallelisms may replace parameters, so this runs after all of them.
+        """
         from equivcheck.layouts.base.local_tensors import read_plain_shards
         from equivcheck.layouts.parallelisms.expert_parallel import exchange
 
@@ -49,7 +52,10 @@ class ExpertParallelKind(LayoutKind[ExpertParallel]):
             read_plain_shards(setup, parallelism, mesh)
 
     def when_reduced(self, parallelism: ExpertParallel, layout: Layout) -> WhenReduced | None:  # noqa: ARG002 - of the base class
-        """Once after the last microbatch; data parallelism around expert parallelism decides for itself."""
+        """Gradients are reduced once, after the last microbatch.
+
+        Data parallelism around expert parallelism decides for itself.
+        """
         return ONCE if layout.parallelisms[-1].tag == ExpertParallel.tag else None
 
     def write_script(self, draft: Draft, parallelism: ExpertParallel) -> None:

@@ -25,7 +25,7 @@ from equivcheck.training.layers.module import RoutedModule
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Exchange:
-    """One layer's experts over an axis, as one rank sees them."""
+    """Exchange of rows for one layer's experts over an axis, seen from one rank."""
 
     layer: RoutedModule
     """Layer that holds only this rank's experts."""
@@ -60,7 +60,7 @@ class Exchange:
         return made[order.argsort()]
 
     def nothing(self) -> torch.Tensor:
-        """Zero that depends on this rank's empty parameters, so that backward makes the same calls as on other ranks.
+        """A zero that depends on empty parameters, so that backward makes the same collective calls on every rank.
 
         During forward, a wrapper may have replaced the parameters by plain tensors.
         """
@@ -88,7 +88,7 @@ Keep = Callable[[torch.Tensor, DeviceMesh], torch.Tensor]
 
 
 def shard_units(model: nn.Module, mesh: DeviceMesh, keep: Keep) -> None:
-    """Keep this rank's experts in each layer that dispatches rows, and let the layer exchange rows with other ranks."""
+    """Keep this rank's experts in each layer with experts, and let the layer exchange rows with other ranks."""
     for layer in model.modules():
         if isinstance(layer, RoutedModule):
             layer.by_units = Exchange(
@@ -116,7 +116,7 @@ def dtensor_of_all(parameter: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
 
 
 def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Expert parameters, and all other parameters, in a model before its first forward.
+    """Return a model's expert parameters and its other parameters, before the first forward.
 
     After forward, `DistributedDataParallel` may have replaced them by local tensors that only the optimizer knows.
     """
@@ -127,9 +127,9 @@ def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Para
 
 
 def reduce_gradients(own: list[nn.Parameter], others: list[nn.Parameter], mesh: DeviceMesh) -> None:
-    """Average replicated parameters' gradients over ranks, and divide expert gradients by the rank count.
+    """Average the gradients of replicated parameters over ranks, and divide gradients of experts by the number of ranks.
 
-    Expert gradients already contain all ranks' rows. If other axes shard a gradient, its local shard is reduced.
+    Gradients of experts already contain the rows of all ranks. If other axes shard a gradient, its local shard is reduced.
     """
     gradients_by_hand.sum_gradients(others, mesh.get_group())
     gradients_by_hand.divide_gradients([*own, *others], mesh.size())

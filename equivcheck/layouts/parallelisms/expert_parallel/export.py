@@ -44,7 +44,7 @@ def write(draft: Draft, parallelism: ExpertParallel) -> None:
 
 
 def exchange_keeping(storage: ExpertStorage) -> Callable[..., object]:
-    """Function in `exchange` that makes this rank's expert shard."""
+    """Function for the script's `exchange` that makes this rank's shard of the experts."""
     from equivcheck.layouts.parallelisms.expert_parallel import exchange
 
     return exchange.own_tensor if storage is ExpertStorage.PLAIN else exchange.dtensor_of_all

@@ -12,7 +12,7 @@ from equivcheck.scenario.mesh import EP
 
 @need
 def trains_dtensor_experts_of_nothing(scenario: Scenario) -> bool:
-    """Some rank has no expert, so its trained DTensor shards are empty."""
+    """Whether some rank has no expert, so its trained DTensor shards are empty."""
     layout = scenario.layout
     return keeps_dtensors(layout) and any(
         parameter.trained and is_last_shard_empty(parameter.shape[0], layout.mesh.size(EP))

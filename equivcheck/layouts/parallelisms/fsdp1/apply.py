@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class FSDP1Kind(LayoutKind[FSDP1]):
-    """Wraps the model in `FullyShardedDataParallel`, with each layer as a unit or as one unit."""
+    """Wraps the model in `FullyShardedDataParallel`, with a unit for each layer or one unit for all."""
 
     parallelism = FSDP1
     limits = LIMITS
@@ -46,7 +46,10 @@ class FSDP1Kind(LayoutKind[FSDP1]):
         take_rows(setup, mesh)
 
     def when_reduced(self, parallelism: FSDP1, layout: Layout) -> WhenReduced:
-        """Reduction at the last microbatch with `no_sync`. Ranks keep full gradients only if nothing is sharded."""
+        """Gradients are reduced at the last microbatch, with `no_sync` before.
+
+        Ranks keep full gradients only if nothing is sharded.
+        """
         return WhenReduced(once=parallelism.no_sync, whole=not is_sharded(layout))
 
     def rounding(self, parallelism: FSDP1, layout: Layout, precision: Precision) -> Rounding | None:

@@ -18,14 +18,14 @@ _FREED_AFTER_FORWARD = (ShardingStrategy.FULL_SHARD, ShardingStrategy.HYBRID_SHA
 
 
 class FSDP1Calls(UnitCalls[FSDP1]):
-    """Counts `FullyShardedDataParallel`'s calls in its order."""
+    """Predicts the collective calls of `FullyShardedDataParallel`, in its order."""
 
     def __init__(self, view: RankView, fsdp: FSDP1) -> None:
         super().__init__(view, fsdp)
         self.is_sharded = fsdp.strategy is not ShardingStrategy.NO_SHARD and self.parts > 1
 
     def totals(self) -> Totals:
-        """Calls in all steps, including clipping by norm."""
+        """Expected collective calls in all steps, including clipping by norm."""
         return super().totals() | (one_norm(self.view, self.shard_axis, NORM_BYTES) if self.is_sharded else {})
 
     def _forward(self, step: int) -> None:

@@ -16,13 +16,13 @@ ALIGNMENT_BYTES = 16
 
 
 def alignment_of(training: Training, fsdp: FSDP1) -> int:
-    """Parameter alignment in elements; 1 without use_orig_params."""
+    """Number of elements to a multiple of which parameters are aligned in the flat parameter; 1 without use_orig_params."""
     computed = computed_in(training.precision, fsdp.mixed_precision)
     return ALIGNMENT_BYTES // ITEM_BYTES[computed.value] if fsdp.use_orig_params else 1
 
 
 def flat_starts(numels: Sequence[int], alignment: int) -> tuple[int, ...]:
-    """Each parameter's start and the flat parameter's end, in elements."""
+    """First index of each parameter in the flat parameter, and at the end the flat parameter's size."""
     starts, end = [], 0
     for numel in numels:
         starts.append(-(-end // alignment) * alignment)
@@ -31,7 +31,7 @@ def flat_starts(numels: Sequence[int], alignment: int) -> tuple[int, ...]:
 
 
 def held_of(numels: Sequence[int], alignment: int, num_shards: int, shard: int) -> tuple[int, ...]:
-    """Each parameter's elements in one shard."""
+    """Elements of each parameter that are in one shard of the flat parameter."""
     *starts, end = flat_starts(numels, alignment)
     length = -(-end // num_shards)
     first, last = shard * length, (shard + 1) * length

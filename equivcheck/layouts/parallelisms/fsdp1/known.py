@@ -23,14 +23,14 @@ _ROUNDING = 0.01
 
 @need
 def unit_of_nothing(scenario: Scenario) -> bool:
-    """FSDP1 over tensor parallelism has a unit whose shard is empty on some rank."""
+    """Whether FSDP1 over tensor parallelism has a unit whose shard is empty on some rank."""
     with_fsdp1 = scenario.layout.has(FSDP1)
     return with_fsdp1 and has_unit_of_nothing(scenario.training, scenario.layout)
 
 
 @show
 def left_unreduced(scenario: Scenario, divergence: Divergence) -> bool:
-    """Replicas disagree. Or all replicas have the sum divided by the replica count, because their gradients are equal."""
+    """Whether replicas disagree, or all have the sum divided by the number of replicas because their gradients are equal."""
     if divergence.difference is Difference.RANKS_DISAGREE:
         return True
     replicas = scenario.layout.mesh.size(REPLICATE)
@@ -39,14 +39,14 @@ def left_unreduced(scenario: Scenario, divergence: Divergence) -> bool:
 
 @need
 def unit_of_a_frozen_tie(scenario: Scenario) -> bool:
-    """A unit outside the layers has a frozen weight with two uses, and none of its parameters is trained or sharded."""
+    """Whether a unit outside the layers has a frozen weight with two uses, and none of its parameters is trained or sharded."""
     uses_originals = any(fsdp.use_orig_params for fsdp in scenario.layout.of(FSDP1))
     return is_tied(scenario.training.model) and uses_originals and outermost_unit_is_frozen(scenario)
 
 
 @need
 def outermost_unit_is_frozen(scenario: Scenario) -> bool:
-    """A unit outside the layers has only frozen parameters, and none is sharded."""
+    """Whether a unit outside the layers has only frozen parameters, and none is sharded."""
     own = [parameter for parameter in parameters_of(scenario.training.model) if parameter.layer is None]
     per_layer = any(fsdp.wrapping is Wrapping.PER_LAYER for fsdp in scenario.layout.of(FSDP1))
     return per_layer and bool(own) and not any(parameter.trained for parameter in own) and not is_sharded(scenario.layout)
@@ -54,13 +54,13 @@ def outermost_unit_is_frozen(scenario: Scenario) -> bool:
 
 @need
 def flat_parameters_are_cut(scenario: Scenario) -> bool:
-    """FSDP1 shards parameters over several ranks."""
+    """Whether FSDP1 shards parameters over several ranks."""
     return scenario.layout.has(FSDP1) and is_sharded(scenario.layout)
 
 
 @need
 def rank_without_gradients(scenario: Scenario) -> bool:
-    """Some rank under FSDP1 with use_orig_params, or in a pipeline, has no element from a trained parameter."""
+    """Whether some rank under FSDP1 with use_orig_params, or in a pipeline, has no element of a trained parameter."""
     return rank_of_stages_without_gradients(scenario) or any(
         _some_rank_has_nothing_trained(scenario, parallelism)
         for parallelism in scenario.layout.of(FSDP1)
@@ -95,7 +95,7 @@ def _units(scenario: Scenario, fsdp: FSDP1) -> list[list[Parameter]]:
 
 @need
 def flat_parameter_of_one_element(scenario: Scenario) -> bool:
-    """FSDP1 without use_orig_params has a sharded unit with one trained element on some tensor-parallel rank."""
+    """Whether FSDP1 without use_orig_params has a sharded unit with one trained element on some tensor-parallel rank."""
     mesh = scenario.layout.mesh
     return mesh.size(DP, SHARD) > 1 and any(
         unit[0].trained and any(sum(_numels(scenario, unit, part)) == 1 for part in range(mesh.size(TP)))
@@ -107,13 +107,13 @@ def flat_parameter_of_one_element(scenario: Scenario) -> bool:
 
 @need
 def compiled_flat_parameter_of_several(scenario: Scenario) -> bool:
-    """FSDP1 without use_orig_params is compiled as a whole and has a unit with several parameters."""
+    """Whether FSDP1 without use_orig_params is compiled as a whole and has a unit with several parameters."""
     return any(len(unit) > 1 for parallelism in _compiled_flat(scenario) for unit in _units(scenario, parallelism))
 
 
 @need
 def compiled_flat_shared_weight(scenario: Scenario) -> bool:
-    """FSDP1 without use_orig_params is compiled as a whole, and modules share a weight."""
+    """Whether FSDP1 without use_orig_params is compiled as a whole, and modules share a weight."""
     model = scenario.training.model
     is_tied = model.head is not None and model.head.tied
     return bool(_compiled_flat(scenario)) and (is_tied or any(layer.shares is not None for layer in model.layers))
@@ -127,7 +127,7 @@ def _compiled_flat(scenario: Scenario) -> list[FSDP1]:
 
 @need
 def reduces_each_microbatch(scenario: Scenario) -> bool:
-    """Gradients from several microbatches are accumulated, and each microbatch reduces them."""
+    """Whether gradients from several microbatches are accumulated, and reduced after each microbatch."""
     return len(scenario.training.data.microbatches) > 1 and any(
         not parallelism.no_sync for parallelism in scenario.layout.of(FSDP1)
     )
@@ -135,7 +135,7 @@ def reduces_each_microbatch(scenario: Scenario) -> bool:
 
 @need
 def replicas_of_one_shard(scenario: Scenario) -> bool:
-    """FSDP1 with a hybrid strategy has one rank along the sharding axis and several replicas."""
+    """Whether FSDP1 with a hybrid strategy has one rank along the sharding axis and several replicas."""
     mesh = scenario.layout.mesh
     hybrid = any(parallelism.strategy.is_hybrid for parallelism in scenario.layout.of(FSDP1))
     return hybrid and mesh.size(SHARD) == 1 and mesh.size(REPLICATE) > 1

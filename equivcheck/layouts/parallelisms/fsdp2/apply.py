@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class FSDP2Kind(LayoutKind[FSDP2]):
-    """Shards the model, or each layer and then the model, by `fully_shard`. On two axes it is HSDP."""
+    """Applies `fully_shard` to the model, or to each layer and then the model. On two axes it is HSDP."""
 
     parallelism = FSDP2
     limits = LIMITS
@@ -74,7 +74,7 @@ class FSDP2Kind(LayoutKind[FSDP2]):
         take_rows(setup, mesh)
 
     def when_reduced(self, parallelism: FSDP2, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
-        """Reduction at the last microbatch with `no_sync`. Ranks keep sharded gradients."""
+        """Gradients are reduced at the last microbatch, with gradient sync off before. Ranks keep sharded gradients."""
         return WhenReduced(once=parallelism.no_sync, whole=False)
 
     def rounding(self, parallelism: FSDP2, layout: Layout, precision: Precision) -> Rounding | None:

@@ -56,7 +56,7 @@ class Unit:
 
 
 class UnitCalls(ABC, Generic[F]):
-    """Counts the calls in a training whose units are gathered and reduced."""
+    """Predicts the collective calls of a training whose parameters are gathered and reduced in units."""
 
     def __init__(self, view: RankView, fsdp: F, layers_per_unit: int = 1) -> None:
         self.view = view
@@ -72,7 +72,7 @@ class UnitCalls(ABC, Generic[F]):
         self.units = units_of(view, fsdp.wrapping, layers_per_unit)
 
     def totals(self) -> Totals:
-        """Calls in all steps without clipping."""
+        """Expected collective calls in all steps, without clipping."""
         training = self.view.training
         last = len(training.data.microbatches) - 1
         for step in range(training.steps):
@@ -91,7 +91,7 @@ class UnitCalls(ABC, Generic[F]):
 
 
 class FSDP2Calls(UnitCalls[FSDP2]):
-    """Counts `fully_shard`'s calls in its order."""
+    """Predicts the collective calls of `fully_shard`, in its order."""
 
     def __init__(self, view: RankView, fsdp: FSDP2) -> None:
         super().__init__(view, fsdp, fsdp.layers_per_unit)
@@ -169,7 +169,7 @@ def reduce_op(view: RankView) -> str:
 
 
 def units_of(view: RankView, wrapping: Wrapping, count: int = 1) -> tuple[Unit, ...]:
-    """Units in the order in which forward ends them. The root is last, and a layer unit has `count` layers."""
+    """Return the units in the order in which their forward ends. The root is last. A unit of layers has `count` layers."""
     last = len(view.training.model.layers) - 1
     if wrapping is Wrapping.ROOT_ONLY:
         return (Unit(held=view.held, last_layer=last, is_root=True),)
@@ -183,7 +183,7 @@ def units_of(view: RankView, wrapping: Wrapping, count: int = 1) -> tuple[Unit, 
 
 
 def split_expert_units(units: Iterable[Unit], layout: Layout) -> Iterator[Unit]:
-    """Split DTensor experts from their layers' units. They end forward before the layer's unit."""
+    """Return the units with DTensor experts as separate units. Their forward ends before that of the layer's unit."""
     for unit in units:
         experts = [held for held in unit.held if is_dtensor_expert(layout, held.parameter)]
         for layer in dict.fromkeys(held.layer for held in experts):

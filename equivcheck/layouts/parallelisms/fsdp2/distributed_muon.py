@@ -19,7 +19,7 @@ from equivcheck.layouts.base.partition import chunk_sizes
 
 
 class DistributedMuon(torch.optim.Muon):
-    """`torch.optim.Muon` for DTensors that are sharded along one dim over a group."""
+    """`torch.optim.Muon` for DTensors that are sharded along one dim over a group. One rank updates each matrix."""
 
     def __init__(
         self, groups: Iterable[Any], group: dist.ProcessGroup, owners: Mapping[torch.Tensor, int], **settings: Any
@@ -31,7 +31,7 @@ class DistributedMuon(torch.optim.Muon):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update all parameters with gradients. Ranks must agree on the parameters with gradients."""
+        """Update all parameters that have gradients. All ranks must have gradients for the same parameters."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         trained = [(each, settings) for settings in self.param_groups for each in settings["params"] if each.grad is not None]
         moved = {each: self._momentum(each, settings) for each, settings in trained}

@@ -19,17 +19,17 @@ def averaging_ranks(layout: Layout) -> int:
 
 
 def averages(element_type: ElementType) -> bool:
-    """Whether the reduction averages: float32 and bfloat16. Other dtypes are divided separately."""
+    """Whether the reduction itself averages, as for float32 and bfloat16. In other types gradients are divided separately."""
     return element_type in (ElementType.FLOAT32, ElementType.BFLOAT16)
 
 
 def expert_divide_factor(fsdp: FSDP2, layout: Layout) -> float:
-    """Divide factor for expert units, whose gradients contain all ranks' rows along the expert axis, too."""
+    """Divide factor for units of experts, whose gradients also contain the rows of all expert-parallel ranks."""
     return (fsdp.gradient_divide_factor or averaging_ranks(layout)) * layout.mesh.size(EP)
 
 
 def division_of(fsdp: FSDP2, layout: Layout, element_type: ElementType) -> Division:
-    """When gradient sums in an element type are divided."""
+    """Return when a sum of gradients of this element type is divided."""
     if not averages(element_type):
         return Division.AROUND
     if fsdp.sum_reductions:
@@ -39,7 +39,10 @@ def division_of(fsdp: FSDP2, layout: Layout, element_type: ElementType) -> Divis
 
 
 def backend_divides(factor: float | None, layout: Layout) -> bool:
-    """Whether an average, or a plain division, implements the divide factor. Otherwise torch uses a premultiplied sum."""
+    """Whether the backend averages, or torch divides separately, to apply the divide factor.
+
+    Otherwise torch uses a premultiplied sum.
+    """
     if is_torch_in(FACTOR_OF_ALL_RANKS):
         return factor in (None, averaging_ranks(layout))
     shards = layout.mesh.size(DP, SHARD)
@@ -47,7 +50,7 @@ def backend_divides(factor: float | None, layout: Layout) -> bool:
 
 
 def reduce_ops(fsdp: FSDP2, layout: Layout, element_type: ElementType, factor: float | None) -> tuple[str, str]:
-    """Reduction names over shards and over replicas for a unit with the given divide factor."""
+    """Names of the reductions over shards and over replicas for a unit with the given divide factor."""
     if fsdp.sum_reductions or not averages(element_type) or averaging_ranks(layout) == 1:
         return "sum", "sum"
     sums_replicas = factor is not None and not is_torch_in(FACTOR_OF_ALL_RANKS)

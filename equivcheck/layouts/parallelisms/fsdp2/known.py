@@ -39,13 +39,13 @@ _ROUNDING = 0.01
 
 @need
 def gradient_has_an_empty_shard(scenario: Scenario) -> bool:
-    """Some rank has an empty shard in a DTensor gradient."""
+    """Whether some rank has an empty shard in a DTensor gradient."""
     return any(is_last_shard_empty(size, ranks) for size, ranks in _cuts(scenario))
 
 
 @need
 def sums_norms_of_shards(scenario: Scenario) -> bool:
-    """Gradients are clipped by a norm other than infinity, and some are DTensors sharded over several ranks."""
+    """Whether gradients are clipped by a norm other than infinity, and some are DTensors sharded over several ranks."""
     clipping = scenario.training.clipping
     is_sum = isinstance(clipping, ClipNorm) and clipping.norm_type is not NormType.INF
     return is_sum and any(ranks > 1 for _, ranks in _cuts(scenario))
@@ -53,7 +53,7 @@ def sums_norms_of_shards(scenario: Scenario) -> bool:
 
 @show
 def off_by_epsilons(scenario: Scenario, divergence: Divergence) -> bool:
-    """The clipped value's error is at most `clip_grad_norm_`'s epsilon once for each rank."""
+    """Whether the clipped value is off by at most the epsilon of `clip_grad_norm_`, once for each rank."""
     clipping, expected = scenario.training.clipping, float(divergence.expected)
     assert isinstance(clipping, ClipNorm), clipping
     largest = scenario.layout.mesh.num_ranks * _EPSILON / clipping.max_norm
@@ -91,7 +91,7 @@ def _fewest(scenario: Scenario, parameter: Parameter, dim: int) -> int:
 
 @need
 def divided_apart_on_one_shard(scenario: Scenario) -> bool:
-    """`fully_shard` has one rank along the sharding axis and divides gradient sums in a separate operation."""
+    """Whether `fully_shard` has one rank along the sharding axis and divides gradient sums in a separate operation."""
     layout, precision = scenario.layout, scenario.training.precision
     return layout.mesh.size(DP, SHARD) == 1 and any(
         any(factor not in (None, 1.0) for factor in _divide_factors(fsdp, scenario))
@@ -109,20 +109,20 @@ def _divide_factors(fsdp: FSDP2, scenario: Scenario) -> list[float | None]:
 
 @need
 def weight_in_two_units(scenario: Scenario) -> bool:
-    """Layers that share a weight are separate units."""
+    """Whether layers that share a weight are separate units."""
     is_cut = any(fsdp.wrapping is Wrapping.PER_LAYER for fsdp in scenario.layout.of(FSDP2))
     return is_cut and has_shares(scenario.training.model)
 
 
 @need
 def last_dims_cut_unevenly(scenario: Scenario) -> bool:
-    """`fully_shard` splits a parameter's last dim into unequal shards."""
+    """Whether `fully_shard` splits a parameter's last dim into unequal shards."""
     return scenario.layout.has(FSDP2) and cuts_last_dims_unevenly(scenario.training, scenario.layout)
 
 
 @need
 def reshards_last_dims(scenario: Scenario) -> bool:
-    """`fully_shard` with reshard_to shards a parameter along a dim other than the first."""
+    """Whether `fully_shard` with reshard_to shards a parameter along a dim other than the first."""
     parameters = [parameter for parameter in parameters_of(scenario.training.model) if parameter.trained]
     return any(
         fsdp.reshard_to is not None and any(shard_dim(fsdp, parameter) for parameter in parameters)
@@ -132,7 +132,7 @@ def reshards_last_dims(scenario: Scenario) -> bool:
 
 @show
 def divided_once_more(scenario: Scenario, divergence: Divergence) -> bool:
-    """The gradient is divided by the divide factor a second time."""
+    """Whether the gradient is divided by the divide factor a second time."""
     factors = [factor for fsdp in scenario.layout.of(FSDP2) for factor in _divide_factors(fsdp, scenario)]
     quotient = float(divergence.expected) / float(divergence.actual)
     return any(factor is not None and math.isclose(quotient, factor, rel_tol=_ROUNDING) for factor in factors)

@@ -26,7 +26,7 @@ class LocalDataParallelKind(LayoutKind[LocalDataParallel]):
     communication = LOCAL_DATA_PARALLEL_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: LocalDataParallel, mesh: DeviceMesh) -> None:
-        """Take this rank's rows, and average gradients before they are read."""
+        """Take this rank's rows, and average gradients after each step's last backward."""
         from equivcheck.layouts.base import gradients_by_hand
         from equivcheck.layouts.base.data_rows import take_rows
 
@@ -42,7 +42,7 @@ class LocalDataParallelKind(LayoutKind[LocalDataParallel]):
         take_rows(setup, mesh)
 
     def when_reduced(self, parallelism: LocalDataParallel, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
-        """Once, after the last microbatch."""
+        """Gradients are reduced once, after the last microbatch."""
         return ONCE
 
     def write_script(self, draft: Draft, parallelism: LocalDataParallel) -> None:

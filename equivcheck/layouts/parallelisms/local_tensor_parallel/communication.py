@@ -15,10 +15,13 @@ from equivcheck.scenario.mesh import TP
 
 
 class LocalCalls(PlannedCalls):
-    """Counts gradient sums in each microbatch's backward if ranks use a replicated parameter for different rows."""
+    """Predicts the collective calls of tensor parallelism on plain tensors.
+
+    They are redistributions, and sums of gradients in each backward if ranks use a replicated parameter for different rows.
+    """
 
     def after_linear(self, once: Pass, plan: LinearPlan, linear: LinearPlacements) -> None:
-        """Count gradients for a linear that computes sharded rows, or for a bias that is added to a sharded output."""
+        """Count sums of gradients for a linear layer on sharded rows, or for a bias that is added to a sharded output."""
         if linear is BY_ROWS:
             self.note(once, "all_reduce.sum", once.width * once.inputs, times=once.trains_weight)
             self.note(once, "all_reduce.sum", once.width, times=once.trains_bias)
@@ -39,7 +42,7 @@ class LocalCalls(PlannedCalls):
             self.ledger.note(step, "all_reduce.sum", self.axes, num_sums * rows * self.view.item_bytes)
 
     def after_backward(self, step: int) -> None:
-        """Count gradients for norms over sharded rows."""
+        """Count sums of gradients for norm layers on sharded rows."""
         times = len(self.view.training.data.microbatches)
         for held in self.view.held:
             if held.parameter.is_norm_parameter and self._is_of_own_rows(held) and self._is_differentiated(held, step):

@@ -31,7 +31,7 @@ from equivcheck.training.setup import Setup
 
 
 class LocalLinear(nn.Module):
-    """This rank's part of a linear, between two activation redistributions."""
+    """This rank's shard of a linear layer, with a redistribution before it and one after it."""
 
     def __init__(
         self, full: nn.Linear, ranks: AxisRanks, enter: Redistribution, leave: Redistribution, dims: tuple[int | None, int | None]
@@ -59,14 +59,14 @@ class LocalLinear(nn.Module):
         return self.ranks.move(functional.linear(entered, weight), self.leave) + self.bias_of_output(bias)
 
     def bias_of_output(self, bias: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a replicated bias, as it is added to the output."""
+        """This rank's part of a replicated bias, in the form in which it is added to the output."""
         if self.leave.target is ActivationPlacement.ROWS:
             return self.ranks.copy_to_region(bias)
         return self.ranks.move(bias, self.cut_bias)
 
 
 class LocalNorm(nn.Module):
-    """Norm over this rank's rows."""
+    """Norm layer on this rank's rows."""
 
     def __init__(self, norm: nn.LayerNorm | nn.RMSNorm, ranks: AxisRanks) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class LocalNorm(nn.Module):
 
 
 class LocalEmbedding(nn.Module):
-    """This rank's part of an embedding by tokens or features, or a replicated one, with a redistributed output."""
+    """This rank's shard of an embedding, split by tokens or by features, or a replicated one, with a redistributed output."""
 
     def __init__(self, full: nn.Embedding, ranks: AxisRanks, leave: Redistribution, dim: int | None) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class LocalEmbedding(nn.Module):
         return self.ranks.move(self.own_tokens(tokens, self.start), self.leave)
 
     def own_tokens(self, tokens: torch.Tensor, start: int) -> torch.Tensor:
-        """Embeddings for this rank's tokens. Other tokens look up a zero row behind this rank's rows."""
+        """Look up this rank's tokens. Tokens of other ranks look up a row of zeros."""
         num_rows, own = self.weight.shape[0], tokens - start
         own = torch.where((own >= 0) & (own < num_rows), own, num_rows)
         rows = torch.cat([self.weight, self.weight.new_zeros(1, self.weight.shape[1])])
@@ -109,17 +109,17 @@ class LocalEmbedding(nn.Module):
 
 
 class LocalRegion(Region):
-    """Region in which each rank computes a partial sum."""
+    """Part of a layer in which each rank computes a partial sum."""
 
     def __init__(self, ranks: AxisRanks, enter: Redistribution, use: Redistribution, leave: Redistribution) -> None:
         self.ranks, self.enter, self.use, self.leave = ranks, enter, use, leave
 
     def gather_input(self, values: torch.Tensor) -> torch.Tensor:
-        """Redistribute the region's input."""
+        """Redistribute the input of the region."""
         return self.ranks.move(values, self.enter)
 
     def copy_to_ranks(self, values: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Let gradients for values and routing weights be summed over ranks."""
+        """Return values or routing weights such that backward sums their gradients over ranks."""
         return self.ranks.move(values, self.use), self.ranks.move(weights, self.use)
 
     def reduce_output(self, addend: torch.Tensor) -> torch.Tensor:

@@ -69,7 +69,7 @@ COPY_TO_PARTIAL = Redistribution(
 
 
 def linear_input(plan: LinearPlan, features: int) -> Redistribution:
-    """Redistribution before a linear."""
+    """Redistribution before a linear layer."""
     linear, before = _linear(plan), OF_SHARDING[plan.input]
     return Redistribution(
         source=before,
@@ -81,18 +81,18 @@ def linear_input(plan: LinearPlan, features: int) -> Redistribution:
 
 
 def linear_output(plan: LinearPlan, features: int) -> Redistribution:
-    """Redistribution after a linear."""
+    """Redistribution after a linear layer."""
     return _leaving(_linear(plan).made, plan.output, features)
 
 
 def region_input(input: ActivationSharding, features: int) -> Redistribution:
-    """Redistribution that replicates a layer's input, with which all ranks then compute the same."""
+    """Redistribution that replicates a layer's input, so that all ranks compute on the same input."""
     whole, before = ActivationPlacement.REPLICATED, OF_SHARDING[input]
     return Redistribution(source=before, target=whole, gradient_source=whole, gradient_target=before, features=features)
 
 
 def region_output(output: ActivationSharding, features: int) -> Redistribution:
-    """Reduction for a layer's partial sums."""
+    """Reduction of a layer's partial sums."""
     return _leaving(ActivationPlacement.PARTIAL, output, features)
 
 
@@ -113,7 +113,10 @@ def _linear(plan: LinearPlan) -> LinearPlacements:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedModule:
-    """Module that is replaced: a norm without redistributions, an embedding with `leave`, or a linear with both."""
+    """Module that the plan replaces, with redistributions around it.
+
+    A norm layer has none, an embedding one after it, and a linear layer one before and one after it.
+    """
 
     name: str
     """Canonical name."""
@@ -141,7 +144,7 @@ class PlannedRegion:
 
 @lru_cache(maxsize=KEPT_MODELS)
 def planned_modules(model: Model, parallelism: LocalTensorParallel) -> tuple[PlannedModule, ...]:
-    """All modules that are replaced, in the model's order. They are cached because every rank asks for them."""
+    """Return all modules that the plan replaces, in the model's order. Cached because every rank asks for them."""
     planning = _Planning(model, parallelism)
     layers = (
         planning.layer(index, layer)

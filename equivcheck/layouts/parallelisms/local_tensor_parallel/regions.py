@@ -22,7 +22,7 @@ from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules impor
 
 @dataclass(slots=True, kw_only=True)
 class AxisRanks:
-    """One mesh axis's ranks, as one rank sees them. Mutable."""
+    """The ranks along one mesh axis, seen from one of them. Mutable."""
 
     group: ProcessGroup
     """Process group."""
@@ -34,21 +34,21 @@ class AxisRanks:
     """Rows, or positions, in the current microbatch over all ranks."""
 
     def move(self, values: torch.Tensor, route: Redistribution) -> torch.Tensor:
-        """Redistribute values as a `Redistribution` says."""
+        """Redistribute values as the `Redistribution` says."""
         if self.size == 1 or not route.moves:
             return values
         moved: torch.Tensor = Redistribute.apply(values, self, route)  # type: ignore[no-untyped-call]
         return moved
 
     def copy_to_region(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Use a replicated parameter for this rank's values, so that its gradient is the sum over ranks."""
+        """Return a replicated parameter for use on this rank's values, so that its gradient is summed over ranks."""
         if self.size == 1:
             return parameter
         used: torch.Tensor = CopyToRegion.apply(parameter, self)  # type: ignore[no-untyped-call]
         return used
 
     def bias_on_first_rank(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Make a replicated parameter a partial sum that counts once: zero on all ranks but the first.
+        """Return a replicated parameter on the first rank and zeros on the others, so that a sum over ranks counts it once.
 
         All ranks already have the sum's gradient, so backward communicates nothing.
         """
@@ -67,7 +67,7 @@ class AxisRanks:
         return values.narrow(dim, self.first_index(size), chunk_sizes(size, self.size)[self.index])
 
     def own_parameter(self, parameter: torch.Tensor, dim: int | None) -> nn.Parameter:
-        """Parameter with this rank's shard along a dim; the full one if `dim` is None."""
+        """This rank's shard of a parameter along a dim; the full parameter if `dim` is None."""
         assert isinstance(parameter, nn.Parameter), type(parameter)
         if dim is None or self.size == 1:
             return parameter
@@ -76,7 +76,7 @@ class AxisRanks:
     def redistribute(
         self, values: torch.Tensor, source: ActivationPlacement, target: ActivationPlacement, extents: tuple[int, int]
     ) -> torch.Tensor:
-        """Redistribute values without a derivative. `extents` are the row and feature counts over all ranks."""
+        """Redistribute values without autograd. `extents` are the numbers of rows and features over all ranks."""
         if source is target:
             return values
         if source is ActivationPlacement.PARTIAL:
@@ -92,7 +92,7 @@ class AxisRanks:
         return wait_for(collectives.all_reduce(addend.contiguous(), "sum", self.group))
 
     def maximum(self, values: torch.Tensor) -> torch.Tensor:
-        """Maximum over ranks, without a derivative."""
+        """Maximum over ranks, without autograd."""
         return wait_for(collectives.all_reduce(values.contiguous(), "max", self.group))
 
     def _gathered(self, part: torch.Tensor, dim: int, extent: int) -> torch.Tensor:
@@ -157,7 +157,7 @@ class BiasOnFirstRank(torch.autograd.Function):
 
 
 def dim_of(lies: ActivationPlacement) -> int:
-    """Sharded dim, counted from the end: rows or positions, or features."""
+    """Dim along which an activation is sharded, counted from the end: rows or positions, or features."""
     return -2 if lies is ActivationPlacement.ROWS else -1
 
 

@@ -21,10 +21,10 @@ from equivcheck.layouts.parallelisms.local_tensor_parallel.regions import AxisRa
 
 @dataclass(slots=True, kw_only=True)
 class TypedRanks(AxisRanks):
-    """Ranks that redistribute values by spmd_types. Mutable."""
+    """The ranks along one mesh axis, which redistribute values with collectives from spmd_types. Mutable."""
 
     def move(self, values: torch.Tensor, route: Redistribution) -> torch.Tensor:
-        """Redistribute values as a `Redistribution` says.
+        """Redistribute values as the `Redistribution` says.
 
         Sharded values are gathered before they are sharded along another dim.
         """
@@ -41,11 +41,11 @@ class TypedRanks(AxisRanks):
         return whole if target is ActivationPlacement.REPLICATED else self._cut(whole, dim_of(target))
 
     def copy_to_region(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Use a replicated parameter for this rank's values, so that its gradient is the sum over ranks."""
+        """Return a replicated parameter for use on this rank's values, so that its gradient is summed over ranks."""
         return parameter if self.size == 1 else self._copied(parameter)
 
     def bias_on_first_rank(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Make a replicated parameter a partial sum that counts once."""
+        """Return a replicated parameter as a partial sum that counts it once."""
         return (
             parameter
             if self.size == 1

@@ -247,7 +247,7 @@ CLIPPED = "clip_across_stages(list(model.parameters()), [weight for weight in mo
 
 
 def copy_weights(draft: Draft, shared: Sequence[SharedWeight]) -> None:
-    """Keep shared weights' copies under their names in the full model, and sum their gradients."""
+    """Give each copy of a shared weight its name in the full model, and sum the copies' gradients."""
     entries = [
         (
             draft.form.paths.get(weight.owner, weight.owner),

@@ -32,14 +32,14 @@ def _spans(scenario: Scenario, pipeline: Pipeline) -> tuple[range, ...]:
 
 @need
 def always_splits_backward(scenario: Scenario) -> bool:
-    """A zero-bubble schedule computes input and weight gradients separately."""
+    """Whether a zero-bubble schedule computes input and weight gradients separately."""
     pipeline = _pipeline(scenario)
     return pipeline is not None and pipeline.schedule in ALWAYS_SPLIT
 
 
 @need
 def sometimes_splits_backward(scenario: Scenario) -> bool:
-    """DualPipeV on several ranks computes input and weight gradients separately for some chunks only."""
+    """Whether DualPipeV on several ranks computes input and weight gradients separately for some chunks only."""
     pipeline = _pipeline(scenario)
     dual = pipeline is not None and pipeline.schedule is PipelineSchedule.DUAL_PIPE_V
     return dual and scenario.layout.mesh.size(PP) > 1
@@ -47,13 +47,13 @@ def sometimes_splits_backward(scenario: Scenario) -> bool:
 
 @need
 def splits_backward(scenario: Scenario) -> bool:
-    """Input and weight gradients are computed separately for some chunk."""
+    """Whether input and weight gradients are computed separately for some chunk."""
     return always_splits_backward(scenario) or sometimes_splits_backward(scenario)
 
 
 @need
 def stage_behind_frozen_layers(scenario: Scenario) -> bool:
-    """All layers before some stage are frozen, so its input needs no gradient."""
+    """Whether all layers before some stage are frozen, so its input needs no gradient."""
     return bool(_behind_frozen_layers(scenario))
 
 
@@ -64,7 +64,7 @@ def _behind_frozen_layers(scenario: Scenario) -> set[int]:
 
 @show
 def in_a_stage_behind_frozen_layers(scenario: Scenario, divergence: Divergence) -> bool:
-    """The tensor belongs to a stage behind frozen layers only."""
+    """Whether the tensor belongs to a stage behind frozen layers only."""
     stages = stage_of_layers(scenario.layout, len(scenario.training.model.layers))
     is_last = divergence.tensor == SCALE.full_name or divergence.tensor.startswith("head.")
     layer = len(stages) - 1 if is_last else layer_of(divergence.tensor)
@@ -79,7 +79,7 @@ def ends_in_view(model: Model, index: int) -> bool:
 
 @need
 def stage_ends_in_view(scenario: Scenario) -> bool:
-    """Some stage between the first and the last sends a view."""
+    """Whether some stage between the first and the last sends a view."""
     pipeline = _pipeline(scenario)
     if pipeline is None:
         return False
@@ -89,13 +89,13 @@ def stage_ends_in_view(scenario: Scenario) -> bool:
 
 @need
 def weight_shared_around_others(scenario: Scenario) -> bool:
-    """In a stage behind the first, a trained parameter lies between a trained weight's two uses."""
+    """Whether a trained weight is used twice in a stage other than the first, with a trained parameter between the uses."""
     return any(map(_has_trained, _between_uses(scenario)))
 
 
 @need
 def weight_shared_in_a_row(scenario: Scenario) -> bool:
-    """In a stage behind the first, a trained weight has two uses with no trained parameter between them."""
+    """Whether a trained weight is used twice in a stage other than the first, with no trained parameter between the uses."""
     return not all(map(_has_trained, _between_uses(scenario)))
 
 

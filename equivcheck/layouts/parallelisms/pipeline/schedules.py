@@ -41,9 +41,10 @@ SCHEDULES: dict[PipelineSchedule, str] = {
 
 
 class StageLayers(nn.Module):
-    """Consecutive layers as one module. The first stage starts with the embedding, the last ends with the head.
+    """Consecutive layers of a pipeline stage as one module.
 
-    Stages take only tensors, because torch versions differ in other arguments.
+    The first stage starts with the embedding, the last ends with the head. Stages take only tensors, because torch versions
+    treat other arguments differently.
     """
 
     step: int
@@ -59,7 +60,10 @@ class StageLayers(nn.Module):
         self.scale = model.scale if is_last and "scale" in model._parameters else None
 
     def forward(self, inputs: torch.Tensor, **masks: torch.Tensor) -> torch.Tensor:
-        """Run the stage on tokens or activations. Dropout masks are named by layer."""
+        """Run the stage on tokens or activations.
+
+        Dropout masks are named by layer.
+        """
         values = inputs if self.embed is None else self.embed(inputs)
         for index, block in zip(self.indices, self.layers.values(), strict=True):
             values = block(values, masks.get(_mask_of(index)), self.step)
@@ -72,7 +76,7 @@ def _mask_of(layer: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Copy:
-    """This rank's copy of a trained weight that other ranks' stages use, too."""
+    """This rank's copy of a trained weight that stages on other ranks use, too."""
 
     weight: nn.Parameter
     """Parameter."""
@@ -90,7 +94,7 @@ class Copy:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Pipe:
-    """This rank's part in a pipeline."""
+    """The stages of one rank, and the schedule that runs them."""
 
     setup: Setup
     """The training's setup."""
@@ -113,7 +117,7 @@ class Pipe:
         return dist.get_world_size(self.group) * self.parallelism.stages_per_rank
 
     def compute(self, setup: Setup, microbatches: Sequence[Batch], index: int) -> float | None:
-        """Run the schedule for each microbatch. Returns the loss on the rank with the last stage, else None."""
+        """Run the schedule for each microbatch. Returns the loss on the rank with the last stage, otherwise None."""
         losses: list[torch.Tensor] = []
         for batch in microbatches:
             setup.announce(Stage.COMPUTE, index)
@@ -126,7 +130,7 @@ class Pipe:
         return sum(map(scalar_value, losses)) / scale if self.num_stages - 1 in self.modules else None
 
     def exchange(self) -> None:
-        """Sum gradients over shared weights' copies."""
+        """Sum gradients over the copies of each shared weight."""
         for copy in self.copies:
             copy.sum_gradients()
 
@@ -159,7 +163,7 @@ class Pipe:
         return kind(made, parallelism.num_chunks, loss_fn=self.loss_of_chunk(rows), scale_grads=parallelism.scale_grads)
 
     def loss_of_chunk(self, rows: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-        """Function that computes a chunk's share in the step's loss, for microbatches with `rows` rows."""
+        """Return a function that computes a chunk's part of the step's loss, for microbatches with `rows` rows."""
         counted = rows if self.parallelism.scale_grads else rows // self.parallelism.num_chunks
         return lambda outputs, targets: scale_loss(self.setup, self.loss(outputs, targets), counted)
 
@@ -248,7 +252,7 @@ def _keep_name(model: MLP, name: str, parameter: nn.Parameter) -> None:
 def clip_across(
     group: dist.ProcessGroup, parameters: list[torch.Tensor], clipping: ClipNorm, counted_elsewhere: Collection[torch.Tensor] = ()
 ) -> torch.Tensor:
-    """Clip by the norm over all stages' parameters; torch leaves that to users. Returns the norm before clipping."""
+    """Clip by the norm over the parameters of all stages, which torch leaves to users. Returns the norm before clipping."""
     order = float(clipping.norm_type.value)
     counted = (parameter for parameter in parameters if parameter not in counted_elsewhere)
     gradients = [parameter.grad for parameter in counted if parameter.grad is not None]

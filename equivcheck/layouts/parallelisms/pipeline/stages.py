@@ -21,7 +21,7 @@ Use = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedWeight:
-    """Weight that several ranks use in their stages. Each rank has a copy."""
+    """Weight that stages on several ranks use. Each rank has a copy."""
 
     uses: tuple[Use, ...]
     """Uses with their ranks, owner first."""
@@ -30,12 +30,12 @@ class SharedWeight:
 
     @property
     def owner(self) -> str:
-        """Owning module's canonical name."""
+        """Name of the module that owns the weight."""
         return self.uses[0][0]
 
     @property
     def name(self) -> str:
-        """Canonical name."""
+        """Name of the weight in the full model."""
         return f"{self.owner}.weight"
 
     @property
@@ -50,19 +50,19 @@ class SharedWeight:
 
 
 def stages_of_rank(pipeline: Pipeline, rank: int, ranks: int) -> tuple[int, ...]:
-    """A rank's stages in rising order: round-robin, or down the ranks and up again."""
+    """Stages of a rank in rising order: round-robin, or down the ranks and up again."""
     if pipeline.schedule.is_v:
         return rank, 2 * ranks - 1 - rank
     return tuple(range(rank, ranks * pipeline.stages_per_rank, ranks))
 
 
 def rank_of_stages(pipeline: Pipeline, ranks: int) -> dict[int, int]:
-    """Each stage's rank."""
+    """Rank of each stage."""
     return {stage: rank for rank in range(ranks) for stage in stages_of_rank(pipeline, rank, ranks)}
 
 
 def layers_of_stages(pipeline: Pipeline, ranks: int, num_layers: int) -> tuple[range, ...]:
-    """Each stage's layers: by boundaries, or as even as possible with the longer stages first."""
+    """Layers of each stage: split at the given boundaries, or as evenly as possible with the longer stages first."""
     if pipeline.boundaries:
         starts: Sequence[int] = (0, *pipeline.boundaries)
     else:
@@ -77,13 +77,13 @@ def num_stages(layout: Layout) -> int:
 
 
 def stage_of_layers(layout: Layout, num_layers: int) -> tuple[int, ...]:
-    """Each layer's stage."""
+    """Stage of each layer."""
     spans = layers_of_stages(parallelism_of(layout, Pipeline), layout.mesh.size(PP), num_layers)
     return tuple(stage for stage, layers in enumerate(spans) for _ in layers)
 
 
 def stages_behind_frozen_layers(model: Model, layout: Layout) -> set[int]:
-    """Stages behind frozen layers only, without the first stage. Their inputs need no gradient."""
+    """Stages with only frozen layers before them, except the first stage. Their inputs need no gradient."""
     if model.source is not None and not model.source.frozen:
         return set()
     stages, trained = stage_of_layers(layout, len(model.layers)), trained_layers(model)
@@ -91,7 +91,7 @@ def stages_behind_frozen_layers(model: Model, layout: Layout) -> set[int]:
 
 
 def uses_of_weights(model: Model, pipeline: Pipeline, ranks: int) -> tuple[tuple[Use, ...], ...]:
-    """Each shared weight's uses with their stages, owner first."""
+    """For each shared weight, its uses with their stages, the owning module first."""
     spans = layers_of_stages(pipeline, ranks, len(model.layers))
     stages = [stage for stage, span in enumerate(spans) for _ in span]
     found: dict[str, list[Use]] = {}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ReplicateKind(LayoutKind[Replicate]):
-    """Calls `replicate` or `replicate_with_fsdp` on the model."""
+    """Calls torch's `replicate` or `replicate_with_fsdp` on the model."""
 
     parallelism = Replicate
     limits = LIMITS
@@ -44,7 +44,10 @@ class ReplicateKind(LayoutKind[Replicate]):
         take_rows(setup, mesh)
 
     def when_reduced(self, parallelism: Replicate, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
-        """Reduction at the last microbatch with `no_sync`. Only `DistributedDataParallel` keeps full gradients."""
+        """Gradients are reduced at the last microbatch, with `no_sync` before.
+
+        Only `DistributedDataParallel` keeps full gradients.
+        """
         return WhenReduced(once=parallelism.no_sync, whole=parallelism.implementation is Replicator.DDP)
 
     def rounding(self, parallelism: Replicate, layout: Layout, precision: Precision) -> Rounding | None:  # noqa: ARG002

@@ -13,7 +13,7 @@ from equivcheck.scenario import SPMD, Activation, Distribution, Layout, Training
 
 
 def replicated_totals(view: RankView, spmd: SPMD) -> Totals:
-    """Calls in all steps if parameters are replicated."""
+    """Expected collective calls in all steps if parameters are replicated."""
     ledger, names = Ledger(), view.layout.axes_of(spmd)
     num_microbatches = len(view.training.data.microbatches)
     for step in range(view.training.steps if view.layout.mesh.size(*names) > 1 else 0):

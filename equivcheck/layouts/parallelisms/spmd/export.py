@@ -60,13 +60,13 @@ def write(draft: Draft, parallelism: SPMD) -> None:
 
 
 def define_beside(draft: Draft) -> None:
-    """Add the script's function that turns a replicated tensor into a DTensor if the other operand is one."""
+    """Define a function in the script that converts a replicated tensor to a DTensor if the other operand is one."""
     draft.need("torch.distributed.tensor", "DTensor", "Replicate")
     draft.definitions.insert(0, list(_BESIDE))
 
 
 def redistribute_gradients(draft: Draft) -> None:
-    """Add hooks that redistribute gradients to their parameters' placements, because propagation may leave them partial."""
+    """Let the script redistribute gradients to their parameters' placements, because propagation may leave them partial."""
     draft.need("functools", "partial")
     draft.need("torch.distributed.tensor", "DTensor")
     draft.add(LoopPosition.WRAP, *_REDISTRIBUTE_GRADIENTS)

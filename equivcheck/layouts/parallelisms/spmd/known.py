@@ -15,19 +15,22 @@ CUTS_OUTPUTS_OF_FEW_ROWS = "<2.10"
 
 @need
 def sharded_by_rows(scenario: Scenario) -> bool:
-    """SPMD with parameters sharded along dim 0."""
+    """Whether SPMD has parameters sharded along dim 0."""
     return any(spmd.distribution is Distribution.FULLY_SHARD for spmd in scenario.layout.of(SPMD))
 
 
 @need
 def gradients_as_propagated(scenario: Scenario) -> bool:
-    """SPMD with gradients in the placements that propagation chose."""
+    """Whether gradients under SPMD keep the placements that propagation chose."""
     return any(not spmd.redistribute_gradients for spmd in scenario.layout.of(SPMD))
 
 
 @need
 def unlike_gradients_added_up(scenario: Scenario) -> bool:
-    """Gradients are accumulated over microbatches with unequal rows, or over steps that do not all run an auxiliary linear."""
+    """Whether gradients with different placements may be accumulated.
+
+    The microbatches have unequal numbers of rows, or an auxiliary linear layer does not run in all steps.
+    """
     training = scenario.training
     kept = training.zero_grad is ZeroGrad.ZERO and training.steps > 1
     at_some = any(layer.auxiliary is AuxiliaryLinear.EVEN_STEPS for layer in training.model.layers)
@@ -36,20 +39,20 @@ def unlike_gradients_added_up(scenario: Scenario) -> bool:
 
 @need
 def one_row_after_several(scenario: Scenario) -> bool:
-    """A rank has several rows in the first microbatch, and one row in a later one."""
+    """Whether a rank has several rows in the first microbatch, and one row in a later one."""
     (first, *later), ranks = scenario.training.data.microbatches, scenario.layout.num_data_ranks
     return first > ranks and ranks in later
 
 
 @need
 def sharded_by_batch(scenario: Scenario) -> bool:
-    """SPMD with replicated parameters, so that activations stay sharded by rows."""
+    """Whether SPMD has replicated parameters, so that activations stay sharded by rows."""
     return any(spmd.distribution is Distribution.REPLICATE for spmd in scenario.layout.of(SPMD))
 
 
 @need
 def flattened_between_transpositions(scenario: Scenario) -> bool:
-    """A layer flattens its output, or a linear flattens sequences; rows lie along dim 1, and gradients differ between rows."""
+    """Whether rows lie along dim 1, gradients differ between rows, and a layer flattens its output or its input sequences."""
     training = scenario.training
     flattens = any(layer.shape_op is ShapeOp.FLATTEN for layer in training.model.linears) or training.model.length is not None
     squares = isinstance(training.loss, Loss) and not training.loss.is_linear
@@ -58,21 +61,21 @@ def flattened_between_transpositions(scenario: Scenario) -> bool:
 
 @need
 def rows_and_features_flattened(scenario: Scenario) -> bool:
-    """A layer flattens several rows with several features."""
+    """Whether a layer flattens several rows with several features."""
     layers, microbatches = scenario.training.model.linears, scenario.training.data.microbatches
     return max(microbatches) > 1 and any(layer.shape_op is ShapeOp.FLATTEN and layer.width > 1 for layer in layers)
 
 
 @need
 def several_heads(scenario: Scenario) -> bool:
-    """Attention has several heads, whose products flatten them together with rows."""
+    """Whether attention has several heads, which are flattened together with rows for matrix products."""
     attention_shapes = (layer_kind(layer).attention_shape(layer) for layer in scenario.training.model.layers)
     return any(attention_shape is not None and attention_shape.num_heads > 1 for attention_shape in attention_shapes)
 
 
 @need
 def features_viewed_unevenly(scenario: Scenario) -> bool:
-    """A layer views its features as two dims, and the first is not divisible by the data ranks."""
+    """Whether a layer views its features as two dims, and the first is not divisible by the data ranks."""
     return any(
         layer.shape_op is ShapeOp.VIEW and (2 if layer.width % 2 == 0 else layer.width) % scenario.layout.num_data_ranks != 0
         for layer in scenario.training.model.linears
@@ -81,7 +84,10 @@ def features_viewed_unevenly(scenario: Scenario) -> bool:
 
 @need
 def one_row_or_feature_on_one_rank(scenario: Scenario) -> bool:
-    """On one rank, a layer flattens a one-row microbatch, or a layer sharded along dim 0 has one output and a bias."""
+    """Whether one rank flattens a microbatch of one row, or has a sharded layer with one output and a bias.
+
+    The layer's weight is sharded along dim 0.
+    """
     layers, microbatches = scenario.training.model.linears, scenario.training.data.microbatches
     rows = 1 in microbatches and any(layer.shape_op is ShapeOp.FLATTEN for layer in layers)
     features = sharded_by_rows(scenario) and any(layer.width == 1 and layer.bias for layer in layers)
@@ -90,7 +96,7 @@ def one_row_or_feature_on_one_rank(scenario: Scenario) -> bool:
 
 @need
 def outputs_cut_unevenly(scenario: Scenario) -> bool:
-    """Propagation may shard outputs by features from parameters sharded along dim 0, into unequal shards."""
+    """Whether propagation may shard outputs by features from parameters sharded along dim 0, into unequal shards."""
     training = scenario.training
     uneven = training.model.out_features % scenario.layout.num_data_ranks != 0
     may_be_cut = training.data.batch_dim == 1 or is_torch_in(CUTS_OUTPUTS_OF_FEW_ROWS)
@@ -99,13 +105,13 @@ def outputs_cut_unevenly(scenario: Scenario) -> bool:
 
 @need
 def traced_steps(scenario: Scenario) -> bool:
-    """Whole steps are traced to one graph."""
+    """Whether whole steps are traced to one graph."""
     return scenario.layout.execution.whole_step
 
 
 @show
 def mean_of_uneven_means(scenario: Scenario, divergence: Divergence) -> bool:
-    """The loss averages the ranks' means and weighs unequal shards equally."""
+    """Whether the loss averages the ranks' means and weighs unequal shards equally."""
     outputs, ranks = scenario.training.model.out_features, scenario.layout.num_data_ranks
     sizes = chunk_sizes(outputs, ranks)
     if not all(sizes):

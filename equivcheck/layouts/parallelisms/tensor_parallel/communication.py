@@ -31,10 +31,13 @@ from equivcheck.system.torch_version import is_torch_in
 
 
 class TensorParallelCalls(PlannedCalls):
-    """Counts DTensor's calls. DTensor never computes a linear with empty shards, and sums replicated gradients at the end."""
+    """Predicts the collective calls of DTensor.
+
+    DTensor never computes a linear layer with empty shards, and sums the gradients of replicated parameters at the end.
+    """
 
     def computes_as(self, plan: LinearPlan, once: Pass) -> LinearPlacements:
-        """Placements under the plan, unless a linear has fewer features than ranks."""
+        """Return the placements of a linear layer under the plan. They differ if it has fewer features than ranks."""
         if plan.split is Split.COLWISE and once.width < self.parts:
             return NARROW_COLUMN
         if plan.split is Split.ROWWISE and once.inputs < self.parts:
@@ -42,11 +45,11 @@ class TensorParallelCalls(PlannedCalls):
         return super().computes_as(plan, once)
 
     def gathered_features(self, features: int, target: ActivationPlacement) -> int:
-        """Features to gather, padded if they are sharded next."""
+        """Return the number of features that ranks gather, padded if they are sharded again afterwards."""
         return chunk_size(features, self.parts) * self.parts if target is ActivationPlacement.FEATURES else features
 
     def after_linear(self, once: Pass, plan: LinearPlan, linear: LinearPlacements) -> None:  # noqa: ARG002 - of the base class
-        """Count all-gathers for a linear with fewer features than ranks."""
+        """Count all-gathers for a linear layer with fewer features than ranks."""
         again = once.completed + once.differentiates if is_torch_in(WEIGHT_GATHERED_FOR_INPUT_GRADIENT) else once.recomputed
         if linear is NARROW_COLUMN:
             self.note(once, "all_gather", chunk_size(once.width, self.parts) * once.inputs, times=1 + again)
@@ -57,7 +60,7 @@ class TensorParallelCalls(PlannedCalls):
             self.note(once, "all_gather", inputs * once.rows, times=1 + once.completed + once.trained)
 
     def loss(self, step: int, rows: int) -> None:
-        """Count each row's maximum logit, exponential sum and label logit, even on one rank.
+        """Count the reductions of each row's maximum logit, sum of exponentials and label logit, even on one rank.
 
         A z-loss gathers the logits, because DTensor computes `logsumexp` on full rows.
         """
@@ -69,7 +72,10 @@ class TensorParallelCalls(PlannedCalls):
             self.ledger.note(step, "all_gather", self.axes, part * self.view.item_bytes)
 
     def after_backward(self, step: int) -> None:
-        """Count replicated parameters' gradient sums if each rank has seen only some rows. Accumulation reduces them."""
+        """Count sums of the gradients of replicated parameters if each rank has used only some rows.
+
+        They run in each accumulation.
+        """
         times = 1 if reduces_at_last_microbatch(self.view.layout) else len(self.view.training.data.microbatches)
         for held in self.view.held:
             if self._sees_own_rows(held) and self.view.has_gradient(held, step):
@@ -87,7 +93,7 @@ class TensorParallelCalls(PlannedCalls):
 
 
 def reduces_at_last_microbatch(layout: Layout) -> bool:
-    """Whether an outer parallelism takes over gradients only at the last microbatch."""
+    """Whether a parallelism around this one takes over gradients at the last microbatch only."""
     for one in layout.parallelisms:
         if isinstance(one, FSDP2) or (isinstance(one, Replicate) and one.implementation is Replicator.FSDP):
             return one.no_sync

@@ -31,7 +31,7 @@ _REPLICATED = (
 
 
 def write(draft: Draft, parallelism: TensorParallel) -> None:
-    """Parallelize each layer by its plan, and shard dropout masks as their layers' outputs."""
+    """Parallelize each layer of the script as the plan says, and shard dropout masks like their layers' outputs."""
     parameters = parameters_of(draft.scenario.training.model)
     draft.mixes_tensors = len({is_outside(parallelism, parameter) for parameter in parameters}) > 1
     mesh = mesh_of(draft, parallelism)
@@ -78,7 +78,7 @@ def _styles(draft: Draft, parallelism: TensorParallel, mesh: str) -> tuple[list[
 
 
 def tied_again(model: Model, parallelism: PlannedParallelism) -> Iterator[str]:
-    """Tie the head to the embedding again, because `parallelize_module` gave each its own parameter."""
+    """Code that ties the head to the embedding again, because `parallelize_module` gave each its own parameter."""
     if model.head is not None and model.head.tied and parallelism.source is not Split.NOT_IN_PLAN:
         yield 'model.get_submodule("head.linear").weight = model.get_submodule("embedding").weight  # tied again'
 

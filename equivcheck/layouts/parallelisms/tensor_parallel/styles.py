@@ -23,14 +23,17 @@ from equivcheck.training.model import tie_head
 
 
 def placement(model: Model, sharding: ActivationSharding) -> Placement:
-    """DTensor placement for an activation with shape (rows, features) or (rows, length, features)."""
+    """DTensor placement of an activation with shape (rows, features) or (rows, length, features)."""
     if sharding is ActivationSharding.REPLICATED:
         return Replicate()
     return Shard(rows_dim(model)) if sharding is ActivationSharding.ROWS else Shard(-1)
 
 
 class Replicated(ParallelStyle):
-    """Runs a module with replicated parameters on an input redistributed to `computes`. Input and output are local tensors."""
+    """Parallel style for a module with replicated parameters.
+
+    Its input is redistributed to `computes`. Input and output are local tensors.
+    """
 
     def __init__(self, *, input: Placement, computes: Placement, output: Placement) -> None:
         super().__init__()
@@ -58,7 +61,7 @@ class Replicated(ParallelStyle):
 def layer_styles(
     model: Model, layer: AnyLayer, plan: LayerPlan, sharding: ActivationSharding
 ) -> Iterator[tuple[str, ParallelStyle]]:
-    """Style for each module with parameters in a layer. `sharding` is the layer's input placement."""
+    """Parallel style for each module with parameters in a layer. `sharding` is the placement of the layer's input."""
     if plan.split is Split.NOT_IN_PLAN:
         return
     if layer.norm is not None:
@@ -68,7 +71,7 @@ def layer_styles(
 
 
 def head_styles(model: Model, parallelism: TensorParallel) -> Iterator[tuple[str, ParallelStyle]]:
-    """Style for each module in the head."""
+    """Parallel style for each module in the head."""
     plan = head_plan(model, parallelism)
     if model.head is not None and model.head.norm is not None:
         yield "head.norm", _norm_style(model, plan.input)
@@ -76,7 +79,7 @@ def head_styles(model: Model, parallelism: TensorParallel) -> Iterator[tuple[str
 
 
 def source_styles(model: Model, parallelism: TensorParallel) -> Iterator[tuple[str, ParallelStyle]]:
-    """Styles for the token embedding and for learned positions, which are replicated."""
+    """Parallel styles for the token embedding and for learned positions, which are replicated."""
     output = placement(model, parallelism.source_output)
     if parallelism.source is Split.ROWWISE:
         yield "embedding", RowwiseParallel(input_layouts=Replicate(), output_layouts=output)

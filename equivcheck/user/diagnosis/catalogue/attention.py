@@ -22,7 +22,7 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 def wrong_masks(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield attention across documents, and masks with a rank's own positions for each axis whose ranks have the same rows."""
+    """Yield mistakes in attention masks: attention across packed documents, or a mask that fits a rank's own positions only."""
     words = "attention crosses the borders of packed documents: a position also attends to other documents in its row"
     yield Mistake(Cause.ATTENTION_MASK, words, partial(_change_masks, change=without_documents))
     for axis in diverged.same_row_axes:
@@ -34,7 +34,7 @@ def wrong_masks(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mista
 
 
 def without_documents(visible: torch.Tensor) -> torch.Tensor:
-    """Return a mask without borders between documents. A mask of another kind is returned unchanged."""
+    """Return a mask that lets positions attend to all documents in their row. Other kinds of masks are returned unchanged."""
     first, is_used = visible.int().argmax(-1), visible.any(-1)
     is_causal = not visible.triu(1).any()
     all_ = torch.ones_like(visible).tril() if is_causal else torch.ones_like(visible)
@@ -44,13 +44,13 @@ def without_documents(visible: torch.Tensor) -> torch.Tensor:
 
 
 def within_ranks(visible: torch.Tensor, *, count: int) -> torch.Tensor:
-    """Return a mask that hides the positions of other ranks."""
+    """Return a mask with which queries see only keys that are on the same rank."""
     owner = torch.arange(visible.shape[-1]) * count // visible.shape[-1]
     return visible & (owner[:, None] == owner)
 
 
 def from_first_position(visible: torch.Tensor, *, count: int) -> torch.Tensor:
-    """Return a mask in which each rank's queries see the same keys as the first rank's."""
+    """Return a mask in which each rank uses the first rank's rows, as if its own positions were the first."""
     size = visible.shape[-1]
     return visible if size % count else visible[..., torch.arange(size) % (size // count), :]
 
@@ -67,7 +67,7 @@ def _call_with_masks(forward: Callable[..., Any], change: Change, *inputs: Any, 
 
 
 class ChangedMasks(TorchFunctionMode):
-    """Changes the attention masks of torch functions: as an argument, filled in, selected by `where`, or added to scores."""
+    """Function mode that changes attention masks. It finds them as arguments, and in `masked_fill`, `where` and additions."""
 
     def __init__(self, change: Change) -> None:
         super().__init__()

@@ -48,21 +48,24 @@ Orders = Mapping[str, _Order]
 
 
 def component_sizes(size: int, num_ranks: int) -> Iterator[tuple[int, ...]]:
-    """Yield possible sizes of components in a dim; ranks can split each of them."""
+    """Yield sizes of components that a fused dim may have, if each component can be split evenly over the ranks."""
     for shares in (*((1,) * count for count in EQUAL), *((times, 1, 1) for times in QUERIES)):
         if size % (sum(shares) * num_ranks) == 0:
             yield tuple(size // sum(shares) * share for share in shares)
 
 
 def order_in_blocks(sizes: Sequence[int], num_ranks: int) -> torch.Tensor:
-    """Return, for each index in the components, the index that ranks find there if they split the dim as one block."""
+    """Return the indices of a fused dim in the order in which ranks compute if they split it as one block.
+
+    On one device the dim holds the components one after the other. Each rank takes its block for a part of every component.
+    """
     blocks = torch.arange(sum(sizes)).chunk(num_ranks)
     parts = [torch.split(block, [size // num_ranks for size in sizes]) for block in blocks]
     return torch.cat([part[number] for number in range(len(sizes)) for part in parts])
 
 
 def fused_as_one_block(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield layers whose ranks split a fused weight as one block, but compute with components of it."""
+    """Yield a mistake for each fused weight: ranks split it as one block, but compute with parts of its components."""
     for axis in diverged.same_row_axes if not diverged.first.step else ():
         num_ranks, candidates = diverged.size((axis,)), _column_wise(diverged, axis)
         fused = [(dims, sizes) for size, dims in candidates for sizes in component_sizes(size, num_ranks)]
@@ -127,7 +130,7 @@ class _Reordered:
 
 
 def wrong_components(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield ranks that hold components although the user's `cuts` describe one block, and the other way round."""
+    """Yield mistakes in the user's `cuts`: ranks hold parts of each component but `cuts` describes one block, or the reverse."""
     if diverged.task.cuts is None:
         return
     right = diverged.right_initial_values

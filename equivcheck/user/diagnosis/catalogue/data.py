@@ -33,7 +33,11 @@ PARTS = "your `shard` returns wrong parts (one device that averages over them co
 
 
 def wrong_rows(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield means over means, equal rows on all ranks, and inputs paired with another rank's targets."""
+    """Yield mistakes with a batch's rows.
+
+    Examples: ranks average their means although they count different numbers of elements, all ranks have the same rows, or
+    inputs are paired with another rank's targets.
+    """
     if not diverged.has_own_rows:
         return
     parts = _describe_parts(diverged) if facts.differs else ""
@@ -124,7 +128,10 @@ RIGHT = "your ranks train correctly, but the loss that they return is"
 
 
 def wrong_losses(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield wrong losses (scaled, on one rank only, from one microbatch or from one rank) if nothing else differs."""
+    """If only the loss differs, yield wrong ways to report it.
+
+    Examples: multiplied, wrong on one rank, or from one microbatch or rank only.
+    """
     if any(found.phase is not Phase.LOSS for found in diverged.divergences):
         return
     factors = [factor for size in diverged.counts for factor in (float(size), 1 / size) if factor != 1.0]

@@ -31,7 +31,7 @@ MAX_ADDITIONS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addition:
-    """An addition with scalars and a gradient, in a user's step."""
+    """An addition of two scalars in a user's step through which a gradient flows, such as a loss and an auxiliary loss."""
 
     place: str
     """The line in the user's code, with file and number."""
@@ -40,7 +40,7 @@ class Addition:
 
 
 def wrong_loss_terms(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield factors for each term, the last addition first, because it is the nearest to the loss."""
+    """Yield wrong factors for each term of the loss. The last addition comes first, because it is nearest to the loss."""
     changes_loss = diverged.first.phase is Phase.LOSS
     for number, addition in list(enumerate(_additions(diverged)))[: -MAX_ADDITIONS - 1 : -1]:
         for side, which in enumerate(("first", "second")):

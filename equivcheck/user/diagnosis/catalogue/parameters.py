@@ -24,7 +24,7 @@ SYNC_OFF = "as FSDP2 leaves gradients while their sync is off (`set_requires_gra
 
 
 def missing_gradients(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield optimizer steps without the missing gradients, which are lost or added to later ones."""
+    """Yield mistakes if ranks step with gradients that are None: they are lost, or are added to gradients of a later step."""
     if diverged.first.difference is not Difference.MISSING or diverged.first.phase is not Phase.GRADIENT:
         return
     missing = [[_missing_in(step.gradients, diverged.updated) for step in trace.steps] for trace in diverged.traces]
@@ -68,7 +68,7 @@ def _lose_gradients(ranks: EmulatedUserRanks, *, missing: Sequence[Sequence[set[
 
 
 def local_statistics(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield an optimizer whose norms, means and factors cover only a shard."""
+    """Yield an optimizer that computes norms, means and factors from its shard instead of the full tensor."""
     if held_elements(diverged).is_sharded and diverged.first.phase in (Phase.UPDATE, Phase.STATE):
         words = "the optimizer treats each rank's shard as the full tensor, so its statistics cover one shard only"
         yield Mistake(Cause.LOCAL_STATISTICS, words, _update_shards)
@@ -118,7 +118,7 @@ def _state_in_shape(ranks: EmulatedUserRanks, rank: int, value: torch.Tensor) ->
 
 
 def wrong_sharing(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield models in which one place has a copy of the shared weight, updated separately or never."""
+    """Yield models that no longer share a weight: one module has a copy, which is updated separately or never."""
     places: dict[int, list[str]] = {}
     for name, parameter in build_model(diverged.task).named_parameters(remove_duplicate=False):
         places.setdefault(id(parameter), []).append(name)

@@ -24,7 +24,7 @@ MAX_DENOMINATOR = 1000
 
 
 def wrong_weights(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield the microbatches' weights in the ranks' gradients, if they are not all equal."""
+    """Measure how often each microbatch counts in the ranks' gradients. Yield these weights if they are not all equal."""
     if facts.num_backward == 1 or facts.clips:
         return
     change = _weigh_losses if diverged.first.phase is Phase.LOSS else _weigh_gradients

@@ -17,7 +17,7 @@ KEPT_CALLS = 4096
 
 
 class Issued(NamedTuple):
-    """One collective as its rank issues it."""
+    """A collective at the moment when a rank calls it."""
 
     op: str
     """Operation as in `Call.op`."""
@@ -33,20 +33,20 @@ class Issued(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """Two ranks that issued different collectives at the same position; sent by a rank instead of a value."""
+    """Two ranks that called different collectives at the same position. A rank sends this instead of a value."""
 
     calls: tuple[tuple[int, str], ...]
     """Global ranks in rising order, each with its call as written by `Call.describe`."""
 
     @property
     def text(self) -> str:
-        """One line with both calls."""
+        """Describe both calls in one line."""
         (rank, call), (other, theirs) = self.calls
         return f"rank {rank} issued {call}, but rank {other} issued {theirs}"
 
 
 class Journal:
-    """One rank's collectives. Ranks that start the same runs share the table."""
+    """Record of the collectives that one rank calls. Ranks that start the same runs share the table."""
 
     def __init__(self, rank: int, table: Table) -> None:
         self._rank, self._table = rank, table
@@ -54,14 +54,14 @@ class Journal:
         self._groups: dict[tuple[str, tuple[int, ...]], tuple[bytes, list[int]]] = {}
 
     def begin(self) -> None:
-        """Start a new run: number calls from 0, because group names may repeat."""
+        """Start a new run. Calls are numbered from 0 again, because group names may repeat."""
         self._run += 1
         self._groups.clear()
 
     def mismatch(self, issued: Issued, group: str, ranks: tuple[int, ...]) -> Mismatch | None:
         """Record a call on the group of these global ranks.
 
-        Not None if another member issued a different call at this position.
+        Returns a `Mismatch` if another member made a different call at this position.
         """
         digest, count = self._group(group, ranks)
         index = count[0]

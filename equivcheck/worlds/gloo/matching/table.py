@@ -20,7 +20,7 @@ TOLD_BYTES = _SLOT_BYTES - _SLOT.size
 
 
 class Entry(NamedTuple):
-    """One rank's call."""
+    """One rank's entry for a collective call."""
 
     group: bytes
     """12 bytes as an id for the group and the run."""
@@ -35,10 +35,11 @@ class Entry(NamedTuple):
 
 
 class Table:
-    """Call table in shared memory. No rank waits here, so calls on several groups may come in any order.
+    """Table of collective calls in shared memory, with which ranks notice different calls without waiting for each other.
 
-    Each call has one slot. Another call with the same slot replaces it, and later members are then not compared with earlier
-    ones. This takes thousands of calls that only some members of their groups have issued.
+    Calls on several groups may come in any order. Each call has one slot. If another call with the same slot replaces it, later
+    members are not compared with earlier ones. This only happens after thousands of calls that some members of their groups
+    have not made.
     """
 
     def __init__(self, fd: int) -> None:
@@ -47,7 +48,10 @@ class Table:
         self._lock = threading.Lock()
 
     def enter(self, entry: Entry) -> tuple[int, bytes] | None:
-        """Enter a rank's call. If an earlier rank issued a different call, returns that rank and its description, else None."""
+        """Write a rank's call into the table.
+
+        If an earlier rank made a different call, return that rank and its description, otherwise None.
+        """
         start = (int.from_bytes(entry.group[:4], "little") + entry.number) % _NUM_SLOTS * _SLOT_BYTES
         with self._lock:  # the lock on the file is the process's
             fcntl.lockf(self._fd, fcntl.LOCK_EX)
@@ -67,5 +71,5 @@ class Table:
 
 
 def table_file() -> IO[bytes]:
-    """An empty table in an unnamed file, which disappears with its last process."""
+    """Create an empty table in an unnamed file, which disappears with its last process."""
     return unnamed_file(_BYTES)

@@ -21,7 +21,7 @@ _OPS = {getattr(dist.ReduceOp, name.upper()): name for name in _OP_NAMES}
 
 
 class GroupCalls(GroupIdentity):
-    """Common path for all calls."""
+    """Base class of a simulated group: what all communication calls have in common."""
 
     _coalesced: list[SimWork] | None = None
 
@@ -78,7 +78,7 @@ def root_of(opts: Any) -> int:
 
 
 def copies_of(tensors: Tensors) -> Tensors:
-    """Contiguous copies of tensors, which later writes do not change."""
+    """Return contiguous copies of tensors, so that later writes do not change them."""
     with raw_memory():
         return [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
 

@@ -19,7 +19,7 @@ _CPU = [torch.device("cpu")]
 
 
 class GroupIdentity(_ProcessGroup):  # type: ignore[misc]  # torch's overloads differ from version to version
-    """Group identity; method names are those in torch 2.9 to 2.15."""
+    """Name, rank and size of a simulated group. Its methods have the names that torch 2.9 to 2.15 call."""
 
     supports_coalescing = False
     supports_splitting = False
@@ -41,7 +41,7 @@ class GroupIdentity(_ProcessGroup):  # type: ignore[misc]  # torch's overloads d
         self._thread = threading.get_ident()
 
     def require_own(self) -> None:
-        """Raise `UsedByOtherRank` if the calling thread is another rank's."""
+        """Raise `UsedByOtherRank` if another rank's thread calls."""
         if threading.get_ident() != self._thread and is_rank_thread():
             raise UsedByOtherRank("process group")
 

@@ -23,7 +23,7 @@ from equivcheck.worlds.sim.work import BarrierWork, SimWork
 
 
 class Moves(GroupCalls):
-    """Data-moving collectives on a group."""
+    """Collectives of a simulated group that move data without reducing it."""
 
     def broadcast(self, tensors: Any, opts: Any = 0, root: int | None = None, timeout: Any = None) -> SimWork:  # noqa: ARG002
         """Overwrite a tensor with the root's."""
@@ -137,7 +137,7 @@ class Moves(GroupCalls):
         return self._collective(Request("barrier", [], [], arithmetic.nothing), [], None, BarrierWork)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:  # noqa: ARG002 - torch names them
-        """Wait for all members. No time limit is needed, because the scheduler knows missing members."""
+        """Wait for all members. No time limit is needed, because the scheduler notices if a member never arrives."""
         self._collective(Request("monitored_barrier", [], [], arithmetic.nothing), []).wait()
         self._exchange.hidden[self.member] += 1 if self.member else 2 * len(self.ranks) - 3  # gloo sends messages instead
 

@@ -25,9 +25,9 @@ class _Board(Protocol):
 
 
 class PatientStore(Store):  # type: ignore[misc]  # torch says nothing of its type
-    """One rank's view of a store.
+    """A store whose waits let other ranks run.
 
-    torch's own store would wait for a key while holding the baton, so no other rank could set the key.
+    torch's own store would block the thread whose turn it is, so no other rank could set the key.
     """
 
     def __init__(self, store: Any, board: _Board, rank: int) -> None:

@@ -14,7 +14,7 @@ _PLACES = (*profiling.PLACES, *futures.PLACES, *out_collectives.PLACES)
 
 @contextlib.contextmanager
 def stand_ins() -> Iterator[None]:
-    """While entered, rank threads use the replacements; other threads still use torch's functions."""
+    """Replace functions of torch for rank threads while entered. Other threads still use torch's functions."""
     with replace_attributes((compiling.place(), *_PLACES, *refused.places(len(sys.modules)))):
         try:
             yield

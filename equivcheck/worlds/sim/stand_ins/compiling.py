@@ -31,7 +31,7 @@ _put_later: list[Any] = []
 
 
 def place() -> Place:
-    """Replacement to install while ranks run.
+    """Return the replacement to install while ranks run.
 
     It replaces the compiler's callback setter, or `torch.compile` if the compiler is not imported yet.
     """
