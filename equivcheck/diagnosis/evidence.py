@@ -156,6 +156,11 @@ class Evidence(ComparedRanks, ABC):
         count = self.num_microbatches
         return [] if count in (1, known) else [(count, f"the {count} microbatches")]
 
+    @property
+    def fractions(self) -> dict[float, str]:
+        """Possible wrong factors that are quotients of counts."""
+        return {}
+
     def size(self, axes: Sequence[str]) -> int:
         """Number of ranks along some axes."""
         return prod(size for name, size in self.axis_sizes.items() if name in axes)
@@ -191,7 +196,7 @@ class Evidence(ComparedRanks, ABC):
         """The reference's tensors at a step and phase."""
         values: TensorsByName = {}
         for found in self.reference.moments:
-            if (found.step, found.phase) == (step, phase):
+            if (found.step, found.phase) == (step, phase) and found.table.names:
                 ends = [*found.table.offsets[1:], found.table.total]
                 rows = zip(found.table.names, found.table.shapes, found.table.offsets, ends, strict=True)
                 values |= {name: found.values[start:end].reshape(shape) for name, shape, start, end in rows}

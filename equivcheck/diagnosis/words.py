@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import isclose
 
 import numpy as np
 import numpy.typing as npt
 
-from equivcheck.diagnosis.evidence import Evidence
+from equivcheck.diagnosis.evidence import RATIO, Evidence
 
 _NAMED = 2
 """Number of named tensors if there are too many to name all; further tensors are counted."""
@@ -71,4 +72,4 @@ def count_description(evidence: Evidence, ratio: float) -> str:
     for number, words in evidence.counts.items():
         if number > 1 and ratio in (number, 1 / number):
             return f", the number of {words}" if ratio > 1 else f", one over the number of {words}"
-    return ""
+    return next((f", {words}" for factor, words in evidence.fractions.items() if isclose(factor, ratio, rel_tol=RATIO)), "")

@@ -132,6 +132,8 @@ class Cause(PrintableEnum):
     """The load-balancing loss uses other counts, counts too often or too rarely, or has no gradient."""
     REDUCED_OVER_OTHERS = "reduced_over_others"
     """Gradient shards are reduced over ranks that hold other shards."""
+    AVERAGE_OF_WEIGHTS = "average_of_weights"
+    """A running average of the weights is updated at wrong times."""
     STALE = "stale"
     """Values are from an earlier step."""
     READ_BEFORE_DONE = "read_before_done"

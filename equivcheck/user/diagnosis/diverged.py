@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from equivcheck.diagnosis.emulation.held_elements import held_elements
-from equivcheck.diagnosis.evidence import Evidence
+from equivcheck.diagnosis.evidence import Evidence, axis_combinations
 from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.reference.reference import Reference
+from equivcheck.training.material import IGNORED
 from equivcheck.training.settings import Settings
 from equivcheck.user.batches import convert_batch, microbatches, rank_batch, tensors_of
 from equivcheck.user.diagnosis.observed import ObservedRuns
@@ -61,6 +62,19 @@ class DivergedTraining(Evidence):
         """Parameters with which one device starts."""
         own = parameters_by_name(build_model(self.task))
         return {name: value.detach().double().numpy() for name, value in own.items()}
+
+    @property
+    def fractions(self) -> dict[float, str]:
+        """Numbers of labels that are not ignored, at the first wrong step, over numbers of ranks."""
+        found: dict[float, str] = {}
+        for values in tensors_of(self.task.batches[self.first.step]):
+            count = int((values != IGNORED).sum())
+            if not values.is_floating_point() and count < values.numel():
+                found[count] = f"the number of labels that are not {IGNORED}"
+                for axes in axis_combinations(self.wide_axes):
+                    words = f"the {count} labels that are not {IGNORED}, divided by the number of {self.ranks_text(axes)}"
+                    found.setdefault(count / self.size(axes), words)
+        return found
 
     def call_counts(self, known: int) -> list[tuple[int, str]]:
         """Return how many microbatches, backward passes and module calls a step has, each with words for a sentence.

@@ -21,17 +21,20 @@ from equivcheck.diagnosis.patterns import pattern_of
 from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
 from equivcheck.user.diagnosis.catalogue.attention import wrong_masks
+from equivcheck.user.diagnosis.catalogue.averages import wrong_averages
 from equivcheck.user.diagnosis.catalogue.components import fused_as_one_block, wrong_components
 from equivcheck.user.diagnosis.catalogue.data import wrong_losses, wrong_rows
 from equivcheck.user.diagnosis.catalogue.layers import wrong_positions, wrong_splits
 from equivcheck.user.diagnosis.catalogue.loss_terms import wrong_loss_terms
 from equivcheck.user.diagnosis.catalogue.parameters import local_statistics, missing_gradients, wrong_sharing
 from equivcheck.user.diagnosis.catalogue.weights import wrong_weights
+from equivcheck.user.diagnosis.catalogue.zeroing import skipped_zeroing
 from equivcheck.user.diagnosis.contradiction import RealValues, are_gradients_scaled
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 from equivcheck.user.diagnosis.known_backward import KnownBackward
 from equivcheck.user.diagnosis.repair import missing_reductions
+from equivcheck.user.diagnosis.reported_norms import wrong_reported_norms
 from equivcheck.user.lazy_diagnosis import UserDiagnosis
 from equivcheck.worlds.trace.differences import Difference, Phase
 from equivcheck.worlds.trace.trace import Trace
@@ -58,9 +61,11 @@ CATALOGUE: tuple[tuple[Wrong, tuple[Phase, ...]], ...] = (
     (fused_as_one_block, (Phase.LOSS,)),
     (wrong_masks, (Phase.LOSS,)),
     (wrong_accumulations, COMPUTED),
+    (skipped_zeroing, COMPUTED),
     (wrong_weights, COMPUTED),
     (wrong_gradient_shards, (Phase.GRADIENT,)),
     (constant_ratios, COMPUTED),
+    (wrong_averages, (Phase.UPDATE, Phase.BUFFER)),
     (local_statistics, UPDATED),
     (stale_values, (*COMPUTED, *UPDATED)),
     (wrong_settings, (*COMPUTED, *UPDATED)),
@@ -81,7 +86,11 @@ FACTORS = (Cause.SCALED, Cause.NOT_UNSCALED)
 """Causes that stand for any constant factor. They are dropped if another cause fits."""
 OTHER_ROWS = (Cause.MEAN_OF_MEANS, Cause.SAME_ROWS)
 """Causes that each candidate on the ranks' own rows repeats, so no such candidate is reported in addition to them."""
-SAME_MEANING = ({Cause.REPLICAS_IN_NORM, Cause.ANOTHER_NORM}, {Cause.HYPERPARAMETER, Cause.DECAY_EVERYWHERE})
+SAME_MEANING = (
+    {Cause.REPLICAS_IN_NORM, Cause.ANOTHER_NORM},
+    {Cause.HYPERPARAMETER, Cause.DECAY_EVERYWHERE},
+    {Cause.AVERAGE_OF_WEIGHTS, Cause.STALE},
+)
 """Causes that are one mistake in different words. Only the first that fits is reported."""
 MOST = 2
 """Maximum number of reported causes."""
@@ -94,9 +103,12 @@ def explanation_of(diverged: DivergedTraining) -> UserDiagnosis:
     """Explain a divergence by the mistake that reproduces all values on the ranks, else hint at a pattern in the differences."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        emulation = _emulation(diverged)
-        found, unexplained = ([], NOT_TRIED) if emulation is None else _fits(diverged, *emulation)
-        fits: Sequence[Mistake | Diagnosis] = found or missing_reductions(diverged)
+        fits: Sequence[Mistake | Diagnosis] = wrong_reported_norms(diverged)
+        unexplained = ""
+        if not fits:
+            emulation = _emulation(diverged)
+            found, unexplained = ([], NOT_TRIED) if emulation is None else _fits(diverged, *emulation)
+            fits = found or missing_reductions(diverged)
     if fits:
         words = ", or ".join(fit.sentence for fit in fits)
         cause = words if len(fits) == 1 else f"either {words}"

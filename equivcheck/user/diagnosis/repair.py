@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from equivcheck.diagnosis.emulation.held_elements import held_elements
 from equivcheck.diagnosis.evidence import axis_combinations
-from equivcheck.diagnosis.words import gradients
+from equivcheck.diagnosis.words import gradients, rows_of_tensor
 from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
 from equivcheck.training.read import local_values
@@ -41,6 +42,16 @@ class Reduction:
     """1 for a sum; the number of ranks for a mean."""
 
 
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class MissingReduction:
+    """The reduction that a gradient lacks, perhaps for some of its elements only."""
+
+    reduction: Reduction
+    """The reduction."""
+    elements: tuple[npt.NDArray[np.bool_], ...]
+    """For each rank, the elements that lack it, among those that the rank holds."""
+
+
 def missing_reductions(diverged: DivergedTraining) -> list[Diagnosis]:
     """Return the reductions that ranks left out: with them, ranks agree with one device in every step.
 
@@ -53,21 +64,32 @@ def missing_reductions(diverged: DivergedTraining) -> list[Diagnosis]:
     found = {name: reduction for name, reduction in missing.items() if reduction is not None}
     if len(found) < len(missing) or not _is_right_with(diverged, found):
         return []
-    by_reduction: dict[Reduction, list[str]] = {}
-    for name, reduction in found.items():
-        by_reduction.setdefault(reduction, []).append(name)
-    words = [_describe(diverged, reduction, names) for reduction, names in by_reduction.items()]
+    by_reduction: dict[Reduction, dict[str, MissingReduction]] = {}
+    for name, each in found.items():
+        by_reduction.setdefault(each.reduction, {})[name] = each
+    words = [_describe(diverged, reduction, lacking) for reduction, lacking in by_reduction.items()]
     what = "this reduction" if len(words) == 1 else "these reductions"
     sentence = f"{', and '.join(words)} (with {what}, your ranks agree with one device in every step)"
     return [Diagnosis(cause=Cause.NOT_REDUCED, sentence=sentence, exact=True)]
 
 
-def _describe(diverged: DivergedTraining, reduction: Reduction, names: Sequence[str]) -> str:
+def _describe(diverged: DivergedTraining, reduction: Reduction, lacking: dict[str, MissingReduction]) -> str:
     way = "summed" if reduction.divisor == 1 else "averaged"
-    return f"{gradients(diverged, names)} not {way} over {diverged.ranks_text(reduction.axes)}: each rank keeps its own part"
+    what = gradients(diverged, tuple(lacking))
+    if not all(mask.all() for each in lacking.values() for mask in each.elements):
+        rows = {name: _full_mask(diverged, name, each) for name, each in lacking.items()}
+        what = f"the gradients of {rows_of_tensor(rows)} are"
+    return f"{what} not {way} over {diverged.ranks_text(reduction.axes)}: each rank keeps its own part"
 
 
-def _missing(diverged: DivergedTraining, name: str) -> Reduction | None:
+def _full_mask(diverged: DivergedTraining, name: str, lacking: MissingReduction) -> npt.NDArray[np.bool_]:
+    mask = np.zeros(diverged.expected_values(diverged.first.step, Phase.GRADIENT)[name].shape, dtype=np.bool_)
+    for rank, elements in enumerate(lacking.elements):
+        mask[held_elements(diverged).by(name, rank).numpy()] |= elements
+    return mask
+
+
+def _missing(diverged: DivergedTraining, name: str) -> MissingReduction | None:
     """The reduction over the fewest axes that makes a gradient right at the first wrong step."""
     expected = diverged.expected_values(diverged.first.step, Phase.GRADIENT).get(name)
     if expected is None or name not in diverged.updated:
@@ -81,12 +103,43 @@ def _missing(diverged: DivergedTraining, name: str) -> Reduction | None:
         lines = {tuple(_peers(diverged, rank, axes)) for rank in range(diverged.task.num_ranks) if held[rank].any()}
         if any(not np.array_equal(held[line[0]], held[rank]) for line in lines for rank in line):
             continue
-        parts = [(expected[held[line[0]]], np.stack([own[rank] for rank in line])) for line in lines]
-        if all(np.ptp(values, axis=0).any() for _, values in parts):  # equal parts are a factor, not a missing reduction
+        parts = {line: (expected[held[line[0]]], np.stack([own[rank] for rank in line])) for line in lines}
+        for chosen in ({line: _all_elements(each) for line, each in parts.items()}, _wrong_elements(parts, diverged.eps)):
             for divisor in (1, diverged.size(axes)):
-                if all(_is_close(values.sum(0) / divisor, right, diverged.eps) for right, values in parts):
-                    return Reduction(axes=axes, divisor=divisor)
+                if chosen and all(_is_sum(*parts[line], divisor, mask, diverged.eps) for line, mask in chosen.items()):
+                    elements = {rank: mask for line, mask in chosen.items() for rank in line}
+                    none = [np.zeros(values.size, dtype=np.bool_) for values in own]
+                    return MissingReduction(
+                        reduction=Reduction(axes=axes, divisor=divisor),
+                        elements=tuple(elements.get(rank, none[rank]) for rank in range(len(own))),
+                    )
     return None
+
+
+Line = tuple[int, ...]
+"""Ranks along some axes."""
+Part = tuple[Vector, Vector]
+"""The expected elements that all ranks of a line hold, and their own values, a row for each rank."""
+
+
+def _all_elements(part: Part) -> npt.NDArray[np.bool_]:
+    return np.ones(part[0].size, dtype=np.bool_)
+
+
+def _wrong_elements(parts: Mapping[Line, Part], eps: float) -> dict[Line, npt.NDArray[np.bool_]]:
+    """Elements that are wrong on some rank, or zero on each rank, for the lines with wrong elements."""
+    found = {}
+    for line, (right, values) in parts.items():
+        is_wrong = (np.abs(values - right) > eps**0.5 * np.abs(right).max(initial=0.0)).any(axis=0)
+        if is_wrong.any():
+            found[line] = is_wrong | ~values.any(axis=0)
+    return found
+
+
+def _is_sum(right: Vector, values: Vector, divisor: int, mask: npt.NDArray[np.bool_], eps: float) -> bool:
+    """Whether the sum over ranks gives the right elements. Equal parts are a factor, not a missing reduction."""
+    right, values = right[mask], values[:, mask]
+    return bool(np.ptp(values, axis=0).any()) and _is_close(values.sum(0) / divisor, right, eps)
 
 
 def _is_close(values: Vector, right: Vector, eps: float) -> bool:
@@ -111,7 +164,7 @@ def _gradients(diverged: DivergedTraining) -> list[dict[str, Vector]]:
     return found
 
 
-def _is_right_with(diverged: DivergedTraining, reductions: dict[str, Reduction]) -> bool:
+def _is_right_with(diverged: DivergedTraining, reductions: dict[str, MissingReduction]) -> bool:
     """Whether the ranks agree with one device if these gradients are reduced before each update from the first wrong step on."""
     members = ranks("sim", diverged.task.num_ranks)
     try:
@@ -124,7 +177,7 @@ def _is_right_with(diverged: DivergedTraining, reductions: dict[str, Reduction])
     return not any(each.difference in kinds for each in compare(diverged.reference, traces).divergences)
 
 
-def _reducing_rank(task: Task, reductions: dict[str, Reduction], first: int) -> UserTrace:
+def _reducing_rank(task: Task, reductions: dict[str, MissingReduction], first: int) -> UserTrace:
     """Train on this rank and reduce some gradients before they are read."""
     task, mesh = task_and_mesh(task)
     reader, batches = reader_and_batches(task, mesh)
@@ -134,9 +187,10 @@ def _reducing_rank(task: Task, reductions: dict[str, Reduction], first: int) -> 
 
     def reduce(optimizer: Any, *_: Any) -> None:
         ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        for parameter, reduction in meant if len(steps) > first else ():
+        for parameter, lacking in meant if len(steps) > first else ():
             if id(parameter) in ids:
-                _reduce(parameter, [mesh.get_group(axis) for axis in reduction.axes], reduction.divisor)
+                groups = [mesh.get_group(axis) for axis in lacking.reduction.axes]
+                _reduce(parameter, groups, lacking.reduction.divisor, lacking.elements[dist.get_rank()])
 
     def step(*arguments: Any) -> Any:
         steps.append(len(steps))
@@ -148,12 +202,13 @@ def _reducing_rank(task: Task, reductions: dict[str, Reduction], first: int) -> 
 
 
 @torch.no_grad()
-def _reduce(parameter: torch.Tensor, groups: Sequence[dist.ProcessGroup], divisor: int) -> None:
+def _reduce(parameter: torch.Tensor, groups: Sequence[dist.ProcessGroup], divisor: int, elements: npt.NDArray[np.bool_]) -> None:
     gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-    total = local_values(gradient).clone()
+    own = local_values(gradient)
+    total = own.clone()
     for group in groups:
         dist.all_reduce(total, group=group)
-    total /= divisor
+    total = torch.where(torch.from_numpy(elements).reshape(own.shape), total / divisor, own)
     if isinstance(gradient, DTensor):
         gradient.to_local().copy_(total)
     parameter.grad = gradient if isinstance(gradient, DTensor) else total

@@ -15,13 +15,14 @@ from equivcheck.worlds.trace.differences import Phase
 from support.verdicts import first_divergence
 from unit.user.diagnosis.unknown_faults import UNKNOWN
 from unit.user.diagnosis.wrong_gradients import GRADIENTS
+from unit.user.diagnosis.wrong_moments import MOMENTS
 from unit.user.diagnosis.wrong_parts import PARTS
 from unit.user.diagnosis.wrong_shards import SHARDS
 from unit.user.diagnosis.wrong_trainings import Wrong, step_of, two_microbatches
 from unit.user.diagnosis.wrong_updates import UPDATES
 from unit.user.programs import brought, said
 
-ALL = GRADIENTS | PARTS | UPDATES | SHARDS
+ALL = GRADIENTS | PARTS | UPDATES | SHARDS | MOMENTS
 IN_EACH_RUN = (
     "not_reduced",
     "summed",
@@ -49,6 +50,10 @@ IN_EACH_RUN = (
     "rows_of_nobody",
     "microbatch_weights",
     "amsgrad_forgotten",
+    "average_in_microbatches",
+    "first_zero_grad_forgotten",
+    "reported_norm_of_replicas",
+    "rows_not_summed",
 )
 """A few mistakes per kind. The torch environments run all."""
 

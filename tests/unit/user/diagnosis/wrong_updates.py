@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from unit.user.diagnosis.wrong_trainings import Wrong, by_hand, nothing, on_ranks, rank, sgd, step_of
-from unit.user.programs import adam, brought
+from unit.user.programs import adam
 
 
 class InfOnOneRank:
@@ -151,10 +151,6 @@ UPDATES: dict[str, Wrong] = {
     "scheduler_forgotten": by_hand(
         "the schedule never advances",
         changes={"scheduler": on_ranks(lambda each: torch.optim.lr_scheduler.StepLR(each, 100), halving)},
-    ),
-    "ema_before_the_step": Wrong(
-        says="the optimizer updates at the end of the step",
-        brought=brought(model=Averaged, parallelize=lambda model, _mesh: model, step=average_after, rank_step=average_before),
     ),
     "untied": by_hand("no longer one parameter", changes={"model": Tied, "parallelize": untied}),
 }

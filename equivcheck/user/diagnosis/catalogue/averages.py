@@ -1,0 +1,106 @@
+"""Running averages of the weights in the model, as in EMA, that are updated at wrong times."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+
+from equivcheck.diagnosis.mistake import Mistake, StepFacts
+from equivcheck.diagnosis.words import tensors
+from equivcheck.oracle.verdict.cause import Cause
+from equivcheck.user.diagnosis.diverged import DivergedTraining
+from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
+from equivcheck.worlds.trace.differences import Phase
+from equivcheck.worlds.trace.pieces import TensorsByName
+
+FIT = 1e-6
+"""Largest distance from a running average, relative to its change in a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Average:
+    """A tensor that moves towards a parameter by a constant share of the distance after each update."""
+
+    source: str
+    """The parameter."""
+    share: float
+    """Share of the distance, above 0 and at most 1: one minus the decay."""
+
+
+def wrong_averages(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
+    """Yield running averages that are updated in each microbatch, before the optimizer's update, several times or never."""
+    averages = _averages(diverged)
+    if not averages:
+        return
+    what = f"the running average{'' if len(averages) == 1 else 's'} {tensors(tuple(averages))}"
+    verb = "is" if len(averages) == 1 else "are"
+    ways = [(1, 0, "updated before the optimizer's update, not after it"), (0, 0, "never updated")]
+    counts = dict.fromkeys((facts.num_backward, *diverged.counts, 2))
+    for count in (count for count in counts if count > 1):
+        each = "after each microbatch, not after each update" if count == facts.num_backward else f"{count} times per step"
+        ways += [(count - 1, 1, f"updated {each}"), (0, count, f"updated {count} times after each update")]
+    for before, after, words in ways:
+        change = partial(_move, averages=averages, before=before, after=after)
+        yield Mistake(Cause.AVERAGE_OF_WEIGHTS, f"{what} {verb} {words}", change, is_quick=True)
+
+
+def _averages(diverged: DivergedTraining) -> dict[str, Average]:
+    """The first tensors that differ, if each is a running average of a parameter on one device."""
+    names = diverged.differing(diverged.first.phase)
+    if any(name in diverged.updated for name in names):
+        return {}
+    steps = [
+        diverged.expected_values(step, Phase.UPDATE) | diverged.expected_values(step, Phase.BUFFER)
+        for step in range(diverged.num_steps)
+    ]
+    found = {name: _average(steps, name, diverged.updated) for name in names}
+    return {name: average for name, average in found.items() if average is not None} if all(found.values()) else {}
+
+
+def _average(steps: list[TensorsByName], name: str, sources: tuple[str, ...]) -> Average | None:
+    """How a tensor follows a parameter. A parameter whose name ends alike comes first."""
+    kept = name.rpartition(".")[2]
+    for source in sorted(sources, key=lambda source: not source.endswith(kept)):
+        average = _follows([(each[name], each[source]) for each in steps if name in each and source in each])
+        if average is not None:
+            return Average(source=source, share=average)
+    return None
+
+
+def _follows(pairs: list[tuple[np.ndarray, np.ndarray]]) -> float | None:
+    """The share of the distance by which the first of each pair moves towards the second; None if it does not."""
+    if any(average.shape != parameter.shape for average, parameter in pairs) or len(pairs) < 2:
+        return None
+    moves = np.concatenate([(new - old).reshape(-1) for (old, _), (new, _) in itertools.pairwise(pairs)])
+    ways = np.concatenate([(parameter - old).reshape(-1) for (old, _), (_, parameter) in itertools.pairwise(pairs)])
+    if not moves.any() or not ways.any():
+        return None
+    share = float(moves @ ways / (ways @ ways))
+    is_right = np.linalg.norm(moves - share * ways) <= FIT * np.linalg.norm(moves)
+    return share if is_right and 0.0 < share <= 1.0 else None
+
+
+def _move(ranks: EmulatedUserRanks, *, averages: Mapping[str, Average], before: int, after: int) -> None:
+    """Move each average `before` times towards the old parameter in a step, then `after` times towards the new one."""
+    own = [dict(model.named_parameters()) | dict(model.named_buffers()) for model in ranks.models]
+    old: list[dict[str, torch.Tensor]] = [{} for _ in own]
+
+    def keep(rank: int, _step: int) -> None:
+        old[rank] = {name: own[rank][name].detach().clone() for each in averages.items() for name in (each[0], each[1].source)}
+
+    def move(rank: int) -> None:
+        with torch.no_grad():
+            for name, average in averages.items():
+                value = old[rank][name]
+                for target, count in ((old[rank][average.source], before), (own[rank][average.source], after)):
+                    for _ in range(count):
+                        value = value.lerp(target.to(value.dtype), average.share)
+                own[rank][name].copy_(value)
+
+    ranks.before_step.append(keep)
+    ranks.at_end.update({rank: partial(move, rank) for rank in range(len(own))})
