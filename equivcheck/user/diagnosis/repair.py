@@ -44,12 +44,12 @@ class Reduction:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class MissingReduction:
-    """The reduction that a gradient lacks, perhaps for some of its elements only."""
+    """A gradient's missing reduction, perhaps for some elements only."""
 
     reduction: Reduction
     """The reduction."""
     elements: tuple[npt.NDArray[np.bool_], ...]
-    """For each rank, the elements that lack it, among those that the rank holds."""
+    """Mask for each rank over its own elements: True if the reduction is missing."""
 
 
 def missing_reductions(diverged: DivergedTraining) -> list[Diagnosis]:
@@ -119,7 +119,7 @@ def _missing(diverged: DivergedTraining, name: str) -> MissingReduction | None:
 Line = tuple[int, ...]
 """Ranks along some axes."""
 Part = tuple[Vector, Vector]
-"""The expected elements that all ranks of a line hold, and their own values, a row for each rank."""
+"""Expected elements on each rank along a line, and the ranks' own values, a row for each rank."""
 
 
 def _all_elements(part: Part) -> npt.NDArray[np.bool_]:

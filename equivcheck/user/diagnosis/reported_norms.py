@@ -1,4 +1,4 @@
-"""Gradient norms that a user's step returns, computed over the wrong elements."""
+"""Gradient norms returned by a user's step and computed over wrong elements."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _reported(diverged: DivergedTraining) -> list[list[float | None]]:
 
 
 def _squares_of_ranks(diverged: DivergedTraining, step: int) -> list[float]:
-    """For each rank, the sum of squares over the gradient elements that it holds."""
+    """For each rank, the sum of squares over its own gradient elements."""
     held, right = held_elements(diverged), diverged.expected_values(step, Phase.GRADIENT)
     return [
         sum(float((values[held.by(name, rank).numpy()] ** 2).sum()) for name, values in right.items())

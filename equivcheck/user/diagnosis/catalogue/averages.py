@@ -1,4 +1,4 @@
-"""Running averages of the weights in the model, as in EMA, that are updated at wrong times."""
+"""Running averages of the weights in the model, as in EMA, updated at wrong times."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FIT = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Average:
-    """A tensor that moves towards a parameter by a constant share of the distance after each update."""
+    """A tensor moving towards a parameter by a constant share of the distance after each update."""
 
     source: str
     """The parameter."""
@@ -33,7 +33,7 @@ class Average:
 
 
 def wrong_averages(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield running averages that are updated in each microbatch, before the optimizer's update, several times or never."""
+    """Yield running averages updated in each microbatch, before the optimizer's update, several times or never."""
     averages = _averages(diverged)
     if not averages:
         return

@@ -1,4 +1,4 @@
-"""Calls of `zero_grad` that have no effect."""
+"""Calls of `zero_grad` without an effect."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 from equivcheck.user.traces.optimizers import optimizers_in
 
 ORDINALS = ("first", "second", "third", "fourth")
-"""Names of the calls that are tried."""
+"""Names for calls, in order."""
 
 
 def skipped_zeroing(_diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
