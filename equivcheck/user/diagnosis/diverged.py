@@ -24,6 +24,7 @@ from equivcheck.user.traces.settings import UserTrace
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.meshes import device_mesh
 from equivcheck.worlds.pool import ranks
+from equivcheck.worlds.trace.differences import Phase
 from equivcheck.worlds.trace.moments import moments
 from equivcheck.worlds.trace.pieces import TensorsByName
 from equivcheck.worlds.trace.trace import Snapshot
@@ -86,6 +87,17 @@ class DivergedTraining(Evidence):
         named += [(passes, f"the {passes} backward passes in a rank's step")] * (passes != self.num_microbatches)
         named += [each for each in self._repeated_calls() if each[0] * self.observed.device.num_backward != passes]
         return [(number, words) for number, words in named if number > 1 and number != known]
+
+    def repeated_writes(self) -> str:
+        """Clause about the first wrong buffer that every rank writes several times as often as one device; empty if none."""
+        single, runs = self.observed.device.writes, [run.writes for run in self.observed.ranks]
+        for name in self.differing(Phase.BUFFER):
+            counts = {run.get(name, 0) for run in runs}
+            count, right = counts.pop() if len(counts) == 1 else 0, single.get(name, 0)
+            if right and count > right and not count % right:
+                times = "once" if right == 1 else f"{right} times"
+                return f"each rank changes `{name}` in place {count} times in a step, and one device changes it {times}"
+        return ""
 
     def _repeated_calls(self) -> list[tuple[int, str]]:
         """The outermost module that every rank calls several times as often as one device, with that number."""

@@ -113,8 +113,9 @@ def explanation_of(diverged: DivergedTraining) -> UserDiagnosis:
         words = ", or ".join(fit.sentence for fit in fits)
         cause = words if len(fits) == 1 else f"either {words}"
         return UserDiagnosis(cause=cause, kinds=tuple(fit.cause for fit in fits))
-    pattern = pattern_of(diverged, narrower_types(diverged))
-    return UserDiagnosis(hint="" if pattern is None else pattern.sentence, unexplained=unexplained)
+    writes = diverged.repeated_writes() if diverged.first.phase is Phase.BUFFER else ""
+    pattern = None if writes else pattern_of(diverged, narrower_types(diverged))
+    return UserDiagnosis(hint=writes if pattern is None else pattern.sentence, unexplained=unexplained)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""Run a training once more and record backward passes, module calls, and the optimizer settings at each update."""
+"""Run a training once more and record backward passes, module calls, writes to buffers, and settings at each update."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from equivcheck.training.settings import FLAGS, Settings, settings_of
 from equivcheck.user.batches import convert_batch
@@ -36,6 +39,8 @@ class ObservedRun:
     """Optimizer settings at each step's update; empty for a step without an update."""
     calls: Mapping[str, int]
     """Calls of each module in the first step, by name; those under activation checkpointing count again."""
+    writes: Mapping[str, int]
+    """In-place operations on each buffer in the first step, by name; empty if DDP writes to buffers as well."""
 
 
 class ObservedRuns:
@@ -83,6 +88,7 @@ def _observed_rank(task: Task, counts: Counter[int]) -> ObservedRun:
 def _observed(task: Task, reader: Reader, batches: list[Any], counts: Counter[int], *, is_rank: bool) -> ObservedRun:
     calls = Counter[str]()
     passes: list[int] = []
+    writes: dict[str, int] = {}
     settings: list[Settings] = []
     own = (task.rank_step if is_rank else task.step) or default_step(task)
 
@@ -95,14 +101,23 @@ def _observed(task: Task, reader: Reader, batches: list[Any], counts: Counter[in
         hook_steps(optimizer, record)
 
     def take_step(*arguments: Any) -> Any:
-        before = counts[threading.get_ident()]
+        before, buffers = counts[threading.get_ident()], [] if settings else _versions(reader)
         settings.append({})
         with ExitStack() as hooks:
             for name, module in reader.names.modules(reader.module) if len(settings) == 1 else ():
                 hooks.callback(module.register_forward_pre_hook(lambda *_, name=name: calls.update([name])).remove)
             value = own(*arguments)
         passes.append(counts[threading.get_ident()] - before)
+        writes.update({name: buffer._version - version for name, buffer, version in buffers})
         return value
 
     train(task.with_new_optimizers(observe), reader, batches, take_step, task.loss_scale if is_rank else 1.0)
-    return ObservedRun(num_backward=passes[0], settings=tuple(settings), calls=dict(calls))
+    return ObservedRun(num_backward=passes[0], settings=tuple(settings), calls=dict(calls), writes=writes)
+
+
+def _versions(reader: Reader) -> list[tuple[str, torch.Tensor, int]]:
+    """Buffers with the number of in-place operations on them so far, which torch counts for autograd."""
+    module = reader.module
+    if isinstance(module, DistributedDataParallel) and module.broadcast_buffers:
+        return []
+    return [(name, buffer, buffer._version) for name, buffer in reader.names.buffers(module)]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
 
 from equivcheck import check_training
 from equivcheck.oracle.verdict.verdict import Outcome
@@ -13,6 +17,7 @@ from equivcheck.user.traces.names import TensorNames
 from equivcheck.user.traces.reader import Reader
 from equivcheck.worlds.trace.differences import Difference, Phase
 from support.verdicts import first_divergence
+from unit.user.diagnosis.wrong_trainings import nothing, step_of
 from unit.user.programs import brought, in_ddp
 
 
@@ -97,3 +102,38 @@ def test_buffers_of_all_types_are_read_at_each_step() -> None:
     ]
     assert second.pieces is first.pieces
     assert third.present == (False, True, True)
+
+
+class Signs(nn.Module):
+    """A layer with a buffer that moves by the sign of the batch's mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+        self.register_buffer("signs", torch.zeros(4))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.linear(inputs)
+
+
+def moving_signs(num_writes: int) -> Any:
+    """A step after which the buffer moves, several times on ranks."""
+    own = step_of(reduce=nothing)
+
+    def step(model: nn.Module, batch: Any, optimizer: Any, loss: Any) -> Any:
+        value, signs = own(model, batch, optimizer, loss), getattr(model, "module", model).signs
+        for number in range(num_writes):
+            signs += torch.tensor([1.0, -1.0, 1.0, -1.0]) if number else torch.ones(4)
+        return value
+
+    return step
+
+
+@pytest.mark.usefixtures("with_causes")
+def test_a_buffer_that_ranks_change_more_often_is_a_hint() -> None:
+    """The hint names the buffer and both numbers, if no factor fits; writes by DDP's broadcasts are not counted."""
+    given = {"model": Signs, "step": moving_signs(1), "rank_step": moving_signs(2)}
+    words = "each rank changes `signs` in place 2 times in a step, and one device changes it once"
+    quiet = brought(**given, parallelize=lambda model, _mesh: DistributedDataParallel(model, broadcast_buffers=False))
+    assert check_training(**quiet).hint == words
+    assert "in place" not in check_training(**brought(**given)).hint
