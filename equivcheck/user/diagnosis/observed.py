@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from equivcheck.training.settings import FLAGS, Settings, settings_of
 from equivcheck.user.batches import convert_batch
@@ -40,7 +39,7 @@ class ObservedRun:
     calls: Mapping[str, int]
     """Calls of each module in the first step, by name; those under activation checkpointing count again."""
     writes: Mapping[str, int]
-    """In-place operations on each buffer in the first step, by name; empty if DDP writes to buffers as well."""
+    """In-place operations on each buffer in the first step, by name. DDP's broadcasts do not count."""
 
 
 class ObservedRuns:
@@ -117,7 +116,4 @@ def _observed(task: Task, reader: Reader, batches: list[Any], counts: Counter[in
 
 def _versions(reader: Reader) -> list[tuple[str, torch.Tensor, int]]:
     """Buffers with the number of in-place operations on them so far, which torch counts for autograd."""
-    module = reader.module
-    if isinstance(module, DistributedDataParallel) and module.broadcast_buffers:
-        return []
-    return [(name, buffer, buffer._version) for name, buffer in reader.names.buffers(module)]
+    return [(name, buffer, buffer._version) for name, buffer in reader.names.buffers(reader.module)]
