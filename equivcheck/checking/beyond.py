@@ -23,7 +23,7 @@ def check_beyond(scenario: Scenario, *, world: str = "sim", deadline: float = 60
 
 
 def judged_beyond(verdict: Verdict, limit: str) -> Verdict:
-    """Convert the verdict of an ordinary check into the verdict of a check that ignores `limit`."""
+    """Convert an ordinary verdict to a verdict on a check without `limit`."""
     verdict = replace(verdict, beyond=limit)
     if raised_on_every_rank(verdict):
         return replace(verdict, outcome=Outcome.UNSUPPORTED, reason=f"{limit}; every rank raises", failure=None)

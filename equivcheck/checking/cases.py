@@ -20,8 +20,8 @@ def check_case(  # noqa: PLR0913 - options, all by keyword
 ) -> CaseVerdict:
     """Check a case, and return its verdict without recorded calls, because it is sent to another process.
 
-    `alter` plants a bug: it is a function that changes a rank's `Setup`, or, for a tensor program, the name of its target.
-    `coarse` and `beyond` have the same meaning as in `check` and apply to scenarios only.
+    `alter` plants a bug: a function to change a rank's `Setup`, or, for a tensor program, the name of its target. `coarse` and
+    `beyond` have the same meaning as in `check` and apply to scenarios only.
     """
     if isinstance(case, TensorProgram):
         limit = seconds_of_program(case, world, deadline)

@@ -22,14 +22,14 @@ def may_be_confirmed(verdict: CaseVerdict) -> bool:
 
 
 def add_confirmation(verdict: V, again: CaseVerdict) -> V:
-    """Add to a verdict the verdict `again`, which another world gave for the same case."""
+    """Add to a verdict the verdict `again` on the same case, from another world."""
     return replace(verdict, confirmed=_comparison(verdict.outcome, again))
 
 
 def confirmed_by(verdict: V, check: Callable[[], CaseVerdict]) -> V:
     """Run `check` in the confirming world and add its verdict.
 
-    If that check itself fails, the first verdict stays and says why.
+    If the second check itself fails, the first verdict stays and says why.
     """
     try:
         return add_confirmation(verdict, check())

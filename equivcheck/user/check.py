@@ -72,7 +72,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     A rank that fails is a verdict, not an exception. An exception in the single-device run is raised unchanged. In world
     ``torchrun`` every process calls this function: rank 0 sends its arguments to all, and all return its verdict.
 
-    :param model: A function that builds the same model at each call, or a module, which is copied.
+    :param model: A function that builds the same model at each call, or a module, copied.
     :param parallelize: Called on each rank as ``parallelize(model, mesh)``. Returns the module to train, or None if it changes
         the model in place. Required, unless you pass a `trainer`.
     :param mesh: Axis names and sizes, outermost first.

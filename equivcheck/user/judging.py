@@ -186,7 +186,7 @@ _ABOUT_LOSSES = (
 
 
 class UserCase:
-    """A training for the judge: the single-device run, with only those tensors that are in the ranks' traces."""
+    """A training for the judge: the single-device run, with only those tensors found in the ranks' traces."""
 
     def __init__(self, run: SingleDeviceRun, traces: Sequence[UserTrace], before: Sequence[UserTrace] = ()) -> None:
         self.left_out = phases_left_out(run.trace, (*before, *traces))
@@ -205,7 +205,7 @@ class UserCase:
         """The single-device run."""
 
     def judge_case(self) -> ExpectedRun:
-        """Return the references with which the judge decides. It must reach a decision about every step."""
+        """Return the references for the judge, which must reach a decision about every step."""
         return ExpectedRun(
             reference=lambda: self._readable(self._quick),
             confirming_reference=lambda: self._readable(self.run.confirming_reference(None if self._far else self._parts)),
@@ -214,7 +214,7 @@ class UserCase:
 
     @property
     def confirming_reference(self) -> Reference:
-        """Reference that confirms a divergence, with only those tensors that ranks could read."""
+        """Reference that confirms a divergence, with only those tensors readable on ranks."""
         return self.judge_case().confirming_reference()
 
     def hint(self, first: Divergence) -> str:

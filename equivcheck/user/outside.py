@@ -15,7 +15,7 @@ from equivcheck.user.traces.optimizers import optimizers_in
 
 
 def state_outside(task: Task, model: nn.Module) -> tuple[str, ...]:
-    """Return objects that the user's steps keep and that have a state, such as a moving average of the weights.
+    """Return stateful objects in the user's steps, such as a moving average of the weights.
 
     `model`, its modules and the optimizers do not count. Empty if `also` is given, because the user then chose the objects to
     compare.

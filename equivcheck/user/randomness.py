@@ -1,4 +1,4 @@
-"""Reproducible random numbers: seeded generators, and dropout masks as data that is split over ranks.
+"""Reproducible random numbers: seeded generators, and dropout masks as data split over ranks.
 
 If each rank drew its own masks, it would drop other elements than one device. A mask here depends only on the seed, the module
 name and the call number, so all ranks draw the same one and take their rows from it.
@@ -27,7 +27,7 @@ MASKED = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 @dataclass(slots=True)
 class MaskShapes:
-    """Shapes of dropout inputs on one device with full batches. Ranks draw masks of these shapes and take their part."""
+    """Input shapes for dropout on one device with full batches. Ranks draw masks in these shapes and take their part."""
 
     seen: dict[tuple[str, int], Shape] = field(default_factory=dict)
     """Shapes by module name and call number."""
@@ -35,7 +35,7 @@ class MaskShapes:
 
 @dataclass(slots=True)
 class RowShard:
-    """Which of the equal parts of the rows a model is called with."""
+    """The part with which a model is called, if rows are split into equal parts."""
 
     number: int = 0
     """Part number, from 0."""
@@ -72,7 +72,7 @@ def require_masks(wanted: object) -> MaskShapes | None:
 
 
 class Masked:
-    """Forward of a dropout module with a mask that is drawn for all rows."""
+    """Forward of a dropout module with a mask drawn for all rows."""
 
     def __init__(self, module: nn.Module, name: str, seed: int, shapes: MaskShapes, cut: RowShard) -> None:
         self._module, self._name, self._seed, self._shapes, self.cut = module, name, seed, shapes, cut

@@ -82,7 +82,7 @@ class SingleDeviceRun:
             return self.train(seed=task.seed, batches=batches, model=build_model(task, cut))
 
     def far_moment(self, reference: Reference, parts: Trace | None) -> Expected | None:
-        """Return the first moment at which the run over parts loses more than half of its digits; None if there is none."""
+        """Return the first moment at which the run over parts loses more than half its digits; None if there is none."""
         return None if parts is None else far_moment(reference, parts)
 
     def _reference(self, num_copies: int, parts: Trace | None) -> Reference:
@@ -119,7 +119,7 @@ def reference_from(
 
 
 def far_moment(reference: Reference, trace: Trace) -> Expected | None:
-    """Return the first moment at which another run on one device loses more than half of its digits; None if there is none."""
+    """Return the first moment at which another run on one device loses more than half its digits; None if there is none."""
     for expected, moment in zip(reference.moments, moments(trace), strict=True):
         if moment.snapshot.present != expected.present:
             return expected

@@ -17,7 +17,7 @@ from equivcheck.user.verdict import UserVerdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Smallest:
-    """Result of `smallest`: a training that no smaller training with the same kind of verdict could replace."""
+    """Result of `smallest`: a training without a smaller one of the same kind of verdict."""
 
     arguments: Mapping[str, Any]
     """Arguments for `check_training`."""

@@ -135,7 +135,7 @@ class Task:
             raise invalid("batches []", "it is empty", "at least one batch, one per step")
 
     def with_new_optimizers(self, act: Callable[[Any], None]) -> Task:
-        """Return a task that calls `function` with each optimizer that it builds."""
+        """Return a task with `function` called on each new optimizer."""
 
         def build(parameters: list[Any]) -> Any:
             optimizer = self.optimizer(parameters)

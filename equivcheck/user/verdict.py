@@ -67,7 +67,7 @@ class UserVerdict(Judgement):
 
     @property
     def unfinished(self) -> str:
-        """Part of the diagnosis that raised an error, with the error. Empty if nothing failed."""
+        """Failed part in the diagnosis, with its error. Empty if nothing failed."""
         return self.diagnosis.result.unfinished
 
     def describe(self, *, verbose: bool = False) -> str:

@@ -10,7 +10,7 @@ from equivcheck.worlds.call import Call
 
 
 class RankState(PrintableEnum):
-    """State of one rank when the run was given up."""
+    """One rank's state when the run was given up."""
 
     FINISHED = "finished"
     RAISED = "raised"
@@ -31,7 +31,7 @@ class FailureKind(PrintableEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
-    """Report on one rank of a failed run."""
+    """Report on one rank in a failed run."""
 
     rank: int
     """Global rank, from 0."""
@@ -74,12 +74,12 @@ class Failure:
 
     @property
     def hung(self) -> bool:
-        """Whether ranks hung and no rank failed by itself."""
+        """Whether ranks hung and none failed by itself."""
         return self.kind in (FailureKind.DEADLOCK, FailureKind.MISMATCH, FailureKind.TIMEOUT)
 
 
 def causes(error: BaseException) -> str:
-    """Describe the causes of an exception: ``, caused by Type: message`` for each one in the chain; empty without a cause."""
+    """Describe an exception's causes: ``, caused by Type: message`` for each one in the chain; empty without a cause."""
     cause = error.__cause__
     return "" if cause is None else f", caused by {type(cause).__name__}: {cause}{causes(cause)}"
 
@@ -108,6 +108,6 @@ class RanksLost(RanksDidNotStart):
 
 
 def last_line(printed: str) -> str:
-    """Last line of a printed error, without its traceback."""
+    """A printed error's last line, without its traceback."""
     lines = printed.strip().splitlines()
     return lines[-1].strip() if lines else ""

@@ -31,7 +31,7 @@ _one_copies = threading.RLock()
 
 
 class ProgramForked(EquivCheckError):
-    """A process that a rank forked returned from the rank's program, or was left running."""
+    """A process forked by a rank returned from the rank's program, or was left running."""
 
 
 class WatchedForks:
@@ -78,7 +78,7 @@ class WatchedForks:
         self._copies.append(_Copy(self._made[0]))
 
     def in_copy(self) -> None:
-        """Tell the parent through the pipe that the forked process exists."""
+        """Tell the parent through the pipe about the forked process."""
         os.close(self._made[0])
         self._ways_out.append(self._made[1])
         self._tell(is_out=False)

@@ -58,10 +58,7 @@ def group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup:
 
 @contextmanager
 def new_groups() -> Iterator[list[dist.ProcessGroup]]:
-    """Yield a list.
-
-    On exit it contains the groups that this rank created in the context. Each group holds threads and sockets.
-    """
+    """Yield a list. On exit it contains the calling rank's new groups. Each group holds threads and sockets."""
     found: list[dist.ProcessGroup] = []
     before = set(c10d._world.pg_map)  # torch has no public list of groups
     yield found
@@ -69,7 +66,7 @@ def new_groups() -> Iterator[list[dist.ProcessGroup]]:
 
 
 def groups_of_rank() -> tuple[dist.ProcessGroup, ...]:
-    """Process groups of the calling rank."""
+    """The calling rank's process groups."""
     return tuple(c10d._world.pg_map)
 
 
@@ -79,7 +76,7 @@ def has_lost_groups(groups: tuple[dist.ProcessGroup, ...]) -> bool:
 
 
 def numbers_of_groups() -> tuple[int, int]:
-    """Return how many groups the calling rank has helped to create, and how many of its groups still exist.
+    """Return how many groups the calling rank has helped to create, and how many still exist.
 
     torch names the next group by one of these numbers.
     """

@@ -43,7 +43,7 @@ class Patience:
     def exhausted(self) -> str:
         """Return why the ranks count as hung; empty while they do not. To be called once a tick.
 
-        After the first reason, every later call returns the same one.
+        Later calls return the first reason again.
         """
         now = time.monotonic()
         if not self._why and now - self._looked >= self.tick:

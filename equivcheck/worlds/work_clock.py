@@ -14,7 +14,7 @@ processes."""
 
 
 class WorkClock:
-    """Counts CPU seconds of this process and its descendants since its creation, and adds waiting time that is reported to it.
+    """Counts CPU seconds of this process and its descendants since its creation, and adds waiting time reported to it.
 
     The time of a descendant is lost if nobody waits for it, but the clock never goes back.
     """

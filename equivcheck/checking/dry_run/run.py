@@ -34,7 +34,7 @@ MAX_STEPS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """Shape and bytes that one rank holds of one parameter."""
+    """Shape and bytes of one parameter on one rank."""
 
     name: str
     """Canonical parameter name."""

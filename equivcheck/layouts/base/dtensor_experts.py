@@ -24,7 +24,7 @@ def is_dtensor_expert(layout: Layout, parameter: Parameter) -> bool:
 
 
 def dtensor_experts(model: Model, layout: Layout) -> list[Parameter]:
-    """Parameters of all experts that are stored as DTensors."""
+    """Parameters of all experts stored as DTensors."""
     return [parameter for parameter in parameters_of(model) if is_dtensor_expert(layout, parameter)]
 
 

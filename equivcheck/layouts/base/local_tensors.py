@@ -125,7 +125,7 @@ def clip_over_groups(
 ) -> torch.Tensor:
     """Clip by the norm over all ranks' shards, and return the norm before clipping.
 
-    Parameters that are sharded by the same parallelisms share one norm, which is combined over their groups. Replicated
+    Parameters sharded by the same parallelisms share one norm, combined over their groups. Replicated
     parameters share another one.
     """
     norm_type = float(clipping.norm_type.value)

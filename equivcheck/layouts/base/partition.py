@@ -56,7 +56,7 @@ def local_shape(layout: Layout, parameter: Parameter, coordinates: Mapping[str, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedDim:
-    """A dim of a DTensor parameter that is sharded, even if only into one shard."""
+    """A sharded dim of a DTensor parameter, even if it has only one shard."""
 
     size: int
     """Length before sharding."""

@@ -50,7 +50,7 @@ class WhenReduced:
 EACH = WhenReduced()
 """Reduce each microbatch's gradients. Ranks keep the reduced shards."""
 WHOLE = WhenReduced(whole=True)
-"""Reduce after each microbatch, including gradients that were reduced before."""
+"""Reduce after each microbatch, including gradients reduced before."""
 ONCE = WhenReduced(once=True, whole=True)
 """Reduce all accumulated gradients after the last microbatch."""
 

@@ -33,7 +33,7 @@ UNPREDICTED_EXECUTION = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Collective calls that are expected on one rank, except those for setup and for reading values."""
+    """Collective calls expected on one rank, except those for setup and for reading values."""
 
     totals: Totals
     """Calls and bytes by step, stage, op and axes; empty without a prediction."""
@@ -61,7 +61,7 @@ class Prediction:
 
 
 def predict_calls(training: Training, layout: Layout, rank: int = 0) -> Prediction:
-    """Return the collective calls that are expected on a rank, or the reason why they are not predicted."""
+    """Return the collective calls expected on a rank, or the reason why they are not predicted."""
     return _predicted(training, layout, _coordinate(layout, rank))
 
 

@@ -53,7 +53,7 @@ COMPOSITIONS: tuple[str, ...] = (
     "local_data_parallel x expert_parallel",
     "local_data_parallel x context_parallel x local_tensor_parallel",
 )
-"""Compositions that are generated, as `Layout.name` writes them."""
+"""Compositions generated, as `Layout.name` writes them."""
 TIMES = " x "
 """Separator between tags."""
 

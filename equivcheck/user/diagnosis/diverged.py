@@ -80,7 +80,7 @@ class DivergedTraining(Evidence):
     def call_counts(self, known: int) -> list[tuple[int, str]]:
         """Return how many microbatches, backward passes and module calls a step has, each with words for a sentence.
 
-        Leaves out counts of 1 and of `known`.
+        Leaves out 1 and `known`.
         """
         passes = max((run.num_backward for run in self.observed.ranks), default=1)
         named = [(self.num_microbatches, f"the {self.num_microbatches} microbatches")]

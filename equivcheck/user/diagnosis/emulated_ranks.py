@@ -35,7 +35,7 @@ from equivcheck.worlds.trace.trace import Snapshot, Trace
 
 
 class EmulatedUserRanks(EmulatedRanks):
-    """Ranks that are emulated on one device, each with its own model, and train with the user's single-device step."""
+    """Ranks emulated on one device, each with its own model, and train with the user's single-device step."""
 
     def __init__(self, diverged: DivergedTraining, *, own_rows: bool, one: bool = False) -> None:
         self.diverged, self.task, self.own_rows = diverged, diverged.task, own_rows
@@ -49,7 +49,7 @@ class EmulatedUserRanks(EmulatedRanks):
         self.wraps_loss: Callable[[int, Loss], Loss] = lambda _rank, loss: loss
         """Function to replace a rank's loss function."""
         self.reads: Callable[[UserTrace], UserTrace] | None = None
-        """Function that changes a rank's trace, for tensors that are read from wrong places."""
+        """Function that changes a rank's trace, for tensors read from wrong places."""
         self.num_seen = self.num_clippings = 0
         self.num_updates = [0.0] * len(ranks)
         """Calls of each rank's optimizer; NaN if there are several, or if it computes the gradients itself."""

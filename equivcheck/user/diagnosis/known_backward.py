@@ -27,7 +27,7 @@ class _Pass:
 
 
 class KnownBackward:
-    """Cache of backward passes of emulated ranks without a mistake.
+    """Cache of backward passes on emulated ranks without a mistake.
 
     Most mistakes come after the backward pass, and the pass takes most of an emulation's time. A cached pass is used if loss,
     parameters and buffers are equal.
@@ -73,7 +73,7 @@ def _are_equal(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> 
 
 
 def computation(models: Sequence[nn.Module], others: Sequence[Any]) -> tuple[Any, ...] | None:
-    """Return a key for the code that a backward pass runs: modules, parameters, hooks and other objects by identity.
+    """Return a key for the code in a backward pass: modules, parameters, hooks and other objects by identity.
 
     An emulation with a mistake in the model has another key. None if hooks see the backward pass, because a cached pass does
     not call them.

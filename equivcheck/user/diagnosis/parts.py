@@ -29,7 +29,7 @@ class Status(Enum):
 
 
 class Order(Enum):
-    """Which indices along a dim each rank holds."""
+    """How a dim's indices are spread over ranks."""
 
     CHUNKS = "chunks"
     STRIDED = "strided"
@@ -38,7 +38,7 @@ class Order(Enum):
 
 
 class Split(NamedTuple):
-    """A tensor that is sharded along a dim over a mesh axis."""
+    """A tensor sharded along a dim over a mesh axis."""
 
     dim: int
     """Dim in the full tensor."""
@@ -73,7 +73,7 @@ class PartComparer:
     """Compares the tensors on ranks with full tensors, one tensor after the other.
 
     It remembers how earlier tensors with right values were split. If a later tensor has the same split and its values differ,
-    it is wrong. Otherwise its ranks may split it in a way that is not known yet.
+    it is wrong. Otherwise its ranks may split it in a new way.
     """
 
     def __init__(self, task: Task, coordinates: Sequence[RankCoordinate], eps: float) -> None:

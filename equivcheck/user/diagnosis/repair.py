@@ -34,7 +34,7 @@ from equivcheck.worlds.trace.tensors import Vector
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduction:
-    """A reduction of gradients over mesh axes that ranks may have left out."""
+    """A reduction over mesh axes, perhaps missing on the ranks."""
 
     axes: tuple[str, ...]
     """Mesh axes along which the ranks' gradients are added up."""

@@ -203,7 +203,7 @@ class _Search:
 
 
 def _is_loss(tensor: ModuleTensor) -> bool:
-    """Whether the full model returns its loss, which is compared as such."""
+    """Whether the full model returns its loss, compared as such."""
     return not tensor.key.module and not tensor.key.is_input and tensor.values.numel() == 1
 
 

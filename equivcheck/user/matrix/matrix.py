@@ -75,7 +75,7 @@ class Matrix:
 
     @property
     def unchecked(self) -> tuple[LayoutRow, ...]:
-        """Rows for all layouts, as they are before any check."""
+        """Rows for all layouts before any check."""
         return tuple(self._layouts[name].row(None, "it was not checked yet", 0.0) for name in self.names)
 
     def run(self, *names: str, world: str | None = None, listener: Listener = lambda _row, _count: None) -> MatrixResult:

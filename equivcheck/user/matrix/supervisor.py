@@ -17,7 +17,7 @@ from equivcheck.worlds.workers.supervision import Interruption, Pool
 
 
 def check_recipe(order: Order, names: Sequence[str], *, num_workers: int, listener: Listener) -> MatrixResult:
-    """Check the layouts of a recipe file, or only those that are named.
+    """Check all layouts of a recipe file, or only the named ones.
 
     After SIGINT or SIGTERM, return the rows known so far. Raises `UsageError` if the recipe defines no matrix or a layout name
     is unknown.

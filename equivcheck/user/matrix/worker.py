@@ -43,7 +43,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutDone:
-    """Reply after one layout was checked."""
+    """Reply after a layout was checked."""
 
     row: LayoutRow
     """Checked row."""
@@ -52,7 +52,7 @@ class LayoutDone:
 
 
 def main(fd: int) -> None:
-    """Check layouts for the supervisor, which is connected through the socket `fd`, until the supervisor ends."""
+    """Check layouts for the supervisor, connected through the socket `fd`, until the supervisor ends."""
     link = SupervisorLink(fd)
     order: Order = link.task
     sys.path.insert(0, str(order.recipe.resolve().parent))  # layouts may import the recipe's neighbours when they run

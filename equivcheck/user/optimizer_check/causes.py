@@ -23,7 +23,7 @@ CheckTask = Callable[[Task], UserVerdict]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mistake:
-    """A mistake that an optimizer on ranks may make."""
+    """A possible mistake by an optimizer on ranks."""
 
     words: str
     """Clause for the verdict."""

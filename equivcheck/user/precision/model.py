@@ -29,7 +29,7 @@ Drift: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
 
 class RoundedModel(nn.Module):
-    """A model that is called once for each rank's part of the rows, so that one device rounds as the ranks do."""
+    """A model called once for each rank's part of the rows, so one device rounds as the ranks do."""
 
     def __init__(self, module: nn.Module, rounding: Rounding, casting: Collection[str], jitter: Jitter, drift: Drift) -> None:
         """`casting` names submodules that cast their inputs, such as `fully_shard` units.
@@ -79,7 +79,7 @@ class RoundedModel(nn.Module):
         return self._latest[0]
 
     def loss_by_parts(self, loss: Loss, reduction: str) -> Loss:
-        """Return a loss that is computed for each part separately, as on ranks."""
+        """Return a loss computed for each part separately, as on ranks."""
         count = self.rounding.num_parts
         share, factor = (1.0 / count, 1.0) if reduction == "mean" else (1.0, float(count))
 
@@ -98,7 +98,7 @@ class RoundedModel(nn.Module):
         return outputs
 
     def _unit_inputs(self, has_parameters: bool, _unit: nn.Module, *given: Any) -> Any:
-        """Positional and keyword inputs for a unit: cast, and with gradients that are summed inside the unit first."""
+        """Positional and keyword inputs for a unit: cast, and with gradients summed inside the unit first."""
         inputs = map_tensors(given, self._as_computed)
         return sum_gradients_inside(inputs) if has_parameters else inputs
 

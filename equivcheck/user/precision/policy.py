@@ -65,7 +65,7 @@ def _reduced_in(policy: MixedPrecision) -> ElementType | None:
 
 
 def sums_in_parts(task: Task) -> bool:
-    """Whether ranks may round partial sums that one device never has, because of a non-data axis or the user's `shard`."""
+    """Whether ranks may round partial sums unknown to one device, because of a non-data axis or the user's `shard`."""
     return task.shard is not None or any(size > 1 for name, size in task.mesh if name not in task.data_axes)
 
 

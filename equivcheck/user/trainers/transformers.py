@@ -74,7 +74,7 @@ class HFTrainer:
             """Callback that reads gradients before the optimizer's step, and parameters after it."""
 
             def on_pre_optimizer_step(self, *_given: Any, **_keywords: Any) -> None:
-                """Record gradients, which are clipped by now."""
+                """Record gradients, clipped by now."""
                 record.before_update([*_parts((name, each.grad) for name, each in named)])
 
             def on_optimizer_step(self, *_given: Any, **_keywords: Any) -> None:

@@ -28,7 +28,7 @@ class Treatment(PrintableEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateRow:
-    """Row of `states.toml`: names of state, how `sim` treats it, and why."""
+    """Row in `states.toml`: names of state, how `sim` treats it, and why."""
 
     treatment: Treatment
     """Treatment of the state in sim."""
@@ -51,7 +51,7 @@ def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
 
 @functools.cache
 def rows() -> tuple[StateRow, ...]:
-    """Return the rows of `states.toml`, after rows for the variables and flags that are saved for each rank."""
+    """Return the rows of `states.toml`, after rows for the variables and flags saved for each rank."""
     text = files("equivcheck.worlds.audit").joinpath("states.toml").read_text("utf-8")
     return (*_switched(), *(row for kind, group in tomllib.loads(text).items() for row in _declared(kind, group)))
 

@@ -30,7 +30,7 @@ Task = tuple[bool, Callable[..., Any], tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raised:
-    """Exception of a rank's program, sent instead of a value."""
+    """Exception from a rank's program, sent instead of a value."""
 
     error: str
     """Error as ``Type: message``."""

@@ -31,7 +31,7 @@ _TROUBLE = (EOFError, OSError, RanksDidNotStart, RanksLost)
 
 
 class ForkServer:
-    """Starts, watches and kills the processes of ranks through a server process that forks them. All worlds share one server."""
+    """Starts, watches and kills the processes of ranks. All worlds share one server."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -42,7 +42,7 @@ class ForkServer:
         self._imported: frozenset[str] = frozenset()
 
     def join(self) -> None:
-        """Count one more world that uses the server."""
+        """Count one more world with this server."""
         with self._lock:
             self._num_users += 1
 

@@ -47,7 +47,7 @@ class Member:
         self.channel.send(pickle.dumps(place), tuple(fds), until=until)
 
     def printed(self) -> str:
-        """Last output of the rank."""
+        """Rank's last output."""
         fd = self.output.fileno()
         start = max(0, os.fstat(fd).st_size - _TAIL)
         return os.pread(fd, _TAIL, start).decode(errors="replace").strip()

@@ -102,7 +102,7 @@ def _is_found_elsewhere(name: str, file: str | None) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """Import path and environment variables of the process that owns the ranks."""
+    """Import path and environment variables of the ranks' owner."""
 
     path: tuple[str, ...]
     """`sys.path` with absolute entries."""

@@ -35,7 +35,7 @@ class DisagreementError(Exception):
 
 
 def fill_unset(output: torch.Tensor) -> None:
-    """Fill an output that the program may not read before `wait` with NaN, bytes of `UNSET_BYTE`, or True."""
+    """Fill an output before `wait` with NaN, bytes of `UNSET_BYTE`, or True, so a program notices if it reads too early."""
     (output._values() if output.is_sparse else output).fill_(unset_value(output.dtype))
 
 

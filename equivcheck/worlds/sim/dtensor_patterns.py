@@ -34,7 +34,7 @@ class _Like:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Arguments of an operation in which symbols stand for the numbers in shapes, so that one result serves many shapes."""
+    """Arguments of an operation with symbols in place of sizes. One result then serves many shapes."""
 
     key: Hashable
     """Key that is equal for arguments that differ only in sizes."""

@@ -28,7 +28,7 @@ RawCall = tuple[str, tuple[int, ...], int, tuple[torch.Size, ...], torch.dtype |
 
 @lru_cache(maxsize=KEPT_CALLS)
 def call_of(raw: RawCall) -> Call:
-    """Build the record of a call from the fields that were saved when the rank made the call."""
+    """Build the record of a call from the fields saved when the rank made the call."""
     op, ranks, index, shapes, dtype, peer, (stage, step) = raw
     num_bytes = 0 if dtype is None else sum(shape.numel() for shape in shapes) * dtype.itemsize
     name = "" if dtype is None else str(dtype).removeprefix("torch.")
@@ -46,7 +46,7 @@ def call_of(raw: RawCall) -> Call:
 
 
 class Request(NamedTuple):
-    """A rank's call of a collective on a group."""
+    """A rank's collective call on a group."""
 
     op: str
     """Operation as in `Call.op`."""
@@ -99,7 +99,7 @@ class Parcel(PendingCollective):
 
 
 class CallMatcher:
-    """Matches the calls that members make on one group."""
+    """Matches the calls by all members on one group."""
 
     def __init__(self, ranks: tuple[int, ...], scheduler: Scheduler) -> None:
         self.ranks = ranks
@@ -107,9 +107,9 @@ class CallMatcher:
         self.clear()
 
     def clear(self) -> None:
-        """Forget every call, so that the next run starts from index 0.
+        """Forget every call. The next run starts from index 0.
 
-        `hidden` counts calls that gloo would make in addition.
+        `hidden` counts additional calls by gloo.
         """
         self.issued = [0] * len(self.ranks)
         self.hidden = [0] * len(self.ranks)

@@ -1,7 +1,7 @@
 """Gives each rank thread its own device meshes. Private torch API, tested with torch 2.9 to 2.15.
 
 Meshes with equal ranks, names and devices compare equal. torch caches values by mesh that depend on the coordinate of the first
-caller, for example how to reassemble a dim that is sharded twice. torch's own thread backend puts the thread into a mesh's hash
+caller, for example how to reassemble a dim sharded twice. torch's own thread backend puts the thread into a mesh's hash
 and equality through ``_thread_id``; this module does the same.
 
 If a rank reads another rank's mesh, for example from a module global, it would get the other coordinate and group names. This

@@ -19,7 +19,7 @@ class SimGroup(Reductions, Moves, Messages):
 
 
 def take_seat(board: Switchboard, rank: int) -> None:
-    """Make the calling thread this rank of this world, for groups that it creates later."""
+    """Make the calling thread this rank of this world, for its later groups."""
     _seat.board, _seat.rank = board, rank
     listen(lambda stage, step: board.marks.__setitem__(rank, (stage, step)))
 

@@ -21,7 +21,7 @@ IMPORT_CPU_SECONDS = 0.01
 
 
 class RankAborted(BaseException):
-    """Ends the thread of a rank whose run is over. It is not an `Exception`, so that programs do not catch it by accident."""
+    """Ends the thread of a rank whose run is over. It is not an `Exception`, so programs do not catch it by accident."""
 
 
 class Scheduler:
@@ -99,7 +99,7 @@ class Scheduler:
         self._batons[rank].acquire()
 
     def finish(self, rank: int) -> None:
-        """End the rank's part in the run, and drop the state that it changed."""
+        """End the rank's part in the run, and drop its changed state."""
         self.ended[rank] = True
         if not self.abandoned:
             self._save_state()
@@ -141,7 +141,7 @@ class Scheduler:
         return True
 
     def progress(self) -> None:
-        """Record that a rank made a call, so that ranks which poll may go on polling."""
+        """Record a rank's call, so ranks may go on polling."""
         self._polls = 0
         self._moves += 1
 

@@ -11,7 +11,7 @@ MAX_GROUPS = 2000
 
 
 class Switchboard:
-    """Shared state of all ranks in a world: scheduler, groups, recorded calls, and `Work` handles that nobody has waited for."""
+    """Shared state of all ranks in a world: scheduler, groups, recorded calls, and unfinished `Work` handles."""
 
     def __init__(self, size: int, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
@@ -30,7 +30,7 @@ class Switchboard:
         return self._exchanges[key]
 
     def abandon(self, rank: int) -> list[SimWork]:
-        """Return the rank's `Work` handles that nobody waited for. They count as waited for from now on."""
+        """Return the rank's unfinished `Work` handles. They count as waited for from now on."""
         works = [work for work in self.unwaited if work.group.global_rank == rank]
         for work in works:
             work.forget()
@@ -38,7 +38,7 @@ class Switchboard:
         return works
 
     def works_with_futures(self, rank: int) -> list[SimWork]:
-        """Return the rank's `Work` handles whose future was requested and that nobody waited for, in call order on each group."""
+        """Return the rank's unfinished `Work` handles with a requested future, in call order on each group."""
         works = [work for work in self.unwaited if work.group.global_rank == rank and work.has_future]
         return sorted(works, key=lambda work: work.raw[2])
 

@@ -33,7 +33,7 @@ _TALKS_TO_NOBODY = "fake"
 """Fake backend of torch, for groups that never communicate. torchtitan creates them for unused axes."""
 
 GUARD_OF_ONE_THREAD = ">=2.10,<2.12"
-"""Versions in which fake tensors share a device guard that is freed with the first thread to create one; the next use then
+"""Versions in which fake tensors share a device guard freed with the first thread to create one; the next use then
 crashes."""
 
 _bindings: Any = torch._C._distributed_c10d
@@ -229,7 +229,7 @@ def in_backward_node() -> bool:
 
 
 def after_backward(callback: Callable[[], Any]) -> None:
-    """Call `callback` after all nodes of the current backward pass, before callbacks that are queued later."""
+    """Call `callback` after all nodes of the current backward pass, before callbacks queued later."""
     # DDP's reducer appends its own wait to the same queue.
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 

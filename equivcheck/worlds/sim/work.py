@@ -24,11 +24,11 @@ class Board(Protocol):
 
     @property
     def unwaited(self) -> set[SimWork]:
-        """`Work` handles that nobody has waited for yet."""
+        """Unfinished `Work` handles."""
 
     @property
     def last_waited(self) -> Any:
-        """The handle that each rank waited for last. C++ may hold it and ask for its future next, so it must stay alive."""
+        """The handle for which each rank waited last. C++ may hold it and ask for its future next, so it must stay alive."""
 
 
 class IssuingGroup(Protocol):
@@ -105,7 +105,7 @@ class SimWork(dist.Work):
         """Return a future for the outputs.
 
         C++ waits for futures without letting other ranks run. Outside the nodes of a backward pass this method therefore waits
-        at once. Inside a node, the wait runs after all nodes, before callbacks that are queued later, such as DDP's wait for
+        at once. Inside a node, the wait runs after all nodes, before callbacks queued later, such as DDP's wait for
         its buckets.
         """
         if self._future is None:

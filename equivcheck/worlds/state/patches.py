@@ -41,7 +41,7 @@ FAMILIES = ("torch.nn", "torch.optim")
 
 
 class Patches:
-    """Original contents of torch's namespaces, to find functions and classes that a program replaced."""
+    """Original contents of torch's namespaces, to find replaced functions and classes."""
 
     def __init__(self) -> None:
         self._owners: list[Any] = []

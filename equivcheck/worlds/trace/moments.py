@@ -13,7 +13,7 @@ from equivcheck.worlds.trace.trace import Piece, Snapshot, Step, Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """Values at one moment: one phase in one step on one rank."""
+    """Values of one phase in one step on one rank."""
 
     step: int
     """Step, from 0; the last step for state and buffers."""

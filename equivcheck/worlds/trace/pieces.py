@@ -16,7 +16,7 @@ TensorsByName = dict[str, Vector]
 
 
 def full_tensors_of(snapshot: Snapshot) -> TensorsByName:
-    """Return the full tensors of a single-device snapshot."""
+    """Return full tensors from a single-device snapshot."""
     found, place = {}, 0
     for piece, present in zip(snapshot.pieces, snapshot.present, strict=True):
         if present:
@@ -26,7 +26,7 @@ def full_tensors_of(snapshot: Snapshot) -> TensorsByName:
 
 
 def select_piece(whole: npt.NDArray[Any], piece: Piece) -> npt.NDArray[Any]:
-    """Return the elements of a piece from the full tensor, flat."""
+    """Return a piece's elements from the full tensor, flat."""
     if piece.start:
         whole = whole[tuple(slice(start, start + size) for start, size in zip(piece.start, piece.size, strict=True))]
     flat = whole.reshape(-1)

@@ -18,7 +18,7 @@ Positions = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
-    """Tensors of one moment in the order of the reference, with their places in one flat vector."""
+    """A moment's tensors in the order of the reference, with their places in one flat vector."""
 
     names: tuple[str, ...]
     """Canonical names, distinct."""

@@ -67,7 +67,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Values of one step on one rank."""
+    """One step's values on one rank."""
 
     loss: float | None
     """This rank's loss, scaled as for backward; the mean over ranks with a loss is the loss of the step."""

@@ -97,7 +97,7 @@ class WorkerForkServer:
 
 
 class Forked:
-    """A worker that is forked when the server is ready. It has the methods of `subprocess.Popen` that a supervisor uses."""
+    """A worker forked when the server is ready. It has the methods of `subprocess.Popen` that a supervisor uses."""
 
     def __init__(self, server: WorkerForkServer, module: str, fds: tuple[int, ...], start: Start) -> None:
         self.returncode: int | None = None

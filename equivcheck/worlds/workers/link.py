@@ -28,8 +28,8 @@ class Stop:
 class SupervisorLink:
     """A worker's connection to its supervisor. It must be created first in the main thread, which then ignores Ctrl-C.
 
-    Another thread reads messages, so a busy worker also notices a stop or the death of the supervisor. Until that thread runs,
-    the worker is killed if the supervisor ends.
+    Another thread reads messages, so a busy worker also notices a stop or the supervisor's death. Until this thread runs, the
+    worker is killed if the supervisor ends.
     """
 
     def __init__(self, fd: int) -> None:

@@ -61,7 +61,7 @@ class Pool(Generic[W]):
 
 
 class Interruption:
-    """Context that turns Ctrl-C and SIGTERM into a request to stop, so that neither interrupts a write.
+    """Context in which Ctrl-C and SIGTERM only request a stop, so neither interrupts a write.
 
     The first signal is remembered and the second raises `KeyboardInterrupt`. It has no effect outside the main thread.
     """

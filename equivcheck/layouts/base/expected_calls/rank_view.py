@@ -20,7 +20,7 @@ class Held:
     parameter: Parameter
     """The full parameter."""
     shape: tuple[int, ...]
-    """Local shape, after the parallelisms that are applied so far."""
+    """Local shape, after the parallelisms applied so far."""
     cut: bool = False
     """Whether tensor parallelism shards the parameter."""
 
@@ -111,7 +111,7 @@ class RankView:
 
 
 class Ledger:
-    """Counts of the collective calls that are expected in one stage."""
+    """Counts of the collective calls expected in one stage."""
 
     def __init__(self, stage: Stage = Stage.COMPUTE) -> None:
         self.stage = stage

@@ -19,7 +19,7 @@ from equivcheck.worlds.trace.stage import Stage
 def dtensor_clipping(view: RankView, axes: Iterable[str], kind: Iterable[Held]) -> Totals:
     """Expected collective calls in all steps for clipping one group of DTensor gradients.
 
-    Some of them are sharded along each of `axes`. All norms form one tensor, which is reduced over one axis after another. Some
+    Some of them are sharded along each of `axes`. All norms form one tensor, reduced over one axis after another. Some
     torch versions combine the norms before they reduce. If no gradient exists, nothing is reduced.
     """
     clipping, ledger = view.training.clipping, Ledger(Stage.CLIPPING)
@@ -36,7 +36,7 @@ def dtensor_clipping(view: RankView, axes: Iterable[str], kind: Iterable[Held]) 
 
 
 def sharded_clipping(view: RankView, axis: str, parts: Iterable[Held]) -> Totals:
-    """Expected collective calls in all steps for clipping plain tensors that are sharded along an axis.
+    """Expected collective calls in all steps for clipping plain tensors sharded along an axis.
 
     Each step reduces one norm, or two norms if some tensors are also sharded along another axis.
     """

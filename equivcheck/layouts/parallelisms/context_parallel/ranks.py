@@ -65,7 +65,7 @@ class Gather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, ranks: PositionRanks) -> torch.Tensor:
-        """Gather shards that are padded to the longest, and restore the position order."""
+        """Gather shards padded to the longest, and restore the position order."""
         ctx.ranks = ranks
         own = padded(values, ranks.longest).movedim(-2, 0).contiguous()
         gathered = wait_for(collectives.all_gather_tensor(own, 0, ranks.group))

@@ -117,7 +117,7 @@ class FSDP2Calls(UnitCalls[FSDP2]):
             unit.resharded = self.fsdp.reshard_to is not None
 
     def _backward(self, step: int, last: bool) -> None:
-        """Count one backward. Each unit prefetches the previous one, which is dropped if it needs no backward."""
+        """Count one backward. Each unit prefetches the previous one, dropped if it needs no backward."""
         frees = last or self.fsdp.reshard_after_backward
         stays = [unit.gathered and not frees for unit in self.units]
         for number in reversed(range(len(self.units))):

@@ -21,7 +21,7 @@ class LocalCalls(PlannedCalls):
     """
 
     def after_linear(self, once: Pass, plan: LinearPlan, linear: LinearPlacements) -> None:
-        """Count sums of gradients for a linear layer on sharded rows, or for a bias that is added to a sharded output."""
+        """Count sums of gradients for a linear layer on sharded rows, or for a bias added to a sharded output."""
         if linear is BY_ROWS:
             self.note(once, "all_reduce.sum", once.width * once.inputs, times=once.trains_weight)
             self.note(once, "all_reduce.sum", once.width, times=once.trains_bias)

@@ -139,7 +139,7 @@ class PlannedRegion:
     leave: Redistribution
     """Reduction for the partial sums."""
     dims: tuple[tuple[str, int], ...]
-    """Parameter names within the layer, with the dim that is sharded."""
+    """Parameter names within the layer, with the dim sharded."""
 
 
 @lru_cache(maxsize=KEPT_MODELS)

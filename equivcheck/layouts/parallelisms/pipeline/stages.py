@@ -115,7 +115,7 @@ def weights_of_several_ranks(model: Model, pipeline: Pipeline, ranks: int) -> tu
 
 
 def trained_layers(model: Model) -> tuple[bool, ...]:
-    """Whether each layer has a trained parameter that is used in some step, so that its output needs a gradient."""
+    """Whether each layer has a trained parameter used in some step, so that its output needs a gradient."""
     return tuple(_is_trained(model, layer) for layer in model.layers)
 
 

@@ -68,7 +68,7 @@ def rows_and_features_flattened(scenario: Scenario) -> bool:
 
 @need
 def several_heads(scenario: Scenario) -> bool:
-    """Whether attention has several heads, which are flattened together with rows for matrix products."""
+    """Whether attention has several heads, flattened together with rows for matrix products."""
     attention_shapes = (layer_kind(layer).attention_shape(layer) for layer in scenario.training.model.layers)
     return any(attention_shape is not None and attention_shape.num_heads > 1 for attention_shape in attention_shapes)
 

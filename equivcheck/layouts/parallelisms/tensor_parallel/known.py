@@ -233,7 +233,7 @@ def on_frozen_sequence_parallel_norm(scenario: Scenario, divergence: Divergence)
 
 @show
 def of_a_frozen_split_linear(scenario: Scenario, divergence: Divergence) -> bool:
-    """Whether the tensor is a parameter in a frozen linear that is sharded by columns or rows."""
+    """Whether the tensor is a parameter in a frozen linear sharded by columns or rows."""
     return divergence.tensor in frozen_shards(scenario.training.model, scenario.layout)
 
 

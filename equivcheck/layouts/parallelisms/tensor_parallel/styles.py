@@ -79,7 +79,7 @@ def head_styles(model: Model, parallelism: TensorParallel) -> Iterator[tuple[str
 
 
 def source_styles(model: Model, parallelism: TensorParallel) -> Iterator[tuple[str, ParallelStyle]]:
-    """Parallel styles for the token embedding and for learned positions, which are replicated."""
+    """Parallel styles for the token embedding and learned positions, which stay replicated."""
     output = placement(model, parallelism.source_output)
     if parallelism.source is Split.ROWWISE:
         yield "embedding", RowwiseParallel(input_layouts=Replicate(), output_layouts=output)

@@ -48,7 +48,7 @@ Orders = Mapping[str, _Order]
 
 
 def component_sizes(size: int, num_ranks: int) -> Iterator[tuple[int, ...]]:
-    """Yield sizes of components that a fused dim may have, if each component can be split evenly over the ranks."""
+    """Yield possible component sizes in a fused dim, if ranks can split each component evenly."""
     for shares in (*((1,) * count for count in EQUAL), *((times, 1, 1) for times in QUERIES)):
         if size % (sum(shares) * num_ranks) == 0:
             yield tuple(size // sum(shares) * share for share in shares)

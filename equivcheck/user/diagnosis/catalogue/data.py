@@ -35,8 +35,8 @@ PARTS = "your `shard` returns wrong parts (one device that averages over them co
 def wrong_rows(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
     """Yield mistakes with a batch's rows.
 
-    Examples: ranks average their means although they count different numbers of elements, all ranks have the same rows, or
-    inputs are paired with another rank's targets.
+    Examples: ranks average their means although they count different numbers, all ranks have the same rows, or inputs are
+    paired with another rank's targets.
     """
     if not diverged.has_own_rows:
         return

@@ -31,7 +31,7 @@ MAX_ADDITIONS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addition:
-    """An addition of two scalars in a user's step through which a gradient flows, such as a loss and an auxiliary loss."""
+    """An addition in a user's step through which a gradient flows, such as a loss plus an auxiliary loss."""
 
     place: str
     """The line in the user's code, with file and number."""

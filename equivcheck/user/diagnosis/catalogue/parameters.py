@@ -118,7 +118,7 @@ def _state_in_shape(ranks: EmulatedUserRanks, rank: int, value: torch.Tensor) ->
 
 
 def wrong_sharing(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield models that no longer share a weight: one module has a copy, which is updated separately or never."""
+    """Yield models that no longer share a weight: one module has a copy, updated separately or never."""
     places: dict[int, list[str]] = {}
     for name, parameter in build_model(diverged.task).named_parameters(remove_duplicate=False):
         places.setdefault(id(parameter), []).append(name)

@@ -35,11 +35,10 @@ class Entry(NamedTuple):
 
 
 class Table:
-    """Table of collective calls in shared memory, with which ranks notice different calls without waiting for each other.
+    """Table of collective calls in shared memory. With it, ranks notice different calls without waiting for each other.
 
     Calls on several groups may come in any order. Each call has one slot. If another call with the same slot replaces it, later
-    members are not compared with earlier ones. This only happens after thousands of calls that some members of their groups
-    have not made.
+    members are not compared with earlier ones. This only happens after thousands of calls without answers from some members.
     """
 
     def __init__(self, fd: int) -> None:

@@ -21,7 +21,7 @@ _OPS = {getattr(dist.ReduceOp, name.upper()): name for name in _OP_NAMES}
 
 
 class GroupCalls(GroupIdentity):
-    """Base class of a simulated group: what all communication calls have in common."""
+    """Base class of a simulated group: common code of all communication calls."""
 
     _coalesced: list[SimWork] | None = None
 
@@ -78,7 +78,7 @@ def root_of(opts: Any) -> int:
 
 
 def copies_of(tensors: Tensors) -> Tensors:
-    """Return contiguous copies of tensors, so that later writes do not change them."""
+    """Return contiguous copies of tensors, unaffected by later writes."""
     with raw_memory():
         return [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
 

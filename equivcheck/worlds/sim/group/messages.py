@@ -14,7 +14,7 @@ from equivcheck.worlds.sim.work import MessageWork, ReceiveWork, SimWork
 
 
 class Messages(GroupCalls):
-    """Point-to-point calls of a simulated group."""
+    """Point-to-point calls in a simulated group."""
 
     def send(self, tensors: Tensors, dstRank: int, tag: int = 0) -> SimWork:  # noqa: N803 - torch names them
         """Send a tensor to another member."""

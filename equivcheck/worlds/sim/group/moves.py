@@ -23,7 +23,7 @@ from equivcheck.worlds.sim.work import BarrierWork, SimWork
 
 
 class Moves(GroupCalls):
-    """Collectives of a simulated group that move data without reducing it."""
+    """Collectives in a simulated group that move data without reducing it."""
 
     def broadcast(self, tensors: Any, opts: Any = 0, root: int | None = None, timeout: Any = None) -> SimWork:  # noqa: ARG002
         """Overwrite a tensor with the root's."""

@@ -27,7 +27,7 @@ class _Board(Protocol):
 class PatientStore(Store):  # type: ignore[misc]  # torch says nothing of its type
     """A store whose waits let other ranks run.
 
-    torch's own store would block the thread whose turn it is, so no other rank could set the key.
+    torch's own store would block the only running thread, so no other rank could set the key.
     """
 
     def __init__(self, store: Any, board: _Board, rank: int) -> None:

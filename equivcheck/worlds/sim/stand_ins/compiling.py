@@ -40,7 +40,7 @@ def place() -> Place:
 
 
 def undo() -> None:
-    """Restore the function that was replaced during a run."""
+    """Restore the function replaced during a run."""
     if _put_later:
         setattr(sys.modules[_EVAL_FRAME], _CALLBACK, _put_later.pop())
 
