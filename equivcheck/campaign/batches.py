@@ -38,15 +38,24 @@ _SETTINGS = settings(
 
 
 class FaultShown(Exception):
-    """Raised by `take` to make Hypothesis shrink the current case: it tries smaller cases and keeps those that raise again."""
+    """Raised by `take` to make Hypothesis shrink the current case.
+
+    Hypothesis tries smaller cases and keeps those that raise again.
+    """
 
 
 class EndBatch(BaseException):
-    """Raised by `take` to end the batch. It derives from `BaseException`, because Hypothesis would shrink an `Exception`."""
+    """Exception with which `take` ends the batch.
+
+    It derives from `BaseException`, because Hypothesis would shrink an `Exception`.
+    """
 
 
 def run_batch(strategy: SearchStrategy[C], batch_seed: int, take: Callable[[C], None]) -> None:
-    """Pass drawn cases to `take` until the batch is full, `take` raises `EndBatch`, or a `FaultShown` case is shrunk."""
+    """Pass drawn cases to `take` until the batch is full or `take` raises `EndBatch`.
+
+    A case that raises `FaultShown` is shrunk.
+    """
     with contextlib.suppress(EndBatch, FaultShown, Flaky):
         for number in range(_BATCH // FRESH):
             _run_fresh(strategy, batch_seed + number, take)
@@ -69,9 +78,9 @@ def batch_seed(campaign_seed: int, *place: int) -> int:
 
 
 def draw(plan: Plan, take: Callable[[Any], None]) -> float:
-    """Pass cases to `take` for the plan's seconds, each case once a batch, and return the seconds it took.
+    """Draw the cases of the campaign's first worker in this process, and pass them to `take` for the plan's seconds.
 
-    The cases are those of the campaign's first worker, drawn in this process.
+    Each case comes once a batch. Returns the seconds this took.
     """
     started = time.monotonic()
     assert plan.strategy is not None

@@ -43,7 +43,7 @@ CheckWithFault = Callable[[Checkable, Any], CaseVerdict]
 
 
 def choose_control(plan: Plan) -> ControlRun | None:
-    """Choose the control by the plan's seed. None if the plan has no controls, or none applies to its layouts."""
+    """Choose a planted bug, the control, by the plan's seed. None if the plan has no controls, or none applies to its layouts."""
     candidates = plan.controls(plan) if plan.controls is not None else ()
     if not candidates:
         return None
@@ -52,7 +52,7 @@ def choose_control(plan: Plan) -> ControlRun | None:
 
 
 def applicable_mutants(plan: Plan) -> tuple[Mutant, ...]:
-    """Mutants that apply to the plan's layouts; if possible only those with their simplest layout among them."""
+    """Mutants for the plan's layouts; if possible only those whose simplest layout is among them."""
     from equivcheck.layouts.composition.registry import layout_names
     from equivcheck.mutants.registry import mutants_of
 
@@ -66,7 +66,7 @@ def applicable_mutants(plan: Plan) -> tuple[Mutant, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramFault:
-    """A fault in the execution of a tensor program on ranks."""
+    """A planted bug in the execution of a tensor program on ranks."""
 
     name: str
     """Name in `equivcheck.programs.run.faults`."""
@@ -79,23 +79,23 @@ class ProgramFault:
 
 
 def program_faults(plan: Plan) -> tuple[ProgramFault, ...]:  # noqa: ARG001
-    """All faults for tensor programs."""
+    """All bugs that can be planted in tensor programs."""
     from equivcheck.programs.run.faults import FAULTS
 
     return tuple(ProgramFault(name=name, wrong=str(getdoc(target)), plant=target) for name, target in FAULTS.items())
 
 
 def applicable_faults(plan: Plan) -> tuple[Fault, ...]:
-    """Faults for the plan's kinds of cases: mutants for trainings, program faults for tensor programs."""
+    """Bugs for the plan's kinds of cases: mutants for trainings, program faults for tensor programs."""
     mutants = () if plan.strategy is None else applicable_mutants(plan)
     return (*mutants, *(() if plan.programs is None else program_faults(plan)))
 
 
 class ControlRun:
-    """Plants a fault in one case after another until the check catches it.
+    """Plants a bug in one case after another until the check catches it.
 
-    Some faults show in few cases. If the campaign has a time limit, a fault that takes too long gives way to the next one. A
-    short campaign therefore ends with a caught control, unless the check is blind.
+    Some bugs show in few cases. If the campaign has a time limit, a bug that takes too long is replaced by the next one. A
+    short campaign therefore ends with a caught control, unless the check misses everything.
     """
 
     def __init__(self, plan: Plan, faults: Sequence[Fault]) -> None:
@@ -113,7 +113,7 @@ class ControlRun:
 
     @property
     def is_over(self) -> bool:
-        """Whether the fault was caught, or no more cases can be drawn."""
+        """Whether the bug was caught, or no more cases can be drawn."""
         return self._control.caught or (self._drawn >= MAX_DRAWN and not self._waiting)
 
     @property
@@ -156,7 +156,7 @@ class ControlRun:
 
 @singledispatch
 def cases_for(fault: Fault, plan: Plan) -> SearchStrategy[Any]:  # noqa: ARG001
-    """Strategy for the cases in which a fault is planted."""
+    """Return a strategy for the cases in which a bug is planted."""
     raise TypeError(f"fault {type(fault).__name__} is not valid: unknown class. Expected Mutant or ProgramFault")
 
 

@@ -31,7 +31,7 @@ class KeptFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeWork:
-    """Work done by one cluster machine."""
+    """Number of checks done by one cluster machine, and their time."""
 
     name: str
     """The machine's name."""
@@ -62,7 +62,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticked:
-    """Progress, sent several times a second."""
+    """Progress of the campaign. Listeners get it several times a second."""
 
     seconds: float
     """Seconds of the budget spent so far; 0 while workers start."""
@@ -125,7 +125,7 @@ class NodeWorks:
         self._checks[name] += num_checks
 
     def lose(self, name: str, seconds: float) -> bool:
-        """Note the loss of a machine after `seconds`. Returns False if it was noted before."""
+        """Record that a machine was lost after `seconds`. Returns False if it was recorded before."""
         is_news = name not in self._lost_at
         self._lost_at.setdefault(name, seconds)
         return is_news

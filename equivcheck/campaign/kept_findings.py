@@ -15,7 +15,7 @@ from equivcheck.oracle.verdict.verdict import CaseVerdict
 
 
 class KeptFindings:
-    """The best example for each fingerprint."""
+    """Findings of this campaign: the best case for each fingerprint."""
 
     def __init__(self, store: FindingStore) -> None:
         self._store = store
@@ -49,7 +49,7 @@ class KeptFindings:
         return self._found[mark]
 
     def try_again(self) -> None:
-        """Write the findings again that could not be written when they were found."""
+        """Write again the findings that could not be written when they were found."""
         self.unkept = ""
         for mark, finding in self._found.items():
             if finding.kept is Kept.UNKEPT:
@@ -70,7 +70,7 @@ Place = tuple[int, int]
 
 
 class Shrinkers:
-    """Records which worker shrinks which finding."""
+    """Table of the workers that shrink findings."""
 
     def __init__(self) -> None:
         self._at: dict[str, Place] = {}
@@ -81,7 +81,7 @@ class Shrinkers:
         return self._at.setdefault(mark, place) == place
 
     def of(self, place: Place) -> tuple[str, ...]:
-        """Fingerprints of the findings that a worker shrinks or shrank."""
+        """Fingerprints of the findings that a worker shrinks or has shrunk."""
         return tuple(mark for mark, other in self._at.items() if other == place)
 
     def leave(self, mark: str) -> None:

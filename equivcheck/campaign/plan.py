@@ -24,7 +24,7 @@ USUAL_CHECK_SECONDS = 0.25
 
 
 class Fault(Protocol):
-    """A fault planted by a control."""
+    """A bug that a control plants."""
 
     @property
     def name(self) -> str:
@@ -36,7 +36,7 @@ class Fault(Protocol):
 
     @property
     def applies(self) -> Callable[[Any], bool]:
-        """Whether a case has the part that the fault breaks."""
+        """Whether the bug changes anything in a case."""
 
     @property
     def plant(self) -> Any:
@@ -44,7 +44,7 @@ class Fault(Protocol):
 
 
 class Check(Protocol):
-    """Check for generated cases."""
+    """Function that checks generated cases."""
 
     def __call__(  # noqa: PLR0913 - options, all by keyword
         self,
@@ -64,7 +64,7 @@ class Check(Protocol):
 
 
 def oracle_check(case: Checkable, /, **options: Any) -> CaseVerdict:
-    """Call `check_case`. Importing it here keeps torch out of other imports."""
+    """Call `check_case`, imported here so that other imports do not import torch."""
     from equivcheck.checking.cases import check_case
 
     return check_case(case, **options)
@@ -103,7 +103,7 @@ def frontier_scenarios(plan: Plan) -> SearchStrategy[Scenario]:
 
 
 def generated_programs(plan: Plan, *, operations: Collection[str] = ()) -> SearchStrategy[TensorProgram]:
-    """Strategy for tensor programs with some operations, or with any."""
+    """Strategy for tensor programs, with the given operations or with any."""
     from equivcheck.strategies import programs
 
     return programs(max_ranks=max(2, plan.max_ranks), operations=sorted(operations))

@@ -23,7 +23,7 @@ _ZERO = math.floor(math.log(_SMALLEST) / _LOG_RATIO)
 
 
 class Histogram:
-    """Histogram of positive numbers, such as seconds or relative errors, small enough to send between processes."""
+    """Histogram of positive numbers, such as seconds or relative errors. It is small enough to send between processes."""
 
     def __init__(self) -> None:
         self._buckets: Counter[int] = Counter()
@@ -42,7 +42,7 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many numbers were added."""
+        """How many values were added."""
         return self._buckets.total()
 
     @property
@@ -66,7 +66,7 @@ def _middle(bucket: int) -> float:
 
 @dataclass(slots=True)
 class Tally:
-    """Results from some checks."""
+    """Counted results from some checks."""
 
     outcomes: Counter[tuple[str, Outcome]] = field(default_factory=Counter)
     """Checks by layout name, or `tensor_program`, and outcome."""
@@ -112,7 +112,7 @@ class Tally:
 
     @property
     def num_undecided(self) -> int:
-        """Checks that are equivalent up to some step and undecided afterwards."""
+        """Number of checks that are equivalent up to some step and undecided afterwards."""
         return sum(number for (outcome, _), number in self.reasons.items() if outcome is Outcome.EQUIVALENT)
 
     def errors_of(self, name: str | None = None) -> Histogram:

@@ -18,7 +18,7 @@ from equivcheck.worlds.trace.trace import Piece, Trace
 
 
 def num_agreeing_moments(diverged: ComparedRanks, traces: Sequence[Trace]) -> int:
-    """Number of leading moments where the ranks left the counterfactual's values.
+    """Number of leading moments at which the ranks have the same values as a run with a mistake.
 
     `traces` has one trace per rank, or one trace for all ranks.
     """
@@ -35,9 +35,9 @@ def num_agreeing_moments(diverged: ComparedRanks, traces: Sequence[Trace]) -> in
 
 
 def differs_in_first_tensor(diverged: ComparedRanks, traces: Sequence[Trace]) -> bool:
-    """Return whether the counterfactual differs from one device in the first tensor in which the ranks differ.
+    """Whether a run with a mistake differs from one device in the first tensor in which the ranks differ.
 
-    A mistake that is itself within tolerance would fit ranks that only nearly diverged.
+    A mistake within tolerance would otherwise fit ranks that only nearly diverged.
     """
     first = (diverged.first.step, diverged.first.phase, diverged.first.tensor)
     return any((each.step, each.phase, each.tensor) == first for each in compare(diverged.reference, traces).divergences)

@@ -54,7 +54,7 @@ class DivergedRun(Evidence):
 
     @property
     def rounding(self) -> Rounding | None:
-        """Rounding done by the layout; None if it does none."""
+        """Types to which the layout rounds; None if it uses the training's type only."""
         return rounding_of(self.layout, self.training.precision)
 
     @property

@@ -30,7 +30,7 @@ FROM_REFERENCE = "when it starts from the reference's values"
 
 
 def drift_of(diverged: DivergedRun, alter: Callable[[Setup], None] | None, world: str | Ranks, deadline: float) -> str:
-    """One sentence about the steps that go wrong, or about why they cannot be examined."""
+    """Describe in one sentence which steps go wrong, or why they cannot be examined."""
     if diverged.training.steps == 1:
         return "in the only step"
     if diverged.resumes:
@@ -74,7 +74,7 @@ def _numbered(steps: list[int]) -> str:
 
 
 class NotWritable(EquivCheckError):
-    """Tensor on a rank that cannot be overwritten piece by piece; the message names it."""
+    """A tensor on a rank that cannot be overwritten piece by piece. The message names it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,7 @@ def axis_combinations(axes: Sequence[str]) -> list[tuple[str, ...]]:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ComparedRanks:
-    """Traces of ranks next to a reference."""
+    """Traces of ranks together with the reference."""
 
     reference: Reference
     """The single-device run."""
@@ -144,7 +144,7 @@ class Evidence(ComparedRanks, ABC):
 
     @property
     def counts(self) -> dict[int, str]:
-        """Possible wrong factors above 1. Equal numbers, such as axis sizes and microbatches, share a name with all of them."""
+        """Possible wrong factors above 1, with names. Equal numbers, such as axis sizes and microbatches, share one name."""
         ranks = [(self.size(axes), self.ranks_text(axes)) for axes in sorted(axis_combinations(self.wide_axes), key=len)]
         counts: dict[int, list[str]] = {}
         for number, words in (*ranks, *self.call_counts(1)):
@@ -182,12 +182,12 @@ class Evidence(ComparedRanks, ABC):
 
     @property
     def updated(self) -> tuple[str, ...]:
-        """Parameters with a gradient in some reference step."""
+        """Names of parameters with a gradient in some reference step."""
         found = [moment for moment in self.reference.moments if moment.phase is Phase.GRADIENT]
         return tuple(name for at, name in enumerate(found[0].table.names) if any(moment.present[at] for moment in found))
 
     def differing(self, phase: Phase) -> tuple[str, ...]:
-        """Tensors diverged in `phase` of the first diverged step, in order."""
+        """Names of tensors that differ in `phase` of the first diverged step, in order."""
         return tuple(
             dict.fromkeys(found.tensor for found in self.divergences if (found.step, found.phase) == (self.first.step, phase))
         )
@@ -211,7 +211,7 @@ class Evidence(ComparedRanks, ABC):
         return values
 
     def ratio(self, names: Sequence[str], phase: Phase) -> float | None:
-        """One ratio between found and expected values for all elements; None if there is no such ratio or it is 1.
+        """Return the ratio between found and expected values if it is the same for all elements; None if it is not, or is 1.
 
         A ratio close to n or 1/n is rounded to it. A single element always has a ratio, so it counts only if it is n or 1/n.
         """

@@ -98,7 +98,7 @@ def _of_right_values(verdict: Verdict) -> Verdict:
 
 
 def diagnosis_of(diverged: DivergedRun) -> Diagnosis | None:
-    """Diagnosis for a run; None if no known fault explains it."""
+    """Return the diagnosis of a run; None if no known mistake explains it."""
     with one_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fits = _fits(diverged)
@@ -152,7 +152,10 @@ def _fits(diverged: DivergedRun) -> list[tuple[Mistake, int]]:
 def cause_by_ablation(
     scenario: Scenario, alter: Callable[[Setup], None] | None, world: str | Ranks, deadline: float
 ) -> Diagnosis | None:
-    """Cause for the first feature whose removal makes ranks match; None if none does. Runs the ranks again per feature."""
+    """Remove features of the layout one by one, and return the cause for the first without which ranks agree.
+
+    None if no feature matters. The ranks run again for each feature.
+    """
     training, without = scenario.training, []
     if any(layer.dropout for layer in training.model.layers):
         plain = each_layer(training, lambda _, layer: layer.with_fields(dropout=0.0))

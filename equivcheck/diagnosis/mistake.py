@@ -16,7 +16,7 @@ Change = Callable[[Any], None]
 
 
 class Emulate(Protocol):
-    """Builds emulated ranks. With `one`, only rank 0 trains."""
+    """Function that builds emulated ranks. With `one`, only rank 0 trains."""
 
     def __call__(self, *, own_rows: bool, one: bool = False) -> EmulatedRanks:
         """Build ranks with their own rows, or with all rows."""
@@ -38,7 +38,7 @@ class StepFacts:
 
 @dataclass(frozen=True, slots=True)  # positional, because the catalogue builds hundreds
 class Mistake:
-    """A candidate mistake: it may explain a divergence."""
+    """A mistake that may explain a divergence."""
 
     cause: Cause
     """Short name for the mistake."""

@@ -22,7 +22,7 @@ NO_PROOF = "(a pattern in the values, not a proof: no known fault reproduces the
 
 
 def pattern_of(diverged: Evidence, types: Sequence[tuple[torch.dtype, str]] = ()) -> Diagnosis | None:
-    """The first pattern that fits. `types` lists element types to test for rounding, with their names."""
+    """Describe the first pattern in the differences that fits. `types` lists element types to test for rounding, with names."""
     return next(_patterns(diverged, types), None)
 
 

@@ -43,7 +43,7 @@ def wrong_elements(diverged: Evidence, phase: Phase) -> dict[str, torch.Tensor]:
 
 
 def suspects(diverged: Evidence) -> tuple[Masks | None, ...]:
-    """Return sets of elements with possibly wrong gradients: the first that differ, and all (None)."""
+    """Return sets of elements whose gradients may be wrong: the first that differ, and all (None)."""
     if diverged.first.phase is not Phase.GRADIENT:
         return (None,)
     masks = {name: mask for name, mask in wrong_elements(diverged, Phase.GRADIENT).items() if name in diverged.updated}

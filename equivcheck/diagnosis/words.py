@@ -32,7 +32,7 @@ def join_words(parts: Sequence[str]) -> str:
 
 
 def layers_by_name(layers: Iterable[int]) -> str:
-    """Layers by index: ```layers.0` and `layers.2```."""
+    """Join layers by index: ```layers.0` and `layers.2```."""
     return join_words([f"`layers.{layer}`" for layer in layers])
 
 
@@ -42,7 +42,7 @@ def name_ranks(ranks: Sequence[int]) -> str:
 
 
 def gradients(diverged: Evidence, names: Sequence[str]) -> str:
-    """Subject and verb for a sentence about gradients: ``the gradient of `a` is`` or ``all gradients are``."""
+    """Build subject and verb for a sentence about gradients: ``the gradient of `a` is`` or ``all gradients are``."""
     if len(names) == 1:
         return f"the gradient of `{names[0]}` is"
     if set(names) >= set(diverged.updated):
@@ -51,7 +51,7 @@ def gradients(diverged: Evidence, names: Sequence[str]) -> str:
 
 
 def rows_of_tensor(masks: Mapping[str, npt.NDArray[np.bool_]]) -> str:
-    """Masked elements: ``rows 2 to 3 of `a```, or ```a` (5 of 8 elements), `b` and parts of 3 more tensors``."""
+    """Describe the elements in a mask: ``rows 2 to 3 of `a```, or ```a` (5 of 8 elements), `b` and parts of 3 more tensors``."""
     are_full = all(mask.all() for mask in list(masks.values())[_NAMED:])
     rest = "{} more tensors" if are_full else "parts of {} more tensors"
     return _name_some([_rows(name, mask) for name, mask in masks.items()], rest)

@@ -127,7 +127,7 @@ _COMPARED = (Phase.LOSS, Phase.GRADIENT, Phase.CLIPPING, Phase.UPDATE)
 
 
 def tolerance_of(scenario: Scenario, verdict: Verdict | None = None) -> float:
-    """Largest tolerance among the compared tensors; if that hides the divergence, the tolerance of the diverged tensor."""
+    """Largest tolerance among the compared tensors. If that hides the divergence, the tolerance of the tensor that diverged."""
     moments = ReferenceRun.of(scenario).confirming_reference().moments
     compared = (moment for moment in moments if moment.phase in _COMPARED)
     everything = max((float(value) for moment in compared for value in moment.tolerances if math.isfinite(value)), default=0.0)

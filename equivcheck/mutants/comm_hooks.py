@@ -17,7 +17,7 @@ Reduce = Callable[[GradBucket, dist.ProcessGroup], "torch.futures.Future[torch.T
 
 
 def ddp_of(setup: Setup) -> DistributedDataParallel | None:
-    """The `DistributedDataParallel` that reduces the setup's gradients; None if there is none."""
+    """Return the `DistributedDataParallel` that reduces the setup's gradients; None if there is none."""
     if isinstance(setup.module, DistributedDataParallel):
         return setup.module
     return wrapper_of(setup.model)
@@ -62,7 +62,7 @@ def average_bucket_in(dtype: torch.dtype, bucket: GradBucket, group: dist.Proces
 
 
 class AverageWithoutWaiting:
-    """Averages the bucket over ranks, but returns before the all-reduce has finished."""
+    """Communication hook that averages the bucket over ranks, but returns before the all-reduce has finished."""
 
     def __init__(self) -> None:
         self._begun: list[dist.Work] = []
@@ -82,7 +82,7 @@ class AverageWithoutWaiting:
 
 
 def completed_future(values: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    """A completed future."""
+    """Return a future that is already completed."""
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(values)
     return future

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Family(PrintableEnum):
-    """The part that a mutant breaks."""
+    """Part of a parallel training that a mutant breaks."""
 
     DATA_PARALLEL = "data_parallel"
     ACCUMULATION = "accumulation"

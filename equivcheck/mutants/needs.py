@@ -36,9 +36,10 @@ def all_of(*conditions: Callable[[Scenario], bool]) -> Callable[[Scenario], bool
 
 
 def is_eager(scenario: Scenario) -> bool:
-    """Whether hooks that a mutant registers run in each step, because nothing is compiled or traced.
+    """Whether nothing is compiled or traced, so that hooks of a mutant run in each step.
 
-    A compiled module keeps the hooks from tracing time. A step traced to one graph hides changes to gradients from the update.
+    A compiled module keeps the hooks that existed when it was traced. A step traced to one graph does not see changes to
+    gradients before the update.
     """
     return not any(layout.execution.is_compiled or layout.execution.whole_step for layout in scenario.layouts)
 
@@ -91,5 +92,8 @@ def reduces_by_hooks(scenario: Scenario) -> bool:
 
 
 def updates_exceed_rounding(scenario: Scenario) -> bool:
-    """Whether updates exceed rounding. In float32, a learning rate of 5e-5 and twice that can give equal parameters."""
+    """Whether updates of parameters exceed rounding errors.
+
+    In float32, a learning rate of 5e-5 and twice that can give equal parameters.
+    """
     return scenario.training.precision is Precision.FLOAT64 or scenario.training.optimizer.lr >= LEAST_VISIBLE_RATE

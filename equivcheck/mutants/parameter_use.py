@@ -14,7 +14,7 @@ TensorFunction = Callable[[torch.Tensor], torch.Tensor]
 
 
 def use_through(module: nn.Module, through: TensorFunction) -> None:
-    """Apply `through` to a linear's, norm's or embedding's parameters in each forward."""
+    """Apply a function to the parameters of linear, norm and embedding layers in each forward."""
     module.forward = _forward(module, through)
 
 
@@ -39,7 +39,7 @@ def _forward(module: nn.Module, through: TensorFunction) -> Callable[[torch.Tens
 
 
 def use_weight_through(linear: nn.Module, through: TensorFunction) -> None:
-    """Apply `through` to a linear's weight, but not to its bias."""
+    """Apply a function to a linear layer's weight, but not to its bias."""
     use_through(linear, lambda parameter: through(parameter) if parameter.ndim > 1 else parameter)
 
 
@@ -72,7 +72,7 @@ class _Changed(torch.autograd.Function):
 def transform(
     tensor: torch.Tensor, *, values: TensorFunction = torch.Tensor.detach, gradients: TensorFunction = lambda gradient: gradient
 ) -> torch.Tensor:
-    """Apply `values` to a tensor and `gradients` to its gradient, independent of each other."""
+    """Apply `values` to a tensor in forward, and `gradients` to its gradient in backward."""
     result: torch.Tensor = _Changed.apply(tensor, values, gradients)  # type: ignore[no-untyped-call]
     return result
 
@@ -111,5 +111,5 @@ def _whole(tensor: DTensor) -> list[Placement]:
 
 
 def keep_partial_gradient(parameter: torch.Tensor) -> torch.Tensor:
-    """Return the parameter, and leave this rank's partial gradient unreduced."""
+    """Return a parameter, and leave this rank's partial gradient unreduced."""
     return transform(parameter, gradients=treat_as_reduced)

@@ -90,7 +90,7 @@ class _CountsChunks(Pipe):
 
 
 def use_pipe(setup: Setup, kind: type[Pipe]) -> None:
-    """Replace the pipe by one with a fault, if the layout has stages."""
+    """Replace a rank's pipeline by one with a bug, if the layout has stages."""
     pipe = _pipe_of(setup)
     if pipe is not None:
         other = kind(**{field.name: getattr(pipe, field.name) for field in fields(pipe)})

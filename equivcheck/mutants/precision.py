@@ -120,7 +120,7 @@ def _draw_again(block: Block) -> None:
 
 
 def other_mask(mask: torch.Tensor, layer: AnyLayer) -> torch.Tensor:
-    """The inverted mask, with the same scaling."""
+    """Return the inverted dropout mask with the same scaling."""
     kept: torch.Tensor = (mask == 0.0).to(mask.dtype) / (1.0 - layer.dropout)
     return kept
 

@@ -53,7 +53,7 @@ def size_of(setup: Setup, *names: str) -> int:
 
 
 def rank_along(setup: Setup, *names: str) -> int:
-    """This rank's row-major index along the named axes."""
+    """Row-major index of this rank along the named axes."""
     coordinate = mesh_of(setup).get_coordinate()
     assert coordinate is not None, "every rank of the world is in the mesh"
     index = 0
@@ -69,7 +69,7 @@ def data_ranks(setup: Setup) -> int:
 
 
 def data_rank(setup: Setup) -> int:
-    """Index of this rank's rows."""
+    """Index of this rank among the ranks with different rows."""
     return rank_along(setup, *DATA_AXES)
 
 

@@ -52,7 +52,7 @@ def _param_groups(module: FSDPModule) -> Sequence[Any]:
 
 
 class WrongReduceScatter(ReduceScatter):
-    """Synchronous replacement for a reduce-scatter."""
+    """Synchronous replacement for the reduce-scatter of `fully_shard`."""
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Allocate a buffer."""
@@ -70,12 +70,12 @@ class WrongReduceScatter(ReduceScatter):
         self.scatter(output_tensor, input_tensor, group, op)
 
     def scatter(self, output: torch.Tensor, given: torch.Tensor, group: dist.ProcessGroup, op: Op) -> None:
-        """Implements `__call__` with fewer arguments."""
+        """Reduce-scatter a tensor in a wrong way."""
         raise NotImplementedError
 
 
 class TakeOwnChunk(WrongReduceScatter):
-    """Returns the rank's own unreduced chunk, scaled like a mean over ranks."""
+    """Reduce-scatter that returns the rank's own unreduced chunk, scaled like a mean over ranks."""
 
     def scatter(self, output: torch.Tensor, given: torch.Tensor, group: dist.ProcessGroup, op: Op) -> None:
         """Copy without communication."""
@@ -83,16 +83,16 @@ class TakeOwnChunk(WrongReduceScatter):
 
 
 class TakeNextChunk(WrongReduceScatter):
-    """Reduces correctly, but returns the next rank's chunk."""
+    """Reduce-scatter that reduces correctly, but returns the next rank's chunk."""
 
     def scatter(self, output: torch.Tensor, given: torch.Tensor, group: dist.ProcessGroup, op: Op) -> None:
-        """Reduce chunks shifted by one rank."""
+        """Reduce-scatter chunks that are shifted by one rank."""
         chunks = given.view(group.size(), -1).roll(-1, 0)
         dist.reduce_scatter_tensor(output, chunks.reshape(-1), op=op, group=group)
 
 
 class ReduceInBfloat16(WrongReduceScatter):
-    """Reduces in bfloat16."""
+    """Reduce-scatter in bfloat16."""
 
     def scatter(self, output: torch.Tensor, given: torch.Tensor, group: dist.ProcessGroup, op: Op) -> None:
         """Round, reduce, and convert back."""

@@ -27,7 +27,7 @@ MAX_FOLLOWERS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedRun:
-    """Reference and expected calls for ranks. References are functions, because a run costs time."""
+    """Reference and expected collective calls for a run. References are functions, because computing one costs time."""
 
     reference: Callable[[], Reference]
     """Returns the reference for the first comparison."""

@@ -19,10 +19,10 @@ AT_ONCE = (FailureKind.MISMATCH, FailureKind.DEADLOCK)
 
 
 def with_culprit(plan: ProgramPlan, run: Callable[[ProgramPlan], object], failure: Failure) -> Failure:
-    """Add to the failure the statement that causes it, found by running the program again.
+    """Add to the failure the statement that causes it. To find it, the program runs again.
 
-    A value whose local shapes contradict its placements comes first. If ranks wait, the program is shortened to the first
-    statement that makes them wait; if no statement does, the backward pass is to blame.
+    A value whose local shapes contradict its placements comes first. If ranks hang, the program is shortened to the first
+    statement with which they hang. If no statement does, the backward pass is the cause.
     """
     if failure.kind not in (*AT_ONCE, FailureKind.RAISED):
         return failure
@@ -38,10 +38,10 @@ def with_culprit(plan: ProgramPlan, run: Callable[[ProgramPlan], object], failur
 
 
 def failure_if_refusals_raise(run: Callable[[frozenset[str]], object], hung: Failure) -> Failure:
-    """Find the statement refused by only some ranks, because their missing calls make the other ranks wait.
+    """Find the statement that only some ranks refuse, so the other ranks wait for them.
 
-    `run` takes statements that may be refused, and raises `RanksFailed` at any other refusal. It runs again as long as all ranks
-    refuse the same statement. Returns `hung` if no run shows a difference.
+    `run` takes statements that may be refused, and raises `RanksFailed` at any other refusal. It runs again as long as all
+    ranks refuse the same statement. Returns `hung` if no run shows a difference.
     """
     allowed: frozenset[str] = frozenset()
     while hung.hung and all(report.state is not RankState.RUNNING for report in hung.reports):
@@ -68,7 +68,7 @@ def first_raising(failure: Failure | None) -> int:
 
 
 def parts_that_disagree(plan: ProgramPlan, run: Callable[[ProgramPlan], object]) -> Failure | None:
-    """Failure for the first value whose local shapes contradict its placements. None if there is no such value."""
+    """Return a failure for the first value whose local shapes contradict its placements; None if there is no such value."""
     found = _failure(run, replace(plan, checks_parts=True))
     return found if found is not None and any(PartsDisagree.__name__ in report.error for report in found.reports) else None
 

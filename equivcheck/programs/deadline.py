@@ -19,9 +19,10 @@ third of the time in sweeps."""
 
 
 def seconds_of_program(program: TensorProgram, world: str, deadline: float) -> float:
-    """Program deadline for a check with `deadline`. It grows in proportion if `deadline` is above the usual one.
+    """Seconds that a program may take in a check with `deadline`.
 
-    A program with `WEIGHED` gets the full deadline, because DTensor needs ten seconds CPU time to choose its placements.
+    They grow in proportion if `deadline` is above the default. A program with an operation in `WEIGHED` gets the full deadline,
+    because DTensor needs ten CPU seconds to choose its placements.
     """
     if WEIGHED in program.operations:
         return deadline

@@ -35,7 +35,7 @@ PROGRAMS: dict[str, Runs] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """A layout or program, tried in one world."""
+    """Result of trying a layout or program in one world."""
 
     world: str
     """World of the ranks."""
@@ -61,7 +61,7 @@ def probe_everything() -> Iterator[Probe]:
 
 
 def unclassified_state(search: Search) -> list[str]:
-    """Torch state without a class in the audit, such as new state in a newer version."""
+    """State of torch that the audit does not list, such as new state in a newer version."""
     return list(unclassified_names(search.names()))
 
 
@@ -112,7 +112,7 @@ def _result(world: str, parallelism: type[Parallelism]) -> tuple[str, str]:
 
 
 def smallest_scenario(parallelism: type[Parallelism]) -> Scenario:
-    """The smallest scenario: one layer or as many as the layout needs, one step, two ranks on the parallelism's first axis."""
+    """Smallest scenario of a layout: one layer or as many as it needs, one step, two ranks on the parallelism's first axis."""
     names = parallelism.axes[0]
     axes = tuple(Axis(name=name, size=1 if index else _NUM_RANKS) for index, name in enumerate(names))
     training = Training(model=Model(features=2, layers=(Layer(width=2),)), data=Data(microbatches=(_NUM_RANKS,)))

@@ -57,7 +57,7 @@ class Layout:
         )
 
     def of(self, *kinds: type[P]) -> tuple[P, ...]:
-        """Parallelisms that are instances of any given class, innermost first."""
+        """Parallelisms of any given class, innermost first."""
         return tuple(parallelism for parallelism in self.parallelisms if isinstance(parallelism, kinds))
 
     def has(self, *kinds: type[Parallelism]) -> bool:

@@ -30,7 +30,7 @@ CP = "cp"
 
 @frozen_dataclass
 class Axis:
-    """Mesh axis."""
+    """One axis of a mesh: name and number of ranks."""
 
     name: str
     """``dp``, ``dp_replicate``, ``dp_shard``, ``tp``, ``ep``, ``pp``, ``cp``, or a name that a third-party parallelism uses.

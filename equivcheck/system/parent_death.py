@@ -20,12 +20,12 @@ def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 
 
 def code_to_end_with_parent(number: int = signal.SIGKILL) -> str:
-    """Python code that ends a new interpreter with the current thread, unless it calls `outlive_parent`."""
+    """Return Python code that ends a new interpreter together with the current thread, unless it calls `outlive_parent`."""
     return f"from equivcheck.system.parent_death import end_with_parent; end_with_parent({os.getpid()}, {int(number)})"
 
 
 def outlive_parent() -> None:
-    """Cancel `end_with_parent`. The process must then notice by itself that its parent is gone."""
+    """Cancel `end_with_parent`. The process must then notice by itself if its parent is gone."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
 

@@ -63,7 +63,10 @@ def require_space() -> None:
 
 
 def clear_own() -> None:
-    """Remove this process's folders before it ends abruptly. Other threads that create a folder then block until the end."""
+    """Remove this process's folders before it ends abruptly.
+
+    Other threads block if they create a folder from then on.
+    """
     _making.acquire()
     for folder in tuple(_own):
         shutil.rmtree(folder, ignore_errors=True)

@@ -28,7 +28,7 @@ def accumulate(setup: Setup, microbatches: Sequence[Batch], index: int) -> float
 
 
 def microbatch_loss(setup: Setup, batch: Batch, index: int, rows: int) -> torch.Tensor:
-    """Forward a microbatch and scale its loss so that the sum over microbatches and mean over ranks is the step's loss."""
+    """Run forward for a microbatch and scale its loss. The sum over microbatches, averaged over ranks, is the step's loss."""
     training = setup.training
     with setup.forward_context():
         outputs = setup.module(batch.inputs, batch.masks, index)
@@ -50,7 +50,7 @@ def backward(setup: Setup, loss: torch.Tensor) -> None:
 
 
 def scale_loss(setup: Setup, loss: torch.Tensor, rows: int) -> torch.Tensor:
-    """Scale the loss of some rows to their share in the step's loss."""
+    """Scale the loss of some rows to their share of the step's loss."""
     training = setup.training
     share = rows / training.data.batch if training.loss.is_mean else setup.loss_scale
     return loss if share == 1.0 else loss * share

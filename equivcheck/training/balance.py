@@ -20,18 +20,18 @@ Counts = Sequence[torch.Tensor]
 
 
 def routing_loads(model: nn.Module) -> list[RoutingLoad]:
-    """Loads that layers with a load-balancing loss recorded in the last forward."""
+    """Return the statistics that layers with a load-balancing loss recorded in the last forward."""
     found = (module.load() for module in model.modules() if isinstance(module, LayerModule))
     return [load for load in found if load is not None]
 
 
 def counts_of_microbatch(model: nn.Module, counts: Counts, batch: Batch, index: int) -> Counts:
-    """Counts for a batch, or for the microbatch that it is a part of."""
+    """Return the tokens per expert for a batch, or for the full microbatch that it is a part of."""
     return counts if batch.whole is None else routing_counts(model, batch.whole, index)
 
 
 def routing_counts(model: nn.Module, batch: Batch, index: int) -> Counts:
-    """Counts that the model's layers record for a batch at a step."""
+    """Return the tokens per expert that the model's layers record for a batch at a step."""
     assert isinstance(model, MLP), "the model is a stack"
     with torch.no_grad():
         model.through_layers(batch.inputs, batch.masks, index)

@@ -9,7 +9,7 @@ from equivcheck.training.layers.module import LayerModule
 
 
 class RecordedChoices:
-    """Routing in every forward of a model from now on; empty if the model has no router."""
+    """Records which experts the routers choose in every forward of a model; empty if the model has no router."""
 
     def __init__(self, model: nn.Module) -> None:
         self._kept: list[torch.Tensor] = []

@@ -28,7 +28,10 @@ def clip_by_norm(_module: nn.Module, parameters: list[torch.Tensor], clipping: C
 def clip_by_norm_of_norms(
     parameters: list[torch.Tensor], clipping: ClipNorm, gradient_of: GradientOf = lambda parameter: parameter.grad
 ) -> torch.Tensor:
-    """Clip by the norm over all kinds of gradients and all ranks. `gradient_of` returns a parameter's contribution to it."""
+    """Clip by the norm over all gradients, also if they are on different meshes. Returns the norm before clipping.
+
+    `gradient_of` returns the part of a parameter's gradient that counts on this rank.
+    """
     norm_type = float(clipping.norm_type.value)
     gradients = [gradient for gradient in map(gradient_of, parameters) if gradient is not None]
     norms = [_whole(nn.utils.get_total_norm(kind, norm_type)) for kind in _kinds(gradients)]

@@ -29,7 +29,7 @@ def train_copies(
     steps: Sequence[Sequence[Batch]],
     make_setup: MakeSetup = single_device_setup,
 ) -> EnsembleTrace:
-    """Train one copy for each entry along dim 0. Arguments and result are those of `train_ensemble`."""
+    """Train one copy of the model for each entry along dim 0. Arguments and result are those of `train_ensemble`."""
     copies = len(next(iter(parameters.values())))
     runs = [_train_copy(training, parameters, steps, make_setup, copy) for copy in range(copies)]
     found = stack_traces([trace for trace, _ in runs])

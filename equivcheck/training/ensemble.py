@@ -40,7 +40,7 @@ CLIP_EPS = 1e-6
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class EnsembleStep:
-    """Results from one step for each copy. Row d has the same layout as the snapshot from a separate run with copy d."""
+    """One step's results for all copies. Row d has the layout of the snapshot from a run with copy d alone."""
 
     loss: Array
     """Shape (copies,)."""
@@ -70,7 +70,7 @@ class EnsembleTrace:
     """Optimizer state, shape (copies, elements of all state tensors). Scalars such as step counts are repeated for each copy."""
 
     def moments(self) -> Iterator[Array | None]:
-        """Values of all copies at each moment of a single run's trace, in its order. None stands for the buffers."""
+        """All copies' values at each moment in a trace, in its order. None stands for the buffers."""
         for step in self.steps:
             yield step.loss[:, None]
             yield step.gradients

@@ -21,7 +21,7 @@ from equivcheck.worlds.trace.trace import Piece, Slot, Snapshot, Step, Trace
 
 
 class Pause(PrintableEnum):
-    """Points at which trainings that run side by side wait for each other."""
+    """Points at which trainings that run in turns wait for each other."""
 
     ZEROED = "zeroed"
     """Before forward."""
@@ -61,7 +61,7 @@ def train(setup: Setup, steps: Sequence[Sequence[Batch]] | None = None) -> Trace
 
 
 def train_in_turns(setup: Setup, steps: Sequence[Sequence[Batch]] | None = None) -> Generator[Pause, None, Trace]:
-    """Generator form of `train`, which yields twice per step so that several trainings can run side by side."""
+    """Train like `train`, as a generator that yields twice per step, so that several trainings can run in turns."""
     training, slots = setup.training, setup.find_slots(setup.model)
     pieces = tuple(piece for slot in slots for piece in slot.pieces)
     optimizer = setup.build_optimizer(training, [(slot.pieces[0].name, slot.parameter) for slot in slots])

@@ -31,7 +31,7 @@ IGNORED_SHARE = 1 / 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Microbatch. Its tensors are never written to."""
+    """One microbatch. Its tensors are never changed."""
 
     inputs: torch.Tensor
     """Shape (rows, features), or (features, rows) if the batch dim is 1.
@@ -137,7 +137,7 @@ def _counted(loss: CrossEntropy, classes: int, batches: tuple[Batch, ...], gener
 
 
 def count_labels(loss: CrossEntropy, classes: int, labels: torch.Tensor) -> float:
-    """Number of labels that count, or the sum of their class weights."""
+    """How many labels are not ignored, or the sum of their class weights."""
     counted = labels[labels != IGNORED]
     return float(class_weights(classes, torch.float64)[counted].sum()) if loss.class_weights else float(counted.numel())
 

@@ -15,7 +15,7 @@ from equivcheck.training.layers.sequence import FULL_SEQUENCE, Sequence
 
 
 class HeadModule(nn.Module):
-    """Head: a linear after an optional norm."""
+    """Output layer of a token model: a linear after an optional norm."""
 
     def __init__(self, head: Head, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class MLP(nn.Module):
         return values + placed
 
     def finished(self, values: torch.Tensor) -> torch.Tensor:
-        """Apply head, scale and offset."""
+        """Apply head, scale and offset to the last layer's output."""
         if self.head is not None:
             values = self.head(values)
         if self._parameters.get("scale") is not None:

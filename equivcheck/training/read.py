@@ -53,7 +53,10 @@ def default_slots(model: nn.Module) -> tuple[Slot, ...]:
 
 
 def piece_of(name: str, tensor: torch.Tensor) -> Piece:
-    """Box of the full tensor that this rank holds, from the DTensor's placements; a plain tensor is the full tensor."""
+    """Return the box of the full tensor that this rank holds, from the DTensor's placements.
+
+    A plain tensor is the full tensor.
+    """
     if not isinstance(tensor, DTensor):
         return Piece(name=name, shape=tuple(tensor.shape))
     return box_of(name, tuple(tensor.shape), tensor.device_mesh, tensor.placements)
@@ -99,9 +102,9 @@ def in_order_of_pieces(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tenso
 
 
 def box_of(name: str, shape: tuple[int, ...], mesh: Mesh, placements: Sequence[Placement]) -> Piece:
-    """This rank's box in a tensor with this full shape and these placements.
+    """Return this rank's box in a tensor with this full shape and these placements.
 
-    It follows the rule in `torch.chunk` instead of asking DTensor, to be an independent check.
+    It uses the rule of `torch.chunk` instead of asking DTensor, to be an independent check.
     """
     start, size = [0] * len(shape), list(shape)
     coordinate = mesh.get_coordinate()
@@ -192,9 +195,10 @@ def full_snapshot(slots: Sequence[Slot], tensors: Iterable[torch.Tensor | None])
 
 
 def state_snapshot(state: State, slots: Sequence[Slot]) -> Snapshot:
-    """Optimizer state. A tensor with its parameter's shape has the parameter's placement; anything else counts as replicated.
+    """Copy the optimizer state.
 
-    A rank without elements of a parameter contributes nothing for it.
+    A tensor with its parameter's shape has the parameter's placement; anything else counts as replicated. A rank without
+    elements of a parameter contributes nothing for it.
     """
     # All ranks redistribute, because those without elements must join the collectives too.
     placed = {
@@ -228,7 +232,7 @@ def _state_slots(slot: Slot, key: str, tensor: torch.Tensor) -> list[tuple[Slot,
 
 
 def buffer_snapshot(model: nn.Module) -> Snapshot:
-    """A model's buffers."""
+    """Copy a model's buffers."""
     slots = buffer_slots(model)
     return snapshot(slots, tuple(piece for slot in slots for piece in slot.pieces), [slot.parameter for slot in slots])
 

@@ -17,9 +17,10 @@ FLAGS = ("amsgrad", "decoupled_weight_decay", "maximize", "nesterov")
 
 
 def settings_of(optimizers: Sequence[torch.optim.Optimizer], slots: Sequence[Slot], flags: Collection[str] = ()) -> Settings:
-    """Return each parameter's settings. Parameters in one group share one dict. An inner optimizer's replace the outer one's.
+    """Return each parameter's optimizer settings. Parameters in one group share one dict.
 
-    `flags` names settings that are True or False, given as 1 and 0.
+    If an optimizer wraps another one, the inner settings count. `flags` names settings that are True or False, given as 1 and
+    0.
     """
     groups = [
         (group["params"], dict(_numbers(group)) | {key: float(group[key]) for key in flags if isinstance(group.get(key), bool)})

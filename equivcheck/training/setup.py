@@ -23,7 +23,7 @@ from equivcheck.worlds.trace.trace import Slot
 
 
 def unsharded_state(optimizer: torch.optim.Optimizer) -> State:
-    """State from an optimizer without sharded state."""
+    """Return an optimizer's state without communication."""
     return optimizer.state
 
 

@@ -11,7 +11,7 @@ from equivcheck.oracle.verdict.cause import Cause
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserDiagnosis:
-    """Result of the search for a cause, for the first wrong module, and of the type checker."""
+    """Results from the search for a cause, from the search for the first wrong module, and from the type checker."""
 
     cause: str = ""
     """Mistake with the values of all ranks; empty without one."""

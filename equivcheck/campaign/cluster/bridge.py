@@ -18,7 +18,7 @@ from equivcheck.worlds.workers.link import SupervisorLink
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Sent to the bridge as its first message: connect to this cluster."""
+    """First message to the bridge: connect to this cluster."""
 
     address: str
     """``auto``, or host and port of the cluster's head."""
@@ -28,7 +28,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Sent to a node: start a worker process."""
+    """Message to a node: start a worker process."""
 
     plan: Plan
     """Plan for the worker."""
@@ -38,7 +38,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tell:
-    """Sent to a node: pass this message to a worker."""
+    """Message to a node: pass this message to a worker."""
 
     place: tuple[int, int]
     """Worker number and process number."""
@@ -48,7 +48,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remove:
-    """Sent to a node: kill a worker."""
+    """Message to a node: kill a worker."""
 
     place: tuple[int, int]
     """Worker number and process number."""
@@ -59,7 +59,7 @@ Order = Start | Tell | Remove
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ordered:
-    """Sent to the bridge: an order for a node."""
+    """Message to the bridge: an order for a node."""
 
     node: str
     """Addressed node."""
@@ -69,12 +69,12 @@ class Ordered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connected:
-    """Sent by the bridge: the cluster has answered, and its nodes are being asked."""
+    """Message from the bridge: the cluster has answered, and its nodes are being asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """Sent by the bridge: the nodes are ready."""
+    """Message from the bridge: the nodes are ready."""
 
     nodes: tuple[Node, ...]
     """All nodes with cores. Nodes that cannot take part count as lost."""
@@ -82,7 +82,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoCluster:
-    """Sent by the bridge as its last message if the cluster cannot be used."""
+    """Last message from the bridge if the cluster cannot be used."""
 
     why: str
     """Reason in one line."""
@@ -90,7 +90,7 @@ class NoCluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerMessage:
-    """Sent by a node: a message from one worker."""
+    """Message from a node: a message from one worker."""
 
     place: tuple[int, int]
     """Worker number and process number."""
@@ -103,21 +103,21 @@ Answer = tuple[WorkerMessage, ...] | NodeLost
 
 
 class Cluster(Protocol):
-    """Cluster nodes. Each node has at most one exchange at a time."""
+    """Machines in a cluster. Each node has at most one exchange of messages at a time."""
 
     @property
     def names(self) -> Sequence[str]:
-        """Names for the nodes in use."""
+        """Names of the nodes in use."""
 
     def begin(self, name: str, orders: Sequence[Order]) -> None:
-        """Begin an exchange: send orders to a node."""
+        """Begin an exchange of messages: send orders to a node."""
 
     def answers(self) -> Iterator[tuple[str, Answer]]:
-        """Yield the exchanges that end within a moment. Do not address a node again after its `NodeLost`."""
+        """Yield the exchanges that end within a moment. After its `NodeLost`, a node must get no more orders."""
 
 
 def relay(link: SupervisorLink, cluster: Cluster) -> None:
-    """Relay orders and messages until the campaign stops or no node is left."""
+    """Pass on orders and messages until the campaign stops or no node is left."""
     waiting = defaultdict[str, list[Order]](list)
     left = set(cluster.names)
     for name in left:

@@ -65,7 +65,7 @@ class RemoteWorker:
         self.order(Tell(place=self.place, message=message))
 
     def order(self, order: Order) -> None:
-        """Send an order about the worker to its node."""
+        """Send an order about this worker to its node."""
         self.bridge.send(Ordered(node=self.node, order=order))
 
 
@@ -92,7 +92,7 @@ class ClusterWorkers:
 
     @property
     def num_workers(self) -> int:
-        """Room for worker processes on all nodes together."""
+        """Number of worker processes for which all nodes together have room."""
         return sum(node.num_workers for node in self.nodes if not node.lost)
 
     @property
@@ -108,7 +108,7 @@ class ClusterWorkers:
         worker.order(Start(plan=plan, place=place))
 
     def messages(self) -> Iterator[tuple[RemoteWorker, Any]]:
-        """See `CampaignWorkers.messages`."""
+        """Wait a moment and yield messages with their workers; see `CampaignWorkers.messages`."""
         message: Any = None
         wait = _TICK
         while not isinstance(message, Ended) and self._bridge.poll(wait):

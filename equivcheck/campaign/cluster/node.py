@@ -14,13 +14,13 @@ _ANSWER_SECONDS = 0.2
 
 
 class NodeServer:
-    """Starts workers on this node. They end with this object and with its process."""
+    """Starts workers on this cluster machine. They end with this object and with its process."""
 
     def __init__(self) -> None:
         self._crew = LocalWorkers()
 
     def exchange(self, orders: Sequence[Order]) -> tuple[WorkerMessage, ...]:
-        """Obey orders and return the messages that workers send in the meantime."""
+        """Carry out orders, and return the messages that workers send in the meantime."""
         for order in orders:
             self._obey(order)
         messages: list[WorkerMessage] = []

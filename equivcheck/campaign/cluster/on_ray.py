@@ -46,7 +46,7 @@ def main(fd: int) -> None:
 
 
 class RayCluster:
-    """One actor per node; see `Cluster`."""
+    """Cluster with one Ray actor per node; see `Cluster`."""
 
     def __init__(self, actors: dict[str, Any]) -> None:
         self._actors = actors
@@ -54,11 +54,11 @@ class RayCluster:
 
     @property
     def names(self) -> Sequence[str]:
-        """Names for the nodes in use."""
+        """Names of the nodes in use."""
         return tuple(self._actors)
 
     def begin(self, name: str, orders: Sequence[Order]) -> None:
-        """Begin an exchange with a node."""
+        """Begin an exchange of messages with a node."""
         self._running[self._actors[name].exchange.remote(orders)] = name
 
     def answers(self) -> Iterator[tuple[str, Answer]]:

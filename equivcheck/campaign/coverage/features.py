@@ -41,10 +41,10 @@ def features(scenario: Scenario) -> frozenset[Feature]:
 
 
 def located_features(scenario: Scenario) -> Iterator[tuple[Feature, Path]]:
-    """Yield each feature with its path.
+    """Yield each feature with its path. Seeds and constant fields are left out.
 
-    Seeds and constant fields are left out. In a resumed scenario, the first layout counts only by name, because its options also
-    occur in other scenarios' final layouts.
+    In a resumed scenario, the first layout counts only by name, because its options also occur as final layouts of other
+    scenarios.
     """
     for top in ("training", "layout"):
         yield from _of_noun(getattr(scenario, top), top, (top,))

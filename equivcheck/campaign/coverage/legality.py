@@ -25,7 +25,7 @@ KEPT_EXAMPLES = 4
 
 
 class Examples:
-    """A few scenarios per feature, with different layouts if possible, and all pairs that occurred."""
+    """A few scenarios for each feature, with different layouts if possible, and all pairs of features seen together."""
 
     def __init__(self) -> None:
         self._kept: dict[Feature, dict[str, Scenario]] = {}
@@ -43,7 +43,7 @@ class Examples:
                 kept.setdefault(scenario.layout.name, scenario)
 
     def of(self, feature: Feature) -> Iterable[Scenario]:
-        """Examples with a feature."""
+        """Scenarios with a feature."""
         return self._kept.get(feature, {}).values()
 
     def came_together(self, one: Feature, other: Feature) -> bool:
@@ -61,7 +61,7 @@ class Examples:
 
     @property
     def legal(self) -> Pairs:
-        """Pairs found in a scenario."""
+        """Pairs of features found in a scenario."""
         return pairs_of(self._beside, [(one, other) for one, beside in self._beside.items() for other in beside if one < other])
 
 

@@ -17,7 +17,7 @@ TABLE = "legal_pairs.json"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pairs:
-    """Pairs as a symmetric bit matrix: bit j in row i says if features i and j form a pair."""
+    """Feature pairs as a symmetric bit matrix: bit j in row i says if features i and j form a pair."""
 
     features: tuple[Feature, ...]
     """Features, numbered by their position."""
@@ -30,7 +30,7 @@ class Pairs:
         return sum(row.bit_count() for row in self.rows) // 2
 
     def of(self, feature: int) -> Iterator[int]:
-        """Yield a feature's partners, by number."""
+        """Yield the numbers of all features that form a pair with a feature."""
         row = self.rows[feature]
         return (other for other in range(len(self.features)) if row >> other & 1)
 
@@ -79,7 +79,7 @@ _OF_ANY_MODEL = {"None", "NOT_IN_PLAN", "LINEAR_MEAN", "LINEAR_SUM", "MSE_MEAN",
 
 
 def family_of(feature: Feature) -> ModelFamily:
-    """The only family of models that can have a feature; rows for features that all models have."""
+    """Only family of models that can have a feature; rows for features of all models."""
     chosen = (feature.noun, feature.field) in _CHOSEN and feature.value.rpartition(".")[2] not in _OF_ANY_MODEL
     if chosen or feature.noun in _OF_TOKENS:
         return ModelFamily.TOKENS

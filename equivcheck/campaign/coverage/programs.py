@@ -15,7 +15,7 @@ Place = tuple[str, int, str]
 
 
 class ProgramReach:
-    """Operations with argument placements. It is small enough to send between processes."""
+    """Operations with argument placements that checks have reached. It is small enough to send between processes."""
 
     def __init__(self) -> None:
         self.num_programs = 0
@@ -36,11 +36,11 @@ class ProgramReach:
         self.refused.update(each.name for each in refused if isinstance(each, Operation))
 
     def gain(self, program: TensorProgram) -> int:
-        """How many new places a program would add."""
+        """How many operations with new placements a program would add."""
         return len({*places_of(program)} - self.places)
 
     def merge(self, other: ProgramReach) -> None:
-        """Add another reach's programs."""
+        """Add another object's counts."""
         self.num_programs += other.num_programs
         self.places |= other.places
         self.refused.update(other.refused)
@@ -57,7 +57,7 @@ class ProgramReach:
 
 
 def places_of(program: TensorProgram, *, leaving_out: tuple[int, ...] = ()) -> Iterator[Place]:
-    """Yield a place for each argument of each operation."""
+    """Yield each operation argument with its placements."""
     for number, statement in enumerate(program.statements):
         if isinstance(statement, Operation) and number not in leaving_out:
             for index, back in enumerate(statement.arguments):

@@ -39,7 +39,7 @@ class Reach:
         return sum((mask & ~self._rows[number]).bit_count() for number in numbers)
 
     def merge(self, other: Reach) -> None:
-        """Add another reach's scenarios."""
+        """Add another object's counts."""
         self.num_scenarios += other.num_scenarios
         self.unknown |= other.unknown
         self._rows = [mine | theirs for mine, theirs in zip(self._rows, other._rows, strict=True)]
@@ -64,7 +64,7 @@ class Reach:
 
     @property
     def share(self) -> float:
-        """Share of the legal pairs that were drawn, 0 to 1."""
+        """Share of the legal pairs drawn so far, 0 to 1."""
         return self.drawn_pairs.count / max(1, self.legal.count)
 
 
@@ -85,7 +85,7 @@ def shipped_features(scenario: Scenario) -> tuple[tuple[int, ...], int]:
 
 
 def by_parts(pairs: Pairs) -> dict[tuple[str, str], int]:
-    """Pair counts between each two parts of a scenario."""
+    """Count pairs between each two parts of a scenario, such as model and optimizer."""
     parts = sorted({feature.part for feature in pairs.features})
     counts = dict.fromkeys(combinations_with_replacement(parts, 2), 0)
     for number, feature in enumerate(pairs.features):

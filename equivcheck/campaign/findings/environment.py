@@ -13,7 +13,7 @@ import equivcheck
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """Versions and machine. An empty version means that the package is not installed."""
+    """Versions and machine with which a finding was made. An empty version means that the package is not installed."""
 
     date: str
     """Time in UTC, such as ``2026-01-31T12:00:00+00:00``."""
@@ -32,7 +32,7 @@ class Environment:
 
 
 def environment() -> Environment:
-    """Versions installed now. It reads only package metadata, so it does not import torch."""
+    """Return the versions installed now. Reads only package metadata, so it does not import torch."""
     return Environment(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         equivcheck=equivcheck.__version__,

@@ -17,7 +17,10 @@ NOT_SHRUNK = "not fully shrunk: the campaign ended first"
 
 
 def is_better_example(verdict: CaseVerdict, before: CaseVerdict) -> bool:
-    """Whether the new verdict has the smaller case. A shrunk or explained case is replaced only by a shrunk or explained one."""
+    """Whether the new verdict has the smaller case.
+
+    A shrunk or explained case is replaced only by another shrunk or explained case.
+    """
     return _order(verdict) < _order(before)
 
 
@@ -28,7 +31,7 @@ def adds_information(verdict: CaseVerdict, before: CaseVerdict) -> bool:
 
 
 def is_examined(verdict: CaseVerdict) -> bool:
-    """Whether the case was explained or confirmed."""
+    """Whether the case was explained, or confirmed in another world."""
     return any(getattr(verdict, name) for name in _EXAMINED)
 
 

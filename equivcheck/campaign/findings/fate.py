@@ -26,7 +26,10 @@ class Recheck(PrintableEnum):
 
 
 def compare_recheck(kept: CaseVerdict, verdict: CaseVerdict) -> Recheck:
-    """Compare a later verdict with the kept one. Returns `UNTOLD` if the later one is unsupported, or undecided at some step."""
+    """Compare a later verdict with the stored one.
+
+    Returns `UNTOLD` if the later one is unsupported, or undecided at some step.
+    """
     if verdict.is_clear:
         return Recheck.DOES_NOT
     if not (verdict.outcome.is_finding or verdict.outcome is Outcome.KNOWN):
@@ -39,12 +42,15 @@ def compare_recheck(kept: CaseVerdict, verdict: CaseVerdict) -> Recheck:
 
 
 def undecided_reason(verdict: CaseVerdict) -> str:
-    """Outcome and reason in one line: ``unsupported: torch 2.9 has no ...``."""
+    """Describe an undecided verdict in one line: ``unsupported: torch 2.9 has no ...``."""
     return ": ".join(filter(None, (verdict.outcome.value, verdict.reason or verdict.undecided)))
 
 
 def showing_of_recheck(kept: CaseVerdict, verdict: CaseVerdict) -> Showing:
-    """Convert a recheck into an answer about a torch version. A case that fails in another way counts as `CANNOT_RUN`."""
+    """Convert a later verdict to whether a torch version shows the finding.
+
+    A case that fails in another way counts as `CANNOT_RUN`.
+    """
     found = compare_recheck(kept, verdict)
     if found is Recheck.DOES_NOT:
         return Showing(shows=Shows.DOES_NOT)
@@ -55,7 +61,7 @@ def showing_of_recheck(kept: CaseVerdict, verdict: CaseVerdict) -> Showing:
 
 
 class Fate(PrintableEnum):
-    """Behavior of a finding in a new check. Summaries print the values."""
+    """Change of a finding since it was made, as a new check shows it. Summaries print the values."""
 
     STILL = "still shows"
     NEW = "new here"
@@ -73,7 +79,7 @@ class Fate(PrintableEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedFinding:
-    """A finding with a new check."""
+    """A finding with a new verdict on its case."""
 
     finding: Finding
     """The finding from the store."""

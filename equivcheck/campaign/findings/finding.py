@@ -33,7 +33,7 @@ VERSIONS = "versions.json"
 
 
 class BrokenFinding(UsageError):
-    """A folder is not a valid finding. The text names the file and the mistake."""
+    """A folder does not hold a valid finding. The text names the file and the mistake."""
 
 
 class StoreFailed(EquivCheckError):
@@ -42,7 +42,7 @@ class StoreFailed(EquivCheckError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A finding's folder, loaded."""
+    """A finding, loaded from its folder."""
 
     path: Path
     """The finding's folder."""
@@ -55,7 +55,7 @@ class Finding:
 
     @property
     def fingerprint(self) -> str:
-        """12 hex digits, equal for verdicts with the same fault."""
+        """Hash in 12 hex digits, equal for verdicts with the same fault."""
         return fingerprint(self.verdict)
 
 
@@ -187,7 +187,7 @@ _MAX_VERSION = 200
 
 
 def require_sound_verdict(verdict: CaseVerdict, where: str) -> None:
-    """Raise `InvalidScenario` for a verdict that cannot belong to a finding."""
+    """Raise `InvalidScenario` for a verdict that no finding can have."""
     for wrong in _mistakes(verdict):
         raise InvalidScenario(f"{where}: {wrong}")
 

@@ -24,13 +24,13 @@ breaks."""
 
 
 def fingerprint(verdict: CaseVerdict) -> str:
-    """Hash the fault into 12 hex digits. World, sizes and step do not change it."""
+    """Hash the kind of failure into 12 hex digits. World, sizes and step do not change it."""
     parts = (verdict.outcome.value, verdict.case.name, *what_is_wrong(verdict), *(["beyond"] if verdict.beyond else []))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:_LENGTH]
 
 
 def what_is_wrong(verdict: CaseVerdict) -> tuple[str, ...]:
-    """Describe the fault without the layout: phase, difference and tensor kind; a crash's error; a hang's calls."""
+    """Describe the failure without its layout: phase, difference and kind of tensor; a crash's error; a hang's calls."""
     if verdict.divergence is not None:
         first = verdict.divergence
         return first.phase.value, first.difference.value, kind_of_tensor(first.tensor)

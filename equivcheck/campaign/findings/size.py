@@ -28,7 +28,7 @@ _USUAL = (Model, Data, ParameterGroup, Layer, LayerPlan)
 
 @singledispatch
 def size_of(case: Checkable) -> Size:
-    """Size of a case. Among examples with the same fault, the lexicographically smallest is the best."""
+    """A case's size, a tuple. If several cases fail in the same way, the smallest is kept."""
     raise TypeError(f"case {type(case).__name__} is not valid: unknown class. Expected Scenario or TensorProgram")
 
 

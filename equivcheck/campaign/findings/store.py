@@ -28,7 +28,7 @@ _PROBED_BYTES = 2**16
 
 
 class Kept(PrintableEnum):
-    """How the store handled a verdict."""
+    """Result of passing a verdict to the store."""
 
     NEW = "new"
     BETTER = "better"
@@ -146,7 +146,7 @@ class FindingStore:
         _remove(old)
 
     def _repair(self) -> None:
-        """Clear up after a writer that was killed. Requires the lock."""
+        """Clear up after a writer killed. Requires the lock."""
         for old in self.path.glob(f"{_OLD}*"):
             mark = old.name.removeprefix(_OLD)
             if self.folder(mark).exists():

@@ -13,7 +13,7 @@ from equivcheck.system.choice import PrintableEnum
 
 
 class Method(PrintableEnum):
-    """Test for whether a finding shows on a torch version."""
+    """Way to test whether a finding shows on a torch version."""
 
     SCRIPT = "script"
     REPLAY = "replay"
@@ -21,7 +21,7 @@ class Method(PrintableEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionAnswer:
-    """Answer from one version."""
+    """Whether one torch version shows a finding."""
 
     torch: str
     """Torch version."""
@@ -31,7 +31,7 @@ class VersionAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownIn:
-    """Bisection result."""
+    """Torch versions that show a finding, found by bisection."""
 
     by: Method
     """The test used."""
@@ -52,18 +52,18 @@ class ShownIn:
 
     @property
     def shows(self) -> bool:
-        """Whether it shows in any version."""
+        """Whether any version shows the finding."""
         return any(found.showing.shows is Shows.SHOWS for found in self.measured)
 
     @property
     def skipped_versions(self) -> tuple[str, ...]:
-        """Versions that were skipped because their neighbors agree."""
+        """Versions skipped because their neighbors agree."""
         there = {found.torch for found in self.measured}
         return tuple(version for version in self.versions if version not in there)
 
     @property
     def specifiers(self) -> tuple[str, ...]:
-        """PEP 440 specifiers by minor version for the ranges in which it shows. Undecided versions are left out."""
+        """PEP 440 specifiers, by minor version, for versions that show the finding. Undecided versions are left out."""
         return tuple(self._specifier(first, last) for first, last in self._runs())
 
     @property

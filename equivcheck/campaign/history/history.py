@@ -32,7 +32,7 @@ class HistoryFailed(EquivCheckError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """A run's progress."""
+    """A run's progress in numbers."""
 
     seconds: float
     """Seconds since its first check."""
@@ -51,13 +51,13 @@ class Figures:
 
 
 class History:
-    """Runs with one store. Each call is one transaction."""
+    """All runs of campaigns with one store. Each call is one transaction."""
 
     def __init__(self, store: Path) -> None:
         self.path = store / FILE
 
     def begin(self, run: Run) -> None:
-        """Add a run. A run that is already there stays, such as the one added for a finding."""
+        """Add a run. Does nothing if it is already there, for example because it was added for a finding."""
         names = ", ".join(field.name for field in fields(Run))
         values = [value.value if isinstance(value, PrintableEnum) else value for value in astuple(run)]
         with self.open() as db:
@@ -77,7 +77,7 @@ class History:
             db.executemany("INSERT OR REPLACE INTO cost VALUES (?, ?, ?)", costs)
 
     def see(self, run: Run, fingerprint: str, kept: CaseVerdict, seen: Recheck = Recheck.SHOWS) -> None:
-        """Note whether a finding shows in a run. Later calls cannot take back `SHOWS`."""
+        """Write whether a finding shows in a run. Later calls cannot take back `SHOWS`."""
         row = (fingerprint, kept.case.name, kept.outcome.value, kept.reason)
         with self.open() as db:
             db.execute("INSERT OR REPLACE INTO finding VALUES (?, ?, ?, ?)", row)
@@ -89,7 +89,7 @@ class History:
             )
 
     def end(self, run: Run, ended: Ended) -> None:
-        """Note how a run ended."""
+        """Write how a run ended."""
         with self.open() as db:
             db.execute("UPDATE run SET ended = ? WHERE id = ?", (ended.value, run.id))
 

@@ -19,7 +19,7 @@ _OF_RUNS = ("run", "outcome", "cost", "progress", "summary", "sighting")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merged:
-    """Result from merging one store."""
+    """Result of merging one store into another."""
 
     store: Path
     """The merged store's folder."""
@@ -41,7 +41,10 @@ def require_sources(sources: Sequence[Path], into: Path) -> None:
 
 
 def merge(source: Path, into: Path) -> Merged:
-    """Add a store to another. A second call adds nothing. Raises the errors of the store and the history."""
+    """Add a store's findings and history to another store.
+
+    A second call adds nothing. Raises the errors of the store and the history.
+    """
     kept, broken = Counter[Kept](), []
     for mark in FindingStore(source).fingerprints():
         try:

@@ -23,7 +23,7 @@ _RUNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastRun:
-    """A run with its progress."""
+    """An earlier campaign with its final counts."""
 
     run: Run
     """Facts known at its start."""
@@ -47,13 +47,13 @@ class PastRun:
 
     @property
     def share(self) -> float:
-        """Checked share of the legal pairs, 0 to 1."""
+        """Share of the legal feature pairs checked, 0 to 1."""
         return self.pairs / max(1, self.of_pairs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noted:
-    """Details that a run wrote about its checks."""
+    """Details that a run wrote to the history."""
 
     outcomes: Mapping[tuple[str, Outcome], int]
     """Checks by layout name and outcome."""

@@ -46,7 +46,7 @@ def revision() -> str:
 
 
 class Mode(PrintableEnum):
-    """Purpose of a campaign. It decides which findings make it fail."""
+    """A campaign's purpose, which decides which findings make it fail."""
 
     PLAIN = "plain"
     """A full check: each finding makes it fail."""
@@ -59,12 +59,12 @@ class Mode(PrintableEnum):
 
     @property
     def replays(self) -> bool:
-        """Whether it first checks the store's findings again."""
+        """Whether the campaign first checks stored findings again."""
         return self in (Mode.PR, Mode.NIGHTLY)
 
 
 class FailOn(PrintableEnum):
-    """Findings that can make a campaign fail."""
+    """Kinds of findings that make a campaign fail."""
 
     ALL = "all"
     """Findings in trainings and tensor programs."""
@@ -82,7 +82,7 @@ class Ended(PrintableEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Facts known at a run's start."""
+    """Facts about a campaign, known at its start."""
 
     seed: int | None
     """Seed for generated scenarios; None if only a finding of the run is known."""

@@ -20,7 +20,7 @@ ALWAYS = "9999"
 
 
 class Standing(PrintableEnum):
-    """Status of a finding after the last run that decided it."""
+    """Status of a finding after the last run that gave a definite answer."""
 
     NEW = "new"
     """It showed for the first time."""
@@ -57,7 +57,7 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acceptance:
-    """A user's decision to ignore a finding until some day."""
+    """A user's decision to ignore a finding until a certain day."""
 
     reason: str
     """Reason for the decision."""
@@ -67,7 +67,7 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A finding over all runs."""
+    """History of a finding over all runs."""
 
     fingerprint: str
     """Fingerprint shared by its verdicts."""
@@ -90,7 +90,7 @@ class Record:
 
     @property
     def is_open(self) -> bool:
-        """Whether it shows and is not accepted."""
+        """Whether the finding shows and is not accepted."""
         return self.standing.shows and self.accepted is None
 
 
@@ -177,7 +177,7 @@ _FAILING = {
 
 
 def records_decided_by(run: Run, records: Iterable[Record]) -> tuple[Record, ...]:
-    """Findings that this run was the last to decide."""
+    """Findings about which this run gave the last definite answer."""
     return tuple(record for record in records if record.decided_by == run.id)
 
 

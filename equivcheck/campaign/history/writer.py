@@ -19,7 +19,10 @@ _SECONDS = 10.0
 
 
 class HistoryWriter:
-    """History of one run. A write error does not end the campaign: `failed` has the reason, and later events are not written."""
+    """Writes the history of one run.
+
+    A write error does not end the campaign: `failed` has the reason, and later events are not written.
+    """
 
     def __init__(self, store: FindingStore, run: Run) -> None:
         """Add the run, after findings in the store that the history lacks. Raises `HistoryFailed`."""
@@ -33,7 +36,7 @@ class HistoryWriter:
         self._guarded(lambda: self._write(event))
 
     def replayed(self, replayed: ReplayedFinding) -> None:
-        """Write a finding's fate after its recheck."""
+        """Write what became of a finding checked again."""
         kept = replayed.finding
         seen = compare_recheck(kept.verdict, replayed.verdict)
         self._guarded(lambda: self._history.see(self.run, kept.fingerprint, kept.verdict, seen))

@@ -20,7 +20,7 @@ KNOWN_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A possible case for a worker's next check."""
+    """A case that a worker may check next."""
 
     case: Any
     """Case as drawn, or changed."""
@@ -30,7 +30,10 @@ class Candidate:
     """Ids of known issues that the drawn case could show; empty if the case was not changed."""
 
     def issues_decided_by(self, verdict: CaseVerdict) -> frozenset[str]:
-        """Ids of the known issues that a verdict decides. A verdict `known` decides only one, because it may hide others."""
+        """Ids of the known issues about which a verdict gives an answer.
+
+        A verdict `known` answers for one issue only, because this one may hide others.
+        """
         if verdict.outcome is Outcome.KNOWN:
             return frozenset((verdict.known,))
         return self.could_show if verdict.outcome is Outcome.EQUIVALENT else frozenset()
@@ -39,8 +42,8 @@ class Candidate:
 class Avoidance:
     """Changes a case if its known issues have shown too often.
 
-    An issue is not avoided before it has shown once. After that, its past rate predicts whether the next check shows it. If torch
-    fixes the issue, the rate falls and the issue is no longer avoided.
+    An issue is not avoided before it has shown once. After that, its past rate predicts whether the next check shows it. If
+    torch fixes the issue, the rate falls and the issue is no longer avoided.
     """
 
     def __init__(self) -> None:
@@ -51,7 +54,7 @@ class Avoidance:
         self._met: set[str] = set()
 
     def candidate(self, case: Checkable) -> Candidate | None:
-        """The case to check for a drawn one; None if it has issues that cannot be avoided."""
+        """Return the case to check in place of a drawn one; None if it has issues that cannot be avoided."""
         issues = _issues(case)
         if self._affords(case.summary_row[0], issues):
             return Candidate(case=case, could_show=issues)

@@ -73,7 +73,7 @@ _REMEMBERED = 100_000
 
 
 class Selection:
-    """Wants scenarios that are new, fit into the time budget, and were not checked before."""
+    """Chooses scenarios that are new, fit into the time budget, and were not checked before."""
 
     def __init__(self, seconds: float) -> None:
         self._budgets = (
@@ -102,14 +102,12 @@ class Selection:
 
 
 class Novelty:
-    """Wants the scenario with the largest new part for its cost, compared with recent ones in its group.
+    """Chooses the scenario with the most new features for its cost, compared with recent ones in its group.
 
     New feature pairs and triples count relative to all that the scenario has. If they were only counted, models over sequences
     would be preferred, because these have the most features and cost twice as much. If no scenario brings anything new, all are
-    wanted.
-
-    Compiled scenarios, traced ones, and those with possible known issues are separate groups, because few of them should be
-    checked.
+    chosen. Compiled scenarios, traced ones, and those with possible known issues are separate groups, because few of them
+    should be checked.
     """
 
     def __init__(self) -> None:

@@ -21,23 +21,23 @@ def _seconds_waited(verdict: CaseVerdict) -> float:
 
 
 class Judge(Protocol):
-    """Check for cases during shrinking."""
+    """Function that checks cases during shrinking."""
 
     def __call__(self, case: Any, /, *, coarse: bool) -> CaseVerdict:
         """Return the verdict; `coarse` has the meaning it has in `equivcheck.check`."""
 
 
 def same_fingerprint(first: CaseVerdict) -> Callable[[CaseVerdict], bool]:
-    """Return a predicate: is a verdict about the same fault as `first`?"""
+    """Return a function that says whether a verdict is about the same failure as `first`."""
     mark = fingerprint(first)
     return lambda verdict: verdict.outcome.is_finding and fingerprint(verdict) == mark
 
 
 class Shrinking:
-    """One search, limited to `seconds` of work (`WorkClock`).
+    """Search for a smaller case with the same failure, limited to `seconds` of work (`WorkClock`).
 
-    Callers offer the verdicts on Hypothesis's proposals; `finish` tries single changes. Verdicts are coarse if a coarse check
-    sees the fault in the first case. The final case gets a full check.
+    Callers pass the verdicts on Hypothesis's proposals to `offer`; `finish` then tries single changes. Checks are coarse if a
+    coarse check sees the failure in the first case. The final case gets a full check.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Shrinking:
 
     @property
     def first_verdict(self) -> CaseVerdict:
-        """Full verdict at the start."""
+        """Full verdict on the first case."""
         return self._found[0]
 
     @property
@@ -76,7 +76,7 @@ class Shrinking:
         return self._clock.seconds > self._seconds or self._stopped()
 
     def offer(self, verdict: CaseVerdict) -> bool:
-        """Remember a smaller case. Returns whether the verdict is about the same fault."""
+        """Remember a smaller case. Returns whether the verdict is about the same failure."""
         self._clock.wait(_seconds_waited(verdict))
         if not self._same(verdict):
             return False

@@ -52,7 +52,7 @@ _LESS_WITHIN: tuple[dict[str, Any], ...] = (
 
 
 def simpler_by(kind: Change[C], case: C, *, beyond: bool = False) -> Iterator[C]:
-    """Yield runnable smaller cases (`size_of`) with one change, each once, because repairs may make two equal.
+    """Yield smaller cases (`size_of`) that can run and differ by one change. Repairs may make two equal, so each comes once.
 
     `beyond` includes cases that only torch's own limits forbid.
     """
@@ -164,7 +164,7 @@ CHANGES: tuple[Change[Scenario], ...] = (
 
 @singledispatch
 def changes_for(case: Checkable) -> tuple[Change[Any], ...]:
-    """Changes for a kind of case, most effective first."""
+    """Return the changes for a kind of case, most effective first."""
     raise TypeError(f"case {type(case).__name__} is not valid: unknown class. Expected Scenario or TensorProgram")
 
 
@@ -263,7 +263,7 @@ def _plainer(training: Training) -> Iterator[Model]:
 
 
 def with_defaults(value: T) -> Iterator[T]:
-    """Set one option inside an object to its default."""
+    """Yield an object with one option set to its default, for each option inside it."""
     if isinstance(value, tuple):
         for index, item in enumerate(value):
             for changed in with_defaults(item):

@@ -34,7 +34,7 @@ class Node:
 
 
 class Worker(Protocol):
-    """A worker as its supervisor sees it."""
+    """A worker, seen from its supervisor."""
 
     place: tuple[int, int]
     """Worker number, and the number of processes that this worker has had before."""
@@ -108,7 +108,7 @@ class LocalWorkers(Pool[CheckingProcess]):
         self.workers.append(CheckingProcess(plan, place, suspect))
 
     def messages(self) -> Iterator[tuple[CheckingProcess, Any]]:
-        """See `CampaignWorkers.messages`."""
+        """Wait a moment and yield messages with their workers; see `CampaignWorkers.messages`."""
         for worker, message in super().messages():
             if isinstance(message, Ended | Stuck):
                 yield worker, self._ended(worker, message)

@@ -11,7 +11,7 @@ from equivcheck.scenario.case import Checkable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fuzz:
-    """Sent to the worker: draw and check cases until the time is up or enough are checked."""
+    """Message to the worker: draw and check cases until the time is up or enough are checked."""
 
     seconds: float
     """Seconds to draw and check, counted from this message's arrival."""
@@ -21,7 +21,7 @@ class Fuzz:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckOne:
-    """Sent to the worker: check this case, answer with `Checked`, and end."""
+    """Message to the worker: check this case, answer with `Checked`, and end."""
 
     case: Checkable
     """Case to check."""
@@ -31,7 +31,7 @@ class CheckOne:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MayShrink:
-    """Sent to the worker: answer to a `Found` with `asks`."""
+    """Message to the worker: answer to a `Found` with `asks`."""
 
     yes: bool
     """Whether to shrink; False if another worker does or did."""
@@ -39,7 +39,7 @@ class MayShrink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeOver:
-    """Sent to a drawing worker: shrink a finding whose worker was lost with its machine."""
+    """Message to a drawing worker: shrink a finding whose worker was lost with its machine."""
 
     verdict: CaseVerdict
     """Verdict with the finding's case."""
@@ -47,12 +47,12 @@ class TakeOver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """Sent by the worker: all imports are done."""
+    """Message from the worker: all imports are done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Sent by the worker several times a second: counts."""
+    """Message from the worker, several times a second: counts."""
 
     tally: Tally
     """Checks since the last message."""
@@ -60,7 +60,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Sent by the worker: a finding, or a smaller case for one."""
+    """Message from the worker: a finding, or a smaller case for one."""
 
     verdict: CaseVerdict
     """Verdict with the finding's case."""
@@ -70,7 +70,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InDoubt:
-    """Sent by the worker: a failed case is about to run again in its own process, or that run is done."""
+    """Message from the worker: a failed case is about to run again in its own process, or that run is done."""
 
     verdict: CaseVerdict | None
     """Verdict to be confirmed; None once it is decided."""
@@ -78,7 +78,7 @@ class InDoubt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """Sent by the worker: answer to `CheckOne`."""
+    """Message from the worker: answer to `CheckOne`."""
 
     verdict: CaseVerdict
     """Verdict on the case."""
@@ -88,7 +88,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broken:
-    """Sent by the worker: the checker raised an exception."""
+    """Message from the worker: the checker raised an exception."""
 
     summary: str
     """Error as ``Type: message`` on one line."""
@@ -100,7 +100,7 @@ class Broken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """Sent by the worker: the control's result."""
+    """Message from the worker: the control's result."""
 
     name: str
     """The planted fault."""
@@ -118,17 +118,17 @@ class Control:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """Sent by the worker as its last message before its time is up: a rank still runs in its process and cannot be stopped."""
+    """Last message from a worker that ends early, because a rank still runs in its process and cannot be stopped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """Sent by the worker as its last message."""
+    """Last message from the worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """Replaces a dead worker's last message: the process died, or was killed because it was stuck."""
+    """Stands for a dead worker's last message: the process died, or was killed because it was stuck."""
 
     verdict: CaseVerdict | None
     """Verdict on the case it was checking; None if it had begun none."""
@@ -140,7 +140,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost:
-    """Replaces a worker's last message if its machine is lost."""
+    """Stands for a worker's last message if its machine is lost."""
 
     name: str
     """The lost machine."""

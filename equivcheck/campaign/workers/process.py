@@ -22,9 +22,10 @@ START_SECONDS = 120.0
 
 
 class CheckingProcess(WorkerProcess):
-    """A worker process. `place` is its number and the number of processes this worker has had before.
+    """A worker process that draws and checks cases.
 
-    It draws cases. If `suspect` is given, it only checks that case again, because it ended the process before.
+    `place` is its number and the number of processes this worker has had before. If `suspect` is given, the process only checks
+    that case again, because the case ended an earlier process.
     """
 
     def __init__(self, plan: Plan, place: tuple[int, int], suspect: CaseVerdict | None = None) -> None:
@@ -37,12 +38,12 @@ class CheckingProcess(WorkerProcess):
 
     @property
     def seconds_since_begun(self) -> float:
-        """Seconds since its last check was first seen."""
+        """Seconds since the process's last check was first seen."""
         return time.monotonic() - self._begun
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it has not begun a check for longer than any check may take."""
+        """Whether the process has not begun a check for longer than any check may take."""
         if self._recorder.num_begun != self._last_count:
             self._begin()
         if not self._patience.exhausted():
@@ -61,14 +62,14 @@ class CheckingProcess(WorkerProcess):
 
     @property
     def allowed_seconds(self) -> float:
-        """Seconds that its last check may take; before the first check, the start of the process is included."""
+        """Seconds that the last check may take; before the first check, the start of the process is included."""
         if not self._recorder.num_begun:
             return self._plan.stuck_seconds + START_SECONDS
         case = self._recorder.last_case()
         return self._plan.stuck_seconds + (all_compile_seconds(case) if case else 0.0)
 
     def death(self) -> CaseVerdict | None:
-        """Verdict on the case during which the process died; None if it had begun none."""
+        """Return the verdict on the case during which the process died; None if it had begun none."""
         how = f"the process that simulated the ranks {self.how_it_ended()}"
         return self._verdict(Outcome.CRASHED, FailureKind.DIED, RankState.DIED, how)
 

@@ -19,7 +19,10 @@ _COUNT = struct.Struct("<Q")
 
 
 class Recorder:
-    """One slot in memory shared by two processes. Writing takes a pickle and a copy, but no system call."""
+    """Shared memory in which a worker records its current case for the supervisor.
+
+    Writing takes a pickle and a copy, but no system call.
+    """
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -28,7 +31,7 @@ class Recorder:
 
     @classmethod
     def create(cls) -> Recorder:
-        """Create an empty recorder. It vanishes with the processes that have it open."""
+        """Create an empty recorder. It vanishes with the last process that has it open."""
         return cls(unnamed_file(_SIZE))
 
     @classmethod
@@ -38,7 +41,7 @@ class Recorder:
 
     @property
     def fd(self) -> int:
-        """File descriptor for the worker."""
+        """File descriptor to pass to the worker."""
         return self._file.fileno()
 
     def begin(self, case: Checkable) -> None:

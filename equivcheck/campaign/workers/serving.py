@@ -18,7 +18,7 @@ from equivcheck.worlds.workers.link import SupervisorLink
 
 
 def main(fd: int, recorder_fd: int) -> None:
-    """Serve the supervisor at the other end of `fd`."""
+    """Draw and check cases for the supervisor at the other end of `fd`."""
     link = SupervisorLink(fd)
     plan, place = link.task
     try:

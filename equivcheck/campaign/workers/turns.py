@@ -29,7 +29,7 @@ _STAY = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Source for a batch."""
+    """Kind of cases from which a batch is drawn."""
 
     strategy: SearchStrategy[Any]
     """Strategy for its cases."""
@@ -40,7 +40,7 @@ class Source:
 
 
 def sources(plan: Plan, worker: int) -> Iterator[Source]:
-    """Yield the sources of a worker's batches, without end. Each worker starts with another layout."""
+    """Yield a source for each batch on one worker, without end. Each worker starts with another layout."""
     assert plan.strategy is not None
     usual = plan.strategy(plan)
     beyond = usual if plan.frontier is None else plan.frontier(plan)
@@ -77,7 +77,7 @@ LEAST_SHARE, MOST_SHARE = 0.1, 0.5
 
 
 class Reached(Protocol):
-    """Counts new features."""
+    """Protocol for counting features that checks have reached."""
 
     def gain(self, case: Any, /) -> int:
         """How many new features a case would add."""
@@ -105,7 +105,7 @@ class Part:
 
     @property
     def expected_seconds(self) -> float:
-        """Expected seconds for its checks so far."""
+        """Expected duration of this kind's checks so far, in seconds."""
         return self.num_checks * self.seconds
 
     def count(self, case: Any) -> None:
@@ -123,8 +123,8 @@ class Part:
 class Turns:
     """Alternates between trainings and tensor programs.
 
-    10 to 50 % of the time goes to tensor programs, depending on their gain per second (`Part.gain`) relative to trainings. Time
-    is the checks' expected duration and not a clock, so the same seed gives the same cases.
+    10 to 50 % of the time goes to tensor programs, depending on how many new features they bring per second (`Part.gain`)
+    relative to trainings. Time is the checks' expected duration and not a clock, so the same seed gives the same cases.
     """
 
     def __init__(self, plan: Plan, worker: int) -> None:

@@ -40,13 +40,13 @@ _CONTROL_SECONDS = 2.0
 
 
 class Supervisor(Protocol):
-    """Receives a worker's messages."""
+    """Protocol of the supervisor, as a worker sees it."""
 
     stopped: threading.Event
     """Set when the worker must end after its current check."""
 
     def send(self, message: object, /) -> None:
-        """Receive a message."""
+        """Send a message to the supervisor."""
 
     def next(self) -> Any:
         """Wait for an answer or an order."""
@@ -56,11 +56,14 @@ class Supervisor(Protocol):
 
 
 class CheckerBroke(BaseException):
-    """The check raised an exception. It derives from `BaseException`, because Hypothesis would shrink an `Exception`."""
+    """The check itself raised an exception. It derives from `BaseException`, because Hypothesis would shrink an `Exception`."""
 
 
 class Worker:
-    """A campaign's worker. `place` is its number and its process number, so that each process draws other cases."""
+    """Draws and checks one worker's cases.
+
+    `place` is its number and its process number, so each process draws other cases.
+    """
 
     def __init__(self, plan: Plan, place: tuple[int, int], link: Supervisor, recorder: Recorder) -> None:
         self._plan, self._place, self._link, self._recorder = plan, place, link, recorder

@@ -21,7 +21,7 @@ from equivcheck.training.setup import Setup
 
 
 def wrong_microbatches(diverged: DivergedRun, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield repeated sums over copies and parts, and updates after each microbatch."""
+    """Yield mistakes with microbatches: repeated reductions, and updates after each microbatch."""
     if facts.num_backward > 1:
         yield from _summed_again(diverged)
         yield from _stepped(diverged)

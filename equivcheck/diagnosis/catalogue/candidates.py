@@ -90,7 +90,7 @@ GENERAL = (
 
 
 def facts_of(diverged: DivergedRun) -> StepFacts:
-    """Facts about a scenario's step. A reference that rounds computes all microbatches at once."""
+    """Measure facts about a scenario's step. A reference that rounds computes all microbatches at once."""
     return StepFacts(
         own_rows=True,
         num_backward=1 if diverged.rounding is not None else diverged.num_microbatches,
@@ -100,7 +100,7 @@ def facts_of(diverged: DivergedRun) -> StepFacts:
 
 
 def candidates(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Mistakes to try for a run, in this order."""
+    """Yield the mistakes to try for a run, in this order."""
     facts = facts_of(diverged)
     for wrong, phases in CATALOGUE:
         if diverged.first.phase in phases:

@@ -28,7 +28,7 @@ MAX_SETS = 4096
 
 
 def wrong_clippings_of_scenario(diverged: DivergedRun, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield clipping mistakes, and each again with the right norm returned."""
+    """Yield clipping mistakes, each once with its own norm returned and once with the right norm."""
     clipping = diverged.training.clipping
     if isinstance(clipping, ClipValue):
         change = _with_clipping(ClipValue(clip_value=1e300))
@@ -141,7 +141,7 @@ def _clip_early(ranks: EmulatedRanks, *, clipping: ClipNorm | ClipValue, again: 
 
 
 def unscaled_after_clipping(diverged: DivergedRun, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield the first wrong gradients' constant ratio, undone before the update."""
+    """Yield unscaling after clipping, with the constant ratio of the first wrong gradients."""
     names = tuple(name for name in diverged.differing(Phase.GRADIENT) if name in diverged.updated)
     ratio = diverged.ratio(names, Phase.GRADIENT) if names else None
     if ratio is None:

@@ -24,7 +24,7 @@ Item = TypeVar("Item")
 
 
 def on_one_device(cause: Cause, sentence: str, change: Change) -> Mistake:
-    """Mistake that is equal on all ranks, so that one training shows it."""
+    """Build a mistake that is equal on all ranks, so one training shows it."""
 
     def change_all(ranks: ScenarioRanks) -> None:
         for setup in ranks.setups:
@@ -34,12 +34,12 @@ def on_one_device(cause: Cause, sentence: str, change: Change) -> Mistake:
 
 
 def on_emulated_ranks(cause: Cause, sentence: str, change: Callable[[ScenarioRanks], None]) -> Mistake:
-    """Mistake with one training per rank."""
+    """Build a mistake that needs one training per rank."""
     return Mistake(cause, sentence, change, own_rows=True)
 
 
 def all_then_each(items: Sequence[Item]) -> Iterator[tuple[Item, ...]]:
-    """All items, then each one if there are several."""
+    """Return all items together, then each one if there are several."""
     if items:
         yield tuple(items)
     if len(items) > 1:
@@ -47,14 +47,14 @@ def all_then_each(items: Sequence[Item]) -> Iterator[tuple[Item, ...]]:
 
 
 def submodule(setup: Setup, name: str, kind: type[Module]) -> Module:
-    """A model's submodule. It must be a `kind`."""
+    """Return a model's submodule, which must be a `kind`."""
     found = setup.model.get_submodule(name)
     assert isinstance(found, kind), f"{name} is a {type(found).__name__}"
     return found
 
 
 def changing_layers(layers: Sequence[int], kind: type[Module], change: Callable[[Module], object]) -> Change:
-    """Change the modules of some layers."""
+    """Return a change of the modules of some layers."""
 
     def apply(setup: Setup) -> None:
         for layer in layers:
@@ -69,7 +69,7 @@ def gradients_of(setup: Setup) -> Gradients:
 
 
 def changing_gradients(change: Callable[[str, torch.Tensor], object], names: Collection[str] | None = None) -> Change:
-    """Change gradients in place before the update; `names` None for all."""
+    """Return a change of gradients in place before the update; `names` None for all."""
 
     def apply(setup: Setup) -> None:
         for name, gradient in gradients_of(setup).items():
@@ -80,12 +80,12 @@ def changing_gradients(change: Callable[[str, torch.Tensor], object], names: Col
 
 
 def multiplying_gradients(factor: float, names: Collection[str] | None = None) -> Change:
-    """Multiply gradients before the update; `names` None for all."""
+    """Return a change that multiplies gradients before the update; `names` None for all."""
     return changing_gradients(lambda _name, gradient: gradient.mul_(factor), names)
 
 
 def changing_batches(change: Callable[[Sequence[Batch]], Sequence[Batch]]) -> Change:
-    """Replace each step's microbatches. The change sees full batches, before a rank takes its rows."""
+    """Return a change of each step's microbatches. It sees full batches, before a rank takes its rows."""
 
     def apply(setup: Setup) -> None:
         inner = setup.compute
@@ -95,7 +95,7 @@ def changing_batches(change: Callable[[Sequence[Batch]], Sequence[Batch]]) -> Ch
 
 
 def changing_loss(**changes: float | bool) -> Change:
-    """Change fields of a cross-entropy loss; its divisor stays."""
+    """Return a change of fields in a cross-entropy loss. The divisor stays."""
 
     def apply(setup: Setup) -> None:
         loss, inner = setup.training.loss, setup.loss

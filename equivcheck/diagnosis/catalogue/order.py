@@ -23,7 +23,7 @@ Reorder = Callable[[torch.Tensor], torch.Tensor]
 
 
 def wrong_orders(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Reordered input and output shards, and swapped stages."""
+    """Yield mistakes in order: input and output shards, and pipeline stages."""
     layout = diverged.layout
     if not diverged.can_be_emulated:
         return

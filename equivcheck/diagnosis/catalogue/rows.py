@@ -24,7 +24,7 @@ Take = Callable[[ScenarioRanks, RankCoordinate, Batch], Batch]
 
 
 def wrong_rows(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Rows shared, duplicated or left out; dropout masks for other rows or none."""
+    """Yield mistakes with rows: shared, duplicated or left out, and dropout masks for other rows or none."""
     mesh, axes = diverged.mesh, diverged.data_axes
     if axes:
         for chosen in (*((name,) for name in axes if len(axes) > 1), axes):

@@ -19,7 +19,7 @@ from equivcheck.training.setup import Setup
 
 
 def local_statistics(diverged: DivergedRun) -> Iterator[Mistake]:
-    """The optimizer computes its statistics on each shard, although it is not elementwise."""
+    """Yield optimizer statistics of each shard, if the optimizer is not elementwise."""
     if not diverged.training.optimizer.elementwise and held_elements(diverged).is_sharded:
         words = "the optimizer treats each rank's shard as the full tensor, so its statistics cover one shard only"
         yield on_one_device(Cause.LOCAL_STATISTICS, words, partial(_by_shards, held=held_elements(diverged)))

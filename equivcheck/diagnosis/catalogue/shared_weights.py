@@ -21,7 +21,7 @@ from equivcheck.training.setup import Setup
 
 
 def wrong_sharing(diverged: DivergedRun) -> Iterator[Mistake]:
-    """A shared weight is stale in one layer, gets no gradient, or has its own parameter."""
+    """Yield mistakes with a shared weight: stale in one layer, without gradient, or two separate parameters."""
     if diverged.rounding is not None:
         return
     layers = diverged.training.model.layers
@@ -46,7 +46,7 @@ Weight = Callable[[nn.Linear], Callable[[], torch.Tensor]]
 
 
 def using_weight(names: Iterable[str], weight: Weight) -> Change:
-    """Let some linears use another weight; names are the modules'."""
+    """Return a change that lets the named linear modules use another weight."""
 
     def change(setup: Setup) -> None:
         for name in names:
@@ -66,7 +66,7 @@ def detached_weight(linear: nn.Linear) -> Callable[[], torch.Tensor]:
 
 
 def initial_weight(linear: nn.Linear) -> Callable[[], torch.Tensor]:
-    """Weight with its initial value in the forward pass. The current weight gets the gradient."""
+    """Return the weight with its initial value in forward. The current weight gets the gradient."""
     start = linear.weight.detach().clone()
     return lambda: start + (linear.weight - linear.weight.detach())
 

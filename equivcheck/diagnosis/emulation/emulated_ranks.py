@@ -28,10 +28,10 @@ Scale = Callable[[list[torch.Tensor], torch.Tensor], None]
 
 
 class EmulatedRanks(ABC):
-    """Trainings in one process that together compute the same as one device.
+    """Ranks that one process emulates. Together they compute the same as one device, until a `Mistake` makes them wrong.
 
-    A `Mistake` makes them wrong: it changes attributes before `train`. Every rank has full parameters. With `own_rows` it
-    computes on its own rows, else on all rows. With `one`, only rank 0 trains, and its trace stands for all ranks.
+    A mistake changes attributes before `train`. Every rank has full parameters. With `own_rows` it computes on its own rows,
+    else on all rows. With `one`, only rank 0 trains, and its trace stands for all ranks.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class EmulatedRanks(ABC):
         return [other.rank for other in self.coordinates if other.differs_only_along(own, axes)]
 
     def mean(self, gradients: list[Gradients], _microbatch: int, _step: int) -> list[Gradients]:
-        """Average gradients over ranks with different rows. Ranks share the results, so nobody may change them."""
+        """Average gradients over ranks with different rows. Ranks share the results, so the caller must not change them."""
         peers = [tuple(self.peers(rank, self.axes)) for rank in range(len(self.models))]
         means = {group: self.mean_over(gradients, group) for group in dict.fromkeys(peers)}
         return [means[group] for group in peers]
@@ -107,7 +107,7 @@ class EmulatedRanks(ABC):
         return {name: value.div_(len(ranks)) for name, value in means.items()}
 
     def multiply_gradients(self, factor: Callable[[str, int, int], float]) -> None:
-        """Multiply averaged gradients by a factor for a parameter's name, the microbatch and the step."""
+        """Multiply averaged gradients by a factor, which may depend on the parameter's name, the microbatch and the step."""
         self.reduce = lambda all_, microbatch, step: [
             {name: value * factor(name, microbatch, step) for name, value in each.items()}
             for each in self.mean(all_, microbatch, step)
@@ -122,7 +122,7 @@ class EmulatedRanks(ABC):
         return list(self.optimizers[rank].param_groups)
 
     def exchange(self, rank: int, given: Any, together: Callable[[list[Any]], Sequence[Any]]) -> Any:
-        """Wait until all ranks gave a value, and return this rank's result from `together`."""
+        """Wait until all ranks have passed a value. `together` computes one result per rank, and this rank's is returned."""
         return self.turns.meet(rank, given, together)
 
     def _clip_rank(self, rank: int, tensors: list[torch.Tensor], kind: float, scale: Scale) -> torch.Tensor:

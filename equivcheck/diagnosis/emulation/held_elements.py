@@ -15,7 +15,7 @@ from equivcheck.worlds.trace.trace import Trace
 
 @lru_cache(maxsize=4)
 def held_elements(diverged: Evidence) -> HeldElements:
-    """Return each rank's elements, and the only rank with optimizer state for a replicated tensor."""
+    """Return which rank holds which elements of each parameter, and which rank alone updates a replicated tensor."""
     held, owners = _held_masks(diverged), dict[str, int]()
     for name, masks in held.items():
         holders = [rank for rank, trace in enumerate(diverged.traces) if _has_state(trace, name)]
@@ -29,7 +29,7 @@ def _has_state(trace: Trace, name: str) -> bool:
 
 
 class HeldElements:
-    """Knows which rank holds which elements; gathers full tensors on every rank."""
+    """Knows which rank holds which elements, and gathers full tensors on every rank."""
 
     def __init__(
         self, coordinates: Sequence[RankCoordinate], held: Mapping[str, list[np.ndarray]], owners: Mapping[str, int]
@@ -49,7 +49,7 @@ class HeldElements:
         return any(sources is not None for sources in self._sources.values())
 
     def by(self, name: str, *ranks: int) -> torch.Tensor:
-        """Mask for elements held by any given rank, shaped as the tensor."""
+        """Mask in the tensor's shape: True for elements on any of the given ranks."""
         return torch.from_numpy(np.asarray(np.any([self._held[name][rank] for rank in ranks], axis=0)))
 
     def exchange(self, name: str, value: torch.Tensor, sources: Sequence[int]) -> None:
@@ -61,12 +61,12 @@ class HeldElements:
                 value[mine] = before[theirs]
 
     def sources_by_distance(self) -> Iterator[tuple[int, list[int]]]:
-        """For each distance, the ranks shifted by it."""
+        """For each distance, the list of source ranks if every rank takes elements from the rank at that distance."""
         for distance in range(1, self.num_ranks):
             yield distance, [(rank + distance) % self.num_ranks for rank in range(self.num_ranks)]
 
     def gather(self, tensors: Sequence[Mapping[str, torch.Tensor]]) -> None:
-        """Fill in, in place, the elements missing on a rank."""
+        """Fill in the missing elements on a rank, in place."""
         for name, sources in self._sources.items():
             if sources is None or any(name not in each for each in tensors):
                 continue
@@ -76,7 +76,7 @@ class HeldElements:
                     each[name][chosen] = before[source][chosen]
 
     def take_from_owners(self, tensors: Sequence[Mapping[str, torch.Tensor]]) -> None:
-        """Overwrite, in place, each tensor that only one rank updates with this rank's values."""
+        """Overwrite each tensor that only one rank updates with this rank's values, in place."""
         for name, owner in self._owners.items():
             for each in tensors:
                 each[name].copy_(tensors[owner][name])

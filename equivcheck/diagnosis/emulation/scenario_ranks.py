@@ -27,7 +27,7 @@ from equivcheck.worlds.trace.trace import Trace
 
 
 class ScenarioRanks(EmulatedRanks):
-    """Ranks with a `Setup` each. With `one`, the single-device run of the reference, with its rounding."""
+    """Emulated ranks with a `Setup` each. With `one`, the single-device run of the reference, with its rounding."""
 
     def __init__(self, diverged: DivergedRun, *, own_rows: bool, one: bool = False) -> None:
         self.training, self.mesh = diverged.training, diverged.mesh
@@ -49,7 +49,7 @@ class ScenarioRanks(EmulatedRanks):
                 setup.full_counts = lambda *_given: self._counts
 
     def take_rows(self, rank: RankCoordinate, batch: Batch) -> Batch:
-        """A rank's rows. All ranks have nearly equally many."""
+        """Return a rank's rows. All ranks have nearly equally many."""
         index, count = self._part(rank)
         size = -(-batch.rows // count)
         start = min(index * size, batch.rows)

@@ -18,7 +18,7 @@ from equivcheck.worlds.trace.tensors import Vector
 
 
 def wrong_start(diverged: Evidence, _facts: StepFacts | None = None) -> Iterator[Mistake]:
-    """Yield the ranks' own initial values if these are wrong or on a wrong rank."""
+    """Yield initial values of the ranks, if they differ from one device's or are in wrong places."""
     right = diverged.right_initial_values
     wrong = [
         (piece.name, rank)

@@ -24,7 +24,7 @@ def narrower_types(diverged: Evidence) -> list[tuple[torch.dtype, str]]:
 
 
 def lower_precision(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield reductions, gradients and parameters with fewer digits."""
+    """Yield mistakes in precision: reductions, gradients or parameters with fewer digits."""
     for kind, name in narrower_types(diverged):
         times = (EACH, WHOLE, ONCE) if facts.num_backward > 1 else (EACH,)
         for when, before in product(times, (False, True)) if diverged.has_own_rows else ():
@@ -66,7 +66,7 @@ def _accumulate_in(ranks: EmulatedRanks, *, kind: torch.dtype, of_each: bool, of
     sums: list[Gradients] = [{} for _ in ranks.models]
 
     def add(total: Gradients, fresh: Gradients) -> Gradients:
-        """Add to the sum, and return the change of the sum."""
+        """Add to the sum in the narrower type, and return the change of the sum."""
         added = {}
         for name, value in fresh.items():
             before = total.get(name, torch.zeros_like(value))

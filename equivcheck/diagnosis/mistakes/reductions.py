@@ -46,7 +46,7 @@ def wrong_factors(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
 
 
 def constant_ratios(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield the constant ratio of the first wrong gradients, for them and for all, then factors of the loss."""
+    """Yield gradients multiplied by the constant ratio of the first wrong ones, then a loss multiplied by such factors."""
     names = tuple(name for name in diverged.differing(Phase.GRADIENT) if name in diverged.updated)
     ratio = diverged.ratio(names, Phase.GRADIENT) if names else None
     if ratio is not None:
@@ -78,7 +78,7 @@ def subject(diverged: Evidence, masks: Masks | None) -> str:
 
 
 def wrong_gradient_shards(diverged: Evidence, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield gradient shards from another rank."""
+    """Yield gradient shards taken from another rank."""
     held = held_elements(diverged)
     for distance, sources in held.sources_by_distance() if held.is_sharded else ():
         change = partial(_exchange_shards, sources=sources)
@@ -100,7 +100,7 @@ def _reduce_again(ranks: EmulatedRanks, *, change: Change) -> None:
 
 
 def reduce_by(wrong: Wrong, masks: Masks | None, span: Span, microbatches: Sequence[int] | None = None) -> Change:
-    """Return a change: reduce by `wrong` for selected elements, steps and microbatches. None selects all."""
+    """Return a change that reduces selected elements in selected steps and microbatches with `wrong`. None selects all."""
 
     def change(ranks: EmulatedRanks) -> None:
         def reduce(all_: list[Gradients], microbatch: int, step: int) -> list[Gradients]:

@@ -24,7 +24,7 @@ Who = tuple[Collection[int], str]
 
 
 def wrong_updates(diverged: Evidence, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield skipped, repeated and late updates, lost or foreign state, and wrong step counts."""
+    """Yield mistakes in updates: skipped, repeated or late, with lost or another rank's state, or with a wrong step count."""
     for span in spans(diverged):
         yield from _skipped(diverged, span)
         yield from _lost(diverged, span)
@@ -74,7 +74,7 @@ def _skip_update(ranks: EmulatedRanks, *, on: Collection[int], masks: Masks | No
     kept: dict[int, dict[int, torch.Tensor]] = {}
 
     def undone(rank: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Parameters and state with the elements whose update is undone."""
+        """Yield tensors, each with a mask of elements whose update is undone."""
         for name, value in ranks.parameters[rank].items():
             mask = torch.ones_like(value, dtype=torch.bool) if masks is None else masks.get(name)
             if mask is not None and name not in hidden.get(rank, {}):

@@ -36,5 +36,5 @@ def experts_in(scenario: Scenario) -> Iterator[Experts]:
 
 
 def experts_of(setup: Setup, chosen: Chosen = any_experts) -> Iterator[ExpertsModule]:
-    """The rank's expert modules for which `chosen` is true."""
+    """Modules with experts on this rank that `chosen` accepts."""
     return (module for module in setup.model.modules() if isinstance(module, ExpertsModule) and chosen(module.layer))

@@ -19,7 +19,7 @@ TENSOR_PARALLEL = layouts_with(TensorParallel.tag)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A layer with its entry in the plan."""
+    """A layer with its entry in the tensor-parallel plan."""
 
     site: LayerSite
     """The layer, and the input's sharding."""
@@ -46,7 +46,7 @@ def has_layer(chosen: Chosen) -> Callable[[Scenario], bool]:
 
 
 def blocks(setup: Setup, chosen: Chosen) -> Iterator[tuple[Block, Planned]]:
-    """Modules for the chosen layers. Empty without tensor parallelism over several ranks."""
+    """Modules of the chosen layers. Empty without tensor parallelism over several ranks."""
     planned = _planned(setup.training.model, layout_of(setup))
     found = [module for module in setup.model.modules() if isinstance(module, Block)] if planned else []
     for block, layer in zip(found, planned, strict=True):

@@ -23,7 +23,7 @@ def loss_of_labels(scenario: Scenario) -> CrossEntropy | None:
 
 
 def has_loss(condition: Callable[[CrossEntropy], bool] = lambda _loss: True) -> Callable[[Scenario], bool]:
-    """Whether hooks run and the scenario has a cross-entropy loss that meets a condition."""
+    """Whether nothing is compiled or traced and the scenario has a cross-entropy loss that meets a condition."""
 
     def applies(scenario: Scenario) -> bool:
         loss = loss_of_labels(scenario)
@@ -49,7 +49,7 @@ def learns_positions(scenario: Scenario) -> bool:
 
 
 def counts_labels(scenario: Scenario) -> bool:
-    """Whether the share of counted labels may differ from the share of rows."""
+    """Whether ranks or microbatches may have another share of the counted labels than of the rows."""
     return is_divided(scenario) and (ignores_labels(scenario) or has_loss(lambda loss: loss.class_weights)(scenario))
 
 
@@ -81,7 +81,7 @@ def shards_vocabulary(scenario: Scenario) -> bool:
 
 
 def head_split(scenario: Scenario) -> Split | None:
-    """Split of the head over several ranks. None without a head or plan, or if anything is compiled or traced."""
+    """How the plan splits the head over several ranks. None without a head or plan, or if anything is compiled or traced."""
     plan = plan_of(scenario)
     return None if plan is None or scenario.training.model.head is None else plan.head
 
@@ -104,13 +104,13 @@ def layers_of(setup: Setup, chosen: Chosen) -> Iterator[tuple[LayerModule, Plann
 
 
 def change_batches(setup: Setup, change: Callable[[Sequence[Batch]], Sequence[Batch]]) -> None:
-    """Change each step's full microbatches."""
+    """Change the full microbatches of each step."""
     inner = setup.compute
     setup.compute = lambda setup, batches, index: inner(setup, change(batches), index)
 
 
 def change_loss(setup: Setup, **changes: float | bool) -> None:
-    """Change fields in the cross-entropy loss; its divisor stays."""
+    """Change fields in the cross-entropy loss, but keep its divisor."""
     inner = setup.loss
 
     def loss(training: Training, outputs: torch.Tensor, targets: torch.Tensor, divisor: float = 1.0) -> torch.Tensor:

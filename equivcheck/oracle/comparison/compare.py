@@ -66,13 +66,13 @@ def compare(reference: Reference, traces: Sequence[Trace | ValueTrace], before: 
 
 
 def comparison_before(step: int, found: Comparison) -> Comparison:
-    """Keep the divergences before a step, because the reference cannot decide later ones."""
+    """Keep only the divergences before a step, because the reference cannot decide later ones."""
     before = tuple(divergence for divergence in found.divergences if divergence.step < step)
     return replace(found, divergences=before, worst_error=found.worst_error if before else min(found.worst_error, 1.0))
 
 
 def snapshots_of(found: list[Moment], phase: Phase, groups: Sequence[Sequence[int]] = ()) -> list[Snapshot]:
-    """Snapshots to assemble.
+    """Return the ranks' snapshots for assembling.
 
     The loss is averaged over the ranks that have one, because they average their gradients. Ranks in one of `groups` have the
     same loss, so each group counts once.

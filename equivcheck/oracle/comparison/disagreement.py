@@ -147,7 +147,7 @@ def _positions(table: Table, piece: Piece) -> Positions:
 
 
 def element(table: Table, position: int) -> tuple[int, tuple[int, ...]]:
-    """Tensor row, and index in the tensor, for a position in the flat vector."""
+    """Convert a position in the flat vector to the tensor's number and the index in it."""
     row = int(np.searchsorted(table.offsets, position, side="right")) - 1
     index = np.unravel_index(position - table.offsets[row], table.shapes[row])
     return row, tuple(int(part) for part in index)

@@ -63,7 +63,10 @@ def showing(error: str, code: int, printed: str) -> Showing:
 
 
 def judge_output(code: int, printed: str, *, has_evidence: bool) -> Showing:
-    """Judge a script by its exit code, and by whether it printed its evidence. Exit code 1 without evidence means: cannot run."""
+    """Judge a script by its exit code, and by whether it printed its evidence.
+
+    Exit code 1 without evidence means that it cannot run.
+    """
     if code == 1 and has_evidence:
         return Showing(shows=Shows.SHOWS)
     if code == 0:

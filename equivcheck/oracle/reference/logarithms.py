@@ -25,7 +25,7 @@ from equivcheck.worlds.trace.trace import Trace
 
 
 def summed_z_loss_trace(training: Training) -> Trace:
-    """Reference run with a z-loss from summed exponentials."""
+    """Run the reference with a z-loss that is computed from summed exponentials."""
     setup = single_device_setup(training)
     setup.loss = loss_by_sums
     return train(setup)
@@ -42,7 +42,7 @@ def loss_by_sums(training: Training, outputs: torch.Tensor, labels: torch.Tensor
 
 
 def logarithm_trace(training: Training) -> Trace:
-    """Reference run with attention that recomputes weights from logarithms."""
+    """Run the reference with attention that recomputes its weights from logarithms."""
     setup = single_device_setup(training)
     for module in setup.module.modules():
         if hasattr(module, "sequence"):
@@ -51,7 +51,7 @@ def logarithm_trace(training: Training) -> Trace:
 
 
 class LogarithmAttention(Sequence):
-    """Attention over full sequences, computed as ranks in a ring do."""
+    """Attention over full sequences, computed like ring attention."""
 
     def attend_from_local(
         self, looks: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor

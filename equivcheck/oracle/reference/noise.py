@@ -35,7 +35,7 @@ ABSOLUTE = 4.0
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Expected:
-    """One reference moment, with tolerances."""
+    """Values of the reference at one moment, with tolerances."""
 
     step: int
     """Step, from 0."""
@@ -167,7 +167,7 @@ def _noise(
 
 
 def scales_of(phase: Phase, table: Table, own: Vector) -> Vector:
-    """Largest norm among tensors of the same kind. Optimizer state and reported values have one kind per key."""
+    """Largest norm among tensors of the same kind. Each key in optimizer state and each reported value is its own kind."""
     if not len(own):
         return own
     if phase not in (Phase.STATE, Phase.REPORTED):

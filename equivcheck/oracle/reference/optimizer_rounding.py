@@ -31,7 +31,7 @@ _ROUNDING: Final = (
 
 
 def rounding_setup(training: Training) -> MakeSetup:
-    """Function to set up perturbed copies of a training. The first copy is unchanged."""
+    """Return a function that sets up perturbed copies of a training. The first copy is unchanged."""
     if not training.optimizer.rounds_to:
         return single_device_setup
     generator = np.random.default_rng(training.seed)

@@ -17,17 +17,17 @@ RARE: Final = 1e-10
 
 
 class Jitter:
-    """Sums and casts of the reference itself, unchanged."""
+    """Changes summation order and rounding in copies of the reference. This class changes nothing."""
 
     def begin(self, step: int) -> None:
         """Begin a step."""
 
     def ordered(self, parts: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Gradients in the order in which they are added."""
+        """Return gradients in the order in which they are added."""
         return parts
 
     def rounded(self, exact: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:  # noqa: ARG002 - used by overriding methods
-        """Result of rounding a computed tensor."""
+        """Return a rounded tensor, perhaps changed."""
         return rounded
 
     def flip(self, cast: Mapping[str, torch.Tensor], masters: Mapping[str, torch.Tensor]) -> None:
@@ -35,9 +35,9 @@ class Jitter:
 
 
 class Shuffled(Jitter):
-    """Sums in another order: around a ring in both directions from each rank, then random orders.
+    """Changes only the summation order: around a ring in both directions from each rank, then random orders.
 
-    gloo goes downwards: each rank adds its own part last.
+    gloo sums in falling order: each rank adds its own part last.
     """
 
     def __init__(self, generator: np.random.Generator, copy: int) -> None:
@@ -54,9 +54,9 @@ class Shuffled(Jitter):
 
 
 class PerturbedRounding(Shuffled):
-    """Sums in another order, and one flipped element in each rounded tensor.
+    """Changes the summation order, and one element in each rounded tensor.
 
-    Parameters are flipped from the second step on. All ranks cast the same bits at the first step.
+    Parameters are changed from the second step on, because all ranks cast the same bits at the first step.
     """
 
     def __init__(self, generator: np.random.Generator, copy: int, precision: str, to: str) -> None:

@@ -17,7 +17,7 @@ Gradients = dict[str, torch.Tensor]
 
 
 class AccumulatedGradients:
-    """All ranks' gradients while a step's microbatches are computed."""
+    """Gradients of all ranks while a step's microbatches are computed."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Averaging:
         return self.mean_of_sums(self.sums(parts))
 
     def sums(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Sum the gradients in the first stage, over groups of `shards` ranks."""
+        """Sum the gradients in the first stage of HSDP, over groups of `shards` ranks."""
         before, between, _ = self._divisors()
         is_scaled, size = self.division is Division.SCALED, self.shards or len(parts)
         divided = [part * (1.0 / before) if is_scaled else part / before for part in parts]

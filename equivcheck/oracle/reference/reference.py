@@ -60,7 +60,7 @@ NUM_ROUNDED_CONFIRMATIONS = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reference:
-    """A single-device run with tolerances, and the steps in which it decides."""
+    """Values of a single-device run with tolerances, and the steps about which it can decide."""
 
     moments: tuple[Expected, ...]
     """All moments in the run."""
@@ -106,7 +106,7 @@ class ReferenceRun:
 
     @classmethod
     def of(cls, scenario: Scenario) -> ReferenceRun:
-        """The reference run for a scenario's ranks."""
+        """Return the reference run for a scenario's ranks."""
         num_parts = max(layout.num_data_ranks * layout.mesh.size(CP) for layout in scenario.layouts)
         training = scenario.training
         # In float32, the last place of a gradient can change the rounding of a whole matrix. In float64 it never did.

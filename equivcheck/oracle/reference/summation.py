@@ -20,7 +20,7 @@ SCALES = (3.0, 5.0)
 
 
 def split_traces(training: Training, num_parts: int) -> tuple[Trace, ...]:
-    """Runs by `split_trace` with the number of parts as scale, and with `SCALES`."""
+    """Run `split_trace` with the number of parts as scale, and with `SCALES`."""
     return tuple(split_trace(training, num_parts, scale) for scale in (float(num_parts), *SCALES))
 
 

@@ -45,7 +45,7 @@ def divergence_lines(first: Divergence, followers: tuple[str, ...], num_unnamed:
 
 
 def error_in_words(first: Divergence) -> str:
-    """Error relative to tolerance as text, or the kind of difference if it is not numeric."""
+    """Describe an error relative to tolerance, or the kind of difference if there is no number."""
     if first.difference is Difference.VALUE:
         return f"{first.error:.3g} x tolerance"
     return ": ".join(filter(None, (first.difference.value.replace("_", " "), first.elsewhere)))

@@ -6,12 +6,12 @@ from equivcheck.worlds.trace.differences import Difference, Divergence
 
 
 def place(divergence: Divergence) -> str:
-    """Step, phase and tensor, such as ``step 0 gradient layers.0.linear.weight``."""
+    """Describe step, phase and tensor: ``step 0 gradient layers.0.linear.weight``."""
     return f"step {divergence.step} {divergence.phase.value} {divergence.tensor}"
 
 
 def sentence(divergence: Divergence) -> str:
-    """One sentence with place, ranks, both values and the error."""
+    """Describe a divergence in one sentence with place, ranks, both values and the error."""
     where = f"{place(divergence)}{list(divergence.index) if divergence.index else ''}"
     if divergence.difference is Difference.FULL_TENSOR:
         values = f"full_tensor() returns {divergence.actual}, but the shards hold {divergence.expected}"

@@ -42,7 +42,7 @@ class Outcome(PrintableEnum):
 
     @property
     def is_finding(self) -> bool:
-        """True for a new problem: DIVERGED, CRASHED or HUNG."""
+        """Whether the outcome is a new problem: DIVERGED, CRASHED or HUNG."""
         return self in (Outcome.DIVERGED, Outcome.CRASHED, Outcome.HUNG)
 
 
@@ -123,7 +123,7 @@ class CaseVerdict(Judgement):
 
     @property
     def is_clear(self) -> bool:
-        """True if the outcome is EQUIVALENT and every step is decided."""
+        """Whether the outcome is EQUIVALENT and every step is decided."""
         return self.outcome is Outcome.EQUIVALENT and not self.undecided
 
     def describe(self) -> str:

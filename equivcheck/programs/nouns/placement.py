@@ -16,12 +16,12 @@ _PARTIAL = re.compile(rf"P\(({'|'.join(REDUCTIONS)})\)")
 
 
 def shard(dim: int) -> str:
-    """The placement that shards `dim`."""
+    """Text of the placement sharded along `dim`."""
     return f"S({dim})"
 
 
 def partial(reduction: str = "sum") -> str:
-    """The placement with partial values and this reduction."""
+    """Text of the partial placement with this reduction."""
     return f"P({reduction})"
 
 
@@ -32,13 +32,13 @@ def sharded_dim(placement: str) -> int | None:
 
 
 def reduction_of(placement: str) -> str | None:
-    """Reduction, if the placement is partial; else None."""
+    """Reduction of a partial placement; None for other placements."""
     found = _PARTIAL.fullmatch(placement)
     return found[1] if found else None
 
 
 def require_placements(owner: object, placements: Sequence[str], num_dims: int | None = None) -> None:
-    """Raise `InvalidScenario` for an invalid placement, or one that shards a dim that `num_dims` excludes."""
+    """Raise `InvalidScenario` for an invalid placement, or one that shards a dim beyond `num_dims`."""
     name = type(owner).__name__
     for placement in placements:
         dim = sharded_dim(placement)

@@ -17,7 +17,7 @@ MAX_ELEMENTS = 4096
 
 
 class Contents(PrintableEnum):
-    """Contents of a constant."""
+    """Kinds of values in a constant."""
 
     INDICES = "indices"
     """Integers from 0 to below `high`, with repetitions."""
@@ -109,7 +109,7 @@ class Operation:
 
 @frozen_dataclass
 class Redistribution:
-    """Changes placements. If the value lacks a dim to be sharded, the statement clones it."""
+    """Statement that changes placements. If the value lacks a dim to be sharded, the statement clones it."""
 
     tag: ClassVar[str] = "redistribution"
     placements: tuple[str, ...]
@@ -123,7 +123,7 @@ class Redistribution:
 
 @frozen_dataclass
 class RoundTrip:
-    """`to_local` and back with `from_local`, keeping placements and shape."""
+    """Statement that calls `to_local` and then `from_local`, with the same placements and shape."""
 
     tag: ClassVar[str] = "round_trip"
     argument: int = 1
@@ -148,7 +148,7 @@ MAX_RANKS = 64
 
 @frozen_dataclass
 class TensorProgram:
-    """Statements ranks run on DTensors and one device on plain tensors. All values and gradients are compared.
+    """Statements that ranks run on DTensors and one device on plain tensors. All values and gradients are compared.
 
     Every rank reads every value. The backward pass differentiates a weighted sum of the values that no statement takes.
     """
@@ -187,12 +187,12 @@ class TensorProgram:
 
     @property
     def name(self) -> str:
-        """Name for reports. It is the same for all tensor programs, because failures are named by their operation."""
+        """Name for reports, equal for all tensor programs because failures are named by their operation."""
         return self.tag
 
     @property
     def summary_row(self) -> tuple[str]:
-        """Keys under which coverage counts the program: the same for all programs."""
+        """Keys under which coverage counts a program; equal for all programs."""
         return (self.tag,)
 
     @property

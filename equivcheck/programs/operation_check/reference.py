@@ -17,7 +17,7 @@ from equivcheck.worlds.trace.moments import ValueTrace
 
 
 def reference_of(task: OperationTask, num_copies: int) -> Reference:
-    """Single-device values and gradients, with the noise from `num_copies` runs with slightly disturbed inputs and results.
+    """Return values and gradients on one device, with noise from `num_copies` runs with slightly changed inputs and results.
 
     Raises `UsageError` if one device cannot differentiate the operation. Other errors are raised unchanged.
     """

@@ -19,7 +19,7 @@ REFUSED = "refused"
 class PlacementRow(Judgement):
     """Result for one combination of input placements.
 
-    EQUIVALENT, DIVERGED, UNSUPPORTED (every rank refuses clearly), CRASHED, HUNG or INCONCLUSIVE.
+    Its outcome is EQUIVALENT, DIVERGED, UNSUPPORTED (every rank refuses with a clear error), CRASHED, HUNG or INCONCLUSIVE.
     """
 
     placements: Placements
@@ -31,7 +31,7 @@ class PlacementRow(Judgement):
 
     @property
     def is_refused(self) -> bool:
-        """Whether every rank refused it clearly."""
+        """Whether every rank refused the placements with a clear error."""
         return self.outcome is Outcome.UNSUPPORTED
 
     @property

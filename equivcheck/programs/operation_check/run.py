@@ -35,7 +35,7 @@ class OperationFailed(EquivCheckError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationRun:
-    """Results on one rank."""
+    """Results of an operation on one rank."""
 
     trace: ValueTrace | None
     """Values, then gradients; None if the rank refused."""
@@ -46,10 +46,9 @@ class OperationRun:
 
 
 def run_operation(task: OperationTask, function: Function, tensors: list[torch.Tensor], moved: Callable[..., Any]) -> ValueTrace:
-    """Call a function with `tensors` in place of the task's tensors, and differentiate.
+    """Call a function with `tensors` in place of the task's tensors, and run backward.
 
-    `moved` gathers full tensors, for results and gradients. It also moves the weights that multiply results before the backward
-    pass.
+    `moved` converts results and gradients to full tensors, and the weights of the backward pass to the results' placements.
     """
     remaining = iter(tensors)
     arguments = [next(remaining) if isinstance(each, torch.Tensor) else each for each in task.inputs]
@@ -78,7 +77,7 @@ def _real(tensors: Tensors) -> Tensors:
 
 
 def run_on_rank(task: OperationTask, placements: Placements, raises: bool) -> OperationRun:
-    """Run the operation on this rank. A refusal is returned, or raised if `raises`."""
+    """Run the operation on this rank. If torch refuses it with a clear error, the error is returned, or raised if `raises`."""
     if task.setup is None:
         return _run(task, placements, raises=raises)
     with preserved_sharding_rules():

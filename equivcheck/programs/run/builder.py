@@ -11,7 +11,7 @@ from equivcheck.programs.run.one_device import apply_statement, value_of
 
 
 class ProgramBuilder:
-    """Statements so far, and their values."""
+    """Builds a program statement by statement, and knows their values on one device."""
 
     def __init__(self) -> None:
         self.statements: list[Statement] = []
@@ -30,5 +30,5 @@ class ProgramBuilder:
         self.statements.append(statement)
 
     def shape(self, back: int) -> tuple[int, ...]:
-        """The shape at a distance back, 1 for the last value."""
+        """Shape of an earlier value: 1 stands for the last value, 2 for the one before."""
         return tuple(self._values[-back].shape)

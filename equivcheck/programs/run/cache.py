@@ -16,19 +16,19 @@ _NUM_KEPT = 16
 
 
 def cached_plan(program: TensorProgram) -> ProgramPlan:
-    """Cached `plan_of`."""
+    """Return `plan_of` for the program from a cache."""
     return replace(_plan(with_replicated_leaves(program)), program=program)
 
 
 def cached_reference(plan: ProgramPlan, refused: frozenset[int], num_copies: int) -> Reference:
-    """Cached `reference_of`."""
+    """Return `reference_of` for the program from a cache."""
     return _reference(
         with_replicated_leaves(plan.program), (plan.every_gradient, plan.fills_gradients, plan.only_sinks), refused, num_copies
     )
 
 
 def with_replicated_leaves(program: TensorProgram) -> TensorProgram:
-    """The program with all leaves and constants replicated, because one device ignores placements."""
+    """Return the program with all leaves and constants replicated. One device ignores placements, so results can be cached."""
     whole = (REPLICATE,) * len(program.mesh)
     statements = [replace(each, placements=whole) if isinstance(each, (Leaf, Constant)) else each for each in program.statements]
     return replace(program, statements=tuple(statements))

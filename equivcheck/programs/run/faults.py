@@ -17,7 +17,7 @@ from equivcheck.programs.run.rank import DTensorTarget
 
 
 class DoubledBackward(DTensorTarget):
-    """A redistribution doubles the gradient in backward."""
+    """Bug: a redistribution doubles the gradient in backward."""
 
     def redistribute(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
         """Redistribute, and double the gradient in backward."""
@@ -28,7 +28,7 @@ class DoubledBackward(DTensorTarget):
 
 
 class DroppedAllReduce(DTensorTarget):
-    """A redistribution uses partial values without reducing them."""
+    """Bug: a redistribution uses partial values without reducing them."""
 
     def redistribute(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
         """Relabel partial values as replicated before redistributing."""
@@ -39,7 +39,7 @@ class DroppedAllReduce(DTensorTarget):
 
 
 class FullPartials(DTensorTarget):
-    """Partial values all contain the full value, as if each rank had already reduced."""
+    """Bug: partial values all contain the full value, as if each rank had already reduced."""
 
     def distribute(self, full: torch.Tensor, placements: tuple[str, ...]) -> torch.Tensor:
         """Give each rank the full value, and call it partial."""
@@ -51,7 +51,7 @@ class FullPartials(DTensorTarget):
 
 
 class SwappedRows(DTensorTarget):
-    """A redistribution from one sharded dim to another reverses each rank's rows."""
+    """Bug: a redistribution from one sharded dim to another reverses each rank's rows."""
 
     def redistribute(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
         """Redistribute, and reverse the rows after moving to another sharded dim."""
@@ -64,7 +64,7 @@ class SwappedRows(DTensorTarget):
 
 
 class ElementwiseRule(DTensorTarget):
-    """Operations along a dim, such as softmax, use the sharding rule of `clone`: each rank computes on its own shard."""
+    """Bug: operations along a dim, such as softmax, have the sharding rule of `clone`, so each rank computes on its own shard."""
 
     planted_in: ClassVar[frozenset[str]] = frozenset(ALONG_A_DIM)
 
@@ -78,7 +78,7 @@ class ElementwiseRule(DTensorTarget):
 
 
 class MissingConversion(PlainTarget):
-    """On plain tensors, an operation uses partial values without reducing them."""
+    """Bug: on plain tensors, an operation uses partial values without reducing them."""
 
     def convert_argument(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
         """Skip the reduction if the value is partial."""

@@ -31,7 +31,7 @@ Disturb = Callable[[torch.Tensor, list[torch.Tensor], float], torch.Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProgramPlan:
-    """A program with the single-device results needed by ranks."""
+    """A program with the single-device results that ranks need."""
 
     program: TensorProgram
     """Program to run."""
@@ -60,7 +60,7 @@ class ProgramPlan:
 
     @property
     def compared_gradients(self) -> dict[str, int]:
-        """Statements whose gradients are compared, by name. The name contains the value and the statements taking it."""
+        """Statements whose gradients are compared, by a name made of the value and the statements that take it."""
         statements = self.program.statements
         takers: dict[int, list[str]] = {number: [] for number in range(len(statements))}
         for number, each in enumerate(statements):
@@ -72,7 +72,7 @@ class ProgramPlan:
         return {f"v{number} into {', '.join(takers[number]) or 'nothing'}": number for number in numbers}
 
     def display_name(self, number: int) -> str:
-        """Display name for a statement."""
+        """Name of a statement in verdicts."""
         statement = self.program.statements[number]
         if not self.applies[number]:
             return "clone"
@@ -145,9 +145,9 @@ def value_of(statement: Statement, outputs: Outputs, applies: bool) -> torch.Ten
 
 
 def run_on_one_device(plan: ProgramPlan, refused: frozenset[int] = frozenset(), disturb: Disturb | None = None) -> PlainRun:
-    """Compute all values and gradients. Statements refused by ranks count as constants.
+    """Compute all values and gradients. Statements that ranks refuse count as constants.
 
-    `disturb` moves each value as rounding might.
+    `disturb` changes each value by a rounding error.
     """
     outputs: list[Outputs] = []
     values: list[torch.Tensor] = []
@@ -217,7 +217,7 @@ def _exact(statement: Statement, arguments: list[torch.Tensor], applies: bool) -
 
 
 def differentiate(program: TensorProgram, full_values: list[torch.Tensor]) -> None:
-    """Compute gradients for the weighted sum over all sinks, given all statements' full values."""
+    """Compute gradients of the weighted sum over all values that no statement takes, from the full values of all statements."""
     sinks = {number: full_values[number] for number in program.sinks()}
     summed = [(value.double() * weights_of(value.shape, number)).sum() for number, value in sinks.items() if value.requires_grad]
     if summed:

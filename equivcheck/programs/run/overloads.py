@@ -44,7 +44,7 @@ class Overloads:
 
 
 def overloads() -> Overloads:
-    """Overloads of the installed torch, and those reached by all operations together."""
+    """Return the overloads of the installed torch, and those that all operations together call."""
     known = frozenset(map(str, _registered()))
     called = frozenset(name for facts in OPERATIONS.values() for name in called_by(facts))
     return Overloads(registered=known, reached=called & known, unregistered=called - known)

@@ -48,7 +48,7 @@ class StatementFailed(EquivCheckError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:
-    """Values and refusals of one rank."""
+    """Values on one rank, and the operations that it refused."""
 
     trace: ValueTrace
     """Full values, then gradients."""
@@ -102,7 +102,7 @@ class DTensorTarget:
         return self.from_local(local, torch_placements(placements), full.shape, full.stride())
 
     def from_local(self, local: torch.Tensor, placements: Any, shape: Any, stride: Any) -> torch.Tensor:
-        """DTensor of known shape, built without communication."""
+        """Build a DTensor of known shape without communication."""
         return DTensor.from_local(local, self.mesh, placements, run_check=False, shape=shape, stride=stride)
 
     def call(self, statement: Operation, arguments: list[torch.Tensor]) -> Outputs:
@@ -247,7 +247,7 @@ def value_names(plan: ProgramPlan, number: int, count: int) -> tuple[str, ...]:
 
 
 def moment(phase: Phase, tensors: dict[str, torch.Tensor | None]) -> Moment:
-    """Full tensors at one moment. -0.0 counts as 0.0."""
+    """Return the full tensors of one moment. -0.0 counts as 0.0."""
     found = list(tensors.items())
     flat = [each.detach().double().reshape(-1).numpy(force=True) + 0.0 for _, each in found if each is not None]
     snapshot = Snapshot(

@@ -53,7 +53,7 @@ def _shapes(copy: tuple[Moment, ...]) -> list[tuple[int, ...]]:
 
 
 def disturbance(seed: int) -> Disturb:
-    """Build a function that moves values by a few units in the last place, relative to the largest value and argument."""
+    """Return a function that changes values by a few units in the last place, relative to the largest value and argument."""
     generator = torch.Generator().manual_seed(seed)
 
     def disturb(value: torch.Tensor, arguments: list[torch.Tensor], unit: float) -> torch.Tensor:
@@ -77,7 +77,7 @@ def _moments(plan: ProgramPlan, run: PlainRun, *, with_gradients: bool) -> tuple
 
 
 def doubt_of(expected: Sequence[Expected]) -> Doubt | None:
-    """Reason why agreement would prove nothing, because noise is as large as values; None if it would."""
+    """Reason why agreement would prove nothing: noise is as large as the values. None if agreement is evidence."""
     for each in expected:
         lost = each.tolerances > NOISE_LIMIT * np.maximum(each.scales, 1.0)
         if lost.any():

@@ -39,7 +39,7 @@ LONGEST = 300
 
 
 def refusal(error: BaseException) -> str | None:
-    """The error in one line if it is a clear refusal; else None."""
+    """Return the error in one line if it clearly says what is not supported; otherwise None."""
     text = f"{type(error).__name__}: {error}{causes(error)}"
     if "CallRefused" in text:  # a simulated collective refused the call, and DTensor should not have called it
         return None

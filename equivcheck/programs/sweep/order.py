@@ -38,7 +38,7 @@ class Coverage:
 
 @dataclass(slots=True, kw_only=True)
 class Passes:
-    """All programs in a sweep, in the order in which they run, and the number of programs that ran."""
+    """All programs in a sweep by pass, and how many ran."""
 
     programs: Mapping[str, Sequence[TensorProgram]]
     """Programs by pass name."""
@@ -64,7 +64,7 @@ class Passes:
         )
 
     def shard(self, number: int, of: int) -> Passes:
-        """Part `number` (from 1) of each pass. The parts share no program and together contain all."""
+        """Return part `number` (from 1) of each pass. The parts share no program and together contain all."""
         return Passes(programs={name: programs[number - 1 :: of] for name, programs in self.programs.items()})
 
 

@@ -22,7 +22,7 @@ MAX_SHAPES = 4
 
 
 class Novelty(PrintableEnum):
-    """Result features that the second operation has not had as an argument yet, in the order in which they are tried."""
+    """Features of a result that are new as an argument of the second operation, in the order in which they are tried."""
 
     KIND = "placements and dtypes"
     """Placements and dtype of the result."""
@@ -32,7 +32,7 @@ class Novelty(PrintableEnum):
     """A full `ResultSpec` together with the first operation."""
 
     def feature(self, result: Result) -> Hashable:
-        """The feature that must be new; None if leaves in a single-operation sweep have it too."""
+        """Feature that must be new; None if a sweep over single operations has it, too."""
         kind, spec = result.spec.kind, result.spec
         if self is Novelty.KIND:
             return None if spec.has_kind_of_leaves else kind
@@ -43,7 +43,7 @@ class Novelty(PrintableEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Pairs:
-    """Pairs in the order in which they run, and the number of pairs that ran."""
+    """Pairs of operations in the order in which they run, and the number of pairs that ran."""
 
     results: tuple[Result, ...]
     """Results from first operations."""

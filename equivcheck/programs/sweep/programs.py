@@ -22,7 +22,7 @@ LIMITED_PARTIALS = tuple(partial(each) for each in REDUCTIONS if each not in OTH
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """Selects programs."""
+    """Selects the programs to run: operations, shapes, placements and dtypes."""
 
     mesh: tuple[int, ...] = (2,)
     """Axis sizes."""

@@ -40,7 +40,7 @@ _OF_LEAVES = re.compile(r"R|S\(\d+\)|P\((sum|avg|max)\)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultSpec:
-    """Result properties, other than values, that may affect the next operation."""
+    """Properties of a result, other than its values, that may affect the next operation."""
 
     placements: tuple[str, ...]
     """Placements as torch prints them."""
@@ -60,13 +60,13 @@ class ResultSpec:
 
     @property
     def has_kind_of_leaves(self) -> bool:
-        """Whether leaves in a single-operation sweep have these placements and this dtype."""
+        """Whether a sweep over single operations has inputs with these placements and this dtype."""
         return self.dtype == "float64" and all(map(_OF_LEAVES.fullmatch, self.placements))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One result from a program's last statement."""
+    """One result of a program's last statement."""
 
     program: TensorProgram
     """Leaves, constants, and one statement that uses them."""
@@ -99,7 +99,7 @@ def first_programs(sweep: Sweep, seed: int = 0) -> Iterator[TensorProgram]:
 
 
 def results_on(members: Ranks, programs: Iterable[TensorProgram]) -> Iterator[Result]:
-    """All results of programs that ranks can run. They are not compared with one device."""
+    """Return all results of the programs that ranks can run. They are not compared with one device."""
     for program in programs:
         try:
             run = members.run(_on_rank, program, deadline=SECONDS, is_user_code=False)

@@ -22,12 +22,12 @@ _TWICE = 0.25
 
 
 def argument_positions(operations: Iterable[str]) -> tuple[ArgumentPosition, ...]:
-    """All arguments to some operations."""
+    """Yield each argument of each operation."""
     return tuple((name, position) for name in operations for position in range(OPERATIONS[name].num_arguments))
 
 
 def programs_taking(result: Result, place: ArgumentPosition, chance: random.Random) -> Iterator[TensorProgram]:
-    """Programs whose last operation takes the result in `place`. One device may refuse them."""
+    """Return programs with the result as the argument `place` in their last operation. One device may refuse them."""
     facts, position = OPERATIONS[place[0]], place[1]
     calls = list(_calls(facts, position, result.shape))
     for _ in range(MAX_ATTEMPTS if calls else 0):

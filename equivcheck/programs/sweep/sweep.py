@@ -17,7 +17,7 @@ from equivcheck.programs.verdict import ProgramVerdict
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """Programs with the same operation and failure."""
+    """Programs that fail in the same way at the same operation."""
 
     operation: str
     """Operation name."""
@@ -33,7 +33,7 @@ class Group:
     """Number of programs."""
 
     def add(self, found: frozenset[str]) -> None:
-        """Count a program that has these facts."""
+        """Count a program with these facts."""
         self.num += 1
         self.facts &= found
 
@@ -109,7 +109,7 @@ def operation_of(program: TensorProgram) -> str:
 
 
 def failure_name(verdict: ProgramVerdict) -> str:
-    """First difference in a few words: phase and difference, or the error."""
+    """Describe the first difference in a few words: phase and difference, or the error."""
     if verdict.known:
         return verdict.known
     if verdict.divergence is not None:

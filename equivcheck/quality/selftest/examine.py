@@ -58,7 +58,7 @@ class Effort:
 
 
 def examine(mutant: Mutant, effort: Effort, tell: Tell = lambda _row: None) -> MutantResult:
-    """Draw scenarios with the mutant's layouts within the budget, then shrink the best catch and diagnose it."""
+    """Draw scenarios for a mutant within the budget, then shrink the scenario in which it was caught best, and diagnose it."""
     drawing = _Drawing(mutant, effort, tell)
     run_batch(_scenarios(mutant), _seed(mutant, effort), drawing.take)
     row = drawing.row
@@ -199,7 +199,7 @@ def _shrunk(mutant: Mutant, effort: Effort, first: Verdict) -> ShrunkScenario:
 def has_effect(scenario: Scenario, mutant: Mutant, deadline: float) -> bool:
     """Whether the mutant changes any bit in any rank's trace, or makes ranks fail that succeed without it.
 
-    If the mutant changes only communication, changed calls count too.
+    If the mutant changes only communication, changed collective calls count too.
     """
     try:
         honest = Runner(world="sim", deadline=deadline).run(scenario)

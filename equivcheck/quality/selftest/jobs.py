@@ -20,7 +20,7 @@ _TELL_SECONDS = 0.2
 
 
 class JobResult(Protocol):
-    """A job's result; a frozen dataclass."""
+    """Protocol for the result of a job; a frozen dataclass."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -35,7 +35,7 @@ R = TypeVar("R", bound=JobResult)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPlan(Generic[J, R]):
-    """Instructions for the processes."""
+    """Settings for the processes that run jobs."""
 
     module: str
     """Module whose `main` runs in each process, and calls `serve`."""
@@ -164,7 +164,7 @@ class _Supervisor(Generic[J, R]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDone:
-    """Sent by the process: final answer to a job."""
+    """Message from the process: final answer to a job."""
 
     result: Any
     """Final result; `broken` says why if it is incomplete."""
@@ -193,7 +193,7 @@ class _Job:
 
 
 def serve(fd: int, do: Callable[[Any, Any, Callable[[Any], None]], Any], blank: Callable[[Any], Any]) -> None:
-    """Serve the supervisor at the other end of `fd`: call `do(job, effort, tell)` for each job."""
+    """Call `do(job, effort, tell)` for each job from the supervisor at the other end of `fd`."""
     link = SupervisorLink(fd)
     while True:
         job = link.next()

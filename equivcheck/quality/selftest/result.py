@@ -53,7 +53,7 @@ class ShrunkScenario:
 
     @property
     def is_small(self) -> bool:
-        """Whether it has at most one rank, one layer and one step beyond the minimum."""
+        """Whether the scenario has at most one rank, one layer and one step more than the minimum."""
         least = self.minimum
         return all(
             left <= needed + SLACK
@@ -63,7 +63,7 @@ class ShrunkScenario:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutResult:
-    """Result for one layout, over the scenarios in which the mutant has an effect."""
+    """Counts for one layout, over the scenarios in which the mutant has an effect."""
 
     name: str
     """Layout name."""
@@ -110,11 +110,11 @@ class MutantResult:
 
     @classmethod
     def of(cls, mutant: Mutant) -> MutantResult:
-        """Empty result for a mutant."""
+        """Return an empty result for a mutant."""
         return cls(name=mutant.name, family=mutant.family, expected=mutant.causes)
 
     def with_scenario(self, layout: str, *, caught: int, undecided: int) -> MutantResult:
-        """Add a scenario in which the mutant has an effect; `caught` and `undecided` are 0 or 1."""
+        """Add a scenario in which the mutant has an effect. `caught` and `undecided` are 0 or 1."""
         of = {each.name: each for each in self.layouts}
         before = of.get(layout, LayoutResult(name=layout))
         of[layout] = LayoutResult(
@@ -127,7 +127,7 @@ class MutantResult:
 
     @property
     def num_missed(self) -> int:
-        """Scenarios in which the mutant had an effect and was missed."""
+        """Number of scenarios in which the mutant had an effect and was missed."""
         return self.reachable - self.caught - self.undecided
 
     @property
@@ -183,7 +183,7 @@ class SelftestResult:
 
     @property
     def diagnosis_rate(self) -> float:
-        """Share with a correct diagnosis among caught mutants."""
+        """Share of caught mutants with a correct diagnosis."""
         return _share(sum(row.is_explained for row in self.rows), self.num_killed)
 
     @property

@@ -38,5 +38,5 @@ def selftest(
 
 
 def main(fd: int) -> None:
-    """Serve the supervisor at the other end of `fd`; jobs are mutant names."""
+    """Examine mutants for the supervisor at the other end of `fd`."""
     serve(fd, lambda name, effort, tell: examine(mutant(name), effort, tell), lambda name: MutantResult.of(mutant(name)))

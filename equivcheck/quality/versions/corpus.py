@@ -18,7 +18,7 @@ _DEADLINE = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusResult:
-    """Check result on one torch version."""
+    """Result from checking one scenario on one torch version."""
 
     outcome: Outcome
     """The verdict's outcome."""
@@ -29,7 +29,7 @@ class CorpusResult:
 
 
 def draw_scenarios(count: int, seed: int) -> tuple[Scenario, ...]:
-    """Draw `count` different scenarios by seed. None is compiled, and the installed torch supports all."""
+    """Draw `count` different scenarios by seed. None of them compiles, and the installed torch supports all."""
     from equivcheck.strategies import scenarios
     from equivcheck.strategies.scenario import MORE_RESUMES
 
@@ -48,7 +48,7 @@ def draw_scenarios(count: int, seed: int) -> tuple[Scenario, ...]:
 
 
 def check_corpus(installation: Installation, scenarios: tuple[Scenario, ...]) -> tuple[CorpusResult, ...]:
-    """Check each scenario in sim with another torch. `crashed` if its process ends."""
+    """Check each scenario in sim with another torch. If its process ends, the result is `crashed`."""
     tasks = [to_json(scenario) for scenario in scenarios]
     results = run_tasks(installation, __name__, tasks, seconds=_DEADLINE, ended=_crashed)
     return tuple(decode(CorpusResult, result, where="corpus") for result in results)

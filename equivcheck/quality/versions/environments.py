@@ -37,12 +37,12 @@ _ASK = (
 
 
 class NoEnvironment(EquivCheckError):
-    """No environment with this torch version can be made."""
+    """An environment with this torch version cannot be made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installation:
-    """Interpreter with an installed torch version."""
+    """Python interpreter with an installed torch version."""
 
     torch: str
     """Installed version: ``2.13.0+cpu``."""
@@ -57,7 +57,7 @@ class Installation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environments:
-    """Gives installations: the user's own, or new ones."""
+    """Finds a Python environment for each torch version: the user's own, or a new one."""
 
     given: Mapping[Version, Installation]
     """Installations named by the user."""
@@ -69,13 +69,16 @@ class Environments:
     """Receives progress lines."""
 
     def installation(self, release: Version) -> Installation:
-        """Installation of a release: the user's own, or one in the cache, which is made if needed. Raises `NoEnvironment`."""
+        """Return the installation of a release: the user's own, or one in the cache, which is made if needed.
+
+        Raises `NoEnvironment`.
+        """
         found = self.given.get(release)
         return self._made(release) if found is None else found
 
     @property
     def index_arguments(self) -> tuple[str, ...]:
-        """Options for pip and uv with the index."""
+        """Options that tell pip and uv which package index to use."""
         return () if self.index_url == OWN_INDEX else ("--index-url", self.index_url)
 
     def _made(self, release: Version) -> Installation:
@@ -130,7 +133,7 @@ class Environments:
 
 
 def default_cache() -> Path:
-    """Environments' folder in the user's cache."""
+    """Folder for environments in the user's cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "equivcheck" / "torch"
 
 

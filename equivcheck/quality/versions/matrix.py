@@ -74,13 +74,13 @@ class Matrix:
         return replace(self, versions={name: versions[name] for name in sorted(versions, key=Version)})
 
     def is_bad(self, issues: Iterable[KnownIssue]) -> bool:
-        """Whether a scenario is a finding, or a script contradicts the versions on file."""
+        """Whether any scenario is a finding, or any script contradicts the versions on file."""
         issues = tuple(issues)
         each = self.versions.values()
         return any(found.disagreements(issues) or any(one.outcome.is_finding for one in found.corpus) for found in each)
 
     def save(self, file: Path) -> None:
-        """Write to a file atomically."""
+        """Write the results to a file atomically."""
         replace_text(file, dump(encode(self)) + "\n")
 
 

@@ -26,8 +26,8 @@ Measure = Callable[[Version], Showing]
 def bisect_versions(versions: Sequence[Version], measure: Measure, first: Iterable[Version] = ()) -> tuple[VersionAnswer, ...]:
     """Measure both ends and the versions in `first`, then bisect between versions with different answers.
 
-    If it shows in no measured version, all versions are measured. A fault that appears and disappears between two versions with
-    the same answer is missed.
+    If no measured version shows the failure, all versions are measured. A failure that appears and disappears between two
+    versions with the same answer is missed.
     """
     found = {version: measure(version) for version in dict.fromkeys([versions[0], versions[-1], *first])}
     while (following := _next(versions, found)) is not None:

@@ -38,7 +38,7 @@ _PHASES = {Phase.GRADIENT: "gradient", Phase.CLIPPING: "clipped gradient", Phase
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """A script for one fault."""
+    """A script that shows one failure."""
 
     text: str
     """Source code."""
@@ -48,7 +48,7 @@ class Script:
     """Judges exit code and output."""
 
     def run(self, installation: Installation, seconds: float) -> Showing:
-        """Run it with an installation, for at most `seconds`."""
+        """Run the script with an installation, for at most `seconds`."""
         with temporary_folder() as folder:
             path = Path(folder, _NAME)
             path.write_text(self.text, encoding="utf-8")
@@ -59,12 +59,15 @@ class Script:
 
 
 def of_issue(issue: KnownIssue) -> Script:
-    """Script for a known issue."""
+    """Return a known issue's script."""
     return Script(text=issue_script(issue), ranks=issue.ranks, judge=lambda code, printed: showing(issue.error, code, printed))
 
 
 def of_finding(finding: Finding) -> Script | None:
-    """Script for a finding, with its exact numbers. None if no script can show the finding, or if its output cannot tell."""
+    """Return a script for a finding, with its exact numbers.
+
+    None if no script can show the finding, or if its output cannot tell.
+    """
     verdict = finding.verdict
     if not isinstance(verdict, Verdict):
         return _of_program(finding)

@@ -19,7 +19,7 @@ _REASON = 200
 
 
 def print_matrix(console: Console, matrix: Matrix, issues: Iterable[KnownIssue]) -> None:
-    """Print a line per version, then all problems."""
+    """Print a line for each version, then all problems."""
     issues = tuple(issues)
     worlds = [f"doctor {world}" for world in LOCAL_WORLDS]
     table = Table("torch", *worlds, *(outcome.value for outcome in Outcome), "scripts", box=None, header_style="bold")

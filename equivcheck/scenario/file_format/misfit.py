@@ -22,7 +22,7 @@ SHOWN_CHARACTERS = 40
 
 
 class MisfitError(ValueError):
-    """Invalid data at one place. `below` is the path from the object that noticed it."""
+    """Invalid data at one place in a JSON object. `below` is the path to it from the object that is being read."""
 
     def __init__(self, problem: str, below: str = "") -> None:
         super().__init__(problem)

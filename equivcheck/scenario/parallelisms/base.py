@@ -18,15 +18,15 @@ class ParameterOwner(PrintableEnum):
 
 
 class ParameterFacts(Protocol):
-    """Parameter properties that a parallelism depends on."""
+    """Properties of a parameter that a parallelism uses."""
 
     @property
     def owner(self) -> ParameterOwner:
-        """Model part that owns it."""
+        """Part of the model to which the parameter belongs."""
 
     @property
     def layer(self) -> int | None:
-        """Index for the layer that owns it; None if the model itself does."""
+        """Index of the parameter's layer; None if it is outside all layers."""
 
     @property
     def shape(self) -> tuple[int, ...]:

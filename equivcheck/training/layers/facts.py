@@ -12,7 +12,7 @@ Shape = tuple[int, ...]
 
 
 class Initialization(PrintableEnum):
-    """Distribution that a parameter's initial values are drawn from."""
+    """Distribution from which a parameter's initial values are drawn."""
 
     WEIGHT = "weight"
     """Normal, divided by the square root of the input features."""
@@ -70,7 +70,7 @@ class LayerLinear:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatch:
-    """Routing of rows to units, such as experts."""
+    """How a layer routes rows to units, such as experts."""
 
     trains_rows: bool
     """Whether dispatched rows need gradients for trained parameters in the layer, such as a norm's."""
@@ -97,7 +97,7 @@ class LayerSharding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
-    """Attention heads, for context parallelism."""
+    """Head counts and head size, for context parallelism."""
 
     num_heads: int
     """Query heads."""
@@ -124,7 +124,7 @@ def linear_parameters_of(name: str, in_features: int, outputs: int, *, bias: boo
 
 
 def part_parameters(part: LayerLinear, in_features: int, outputs: int, *, bias: bool) -> tuple[LayerParameter, ...]:
-    """Parameters in a linear that is sharded by heads or hidden features: colwise for the first linears, rowwise for the last."""
+    """Parameters in a linear sharded by heads or hidden features: colwise for the first linears, rowwise for the last."""
     found = linear_parameters_of(part.name, in_features, outputs, bias=bias)
     return tuple(
         replace(each, colwise_dim=None, rowwise_dim=None, unit_dim=each.colwise_dim if part.reads_input else each.rowwise_dim)

@@ -43,7 +43,7 @@ class LayerKind(ABC):
         return ()
 
     def num_linears(self, layer: Any) -> int:
-        """Number of linears, known or not. It determines how long the layer takes to compile."""
+        """Number of linear layers inside. It determines how long the layer takes to compile."""
         return len(self.linears(layer))
 
     def shardings(self, layer: Any) -> tuple[LayerSharding, ...]:  # noqa: ARG002 - used by overriding methods

@@ -27,7 +27,7 @@ class Parameter(LayerParameter):
 
     @property
     def owner(self) -> ParameterOwner:
-        """Part of the model that owns it."""
+        """Part of the model: a layer, the embedding, the head, or the model itself."""
         if self.layer is not None:
             return ParameterOwner.LAYER
         if self.name in (EMBEDDING, POSITIONS):
@@ -50,7 +50,7 @@ class Parameter(LayerParameter):
         return math.prod(self.shape)
 
     def is_used_at(self, step: int) -> bool:
-        """Whether it is used in a step."""
+        """Whether the parameter is used in a step."""
         return self.runs is None or (self.runs is AuxiliaryLinear.EVEN_STEPS and step % 2 == 0)
 
 

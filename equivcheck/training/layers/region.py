@@ -6,7 +6,7 @@ import torch
 
 
 class Region:
-    """Collectives around experts. This class has none, for replicated experts; tensor parallelism uses a subclass."""
+    """Collectives around experts under tensor parallelism. This class has none, because its experts are replicated."""
 
     def gather_input(self, values: torch.Tensor) -> torch.Tensor:
         """Make the input replicated."""
@@ -24,7 +24,7 @@ class Region:
         return addend
 
     def bias_on_first_rank(self, bias: torch.Tensor) -> torch.Tensor:
-        """Bias as added to this rank's partial sum, so that the reduced output contains it once."""
+        """Bias in the form in which a rank adds it to its partial sum, so that the reduced output contains it once."""
         return bias
 
 

@@ -48,12 +48,12 @@ ACTIVATIONS: dict[Activation, tuple[str, str]] = {
 
 
 def norm_line(norm: Norm | None, features: int) -> tuple[str, ...]:
-    """Line for a norm; empty if there is none."""
+    """Script line for a norm; empty if there is none."""
     return () if norm is None else (f"self.norm = {NORMS[norm]}({features})",)
 
 
 def linear_lines(parameters: tuple[LayerParameter, ...]) -> tuple[str, ...]:
-    """Lines for the linears with these weights and biases."""
+    """Script lines for the linears with these weights and biases."""
     names = {parameter.name for parameter in parameters}
     made = []
     for parameter in parameters:

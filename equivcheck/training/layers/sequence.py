@@ -8,7 +8,7 @@ import torch
 
 
 class AttentionHooks(Protocol):
-    """Attention module as `Sequence` uses it; all tensors are (rows, heads, positions, head_dim)."""
+    """Protocol of an attention module, as `Sequence` uses it. All tensors are (rows, heads, positions, head_dim)."""
 
     def repeat_kv_heads(self, values: torch.Tensor) -> torch.Tensor:
         """Repeat key or value heads so that each query head has one."""
@@ -17,16 +17,16 @@ class AttentionHooks(Protocol):
         """Mask, (queries, keys), with True if a query position may not attend to a key position; None masks nothing."""
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Attention over a full sequence."""
+        """Compute attention over a full sequence."""
 
     def attend_from(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, unseen: torch.Tensor | None
     ) -> torch.Tensor:
-        """Attention from queries at some positions to keys at others."""
+        """Compute attention from queries at some positions to keys at others."""
 
 
 class Sequence:
-    """All positions, in order. Context parallelism replaces it by a subclass."""
+    """Positions of a sequence, all on this rank. Context parallelism replaces it by a subclass."""
 
     def positions(self, count: int, device: torch.device) -> torch.Tensor:
         """Positions in the full sequence of the `count` local ones, shape (count,)."""
@@ -35,7 +35,10 @@ class Sequence:
     def attend_from_local(
         self, looks: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        """Attention from the local positions to the full sequence; all tensors are (rows, heads, local positions, head_dim)."""
+        """Compute attention from the local positions to the full sequence.
+
+        All tensors are (rows, heads, local positions, head_dim).
+        """
         return looks.attend(query, looks.repeat_kv_heads(key), looks.repeat_kv_heads(value))
 
 

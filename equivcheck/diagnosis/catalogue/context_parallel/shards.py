@@ -16,7 +16,7 @@ from equivcheck.scenario.mesh import CP
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SequenceShards:
-    """Positions held by each context-parallel rank."""
+    """Positions on each context-parallel rank."""
 
     parts: tuple[torch.Tensor, ...]
     """Positions per rank, in the rank's order."""
@@ -30,7 +30,7 @@ class SequenceShards:
 
     @property
     def owner(self) -> torch.Tensor:
-        """Each position's rank, (length,)."""
+        """Rank of each position, (length,)."""
         return self._laid([torch.full_like(part, rank) for rank, part in enumerate(self.parts)])
 
     @property
@@ -51,7 +51,7 @@ class SequenceShards:
 
 
 def sequence_shards(diverged: DivergedRun) -> SequenceShards | None:
-    """The layout's context-parallel shards; None if it has one rank, or rounds."""
+    """Return the layout's context-parallel shards; None if it has one rank, or rounds to another type."""
     found, size, length = diverged.layout.of(ContextParallel), diverged.mesh.size(CP), diverged.training.model.length
     if not found or size == 1 or length is None or diverged.rounding is not None:
         return None

@@ -26,7 +26,7 @@ from equivcheck.training.layers.parameters import parameters_of
 
 
 def wrong_exchanges(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Faults in the all-to-all and in gradient reductions."""
+    """Yield mistakes in the all-to-all and in gradient reductions."""
     ranks, layers = diverged.mesh.size(EP), layers_of_experts(diverged)
     if ranks == 1 or not layers or not diverged.layout.has(ExpertParallel) or diverged.rounding is not None:
         return

@@ -62,7 +62,7 @@ class _ExpertFault:
 
 
 def wrong_experts(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Faults in all expert layers that can have them, then in each."""
+    """Yield mistakes in all possible expert layers, then in each."""
     for way in _faults(diverged.mesh.size(EP)) if diverged.rounding is None else ():
         for layers in choices(diverged, way.applies):
             change = changing_layers(layers, ExpertsModule, way.alter)
@@ -179,7 +179,7 @@ def _unlearning() -> Iterator[_ExpertFault]:
 
 
 def routing(module: ExpertsModule, *, route: Route) -> None:
-    """Replace a router's output."""
+    """Return a change of a router's output."""
     layer, router = module.layer, module.router
 
     def forward(inputs: torch.Tensor) -> Routed:
@@ -232,7 +232,7 @@ CAPACITY_FACTORS = (1.0, 1.25, 1.5, 2.0)
 
 
 def dropped_rows(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Each rank drops rows over an expert's capacity, in all layers or in one."""
+    """Yield dropped rows over an expert's capacity on each rank, in all layers or in one."""
     for layers in choices(diverged) if diverged.can_be_emulated else ():
         for factor in CAPACITY_FACTORS:
             words = f"in {layers_by_name(layers)} each expert drops a rank's rows beyond capacity factor {factor:g}"

@@ -25,7 +25,7 @@ Alter = Callable[[AttentionModule], None]
 
 
 def wrong_attention(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Faults in all attention layers that can have them, then in each."""
+    """Yield mistakes in all possible attention layers, then in each."""
     if diverged.rounding is not None:
         return
     layers = planned_layers(diverged.training.model, diverged.layout)
@@ -59,7 +59,7 @@ def _altering(places: Sequence[PlannedLayer], alter: Alter) -> Change:
 
 
 def replace_mask(module: AttentionModule, unseen: torch.Tensor | None) -> None:
-    """Replace the attention mask; None for no mask."""
+    """Return a change of the attention mask; None for no mask."""
     module.attend = lambda query, key, value: attention(query, key, value, unseen)  # type: ignore[method-assign]
 
 
@@ -86,7 +86,7 @@ def _of_turned(diverged: DivergedRun, places: Sequence[PlannedLayer]) -> Iterato
 
 
 def replace_positions(module: AttentionModule, positions: torch.Tensor) -> None:
-    """Replace the rotary positions."""
+    """Return a change of the rotary positions."""
     module.with_rotary = lambda values: rotate(values, positions)  # type: ignore[method-assign]
 
 
@@ -142,7 +142,7 @@ Grouped = Callable[[int, torch.Tensor], torch.Tensor]
 
 
 def wrong_keys_and_values(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Faults in all attention layers, then in each."""
+    """Yield mistakes with keys and values in all attention layers, then in each."""
     layers = diverged.training.model.layers
     for chosen in all_then_each([index for index, layer in enumerate(layers) if isinstance(layer, Attention)]):
         which = [layer for index in chosen if isinstance(layer := layers[index], Attention)]

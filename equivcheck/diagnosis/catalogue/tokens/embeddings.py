@@ -21,7 +21,7 @@ from equivcheck.training.setup import Setup
 
 
 def wrong_embeddings(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Padding with a gradient, positions restarted or added repeatedly, wrong embedding rows, untied heads."""
+    """Yield mistakes in embeddings: padding with a gradient, wrong positions, wrong rows, and untied heads."""
     source = diverged.training.model.source
     if source is None or diverged.rounding is not None:
         return

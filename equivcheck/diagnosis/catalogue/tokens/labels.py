@@ -29,7 +29,7 @@ Divisors = Callable[[Sequence[Batch]], Sequence[float]]
 
 
 def wrong_labels(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Wrong label counts, wrong labels, and lost or scaled loss terms."""
+    """Yield mistakes with labels: wrong counts, wrong labels, and lost or scaled loss terms."""
     loss = diverged.training.loss
     if not isinstance(loss, CrossEntropy):
         return

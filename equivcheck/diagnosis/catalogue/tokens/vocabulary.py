@@ -26,7 +26,7 @@ Loss = Callable[[Training, torch.Tensor, torch.Tensor, float], torch.Tensor]
 
 
 def wrong_vocabularies(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Faults in embeddings sharded by tokens and heads sharded by logits."""
+    """Yield mistakes in vocabulary-parallel embeddings and heads."""
     plan, model = plan_over_ranks(diverged.layout), diverged.training.model
     if plan is None or diverged.rounding is not None:
         return

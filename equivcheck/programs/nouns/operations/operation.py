@@ -48,10 +48,9 @@ class Argument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationFacts:
-    """One call of torch.
+    """A torch call and its arguments. It applies to all finite inputs that one device accepts.
 
-    It applies to all finite inputs for which one device computes it. Shapes, results and expected values need no further
-    description.
+    Shapes, results and expected values need no description, because one device computes them.
     """
 
     name: str
@@ -87,12 +86,12 @@ def last_dim(shape: Shape, _dim: int) -> Shape:
 
 
 def row(shape: Shape, _dim: int) -> Shape:
-    """Shape of one row: the first dim has one element."""
+    """Shape of one row of the first argument: its first dim has one element."""
     return (1, *shape[1:])
 
 
 def column(shape: Shape, _dim: int) -> Shape:
-    """Shape of one column: the last dim has one element."""
+    """Shape of one column of the first argument: its last dim has one element."""
     return (*shape[:-1], 1) if shape else ()
 
 
@@ -107,5 +106,5 @@ def size_along(shape: Shape, dim: int) -> int:
 
 
 def operations(calls: dict[str, str], **given: object) -> tuple[OperationFacts, ...]:
-    """Operations by name and call. All other facts are the same."""
+    """Build an entry for each name and call. All other facts are shared."""
     return tuple(OperationFacts(name=name, call=call, **given) for name, call in calls.items())  # type: ignore[arg-type]

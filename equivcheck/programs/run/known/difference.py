@@ -27,7 +27,7 @@ SHOWING = ("wrong", "raises", "hangs")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownDifference:
-    """A known cause of wrong values, or of an error that does not name an unsupported placement."""
+    """A known error of DTensor: wrong values, or a message that does not name an unsupported placement."""
 
     id: str
     """Short unique name."""
@@ -80,7 +80,7 @@ class KnownDifference:
         return tuple(version for version, found in self.shows.items() if found in SHOWING)
 
     def unseen_on(self) -> tuple[str, ...]:
-        """Versions that were tried and do not have the error: they are right, refuse, or fail in another way."""
+        """Versions without the error: they are right, refuse, or fail in another way."""
         return tuple(version for version, found in self.shows.items() if found not in SHOWING)
 
     def _is_raised(self, program: TensorProgram, failure: Failure) -> bool:

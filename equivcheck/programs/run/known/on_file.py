@@ -27,7 +27,7 @@ ON_FILE = _read(files("equivcheck.programs.run.known").joinpath("known.toml").re
 
 
 def known_difference(program: TensorProgram, verdict: Judgement) -> KnownDifference | None:
-    """Known difference that explains a finding; None if there is none."""
+    """Return the known difference that explains a finding; None if there is none."""
     if not verdict.outcome.is_finding:
         return None
     return next((each for each in ON_FILE if each.explains(program, verdict)), None)

@@ -30,7 +30,7 @@ def lengths(extent: int, size: int) -> list[int]:
 
 
 class Collectives:
-    """Collectives along one axis."""
+    """Collective calls along one mesh axis that change placements of plain tensors."""
 
     def __init__(self, mesh: DeviceMesh, axis: int) -> None:
         self.group: Any = (mesh, axis)
@@ -97,7 +97,7 @@ class Collectives:
         return found
 
     def sum_parts(self, partial: torch.Tensor) -> torch.Tensor:
-        """This rank's rows of the sum. Each rank gets the same number."""
+        """Sum over ranks, and return this rank's rows. Each rank gets the same number."""
         return _waited(functional.reduce_scatter_tensor_autograd(partial, "sum", 0, self.group))
 
     def exchange(self, sent: torch.Tensor, sizes: list[int], received: list[int], largest: int) -> torch.Tensor:  # noqa: ARG002
@@ -105,11 +105,11 @@ class Collectives:
         return _waited(functional.all_to_all_single_autograd(sent, received, sizes, self.group))
 
     def as_varying(self, whole: torch.Tensor) -> torch.Tensor:
-        """Mark a replicated tensor as a local one, which each rank may use differently."""
+        """Mark a replicated tensor as one that each rank may use differently."""
         return whole
 
     def as_partial(self, part: torch.Tensor) -> torch.Tensor:
-        """Mark the result of a rank as a partial value."""
+        """Mark this rank's result as a partial value."""
         return part
 
 

@@ -15,9 +15,9 @@ Placements = tuple[str, ...]
 def convert(
     local: torch.Tensor, shape: Sequence[int], current: Placements, wanted: Placements, axes: Sequence[Collectives]
 ) -> torch.Tensor:
-    """Convert a rank's part of a tensor of full `shape` to other placements.
+    """Convert a rank's part of a tensor with full `shape` to other placements.
 
-    If several axes change, or others shard the same dims, inner axes are gathered first and sharded again afterwards.
+    If several axes change, or other axes shard the same dims, inner axes are gathered first and sharded again afterwards.
     """
     placements, between = list(current), _between(current, wanted)
     for number in reversed(range(len(axes))):

@@ -27,7 +27,7 @@ PRODUCTS = {"mm": False, "linear": True}
 
 
 def needs(statement: Operation, current: Sequence[str], shapes: Sequence[Shape]) -> Needs:
-    """Placements along one axis. All arguments are replicated if there is no rule, or their placements fit none."""
+    """Return the placements that an operation needs along one axis. All are replicated if there is no rule or none fits."""
     found = _rule(statement, current, shapes)
     return found or ((REPLICATE,) * len(current), REPLICATE)
 

@@ -41,9 +41,10 @@ class PlainTarget(DTensorTarget):
         return _with_placements(value.clone(), value.placements, value.full_shape)
 
     def call(self, statement: Operation, arguments: list[Any]) -> Outputs:
-        """Run an operation on local parts if its rule allows it, else on replicated tensors, converting arguments first.
+        """Run an operation on local parts if its rule allows it, otherwise on replicated tensors.
 
-        Each axis has its own rule, because the operation on local parts is again the same operation.
+        Arguments are converted first. Each axis has its own rule, because the operation on local parts is again the same
+        operation.
         """
         current, shapes = [each.placements for each in arguments], [tuple(each.full_shape) for each in arguments]
         along = [needs(statement, [each[axis] for each in current], shapes) for axis in range(self.mesh.ndim)]
@@ -62,7 +63,7 @@ class PlainTarget(DTensorTarget):
         wanted: list[Placements],  # noqa: ARG002 - used by TypedTarget
         left: Placements,  # noqa: ARG002
     ) -> Outputs:
-        """Run the operation on parts with placements `wanted`, and return results with placements `left`."""
+        """Run the operation on parts with the placements `wanted`, and return results with the placements `left`."""
         return results_of(statement.name, parts, statement.dim)
 
     def convert_argument(self, value: Any, placements: Placements) -> torch.Tensor:
@@ -102,7 +103,7 @@ class PlainTarget(DTensorTarget):
             )
 
     def as_value(self, value: Any) -> torch.Tensor:
-        """Result of an operation with its placements."""
+        """Return an operation's result with its placements."""
         return value if hasattr(value, "full_shape") else self.from_replicated(value)
 
     def from_replicated(self, value: torch.Tensor) -> torch.Tensor:

@@ -26,7 +26,7 @@ from equivcheck.worlds.fake.ranks import FakeRanks
 
 
 class TypedCollectives(Collectives):
-    """Changes placements with the function of spmd_types that changes the type in the same way."""
+    """Changes placements with the functions of spmd_types."""
 
     def __init__(self, mesh: Any, axis: int) -> None:
         super().__init__(mesh, axis)

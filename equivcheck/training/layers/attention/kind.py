@@ -28,7 +28,7 @@ _OUTPUT = LayerLinear(name="output", gives_output=True)
 
 
 class AttentionKind(LayerKind):
-    """Query, key, value and output linears; the features of a head are contiguous."""
+    """Layer kind for attention: query, key, value and output linears. The features of a head are contiguous."""
 
     layer_class: ClassVar[type[AnyLayer]] = Attention
 
@@ -62,11 +62,11 @@ class AttentionKind(LayerKind):
         return ready_linears(self.parameters(layer, in_features), ("output", "value", "key", "query"), autocast=autocast)
 
     def script(self, layer: Attention, in_features: int) -> LayerScript:
-        """Export it with the module's structure."""
+        """Code for an exported script, with the module's structure."""
         return attention_script(layer, in_features, self.parameters(layer, in_features))
 
     def with_dtensor_strategies(self, layer: Attention) -> AnyLayer:
-        """Attention without the fused kernel, because DTensor has no sharding strategy for it."""
+        """Return the layer without the fused kernel, because DTensor has no sharding strategy for it."""
         return layer.with_fields(fused=False)
 
     def with_divisible_units(self, layer: Attention, multiple: int) -> AnyLayer:

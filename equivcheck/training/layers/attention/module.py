@@ -54,7 +54,7 @@ class AttentionModule(LayerModule):
         return keys > queries[:, None] if self.layer.causal else None
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Attention over a full sequence; all tensors are (rows, heads, length, head_dim)."""
+        """Compute attention over a full sequence; all tensors are (rows, heads, length, head_dim)."""
         if self.layer.fused:
             return functional.scaled_dot_product_attention(query, key, value, is_causal=self.layer.causal)
         length = query.shape[-2]
@@ -64,7 +64,7 @@ class AttentionModule(LayerModule):
     def attend_from(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, unseen: torch.Tensor | None
     ) -> torch.Tensor:
-        """Attention from some positions to others, (rows, heads, positions, head_dim), with a mask from `unseen`."""
+        """Compute attention from some positions to others, (rows, heads, positions, head_dim), with a mask from `unseen`."""
         if self.layer.fused:
             return functional.scaled_dot_product_attention(query, key, value, attn_mask=None if unseen is None else ~unseen)
         return attention(query, key, value, unseen)
@@ -77,7 +77,7 @@ def _heads(values: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, unseen: torch.Tensor | None) -> torch.Tensor:
-    """Explicit `scaled_dot_product_attention`: matmuls and a softmax on tensors (rows, heads, length, head_dim).
+    """Compute `scaled_dot_product_attention` with matmuls and a softmax on tensors (rows, heads, length, head_dim).
 
     `unseen`, (queries, keys), is True if a query may not attend to a key; None masks nothing.
     """

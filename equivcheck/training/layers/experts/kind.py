@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ExpertsKind(LayerKind):
-    """Router, stacked experts, and an optional shared expert."""
+    """Layer kind for a mixture of experts: router, stacked experts, and an optional shared expert."""
 
     layer_class: ClassVar[type[AnyLayer]] = Experts
 
@@ -33,7 +33,7 @@ class ExpertsKind(LayerKind):
         return ExpertsModule(layer, in_features)
 
     def dispatch(self, layer: Experts) -> Dispatch:
-        """Dispatch of rows to experts. Rows need gradients if a trained norm or the router weights multiply them."""
+        """How rows are sent to experts. Rows need gradients if a trained norm or the router weights multiply them."""
         trains_rows = not layer.frozen and (layer.norm is not None or layer.weighs_input)
         return Dispatch(trains_rows=trains_rows, num_counted=layer.num_experts if layer.balance else 0)
 
@@ -53,7 +53,7 @@ class ExpertsKind(LayerKind):
         return (*reversed(linears), "router.weight", *(name for name in names if name.startswith("norm.")))
 
     def script(self, layer: Experts, in_features: int) -> LayerScript:
-        """Export it with the module's structure."""
+        """Code for an exported script, with the module's structure."""
         return experts_script(layer, in_features)
 
     def with_dtensor_strategies(self, layer: Experts) -> AnyLayer:
@@ -61,7 +61,7 @@ class ExpertsKind(LayerKind):
         return self.with_known_shapes(layer)
 
     def with_known_shapes(self, layer: Experts) -> AnyLayer:
-        """Experts that each compute every position, because the number of dispatched rows would depend on values."""
+        """Return a layer whose experts each compute every position, because the number of routed rows depends on values."""
         return layer.with_fields(dispatched=False)
 
 

@@ -57,7 +57,7 @@ class Router(UninitializedLinear):
 
 
 class GatedExperts(nn.Module):
-    """Gated MLP parameters, for one expert or stacked along dim 0, and the computation of each expert."""
+    """Parameters of gated MLPs, for one expert or stacked along dim 0, and their computation."""
 
     def __init__(self, layer: Experts, in_features: int, *stacked: int) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class ExpertsModule(RoutedModule):
         return self.router
 
     def load(self) -> RoutingLoad | None:
-        """Load that the router recorded in the last forward."""
+        """Statistics for the load-balancing loss that the router recorded in the last forward."""
         return self.router.load
 
     def units(self) -> GatedExperts:
@@ -174,6 +174,6 @@ class ExpertsModule(RoutedModule):
         return made
 
     def weighted(self, values: torch.Tensor, weight: torch.Tensor, expert: int) -> torch.Tensor:
-        """Output of one expert on (..., features), weighted per position with (..., 1)."""
+        """Output of one expert on (..., features), multiplied by its weights, (..., 1), for each position."""
         made: torch.Tensor = self.experts(values * weight if self.layer.weighs_input else values, expert)
         return made if self.layer.weighs_input else made * weight

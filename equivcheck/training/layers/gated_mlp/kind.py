@@ -28,7 +28,7 @@ _PARTS = (
 
 
 class GatedMLPKind(LayerKind):
-    """Gate and up projections, whose outputs are multiplied, and a down projection."""
+    """Layer kind for a gated MLP: gate and up projections, whose outputs are multiplied, and a down projection."""
 
     layer_class: ClassVar[type[AnyLayer]] = GatedMLP
 
@@ -57,7 +57,7 @@ class GatedMLPKind(LayerKind):
         return ready_linears(self.parameters(layer, in_features), ("down", "up", "gate"), autocast=autocast)
 
     def script(self, layer: GatedMLP, in_features: int) -> LayerScript:
-        """Export it with the module's structure."""
+        """Code for an exported script, with the module's structure."""
         function = ACTIVATIONS.get(layer.activation, ("", ""))[1]
         gate = f"{function}(self.gate(normed))" if function else "self.gate(normed)"
         return LayerScript(

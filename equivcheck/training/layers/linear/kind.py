@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class LinearKind(LayerKind):
-    """Linear with norm, activation, dropout, residual and an auxiliary linear."""
+    """Layer kind for a linear with norm, activation, dropout, residual and an auxiliary linear."""
 
     layer_class: ClassVar[type[AnyLayer]] = Layer
 
@@ -47,7 +47,7 @@ class LinearKind(LayerKind):
         return Block(layer, in_features)
 
     def linears(self, layer: Layer) -> tuple[LayerLinear, ...]:
-        """The linear and the auxiliary one."""
+        """The main and the auxiliary linear."""
         activated = layer.activation is not Activation.IDENTITY
         linear = LayerLinear(name="linear", reads_input=True, gives_output=True, activated=activated)
         return (linear,) if layer.auxiliary is None else (linear, replace(linear, name="auxiliary", runs=layer.auxiliary))
