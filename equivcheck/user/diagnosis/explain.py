@@ -34,7 +34,7 @@ from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 from equivcheck.user.diagnosis.known_backward import KnownBackward
 from equivcheck.user.diagnosis.repair import missing_reductions
-from equivcheck.user.diagnosis.reported_norms import wrong_reported_norms
+from equivcheck.user.diagnosis.reported_values import wrong_reported_values
 from equivcheck.user.lazy_diagnosis import UserDiagnosis
 from equivcheck.worlds.trace.differences import Difference, Phase
 from equivcheck.worlds.trace.trace import Trace
@@ -94,6 +94,7 @@ SAME_MEANING = (
 """Causes that are one mistake in different words. Only the first that fits is reported."""
 MOST = 2
 """Maximum number of reported causes."""
+NOTHING_TRIED = "no known fault changes only this"
 UNEXPLAINED = "none of the {count} known faults reproduces this"
 OUT_OF_TIME = "none of the {count} known faults that were tried reproduces this; the search ended after {seconds:.0f} s"
 NOT_TRIED = "no known fault was tried: your step, run on one device for each rank in turns, differs from the single-device run"
@@ -103,7 +104,7 @@ def explanation_of(diverged: DivergedTraining) -> UserDiagnosis:
     """Explain a divergence by the mistake that reproduces all values on the ranks, else hint at a pattern in the differences."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        fits: Sequence[Mistake | Diagnosis] = wrong_reported_norms(diverged)
+        fits: Sequence[Mistake | Diagnosis] = wrong_reported_values(diverged)
         unexplained = ""
         if not fits:
             emulation = _emulation(diverged)
@@ -190,7 +191,7 @@ def _fits(diverged: DivergedTraining, facts: StepFacts, emulate: Emulate) -> tup
         is_possible = (are_scaled or not candidate.scales_gradients) and _says_more(candidate, {each.cause for each in found})
         if is_possible and _reproduces(diverged, candidate, facts, emulate):
             found.append(candidate)
-    return found, UNEXPLAINED.format(count=num_tried)
+    return found, UNEXPLAINED.format(count=num_tried) if num_tried else NOTHING_TRIED
 
 
 def _candidates(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:

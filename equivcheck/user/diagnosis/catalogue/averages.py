@@ -1,4 +1,4 @@
-"""Running averages of the weights in the model, as in EMA, updated at wrong times."""
+"""Running averages (EMA) in the model, updated at wrong times."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ FIT = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Average:
-    """A tensor moving towards a parameter by a constant share of the distance after each update."""
+    """A tensor moving towards a parameter by a constant share after each update."""
 
     source: str
     """The parameter."""
     share: float
-    """Share of the distance, above 0 and at most 1: one minus the decay."""
+    """Share above 0 and at most 1: one minus the decay."""
 
 
 def wrong_averages(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
@@ -50,7 +50,7 @@ def wrong_averages(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mis
 
 
 def _averages(diverged: DivergedTraining) -> dict[str, Average]:
-    """The first tensors that differ, if each is a running average of a parameter on one device."""
+    """The first tensors that differ, if each averages a parameter on one device."""
     names = diverged.differing(diverged.first.phase)
     if any(name in diverged.updated for name in names):
         return {}
@@ -73,7 +73,7 @@ def _average(steps: list[TensorsByName], name: str, sources: tuple[str, ...]) ->
 
 
 def _follows(pairs: list[tuple[np.ndarray, np.ndarray]]) -> float | None:
-    """The share of the distance by which the first of each pair moves towards the second; None if it does not."""
+    """The constant share by which the first tensor in each pair moves towards the second; None if there is none."""
     if any(average.shape != parameter.shape for average, parameter in pairs) or len(pairs) < 2:
         return None
     moves = np.concatenate([(new - old).reshape(-1) for (old, _), (new, _) in itertools.pairwise(pairs)])

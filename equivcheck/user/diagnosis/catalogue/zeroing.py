@@ -24,7 +24,7 @@ def skipped_zeroing(_diverged: DivergedTraining, facts: StepFacts) -> Iterator[M
 
 
 def _skip_zeroing(ranks: EmulatedUserRanks, *, number: int) -> None:
-    """Ignore one call in each step of `zero_grad` of the model or of an optimizer."""
+    """In each step, ignore one `zero_grad` call on the model or an optimizer."""
     counts = [0] * len(ranks.models)
 
     def begin(rank: int, _step: int) -> None:

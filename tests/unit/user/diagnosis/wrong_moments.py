@@ -83,6 +83,22 @@ def returned(norm: Callable[[nn.Module], torch.Tensor], *, name: str = "") -> Ca
     return step
 
 
+def returned_metric(*, summed: bool) -> Callable[..., Any]:
+    """A step that returns a metric of its own rows, or the sum over ranks."""
+
+    def step(model: nn.Module, batch: Any, optimizer: Any, loss: Any) -> Any:
+        optimizer.zero_grad()
+        value = loss(model(batch[0]), batch[1])
+        value.backward()
+        optimizer.step()
+        metric = value.detach().clone()
+        if summed and dist.is_initialized():
+            dist.all_reduce(metric)
+        return {"loss": value.detach(), "metric": metric}
+
+    return step
+
+
 def squares(model: nn.Module) -> torch.Tensor:
     """The sum of squares over a rank's gradient elements."""
     return sum((local(parameter.grad).square().sum() for parameter in model.parameters()), torch.zeros(()))
@@ -145,20 +161,28 @@ MOMENTS: dict[str, Wrong] = {
         step=1,
     ),
     "norm_of_replicas": Wrong(
-        says="a gradient norm that counts elements which several of the 2 tp ranks hold once for each",
+        says="your step returns a gradient norm that counts replicated elements once on each of the 2 tp ranks",
         brought=brought(mesh={"tp": 2}, parallelize=unwrapped, step=returned(over_ranks)),
     ),
     "reported_norm_of_replicas": Wrong(
-        says="`grad_norm`, a gradient norm, that counts elements which several of the 2 tp ranks hold once for each",
+        says="your step returns a value `grad_norm` that counts replicated elements once on each of the 2 tp ranks",
         brought=brought(mesh={"tp": 2}, parallelize=unwrapped, step=returned(over_ranks, name="grad_norm")),
     ),
     "norm_of_a_shard": Wrong(
-        says="a gradient norm that covers only the elements that the rank holds",
+        says="a gradient norm that covers only the elements on the rank",
         brought=brought(parallelize=sharded, step=returned(lambda model: squares(model).sqrt())),
     ),
     "norms_added_up": Wrong(
         says="a gradient norm that adds up the norms of the 2 dp ranks, not their squares",
         brought=brought(parallelize=sharded, step=returned(sum_of_norms)),
+    ),
+    "metric_summed": Wrong(
+        says="your step returns a value `metric` that is 2 times as large as on one device, the number of the 2 dp ranks",
+        brought=brought(step=returned_metric(summed=True)),
+    ),
+    "metric_of_own_rows": Wrong(
+        says="your step returns a value `metric` that is not averaged over the 2 dp ranks: each rank returns its own part",
+        brought=brought(step=returned_metric(summed=False)),
     ),
     "rows_not_summed": Wrong(
         says="the gradients of rows 1 to 2 of `0.weight` are not summed over the 2 tp ranks: each rank keeps its own part",
