@@ -11,6 +11,7 @@ from torch import nn
 
 from equivcheck import LocalPart, Outcome, UsageError, check_training
 from equivcheck.user.trainers.deepspeed import DeepSpeed
+from equivcheck.user.trainers.lightning import Lightning
 from equivcheck.user.verdict import UserVerdict
 from equivcheck.worlds.trace.differences import Difference, Phase
 from unit.user.trainers.flat_engine import FlatEngine
@@ -119,6 +120,9 @@ class RecordsTwice(FlatEngine):
         (None, {}, "parallelize is not valid: it is missing"),
         (DeepSpeed(), {}, "trainer DeepSpeed is not valid: its config has no gradient_clipping, whose default depends on"),
         (DeepSpeed(config={"gradient_clipping": 0.0}), {}, "trainer DeepSpeed is not valid: it needs processes. Expected world="),
+        (Lightning(), {}, "trainer Lightning is not valid: it needs processes. Expected world="),
+        (Lightning(arguments={"strategy": "fsdp"}), {}, "trainer Lightning is not valid: its strategy 'fsdp' needs a GPU"),
+        (Lightning(arguments={"precision": "16-mixed"}), {}, "trainer Lightning is not valid: its precision '16-mixed' rounds"),
     ],
 )
 def test_bad_input_is_one_line(engine: Any, arguments: dict[str, Any], words: str) -> None:

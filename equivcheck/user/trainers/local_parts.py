@@ -1,0 +1,35 @@
+"""Local parts for parameters, gradients and optimizer state, if they are full tensors or DTensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from equivcheck.user.trainers.protocol import LocalPart
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def local_parts(named: Iterable[tuple[str, torch.Tensor | None]]) -> list[LocalPart]:
+    """Copy tensors. If a tensor is missing, such as a frozen parameter's gradient, it has no part."""
+    return [
+        LocalPart(name=name, shape=tuple(tensor.shape), tensor=tensor.detach().clone())
+        for name, tensor in named
+        if tensor is not None
+    ]
+
+
+def gradient_parts(named: Sequence[tuple[str, nn.Parameter]]) -> list[LocalPart]:
+    """Copy gradients."""
+    return local_parts((name, parameter.grad) for name, parameter in named)
+
+
+def state_parts(optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, nn.Parameter]]) -> list[LocalPart]:
+    """Copy a torch optimizer's state for these parameters."""
+    state: Any = optimizer.state
+    return local_parts(
+        (f"{name}/{key}", torch.as_tensor(value)) for name, parameter in named for key, value in state.get(parameter, {}).items()
+    )
