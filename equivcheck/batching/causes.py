@@ -26,7 +26,7 @@ _PLAIN = (Kind.WHOLE, Kind.SPLIT, Kind.BLANK, Kind.TWICE)
 
 
 def cause_of(runs: Runs, given: Format, window: int | None, shown: Sequence[Presentation], wrong: Sequence[Presentation]) -> str:
-    """Say why the presentations in `wrong` differ, in clauses. Empty if nothing is known."""
+    """Explain, in clauses, why the presentations in `wrong` differ. Empty if no explanation is known."""
     every = [runs.whole, *shown]
     if wrong and all(runs.only_loss_differs(each) for each in wrong):
         return "gradients and parameters agree: only the loss that your step returns differs"

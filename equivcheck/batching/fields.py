@@ -42,7 +42,7 @@ class Field:
 
     @property
     def has_row_labels(self) -> bool:
-        """Whether it has labels with another length than the tokens, such as a translation."""
+        """Whether the batch has labels with another length than the tokens, such as a translation."""
         return self.role is Role.ROW and str(self.path[-1] if self.path else "").lower() in _NAMES[Role.LABELS]
 
 

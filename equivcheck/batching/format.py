@@ -50,11 +50,11 @@ class Format:
         return next((field for field in self.fields if field.role is role), None)
 
     def tensor(self, field: Field) -> torch.Tensor:
-        """The user's tensor."""
+        """Return the user's tensor in a batch."""
         return dict(tensors_in(self.batch))[field.path]
 
     def example(self, values: Mapping[Field, torch.Tensor]) -> Example:
-        """An example with its counts."""
+        """Build an example with its number of counted labels."""
         tokens, labels, mask = (self.field_with(role) for role in (Role.TOKENS, Role.LABELS, Role.LOSS_MASK))
         length = 1 if tokens is None else len(values[tokens])
         counted = torch.ones(length, dtype=torch.bool)
@@ -83,7 +83,7 @@ class Format:
         return replace(example, values=values)
 
     def halves(self, example: Example) -> tuple[Example, Example] | None:
-        """The example with every second counted label, and with the others; None with fewer than two, or without labels."""
+        """Return the example with every second counted label, and with the others; None with fewer than two labels."""
         field = self.field_with(Role.LABELS) or self.field_with(Role.LOSS_MASK)
         if field is None or example.num_counted < 2:
             return None

@@ -20,7 +20,7 @@ from equivcheck.worlds.trace.tensors import Vector
 
 
 class Unit(PrintableEnum):
-    """Divisor for an example's summed loss."""
+    """Number by which an example's summed loss is divided."""
 
     TOKENS = "the counted tokens"
     EXAMPLES = "the examples (each the mean over its tokens)"
@@ -33,7 +33,7 @@ class Unit(PrintableEnum):
 
 
 class Over(PrintableEnum):
-    """How microbatches are put together."""
+    """How the losses of several microbatches are combined."""
 
     ALL = "all microbatches"
     MEAN = "each microbatch, then the mean over microbatches"
@@ -47,7 +47,7 @@ class Over(PrintableEnum):
 
 
 class Across(PrintableEnum):
-    """How ranks are put together. It has no effect on one device."""
+    """How the losses of several ranks are combined. It has no effect on one device."""
 
     JOINT = ""
     """Like more microbatches on one device."""
@@ -82,7 +82,7 @@ class Normaliser:
         return np.array([weights[id(example)] / one if one else 0.0 for example, one in pairs])
 
     def weights(self, presentation: Presentation, window: int | None) -> dict[int, float]:
-        """Weight for each example's summed loss, by the example's id. A microbatch without anything to count weighs 0."""
+        """Return the weight of each example's summed loss, by the example's id. A microbatch without counted labels weighs 0."""
         groups = presentation.ranks or (presentation.microbatches,)
         factor = 1.0 / len(groups) if self.across in (Across.MEAN, Across.JOINT_MEAN) else 1.0
         if self.across in (Across.JOINT, Across.JOINT_MEAN):

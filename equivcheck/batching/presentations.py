@@ -13,7 +13,7 @@ from equivcheck.system.choice import PrintableEnum
 
 
 class Kind(PrintableEnum):
-    """Change to the batch."""
+    """Ways in which a presentation changes the batch."""
 
     WHOLE = "whole"
     SPLIT = "split"
@@ -27,7 +27,7 @@ class Kind(PrintableEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Presentation:
-    """One step's batch, in another form."""
+    """The examples of one step, put together in another way."""
 
     name: str
     """Phrase for the verdict, such as ``2 even microbatches``."""
@@ -61,7 +61,7 @@ def whole_batch(given: Format, examples: Sequence[Example]) -> Presentation:
 
 
 def single_example(given: Format, example: Example) -> Presentation:
-    """A single example."""
+    """Return a presentation with one example only."""
     return Presentation(name="a single example", kind=Kind.ALONE, microbatches=(rows_of(given, [example]),))
 
 

@@ -24,7 +24,7 @@ class Packing(PrintableEnum):
 
 
 class Side(PrintableEnum):
-    """Padded side."""
+    """Side on which rows are padded."""
 
     RIGHT = "right"
     LEFT = "left"
@@ -32,7 +32,7 @@ class Side(PrintableEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Example:
-    """One row without padding."""
+    """One example without padding."""
 
     values: Mapping[Field, torch.Tensor]
     """Each field's value, with shape (positions, ...), or without positions for `Role.ROW`."""
@@ -50,7 +50,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rows:
-    """One microbatch's rows."""
+    """Rows of one microbatch."""
 
     rows: tuple[tuple[Example, ...], ...]
     """Examples in each row; several if they are packed."""

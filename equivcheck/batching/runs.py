@@ -36,7 +36,7 @@ COMPARED = (Phase.LOSS, Phase.GRADIENT, Phase.UPDATE)
 
 
 class Runs:
-    """Runs the step over the user's batch and over other presentations, each once."""
+    """Trains one step on the user's batch and on other presentations. Each presentation runs once."""
 
     def __init__(self, task: Task, given: Format, examples: Sequence[Example], ranks: RankRuns | None = None) -> None:
         self._task, self._format, self._ranks = task.with_new_optimizers(self._count_updates), given, ranks
@@ -133,7 +133,7 @@ class Runs:
         return self._updates[presentation] == 0
 
     def ratio(self, presentation: Presentation, found: Divergence) -> float:
-        """Norm in a differing gradient, relative to the whole batch; 1 for other phases."""
+        """Ratio between the norm of a differing gradient and that of the whole batch; 1 for other phases."""
         if found.phase is not Phase.GRADIENT or found.tensor not in self.gradient_moment.table.rows:
             return 1.0
         row = self.gradient_moment.table.rows[found.tensor]
@@ -153,7 +153,7 @@ class Runs:
 
     @cached_property
     def with_blank(self) -> Trace:
-        """Trace over the whole batch and one more row, without labels."""
+        """Train on the whole batch and one more row without labels."""
         examples = (*self.examples, self._format.without_labels(self.examples[0]))
         (trace,) = self.traces(whole_batch(self._format, examples))
         return trace
@@ -208,18 +208,18 @@ class Runs:
         return [] if has_shards else [np.where(each.covered, each.values, 0.0) for each in found]
 
     def would_be_right(self, gradients: Vector, presentation: Presentation) -> bool:
-        """Whether gradients are those that this presentation should have."""
+        """Whether gradients are equal to those that this presentation should have."""
         (expected,) = self._expected(self.confirming_reference, presentation, (Phase.GRADIENT,), 1.0).moments
         return self.fits(gradients, expected.values)
 
     @cached_property
     def singles(self) -> tuple[Presentation, ...]:
-        """Each example in its own step."""
+        """One presentation for each example alone."""
         return tuple(single_example(self._format, example) for example in self.examples)
 
     @cached_property
     def single_gradients(self) -> tuple[Vector, ...]:
-        """Gradients from each example in its own step; NaN if this step fails."""
+        """Gradients of one step for each example alone; NaN if the step fails."""
         return tuple(map(self._gradients_or_nan, self.singles))
 
     def _gradients_or_nan(self, presentation: Presentation) -> Vector:
@@ -232,7 +232,10 @@ class Runs:
 
     @cached_property
     def halves(self) -> tuple[Presentation, ...] | None:
-        """One example with all its labels, with every second one, and with the others. None if no example has two."""
+        """Gradients of one example with all its labels, with every second one, and with the others.
+
+        None if no example has two.
+        """
         for example in self.examples:
             parts = self._format.halves(example)
             if parts is not None:

@@ -17,7 +17,7 @@ from equivcheck.worlds.trace.trace import Piece
 
 
 class Additive(Protocol):
-    """A value that can be added: the sum for two disjoint parts is the value for both."""
+    """Protocol for values that can be added: the sum over two disjoint parts is the value for both."""
 
     def __add__(self, other: Self) -> Self: ...
 
@@ -26,7 +26,7 @@ V = TypeVar("V", bound=Additive)
 
 
 class Cover(Enum):
-    """How the ranks' parts cover a full tensor."""
+    """Whether the ranks' parts cover each element once, leave holes, or overlap."""
 
     ONCE = "once"
     """Each element is in exactly one distinct part."""

@@ -19,7 +19,7 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactHash:
-    """Two sums modulo 2**64 over some elements. If two parts are disjoint, the sum is the hash for both."""
+    """Two sums modulo 2**64 over some elements. For disjoint parts, adding their hashes gives the hash for both."""
 
     in_place: int
     """Sum over each element's bits times an odd weight for its index: differs if one element differs or moves."""
@@ -54,7 +54,7 @@ def _bits(flat: torch.Tensor) -> torch.Tensor:
 
 
 def mix_words(bits: torch.Tensor) -> torch.Tensor:
-    """SplitMix64 for each int64 word. Torch shifts int64 arithmetically, so the sign bits are cut off."""
+    """Apply SplitMix64 to each int64 word. torch shifts int64 arithmetically, so the sign bits are masked."""
 
     def shift(words: torch.Tensor, count: int) -> torch.Tensor:
         return (words >> count) & ((1 << (64 - count)) - 1)

@@ -98,7 +98,7 @@ def rectangles_of(shape: Ints, start: Ints = (), size: Ints = (), run: tuple[int
 
 
 def split_dim(shape: Ints) -> int:
-    """Number of leading dims that form rows. It makes the tables for rows and columns as small as possible."""
+    """Return the number of leading dims that form rows, so that the tables for rows and columns are as small as possible."""
     return min(range(1, len(shape)), key=lambda dim: math.prod(shape[:dim]) + math.prod(shape[dim:]))
 
 
@@ -132,7 +132,7 @@ def _split_run(rows: Indices, columns: Indices, offset: int, length: int) -> tup
 
 
 def signs_of(piece: Piece, number: int) -> Signs:
-    """A piece's signs in one signed sum, in local order."""
+    """Return a piece's signs in one of the signed sums, in local order."""
     rectangles = rectangles_of(piece.shape, piece.start, piece.size, piece.run)
     found = [np.outer(each.row_signs[:, number], each.column_signs[:, number]).reshape(-1) for each in rectangles]
     return np.concatenate(found) if found else np.zeros(0, dtype=np.int8)

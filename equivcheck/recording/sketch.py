@@ -31,7 +31,7 @@ Vector = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sketch:
-    """Sums over some elements. If two parts are disjoint, the sum is the sketch for both."""
+    """Sums over some elements in a tensor. For disjoint parts, adding their sketches gives the sketch for both."""
 
     sums: Vector
     """`NUM_SUMS` signed sums over the elements; NaN if an element is NaN or infinite."""
@@ -51,7 +51,7 @@ class Sketch:
         )
 
     def overlaid(self, other: Sketch) -> Sketch:
-        """Sketch of the sum over two tensors with the same elements. `squares` is estimated; minimum and maximum are bounds."""
+        """Sketch for the elementwise sum of two tensors. `squares` is estimated; minimum and maximum are bounds."""
         sums = self.sums + other.sums
         squares = float(np.mean(sums**2))
         return Sketch(sums=sums, squares=squares, minimum=self.minimum + other.minimum, maximum=self.maximum + other.maximum)
@@ -67,7 +67,7 @@ class Sketch:
 
     @property
     def norm(self) -> float:
-        """2-norm."""
+        """2-norm over the elements."""
         return math.sqrt(self.squares)
 
     def distance(self, other: Sketch) -> float:

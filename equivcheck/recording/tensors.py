@@ -55,7 +55,7 @@ def buffers_of(root: nn.Module, prefix: str = "") -> list[Row]:
 
 
 def modules_of(root: nn.Module, prefix: str = "") -> dict[int, str]:
-    """Names by id, with `prefix` and without wrappers. A wrapper has the name of its module."""
+    """Module names by id, with `prefix` and without wrappers. A wrapper has its module's name."""
     unwrapped = _wrapped_prefix(root)
     named = ((f"{name}." if name else "", module) for name, module in root.named_modules())
     own = (("" if unwrapped.startswith(name) else name.removeprefix(unwrapped), module) for name, module in named)

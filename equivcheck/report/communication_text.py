@@ -88,7 +88,10 @@ def _print_lanes(console: Console, verdict: Verdict) -> None:
 
 
 def lane_cells(placed: Sequence[PlacedCall], num_ranks: int) -> list[list[str]]:
-    """Two characters per rank and column: letters for the kind of call and its group, or a dot."""
+    """Build the picture of calls: two characters per rank and column.
+
+    Letters stand for the kind of call and its group, a dot for no call.
+    """
     rows = [[" ."] * (1 + max(one.column for one in placed)) for _ in range(num_ranks)]
     for one in placed:
         rows[one.rank][one.column] = one.letter + _group_letter(one.group)

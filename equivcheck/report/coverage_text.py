@@ -25,7 +25,7 @@ _MAX_FEATURES, _MAX_PAIRS, _MAX_NAMES = 12, 20, 40
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class MeasuredCoverage:
-    """Coverage, with the plan that was measured and the time it took."""
+    """Coverage of features, with the plan that was measured and the time it took."""
 
     reach: Reach
     """Feature pairs that were drawn."""
@@ -63,7 +63,10 @@ def families_line(reach: Reach) -> str:
 
 
 def coverage_object(measured: MeasuredCoverage) -> dict[str, Any]:
-    """One object. `missing` lists the legal pairs not drawn, beginning with the features that lack most."""
+    """Convert coverage to a JSON object.
+
+    `missing` lists legal pairs that were not drawn, beginning with the features that lack most.
+    """
     reach = measured.reach
     return {
         "scenarios": reach.num_scenarios,
@@ -96,7 +99,7 @@ def programs_line(reach: ProgramReach) -> str:
 
 
 def programs_object(reach: ProgramReach) -> dict[str, Any]:
-    """Figures, operations not reached, and statements that all ranks refused."""
+    """Convert coverage to a JSON object: figures, operations not reached, and statements that all ranks refused."""
     return {
         "programs": reach.num_programs,
         "operations": len(OPERATIONS),
@@ -178,7 +181,7 @@ def print_program_coverage(console: Console, reach: ProgramReach, found: Overloa
 
 
 def program_coverage_object(reach: ProgramReach, found: Overloads) -> dict[str, Any]:
-    """One object, with all overloads that are not reached."""
+    """Convert coverage of tensor programs to a JSON object, with all overloads that are not reached."""
     return {
         **programs_object(reach),
         "placements": dict(_placements(reach).most_common()),

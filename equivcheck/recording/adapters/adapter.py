@@ -78,7 +78,7 @@ class Adapter:
         return found
 
     def adopt_copies(self, tensors: Sequence[torch.Tensor], slots: Sequence[Slot]) -> tuple[Slot, ...]:
-        """Find the parameters that an optimizer's tensors copy, before its first step.
+        """Before an optimizer's first step, find the parameters that its tensors copy.
 
         Raises `UsageError` if a tensor copies none.
         """
@@ -104,7 +104,7 @@ class Adapter:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Clauses about positions, for a verdict."""
+        """Clauses about tensor positions, for a verdict."""
         found = []
         if self._attributed:
             found.append(f"{len(self._attributed)} parameters are shards by their attribute tensor_model_parallel")

@@ -46,7 +46,7 @@ class DeclaredMesh:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredCuts:
-    """Valid `cuts` and `mesh`."""
+    """Checked arguments `cuts` and `mesh`."""
 
     cuts: Mapping[str, tuple[Cut, ...]]
     """Cuts by parameter name or pattern."""
@@ -73,7 +73,10 @@ class DeclaredCuts:
         return [pattern for pattern in self.cuts if not any(fnmatchcase(name, pattern) for name in names)]
 
     def moves(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Move]:
-        """Each declared tensor's move into its full tensor. `shapes` are local. Raises `UsageError` if a cut does not fit."""
+        """Return how each declared tensor is moved into its full tensor.
+
+        `shapes` are local. Raises `UsageError` if a cut does not fit.
+        """
         if not self.cuts:
             return {}
         mesh = self.mesh()

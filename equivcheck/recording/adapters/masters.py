@@ -31,7 +31,7 @@ def optimizers_alive() -> list[torch.optim.Optimizer]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copies:
-    """Tensors in an optimizer that copy the model's parameters."""
+    """An optimizer's own copies of parameters, such as float32 master weights."""
 
     slots: tuple[Slot, ...] = ()
     """Each copy, with its elements' positions in the model's parameters."""
@@ -50,7 +50,10 @@ class Copies:
 
 
 def find_copies(tensors: Sequence[torch.Tensor], slots: Sequence[Slot]) -> Copies:
-    """Find the parameter that each tensor in an optimizer copies, before its first step. Tensors that copy none are left out."""
+    """Before an optimizer's first step, find the parameter that each tensor copies.
+
+    Tensors without a parameter are left out.
+    """
     marked = dict(_marked(tensors, slots))
     left = [tensor for tensor in tensors if id(tensor) not in marked and tensor.is_floating_point()]
     taken = {id(slot.parameter) for slot in marked.values()}

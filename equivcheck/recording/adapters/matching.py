@@ -21,9 +21,10 @@ _WRAPPERS = frozenset({"module", "model", "_orig_mod", "_forward_module", "base_
 def match_names(
     first: Sequence[RankTrace], other: Sequence[RankTrace], sources: Sequence[Source] = ()
 ) -> tuple[tuple[RankTrace, ...], tuple[str, ...]]:
-    """Give the other run's tensors the first run's names. Returns the other run, and a clause if names without wrappers match.
+    """Rename the other run's tensors as in the first run.
 
-    Raises `UsageError` if a name in the map does not exist, or if its tensors have other shapes.
+    Returns the renamed run, and a clause if names match without wrappers. Raises `UsageError` if a name in the map does not
+    exist, or if its tensors have other shapes.
     """
     known, own = _shapes(first), _shapes(other)
     names = _mapped(sources, own, known)

@@ -22,7 +22,7 @@ _EXPERT_NUMBER = re.compile(r"(?<=\.local_experts\.)\d+|(?<=\.linear_fc[12]\.wei
 
 
 def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
-    """A parameter's gradient; ``main_grad``, in which Megatron accumulates, if there is no other."""
+    """Return a parameter's gradient, or, if it has none, ``main_grad``, in which Megatron accumulates."""
     if parameter.grad is not None:
         return parameter.grad
     main = getattr(parameter, "main_grad", None)

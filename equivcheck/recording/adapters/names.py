@@ -26,7 +26,7 @@ _KEYS = {"name": {"transpose"}, "parts": {"dim", "groups", "transpose"}, "tied":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """One entry in a name map."""
+    """One name or pattern in a name map."""
 
     target: str
     """New name, maybe with ``*``."""
@@ -51,7 +51,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Tensor in another run that contains this run's tensor."""
+    """Position in another run's tensor."""
 
     name: str
     """The other run's name."""
@@ -147,7 +147,7 @@ def places_of(sources: Sequence[Source], shapes: Mapping[str, Ints]) -> dict[str
 
 
 def unmatched_sources(sources: Sequence[Source], names: Sequence[str]) -> list[str]:
-    """Sources that no tensor matches."""
+    """Names in a map without a matching tensor."""
     own = [pattern for source in sources for pattern in source.names]
     found = {source.names[number] for source in sources for name in names for number, _ in source.matches(name)}
     return [pattern for pattern in own if pattern not in found]

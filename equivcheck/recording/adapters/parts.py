@@ -113,7 +113,10 @@ class Move:
 
 
 def shard_move(shape: Ints, dim: int, rank: int, num_ranks: int, num_components: int = 1) -> Move:
-    """Move for a shard with this local shape. If `dim` has several equal components, a rank has an equal part in each."""
+    """Return the move for a shard with this local shape.
+
+    If `dim` has several equal components, a rank has an equal part in each.
+    """
     size = (*shape[:dim], shape[dim] // num_components, *shape[dim + 1 :])
     full = (*shape[:dim], shape[dim] * num_ranks, *shape[dim + 1 :])
     starts = [(number * num_ranks + rank) * size[dim] for number in range(num_components)]

@@ -40,7 +40,7 @@ def _with_chosen(run: RecordedRun, other: RecordedRun) -> RecordedRun:
 
 
 def rounding_of(key: Key, first: RecordedRun, second: RecordedRun) -> float:
-    """Distance that one machine epsilon explains.
+    """Return the distance that one machine epsilon explains.
 
     If both runs update copies, only the change since the start has the model's coarse precision.
     """

@@ -22,7 +22,7 @@ FEWEST = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Candidate:
-    """A mistake, and the distance between its values and the second run's."""
+    """A possible mistake, and the distance between its values and the second run's."""
 
     cause: Cause
     """The mistake."""
@@ -98,7 +98,7 @@ def _numbers(evidence: Evidence, name: str) -> int:
 
 
 def fit(evidence: Evidence, columns: Sequence[Tensors], found: Tensors | None = None) -> Sums | None:
-    """Fit the second run's wrong tensors by a sum over columns; None if the columns depend on each other."""
+    """Fit the second run's wrong tensors by a linear combination of columns; None if the columns depend on each other."""
     found = evidence.found_sums if found is None else found
     names = [name for name in evidence.wrong if name in evidence.names and all(name in column for column in columns)]
     scales = [1.0 / evidence.limits[name] if evidence.limits[name] else 0.0 for name in names]
@@ -114,7 +114,7 @@ def fit(evidence: Evidence, columns: Sequence[Tensors], found: Tensors | None = 
 
 
 def subject(evidence: Evidence, candidate: Candidate) -> Mapping[str, str]:
-    """Subjects for the candidate's words: all tensors if they fit, else the wrong ones."""
+    """Name the tensors in the words for a candidate: all tensors if they fit, else the wrong ones."""
     is_all = candidate.worst(evidence.names) <= 1.0 and set(candidate.errors) >= set(evidence.names)
     what = tensors(evidence.wrong)
     found = {"parameters": "any parameter" if is_all else what}

@@ -117,7 +117,10 @@ def _locally(evidence: Evidence, norms: Mapping[int, float], limit: float) -> Ca
 
 
 def clipped_early(evidence: Evidence) -> Candidate | None:
-    """Ranks clip different gradients, and then have the same ones; None if they do not."""
+    """Return the mistake that ranks clip before the reduction: they clip different gradients, and then have the same ones.
+
+    Else None.
+    """
     second, step = evidence.second, evidence.step
     clipped = second.tensors_at(step, Moment.GRADIENT)
     after = {name: clipped[name].sketch for name in evidence.names if name in clipped}

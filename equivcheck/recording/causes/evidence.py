@@ -41,7 +41,7 @@ class Evidence:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Tensors at this moment, if both runs have all elements, and floating-point values without NaN."""
+        """Names to compare at this moment: both runs have all elements, in floating point without NaN."""
         return tuple(
             name for name in self.first.tensors_at(self.step, self.moment) if self._is_comparable((self.step, self.moment, name))
         )
@@ -103,7 +103,7 @@ def ranks_with_other_values(evidence: Evidence, name: str) -> set[int]:
 
 
 def only_rank(run: RecordedRun, rank: int, step: int) -> RecordedRun:
-    """One rank's record around a step, as a run of its own."""
+    """Return one rank's record around a step as a run of its own."""
     at = [trace.header.rank for trace in run.ranks].index(rank)
     tensors = {}
     for key, tensor in run.tensors.items():
@@ -116,7 +116,7 @@ def only_rank(run: RecordedRun, rank: int, step: int) -> RecordedRun:
 
 
 def rms(sums: Sums) -> float:
-    """Estimate the 2-norm of a tensor."""
+    """Estimate a tensor's 2-norm from its sketch."""
     return float(np.sqrt(np.mean(sums**2)))
 
 
@@ -177,7 +177,7 @@ def accumulated_gradients(run: RecordedRun, number: int, microbatch: int) -> dic
 
 
 def num_microbatches(run: RecordedRun, number: int) -> int:
-    """Backward passes in a step, or 1 if they are not known."""
+    """How many backward passes a step has, or 1 if this is not known."""
     return max((step.num_backwards for _, step in steps_of(run, number)), default=1) or 1
 
 
@@ -188,7 +188,10 @@ def num_data_ranks(run: RecordedRun, number: int) -> int:
 
 
 def increments(run: RecordedRun, number: int, final: Tensors) -> list[dict[str, Sums]]:
-    """Each microbatch's share in accumulated gradients; empty unless they were recorded. Unreduced replicas are averaged."""
+    """Return each microbatch's share in the accumulated gradients; empty if they were not recorded.
+
+    Unreduced replicas are averaged.
+    """
     count = num_microbatches(run, number)
     before: list[Tensors] = []
     for microbatch in range(count):

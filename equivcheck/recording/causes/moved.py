@@ -19,7 +19,10 @@ NAMED = 2
 
 
 def moved_elements(evidence: Evidence, noun: str) -> Iterator[Candidate]:
-    """Yield tensors with each other's values, and tensors whose norm, minimum and maximum are right."""
+    """Yield mistakes with elements in wrong places.
+
+    Tensors have each other's values, or the right norm, minimum and maximum.
+    """
     yield from _exchanged(evidence, noun)
     errors = {name: _permuted_error(evidence, name) for name in evidence.wrong}
     yield Candidate(cause=Cause.PERMUTED, words=f"{{{noun}}} permuted: the right elements in wrong places", errors=errors)

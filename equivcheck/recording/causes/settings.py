@@ -37,7 +37,7 @@ def _value(text: str) -> Any:
 
 
 def pairs_at(evidence: Evidence, step: int) -> list[Pair]:
-    """Groups of both runs that may belong together: in order, or each with each if their numbers differ."""
+    """Pairs of parameter groups in both runs that may belong together: in order, or all pairs if their numbers differ."""
     one, other = (groups_at(run, step) for run in (evidence.first, evidence.second))
     if len(one) == len(other):
         return list(zip(one, other, strict=True))
@@ -45,7 +45,7 @@ def pairs_at(evidence: Evidence, step: int) -> list[Pair]:
 
 
 def differing(pair: Pair) -> list[str]:
-    """Names of settings with other values."""
+    """Names of settings with different values in both runs."""
     one, other = pair
     return [name for name in one if name in other and one[name] != other[name] and name not in NO_MISTAKES]
 
@@ -56,7 +56,7 @@ def has_linear_decay(settings: Settings) -> bool:
 
 
 def number(settings: Settings, name: str) -> float:
-    """A setting, or 0 if it is not a number."""
+    """Return a setting as a number, or 0 if it is none."""
     value = settings.get(name)
     return float(value) if isinstance(value, (int, float)) else 0.0
 

@@ -14,7 +14,7 @@ from equivcheck.recording.trace import Moment
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Update:
-    """Parameters around one update."""
+    """Parameters before and after one update."""
 
     evidence: Evidence
     """Both runs."""
@@ -26,7 +26,10 @@ class Update:
     """A's update in the step before; empty in the first recorded step."""
 
     def candidate(self, cause: Cause, words: str, moves: Sequence[Tensors], *, size: float = 1.0, fitted: int = 0) -> Candidate:
-        """Compare B's parameters with those after other updates; of several, the nearest counts for each tensor."""
+        """Compare B's parameters with the results from other updates.
+
+        If there are several, the nearest counts for each tensor.
+        """
         evidence = self.evidence
         candidates = [
             make_candidate(evidence, cause, words, linear_combination((1.0, self.before), (1.0, each)), size=size, fitted=fitted)
@@ -36,7 +39,7 @@ class Update:
         return Candidate(cause=cause, words=words, errors=errors, size=size, fitted=fitted)
 
     def fit(self, columns: Sequence[Tensors]) -> Sums | None:
-        """Coefficients with which columns give B's update of the wrong tensors."""
+        """Return the coefficients with which columns give B's update, for wrong tensors."""
         own = linear_combination((1.0, self.evidence.found_sums), (-1.0, self.before))
         return fit(self.evidence, columns, own)
 

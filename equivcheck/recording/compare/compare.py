@@ -44,7 +44,10 @@ class Comparison:
     """Verdict."""
 
     def clues(self, step: int) -> list[TensorDifference]:
-        """Compare samples, outputs, loss and norm in a step. `tensors` has them only at the first step with a difference."""
+        """Compare samples, outputs, loss and norm in a step.
+
+        `tensors` holds these comparisons at the first step with a difference only.
+        """
         return list(_clues(self.facts, step, self.tolerance))
 
 

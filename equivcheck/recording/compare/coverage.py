@@ -31,7 +31,7 @@ _INPUTS = "call the model with tensors that have one row for each sample, and re
 
 
 def gaps_of(facts: Facts, tolerance: Tolerance) -> Iterator[Gap]:
-    """Important parts, missing in a trace."""
+    """Return important parts that a trace lacks."""
     for moment in _NEEDED:
         for run in facts.runs:
             needed = [step for step in facts.steps if moment is Moment.UPDATE or _makes_update(run, step)]
@@ -119,7 +119,7 @@ def _drowned(first: RecordedRun, steps: Sequence[int], tolerance: Tolerance) -> 
 
 
 def coverage_of(facts: Facts, compared: Sequence[TensorDifference]) -> Iterator[str]:
-    """List the compared moments and the gaps."""
+    """List the moments that were compared, and the gaps."""
     moments = {each.moment for each in compared}
     moments |= {Moment.SAMPLES} if any(facts.samples.values()) else set()
     moments |= {Moment.LOSS} if any(facts.losses.values()) else set()

@@ -16,7 +16,7 @@ Gap = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Facts:
-    """Two runs, and their samples, losses and settings."""
+    """Samples, losses and settings in two runs."""
 
     first: RecordedRun
     """Run A."""

@@ -20,9 +20,10 @@ CLUES = (Moment.SAMPLES, Moment.OUTPUT, Moment.LOSS, Moment.NORM)
 def judge(
     differences: Sequence[TensorDifference], gaps: Sequence[Gap], *, is_measured: bool, first_step: int, output_eps: float
 ) -> tuple[Outcome, TensorDifference | None]:
-    """Outcome and the first difference. Without measured noise, only differences that rounding never makes are certain.
+    """Return the outcome and the first difference.
 
-    `output_eps` is the machine epsilon for the coarsest module output.
+    Without measured noise, only differences that rounding never makes are certain. `output_eps` is the machine epsilon for the
+    coarsest module output.
     """
     effects = [each for each in differences if each.moment not in CLUES]
     starts_equal = not any(each.moment is Moment.START for each in effects)
@@ -48,7 +49,7 @@ def _is_certain(found: TensorDifference, early: int, output_eps: float) -> bool:
 
 
 def groups_of(compared: Sequence[TensorDifference], differences: Sequence[TensorDifference]) -> tuple[Group, ...]:
-    """Numbers of differences, at each moment with a difference."""
+    """Count differences at each moment that has any."""
     different = Counter((each.step, each.moment) for each in differences)
     total = Counter((each.step, each.moment) for each in compared)
     return tuple(

@@ -17,7 +17,7 @@ _MOVE = 8.0
 
 
 def require_like_first(first: RecordedRun, moved: RecordedRun, steps: Sequence[int]) -> None:
-    """Raise `UsageError` unless the run is run A again, but for rounding errors in its initial parameters."""
+    """Raise `UsageError` unless a moved run repeats run A, apart from rounding errors in its initial parameters."""
     problem = _problem(first, moved, steps)
     if problem:
         raise UsageError(
@@ -63,5 +63,5 @@ def _implausible(first: RecordedRun, moved: RecordedRun, steps: Sequence[int]) -
 
 
 def largest_noise(eps: float) -> float:
-    """Largest relative error of a first gradient that rounding plausibly makes: half of the digits."""
+    """Largest relative error of a first gradient for which rounding is a plausible reason: half of the digits."""
     return max(math.sqrt(eps), FLOOR * eps)

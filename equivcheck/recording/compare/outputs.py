@@ -20,7 +20,7 @@ Call = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullOutput:
-    """One call's output over all samples in a step."""
+    """A module call's output over all samples in a step."""
 
     output: Output
     """One part."""
@@ -59,7 +59,10 @@ def _is_same_form(one: FullOutput, other: FullOutput) -> bool:
 
 
 def full_outputs(run: RecordedRun, step: int) -> dict[Call, FullOutput]:
-    """Outputs by call, in call order. Left out if ranks with the same samples disagree, or have some samples only in common."""
+    """Return outputs in call order.
+
+    An output is left out if ranks with the same samples disagree, or have only some samples in common.
+    """
     found: dict[Call, dict[tuple[int, ...], list[Output]]] = {}
     for record in run.records[step]:
         for output in record.outputs:

@@ -104,7 +104,7 @@ class RecordedRun:
 
     @cached_property
     def norms(self) -> Mapping[tuple[int, Moment], tuple[float, int]]:
-        """Sum over squares in all finite floating-point tensors at a moment, and number of elements in all tensors."""
+        """Sum over squares in all finite floating-point tensors at a moment, and how many elements all tensors have."""
         norms = {}
         for place, tensors in self._by_moment.items():
             values = [each.sketch.value for each in tensors.values() if each.eps and each.is_finite]
@@ -158,9 +158,9 @@ class RecordedRun:
         return next((step for step, name in names if name == "Muon"), None)
 
     def size(self, key: Key) -> float:
-        """The tensor's norm plus its share in the norm over all tensors.
+        """A tensor's norm plus its share in the norm over all tensors.
 
-        A gradient may be zero but for rounding, as that of a bias before a norm, so its own norm is not enough.
+        A gradient may be zero apart from rounding, such as for a bias before a norm, so its own norm is not enough.
         """
         tensor = self.tensors[key]
         assert tensor.sketch.value is not None

@@ -32,7 +32,7 @@ class StepSamples:
 
 
 def samples_on(run: RecordedRun, step: int, ranks: Sequence[int]) -> Samples:
-    """Samples on some ranks."""
+    """Return the samples on some ranks."""
     records = run.records[step]
     return Counter(sample for rank in ranks for microbatch in records[rank].samples for sample in microbatch)
 

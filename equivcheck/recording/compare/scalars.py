@@ -25,13 +25,13 @@ class Losses:
 
 
 def precision(run: RecordedRun, step: int) -> float:
-    """Largest machine epsilon of a step's gradients."""
+    """Largest machine epsilon among a step's gradients."""
     names = {entry.dtype for record in run.records[step] for entry in record.entries if entry.moment in GRADIENTS}
     return max(map(eps_of, names), default=0.0)
 
 
 def compare_losses(first: RecordedRun, second: RecordedRun, step: int, tolerance: Tolerance) -> Losses | None:
-    """Compare what both runs call `backward` on; None if a run calls it on no scalar."""
+    """Compare the scalars on which both runs call `backward`; None if a run calls it on no scalar."""
     one, other = _means(first, step), _means(second, step)
     if not one or not other:
         return None

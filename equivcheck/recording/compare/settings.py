@@ -13,7 +13,7 @@ IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherSetting:
-    """A setting with other values in run B."""
+    """A setting whose value differs in run B."""
 
     step: int
     """First step with other values."""
@@ -24,7 +24,7 @@ class OtherSetting:
 
     @property
     def may_explain(self) -> bool:
-        """Whether it changes an optimizer's updates."""
+        """Whether the setting changes an optimizer's updates."""
         return self.name not in IMPLEMENTATION
 
     def __str__(self) -> str:
@@ -32,7 +32,7 @@ class OtherSetting:
 
 
 def other_settings(first: RecordedRun, second: RecordedRun, steps: list[int]) -> list[OtherSetting]:
-    """Optimizer and clipping settings with other values in run B, each at its first step."""
+    """Return optimizer and clipping settings whose values differ in run B, each at its first step."""
     found: dict[str, OtherSetting] = {}
     for step in steps:
         one, other = parameter_groups(first, step), parameter_groups(second, step)

@@ -24,7 +24,7 @@ GRADIENTS = (Moment.UNCLIPPED, Moment.GRADIENT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """Distances explained by rounding."""
+    """Distances that rounding explains."""
 
     first: RecordedRun
     """Run A."""
@@ -46,12 +46,12 @@ class Tolerance:
         return max((value.distance(other) for other in others if value is not None and other is not None), default=0.0)
 
     def of_number(self, eps: float, value: float, moved: Sequence[float]) -> float:
-        """Allowed distance to a number, such as a loss, from its values in moved runs."""
+        """Return the allowed distance for a number, such as a loss, from its values in moved runs."""
         return FLOOR * eps * abs(value) + NOISE * max((abs(other - value) for other in moved), default=0.0)
 
 
 def keys_of(first: RecordedRun, second: RecordedRun) -> list[Key]:
-    """Tensors in either run, at moments in both, in training order."""
+    """Return tensors in either run at moments in both, in training order."""
     order, in_both, partial = list(Moment), first.moments & second.moments, first.partial | second.partial
     found = [key for key in dict.fromkeys([*first.tensors, *second.tensors]) if key[:2] in in_both and key not in partial]
     return sorted(found, key=lambda key: (key[0], order.index(key[1])))
@@ -60,7 +60,7 @@ def keys_of(first: RecordedRun, second: RecordedRun) -> list[Key]:
 def compare_tensors(
     keys: Sequence[Key], first: RecordedRun, second: RecordedRun, tolerance: Tolerance
 ) -> Iterator[TensorDifference]:
-    """Each tensor's difference."""
+    """Return each tensor's difference."""
     for key in keys:
         step, moment, name = key
         one, other = first.tensors.get(key), second.tensors.get(key)

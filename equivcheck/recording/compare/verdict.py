@@ -25,7 +25,7 @@ def relative_error(distance: float, allowed: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorDifference:
-    """A value in two runs."""
+    """A value's difference between two runs."""
 
     step: int
     """Step, from 0."""
@@ -70,7 +70,7 @@ class TensorDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Differing values at one moment."""
+    """Values that differ at one moment."""
 
     step: int
     """Step."""

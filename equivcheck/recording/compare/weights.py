@@ -37,7 +37,7 @@ def other_start(wrong: Sequence[TensorDifference], first: RecordedRun, second: R
 
 
 def num_rounded(first: RecordedRun, second: RecordedRun, wrong: Sequence[str]) -> int:
-    """Number of initial parameters with other bits, except `wrong` ones."""
+    """How many initial parameters, except `wrong` ones, differ in some bits."""
     pairs = [
         (tensor.exact, second.tensors[key].exact)
         for key, tensor in first.tensors.items()

@@ -98,7 +98,7 @@ def agreeing(compared: Sequence[TensorDifference], first: TensorDifference, fact
 
 
 def notes_of(facts: Facts, compared: Sequence[TensorDifference], differences: Sequence[TensorDifference]) -> Iterator[str]:
-    """Differences in facts. They decide nothing."""
+    """Notes about differences that decide nothing, such as library versions."""
     yield from (f"at step {each.step}, {each}" for each in facts.settings)
     yield from other_environment(*facts.runs)
     for run in facts.runs:
@@ -119,7 +119,7 @@ def notes_of(facts: Facts, compared: Sequence[TensorDifference], differences: Se
 
 
 def hint_for(outcome: Outcome, first: TensorDifference | None, gaps: Sequence[Gap], facts: Facts) -> str:
-    """The next thing to try."""
+    """Suggest the next thing to try."""
     if first is None:
         return gaps[0][1] if gaps else ""
     if outcome is Outcome.INCONCLUSIVE:

@@ -60,7 +60,7 @@ class Microbatches:
         return self.call is not None and self.call.module is not module
 
     def open(self, module: nn.Module) -> bool:
-        """Note that a module is called. Returns whether its call is the outermost in this thread."""
+        """Record that a module is called. Returns whether its call is the outermost in this thread."""
         # If the module itself is open, an exception ended its call, such as KeyboardInterrupt, and no hook was called.
         if self.is_inside(module):
             return False
@@ -71,7 +71,7 @@ class Microbatches:
         return True
 
     def close(self, module: nn.Module, inputs: Any, output: Any, *, is_wanted: bool) -> None:
-        """Note that a call has ended. Wait for its backward pass if it is the outermost, can be trained, and `is_wanted`."""
+        """Record that a call has ended. Wait for its backward pass if it is the outermost, can be trained, and `is_wanted`."""
         call = self.call
         if call is None or call.module is not module:
             return
@@ -118,7 +118,7 @@ class Microbatches:
 
     @contextlib.contextmanager
     def gradients(self) -> Iterator[None]:
-        """Run `torch.autograd.grad`. It accumulates no gradients, so it makes no microbatch."""
+        """Run `torch.autograd.grad`. It does not accumulate gradients, so it does not count as a microbatch."""
         self._num_gradients += 1
         try:
             yield
@@ -143,8 +143,8 @@ class Microbatches:
     def take(self, roots: Container[int]) -> list[list[Call]]:
         """Return the calls with samples in each microbatch, and begin a new step.
 
-        These are calls of a module whose id is in `roots`. If a script calls parts of its model instead, it is the first call
-        with data, because later ones get activations or positions.
+        These are calls of a module whose id is in `roots`. If a script calls parts of its model instead, the first call with
+        data counts, because later ones get activations or positions.
         """
         found, self._found, self.num_backwards = self._found, [], 0
         with_data = [[call for call in calls if call.hashes is not None] for calls in found]

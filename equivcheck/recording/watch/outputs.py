@@ -22,11 +22,11 @@ class Outputs:
         self._tables: list[tuple[str, torch.Tensor, tuple[int, ...], str]] = []
 
     def enter(self) -> None:
-        """Note that a module is called."""
+        """Record that a module is called."""
         self._inside.append(set())
 
     def leave(self, name: str | None, output: Any) -> None:
-        """Note the output of the module that was entered last, with its name; None if it is not recorded.
+        """Record the output of the module that was entered last, with its name; None if it is not recorded.
 
         A wrapper has its module's name, so only the innermost one is recorded.
         """

@@ -23,7 +23,7 @@ _MAX_ACCUMULATED = 8
 
 
 class Reader:
-    """Fills the records of the present step."""
+    """Reads values of the training into the record of the current step."""
 
     def __init__(self, adapter: Adapter, moved: int) -> None:
         self._adapter, self._moved = adapter, moved
@@ -95,7 +95,7 @@ class Reader:
         return not all(bool(local_of(gradient).isfinite().all()) for gradient in gradients)
 
     def read_by_hand(self) -> None:
-        """Read gradients, because the script may update its parameters itself. A later reading replaces them."""
+        """Read gradients, because the script may update its parameters without an optimizer. A later reading replaces them."""
         if not self.optimizers:
             self._found_by_hand = list(self._adapter.entries(Moment.GRADIENT, gradients_of(self.models.slots)))
 
@@ -121,5 +121,5 @@ class Reader:
         self.record.entries += self._adapter.entries(Moment.BUFFER, self.models.buffers(), exactly=True)
 
     def begin_step(self) -> None:
-        """Forget the records."""
+        """Start an empty record for the next step."""
         self.record, self._found_by_hand = StepRecord(), []

@@ -24,9 +24,9 @@ from equivcheck.recording.watch.reader import Reader
 
 
 class Recorder:
-    """Follows a process's training, and writes a trace. The training is not ours, and none of its values changes.
+    """Follows a process's training and writes a trace. It changes no value in the training.
 
-    `hooks.install_hooks` calls its public methods. Those with `own` as their first argument replace this function of torch.
+    `hooks.install_hooks` calls its public methods. Methods with `own` as their first argument replace a function in torch.
     """
 
     is_active = False
@@ -151,7 +151,7 @@ class Recorder:
             self._reader.read_by_hand()
 
     def gradients(self, own: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        """Run `torch.autograd.grad`. It is no backward pass of the training."""
+        """Run `torch.autograd.grad`, which does not count as a backward pass."""
         with self._microbatches.gradients():
             return own(*arguments, **keywords)
 
@@ -165,14 +165,14 @@ class Recorder:
     def clip(
         self, own: Callable[..., None], parameters: Any, max_norm: float, total_norm: Any, *rest: Any, **keywords: Any
     ) -> None:
-        """Clip gradients. They are read before."""
+        """Clip gradients, after reading them."""
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         self._guard(self._before_clipping, parameters)
         own(parameters, max_norm, total_norm, *rest, **keywords)
         self._guard(self._after_clipping, total_norm, max_norm, self._norm_type)
 
     def clip_flat(self, own: Callable[..., Any], module: nn.Module, max_norm: float, norm_type: float = 2.0) -> Any:
-        """Clip gradients of FSDP1's flat parameters. They are read before."""
+        """Clip gradients of FSDP1's flat parameters, after reading them."""
         num_clips = len(self._reader.record.clips)
         self._guard(self._before_clipping, list(module.parameters()))
         norm = own(module, max_norm, norm_type)
@@ -214,12 +214,12 @@ class Recorder:
         self._reader.read_update(optimizer, is_wanted=self._is_wanted)
 
     def after_update(self, optimizer: torch.optim.Optimizer, _arguments: Any, _keywords: Any) -> None:
-        """Note that the step may end."""
+        """Record that the step may end."""
         self._reader.optimizers[id(optimizer)] = optimizer
         self._has_updated = True
 
     def scaled_step(self, own: Callable[..., Any], scaler: Any, optimizer: Any, *rest: Any, **keywords: Any) -> Any:
-        """Run `GradScaler.step`, and note if it skips the optimizer."""
+        """Run `GradScaler.step`, and record whether it skips the optimizer."""
         had_updated, self._has_updated = self._has_updated, False
         result = own(scaler, optimizer, *rest, **keywords)
         if not self._has_updated:

@@ -19,7 +19,7 @@ from equivcheck.recording.watch.microbatches import Call
 
 @dataclass(slots=True, kw_only=True)
 class StepRecord:
-    """Records of the present step. Losses, norms and hashes stay on their devices until the step ends."""
+    """Record of the current step. Losses, norms and hashes stay on their devices until the step ends."""
 
     entries: list[Entry] = field(default_factory=list)
     """Tensors, without accumulated gradients."""
@@ -35,12 +35,12 @@ class StepRecord:
     """Updates that a `GradScaler` skipped."""
 
     def rename(self, names: Mapping[str, str]) -> None:
-        """Give all entries their present names."""
+        """Replace the names of all entries by the current ones."""
         for entries in (self.entries, *self.accumulated.values()):
             entries[:] = [rename_entry(entry, names) for entry in entries]
 
     def to_recorded_step(self, step: int, microbatches: Sequence[Sequence[Call]], num_backwards: int) -> RecordedStep:
-        """Read everything from the devices."""
+        """Copy all values from their devices."""
         # If a GradScaler finds infinite gradients, no optimizer gets them.
         entries = [each for each in self.entries if not (self.num_skipped and _is_infinite_gradient(each))]
         # Readings before a pass that only repeated the last microbatch belong to no microbatch.
@@ -59,7 +59,7 @@ class StepRecord:
 
 
 def rename_entry(entry: Entry, names: Mapping[str, str]) -> Entry:
-    """Give an entry its present name."""
+    """Replace an entry's name by the tensor's current name."""
     name = names.get(entry.piece.name, entry.piece.name)
     return replace(entry, piece=replace(entry.piece, name=name))
 

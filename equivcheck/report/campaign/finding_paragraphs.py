@@ -35,12 +35,12 @@ class FindingGroup:
 
     @property
     def example(self) -> KeptFinding:
-        """The finding to show."""
+        """The finding that is shown for the group."""
         return self.findings[0]
 
     @property
     def layouts(self) -> tuple[str, ...]:
-        """Names of its layouts, each once."""
+        """Names of the group's layouts, each once."""
         return tuple(dict.fromkeys(finding.verdict.case.summary_row[0] for finding in self.findings))
 
 

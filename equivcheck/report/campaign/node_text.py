@@ -35,7 +35,7 @@ def node_summary(node: NodeWork) -> str:
 
 
 def node_object(node: NodeWork) -> dict[str, Any]:
-    """One machine as JSON values."""
+    """Convert one machine's work to a JSON object."""
     return {
         "name": node.name,
         "workers": node.num_workers,

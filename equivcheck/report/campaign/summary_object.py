@@ -21,7 +21,7 @@ from equivcheck.scenario.scenario import describe_case
 
 
 def summary_object(summary: Summary) -> dict[str, Any]:
-    """One object with all outcomes, including those with no checks."""
+    """Convert a summary to one JSON object with all outcomes, including those with no checks."""
     tally, plan, control = summary.tally, summary.plan, summary.control
     return {
         "checks": tally.num_checks,
@@ -71,7 +71,7 @@ def summary_object(summary: Summary) -> dict[str, Any]:
 
 
 def finding_object(finding: KeptFinding, tally: Tally) -> dict[str, Any]:
-    """One finding in a campaign."""
+    """Convert a finding of a campaign to a JSON object."""
     verdict = finding.verdict
     return {
         "fingerprint": finding.fingerprint,

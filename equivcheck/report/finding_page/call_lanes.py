@@ -43,12 +43,12 @@ class LaneBlock:
 
     @property
     def num_unmatched(self) -> int:
-        """Calls that only part of a group has issued."""
+        """Number of calls that only part of a group has made."""
         return sum(one.is_unmatched for one in self.calls)
 
 
 def lane_blocks(calls: Sequence[Sequence[Call]], mesh: Mesh) -> list[LaneBlock]:
-    """A block per step, setup first. Consecutive equal steps share one."""
+    """Build a block for each step, setup first. Consecutive equal steps share one."""
     blocks, room = [], MAX_CALLS
     for steps, placed in placed_steps(calls, mesh):
         shown = tuple([one for one in placed if one.column < MAX_COLUMNS][: max(0, room)])

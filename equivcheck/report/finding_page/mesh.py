@@ -17,7 +17,7 @@ WIDTH, HEIGHT, GAP, PANEL_GAP, LEFT, TOP, LETTER = 58, 44, 8, 26, 74, 26, 7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankBox:
-    """A rank as a box."""
+    """Box in the drawing that stands for a rank."""
 
     rank: int
     """Global rank."""
@@ -79,7 +79,7 @@ def _box(mesh: Mesh, rank: int, wrong: Collection[int], states: Mapping[int, str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """A parameter under a layout."""
+    """How a layout places a parameter."""
 
     name: str
     """Canonical name."""
@@ -92,7 +92,7 @@ class Placement:
 
 
 def placements(layout: Layout, model: Model, held: Mapping[str, tuple[str, ...]]) -> list[Placement]:
-    """A row per parameter; `held` has each rank's local shape."""
+    """Return a row for each parameter. `held` has each rank's local shape."""
     return [
         Placement(
             name=parameter.full_name,
@@ -124,7 +124,7 @@ def _grouped(held: Sequence[str]) -> str:
 
 
 def options(layout: Layout) -> list[tuple[str, str]]:
-    """Each parallelism, outermost first, with its axes and its options that differ from the default."""
+    """Return each parallelism, outermost first, with its axes and the options that differ from the default."""
     rows = []
     for parallelism in reversed(layout.parallelisms):
         axes = layout.axes_of(parallelism)

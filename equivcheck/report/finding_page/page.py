@@ -41,7 +41,7 @@ _SAID_ALREADY = "why:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageContext:
-    """Context for a page beyond the verdict."""
+    """Information for a page that the verdict does not contain."""
 
     script: str = ""
     """Torch-only script; empty if none can be written."""
@@ -59,7 +59,7 @@ RunAgain = Callable[[Any], SecondRun]
 
 @singledispatch
 def write_page(verdict: CaseVerdict, file: Path, context: PageContext, again: RunAgain) -> None:  # noqa: ARG001
-    """Write the page. Raises `OSError` if the file cannot be written."""
+    """Write the HTML page of a finding. Raises `OSError` if the file cannot be written."""
     raise TypeError(f"verdict {type(verdict).__name__} is not valid: unknown class. Expected Verdict or ProgramVerdict")
 
 
@@ -88,7 +88,7 @@ def _(verdict: ProgramVerdict, file: Path, context: PageContext, _again: RunAgai
 
 
 def write_scenario_page(file: Path, verdict: Verdict, again: SecondRun, context: PageContext) -> None:
-    """Write the page. Raises `OSError` if the file cannot be written."""
+    """Write the HTML page of a checked scenario. Raises `OSError` if the file cannot be written."""
     replace_text(file, render("finding_page/finding.html.jinja", **_values(verdict, again, context)))
 
 
@@ -136,7 +136,7 @@ def _sections(again: SecondRun) -> dict[str, str]:
 
 
 def headline(verdict: CaseVerdict) -> Headline:
-    """Headline with outcome and cause."""
+    """Headline of the page, with outcome and cause."""
     diagnosis = verdict.diagnosis.sentence if verdict.diagnosis else verdict.reason
     text = f"{verdict.outcome.value}: {diagnosis}" if diagnosis else verdict.outcome.value
     return Headline(text=shorten(text, _LONGEST_HEADLINE), is_good=not verdict.outcome.is_finding)
@@ -153,7 +153,7 @@ def _wrong_ranks(verdict: Verdict, tensors: Sequence[DrawnTensor]) -> frozenset[
 
 
 def tiles(verdict: CaseVerdict) -> Iterator[tuple[str, str]]:
-    """Figures, by name."""
+    """Figures in the boxes at the top of the page, by name."""
     first = verdict.divergence
     if first is not None:
         yield "first in", f"step {first.step}, {first.phase.value}"
@@ -169,7 +169,7 @@ def tiles(verdict: CaseVerdict) -> Iterator[tuple[str, str]]:
 
 
 def facts(verdict: CaseVerdict, context: PageContext) -> Iterator[tuple[str, str]]:
-    """Further facts, by name."""
+    """Further facts about the run, by name."""
     yield "world", verdict.world
     if verdict.outcome.is_finding:
         yield "fingerprint", fingerprint(verdict)

@@ -30,7 +30,7 @@ Alter = Callable[[Setup], None]
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Compared:
-    """One moment in a training, on one device and on the ranks."""
+    """Values at one moment of a training, on one device and on the ranks."""
 
     expected: Expected
     """Values on one device."""
@@ -44,7 +44,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SecondRun:
-    """Values for the page."""
+    """Values that the page shows, from a second run of the ranks."""
 
     moments: tuple[Compared, ...] = ()
     """All moments in the training; empty if the ranks left no values."""
@@ -120,7 +120,7 @@ def _otherwise(again: SecondRun) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRow:
-    """Loss and errors for one step."""
+    """Loss and errors of one step."""
 
     step: int
     """Step, from 0."""
@@ -133,7 +133,7 @@ class StepRow:
 
 
 def step_rows(moments: Sequence[Compared]) -> list[StepRow]:
-    """A row per step. Optimizer state and buffers belong to the last one."""
+    """Return a row for each step. Optimizer state and buffers belong to the last one."""
     losses: dict[int, tuple[float, float]] = {}
     errors: dict[int, dict[Phase, float]] = {}
     for moment in moments:
@@ -147,7 +147,7 @@ def step_rows(moments: Sequence[Compared]) -> list[StepRow]:
 
 
 def phases_of(rows: Sequence[StepRow]) -> list[Phase]:
-    """Parts that any step has, in order."""
+    """Return the phases that any step has, in order."""
     return [phase for phase in Phase if any(phase in row.errors for row in rows)]
 
 
@@ -174,7 +174,7 @@ def run_isolated(verdict: Verdict, deadline: float) -> SecondRun:
 
 
 def main(fd: int) -> None:
-    """Run the verdict's ranks."""
+    """Run a verdict's ranks for the caller at the other end of `fd`."""
     link = SupervisorLink(fd)
     verdict, deadline = link.task
     link.send(run_once_more(verdict, deadline=deadline))

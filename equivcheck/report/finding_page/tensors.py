@@ -25,7 +25,7 @@ _MAX_SIDE = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A tensor on one rank."""
+    """Block in the drawing: the elements of a tensor that one rank holds."""
 
     rank: int
     """Global rank."""
@@ -43,7 +43,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnTensor:
-    """A tensor with a difference, on all ranks."""
+    """A tensor that differs, drawn for all ranks."""
 
     name: str
     """Step, part of the step, and tensor."""
@@ -180,7 +180,7 @@ def _words(found: Divergence) -> str:
 
 
 def holders(again: SecondRun) -> dict[str, tuple[str, ...]]:
-    """Local shapes after the last update, per parameter and rank."""
+    """Return local shapes after the last update, by parameter and rank."""
     last = next((moment for moment in reversed(again.moments) if moment.expected.phase is Phase.UPDATE), None)
     if last is None:
         return {}
