@@ -21,7 +21,10 @@ _AUXILIARY_LINEARS = st.sampled_from((None, None, None, AuxiliaryLinear.NEVER, A
 
 @st.composite
 def layers(draw: DrawFn, *, widths: SearchStrategy[int] = WIDTHS, activations: SearchStrategy[Activation] = ACTIVATIONS) -> Layer:
-    """Layers with their own weights, half without options; `models` gives a residual layer as many inputs as outputs."""
+    """Draw layers with their own weights. Half of them have no options.
+
+    The strategy `models` gives a residual layer as many inputs as outputs.
+    """
     width, activation, has_options = draw(widths), draw(activations), draw(EVENLY)
     if not has_options:
         return Layer(width=width, activation=activation)

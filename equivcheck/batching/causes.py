@@ -116,13 +116,13 @@ def _of_padding(runs: Runs, given: Format, place: Presentation) -> str:
         return ""
     (rows,) = place.microbatches
     if not differ and rows.side is Side.LEFT and _predicts_from_padding(runs, given, rows):
-        return "with padding on the left, an example's first token counts, predicted from padding"
+        return "with padding on the left, the label of an example's first token counts, although padding predicts it"
     if not differ:
         return "padding counts in the loss: the model's outputs at all other positions agree"
     other = replace(place, microbatches=(replace(rows, pad_id=_other_token(given, rows.examples)),))
     if runs.outputs_differ(place, other):
         return f"the model attends to padding, or finds it by its token: {_BY_TOKEN}"
-    return "positions count padding: the model's outputs at other positions depend on how much there is, not on its token"
+    return "positions count padding: the model's outputs at other positions change with the amount of padding, not with its token"
 
 
 def _predicts_from_padding(runs: Runs, given: Format, rows: Rows) -> bool:
@@ -151,7 +151,7 @@ def _of_packed_loss(runs: Runs, given: Format, row: Sequence[Example]) -> str:
     """The model's outputs agree. If only the first document has labels, the gradients must be those with this document only."""
     others = [given.without_labels(example) for example in row[1:]]
     if not any(example.num_counted for example in others) and measured_weights(runs, _packed((row[0], *others))) is None:
-        return "a label over the border of packed documents counts: a document's first token, predicted from the one before"
+        return "a label over the border of packed documents counts: the document before predicts the next one's first token"
     return "the loss counts packed documents in another way: the model's outputs agree"
 
 

@@ -86,7 +86,7 @@ def _verdict(step: Step, runs: Runs, given: Format, ranks: RankRuns | None) -> B
 
 def _notes(runs: Runs, given: Format, ranks: RankRuns | None) -> Iterator[str]:
     for name in unsplit_lists(given.batch, given.fields):
-        yield f"batch {name!r} has no tensors, so every presentation has all of it"
+        yield f"batch {name!r} has no tensors, so every presentation gets it unchanged"
     if ranks is not None and len(runs.examples) < ranks.task.num_data_ranks:
         yield f"{len(runs.examples)} examples are too few for {ranks.task.num_data_ranks} data ranks, so they are not split"
 
@@ -201,7 +201,7 @@ def _agreeing(
     has_tokens = given.has_tokens or not given.fields
     is_ambiguous = has_tokens and len(counts) == 1 and declared is not NORMALISERS["none"]
     if declared is not None and is_ambiguous:
-        reason = f"all examples have {counts.pop()} counted tokens, so another normaliser than the {declared} would give the same"
+        reason = f"all examples have {counts.pop()} counted tokens, so normalisers other than the {declared} fit as well"
         return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=reason)
     if not fitting:
         return verdict

@@ -59,7 +59,7 @@ def _sentence(num_steps: int, divergences_with: Callable[[bool], tuple[Divergenc
     wrong = [step for step in range(num_steps) if any(each.step == step for each in found)]
     if not wrong:
         carried = "the optimizer state carried over is" if divergences_with(False) else "the parameters carried over are"
-        return f"between steps: each is right {FROM_REFERENCE}, so {carried} wrong"
+        return f"between steps: each step is right {FROM_REFERENCE}, so {carried} wrong"
     if len(wrong) == num_steps:
         return f"in every step, also {FROM_REFERENCE}"
     right = [step for step in range(num_steps) if step not in wrong]

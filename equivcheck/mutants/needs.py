@@ -50,17 +50,17 @@ def has_ranks(scenario: Scenario) -> bool:
 
 
 def has_data_ranks(scenario: Scenario) -> bool:
-    """Whether hooks run and several ranks have different rows."""
+    """Whether nothing is compiled or traced, and several ranks have different rows."""
     return is_eager(scenario) and scenario.layout.num_data_ranks > 1
 
 
 def has_microbatches(scenario: Scenario) -> bool:
-    """Whether hooks run and gradients are accumulated over several microbatches."""
+    """Whether nothing is compiled or traced, and gradients are accumulated over several microbatches."""
     return is_eager(scenario) and len(scenario.training.data.microbatches) > 1
 
 
 def has_steps(scenario: Scenario) -> bool:
-    """Whether hooks run and the layout runs several steps."""
+    """Whether nothing is compiled or traced, and the layout runs several steps."""
     return is_eager(scenario) and has_next_step(scenario)
 
 

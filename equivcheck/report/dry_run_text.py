@@ -35,11 +35,11 @@ def _parts(found: DryRun) -> Iterator[RenderableType]:
     small = found.small.layout.mesh
     world = f"a simulated world of {small.num_ranks} ranks ({_axes(small)})"
     if found.unmodelled:
-        verified = f"shards are as computed, as many calls as in {world}; calls are not predicted: {found.unmodelled}"
+        verified = f"shards are as computed, and there are as many calls as in {world}; not predicted: {found.unmodelled}"
     elif found.remarks:
         verified = "shards are as computed, calls and bytes are as expected"
     else:
-        verified = f"shards are as computed, calls and bytes are as expected, as many calls as in {world}"
+        verified = f"shards are as computed, calls and bytes are as expected, and there are as many calls as in {world}"
     yield Text(verified, style="green")
     for remark in found.remarks:
         yield Text(remark, style="dim")

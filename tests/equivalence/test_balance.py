@@ -125,7 +125,7 @@ def test_it_counts_as_a_mean_over_rows(scores: ScoreFunction, top_k: int, microb
 def test_the_stages_of_a_pipeline_have_none() -> None:
     """The limit says why, and what repairs it is what is left."""
     scenario = a_scenario(Pipeline(num_chunks=2), pp=2)
-    assert "backward of its first chunk" in (why_unsupported(scenario) or "")
+    assert "backward of the first chunk" in (why_unsupported(scenario) or "")
     training = repair_training(scenario.training, scenario.layout)
     assert not training.model.balances
     assert why_unsupported(replace(scenario, training=training)) is None

@@ -33,7 +33,7 @@ _DEADLINE = 60.0
 @click.option(
     "--since",
     type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M"]),
-    help="With --format issue: cover all runs since this time, in UTC, for example the shards of a night.",
+    help="With --format issue: cover all runs since this time (UTC), such as all shards of one night.",
 )
 @click.option(
     "--format",

@@ -29,7 +29,7 @@ NO_LIMIT = 1e30
 
 
 def clips_by_norm(scenario: Scenario) -> bool:
-    """Whether hooks run and gradients are clipped by norm."""
+    """Whether nothing is compiled or traced, and gradients are clipped by norm."""
     return is_eager(scenario) and isinstance(scenario.training.clipping, ClipNorm)
 
 

@@ -31,7 +31,7 @@ def is_causal(layer: Attention) -> bool:
 
 
 def is_sharded(scenario: Scenario) -> bool:
-    """Whether hooks run and sequences are split over several ranks."""
+    """Whether nothing is compiled or traced, and sequences are split over several ranks."""
     return is_eager(scenario) and scenario.layout.mesh.size(CP) > 1 and (scenario.training.model.length or 1) > 1
 
 

@@ -36,7 +36,7 @@ def _cut_layers(model: Model, layout: Layout) -> tuple[int, ...]:
 
 
 def _cuts(chosen: Callable[[Experts], bool] = any_experts) -> Callable[[Scenario], bool]:
-    """Whether hooks run and an expert layer has split hidden features."""
+    """Whether nothing is compiled or traced, and an expert layer has split hidden features."""
 
     def applies(scenario: Scenario) -> bool:
         model = scenario.training.model

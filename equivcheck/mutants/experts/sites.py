@@ -26,7 +26,7 @@ def chooses_two(layer: Experts) -> bool:
 
 
 def has_experts(chosen: Chosen = any_experts) -> Callable[[Scenario], bool]:
-    """Whether the run is eager and the scenario has an expert layer that `chosen` accepts."""
+    """Whether nothing is compiled or traced, and the scenario has an expert layer that `chosen` accepts."""
     return lambda scenario: is_eager(scenario) and any(map(chosen, experts_in(scenario)))
 
 

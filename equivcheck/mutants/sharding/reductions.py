@@ -21,7 +21,7 @@ def num_shards(scenario: Scenario) -> int:
 
 
 def is_sharded(scenario: Scenario) -> bool:
-    """Whether hooks run and there are several shards."""
+    """Whether nothing is compiled or traced, and there are several shards."""
     return is_eager(scenario) and num_shards(scenario) > 1
 
 

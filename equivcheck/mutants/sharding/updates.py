@@ -32,7 +32,7 @@ def _has_tail(scenario: Scenario) -> bool:
 
 
 def is_not_resumed(scenario: Scenario) -> bool:
-    """Whether hooks run and no checkpoint is saved, because a wrongly built optimizer cannot be saved."""
+    """Whether nothing is compiled or traced, and no checkpoint is saved, because a wrongly built optimizer cannot be saved."""
     return is_eager(scenario) and scenario.resume is None
 
 

@@ -39,7 +39,7 @@ def cross_entropy_of(setup: Setup) -> CrossEntropy:
 
 
 is_divided = has_loss(lambda loss: not loss.summed)
-"""Whether the run is eager and the loss is divided by the number of labels."""
+"""Whether nothing is compiled or traced, and the loss is divided by the number of labels."""
 
 
 def learns_positions(scenario: Scenario) -> bool:
@@ -90,7 +90,7 @@ Chosen = Callable[[PlannedLayer], bool]
 
 
 def has_layer(chosen: Chosen) -> Callable[[Scenario], bool]:
-    """Whether the run is eager and the scenario has a layer that `chosen` accepts."""
+    """Whether nothing is compiled or traced, and the scenario has a layer that `chosen` accepts."""
     return lambda scenario: is_eager(scenario) and any(map(chosen, planned_layers(scenario.training.model, scenario.layout)))
 
 

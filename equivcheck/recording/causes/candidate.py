@@ -65,7 +65,10 @@ def make_candidate(  # noqa: PLR0913 - a cause, its words, and its relation
 
 
 def choose(evidence: Evidence, candidates: Iterable[Candidate]) -> Candidate | None:
-    """Return the only candidate for the second run's values, or None. Fitted ones count only if no other fits."""
+    """Return the only candidate for the second run's values, or None.
+
+    Candidates with fitted coefficients count only if no other fits.
+    """
     found = list(candidates)
     for own in ([each for each in found if not each.fitted], [each for each in found if each.fitted]):
         fitting = [each for each in own if _fits(evidence, each)]

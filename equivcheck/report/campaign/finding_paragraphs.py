@@ -74,9 +74,9 @@ _NAMED_LAYOUTS = 3
 
 
 def finding_lines(summary: Summary, room: int) -> list[str]:
-    """Findings in trainings, then in tensor programs, in `room` lines if possible.
+    """Describe findings, those in trainings first, in at most `room` lines if possible.
 
-    If there are too many, paragraphs are shortened, beginning with the last. If that is not enough, the last ones are only
+    If there are too many, paragraphs are shortened, beginning with the last. If that is not enough, the last findings are only
     counted.
     """
     groups = sorted(group_findings(summary.findings), key=_is_of_program)

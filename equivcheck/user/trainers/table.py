@@ -69,7 +69,7 @@ def check_configurations(  # noqa: PLR0913 - options
 
 
 def is_undecided(found: MatrixResult) -> bool:
-    """Whether rows are INCONCLUSIVE and no row is wrong."""
+    """Whether some rows are INCONCLUSIVE and no row is wrong."""
     outcomes = {row.verdict.outcome for row in found.unexpected if row.verdict is not None}
     return outcomes == {Outcome.INCONCLUSIVE}
 

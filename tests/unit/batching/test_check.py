@@ -172,7 +172,7 @@ WRONG: dict[str, tuple[Any, Any, Any, dict[str, Any], Kind | None, str]] = {
         tokens(),
         BOTH,
         Kind.PADDED,
-        "with padding on the left, an example's first token counts",
+        "with padding on the left, the label of an example's first token counts",
     ),
     "mask ignored": (
         lambda: Causal(uses_mask=False),
@@ -318,7 +318,7 @@ def test_texts_in_a_batch_are_not_split() -> None:
     """The verdict has a note."""
     verdict = check_batching(model=Causal, step=steps.token_mean, batch=tokens() | {"texts": ["a", "b", "c", "d"]})
     assert verdict.outcome is Outcome.EQUIVALENT
-    assert verdict.notes == ("batch 'texts' has no tensors, so every presentation has all of it",)
+    assert verdict.notes == ("batch 'texts' has no tensors, so every presentation gets it unchanged",)
 
 
 def test_equal_counts_leave_two_causes() -> None:

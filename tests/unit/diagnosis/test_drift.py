@@ -41,12 +41,12 @@ def test_what_is_lost_between_steps_is_given_back_under_every_layout(scenario: S
         (
             ON_FSDP2,
             faults.lose_state,
-            f"between steps: each is right {FROM_REFERENCE}, so the optimizer state carried over is wrong",
+            f"between steps: each step is right {FROM_REFERENCE}, so the optimizer state carried over is wrong",
         ),
         (
             ON_DDP,
             faults.another_start,
-            f"between steps: each is right {FROM_REFERENCE}, so the parameters carried over are wrong",
+            f"between steps: each step is right {FROM_REFERENCE}, so the parameters carried over are wrong",
         ),
         (
             ON_DDP,

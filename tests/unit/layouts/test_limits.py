@@ -196,9 +196,9 @@ SHORT_MUON = replace(MUON, model=replace(MATRICES, features=1, layers=(replace(M
         (SCALED_OUTPUTS, FSDP1(strategy=ShardingStrategy.NO_SHARD), "FSDP doesn't support scalar parameters"),
         (SCALED_OUTPUTS, FSDP2(), "fully_shard doesn't support scalar parameters"),
         (SCALED_OUTPUTS, REPLICATED, "replicate_with_fsdp: a scalar parameter"),
-        (SHORT_MUON, FSDP2(), "Muon on a dim that is shorter"),
-        (SHORT_MUON, FULLY_SHARD, "Muon on a dim that is shorter"),
-        (SHORT_MUON, ROW_PLAN, "Muon on a dim that is shorter"),
+        (SHORT_MUON, FSDP2(), "Muon with a sharded dim shorter"),
+        (SHORT_MUON, FULLY_SHARD, "Muon with a sharded dim shorter"),
+        (SHORT_MUON, ROW_PLAN, "Muon with a sharded dim shorter"),
     ],
 )
 @pytest.mark.usefixtures("of_torch_213")
@@ -430,7 +430,7 @@ def test_the_bf16_hook_is_for_no_cpu() -> None:
 
 @pytest.mark.parametrize(
     ("width", "outer", "reason"),
-    [(4, DDP(), "never sees a full one"), (6, FSDP2(), None), (4, FSDP2(), None), (3, FSDP2(), "Muon on a dim")],
+    [(4, DDP(), "never sees a full one"), (6, FSDP2(), None), (4, FSDP2(), None), (3, FSDP2(), "Muon with a sharded dim")],
 )
 def test_muon_over_tensor_parallelism(width: int, outer: Parallelism, reason: str | None) -> None:
     """Muon runs with FSDP2 over tensor parallelism if each rank has a shard, but not if local tensors are trained."""
@@ -469,7 +469,7 @@ def test_buckets_of_unequal_parts_are_no_views() -> None:
     copies = replace(over_tp, parallelisms=(over_tp.parallelisms[0], replace(views, parameters_as_bucket_view=False)))
     odd, even = (replace(PLAIN, model=Model(features=4, layers=(Layer(width=width), Layer(width=2)))) for width in (5, 6))
 
-    assert "rounds products" in (limit_reason(odd, over_tp) or "")
+    assert "rounds their products" in (limit_reason(odd, over_tp) or "")
     assert limit_reason(even, over_tp) is None
     assert limit_reason(odd, whole) is None
     assert limit_reason(odd, copies) is None

@@ -25,7 +25,7 @@ from equivcheck.training.setup import Setup
 
 
 def wrong_shard_sums(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes with positions: shifted labels, losses averaged or counted per shard, and gradients not summed."""
+    """Yield mistakes with positions: shifted labels, losses averaged or counted per shard, unsummed gradients."""
     shards, loss = sequence_shards(diverged), diverged.training.loss
     if shards is None:
         return

@@ -179,7 +179,7 @@ def _unlearning() -> Iterator[_ExpertFault]:
 
 
 def routing(module: ExpertsModule, *, route: Route) -> None:
-    """Return a change of a router's output."""
+    """Return a change of a router's output: a new one computed from scores."""
     layer, router = module.layer, module.router
 
     def forward(inputs: torch.Tensor) -> Routed:

@@ -39,8 +39,8 @@ LOSS_PARALLEL: tuple[Limit, ...] = (
     ENDS_IN_HEAD,
     CROSS_ENTROPY_ALONE,
     Limit(
-        reason="loss_parallel: a rank that holds no class is not supported: it leaves out the maximum over ranks, in which the "
-        "others wait for it, and cannot look up a label ('index 0 is out of bounds for dimension 1 with size 0')",
+        reason="loss_parallel: a rank without classes is not supported: it skips the all-reduce of the maximum, so the other "
+        "ranks wait, and it cannot look up a label ('index 0 is out of bounds for dimension 1 with size 0')",
         applies=_where(
             lambda training, layout: (
                 training.model.head is not None and is_last_shard_empty(training.model.out_features, layout.mesh.size(TP))
@@ -49,8 +49,8 @@ LOSS_PARALLEL: tuple[Limit, ...] = (
         repair=lambda training, layout: with_tokens(training, layout.mesh.size(TP)),
     ),
     UpstreamLimit(
-        reason="loss_parallel: label_smoothing is not supported: torch documents this limit; a partial sum over classes would be "
-        "masked in place, which DTensor refuses",
+        reason="loss_parallel: label_smoothing is not supported: DTensor refuses to mask the partial sum over classes in place, "
+        "and torch documents this limit",
         applies=_where(lambda training, _layout: isinstance(training.loss, CrossEntropy) and training.loss.label_smoothing > 0),
         repair=lambda training, _layout: with_loss(training, label_smoothing=0.0),
         torch="!=2.10.*",  # 2.10 masks it, with a wrong gradient (pytorch#190746)
@@ -62,15 +62,15 @@ LOSS_PARALLEL: tuple[Limit, ...] = (
         torch="<2.10",
     ),
     Limit(
-        reason="loss_parallel: a scalar scale of the logits is not supported: next to DTensor logits it counts as replicated, "
-        "and its gradient is a partial DTensor, which optimizers do not accept for a plain parameter",
+        reason="loss_parallel: a scalar scale of the logits is not supported: the scale is a plain parameter, but its gradient "
+        "is a partial DTensor, which optimizers do not accept",
         applies=_where(lambda training, _layout: training.model.scale),
         repair=lambda training, _layout: without_scale(training),
     ),
     UpstreamLimit(
-        reason="loss_parallel: unequal microbatches with compiled autograd are not supported if the model is compiled as a "
-        "whole: the number of rows is symbolic, and the backward of such logits cannot be traced ('SymInt ... is not tracked "
-        "with proxy')",
+        reason="loss_parallel: unequal microbatches with compiled autograd and a model compiled as a whole are not supported: "
+        "the number of rows is symbolic, and the backward of such logits cannot be traced ('SymInt ... is not tracked with "
+        "proxy')",
         applies=_where(_compiles_for_any_rows),
         repair=lambda training, _layout: with_equal_rows(training),
     ),

@@ -28,9 +28,8 @@ def _with_strategy(training: Training, _layout: Layout) -> Training:
 
 DTENSOR_OPTIMIZERS = (
     UpstreamLimit(
-        reason="DTensor: fused SGD, fused Adagrad and Rprop are not supported: no sharding strategy is registered for "
-        "aten._fused_sgd_ and aten._fused_adagrad_, and none that works in place for aten.index_put_ and aten._foreach_copy_, "
-        "one of which Rprop needs",
+        reason="DTensor: fused SGD, fused Adagrad and Rprop are not supported: operations that they call have no sharding "
+        "strategy (aten._fused_sgd_, aten._fused_adagrad_), or none that works in place (aten.index_put_, aten._foreach_copy_)",
         applies=lambda training, layout: (
             training.optimizer.implementation in training.optimizer.without_dtensor and keeps_dtensors(layout)
         ),
@@ -86,14 +85,14 @@ def _sees_local_parts(training: Training, layout: Layout) -> bool:
 
 WHOLE_PARAMETERS = (
     UpstreamLimit(
-        reason="DTensor: Adafactor on sharded parameters is not supported: it squares norms in place, which DTensor refuses "
-        "while they are partial over shards; for sharded vectors it takes the norm of the local shard only, because "
-        "DTensor.item() does not reduce (pytorch#144054)",
+        reason="DTensor: Adafactor on sharded parameters is not supported: it squares norms in place, and DTensor refuses this "
+        "for partial norms; for vectors it uses the norm of the local shard, because DTensor.item() does not reduce "
+        "(pytorch#144054)",
         applies=is_adafactor_on_shards,
         repair=with_elementwise_optimizer,
     ),
     UpstreamLimit(
-        reason="DTensor: Muon on a dim that is shorter than the number of ranks it is sharded over is not supported: its "
+        reason="DTensor: Muon with a sharded dim shorter than the number of ranks is not supported: its "
         "matrix products lose that sharding, and DTensor refuses to change placements in place",
         applies=_is_muon_of_short_dims,
         repair=with_elementwise_optimizer,

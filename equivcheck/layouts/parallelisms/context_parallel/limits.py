@@ -62,9 +62,8 @@ LIMITS: tuple[Limit, ...] = (SEQUENCES_ALONE, LOOKING_BY_SEQUENCE)
 _AROUND = (ContextParallel, DDP, Replicate, FSDP2, LocalDataParallel, LocalTensorParallel)
 
 WITHIN_DATA_PARALLELISM = LayoutLimit(
-    reason="context parallelism: a parallelism other than DDP, replicate, fully_shard, local_data_parallel or "
-    "local_tensor_parallel together with it is not supported: the sum of gradients over its ranks is written for what these "
-    "leave in `grad`",
+    reason="context parallelism: other parallelisms than DDP, replicate, fully_shard, local_data_parallel and "
+    "local_tensor_parallel are not supported together with it: it sums gradients in the form in which these leave them in `grad`",
     applies=lambda layout: not all(isinstance(each, _AROUND) for each in layout.parallelisms),
     repair=lambda layout: only_one(layout, ContextParallel, CP),
 )

@@ -79,9 +79,9 @@ def _shifts_buckets(training: Training, layout: Layout) -> bool:
 
 
 BUCKETS_OF_EQUAL_PARTS = Limit(
-    reason="ZeroRedundancyOptimizer with parameters_as_bucket_view over tensor parallelism: sharded sizes that are not a "
-    "multiple of the ranks are not supported: parameters behind unequal shards are aligned differently on each rank, BLAS then "
-    "rounds products of the same values differently, and replicas differ by one ulp",
+    reason="ZeroRedundancyOptimizer with parameters_as_bucket_view over tensor parallelism: uneven shards are not supported: "
+    "later parameters in the bucket have another alignment on each rank, so BLAS rounds their products differently, and replicas "
+    "differ by one ulp",
     applies=_shifts_buckets,
     repair=lambda training, layout: with_widths(training, layout.mesh.size(TP)),
 )

@@ -112,8 +112,8 @@ def _shifts_buckets(training: Training, layout: Layout) -> bool:
 
 BUCKETS_OF_EQUAL_PARTS = Limit(
     reason="ZeroRedundancyOptimizer with parameters_as_bucket_view over expert parallelism: unequal numbers of experts on "
-    "ranks are not supported: parameters behind them are aligned differently on each rank, BLAS then rounds products of the "
-    "same values differently, and replicas differ by one ulp",
+    "ranks are not supported: later parameters in the bucket have another alignment on each rank, so BLAS rounds their products "
+    "differently, and replicas differ by one ulp",
     applies=_shifts_buckets,
     repair=_with_equal_parts,
 )
@@ -122,16 +122,16 @@ BUCKETS_OF_EQUAL_PARTS = Limit(
 _AROUND = (ExpertParallel, DDP, Replicate, FSDP2, LocalDataParallel, LocalTensorParallel)
 
 WITHIN_DATA_PARALLELISM = LayoutLimit(
-    reason="expert parallelism: a parallelism other than DDP, replicate, fully_shard, local_data_parallel or "
-    "local_tensor_parallel together with it is not supported: averaging gradients over its ranks is written for what these leave "
-    "in `grad`",
+    reason="expert parallelism: other parallelisms than DDP, replicate, fully_shard, local_data_parallel and "
+    "local_tensor_parallel are not supported together with it: it averages gradients in the form in which these leave them in "
+    "`grad`",
     applies=lambda layout: not all(isinstance(each, _AROUND) for each in layout.parallelisms),
     repair=lambda layout: only_one(layout, ExpertParallel, EP),
 )
 
 NO_PARTS_OF_DTENSORS = LayoutLimit(
-    reason="expert parallelism with DTensor experts: local_tensor_parallel is not supported: it splits plain tensors, and "
-    "would split a shard of another axis",
+    reason="expert parallelism with DTensor experts: local_tensor_parallel is not supported: it splits plain tensors, not "
+    "DTensors that another axis has already sharded",
     applies=lambda layout: layout.has(LocalTensorParallel) and has_dtensor_experts(layout),
     repair=lambda layout: with_options(layout, ExpertParallel, storage=ExpertStorage.PLAIN),
 )

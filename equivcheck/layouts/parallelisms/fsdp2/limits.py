@@ -126,9 +126,9 @@ def _multiplies_before_the_sum(layout: Layout) -> bool:
 
 
 NO_PREMULTIPLIED_SUM = LayoutLimit(
-    reason="fully_shard: a gradient_divide_factor that is not the number of averaged ranks, as for units of DTensor experts, "
-    "is not supported without sum_reductions: float32 and bfloat16 gradients are then divided in a premultiplied sum, which "
-    "gloo does not have",
+    reason="fully_shard: a gradient_divide_factor other than the number of averaged ranks, such as for DTensor experts, is not "
+    "supported without sum_reductions: torch then reduces float32 and bfloat16 gradients by a premultiplied sum, which gloo "
+    "lacks",
     applies=_multiplies_before_the_sum,
     repair=lambda layout: with_options(layout, FSDP2, sum_reductions=True),
 )

@@ -14,8 +14,8 @@ LIMITS: tuple[Limit, ...] = (EVEN_ROWS,)
 _OF_PLAIN_TENSORS = (LocalDataParallel, LocalTensorParallel, ContextParallel, ExpertParallel)
 
 OF_PLAIN_TENSORS = LayoutLimit(
-    reason="local_data_parallel: a parallelism other than local_tensor_parallel, context parallelism or expert parallelism "
-    "together with it is not supported: it averages plain gradients, and each of its ranks must have the same ones",
+    reason="local_data_parallel: other parallelisms than local_tensor_parallel, context parallelism and expert parallelism are "
+    "not supported together with it: it averages plain gradients, which must have the same shape on all its ranks",
     applies=lambda layout: not all(isinstance(each, _OF_PLAIN_TENSORS) for each in layout.parallelisms),
     repair=lambda layout: only_one(layout, LocalDataParallel, DP),
 )

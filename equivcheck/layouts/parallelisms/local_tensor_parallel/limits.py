@@ -87,10 +87,9 @@ def _is_typed(layout: Layout) -> bool:
 
 
 NO_TYPED_GRAPHS_OF_EXPERTS = Limit(
-    reason=f"local_tensor_parallel with Collectives.TYPED: torch.compile of experts is not supported: {TYPES_PACKAGE} asks "
-    "tensors for their grad_fn, which breaks the graph, so each redistribution is compiled separately; Dynamo then reuses the "
-    "code of a redistribution with another gradient for experts, because it compares enum members without a guard "
-    "(pytorch#196173)",
+    reason=f"local_tensor_parallel with Collectives.TYPED: torch.compile of experts is not supported: {TYPES_PACKAGE} reads "
+    "grad_fn, which breaks the graph at each redistribution; Dynamo then reuses the compiled code of a redistribution with "
+    "another gradient, because it has no guard for enum members (pytorch#196173)",
     applies=lambda training, layout: _is_typed(layout) and layout.execution.is_compiled and has_routing(training.model),
     repair=lambda training, _layout: without_routing(training),
     torch=">=2.12",

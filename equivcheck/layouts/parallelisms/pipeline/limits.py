@@ -91,9 +91,9 @@ NO_COUNTER = Limit(
 )
 
 NO_LOSS_OF_LAYERS = Limit(
-    reason="pipeline: an auxiliary loss of experts is not supported: it depends on how often all rows of a microbatch choose "
-    "each expert, but the backward of its first chunk may run before the forward of its last, and the last stage, which "
-    "computes the loss, has no layers of other stages",
+    reason="pipeline: a load-balancing loss of experts is not supported: it depends on all rows of a microbatch, but the "
+    "backward of the first chunk may run before the forward of the last; and the last stage, which computes the loss, has no "
+    "other stage's layers",
     applies=lambda training, _layout: training.model.balances,
     repair=lambda training, _layout: each_layer(training, lambda _index, layer: layer.with_fields(balance=0.0)),
 )

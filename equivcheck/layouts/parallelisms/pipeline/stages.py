@@ -40,7 +40,7 @@ class SharedWeight:
 
     @property
     def first_rank(self) -> int:
-        """Rank with the first use, on which it counts as a parameter in the full model."""
+        """Rank that uses the weight first. Only its copy counts as a parameter of the full model."""
         return self.uses[0][1]
 
     @property

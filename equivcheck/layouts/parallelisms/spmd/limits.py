@@ -89,9 +89,8 @@ NO_RMS_NORM_OF_CUT_FEATURES = Limit(
 )
 
 UNFUSED_ATTENTION = Limit(
-    reason="SPMD: fused attention on CPU and shapes that depend on values, such as the number of positions routed to an "
-    "expert, are not supported: DTensor refuses causal attention, takes seconds for each shape of other attention, and does not "
-    "propagate such shapes",
+    reason="SPMD: fused attention on CPU, and shapes that depend on values, such as the rows of an expert, are not supported: "
+    "DTensor refuses causal attention, needs seconds for each shape of other attention, and has no rule for such shapes",
     applies=lambda training, _layout: any(
         layer_kind(layer).with_dtensor_strategies(layer) != layer for layer in training.model.layers
     ),
@@ -99,8 +98,8 @@ UNFUSED_ATTENTION = Limit(
 )
 
 NO_SELECTED_EXPERTS = Limit(
-    reason="DTensor: selecting along a dim, such as one expert from the weights of all, is not supported: it writes the shape "
-    "of the result into the spec of its input, from which no other expert can be selected",
+    reason="DTensor: selecting along a dim, such as one expert from stacked weights, is not supported: it overwrites the shape "
+    "in its input's spec by the result's, so no other expert can be selected",
     applies=lambda training, _layout: has_routing(training.model),
     repair=lambda training, _layout: without_routing(training),
     torch="<2.10",

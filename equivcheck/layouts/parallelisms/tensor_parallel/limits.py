@@ -90,8 +90,8 @@ GRADIENTS_AS_PROPAGATED = PropagatedGradients(
 ).limits()
 
 HOOKS_ON_OWN_PARAMETERS = LayoutLimit(
-    reason="TensorParallel(redistribute_gradients=False): another parallelism around it is not supported: it replaces the "
-    "parameters that have hooks, and redistributes their gradients anyway",
+    reason="TensorParallel(redistribute_gradients=False): another parallelism around it is not supported: the other parallelism "
+    "replaces parameters and redistributes their gradients itself",
     applies=lambda layout: _leaves_gradients(layout) and len(layout.parallelisms) > 1,
     repair=lambda layout: with_options(layout, TensorParallel, redistribute_gradients=True),
 )
@@ -105,8 +105,8 @@ def _compiles_after_pending_sum(layout: Layout) -> bool:
 
 NO_PENDING_SUM_BEFORE_COMPILED_LAYERS = LayoutLimit(
     reason="parallelize_module: compiling each layer after an embedding sharded by tokens is not supported: the embedding "
-    "returns an asynchronous tensor, and a compiled layer takes the tensor out of it without its graph; the embedding then has "
-    "no gradient, or backward raises (pytorch#179849)",
+    "returns an asynchronous tensor, and a compiled layer unwraps it without its autograd graph, so the embedding gets no "
+    "gradient, or backward raises (pytorch#179849)",
     applies=_compiles_after_pending_sum,
     repair=without_compilation,
 )

@@ -59,8 +59,8 @@ def check_wholes(op: str, parts: Tensors, wholes: Tensors, size: int) -> None:
         theirs, shape = part.shape, whole.shape
         if not theirs or not shape or shape[0] != size * theirs[0] or shape[1:] != theirs[1:] or part.dtype != whole.dtype:
             raise CallRefused(
-                f"{op}: part {part.dtype} {list(theirs)} does not go into whole {whole.dtype} {list(shape)}, which must have its "
-                f"type and shape, but {size} times its size along dim 0"
+                f"{op}: part {part.dtype} {list(theirs)} is not valid for the full tensor {whole.dtype} {list(shape)}. Expected "
+                f"equal types and shapes, with {size} times the part's size along dim 0"
             )
 
 
