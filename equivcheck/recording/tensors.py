@@ -30,14 +30,19 @@ Row = tuple[tuple[Piece, ...], torch.Tensor]
 def find_root(parameters: Collection[torch.Tensor]) -> nn.Module | None:
     """The outermost living module that owns all parameters; None if no module does."""
     wanted = set(map(id, parameters))
-    owners = [
-        each
-        for each in gc.get_objects()
-        # Not `isinstance`, which asks proxies for the class of objects that may be gone.
-        if issubclass(type(each), nn.Module) and wanted <= set(map(id, nn.Module.parameters(each)))
-    ]
+    # Not `isinstance`, which asks proxies for the class of objects that may be gone.
+    modules = (each for each in gc.get_objects() if issubclass(type(each), nn.Module))
+    owners = [each for each in modules if wanted <= _parameter_ids(each)]
     inner = {id(child) for owner in owners for child in owner.children()}
     return next((owner for owner in owners if id(owner) not in inner), None)
+
+
+def _parameter_ids(module: nn.Module) -> set[int]:
+    """Ids of a module's parameters. Empty for a module that cannot tell, such as one whose constructor has not finished."""
+    try:
+        return set(map(id, nn.Module.parameters(module)))
+    except Exception:  # a living module of other code may raise anything
+        return set()
 
 
 def slots_of(root: nn.Module, prefix: str = "") -> tuple[Slot, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +72,6 @@ def record_one_device(
 ) -> list[Path]:
     """Record a training on one device, then its moved runs. Returns their folders."""
     folders = [folder / f"moved{number}" for number in range(num_moved + 1)]
-    gc.collect()  # a moved run compares its parameters with those of all living optimizers
     for number, each in enumerate(folders):
         with one_thread(), record(each, moved=number, **(options or {})):
             run()

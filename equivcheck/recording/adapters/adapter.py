@@ -11,11 +11,11 @@ from torch.distributed.tensor import DTensor, Partial
 
 from equivcheck.errors import UsageError
 from equivcheck.recording.adapters.cuts import DeclaredCuts
-from equivcheck.recording.adapters.masters import Copies, find_copies, optimizers_alive
+from equivcheck.recording.adapters.masters import Copies, find_copies, values_of
 from equivcheck.recording.adapters.megatron import expert_names, shard_of
 from equivcheck.recording.adapters.names import Place, Source, places_of, unmatched_sources
 from equivcheck.recording.adapters.parts import Move, Part, parts_of
-from equivcheck.recording.tensors import Row, entries_of, local_of
+from equivcheck.recording.tensors import Row, entries_of, local_of, move_parameters
 from equivcheck.recording.trace import Entry, Moment
 from equivcheck.worlds.trace.trace import Piece, Slot
 
@@ -32,7 +32,8 @@ class Adapter:
         self._dtypes: dict[str, str] = {}
         self._attributed: tuple[str, ...] = ()
         self._unmatched: tuple[str, ...] = ()
-        self._prepared = Copies()
+        self._choice = 0
+        self._unmoved: dict[int, torch.Tensor] = {}
         self._adopted: list[Copies] = []
 
     def learn(self, roots: Sequence[nn.Module], slots: Sequence[Slot], buffers: Sequence[Row]) -> None:
@@ -64,27 +65,27 @@ class Adapter:
         """Tensors that an optimizer updates instead of the model's parameters, with their positions in these."""
         return tuple(slot for copies in self._adopted for slot in copies.slots)
 
-    def rows_to_move(self, slots: Sequence[Slot]) -> list[tuple[Row, float]]:
-        """Parameters, and their copies in living optimizers, each with the machine epsilon for the model's dtype."""
-        own = {id(slot.parameter) for slot in slots}
-        parameters = [each for optimizer in optimizers_alive() for group in optimizer.param_groups for each in group["params"]]
-        self._prepared = find_copies([each for each in parameters if id(each) not in own], slots)
-        found = []
-        for slot in (*slots, *self._prepared.slots):
+    def move_parameters(self, slots: Sequence[Slot], choice: int) -> None:
+        """Move parameters, and later copies with the same values, each by the machine epsilon for the model's dtype."""
+        self._choice = choice
+        self._unmoved |= {id(slot.parameter): values_of(slot).to("cpu", copy=True) for slot in slots}
+        self._move(slots)
+
+    def _move(self, slots: Sequence[Slot]) -> None:
+        rows = []
+        for slot in slots:
             name = next(piece.name for piece in slot.pieces if piece.name)
             if slot.parameter.is_floating_point():
                 eps = torch.finfo(getattr(torch, self._dtypes[self._target(name)])).eps
-                found += [(row, eps) for row in self.place_row((slot.pieces, slot.parameter))]
-        return found
+                rows += [(row, eps) for row in self.place_row((slot.pieces, slot.parameter))]
+        move_parameters(rows, self._choice)
 
     def adopt_copies(self, tensors: Sequence[torch.Tensor], slots: Sequence[Slot]) -> tuple[Slot, ...]:
         """Before an optimizer's first step, find the parameters that its tensors copy.
 
         Raises `UsageError` if a tensor copies none.
         """
-        wanted = {*map(id, tensors)}
-        is_prepared = wanted <= {id(slot.parameter) for slot in self._prepared.slots}
-        copies = self._prepared if is_prepared else find_copies(tensors, slots)
+        copies = self._copies_before_move(tensors, slots) or find_copies(tensors, slots)
         found = {id(slot.parameter) for slot in copies.slots}
         if unknown := [tensor for tensor in tensors if id(tensor) not in found]:
             raise UsageError(
@@ -92,15 +93,30 @@ class Adapter:
                 "parameter. Expected a model whose parameters the optimizer updates, or an attribute main_param with the copy "
                 "on each of them."
             )
-        own = replace(copies, slots=tuple(slot for slot in copies.slots if id(slot.parameter) in wanted))
-        self._adopted.append(own)
-        return own.slots
+        self._adopted.append(copies)
+        return copies.slots
+
+    def _copies_before_move(self, tensors: Sequence[torch.Tensor], slots: Sequence[Slot]) -> Copies | None:
+        """Find and move copies that were made before the parameters were moved; None unless all were.
+
+        Only an optimizer that steps belongs to the job, so copies wait until then. No update has read them before.
+        """
+        if not self._unmoved:
+            return None
+        try:
+            found = find_copies(tensors, slots, lambda slot: self._unmoved.get(id(slot.parameter), values_of(slot)))
+        except UsageError:
+            return None
+        if len(found.slots) < len(tensors):
+            return None
+        self._move(found.slots)
+        return found
 
     def require_right_copies(self) -> None:
         """Check once, after an update, that each copy belongs to its parameter. Raises `UsageError` if not."""
         for copies in self._adopted:
             copies.require_equal()
-        self._adopted = [replace(copies, unsure=()) for copies in self._adopted]
+        self._adopted, self._unmoved = [replace(copies, unsure=()) for copies in self._adopted], {}
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -5,14 +5,14 @@ A copy holds the values of its parameter, in more digits. So it is found by its 
 
 from __future__ import annotations
 
-import gc
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, takewhile
 from operator import itemgetter
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from equivcheck.errors import UsageError
 from equivcheck.recording.exact import hash_parts
@@ -21,12 +21,13 @@ from equivcheck.worlds.trace.trace import Piece, Slot
 
 _Key = tuple[int, torch.dtype, int]
 """Element count, dtype, and exact hash over the bits."""
+Values = Callable[[Slot], torch.Tensor]
+"""Gives the values with which a parameter is compared."""
 
 
-def optimizers_alive() -> list[torch.optim.Optimizer]:
-    """All living optimizers from torch in this process."""
-    # Not `isinstance`, which asks proxies for the class of objects that may be gone.
-    return [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
+def values_of(slot: Slot) -> torch.Tensor:
+    """A parameter's local elements, in one dim."""
+    return local_of(slot.parameter).reshape(-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ class Copies:
                 )
 
 
-def find_copies(tensors: Sequence[torch.Tensor], slots: Sequence[Slot]) -> Copies:
+def find_copies(tensors: Sequence[torch.Tensor], slots: Sequence[Slot], values: Values = values_of) -> Copies:
     """Before an optimizer's first step, find the parameter that each tensor copies.
 
     Tensors without a parameter are left out.
@@ -57,11 +58,11 @@ def find_copies(tensors: Sequence[torch.Tensor], slots: Sequence[Slot]) -> Copie
     marked = dict(_marked(tensors, slots))
     left = [tensor for tensor in tensors if id(tensor) not in marked and tensor.is_floating_point()]
     taken = {id(slot.parameter) for slot in marked.values()}
-    equal, unsure = _with_equal_values(left, [slot for slot in slots if id(slot.parameter) not in taken])
-    found = {id(tensor): _copy_slot(tensor, marked[id(tensor)]) for tensor in tensors if id(tensor) in marked}
+    equal, unsure = _with_equal_values(left, [slot for slot in slots if id(slot.parameter) not in taken], values)
+    found = {id(tensor): _copy_slot(tensor, marked[id(tensor)], values) for tensor in tensors if id(tensor) in marked}
     found |= {id(tensor): replace(slot, parameter=tensor) for tensor, slot in equal}
     for tensor in left:
-        pieces = () if id(tensor) in found else _pieces_of_flat(tensor, slots)
+        pieces = () if id(tensor) in found else _pieces_of_flat(tensor, slots, values)
         if pieces:
             found[id(tensor)] = Slot(parameter=tensor, pieces=pieces)
     return Copies(slots=tuple(found.values()), unsure=tuple(unsure))
@@ -80,13 +81,13 @@ def _marked(tensors: Sequence[torch.Tensor], slots: Sequence[Slot]) -> Iterator[
             yield id(tensor), owners[owner]
 
 
-def _copy_slot(copy: torch.Tensor, slot: Slot) -> Slot:
+def _copy_slot(copy: torch.Tensor, slot: Slot, values: Values) -> Slot:
     """Slot for a copy. It may have only some consecutive elements, as in Megatron's distributed optimizer."""
-    parameter = local_of(slot.parameter).reshape(-1)
-    count = copy.numel()
-    if count == parameter.numel():
+    rounded = local_of(copy).reshape(-1).to(slot.parameter.dtype)
+    parameter = values(slot).to(rounded.device)
+    count = len(rounded)
+    if count == len(parameter):
         return replace(slot, parameter=copy)
-    rounded = copy.detach().reshape(-1).to(parameter.dtype)
     starts = (parameter[: max(len(parameter) - count + 1, 0)] == rounded[:1]).nonzero().flatten().tolist()
     found = [start for start in starts if torch.equal(parameter[start : start + count], rounded)]
     if len(found) != 1 or len(slot.pieces) != 1 or slot.pieces[0].run is not None:
@@ -98,16 +99,16 @@ def _copy_slot(copy: torch.Tensor, slot: Slot) -> Slot:
 
 
 def _with_equal_values(
-    tensors: Sequence[torch.Tensor], slots: Sequence[Slot]
+    tensors: Sequence[torch.Tensor], slots: Sequence[Slot], values: Values
 ) -> tuple[list[tuple[torch.Tensor, Slot]], list[tuple[torch.Tensor, torch.Tensor]]]:
     """Pairs with equal values after rounding. Pairs for which only the order decides are also returned as the second list."""
     by_key: dict[_Key, list[Slot]] = {}
     for slot in slots if tensors else ():
-        by_key.setdefault(_key(slot.parameter, slot.parameter.dtype), []).append(slot)
+        by_key.setdefault(_key(values(slot), slot.parameter.dtype), []).append(slot)
     dtypes = dict.fromkeys(dtype for _, dtype, _ in by_key)
     groups: dict[_Key, list[torch.Tensor]] = {}
     for tensor in tensors:
-        for key in [key for dtype in dtypes if (key := _key(tensor, dtype)) in by_key][:1]:
+        for key in [key for dtype in dtypes if (key := _key(local_of(tensor), dtype)) in by_key][:1]:
             groups.setdefault(key, []).append(tensor)
     pairs, unsure = [], []
     for key, group in groups.items():
@@ -118,23 +119,24 @@ def _with_equal_values(
     return pairs, unsure
 
 
-def _key(tensor: torch.Tensor, dtype: torch.dtype) -> _Key:
-    local = local_of(tensor).reshape(-1).to(dtype)
-    (exact,) = hash_parts([(Piece(name="", shape=(local.numel(),)), local)])
-    return local.numel(), dtype, exact.in_place
+def _key(local: torch.Tensor, dtype: torch.dtype) -> _Key:
+    flat = local.reshape(-1).to(dtype)
+    (exact,) = hash_parts([(Piece(name="", shape=(len(flat),)), flat)])
+    return len(flat), dtype, exact.in_place
 
 
-def _pieces_of_flat(copy: torch.Tensor, slots: Sequence[Slot]) -> tuple[Piece, ...]:
+def _pieces_of_flat(copy: torch.Tensor, slots: Sequence[Slot], values: Values) -> tuple[Piece, ...]:
     """Positions in a flat tensor that copies several parameters, or in this rank's equal part; empty if it copies none.
 
     Parameters follow each other as in the storage that they share, or in the model's order.
     """
+    may_be_flat = copy.dim() == 1 and len(copy) > 0 and not isinstance(copy, DTensor)
     found = [
         pieces
-        for places, total in (_flat_layouts(slots) if copy.dim() == 1 and len(copy) else ())
+        for places, total in (_flat_layouts(slots) if may_be_flat else ())
         if total % len(copy) == 0
         for first in range(0, total, len(copy))
-        if (pieces := _pieces_if_equal(copy.detach(), first, places))
+        if (pieces := _pieces_if_equal(copy.detach(), first, places, values))
     ]
     return found[0] if len(found) == 1 else ()
 
@@ -159,15 +161,15 @@ def _flat_layouts(slots: Sequence[Slot]) -> Iterator[tuple[list[tuple[int, Slot]
         yield in_order, offset
 
 
-def _pieces_if_equal(copy: torch.Tensor, first: int, places: Sequence[tuple[int, Slot]]) -> tuple[Piece, ...]:
+def _pieces_if_equal(copy: torch.Tensor, first: int, places: Sequence[tuple[int, Slot]], values: Values) -> tuple[Piece, ...]:
     """Positions in a flat tensor from `first` on, if `copy` has the same values; otherwise empty."""
     pieces, end = [], first
     start = max(bisect_right(places, first, key=itemgetter(0)) - 1, 0)
     for offset, slot in takewhile(lambda place: place[0] < first + len(copy), islice(places, start, None)):
-        values = local_of(slot.parameter).reshape(-1)
-        low, high = max(offset, first), min(offset + len(values), first + len(copy))
+        parameter = values(slot).to(copy.device)
+        low, high = max(offset, first), min(offset + len(parameter), first + len(copy))
         if low < high:
-            if not torch.equal(copy[low - first : high - first].to(values.dtype), values[low - offset : high - offset]):
+            if not torch.equal(copy[low - first : high - first].to(parameter.dtype), parameter[low - offset : high - offset]):
                 return ()
             pieces += [Piece(name="", shape=(low - end,))] if low > end else []
             pieces.append(replace(slot.pieces[0], run=(low - offset, high - low)))

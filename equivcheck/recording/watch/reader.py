@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from equivcheck.recording.adapters.adapter import Adapter
-from equivcheck.recording.tensors import gradients_of, local_loss, local_of, move_parameters, state_of
+from equivcheck.recording.tensors import gradients_of, local_loss, local_of, state_of
 from equivcheck.recording.trace import Entry, Moment
 from equivcheck.recording.watch.models import Models
 from equivcheck.recording.watch.settings import settings_of
@@ -40,7 +40,7 @@ class Reader:
         before = self.models.slots
         if new := self.models.add_called(module):
             if self._moved:
-                move_parameters(self._adapter.rows_to_move(new), self._moved - 1)
+                self._adapter.move_parameters(new, self._moved - 1)
             self._read_start(before, new, is_wanted=is_wanted)
 
     def _read_start(self, before: Sequence[Slot], new: Sequence[Slot], *, is_wanted: bool) -> None:
