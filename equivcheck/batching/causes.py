@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from equivcheck.batching.by_output import cause_by_output
 from equivcheck.batching.fields import Role
 from equivcheck.batching.format import Format
 from equivcheck.batching.normalisers import Normaliser, Unit, candidates, fits, fits_within_example, measured_weights
@@ -33,11 +34,17 @@ def cause_of(runs: Runs, given: Format, window: int | None, shown: Sequence[Pres
     never = next((each for each in every if not each.ranks and runs.is_without_update(each)), None)
     if never is not None:
         return f"the optimizer makes no step with {count(len(never.microbatches), 'microbatch', 'microbatches')}"
+    usual = runs.num_updates(runs.whole)
+    often = next((each for each in wrong if not each.ranks and runs.num_updates(each) not in (None, 0, usual)), None)
+    if usual and often is not None:
+        steps, of = count(runs.num_updates(often) or 0, "step"), count(len(often.microbatches), "microbatch", "microbatches")
+        return f"the optimizer makes {steps} with {of}, and {usual} with the whole batch in one"
     if wrong and all(each.kind is Kind.BLANK and runs.has_nan(each) for each in wrong):
         return "a microbatch without counted labels makes gradients NaN, such as a mean over no token"
     found = _normaliser(runs, every, window)
     if found is not None:
-        return f"{found}{_or_other(found, runs, given, every, window)} (explains all {len(every)} presentations)"
+        words = f"{found.words(is_sum=runs.is_additive)}{_or_other(found, runs, given, every, window)}"
+        return f"{words} (explains all {len(every)} presentations)"
     clauses = []
     twice = next((each for each in wrong if each.kind is Kind.TWICE and not each.ranks), None)
     if twice is not None and _grows_with_microbatches(runs, twice):
@@ -51,11 +58,11 @@ def cause_of(runs: Runs, given: Format, window: int | None, shown: Sequence[Pres
         plain = [each for each in every if each.kind in _PLAIN and not each.ranks]
         found = _normaliser(runs, plain, window)
         if found is not None:
-            words = f"{found}{_or_other(found, runs, given, plain, window)}"
+            words = f"{found.words(is_sum=runs.is_additive)}{_or_other(found, runs, given, plain, window)}"
             clauses.append(f"{words} (explains all {len(plain)} presentations without more padding)")
         elif not any(clauses):  # padding that counts changes with the lengths of microbatches, so one cause is enough
-            clauses.append(_of_split(runs, split[0]))
-    if not any(clauses) and all(each.ranks for each in wrong):
+            clauses.append(_of_split(runs, split[0], plain, window))
+    if wrong and not any(clauses) and all(each.ranks for each in wrong):
         clauses.append(_of_ranks(runs, every, wrong, window))
     return "; ".join(filter(None, clauses))
 
@@ -99,15 +106,22 @@ def _of_ranks(runs: Runs, every: Sequence[Presentation], wrong: Sequence[Present
     return ""
 
 
-def _of_split(runs: Runs, place: Presentation) -> str:
+def _of_split(runs: Runs, place: Presentation, plain: Sequence[Presentation], window: int | None) -> str:
     differ = runs.outputs_differ(place, runs.whole)
     if differ is None:
         return ""
     if differ:
-        norms = [name for name, module in runs.build().named_modules() if isinstance(module, _BATCH_NORMS)]
-        about = f": {norms[0]!r} normalises over a microbatch's rows" if norms else ""
-        return f"rows in a microbatch influence each other in the model{about}"
+        return _in_model(runs)
+    by_output = cause_by_output(runs, plain, window)
+    if by_output:
+        return by_output
     return _NO_WEIGHTS if measured_weights(runs, place) is None else ""
+
+
+def _in_model(runs: Runs) -> str:
+    norms = [name for name, module in runs.build().named_modules() if isinstance(module, _BATCH_NORMS)]
+    about = f": {norms[0]!r} normalises over a microbatch's rows" if norms else ""
+    return f"rows in a microbatch influence each other in the model{about}"
 
 
 def _of_padding(runs: Runs, given: Format, place: Presentation) -> str:
@@ -115,14 +129,37 @@ def _of_padding(runs: Runs, given: Format, place: Presentation) -> str:
     if differ is None:
         return ""
     (rows,) = place.microbatches
-    if not differ and rows.side is Side.LEFT and _predicts_from_padding(runs, given, rows):
-        return "with padding on the left, the label of an example's first token counts, although padding predicts it"
     if not differ:
-        return "padding counts in the loss: the model's outputs at all other positions agree"
+        return _of_padding_in_loss(runs, given, place, rows)
+    if runs.outputs_differ(_each_row_by_itself(place, rows), place):
+        return _in_model(runs)
     other = replace(place, microbatches=(replace(rows, pad_id=_other_token(given, rows.examples)),))
     if runs.outputs_differ(place, other):
         return f"the model attends to padding, or finds it by its token: {_BY_TOKEN}"
     return "positions count padding: the model's outputs at other positions change with the amount of padding, not with its token"
+
+
+def _each_row_by_itself(place: Presentation, rows: Rows) -> Presentation:
+    """Each row in its own microbatch, as long as before."""
+    alone = [replace(rows, rows=(row,), extra=rows.length - sum(example.length for example in row)) for row in rows.rows]
+    return replace(place, microbatches=tuple(alone))
+
+
+def _of_padding_in_loss(runs: Runs, given: Format, place: Presentation, rows: Rows) -> str:
+    if rows.side is Side.LEFT and _predicts_from_padding(runs, given, rows):
+        return f"{_FROM_PADDING} an example's first token counts, although padding predicts it"
+    found = runs.observation(place)
+    before, inside = runs.observation(runs.whole), [bool(each) for each in found.padding]
+    if not found.names or found.names != before.names:
+        return f"{_PADDING}: {_AGREE_THERE}"
+    if not any(inside):
+        return f"the loss divides by a number that depends on padding: {_AGREE_THERE}, and padding has no gradients"
+    name = f", in output {found.names[inside.index(True)]}" if len(inside) > 1 and not all(inside) else ""
+    nearest = max(distance for each in found.padding for distance in each)
+    longer = replace(place, microbatches=(replace(rows, extra=nearest + 1),))
+    if rows.side is Side.LEFT and nearest and runs.observation(longer).padding == found.padding:
+        return f"{_FROM_PADDING} an example's first tokens counts{name}, although padding predicts them"
+    return f"{_PADDING}{name}: {_AGREE_THERE}"
 
 
 def _predicts_from_padding(runs: Runs, given: Format, rows: Rows) -> bool:
@@ -140,19 +177,39 @@ def _of_packing(runs: Runs, given: Format, place: Presentation) -> str:
         return ""
     row = next(row for rows in place.microbatches for row in rows.rows if len(row) > 1)
     if not differ:
-        return _of_packed_loss(runs, given, row)
+        return _of_packed_loss(runs, given, place, row)
     changed = given.with_tokens(row[0], _other_token(given, row))
     if runs.outputs_differ(_packed(row), _packed((changed, *row[1:]))):
         return "packed documents attend to each other: a document's outputs depend on the tokens in the one before"
     return "positions run on in packed documents: a document's outputs depend on the length of the one before, not on its tokens"
 
 
-def _of_packed_loss(runs: Runs, given: Format, row: Sequence[Example]) -> str:
+def _of_packed_loss(runs: Runs, given: Format, place: Presentation, row: Sequence[Example]) -> str:
     """The model's outputs agree. If only the first document has labels, the gradients must be those with this document only."""
     others = [given.without_labels(example) for example in row[1:]]
-    if not any(example.num_counted for example in others) and measured_weights(runs, _packed((row[0], *others))) is None:
-        return "a label over the border of packed documents counts: the document before predicts the next one's first token"
+    name = _output_over_border(runs, place)
+    has_single_output = len(runs.observation(place).names) < 2
+    has_no_labels = not any(example.num_counted for example in others)
+    if has_single_output and has_no_labels and measured_weights(runs, _packed((row[0], *others))) is None:
+        return f"{_BORDER}: the document before predicts the next one's first token"
+    if name is not None:
+        of = "" if has_single_output else f" in output {name}"
+        return f"{_BORDER}{of}: a document's last positions have gradients if another one follows"
     return "the loss counts packed documents in another way: the model's outputs agree"
+
+
+def _output_over_border(runs: Runs, place: Presentation) -> str | None:
+    """Name of an output with gradients at a document's last positions that it has not in its own row. None without one."""
+    packed, whole = runs.observation(place), runs.observation(runs.whole)
+    if packed.names != whole.names:
+        return None
+    for number, name in enumerate(whole.names):
+        for key, gradients in whole.gradients.items():
+            alone, together = (each.flatten(1).abs().sum(1) != 0 for each in (gradients[number], packed.gradients[key][number]))
+            more = torch.nonzero(together & ~alone).flatten()
+            if len(more) and int(more[-1]) == len(alone) - 1:
+                return name
+    return None
 
 
 def _other_token(given: Format, examples: Sequence[Example]) -> int:
@@ -167,6 +224,10 @@ def _packed(row: Sequence[Example]) -> Presentation:
     return Presentation(name="packed", kind=Kind.PACKED, microbatches=(Rows(rows=(tuple(row),)),))
 
 
+_FROM_PADDING = "with padding on the left, the label of"
+_PADDING = "padding counts in the loss"
+_AGREE_THERE = "the model's outputs at all other positions agree"
+_BORDER = "a label over the border of packed documents counts"
 _BY_TOKEN = "its outputs at other positions depend on the token in the padding"
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _NO_WEIGHTS = (

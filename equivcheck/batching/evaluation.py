@@ -29,6 +29,14 @@ from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
 
 MEAN_OF_MEANS = "the evaluation averages the batches' results, so a batch with few tokens counts as much as one with many"
 Evaluate = Callable[[nn.Module, list[Any]], Any]
+_CAUSES: dict[str, Callable[[list[float], list[int]], Any]] = {
+    MEAN_OF_MEANS: lambda values, _: np.mean(values),
+    "the evaluation weights the batches' results by rows, so a row with few tokens counts as much as one with many": (
+        lambda values, sizes: np.average(values, weights=sizes)
+    ),
+    "the evaluation is that of the last batch only": lambda values, _: values[-1],
+}
+"""How results of single batches, with their numbers of rows, are combined by mistake."""
 _CLOSE = 1e-5
 """Relative difference between a mean over batches and the evaluation, above rounding in float32."""
 _KINDS = (Kind.SPLIT, Kind.BLANK, Kind.PADDED)
@@ -50,14 +58,15 @@ def evaluations(
 def cause_of_evaluation(evaluate: Evaluate, task: Task, given: Format, shown: Sequence[Presentation]) -> str:
     """Return why evaluations differ; empty if this is unknown."""
     split = [each for each in shown if len(each.microbatches) > 1 and each.kind in _KINDS and not each.has_blank]
+    left = dict(_CAUSES) if split else {}
     with one_thread():
         for each in split:
-            batches = _batches(task, given, each)
-            model = build_model(task)
+            batches, model = _batches(task, given, each), build_model(task)
             single = [_value(evaluate, task, model, [batch]) for batch in batches]
-            if not np.isclose(np.mean(single), _value(evaluate, task, model, batches), rtol=_CLOSE, atol=0.0):
-                return ""
-    return MEAN_OF_MEANS if split else ""
+            actual, sizes = _value(evaluate, task, model, batches), [len(rows.rows) for rows in each.microbatches]
+            found = {cause: combine(single, sizes) for cause, combine in left.items()}
+            left = {cause: left[cause] for cause, value in found.items() if np.isclose(value, actual, rtol=_CLOSE, atol=0.0)}
+    return next(iter(left), "")
 
 
 def _evaluated(

@@ -36,14 +36,17 @@ def _span(given: Format, row: int) -> tuple[int, int]:
     """Start and end without padding."""
     if not given.has_tokens:
         return 0, 1
-    tokens, mask = given.field_with(Role.TOKENS), given.field_with(Role.MASK)
+    tokens, masks = given.field_with(Role.TOKENS), [field for field in given.fields if field.role is Role.MASK]
     assert tokens is not None
-    if mask is None:
+    if not masks:
         return 0, given.tensor(tokens).shape[1]
-    kept = torch.nonzero(given.tensor(mask)[row] != 0).flatten().tolist()
-    if not kept or kept != list(range(kept[0], kept[-1] + 1)):
-        raise invalid(f"batch {mask.name!r}", f"row {row} has a 0 between ones", "padding on one side only")
-    return kept[0], kept[-1] + 1
+    ends = []
+    for mask in masks:
+        kept = torch.nonzero(given.tensor(mask)[row] != 0).flatten().tolist()
+        if not kept or kept != list(range(kept[0], kept[-1] + 1)):
+            raise invalid(f"batch {mask.name!r}", f"row {row} has a 0 between ones", "padding on one side only")
+        ends.append((kept[0], kept[-1] + 1))
+    return min(start for start, _ in ends), max(end for _, end in ends)
 
 
 def _cut(given: Format, row: int, start: int, end: int, num_rows: int) -> int:

@@ -51,6 +51,8 @@ _NAMES = {
     Role.LABELS: ("label", "labels", "target", "targets", "lm_labels", "shift_labels"),
     Role.MASK: ("attention_mask", "padding_mask", "mask", "input_mask"),
 }
+_ENDS = {Role.POSITIONS: "_position_ids", Role.LABELS: "_labels", Role.MASK: "_attention_mask"}
+"""Ends of names in batches with several rows for an example, such as ``chosen_labels``."""
 _OF_LOSS = ("loss", "completion", "response", "label", "action")
 
 
@@ -112,7 +114,7 @@ def _guess(
     if length is None or tensor.dim() < 2 or tensor.shape[1] != length:
         return Role.ROW
     name = str(path[-1]).lower() if path else ""
-    by_name = next((role for role, names in _NAMES.items() if name in names), None)
+    by_name = next((role for role, names in _NAMES.items() if name in names or name.endswith(_ENDS[role])), None)
     if by_name is not None:
         return by_name
     if name.endswith("mask") and any(word in name for word in _OF_LOSS):

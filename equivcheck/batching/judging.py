@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from equivcheck.batching.by_output import fits_by_output
 from equivcheck.batching.causes import cause_of
 from equivcheck.batching.distributions import distributions
 from equivcheck.batching.evaluation import cause_of_evaluation, evaluations
@@ -28,6 +29,7 @@ from equivcheck.batching.normalisers import (
 from equivcheck.batching.presentations import Kind, Presentation, presentations
 from equivcheck.batching.ranks import RankRuns
 from equivcheck.batching.runs import COMPARED, Runs
+from equivcheck.batching.scale import constant_factor
 from equivcheck.batching.step import Step
 from equivcheck.batching.usage import API, invalid
 from equivcheck.batching.verdict import BatchingVerdict, PresentationResult
@@ -63,7 +65,7 @@ def _checked(step: Step) -> BatchingVerdict:
     shown = list(presentations(given, examples, step.constraints))
     if ranks is not None:
         shown += distributions(given, examples, step.constraints, ranks.task.num_data_ranks)
-    results = [_result(runs, each, step.normaliser) for each in shown]
+    results = [_result(runs, each, step) for each in shown]
     if step.evaluate is not None:
         results += evaluations(step.evaluate, step.task(), given, runs.whole, shown)
     worst = max((result.error for result in results), default=0.0)
@@ -91,15 +93,18 @@ def _notes(runs: Runs, given: Format, ranks: RankRuns | None) -> Iterator[str]:
         yield f"{len(runs.examples)} examples are too few for {ranks.task.num_data_ranks} data ranks, so they are not split"
 
 
-def _result(runs: Runs, presentation: Presentation, normaliser: str | None) -> PresentationResult:
-    """Compare a presentation with the whole batch. A batch twice may have twice the gradients if sums are constraints."""
+def _result(runs: Runs, presentation: Presentation, step: Step) -> PresentationResult:
+    """Compare a presentation with the whole batch.
+
+    A batch twice may have twice the gradients if sums are allowed. A term that rows of a microbatch share is always a mean.
+    """
     result = PresentationResult(name=presentation.name, kind=presentation.kind)
     if presentation.kind is not Kind.TWICE:
         # Ranks may return the loss of their own rows.
         phases = COMPARED if not presentation.ranks else (Phase.GRADIENT, Phase.UPDATE)
         return _compared(runs, result, presentation, phases, 1.0)
     times = float(len(presentation.ranks) or 2)
-    factors = {None: (1.0, times), "none": (times,)}.get(normaliser, (1.0,))
+    factors = {None: (1.0,) if step.microbatch_loss else (1.0, times), "none": (times,)}.get(step.normaliser, (1.0,))
     found = [_compared(runs, result, presentation, (Phase.GRADIENT,), factor) for factor in factors]
     return next((each for each in found if each.divergence is None), found[0])
 
@@ -132,15 +137,37 @@ def _judged(verdict: BatchingVerdict, runs: Runs, given: Format, step: Step, sho
         return replace(verdict, outcome=outcome, reason=f"{failed.name}: {failed.failure}")
     if first is None:
         fitting = _fitting(runs, step)
-        if declared is None or declared in fitting or (_may_count_first(given, declared) and _MASKED in fitting):
-            return _agreeing(verdict, runs, given, declared, fitting)
-        verdict = replace(verdict, outcome=Outcome.DIVERGED, reason=f"the whole batch is not the declared {declared}")
+        if declared is None or _fits_declared(runs, given, declared, fitting, step.window):
+            agreeing = _agreeing(verdict, runs, given, declared, fitting)
+            return agreeing if declared is None else _scaled(agreeing, runs, given, declared, step.window)
+        verdict = replace(
+            verdict,
+            outcome=Outcome.DIVERGED,
+            reason=f"the whole batch is not the declared {declared.words(is_sum=runs.is_additive)}",
+        )
     elif runs.narrows and all(map(_may_overflow, verdict.results)):
         return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=f"presentation {first.name!r} has NaN, but {_OVERFLOW}")
     else:
         reason = f"presentation {first.name!r} differs from the whole batch"
         verdict = replace(verdict, outcome=Outcome.DIVERGED, reason=reason, divergence=first.divergence)
     return _explained(verdict, runs, given, step, shown) if step.explain else verdict
+
+
+def _fits_declared(runs: Runs, given: Format, declared: Normaliser, fitting: Sequence[Normaliser], window: int | None) -> bool:
+    """Whether the whole batch has the declared normaliser, if need be with the own counts of each output, such as two heads."""
+    if declared in fitting or (_may_count_first(given, declared) and _MASKED in fitting):
+        return True
+    return fits_by_output(runs, declared, window)
+
+
+def _scaled(verdict: BatchingVerdict, runs: Runs, given: Format, declared: Normaliser, window: int | None) -> BatchingVerdict:
+    """The verdict, unless all gradients have a constant factor."""
+    factor = constant_factor(runs, given, declared, window)
+    if runs.is_one(factor):
+        return verdict
+    by = f", which is 1 / window ({window})" if window is not None and runs.is_one(factor * window) else ""
+    reason = f"in every presentation, gradients are {factor:.6g} times those of the declared {declared}{by}"
+    return replace(verdict, outcome=Outcome.DIVERGED, reason=reason, cause=f"a constant factor {factor:.6g}{by}")
 
 
 _MASKED = Normaliser(unit=Unit.LABELS, over=Over.ALL)
@@ -205,7 +232,8 @@ def _agreeing(
         return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=reason)
     if not fitting:
         return verdict
-    return replace(verdict, normaliser=f"{fitting[0]}{', or another mean, because counts are equal' if is_ambiguous else ''}")
+    also = ", or another mean, because counts are equal" if is_ambiguous else ""
+    return replace(verdict, normaliser=f"{fitting[0].words(is_sum=runs.is_additive)}{also}")
 
 
 def _weights(runs: Runs, presentation: Presentation, declared: Normaliser | None) -> str:

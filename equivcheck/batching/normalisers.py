@@ -7,7 +7,7 @@ and microbatches. So gradients from single examples predict the gradient in any 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +27,11 @@ class Unit(PrintableEnum):
     ROW_MEANS = "the rows (each the mean over its tokens)"
     WEIGHTS = "the rows, weighted by their number in the batch,"
     LABELS = "the labels before the shift"
+    LENGTHS = "the tokens, ignored ones included,"
     POSITIONS = "the positions, padding included,"
+    POSITIONS_BUT_FIRST = "the positions but the first of each row, padding included,"
+    PADDED_ROWS = "the rows (each divided by its length, padding included)"
+    PADDED_ROWS_BUT_FIRST = "the rows (each divided by its length but one, padding included)"
     ROWS = "the number of rows"
     ONE = "nothing"
 
@@ -68,7 +72,14 @@ class Normaliser:
     """How ranks are put together."""
 
     def __str__(self) -> str:
+        return self.words()
+
+    def words(self, *, is_sum: bool = True) -> str:
+        """Return a phrase. `is_sum`: an example's loss is a sum or mean over its tokens, unlike DPO's."""
         of = f"of {self.over.value}{self.across.value}"
+        if not is_sum:
+            by = "" if self.unit in (Unit.EXAMPLES, Unit.ONE) else f", divided by {self.unit.value},"
+            return f"mean over the examples {of}" if self.unit is Unit.EXAMPLES else f"sum over the examples{by} {of}"
         if self.unit in (Unit.ONE, Unit.ROWS):
             by = ", divided by the number of rows" if self.unit is Unit.ROWS else ""
             return f"sum over the counted tokens{by} {of}"
@@ -103,7 +114,7 @@ class Normaliser:
             share = 0.0 if is_left_out or not own else factor.get(self.over, 1.0) / own
             for row in rows.rows:
                 for example in row:
-                    yield example, share * _weight_in_unit(self.unit, example, row)
+                    yield example, share * _weight_in_unit(self.unit, example, row, rows.length)
 
 
 _WITH_WINDOW = (Over.WINDOW, Over.ALL_WINDOW)
@@ -112,22 +123,29 @@ _ONLY_LAST = (Over.LAST, Over.ALL_LAST)
 
 
 def _denominator(unit: Unit, rows: Rows) -> float:
-    examples = rows.examples
-    if unit is Unit.TOKENS:
-        return sum(example.num_counted for example in examples)
-    if unit is Unit.LABELS:
-        return sum(example.num_labels for example in examples)
-    if unit is Unit.POSITIONS:
-        return len(rows.rows) * rows.length
-    if unit is Unit.EXAMPLES:
-        return len(examples)
-    if unit is Unit.WEIGHTS:
-        return sum(example.weight for example in examples)
+    of_example = _OF_EXAMPLE.get(unit)
+    if of_example is not None:
+        return sum(map(of_example, rows.examples))
+    if unit in (Unit.POSITIONS, Unit.POSITIONS_BUT_FIRST):
+        return len(rows.rows) * (rows.length - (unit is Unit.POSITIONS_BUT_FIRST))
     return 1 if unit is Unit.ONE else len(rows.rows)
 
 
-def _weight_in_unit(unit: Unit, example: Example, row: Sequence[Example]) -> float:
+_OF_EXAMPLE: dict[Unit, Callable[[Example], float]] = {
+    Unit.TOKENS: lambda example: example.num_counted,
+    Unit.LABELS: lambda example: example.num_labels,
+    Unit.LENGTHS: lambda example: example.length,
+    Unit.WEIGHTS: lambda example: example.weight,
+    Unit.EXAMPLES: lambda _: 1,
+}
+"""Each example's part of the divisor."""
+
+
+def _weight_in_unit(unit: Unit, example: Example, row: Sequence[Example], length: int) -> float:
     """Weight for an example's summed loss before it is divided."""
+    if unit in (Unit.PADDED_ROWS, Unit.PADDED_ROWS_BUT_FIRST):
+        positions = length - (unit is Unit.PADDED_ROWS_BUT_FIRST)
+        return 1 / positions if positions else 0.0
     if unit is Unit.EXAMPLES:
         return 1 / example.num_counted if example.num_counted else 0.0
     if unit is Unit.WEIGHTS:
@@ -177,7 +195,8 @@ def fits(
 def fits_within_example(normaliser: Normaliser, runs: Runs, window: int | None) -> bool:
     """Whether an example's gradients follow from steps over half its labels and over the other half.
 
-    This distinguishes a mean over tokens from a sum. True if no example can be split so.
+    This distinguishes a mean over tokens from a sum. True if no example can be split so, or if no weights of the halves explain
+    the example: then its loss is no sum over tokens, such as DPO's.
     """
     if runs.halves is None:
         return True
@@ -187,7 +206,7 @@ def fits_within_example(normaliser: Normaliser, runs: Runs, window: int | None) 
         if not weight:
             return False
         sums.append(runs.gradients(presentation) / weight)
-    return runs.fits(sums[0], sums[1] + sums[2])
+    return runs.fits(sums[0], sums[1] + sums[2]) or not runs.is_additive
 
 
 def measured_weights(runs: Runs, presentation: Presentation) -> Vector | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import is_dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from equivcheck.batching.format import Format
+from equivcheck.batching.outputs import Observed, Watch
 from equivcheck.batching.presentations import Kind, Presentation, single_example, whole_batch
 from equivcheck.batching.ranks import RankRuns
 from equivcheck.batching.rows import Example, Rows
@@ -21,7 +22,7 @@ from equivcheck.oracle.comparison.compare import Comparison, compare
 from equivcheck.oracle.reference.noise import Expected
 from equivcheck.oracle.reference.reference import Reference
 from equivcheck.training.threads import one_thread
-from equivcheck.user.batches import convert_batch, tensors_of
+from equivcheck.user.batches import convert_batch
 from equivcheck.user.ranks import build_model
 from equivcheck.user.reference import SingleDeviceRun, eps_of, trace_of
 from equivcheck.user.task import Task
@@ -52,6 +53,7 @@ class Runs:
         self.precision = self._base.precision
         """Element type with the fewest digits."""
         self._gradients: dict[Presentation, Vector] = {}
+        self._observed: dict[Presentation, Observed] = {}
         self.narrows = task.dtype is not None and eps_of(self.precision) > eps_of(task.dtype)
         """Whether the model casts to a type with fewer digits than it was converted to."""
 
@@ -83,45 +85,68 @@ class Runs:
         assert self._num_updates is not None, "there is a hook"
         self._num_updates += 1
 
-    def outputs(self, presentation: Presentation) -> dict[int, tuple[torch.Tensor, ...]]:
-        """Model outputs for each example's positions or row, by the example's id. Empty if outputs have other shapes.
+    def observation(self, presentation: Presentation) -> Observed:
+        """Outputs and their gradients for each example's positions or row.
 
         An output with positions in another dim is left out, because it contains values at padding.
         """
-        model = self.build()
-        calls: list[tuple[torch.Tensor, ...]] = []
-        model.register_forward_hook(
-            lambda _module, _inputs, output: calls.append(tuple(each.detach() for each in tensors_of(_plain(output))))
-        )
-        self._train(presentation, model)
-        found: dict[int, tuple[torch.Tensor, ...]] = {}
-        num_calls, rest = divmod(len(calls), len(presentation.microbatches))
-        if rest or not num_calls:
-            return {}
-        for number, rows in enumerate(presentation.microbatches):
-            tensors = [each for call in calls[number * num_calls : (number + 1) * num_calls] for each in call if each.dim()]
-            by_position = [each for each in tensors if each.shape[:2] == (len(rows.rows), rows.length)]
-            by_row = [] if by_position or rows.is_packed else [each for each in tensors if self._is_by_row(each, rows)]
-            for row, start, example in rows.positions:
-                own = [each[row, start : start + example.length] for each in by_position]
-                found[id(example)] = (*own, *(each[row] for each in by_row))
-        return found if all(found.values()) else {}
+        if presentation not in self._observed:
+            self._observed[presentation] = self.watch(presentation).observation(presentation, self.is_by_row)
+        return self._observed[presentation]
 
-    def _is_by_row(self, output: torch.Tensor, rows: Rows) -> bool:
+    def watch(self, presentation: Presentation) -> Watch:
+        """Train on a presentation, and record the model's calls."""
+        model = self.build()
+        watch = Watch(model)
+        self._train(presentation, model)
+        return watch
+
+    def is_by_row(self, output: torch.Tensor, rows: Rows) -> bool:
+        """Whether an output has one row for each row of the microbatch, and no positions."""
         has_positions = self._format.has_tokens and rows.length in output.shape[1:]
         return len(output) == len(rows.rows) and not has_positions
 
     def outputs_differ(self, one: Presentation, other: Presentation) -> bool | None:
         """Whether the model has different outputs for an example in both presentations. None if outputs are not by position."""
-        first, second = self.outputs(one), self.outputs(other)
+        first, second = self.observation(one).values, self.observation(other).values
         shared = [key for key in first if key in second]
         if not shared:
             return None
         if any([each.shape for each in first[key]] != [each.shape for each in second[key]] for key in shared):
             return None
         pairs = [pair for key in shared for pair in zip(first[key], second[key], strict=True)]
-        limit = eps_of(self.precision) ** 0.75  # rounding is near eps, and another input is no rounding
-        return not all(float((one - other).norm()) <= limit * float(other.norm()) for one, other in pairs)
+        return not all(float((one - other).norm()) <= self.rounding * float(other.norm()) for one, other in pairs)
+
+    @property
+    def rounding(self) -> float:
+        """Relative limit for rounding in single tensors: rounding is near eps, and another input is no rounding."""
+        return float(eps_of(self.precision) ** 0.75)
+
+    def is_one(self, ratio: float) -> bool:
+        """Whether a ratio of two gradients is 1 within rounding."""
+        return abs(ratio - 1.0) <= self.rounding
+
+    def ratios_by_output(self, one: Presentation, other: Presentation) -> list[dict[int, float]] | None:
+        """For each output, each example's gradients in a presentation relative to another one.
+
+        None if gradients at one position are not multiples, or if an example's positions have different ratios. An example
+        without gradients has no ratio.
+        """
+        first, second = self.observation(one).gradients, self.observation(other).gradients
+        found: list[dict[int, float]] = [{} for _ in self.observation(other).names]
+        for key, gradients in second.items():
+            for ratios, before, after in zip(found, gradients, first.get(key, ()), strict=False):
+                scale = float(before.norm())
+                if before.shape != after.shape or not bool(torch.isfinite(after).all()):
+                    return None
+                if not scale:
+                    continue
+                ratio = float((after * before).sum()) / scale**2
+                distance = float((after - ratio * before).norm())
+                if not distance <= self.rounding * max(abs(ratio), 1.0) * scale:  # also if it is NaN
+                    return None
+                ratios[key] = ratio
+        return found
 
     def build(self) -> nn.Module:
         """Build the model."""
@@ -129,8 +154,12 @@ class Runs:
 
     def is_without_update(self, presentation: Presentation) -> bool:
         """Whether the optimizer made no step on one device. False if it has no hooks."""
+        return self.num_updates(presentation) == 0
+
+    def num_updates(self, presentation: Presentation) -> int | None:
+        """Number of optimizer steps on one device. None if the optimizer has no hooks."""
         self.traces(presentation)
-        return self._updates[presentation] == 0
+        return self._updates[presentation]
 
     def ratio(self, presentation: Presentation, found: Divergence) -> float:
         """Ratio between the norm of a differing gradient and that of the whole batch; 1 for other phases."""
@@ -173,6 +202,8 @@ class Runs:
             own = [moment.snapshot for moment in moments(self.with_blank)]
             found = [
                 replace(moment, values=full_vector(moment.table, each.present, each.values), present=each.present)
+                if np.isfinite(each.values).all()  # NaN is no agreement: it is compared with the batch without the row
+                else moment
                 for moment, each in zip(found, own, strict=True)
             ]
         if factor != 1.0:
@@ -243,6 +274,16 @@ class Runs:
         return None
 
     @cached_property
+    def is_additive(self) -> bool:
+        """Whether weights of an example's halves explain its gradients. True if no example can be halved."""
+        if self.halves is None:
+            return True
+        example, *parts = (self.gradients(each) for each in self.halves)
+        basis = np.stack(parts, axis=1)
+        weights = np.linalg.lstsq(basis, example, rcond=None)[0]
+        return self.fits(example, basis @ weights)
+
+    @cached_property
     def _scale(self) -> Vector:
         """Each tensor's tolerance for sums over single examples' gradients, which may be larger than the sum."""
         moment = self.gradient_moment
@@ -258,10 +299,3 @@ class Runs:
         with np.errstate(invalid="ignore"):
             distance = norms(table, actual - expected)
         return bool((distance <= self._scale).all())
-
-
-def _plain(output: Any) -> Any:
-    """A model's output as nested containers. In transformers it is a dict, elsewhere often a dataclass."""
-    if isinstance(output, Mapping):
-        return dict(output)
-    return vars(output) if is_dataclass(output) else output

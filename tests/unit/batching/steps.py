@@ -40,7 +40,7 @@ class Causal(nn.Module):
         elif document_ids is not None and self.resets_positions:
             positions = positions - (document_ids[:, :, None] > document_ids[:, None, :]).sum(2)
         elif attention_mask is not None and self.uses_mask:
-            positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
+            positions = self.positions_of(input_ids, attention_mask)
         inputs = self.tokens(input_ids) + self.positions(positions)
         allowed = torch.ones(length, length, dtype=torch.bool).tril().expand(len(input_ids), length, length)
         if attention_mask is not None and self.uses_mask:
@@ -53,8 +53,13 @@ class Causal(nn.Module):
         query, key, value = self.queries(inputs).chunk(3, -1)
         scores = (query @ key.transpose(-1, -2)).masked_fill(~allowed, float("-inf"))
         self.routed = self.router(inputs).softmax(-1)
-        logits: torch.Tensor = self.head(torch.tanh(scores.softmax(-1) @ value + inputs))
+        self.hidden = torch.tanh(scores.softmax(-1) @ value + inputs)
+        logits: torch.Tensor = self.head(self.hidden)
         return logits
+
+    def positions_of(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """Positions without padding."""
+        return (attention_mask.cumsum(1) - 1).clamp(min=0)
 
 
 class Normed(nn.Module):

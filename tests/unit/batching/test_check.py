@@ -1,4 +1,4 @@
-"""A right step agrees in all presentations. A wrong one does not, and its cause is named."""
+"""Outcomes of checks in other batches, apart from right and wrong normalisers."""
 
 from __future__ import annotations
 
@@ -10,255 +10,11 @@ from torch import nn
 
 from equivcheck import Outcome
 from equivcheck.batching.check import check_batching
-from equivcheck.batching.presentations import Kind
 from unit.batching import steps
-from unit.batching.steps import Causal, Normed, losses, numbers, step_of, summed, tokens
-
-BOTH = {"padding_side": ("right", "left")}
-PACKED = {"packing": "position_ids"}
-
-
-def linear() -> nn.Module:
-    """A model for rows of three numbers."""
-    return nn.Linear(3, 3)
-
-
-@pytest.mark.parametrize(
-    ("model", "step", "batch", "arguments", "normaliser"),
-    [
-        (Causal, steps.token_mean, tokens(), {"normaliser": "token", **PACKED}, "mean over the counted tokens of all"),
-        (Causal, steps.token_mean, tokens(), {"packing": "document_ids"}, "mean over the counted tokens of all"),
-        (Causal, steps.sequence_mean, tokens(), {"normaliser": "sequence"}, "mean over the examples"),
-        (Causal, steps.token_sum, tokens(), {"normaliser": "none"}, "sum over the counted tokens"),
-        (Causal, steps.token_mean, tokens(), {"normaliser": "token", "window": 3}, "mean over the counted tokens"),
-        (Causal, steps.token_mean, tokens(), {"normaliser": "token", "microbatches": "even"}, "mean over the counted tokens"),
-        (Causal, steps.token_mean, tokens(), {"normaliser": "token", "evaluate": steps.evaluate}, "mean over the counted tokens"),
-        (Causal, steps.with_router(lambda batches: 1 / len(batches)), tokens(), {"microbatch_loss": ("router",)}, ""),
-        (linear, steps.weighted(of_all=True), numbers(3, with_weights=True), {}, "weighted"),
-        (linear, step_of(steps.squared), numbers(3), {}, "mean over"),
-        (linear, step_of(steps.squared), numbers(3), {"normaliser": "sequence"}, "mean over"),
-        (Causal, step_of(steps.translation), steps.translations(), {"normaliser": "token"}, "mean over the counted tokens"),
-        (Causal, step_of(steps.masked), steps.completions(), {"normaliser": "token"}, "mean over the labels before the shift"),
-        (linear, step_of(steps.contrastive), numbers(3), {"microbatch_loss": ("negatives",)}, ""),
-    ],
-)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_a_right_step_is_equivalent(  # noqa: PLR0913, PLR0917 - columns of the table
-    model: Any, step: Any, batch: Any, arguments: dict[str, Any], normaliser: str, dtype: torch.dtype
-) -> None:
-    """In every presentation, far within tolerance, and the verdict names the normaliser."""
-    verdict = check_batching(model=model, step=step, batch=batch, dtype=dtype, **arguments)
-    assert verdict.outcome is Outcome.EQUIVALENT, verdict
-    assert verdict.worst_error < 0.7
-    assert verdict.normaliser.startswith(normaliser) or normaliser in verdict.normaliser
-
-
-PER_MICROBATCH = "of each microbatch, then the mean over microbatches"
-WRONG: dict[str, tuple[Any, Any, Any, dict[str, Any], Kind | None, str]] = {
-    "mean of means": (
-        Causal,
-        step_of(lambda model, batch, batches: losses(model, batch).sum() / steps.count(batch) / len(batches)),
-        tokens(),
-        {"normaliser": "token"},
-        Kind.SPLIT,
-        f"mean over the counted tokens {PER_MICROBATCH}",
-    ),
-    "mean of means, clamped": (
-        Causal,
-        step_of(lambda model, batch, batches: losses(model, batch).sum() / steps.count(batch).clamp(min=1) / len(batches)),
-        tokens(),
-        {"normaliser": "token"},
-        Kind.SPLIT,
-        f"mean over the counted tokens {PER_MICROBATCH}",
-    ),
-    "sum of means": (
-        Causal,
-        step_of(lambda model, batch, _: losses(model, batch).sum() / steps.count(batch).clamp(min=1)),
-        tokens(),
-        {"normaliser": "token"},
-        Kind.SPLIT,
-        "mean over the counted tokens of each microbatch, then the sum over microbatches",
-    ),
-    "divided twice": (
-        Causal,
-        step_of(lambda model, batch, batches: losses(model, batch).sum() / summed(steps.count, batches) / len(batches)),
-        tokens(),
-        {"normaliser": "token"},
-        Kind.SPLIT,
-        "of all microbatches, then divided by the number of microbatches",
-    ),
-    "divided by the window": (
-        Causal,
-        step_of(lambda model, batch, _: losses(model, batch).sum() / steps.count(batch).clamp(min=1) / steps.WINDOW),
-        tokens(),
-        {"normaliser": "token", "window": steps.WINDOW},
-        Kind.SPLIT,
-        "of each microbatch, then divided by the window",
-    ),
-    "short window": (
-        Causal,
-        steps.steps_after_full_window,
-        tokens(),
-        {"window": steps.WINDOW},
-        Kind.SPLIT,
-        "the optimizer makes no step with 1 microbatch",
-    ),
-    "zero_grad": (Causal, steps.without_earlier_gradients, tokens(), {}, Kind.SPLIT, "gradients of the last one only"),
-    "all positions": (
-        Causal,
-        step_of(lambda model, batch, batches: losses(model, batch).sum() / summed(steps.num_positions, batches)),
-        tokens(),
-        {"normaliser": "token"},
-        Kind.SPLIT,
-        "mean over the positions, padding included, of all microbatches",
-    ),
-    "before the shift": (
-        Causal,
-        step_of(
-            lambda model, batch, batches: (
-                losses(model, batch).sum() / summed(lambda each: (each["labels"] != steps.IGNORED).sum(), batches)
-            )
-        ),
-        tokens(),
-        {"normaliser": "token"},
-        None,
-        "mean over the labels before the shift of all microbatches",
-    ),
-    "rows": (
-        Causal,
-        step_of(lambda model, batch, batches: losses(model, batch).sum() / summed(steps.num_rows, batches)),
-        tokens(),
-        {"normaliser": "sequence"},
-        None,
-        "sum over the counted tokens, divided by the number of rows of all microbatches",
-    ),
-    "sequence, not token": (Causal, steps.sequence_mean, tokens(), {"normaliser": "token"}, None, "mean over the examples"),
-    "token, not sequence": (Causal, steps.token_mean, tokens(), {"normaliser": "sequence"}, None, "mean over the counted tokens"),
-    "packed rows": (
-        Causal,
-        steps.sequence_mean,
-        tokens(),
-        {"normaliser": "sequence", **PACKED},
-        Kind.PACKED,
-        "mean over the rows",
-    ),
-    "documents attend": (
-        lambda: Causal(separates_documents=False),
-        steps.token_mean,
-        tokens(),
-        PACKED,
-        Kind.PACKED,
-        "packed documents attend to each other",
-    ),
-    "positions run on": (
-        lambda: Causal(resets_positions=False),
-        steps.token_mean,
-        tokens(),
-        PACKED,
-        Kind.PACKED,
-        "positions run on in packed documents",
-    ),
-    "label over the border": (
-        Causal,
-        step_of(steps.label_over_border),
-        tokens(),
-        PACKED,
-        Kind.PACKED,
-        "a label over the border of packed documents counts",
-    ),
-    "first token from padding": (
-        Causal,
-        steps.token_mean,
-        tokens(),
-        BOTH,
-        Kind.PADDED,
-        "with padding on the left, the label of an example's first token counts",
-    ),
-    "mask ignored": (
-        lambda: Causal(uses_mask=False),
-        steps.token_mean,
-        tokens(),
-        BOTH,
-        Kind.PADDED,
-        "the model attends to padding",
-    ),
-    "padding counts": (
-        Causal,
-        step_of(
-            lambda model, batch, batches: losses(model, batch, batch["input_ids"]).sum() / summed(steps.num_positions, batches)
-        ),
-        tokens(),
-        {},
-        Kind.SPLIT,
-        "padding counts in the loss",
-    ),
-    "shared term": (
-        Causal,
-        steps.with_router(lambda batches: 1 / len(batches)),
-        tokens(),
-        {},
-        Kind.SPLIT,
-        "rows in a microbatch share a loss term",
-    ),
-    "router not averaged": (
-        Causal,
-        steps.with_router(lambda _: 1.0),
-        tokens(),
-        {"normaliser": "token", "microbatch_loss": ("router",)},
-        Kind.TWICE,
-        "each microbatch adds a loss term that is not divided by the number of microbatches",
-    ),
-    "negatives": (linear, step_of(steps.contrastive), numbers(3), {}, Kind.SPLIT, "rows in a microbatch share a loss term"),
-    "weights of a microbatch": (
-        linear,
-        steps.weighted(of_all=False),
-        numbers(3, with_weights=True),
-        {},
-        Kind.SPLIT,
-        f"mean over the rows, weighted by their number in the batch, {PER_MICROBATCH}",
-    ),
-    "batch norm": (Normed, step_of(steps.squared), numbers(), {}, Kind.SPLIT, "'norm' normalises over a microbatch's rows"),
-    "evaluation": (
-        Causal,
-        steps.token_mean,
-        tokens(),
-        {"evaluate": steps.evaluate_means},
-        Kind.SPLIT,
-        "the evaluation averages the batches' results",
-    ),
-    "last loss returned": (
-        Causal,
-        steps.returns_last_loss,
-        tokens(),
-        {"normaliser": "token"},
-        Kind.SPLIT,
-        "gradients and parameters agree: only the loss that your step returns differs",
-    ),
-    "no label": (
-        Causal,
-        step_of(
-            lambda model, batch, batches: (
-                steps.masked(model, batch, batches) * (batch["completion_mask"].sum() / batch["completion_mask"].sum())
-            )
-        ),
-        steps.completions(),
-        {"normaliser": "token"},
-        Kind.BLANK,
-        "a microbatch without counted labels makes gradients NaN",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_step_diverges_with_its_cause(name: str) -> None:
-    """The first presentation that differs has the kind that shows the mistake."""
-    model, step, batch, arguments, kind, cause = WRONG[name]
-    verdict = check_batching(model=model, step=step, batch=batch, **arguments)
-    assert verdict.outcome is Outcome.DIVERGED, verdict
-    first = next((result for result in verdict.results if result.divergence is not None), None)
-    assert (None if first is None else first.kind) is kind
-    assert cause in verdict.cause
-    assert verdict.cause in str(verdict).replace("\n         ", " ")
+from unit.batching.reported_steps import REPORTED
+from unit.batching.right_steps import BOTH, linear
+from unit.batching.steps import Causal, losses, numbers, step_of, tokens
+from unit.batching.wrong_steps import PER_MICROBATCH
 
 
 def scaled_by_place(model: Any, batches: list[Any], optimizer: torch.optim.Optimizer, _loss: Any) -> None:
@@ -325,7 +81,7 @@ def test_equal_counts_leave_two_causes() -> None:
     """A mean over tokens is one over examples."""
     batch = tokens()
     batch["labels"] = torch.where(torch.arange(steps.LENGTH) < 3, batch["input_ids"], steps.IGNORED)
-    step = WRONG["mean of means, clamped"][1]
+    step = REPORTED["mean of microbatch means, clamped"][1]
     verdict = check_batching(model=Causal, step=step, batch=batch)
     assert f"mean over the counted tokens {PER_MICROBATCH}, or mean over the examples" in verdict.cause
 
@@ -362,8 +118,8 @@ def test_a_reference_that_rounding_decides_is_undecided() -> None:
 
 def test_weights_of_examples_are_shown() -> None:
     """The verdict has the weights in the first differing presentation and in the whole batch."""
-    model, step, batch, arguments, _, _ = WRONG["mean of means"]
-    verdict = check_batching(model=model, step=step, batch=batch, **arguments)
+    model, step, batch, arguments, _ = REPORTED["mean of microbatch means"]
+    verdict = check_batching(model=model, step=step, batch=batch(), **arguments)
     assert verdict.counts == (7, 5, 7, 3)
     assert verdict.weights == "examples weigh 0.292, 0.208, 0.350, 0.150 instead of 0.318, 0.227, 0.318, 0.136"
 
