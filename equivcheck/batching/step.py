@@ -112,7 +112,7 @@ class Step:
 
     @property
     def constraints(self) -> Constraints:
-        """Facts about the step."""
+        """Facts about the step that decide which presentations must agree."""
         return Constraints(
             window=self.window,
             needs_even=self.microbatches == "even",

@@ -54,7 +54,7 @@ class Mistake:
     """Whether each rank only multiplies each of its gradients by a factor."""
 
     def run(self, emulate: Emulate, num_steps: int, facts: StepFacts) -> tuple[Trace, ...]:
-        """Train emulated ranks with the mistake. Returns one trace per rank, or one for all ranks if the mistake is quick."""
+        """Train emulated ranks with the mistake. Returns one trace per rank, or one for all ranks if a single rank is enough."""
         emulated = emulate(own_rows=(facts.own_rows and not self.is_quick) or self.own_rows, one=self.is_quick)
         emulated.num_backward = facts.num_backward
         self.change(emulated)

@@ -35,7 +35,7 @@ class Family(PrintableEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Minimum:
-    """The smallest scenario that shows a mutant, found by reasoning."""
+    """Size of the smallest scenario that can show a mutant, stated by its author."""
 
     ranks: int = 2
     """Ranks needed."""

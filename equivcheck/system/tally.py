@@ -14,7 +14,10 @@ _checked: Counter[TallyRow] = Counter()
 
 
 def record_check(layout: str, world: str, outcome: str) -> None:
-    """Count one check. `layout` is `Layout.name`; `outcome` is the value in JSON or `IN_PART`."""
+    """Count one check of a layout, named as `Layout.name`.
+
+    `outcome` is its value in JSON, or `IN_PART` if later steps are undecided.
+    """
     _checked[layout, world, outcome] += 1
 
 

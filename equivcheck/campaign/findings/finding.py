@@ -60,7 +60,7 @@ class Finding:
 
 
 def verdict_object(verdict: CaseVerdict) -> dict[str, Any]:
-    """Verdict as JSON values, without its calls. The case has kind and format version, as in a file."""
+    """Convert a verdict to JSON values, without its calls. Its case has kind and format version, as in a file of its own."""
     mark, (_, field) = fingerprint(verdict) if verdict.outcome.is_finding else None, VERDICTS[type(verdict.case)]
     return {"fingerprint": mark, **_values(verdict), field: json.loads(to_json(verdict.case))}
 

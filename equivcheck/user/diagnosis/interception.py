@@ -72,9 +72,9 @@ def intercept_backward(backward: Backward) -> Iterator[None]:
 
 @contextlib.contextmanager
 def intercept_clipping(clip: Clip) -> Iterator[None]:
-    """Intercept every `clip_grad_norm_`, and every `torch.nn.utils.clip_grads_with_norm_` with the norm over all its gradients.
+    """Intercept every call of `clip_grad_norm_`, and of `torch.nn.utils.clip_grads_with_norm_` with the norm of its gradients.
 
-    A norm is recognized if `torch.nn.utils.get_total_norm` returned it, or if it is the 2-norm.
+    The norm is recognized if `torch.nn.utils.get_total_norm` returned it, or if it is the 2-norm of all these gradients.
     """
     own_norm, own_scaling = clip_grad._get_total_norm, clip_grad._clip_grads_with_norm_
     kinds: dict[int, tuple[torch.Tensor, float]] = {}

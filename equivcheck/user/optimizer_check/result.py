@@ -17,7 +17,7 @@ _MOST = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseResult:
-    """One checked case."""
+    """A checked case with its outcome."""
 
     case: OptimizerCase
     """Parameters, gradients and ranks."""

@@ -154,7 +154,7 @@ SHORT_MUON = replace(MUON, model=replace(MATRICES, features=1, layers=(replace(M
         (replace(PLAIN, data=Data(microbatches=(4, 3))), DDP(), "split evenly"),
         (UNUSED, DDP(), "find_unused_parameters"),
         (CHANGING, DDP(), "find_unused_parameters"),
-        (CHANGING, DDP(static_graph=True), "static_graph promises"),
+        (CHANGING, DDP(static_graph=True), "static_graph assumes"),
         (PLAIN, DDP(autocast=LowPrecision.BFLOAT16), "does not cast float64"),
         (CLIPPED, FSDP1(), "refuses float64"),
         (SHARED, PER_LAYER_1, "share a weight"),
@@ -240,7 +240,7 @@ FOREACH = replace(PLAIN, optimizer=SGD(implementation=Implementation.FOREACH))
         (
             with_layer(auxiliary=AuxiliaryLinear.EVEN_STEPS, frozen=True),
             _over_tp(DDP(static_graph=True), WHOLE_PLAN),
-            "static_graph promises",
+            "static_graph assumes",
         ),
         (replace(CLIPPED, precision=Precision.FLOAT32), _over_tp(FSDP1(), SPLIT_PLAN), "clips by another norm"),
         (NARROW, _over_tp(FSDP2(), SPLIT_PLAN), "_chunk_cat"),

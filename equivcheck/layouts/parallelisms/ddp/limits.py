@@ -56,7 +56,7 @@ UNUSED_PARAMETERS = UpstreamLimit(
 
 CHANGING_GRAPH = Limit(
     reason="DistributedDataParallel: static_graph with an auxiliary linear that runs at even steps only is not supported: "
-    "static_graph promises the same parameters at every step; nothing checks the promise, and gradients are left unreduced",
+    "static_graph assumes the same parameters at every step, and DDP does not check this, so gradients stay unreduced",
     applies=_changes_graph,
     repair=lambda training, _layout: without_auxiliary(training),
 )
