@@ -29,6 +29,7 @@ from equivcheck.scenario import (
     LocalDataParallel,
     LocalTensorParallel,
     LowPrecision,
+    MeshDims,
     MixedPrecision,
     Parallelism,
     Pipeline,
@@ -149,6 +150,7 @@ _DIVISIONS = _divisions()
 
 
 _LAYERS_PER_UNIT = st.sampled_from((1, 1, 1, 2, 3))
+_MESH_DIMS = st.sampled_from((None,) * 9 + (MeshDims.SHARD, MeshDims.SHARD, MeshDims.REPLICATE))
 _SHARDED_DIMS: SearchStrategy[dict[str, Any]] = st.sampled_from(
     ({}, {}, {}, {}, {"shard_last_dim": True}, {"shard_largest_dim": True})
 )
@@ -157,9 +159,12 @@ _SHARDED_DIMS: SearchStrategy[dict[str, Any]] = st.sampled_from(
 @st.composite
 def fsdp2(draw: DrawFn) -> FSDP2:
     """`FSDP2` with all combinations of its options."""
-    wrapping = draw(_WRAPPINGS)
+    wrapping, mesh_dims, divisions = draw(_WRAPPINGS), draw(_MESH_DIMS), draw(_DIVISIONS)
+    if mesh_dims is not None:
+        divisions = {"gradient_divide_factor": 1.0, "sum_reductions": True}
     return FSDP2(
         wrapping=wrapping,
+        mesh_dims=mesh_dims,
         layers_per_unit=draw(_LAYERS_PER_UNIT) if wrapping is Wrapping.PER_LAYER else 1,
         no_sync=draw(EVENLY),
         **draw(_RESHARDINGS),
@@ -169,7 +174,7 @@ def fsdp2(draw: DrawFn) -> FSDP2:
         cpu_offload=draw(SOMETIMES),
         mixed_precision=draw(_MIXED_PRECISIONS) if draw(SOMETIMES) else None,
         all_reduce_once=draw(SOMETIMES),
-        **draw(_DIVISIONS),
+        **divisions,
         separate_reduce_group=draw(SOMETIMES),
         **draw(_SHARDED_DIMS),
         ignore_frozen=draw(SOMETIMES),

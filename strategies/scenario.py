@@ -12,7 +12,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from equivcheck.layouts.base.limits.repairs import with_summed_squares
 from equivcheck.layouts.composition.fitting import fit_training, multiply_rows, row_multiple
 from equivcheck.layouts.composition.limits import runs_sequences
-from equivcheck.scenario import SPMD, Execution, Layout, Pipeline, Scenario, Training
+from equivcheck.scenario import FSDP2, Execution, Layout, Pipeline, Scenario, Training
 from equivcheck.scenario.mesh import MAX_RANKS
 from equivcheck.strategies.chance import EVENLY, RARELY, SEEDS, SOMETIMES
 from equivcheck.strategies.layout import executions, layouts
@@ -98,19 +98,22 @@ def _scenario(draw: DrawFn, layout: Layout, training: Training, *, beyond: bool)
 
 
 def _training(draw: DrawFn, trainings: SearchStrategy[Training] | None, layout: Layout) -> Training:
-    """A training. For SPMD, a mean of squared errors is usually replaced by a sum, unless trainings are given.
+    """A training. For DTensor activations, losses with known issues are usually replaced, unless trainings are given.
 
-    DTensor computes the gradient of that mean incorrectly (`dtensor_mse_loss_mean`). A check that ends as KNOWN proves nothing
-    else about its scenario, and a quarter would. Some means stay, because torch may fix the issue.
+    DTensor computes the gradient of a mean of squared errors incorrectly (`dtensor_mse_loss_mean`), and `fully_shard` multiplies
+    gradients of linear losses (`fsdp2_multiplies_replicated_gradients`). A check that ends as KNOWN proves nothing else about its
+    scenario, and a quarter would. Some losses stay, because torch may fix the issues.
     """
     if trainings is not None:
         return draw(trainings)
     if any(parallelism.shards_positions for parallelism in layout.parallelisms):
         return draw(_SEQUENCES)
     training = draw(_TRAININGS if runs_sequences(layout) else _PLAIN_TRAININGS)
-    by_propagation = layout.has(SPMD)
+    by_propagation = layout.propagates_placements
     # Drawn for every loss, because a mean of squared errors, the plainest, must take no more choices than others.
-    return with_summed_squares(training) if by_propagation and draw(_SUMMED) else training
+    if not (by_propagation and draw(_SUMMED)):
+        return training
+    return with_summed_squares(training, also_linear=layout.has(FSDP2))
 
 
 @cache

@@ -8,7 +8,7 @@ from equivcheck.layouts.base.script.loop import order_of, part_of_step
 from equivcheck.layouts.base.script.mesh import mesh_of, repr_of
 from equivcheck.layouts.base.script.text import block
 from equivcheck.layouts.composition.registry import kind_of
-from equivcheck.scenario import SPMD, ClipNorm, ClipValue, Compile
+from equivcheck.scenario import ClipNorm, ClipValue, Compile
 
 
 def write_layout(draft: Draft) -> None:
@@ -97,7 +97,7 @@ def _add_balance(draft: Draft) -> None:
     layout, groups = draft.scenario.layout, []
     for parallelism in layout.parallelisms:
         names = [name for name in layout.axes_of(parallelism) if name in AXES and layout.mesh.size(name) > 1]
-        if not isinstance(parallelism, SPMD):  # whose counts are DTensors
+        if not parallelism.propagates_placements:  # its counts are DTensors
             mesh = mesh_of(draft, parallelism) if names else ""
             several = len(layout.axes_of(parallelism)) > 1
             groups += [f"{mesh}.get_group({repr_of(name) if several else ''})" for name in names]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from equivcheck.errors import InvalidScenario
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.scenario import Scenario
+from equivcheck.scenario import SPMD, Scenario
 from equivcheck.system.choice import PrintableEnum
 
 if TYPE_CHECKING:
@@ -93,14 +93,21 @@ def fault(
     applies: Callable[[Scenario], bool] = lambda _scenario: True,
     causes: tuple[Cause, ...],
     minimum: Minimum = TWO_RANKS,
+    on_dtensor_values: bool = False,
 ) -> Callable[[Fault], Fault]:
     """Decorator that registers a function as a built-in mutant. `register` and `Mutant` explain the arguments.
 
-    Most mutants need two ranks and nothing else.
+    Most mutants need two ranks and nothing else. Those without SPMD among their layouts change plain activations, unless
+    `on_dtensor_values` is set.
     """
+    can_change_dtensors = on_dtensor_values or SPMD.tag in layouts
+
+    def applies_to_values(scenario: Scenario) -> bool:
+        propagates = any(layout.propagates_placements for layout in scenario.layouts)
+        return (can_change_dtensors or not propagates) and applies(scenario)
 
     def register_fault(plant: Fault) -> Fault:
-        register(plant, plant=plant, layouts=layouts, applies=applies, causes=causes, minimum=minimum)
+        register(plant, plant=plant, layouts=layouts, applies=applies_to_values, causes=causes, minimum=minimum)
         return plant
 
     return register_fault

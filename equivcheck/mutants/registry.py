@@ -22,6 +22,7 @@ _MODULES = (
     "clipping.norms",
     "clipping.coefficients",
     "sharding.reductions",
+    "sharding.divide_factors",
     "sharding.updates",
     "sharding.optimizer_state",
     "tensor_parallel.sums",

@@ -75,6 +75,11 @@ class Layout:
         return all(getattr(parallelism, "redistribute_gradients", True) for parallelism in self.parallelisms)
 
     @property
+    def propagates_placements(self) -> bool:
+        """Whether activations are DTensors that are sharded by rows, so that the loss is that of the full batch."""
+        return any(parallelism.propagates_placements for parallelism in self.parallelisms)
+
+    @property
     def num_data_ranks(self) -> int:
         """Number of ranks that get different rows."""
         return self.mesh.size(DP, REPLICATE, SHARD, EP)

@@ -49,6 +49,7 @@ KINDS: dict[Family, dict[str, tuple[str, ...]]] = {
     },
     Family.SHARDING: {
         "reduce-scatter sums, not averages": ("reduce_scatter_sums", "flat_gradients_summed"),
+        "averaged after a loss over all ranks": ("default_divide_factor", "divide_factor_of_root_only"),
         "padded last shard not updated": ("padded_tail_not_updated",),
         "optimizer holds the parameters from before wrapping": ("optimizer_of_unwrapped_parameters",),
         "optimizer state lost at each step": ("state_lost",),

@@ -26,7 +26,7 @@ def distribute_parameters(model: nn.Module, mesh: DeviceMesh, distribution: Dist
         for name, parameter in list(module.named_parameters(recurse=False)):
             if parameter not in made:
                 placement: Placement = Shard(0) if is_sharded and parameter.dim() else Replicate()
-                distributed = distribute_tensor(parameter.detach(), mesh, [placement])
+                distributed = distribute_tensor(parameter.detach(), mesh, [placement] * mesh.ndim)
                 made[parameter] = nn.Parameter(distributed, requires_grad=parameter.requires_grad)
             module.register_parameter(name, made[parameter])
 
@@ -53,4 +53,4 @@ def distribute_batch(batch: Batch, mesh: DeviceMesh) -> Batch:
 
 
 def _by_rows(local: torch.Tensor, mesh: DeviceMesh, batch_dim: int) -> DTensor:
-    return DTensor.from_local(local, mesh, [Shard(batch_dim)], run_check=False)
+    return DTensor.from_local(local, mesh, [Shard(batch_dim)] * mesh.ndim, run_check=False)

@@ -52,6 +52,18 @@ def mean_squared_error(scenario: Scenario) -> bool:
 
 
 @need
+def linear_loss(scenario: Scenario) -> bool:
+    """The loss is linear in the outputs, so that its gradient is the same for all rows."""
+    return scenario.training.loss.is_linear
+
+
+@need
+def loss_of_full_batch(scenario: Scenario) -> bool:
+    """Outputs are DTensors that are sharded by rows."""
+    return scenario.layout.propagates_placements
+
+
+@need
 def mean_of_outputs(scenario: Scenario) -> bool:
     """Whether the loss is the mean of outputs minus targets."""
     return scenario.training.loss is Loss.LINEAR_MEAN

@@ -112,6 +112,12 @@ def summed_squares(training: Training) -> Training:
 
 
 @_in_training
+def squared_loss(training: Training) -> Training:
+    """The loss sums squared errors instead of outputs."""
+    return with_summed_squares(training, also_linear=True)
+
+
+@_in_training
 def nothing_frozen(training: Training) -> Training:
     """No layer is frozen."""
     return without_frozen(training)

@@ -74,6 +74,11 @@ class Parallelism:
         """Whether the parallelism replaces DTensors by their local tensors, so that the optimizer only gets plain tensors."""
         return False
 
+    @property
+    def propagates_placements(self) -> bool:
+        """Whether activations are DTensors over its axes. Their placements propagate, and the loss is that of the full batch."""
+        return False
+
     def shard_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: ARG002 - used by overriding methods
         """Dim along which the parallelism shards a parameter (chunks like `torch.chunk`). None for a replicated parameter.
 

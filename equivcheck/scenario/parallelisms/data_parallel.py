@@ -149,6 +149,15 @@ class FSDP1(Parallelism):
         return True
 
 
+class MeshDims(PrintableEnum):
+    """Axes in `torch.distributed.fsdp.DataParallelMeshDims`."""
+
+    SHARD = "shard"
+    """`dp` and `dp_shard` shard; `dp_replicate` replicates."""
+    REPLICATE = "replicate"
+    """All axes replicate; several are flattened."""
+
+
 @frozen_dataclass
 class FSDP2(Parallelism):
     """Options for `torch.distributed.fsdp.fully_shard`; on a mesh with two axes it is HSDP."""
@@ -194,6 +203,11 @@ class FSDP2(Parallelism):
     sum_reductions: bool = False
     """Whether reductions use SUM and a separate division even if the backend supports AVG
     (`set_force_sum_reduction_for_comms`)."""
+    mesh_dims: MeshDims | None = None
+    """Axes named by `dp_mesh_dims`; None for a mesh of data-parallel axes only, without `dp_mesh_dims`.
+
+    Parameters are replicated DTensors before `fully_shard`, and batches are DTensors that are sharded by rows. The loss is then
+    that of the full batch, so gradients must be summed: only with `gradient_divide_factor` 1.0."""
     separate_reduce_group: bool = option(default=False, calls=False)
     """Whether gradients are reduced over a separate process group (`set_separate_reduce_scatter_group`).
 
@@ -220,11 +234,17 @@ class FSDP2(Parallelism):
             raise invalid_field(self, "layers_per_unit", "1, or at least 1 with Wrapping.PER_LAYER")
         if self.reshard_to is not None and (self.reshard_to < 2 or not self.reshard_after_forward):
             raise invalid_field(self, "reshard_to", "None, or at least 2 with reshard_after_forward")
+        if self.mesh_dims is not None and self.gradient_divide_factor != 1.0:
+            raise invalid_field(self, "gradient_divide_factor", "1.0 with mesh_dims", "the loss is that of the full batch")
         if self.shard_largest_dim and self.shard_last_dim:
             raise invalid_field(self, "shard_largest_dim", "False with shard_last_dim")
 
+    @property
+    def propagates_placements(self) -> bool:  # noqa: D102 - as inherited
+        return self.mesh_dims is not None
+
     def shard_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: D102 - as inherited
-        if self.ignore_frozen and not parameter.trained:
+        if (self.ignore_frozen and not parameter.trained) or self.mesh_dims is MeshDims.REPLICATE:
             return None
         if self.shard_largest_dim:
             return parameter.shape.index(max(parameter.shape))
@@ -244,6 +264,10 @@ class SPMD(Parallelism):
     """Whether a hook on each parameter redistributes its gradient to the parameter's placements before accumulation.
 
     DTensor does not redistribute by itself: propagation may leave a gradient Partial or sharded along another dim."""
+
+    @property
+    def propagates_placements(self) -> bool:  # noqa: D102 - as inherited
+        return True
 
     def shard_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: ARG002, D102 - as inherited
         return 0 if self.distribution is Distribution.FULLY_SHARD else None

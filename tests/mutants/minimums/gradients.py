@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from equivcheck.scenario import (
     DDP,
     FSDP1,
@@ -26,12 +28,14 @@ from equivcheck.scenario import (
     ShardingStrategy,
     TensorParallel,
     Training,
+    Wrapping,
 )
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
 
 LAYER = Layer(width=2)
 PLAIN = DDP()
 SHARDED = FSDP2()
+SUMMED = FSDP2(gradient_divide_factor=1.0, sum_reductions=True)
 
 
 def on_mesh(sizes: dict[str, int], *by: Parallelism, layer: Layer = LAYER, offset: bool = False, **training: object) -> Scenario:
@@ -119,6 +123,8 @@ MINIMUMS: dict[str, Scenario] = {
     "scaled_up_to_norm": clipped(max_norm=100.0),
     "reduce_scatter_sums": over(2, SHARDED),
     "flat_gradients_summed": over(2, FLAT, precision=Precision.FLOAT32),
+    "default_divide_factor": over(2, SUMMED),
+    "divide_factor_of_root_only": over(2, replace(SUMMED, wrapping=Wrapping.PER_LAYER)),
     "reduce_scatter_missing": over(2, SHARDED),
     "reduce_scatter_shifted": over(2, SHARDED),
     "replicas_not_reduced": on_mesh(HYBRID, SHARDED),

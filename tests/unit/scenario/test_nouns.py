@@ -48,6 +48,7 @@ from equivcheck.scenario import (
     Layout,
     LinearLR,
     Mesh,
+    MeshDims,
     MixedPrecision,
     Model,
     Muon,
@@ -314,6 +315,11 @@ OF_LAYOUTS: list[Invalid] = [
         FSDP2,
         {"shard_largest_dim": True, "shard_last_dim": True},
         "FSDP2.shard_largest_dim True is not valid. Expected False with shard_last_dim.",
+    ),
+    (
+        FSDP2,
+        {"mesh_dims": MeshDims.SHARD},
+        "FSDP2.gradient_divide_factor None is not valid: the loss is that of the full batch. Expected 1.0 with mesh_dims.",
     ),
     (DDP, {"bucket_cap_mb": 0.0}, f"DDP.bucket_cap_mb 0.0 {POSITIVE}"),
     (

@@ -207,9 +207,12 @@ def with_stable_lr(optimizer: Optimizer, loss: Loss | CrossEntropy) -> Optimizer
     return optimizer
 
 
-def with_summed_squares(training: Training) -> Training:
-    """Sum squared errors instead of averaging them, and lower the learning rate to match."""
-    if training.loss is not Loss.MSE_MEAN:
+def with_summed_squares(training: Training, *, also_linear: bool = False) -> Training:
+    """Sum squared errors instead of averaging them, and lower the learning rate to match.
+
+    With `also_linear`, squared errors replace linear losses, too.
+    """
+    if training.loss is not Loss.MSE_MEAN and not (also_linear and training.loss.is_linear):
         return training
     # A maximising optimizer already has the lower rate.
     optimizer = training.optimizer if training.optimizer.maximize else with_stable_lr(training.optimizer, Loss.MSE_SUM)

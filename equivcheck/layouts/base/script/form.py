@@ -11,7 +11,6 @@ from equivcheck.layouts.base.script.text import INDENT, block, call, indent_line
 from equivcheck.scenario import (
     FSDP1,
     FSDP2,
-    SPMD,
     Layer,
     Layout,
     Model,
@@ -96,7 +95,7 @@ class _Forms:
         return any(parallelism.plan[index].split is Split.HEADS_OR_HIDDEN for parallelism in self.layout.of(PlannedParallelism))
 
     def form(self) -> Form:
-        distributed = self.layout.has(SPMD)
+        distributed = self.layout.propagates_placements
         others = [kind.script for kind in self.special if isinstance(kind, ScriptedClass)]
         classes = [list(function) for function in dict.fromkeys(each for script in others for each in script.functions)]
         classes += [class_of(self._class(kind), kind, distributed=distributed) for kind in self.special]

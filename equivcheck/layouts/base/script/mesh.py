@@ -10,11 +10,11 @@ from equivcheck.scenario import Layout, Parallelism
 from equivcheck.scenario.mesh import CP, TP
 
 
-def mesh_of(draft: Draft, parallelism: Parallelism) -> str:
-    """Return the code for a parallelism's submesh, and let the script build the mesh."""
+def mesh_of(draft: Draft, parallelism: Parallelism, *, named: bool = False) -> str:
+    """Return the code for a parallelism's submesh, and let the script build the mesh, with axis names if `named`."""
     mesh, axes = draft.scenario.layout.mesh, draft.scenario.layout.axes_of(parallelism)
     draft.need("torch.distributed.device_mesh", "init_device_mesh")
-    names = f", mesh_dim_names={tuple_code([repr_of(name) for name in mesh.names])}" if len(mesh.names) > 1 else ""
+    names = f", mesh_dim_names={tuple_code([repr_of(name) for name in mesh.names])}" if named or len(mesh.names) > 1 else ""
     made = f'mesh = init_device_mesh("cpu", {tuple_code(list(map(str, mesh.shape)))}{names})'
     if made not in draft.lines[LoopPosition.WRAP]:
         draft.add(LoopPosition.WRAP, made)

@@ -13,7 +13,7 @@ from equivcheck.layouts.base.rounding import FULLY_SHARD_WITHOUT_GRAD_DTYPE, Rou
 from equivcheck.layouts.parallelisms.fsdp2.communication import FSDP2_COMMUNICATION
 from equivcheck.layouts.parallelisms.fsdp2.division import division_of, expert_divide_factor
 from equivcheck.layouts.parallelisms.fsdp2.limits import LAYOUT_LIMITS, LIMITS
-from equivcheck.scenario import FSDP2, Layout, MixedPrecision, Muon, Precision, Training, Wrapping
+from equivcheck.scenario import FSDP2, Distribution, Layout, MeshDims, MixedPrecision, Muon, Precision, Training, Wrapping
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
 from equivcheck.system.torch_version import is_torch_in
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+    from torch.distributed.fsdp import DataParallelMeshDims, FSDPModule, MixedPrecisionPolicy
 
     from equivcheck.layouts.base.script.draft import Draft
     from equivcheck.training.setup import Setup
@@ -41,11 +41,14 @@ class FSDP2Kind(LayoutKind[FSDP2]):
         from torch.distributed.fsdp import FSDPModule
 
         from equivcheck.layouts.base.data_rows import take_rows
+        from equivcheck.layouts.base.distribute import distribute_batch, distribute_parameters
         from equivcheck.worlds.meshes import new_groups
 
         model, layout = setup.model, setup.layout
         assert layout is not None, "a layout is applied"
         experts = expert_modules(model) if has_dtensor_experts(layout) else []
+        if parallelism.mesh_dims is not None:
+            distribute_parameters(model, mesh, Distribution.REPLICATE)
         # Torch creates a group for each unit that is resharded to fewer ranks, and one for separate reductions.
         with new_groups() as groups:
             _shard(model, experts, parallelism, mesh)
@@ -66,12 +69,15 @@ class FSDP2Kind(LayoutKind[FSDP2]):
         for unit in experts:
             assert isinstance(unit, FSDPModule), "fully_shard changes the class of a unit"
             unit.set_gradient_divide_factor(expert_divide_factor(parallelism, layout))
-        setup.loss_scale *= mesh.size()
-        setup.gradient_scale = (parallelism.gradient_divide_factor or mesh.size()) / mesh.size()
+        if parallelism.mesh_dims is None:
+            setup.loss_scale *= mesh.size()
+            setup.gradient_scale = (parallelism.gradient_divide_factor or mesh.size()) / mesh.size()
+        else:
+            setup.take = lambda batch: distribute_batch(batch, mesh)
         setup.accumulation = lambda last: _start_microbatch(model, parallelism, last)
         if parallelism.distributed_muon:
             _deal_out_matrices(setup, mesh)
-        take_rows(setup, mesh)
+        take_rows(setup, mesh, propagates=parallelism.mesh_dims is not None)
 
     def when_reduced(self, parallelism: FSDP2, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
         """Gradients are reduced at the last microbatch, with gradient sync off before. Ranks keep sharded gradients."""
@@ -124,6 +130,8 @@ def _shard(model: nn.Module, experts: Sequence[nn.Module], fsdp: FSDP2, mesh: De
         options["ignored_params"] = {parameter for parameter in model.parameters() if not parameter.requires_grad}
     if fsdp.cpu_offload:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
+    if fsdp.mesh_dims is not None:
+        options["dp_mesh_dims"] = _mesh_dims(fsdp.mesh_dims, mesh)
     units: list[Any] = []
     if fsdp.wrapping is not Wrapping.ROOT_ONLY:
         layers = [module for module in model.modules() if isinstance(module, LayerModule)]
@@ -135,6 +143,17 @@ def _shard(model: nn.Module, experts: Sequence[nn.Module], fsdp: FSDP2, mesh: De
         for (first, *_), (following, *_) in pairwise(units):
             first.set_modules_to_forward_prefetch([following])
             following.set_modules_to_backward_prefetch([first])
+
+
+def _mesh_dims(mesh_dims: MeshDims, mesh: DeviceMesh) -> DataParallelMeshDims:
+    """Names of the axes that shard and of those that replicate."""
+    from torch.distributed.fsdp import DataParallelMeshDims
+
+    names = mesh.mesh_dim_names
+    assert names is not None, "meshes of layouts have names"
+    if mesh_dims is MeshDims.REPLICATE:
+        return DataParallelMeshDims(replicate=names if len(names) > 1 else names[0])
+    return DataParallelMeshDims(shard=names[-1], replicate=names[0] if len(names) > 1 else None)
 
 
 def _deal_out_matrices(setup: Setup, mesh: DeviceMesh) -> None:

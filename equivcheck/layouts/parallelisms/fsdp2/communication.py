@@ -27,6 +27,7 @@ from equivcheck.scenario import (
     ExpertParallel,
     Layout,
     LocalTensorParallel,
+    MeshDims,
     TensorParallel,
     Training,
     Wrapping,
@@ -62,9 +63,10 @@ class UnitCalls(ABC, Generic[F]):
         self.view = view
         self.fsdp: F = fsdp
         names = view.layout.axes_of(fsdp)
-        self.parts = view.layout.mesh.size(names[-1])
+        replicates = isinstance(fsdp, FSDP2) and fsdp.mesh_dims is MeshDims.REPLICATE
+        self.parts = 1 if replicates else view.layout.mesh.size(names[-1])
         self.shard_axis = view.axes(names[-1])
-        self.replicas = view.axes(names[0]) if len(names) == 2 else None
+        self.replicas = view.axes(names[0]) if len(names) == 2 or replicates else None
         precision = view.training.precision
         computed, self.reduced = computed_in(precision, fsdp.mixed_precision), reduced_in(precision, fsdp)
         self.gathered_bytes, self.reduced_bytes = ITEM_BYTES[computed.value], ITEM_BYTES[self.reduced.value]
@@ -97,7 +99,7 @@ class FSDP2Calls(UnitCalls[FSDP2]):
         super().__init__(view, fsdp, fsdp.layers_per_unit)
         self.regathered = self.shard_axis if fsdp.reshard_to is None else self._neighbours(fsdp.reshard_to)
         split = list(split_expert_units(self.units, view.layout))
-        sharded = [[held for held in unit.held if shard_dim(fsdp, held.parameter) is not None] for unit in split]
+        sharded = [[held for held in unit.held if held.trained or not fsdp.ignore_frozen] for unit in split]
         self.units = tuple(replace(unit, held=tuple(held)) for unit, held in zip(split, sharded, strict=True) if held)
 
     def _neighbours(self, count: int) -> str:
@@ -148,8 +150,7 @@ class FSDP2Calls(UnitCalls[FSDP2]):
 
     def _part(self, parameters: Iterable[Held]) -> int:
         """Elements in a rank's padded shards of some parameters."""
-        dims = ((held, shard_dim(self.fsdp, held.parameter)) for held in parameters)
-        return sum(held.padded_part(dim, self.parts) for held, dim in dims if dim is not None)
+        return sum(held.padded_part(shard_dim(self.fsdp, held.parameter) or 0, self.parts) for held in parameters)
 
     def _reduce(self, unit: Unit, step: int, last: bool) -> None:
         reduced = [held for held in unit.held if self.view.has_gradient(held, step)]
@@ -195,6 +196,7 @@ def split_expert_units(units: Iterable[Unit], layout: Layout) -> Iterator[Unit]:
 
 def _all_calls(view: RankView, fsdp: FSDP2) -> Totals:
     found, axes = FSDP2Calls(view, fsdp).totals(), view.layout.axes_of(fsdp)[-1:]
+    axes = () if fsdp.mesh_dims is MeshDims.REPLICATE else axes
     for kind in _kinds(view):
         for key, (num_calls, num_bytes) in dtensor_clipping(view, axes, kind).items():
             add(found, key, num_calls, num_bytes)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from equivcheck.layouts.base.dtensor_experts import dtensor_experts
 from equivcheck.layouts.base.partition import chunk_size, chunk_sizes
 from equivcheck.layouts.base.script.draft import ROUNDS, Draft, LoopPosition, layer_iterable, loop_over_layers, refuse
-from equivcheck.layouts.base.script.mesh import mesh_of, reduce_at_last_microbatch, take_rows
+from equivcheck.layouts.base.script.dtensor_values import distribute_model, distribute_rows
+from equivcheck.layouts.base.script.mesh import mesh_of, reduce_at_last_microbatch, repr_of, take_rows
 from equivcheck.layouts.base.script.text import call, source_of
 from equivcheck.layouts.parallelisms.fsdp2.division import averaging_ranks, expert_divide_factor
-from equivcheck.scenario import FSDP2, Muon, Wrapping
+from equivcheck.scenario import FSDP2, Layout, MeshDims, Muon, Wrapping
 
 
 def write(draft: Draft, parallelism: FSDP2) -> None:
@@ -16,44 +17,62 @@ def write(draft: Draft, parallelism: FSDP2) -> None:
     if parallelism.mixed_precision is not None:
         raise refuse("FSDP2.mixed_precision", ROUNDS)
     draft.need("torch.distributed.fsdp", "fully_shard")
-    draft.has_dtensors, draft.loss_scale = True, draft.scenario.layout.num_data_ranks
-    _scale(draft, parallelism)
-    options = _options(draft, parallelism)
-    experts = bool(dtensor_experts(draft.scenario.training.model, draft.scenario.layout))
-    if experts:
-        draft.add(LoopPosition.WRAP, 'experts = [layer.units() for layer in model.modules() if hasattr(layer, "by_units")]')
-        draft.add(LoopPosition.WRAP, "for units in experts:", f"    {call('fully_shard', 'units', **options)}")
-    if parallelism.wrapping is Wrapping.PER_LAYER:
-        draft.add(LoopPosition.WRAP, *_wraps(draft, parallelism.layers_per_unit, options))
-    draft.add(LoopPosition.WRAP, call("fully_shard", "model", **options))
-    if experts:
-        draft.add(
-            LoopPosition.WRAP,
-            "for units in experts:",
-            *(f"    units.{line}" for line in _divided(parallelism, expert_divide_factor(parallelism, draft.scenario.layout))),
-        )
-    for line in _divided(parallelism, parallelism.gradient_divide_factor):
-        if parallelism.wrapping is Wrapping.PER_LAYER:
-            draft.add(LoopPosition.WRAP, *loop_over_layers(draft, f"layer.{line}"))
-        draft.add(LoopPosition.WRAP, f"model.{line}")
+    draft.has_dtensors = True
+    if parallelism.mesh_dims is None:
+        draft.loss_scale = draft.scenario.layout.num_data_ranks
+        _scale(draft, parallelism)
+    else:
+        draft.need("torch.distributed.tensor", "Replicate")
+        distribute_model(draft, _mesh(draft, parallelism), "Replicate()")
+    _wrap(draft, parallelism, _options(draft, parallelism))
     if parallelism.explicit_prefetch and parallelism.wrapping is Wrapping.PER_LAYER:
         draft.add(LoopPosition.WRAP, *_prefetches(draft, parallelism.layers_per_unit))
     if parallelism.separate_reduce_group:
         draft.add(LoopPosition.WRAP, "model.set_separate_reduce_scatter_group(True)")
-    if parallelism.explicit_unshard:
+    _start_microbatches(draft, parallelism)
+    if parallelism.distributed_muon and isinstance(draft.scenario.training.optimizer, Muon):
+        _deal_out_matrices(draft, parallelism)
+    if parallelism.mesh_dims is None:
+        take_rows(draft)
+    else:
+        distribute_rows(draft, _mesh(draft, parallelism))
+
+
+def _mesh(draft: Draft, fsdp: FSDP2) -> str:
+    return mesh_of(draft, fsdp, named=fsdp.mesh_dims is not None)
+
+
+def _wrap(draft: Draft, fsdp: FSDP2, options: dict[str, object]) -> None:
+    """Shard each unit, then set how it divides gradients."""
+    experts = bool(dtensor_experts(draft.scenario.training.model, draft.scenario.layout))
+    if experts:
+        draft.add(LoopPosition.WRAP, 'experts = [layer.units() for layer in model.modules() if hasattr(layer, "by_units")]')
+        draft.add(LoopPosition.WRAP, "for units in experts:", f"    {call('fully_shard', 'units', **options)}")
+    if fsdp.wrapping is Wrapping.PER_LAYER:
+        draft.add(LoopPosition.WRAP, *_wraps(draft, fsdp.layers_per_unit, options))
+    draft.add(LoopPosition.WRAP, call("fully_shard", "model", **options))
+    if experts:
+        divided = _divided(fsdp, expert_divide_factor(fsdp, draft.scenario.layout))
+        draft.add(LoopPosition.WRAP, "for units in experts:", *(f"    units.{line}" for line in divided))
+    for line in _divided(fsdp, fsdp.gradient_divide_factor):
+        if fsdp.wrapping is Wrapping.PER_LAYER:
+            draft.add(LoopPosition.WRAP, *loop_over_layers(draft, f"layer.{line}"))
+        draft.add(LoopPosition.WRAP, f"model.{line}")
+
+
+def _start_microbatches(draft: Draft, fsdp: FSDP2) -> None:
+    """Set what each microbatch gathers and reduces."""
+    if fsdp.explicit_unshard:
         draft.need("torch.distributed.fsdp", "FSDPModule")
         draft.add(LoopPosition.TAKE, "for unit in [each for each in model.modules() if isinstance(each, FSDPModule)]:")
         draft.add(LoopPosition.TAKE, "    unit.unshard(async_op=True)")
     for at_last_only, method in (
-        (not parallelism.reshard_after_backward, "set_reshard_after_backward"),
-        (parallelism.no_sync, "set_requires_gradient_sync"),
-        (parallelism.all_reduce_once, "set_requires_all_reduce"),
+        (not fsdp.reshard_after_backward, "set_reshard_after_backward"),
+        (fsdp.no_sync, "set_requires_gradient_sync"),
+        (fsdp.all_reduce_once, "set_requires_all_reduce"),
     ):
         if at_last_only:
             reduce_at_last_microbatch(draft, method)
-    if parallelism.distributed_muon and isinstance(draft.scenario.training.optimizer, Muon):
-        _deal_out_matrices(draft, parallelism)
-    take_rows(draft)
 
 
 def _deal_out_matrices(draft: Draft, fsdp: FSDP2) -> None:
@@ -83,7 +102,10 @@ def _scale(draft: Draft, fsdp: FSDP2) -> None:
 
 def _options(draft: Draft, fsdp: FSDP2) -> dict[str, object]:
     """Keyword arguments for `fully_shard`."""
-    options: dict[str, object] = {"mesh": mesh_of(draft, fsdp)}
+    options: dict[str, object] = {"mesh": _mesh(draft, fsdp)}
+    if fsdp.mesh_dims is not None:
+        draft.need("torch.distributed.fsdp", "DataParallelMeshDims")
+        options["dp_mesh_dims"] = _mesh_dims(fsdp, draft.scenario.layout)
     if fsdp.reshard_to is not None or not fsdp.reshard_after_forward:
         options["reshard_after_forward"] = fsdp.reshard_to or False
     if fsdp.shard_last_dim:
@@ -98,6 +120,13 @@ def _options(draft: Draft, fsdp: FSDP2) -> dict[str, object]:
         draft.need("torch.distributed.fsdp", "CPUOffloadPolicy")
         options["offload_policy"] = "CPUOffloadPolicy(pin_memory=False)"
     return options
+
+
+def _mesh_dims(fsdp: FSDP2, layout: Layout) -> str:
+    names = [repr_of(name) for name in layout.axes_of(fsdp)]
+    if fsdp.mesh_dims is MeshDims.REPLICATE:
+        return call("DataParallelMeshDims", replicate=names[0])
+    return call("DataParallelMeshDims", shard=names[-1], replicate=names[0] if len(names) > 1 else None)
 
 
 def _wraps(draft: Draft, count: int, options: dict[str, object]) -> list[str]:

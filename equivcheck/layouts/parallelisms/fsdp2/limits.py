@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from equivcheck.layouts.base.dtensor_experts import has_dtensor_experts
 from equivcheck.layouts.base.limits.data_parallel import EVEN_ROWS, FSDP_WITHOUT_COMPILED_AUTOGRAD, ROUNDING_LIMITS
+from equivcheck.layouts.base.limits.dtensor_values import LIMITS_OF_DTENSOR_VALUES
 from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, UpstreamLimit, parallelism_of
 from equivcheck.layouts.base.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS
 from equivcheck.layouts.base.limits.repairs import (
@@ -26,6 +27,7 @@ from equivcheck.scenario import (
     ExpertParallel,
     Layout,
     LocalTensorParallel,
+    MeshDims,
     PlannedParallelism,
     Precision,
     TensorParallel,
@@ -151,10 +153,11 @@ RESHARDED_TO_EQUAL_PARTS = LayoutLimit(
 )
 
 RESHARDED_PLAIN_TENSORS = LayoutLimit(
-    reason="fully_shard over tensor parallelism or DTensor experts: resharding to fewer ranks is not supported: DTensor "
+    reason="fully_shard of DTensor parameters: resharding to fewer ranks is not supported: DTensor "
     "parameters cannot be resharded ('Resharding to smaller mesh is not supported for DTensor parameters yet')",
     applies=lambda layout: (
-        parallelism_of(layout, FSDP2).reshard_to is not None and (layout.has(TensorParallel) or has_dtensor_experts(layout))
+        parallelism_of(layout, FSDP2).reshard_to is not None
+        and (layout.has(TensorParallel) or has_dtensor_experts(layout) or layout.propagates_placements)
     ),
     repair=_without_resharding,
 )
@@ -188,6 +191,40 @@ NO_SCALARS = UpstreamLimit(
     repair=lambda training, _layout: without_scale(training),
 )
 
+
+def _without_mesh_dims(layout: Layout) -> Layout:
+    return with_options(layout, FSDP2, mesh_dims=None)
+
+
+NO_MESH_DIMS = LayoutLimit(
+    reason="fully_shard: mesh_dims is not supported: fully_shard takes dp_mesh_dims from torch 2.12 on",
+    applies=lambda layout: parallelism_of(layout, FSDP2).mesh_dims is not None,
+    repair=_without_mesh_dims,
+    torch="<2.12",
+)
+
+MESH_DIMS_OF_DATA = LayoutLimit(
+    reason="fully_shard: mesh_dims together with another parallelism is not supported: parameters must be DTensors on the full "
+    "mesh, and other parallelisms make DTensors or shards on their own axes",
+    applies=lambda layout: parallelism_of(layout, FSDP2).mesh_dims is not None and len(layout.parallelisms) > 1,
+    repair=_without_mesh_dims,
+)
+
+REPLICATED_OVER_ONE_AXIS = LayoutLimit(
+    reason="fully_shard: MeshDims.REPLICATE on the axes dp_replicate and dp_shard is not supported: dp_shard has to shard",
+    applies=lambda layout: parallelism_of(layout, FSDP2).mesh_dims is MeshDims.REPLICATE and SHARD in layout.mesh.names,
+    repair=lambda layout: with_options(layout, FSDP2, mesh_dims=MeshDims.SHARD),
+)
+
+
+def _with_mesh_dims(limit: Limit) -> Limit:
+    """Restrict a limit to `fully_shard` with DTensor activations."""
+    return replace(
+        limit,
+        applies=lambda training, layout: parallelism_of(layout, FSDP2).mesh_dims is not None and limit.applies(training, layout),
+    )
+
+
 LIMITS: tuple[Limit, ...] = (
     NO_SCALARS,
     EVEN_ROWS,
@@ -195,6 +232,7 @@ LIMITS: tuple[Limit, ...] = (
     *NOTHING_REDUCED,
     EVEN_LAST_DIMS,
     CAST_WITH_THEIR_INPUTS,
+    *map(_with_mesh_dims, LIMITS_OF_DTENSOR_VALUES),
     *DTENSOR_OPTIMIZERS,
     *WHOLE_PARAMETERS,
 )
@@ -208,4 +246,7 @@ LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
     ONE_GROUP,
     OWNERS_OF_SHARDS,
     LARGEST_DIM_OF_SHARDS,
+    NO_MESH_DIMS,
+    MESH_DIMS_OF_DATA,
+    REPLICATED_OVER_ONE_AXIS,
 )

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from equivcheck.layouts.base.limits.data_parallel import EVEN_ROWS
+from equivcheck.layouts.base.limits.dtensor_values import NO_SINGLE_SEQUENCE, ROWS_BEFORE_POSITIONS, UNFUSED_ATTENTION
 from equivcheck.layouts.base.limits.execution import NO_COUNTS_IN_GRAPHS
 from equivcheck.layouts.base.limits.limit import Limit, UpstreamLimit, parallelism_of
 from equivcheck.layouts.base.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS
 from equivcheck.layouts.base.limits.propagated_gradients import PropagatedGradients
-from equivcheck.layouts.base.limits.repairs import each_layer, has_routing, with_model, with_rows, with_tables, without_routing
+from equivcheck.layouts.base.limits.repairs import each_layer, has_routing, with_model, with_tables, without_routing
 from equivcheck.layouts.base.partition import is_last_shard_empty
 from equivcheck.scenario import SPMD, Distribution, Layout, Loss, Model, Norm, Training
 from equivcheck.training.layers.parameters import parameters_of
@@ -88,15 +89,6 @@ NO_RMS_NORM_OF_CUT_FEATURES = Limit(
     torch="<2.10",
 )
 
-UNFUSED_ATTENTION = Limit(
-    reason="SPMD: fused attention on CPU, and shapes that depend on values, such as the rows of an expert, are not supported: "
-    "DTensor refuses causal attention, needs seconds for each shape of other attention, and has no rule for such shapes",
-    applies=lambda training, _layout: any(
-        layer_kind(layer).with_dtensor_strategies(layer) != layer for layer in training.model.layers
-    ),
-    repair=lambda training, _layout: each_layer(training, lambda _index, layer: layer_kind(layer).with_dtensor_strategies(layer)),
-)
-
 NO_SELECTED_EXPERTS = Limit(
     reason="DTensor: selecting along a dim, such as one expert from stacked weights, is not supported: it overwrites the shape "
     "in its input's spec by the result's, so no other expert can be selected",
@@ -132,20 +124,6 @@ TABLES_OF_NOTHING = Limit(
     "('index_select(): self indexing axis dim should be positive'), and the others wait for it",
     applies=_has_tables_of_nothing,
     repair=lambda training, layout: with_tables(training, layout.num_data_ranks),
-)
-
-NO_SINGLE_SEQUENCE = UpstreamLimit(
-    reason="DTensor: a microbatch of one sequence is not supported: a sharded dim of one row cannot be viewed together with "
-    "positions ('would remove or reshape sharded dimension 0')",
-    applies=lambda training, _layout: training.model.length is not None and 1 in training.data.microbatches,
-    repair=lambda training, _layout: with_rows(training, 2),
-)
-
-ROWS_BEFORE_POSITIONS = UpstreamLimit(
-    reason="DTensor: sequences with rows along dim 1 are not supported: a linear views rows and positions as one dim ('view "
-    "size is not compatible')",
-    applies=lambda training, _layout: training.model.length is not None and training.data.batch_dim != 0,
-    repair=lambda training, _layout: replace(training, data=replace(training.data, batch_dim=0)),
 )
 
 LIMITS: tuple[Limit, ...] = (

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator
 from equivcheck.layouts.base.plan.linears import LinearPlan, head_plan, linear_plan
 from equivcheck.layouts.base.plan.rules import cuts, inputs_of, is_outside, rows_dim
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition
+from equivcheck.layouts.base.script.dtensor_values import define_beside
 from equivcheck.layouts.base.script.mesh import mesh_of
 from equivcheck.layouts.base.script.shards import shard_masks
 from equivcheck.layouts.base.script.text import call
-from equivcheck.layouts.parallelisms.spmd.export import define_beside, redistribute_gradients
+from equivcheck.layouts.parallelisms.spmd.export import redistribute_gradients
 from equivcheck.scenario import ActivationSharding, Model, PlannedParallelism, Split, TensorParallel
 from equivcheck.scenario.mesh import TP
 from equivcheck.training.layers.parameters import parameters_of

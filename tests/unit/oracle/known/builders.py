@@ -32,6 +32,7 @@ from equivcheck.scenario import (
     Layout,
     Loss,
     Mesh,
+    MeshDims,
     Model,
     Muon,
     Norm,
@@ -312,6 +313,8 @@ DIVIDED = FSDP2(gradient_divide_factor=4.0, sum_reductions=True)
 
 ROW_UNDER_MUON = {"split": Split.ROWWISE, "second": ONE_WEIGHT, "optimizer": Muon()}
 RESHARDED = FSDP2(reshard_to=2, shard_last_dim=True)
+
+FULL_MESH = FSDP2(mesh_dims=MeshDims.SHARD, gradient_divide_factor=1.0, sum_reductions=True)
 
 TIED_UNITS = FSDP2(wrapping=Wrapping.PER_LAYER)
 

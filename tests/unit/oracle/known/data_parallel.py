@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from equivcheck.scenario import DDP, FSDP1, FSDP2, ClipNorm, Data, Head, Layer, Replicate, Split
+from equivcheck.scenario import DDP, FSDP1, FSDP2, ClipNorm, Data, Head, Layer, Loss, Replicate, Split
 from unit.oracle.known.builders import (
     DIVIDED,
     FALLING,
     FLOAT32,
+    FULL_MESH,
     HYBRID,
     ONE_WEIGHT,
     PER_LAYER,
@@ -35,6 +36,14 @@ SHOWN = {
         [
             scenario(replace(RESHARDED, shard_last_dim=False), sizes=(4,), features=4),
             scenario(FSDP2(shard_last_dim=True), sizes=(4,), features=4),
+        ],
+    ),
+    "fsdp2_multiplies_replicated_gradients": (
+        scenario(FULL_MESH, loss=Loss.LINEAR_SUM),
+        [
+            scenario(FULL_MESH),
+            scenario(FULL_MESH, loss=Loss.LINEAR_SUM, sizes=(1,)),
+            scenario(replace(FULL_MESH, mesh_dims=None), loss=Loss.LINEAR_SUM),
         ],
     ),
     "fsdp2_one_shard_divided_twice": (
