@@ -39,7 +39,7 @@ from equivcheck.scenario import (
     TensorParallel,
     Wrapping,
 )
-from equivcheck.strategies.chance import EVENLY, MOSTLY, SOMETIMES
+from equivcheck.strategies.chance import EVENLY, MOSTLY, RARELY, SOMETIMES
 
 PARAM_TYPES: SearchStrategy[ElementType | None] = st.sampled_from(
     (ElementType.BFLOAT16, ElementType.FLOAT16, None, ElementType.FLOAT32)
@@ -159,7 +159,7 @@ _SHARDED_DIMS: SearchStrategy[dict[str, Any]] = st.sampled_from(
 @st.composite
 def fsdp2(draw: DrawFn) -> FSDP2:
     """`FSDP2` with all combinations of its options."""
-    wrapping, mesh_dims, divisions = draw(_WRAPPINGS), draw(_MESH_DIMS), draw(_DIVISIONS)
+    wrapping, mesh_dims, divisions, replica_hook = draw(_WRAPPINGS), draw(_MESH_DIMS), draw(_DIVISIONS), draw(RARELY)
     if mesh_dims is not None:
         divisions = {"gradient_divide_factor": 1.0, "sum_reductions": True}
     return FSDP2(
@@ -174,6 +174,7 @@ def fsdp2(draw: DrawFn) -> FSDP2:
         cpu_offload=draw(SOMETIMES),
         mixed_precision=draw(_MIXED_PRECISIONS) if draw(SOMETIMES) else None,
         all_reduce_once=draw(SOMETIMES),
+        replica_hook=replica_hook and mesh_dims is None,
         **divisions,
         separate_reduce_group=draw(SOMETIMES),
         **draw(_SHARDED_DIMS),

@@ -23,6 +23,7 @@ _MODULES = (
     "clipping.coefficients",
     "sharding.reductions",
     "sharding.divide_factors",
+    "sharding.replica_hooks",
     "sharding.updates",
     "sharding.optimizer_state",
     "tensor_parallel.sums",

@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from equivcheck.system.torch_version import is_torch_in
 from equivcheck.worlds.dtensor_caches import forget_shardings, limit_sharding_cache
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 _kept = threading.local()
+
+SUBMESH_ROOT_CHANGES = "<2.10"
+"""In these versions an equal slice changes a cached submesh's root, so submeshes cannot be cached."""
 
 
 def device_mesh(shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
@@ -38,6 +42,18 @@ def device_mesh(shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
         kept[shape, names] = init_device_mesh("cpu", shape, mesh_dim_names=names)
         _kept.num_groups = _kept.__dict__.get("num_groups", 0) + _num_groups() - before
     return kept[shape, names]
+
+
+def submesh(mesh: DeviceMesh, axes: tuple[str, ...]) -> DeviceMesh:
+    """Slice a mesh and cache the result on it: slicing is slow, and DTensor's caches treat each slice as a new mesh."""
+    if axes == mesh.mesh_dim_names:
+        return mesh
+    if is_torch_in(SUBMESH_ROOT_CHANGES):
+        return mesh[axes]
+    kept: dict[tuple[str, ...], DeviceMesh] = vars(mesh).setdefault("_equivcheck_submeshes", {})
+    if axes not in kept:
+        kept[axes] = mesh[axes]
+    return kept[axes]
 
 
 def group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup:

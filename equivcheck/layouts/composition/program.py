@@ -8,21 +8,16 @@ from typing import TYPE_CHECKING
 from equivcheck.layouts.base.execution.compiled import compile_setup, compiling
 from equivcheck.layouts.base.execution.whole_step import trace_steps
 from equivcheck.layouts.composition.registry import kind_of
-from equivcheck.scenario import Execution, Layout, Scenario
-from equivcheck.system.torch_version import is_torch_in
+from equivcheck.scenario import Execution, Scenario
 from equivcheck.training.layers.module import LayerModule
 from equivcheck.training.loop import single_device_setup, train
 from equivcheck.training.setup import Setup
 from equivcheck.worlds.marks import mark
-from equivcheck.worlds.meshes import device_mesh
+from equivcheck.worlds.meshes import device_mesh, submesh
 from equivcheck.worlds.trace.trace import Trace
 
 if TYPE_CHECKING:
     from torch import nn
-    from torch.distributed.device_mesh import DeviceMesh
-
-SUBMESH_ROOT_CHANGES = "<2.10"
-"""In these versions an equal slice changes a cached submesh's root, so submeshes cannot be cached."""
 
 
 def rank_program(
@@ -46,7 +41,7 @@ def rank_setup(scenario: Scenario) -> Setup:
     setup.announce, setup.layout = mark, layout
     recompute_layers(setup.model, layout.execution)
     mesh = setup.mesh = device_mesh(layout.mesh.shape, layout.mesh.names)
-    kinds = [(kind_of(each), each, _submesh(mesh, layout, layout.axes_of(each))) for each in layout.parallelisms]
+    kinds = [(kind_of(each), each, submesh(mesh, layout.axes_of(each))) for each in layout.parallelisms]
     for kind, parallelism, axes in kinds:
         kind.apply(setup, parallelism, axes)
     for kind, parallelism, axes in kinds:
@@ -65,15 +60,3 @@ def recompute_layers(model: nn.Module, execution: Execution) -> None:
     for index, layer in enumerate(model.get_submodule("layers").children()):
         if isinstance(layer, LayerModule):
             layer.recomputes = execution.checkpoints(index)
-
-
-def _submesh(mesh: DeviceMesh, layout: Layout, axes: tuple[str, ...]) -> DeviceMesh:
-    """Slice a mesh and cache the result on it: slicing is slow, and DTensor's caches treat each slice as a new mesh."""
-    if axes == layout.mesh.names:
-        return mesh
-    if is_torch_in(SUBMESH_ROOT_CHANGES):
-        return mesh[axes]
-    kept: dict[tuple[str, ...], DeviceMesh] = vars(mesh).setdefault("_equivcheck_submeshes", {})
-    if axes not in kept:
-        kept[axes] = mesh[axes]
-    return kept[axes]

@@ -190,6 +190,10 @@ class FSDP2(Parallelism):
     all_reduce_once: bool = option(default=False, limits=False)
     """Whether only the last microbatch all-reduces the accumulated gradient shards over replicas (`set_requires_all_reduce`).
     Without replicas it has no effect."""
+    replica_hook: bool = False
+    """Whether a hook averages gradients over replicas (`set_all_reduce_hook`), with `fully_shard` on the sharding axis only.
+
+    Without replicas it has no effect. Not with `mesh_dims`."""
     mixed_precision: MixedPrecision | None = None
     """Dtypes for mixed precision; None disables it."""
     cpu_offload: bool = option(default=False, limits=False, calls=False)
@@ -234,6 +238,8 @@ class FSDP2(Parallelism):
             raise invalid_field(self, "layers_per_unit", "1, or at least 1 with Wrapping.PER_LAYER")
         if self.reshard_to is not None and (self.reshard_to < 2 or not self.reshard_after_forward):
             raise invalid_field(self, "reshard_to", "None, or at least 2 with reshard_after_forward")
+        if self.replica_hook and self.mesh_dims is not None:
+            raise invalid_field(self, "replica_hook", "False with mesh_dims")
         if self.mesh_dims is not None and self.gradient_divide_factor != 1.0:
             raise invalid_field(self, "gradient_divide_factor", "1.0 with mesh_dims", "the loss is that of the full batch")
         if self.shard_largest_dim and self.shard_last_dim:

@@ -35,6 +35,7 @@ from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
 LAYER = Layer(width=2)
 PLAIN = DDP()
 SHARDED = FSDP2()
+HOOKED = FSDP2(replica_hook=True)
 SUMMED = FSDP2(gradient_divide_factor=1.0, sum_reductions=True)
 
 
@@ -125,6 +126,8 @@ MINIMUMS: dict[str, Scenario] = {
     "flat_gradients_summed": over(2, FLAT, precision=Precision.FLOAT32),
     "default_divide_factor": over(2, SUMMED),
     "divide_factor_of_root_only": over(2, replace(SUMMED, wrapping=Wrapping.PER_LAYER)),
+    "replica_hook_sums": on_mesh(HYBRID, HOOKED),
+    "replica_hook_of_root_only": on_mesh(HYBRID, replace(HOOKED, wrapping=Wrapping.PER_LAYER)),
     "reduce_scatter_missing": over(2, SHARDED),
     "reduce_scatter_shifted": over(2, SHARDED),
     "replicas_not_reduced": on_mesh(HYBRID, SHARDED),

@@ -318,6 +318,11 @@ OF_LAYOUTS: list[Invalid] = [
     ),
     (
         FSDP2,
+        {"replica_hook": True, "mesh_dims": MeshDims.SHARD},
+        "FSDP2.replica_hook True is not valid. Expected False with mesh_dims.",
+    ),
+    (
+        FSDP2,
         {"mesh_dims": MeshDims.SHARD},
         "FSDP2.gradient_divide_factor None is not valid: the loss is that of the full batch. Expected 1.0 with mesh_dims.",
     ),

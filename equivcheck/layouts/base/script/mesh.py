@@ -21,6 +21,12 @@ def mesh_of(draft: Draft, parallelism: Parallelism, *, named: bool = False) -> s
     return "mesh" if axes == mesh.names else f"mesh[{', '.join(map(repr_of, axes))}]"
 
 
+def submesh_of(draft: Draft, axis: str) -> str:
+    """Return the code for one axis of the script's mesh, which several axes have."""
+    assert draft.scenario.layout.mesh.names != (axis,), "a mesh of one axis is not sliced"
+    return f"mesh[{repr_of(axis)}]"
+
+
 def repr_of(text: str) -> str:
     """Quote a text with double quotes."""
     return f'"{text}"'

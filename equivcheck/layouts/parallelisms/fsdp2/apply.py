@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from equivcheck.layouts.base.dtensor_experts import expert_modules, has_dtensor_
 from equivcheck.layouts.base.kind import LayoutKind
 from equivcheck.layouts.base.rounding import FULLY_SHARD_WITHOUT_GRAD_DTYPE, Rounding, WhenReduced, reduced_in
 from equivcheck.layouts.parallelisms.fsdp2.communication import FSDP2_COMMUNICATION
-from equivcheck.layouts.parallelisms.fsdp2.division import division_of, expert_divide_factor
+from equivcheck.layouts.parallelisms.fsdp2.division import division_of, expert_divide_factor, hooks_replicas
 from equivcheck.layouts.parallelisms.fsdp2.limits import LAYOUT_LIMITS, LIMITS
 from equivcheck.scenario import FSDP2, Distribution, Layout, MeshDims, MixedPrecision, Muon, Precision, Training, Wrapping
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
@@ -20,6 +21,7 @@ from equivcheck.system.torch_version import is_torch_in
 if TYPE_CHECKING:
     import torch
     from torch import nn
+    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import DataParallelMeshDims, FSDPModule, MixedPrecisionPolicy
 
@@ -42,7 +44,7 @@ class FSDP2Kind(LayoutKind[FSDP2]):
 
         from equivcheck.layouts.base.data_rows import take_rows
         from equivcheck.layouts.base.distribute import distribute_batch, distribute_parameters
-        from equivcheck.worlds.meshes import new_groups
+        from equivcheck.worlds.meshes import new_groups, submesh
 
         model, layout = setup.model, setup.layout
         assert layout is not None, "a layout is applied"
@@ -51,7 +53,7 @@ class FSDP2Kind(LayoutKind[FSDP2]):
             distribute_parameters(model, mesh, Distribution.REPLICATE)
         # Torch creates a group for each unit that is resharded to fewer ranks, and one for separate reductions.
         with new_groups() as groups:
-            _shard(model, experts, parallelism, mesh)
+            _shard(model, experts, parallelism, submesh(mesh, (SHARD,)) if hooks_replicas(parallelism, layout) else mesh)
             assert isinstance(model, FSDPModule), "fully_shard changes the class of the model"
             if parallelism.separate_reduce_group:
                 model.set_separate_reduce_scatter_group(True)
@@ -69,6 +71,8 @@ class FSDP2Kind(LayoutKind[FSDP2]):
         for unit in experts:
             assert isinstance(unit, FSDPModule), "fully_shard changes the class of a unit"
             unit.set_gradient_divide_factor(expert_divide_factor(parallelism, layout))
+        if hooks_replicas(parallelism, layout):
+            _reduce_by_hook(model, experts, parallelism, mesh.get_group(0))
         if parallelism.mesh_dims is None:
             setup.loss_scale *= mesh.size()
             setup.gradient_scale = (parallelism.gradient_divide_factor or mesh.size()) / mesh.size()
@@ -154,6 +158,22 @@ def _mesh_dims(mesh_dims: MeshDims, mesh: DeviceMesh) -> DataParallelMeshDims:
     if mesh_dims is MeshDims.REPLICATE:
         return DataParallelMeshDims(replicate=names if len(names) > 1 else names[0])
     return DataParallelMeshDims(shard=names[-1], replicate=names[0] if len(names) > 1 else None)
+
+
+def _reduce_by_hook(model: nn.Module, experts: Sequence[nn.Module], fsdp: FSDP2, group: ProcessGroup) -> None:
+    """Average each unit's gradients over replicas by a hook. A divide factor is already that of all ranks."""
+    from torch import distributed as dist
+    from torch import nn
+
+    def all_reduce(reduced: torch.Tensor, *, divisor: int) -> None:
+        dist.all_reduce(reduced, group=group)
+        reduced.div_(divisor)
+
+    divisor = group.size() if fsdp.gradient_divide_factor is None else 1
+    for unit in _fsdp_modules(model):
+        unit.set_all_reduce_hook(partial(all_reduce, divisor=divisor))
+    for unit in _fsdp_modules(nn.ModuleList(experts)):
+        unit.set_all_reduce_hook(partial(all_reduce, divisor=1))
 
 
 def _deal_out_matrices(setup: Setup, mesh: DeviceMesh) -> None:

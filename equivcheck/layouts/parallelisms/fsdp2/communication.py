@@ -160,7 +160,7 @@ class FSDP2Calls(UnitCalls[FSDP2]):
         over_shards, over_replicas = reduce_ops(fsdp, layout, self.reduced, factor)
         if reduced and self.parts > 1:
             self.ledger.note(step, f"reduce_scatter.{over_shards}", self.shard_axis, num_bytes * self.parts)
-        if reduced and self.replicas is not None and (last or not self.fsdp.all_reduce_once):
+        if reduced and self.replicas is not None and (last or not self.fsdp.all_reduce_once or self.fsdp.replica_hook):
             self.ledger.note(step, f"all_reduce.{over_replicas}", self.replicas, num_bytes)
 
 

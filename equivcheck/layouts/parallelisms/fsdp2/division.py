@@ -18,6 +18,11 @@ def averaging_ranks(layout: Layout) -> int:
     return layout.mesh.size(DP, REPLICATE, SHARD)
 
 
+def hooks_replicas(fsdp: FSDP2, layout: Layout) -> bool:
+    """Whether a hook reduces gradients over replicas, so that `fully_shard` knows of shards only."""
+    return fsdp.replica_hook and REPLICATE in layout.mesh.names
+
+
 def averages(element_type: ElementType) -> bool:
     """Whether the reduction itself averages, as for float32 and bfloat16. In other types gradients are divided separately."""
     return element_type in (ElementType.FLOAT32, ElementType.BFLOAT16)
@@ -38,12 +43,12 @@ def division_of(fsdp: FSDP2, layout: Layout, element_type: ElementType) -> Divis
     return Division.BEFORE if alone and not is_torch_in(FACTOR_OF_ALL_RANKS) else Division.AFTER
 
 
-def backend_divides(factor: float | None, layout: Layout) -> bool:
+def backend_divides(fsdp: FSDP2, factor: float | None, layout: Layout) -> bool:
     """Whether the backend averages, or torch divides separately, to apply the divide factor.
 
     Otherwise torch uses a premultiplied sum.
     """
-    if is_torch_in(FACTOR_OF_ALL_RANKS):
+    if is_torch_in(FACTOR_OF_ALL_RANKS) and not hooks_replicas(fsdp, layout):
         return factor in (None, averaging_ranks(layout))
     shards = layout.mesh.size(DP, SHARD)
     return shards == 1 or factor in (None, shards)
@@ -51,7 +56,10 @@ def backend_divides(factor: float | None, layout: Layout) -> bool:
 
 def reduce_ops(fsdp: FSDP2, layout: Layout, element_type: ElementType, factor: float | None) -> tuple[str, str]:
     """Names of the reductions over shards and over replicas for a unit with the given divide factor."""
-    if fsdp.sum_reductions or not averages(element_type) or averaging_ranks(layout) == 1:
+    known_ranks = layout.mesh.size(DP, SHARD) if hooks_replicas(fsdp, layout) else averaging_ranks(layout)
+    if fsdp.sum_reductions or not averages(element_type) or known_ranks == 1:
         return "sum", "sum"
+    if hooks_replicas(fsdp, layout):
+        return "avg", "sum"
     sums_replicas = factor is not None and not is_torch_in(FACTOR_OF_ALL_RANKS)
     return "avg", "sum" if sums_replicas else "avg"

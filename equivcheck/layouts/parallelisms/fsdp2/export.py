@@ -6,10 +6,11 @@ from equivcheck.layouts.base.dtensor_experts import dtensor_experts
 from equivcheck.layouts.base.partition import chunk_size, chunk_sizes
 from equivcheck.layouts.base.script.draft import ROUNDS, Draft, LoopPosition, layer_iterable, loop_over_layers, refuse
 from equivcheck.layouts.base.script.dtensor_values import distribute_model, distribute_rows
-from equivcheck.layouts.base.script.mesh import mesh_of, reduce_at_last_microbatch, repr_of, take_rows
+from equivcheck.layouts.base.script.mesh import mesh_of, reduce_at_last_microbatch, repr_of, submesh_of, take_rows
 from equivcheck.layouts.base.script.text import call, source_of
-from equivcheck.layouts.parallelisms.fsdp2.division import averaging_ranks, expert_divide_factor
+from equivcheck.layouts.parallelisms.fsdp2.division import averaging_ranks, expert_divide_factor, hooks_replicas
 from equivcheck.scenario import FSDP2, Layout, MeshDims, Muon, Wrapping
+from equivcheck.scenario.mesh import REPLICATE, SHARD
 
 
 def write(draft: Draft, parallelism: FSDP2) -> None:
@@ -58,6 +59,26 @@ def _wrap(draft: Draft, fsdp: FSDP2, options: dict[str, object]) -> None:
         if fsdp.wrapping is Wrapping.PER_LAYER:
             draft.add(LoopPosition.WRAP, *loop_over_layers(draft, f"layer.{line}"))
         draft.add(LoopPosition.WRAP, f"model.{line}")
+    if hooks_replicas(fsdp, draft.scenario.layout):
+        _reduce_by_hook(draft, fsdp, has_experts=experts)
+
+
+def _reduce_by_hook(draft: Draft, fsdp: FSDP2, *, has_experts: bool) -> None:
+    """Set a hook that averages gradients over replicas, or sums them if a divide factor is that of all ranks."""
+    replicas = submesh_of(draft, REPLICATE)
+    divided = [f"    reduced /= {draft.scenario.layout.mesh.size(REPLICATE)}"] * (fsdp.gradient_divide_factor is None)
+    draft.add(
+        LoopPosition.WRAP,
+        "def reduce_over_replicas(reduced):",
+        f"    dist.all_reduce(reduced, group={replicas}.get_group())",
+        *divided,
+    )
+    if fsdp.wrapping is Wrapping.PER_LAYER:
+        draft.add(LoopPosition.WRAP, *loop_over_layers(draft, "layer.set_all_reduce_hook(reduce_over_replicas)"))
+    draft.add(LoopPosition.WRAP, "model.set_all_reduce_hook(reduce_over_replicas)")
+    if has_experts:  # their divide factor is that of all ranks
+        hook = f"lambda reduced: dist.all_reduce(reduced, group={replicas}.get_group())"
+        draft.add(LoopPosition.WRAP, "for units in experts:", f"    units.set_all_reduce_hook({hook})")
 
 
 def _start_microbatches(draft: Draft, fsdp: FSDP2) -> None:
@@ -103,6 +124,8 @@ def _scale(draft: Draft, fsdp: FSDP2) -> None:
 def _options(draft: Draft, fsdp: FSDP2) -> dict[str, object]:
     """Keyword arguments for `fully_shard`."""
     options: dict[str, object] = {"mesh": _mesh(draft, fsdp)}
+    if hooks_replicas(fsdp, draft.scenario.layout):
+        options["mesh"] = submesh_of(draft, SHARD)
     if fsdp.mesh_dims is not None:
         draft.need("torch.distributed.fsdp", "DataParallelMeshDims")
         options["dp_mesh_dims"] = _mesh_dims(fsdp, draft.scenario.layout)

@@ -124,7 +124,7 @@ def _multiplies_before_the_sum(layout: Layout) -> bool:
     may_average = any(averages(reduced_in(precision, fsdp)) for precision in Precision)
     factors = [fsdp.gradient_divide_factor]
     factors += [expert_divide_factor(fsdp, layout)] if has_dtensor_experts(layout) else []
-    return may_average and not fsdp.sum_reductions and not all(backend_divides(factor, layout) for factor in factors)
+    return may_average and not fsdp.sum_reductions and not all(backend_divides(fsdp, factor, layout) for factor in factors)
 
 
 NO_PREMULTIPLIED_SUM = LayoutLimit(
@@ -196,6 +196,15 @@ def _without_mesh_dims(layout: Layout) -> Layout:
     return with_options(layout, FSDP2, mesh_dims=None)
 
 
+HOOK_IN_ONE_PRECISION = LayoutLimit(
+    reason="fully_shard: mixed precision with an all-reduce hook is not supported: the hook divides its own sums, and the "
+    "single-device run rounds like the reductions of torch only",
+    applies=lambda layout: (
+        parallelism_of(layout, FSDP2).replica_hook and parallelism_of(layout, FSDP2).mixed_precision is not None
+    ),
+    repair=lambda layout: with_options(layout, FSDP2, replica_hook=False),
+)
+
 NO_MESH_DIMS = LayoutLimit(
     reason="fully_shard: mesh_dims is not supported: fully_shard takes dp_mesh_dims from torch 2.12 on",
     applies=lambda layout: parallelism_of(layout, FSDP2).mesh_dims is not None,
@@ -246,6 +255,7 @@ LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
     ONE_GROUP,
     OWNERS_OF_SHARDS,
     LARGEST_DIM_OF_SHARDS,
+    HOOK_IN_ONE_PRECISION,
     NO_MESH_DIMS,
     MESH_DIMS_OF_DATA,
     REPLICATED_OVER_ONE_AXIS,
