@@ -149,7 +149,9 @@ def _divisions(draw: DrawFn) -> dict[str, Any]:
 _DIVISIONS = _divisions()
 
 
-_LAYERS_PER_UNIT = st.sampled_from((1, 1, 1, 2, 3))
+_UNITS: SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+    {"layers_per_unit": st.sampled_from((1, 1, 1, 2, 3)), "embedding_unit": SOMETIMES, "head_unit": SOMETIMES}
+)
 _MESH_DIMS = st.sampled_from((None,) * 9 + (MeshDims.SHARD, MeshDims.SHARD, MeshDims.REPLICATE))
 _SHARDED_DIMS: SearchStrategy[dict[str, Any]] = st.sampled_from(
     ({}, {}, {}, {}, {"shard_last_dim": True}, {"shard_largest_dim": True})
@@ -160,12 +162,13 @@ _SHARDED_DIMS: SearchStrategy[dict[str, Any]] = st.sampled_from(
 def fsdp2(draw: DrawFn) -> FSDP2:
     """`FSDP2` with all combinations of its options."""
     wrapping, mesh_dims, divisions, replica_hook = draw(_WRAPPINGS), draw(_MESH_DIMS), draw(_DIVISIONS), draw(RARELY)
+    units = draw(_UNITS) if wrapping is Wrapping.PER_LAYER else {}
     if mesh_dims is not None:
         divisions = {"gradient_divide_factor": 1.0, "sum_reductions": True}
     return FSDP2(
         wrapping=wrapping,
         mesh_dims=mesh_dims,
-        layers_per_unit=draw(_LAYERS_PER_UNIT) if wrapping is Wrapping.PER_LAYER else 1,
+        **units,
         no_sync=draw(EVENLY),
         **draw(_RESHARDINGS),
         reshard_after_backward=not draw(SOMETIMES),

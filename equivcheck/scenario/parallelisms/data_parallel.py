@@ -170,6 +170,14 @@ class FSDP2(Parallelism):
     """Number of consecutive layers that share a unit (`fully_shard` on a list of modules), at least 1.
 
     More than 1 needs `Wrapping.PER_LAYER`. The last unit may have fewer layers."""
+    embedding_unit: bool = False
+    """Whether the token embedding is a unit that backward does not gather (`set_unshard_in_backward`).
+
+    Only with `Wrapping.PER_LAYER`; without an embedding it has no effect."""
+    head_unit: bool = False
+    """Whether the head's norm and linear are one unit (`fully_shard` on a list of modules).
+
+    Only with `Wrapping.PER_LAYER`; without a head it has no effect."""
     reshard_after_forward: bool = option(default=True, limits=False)
     """Whether parameters are resharded after forward."""
     reshard_to: int | None = None
@@ -236,6 +244,9 @@ class FSDP2(Parallelism):
             require_positive(self, "gradient_divide_factor")
         if self.layers_per_unit < 1 or (self.layers_per_unit > 1 and self.wrapping is Wrapping.ROOT_ONLY):
             raise invalid_field(self, "layers_per_unit", "1, or at least 1 with Wrapping.PER_LAYER")
+        for name in ("embedding_unit", "head_unit"):
+            if getattr(self, name) and self.wrapping is Wrapping.ROOT_ONLY:
+                raise invalid_field(self, name, "False with Wrapping.ROOT_ONLY")
         if self.reshard_to is not None and (self.reshard_to < 2 or not self.reshard_after_forward):
             raise invalid_field(self, "reshard_to", "None, or at least 2 with reshard_after_forward")
         if self.replica_hook and self.mesh_dims is not None:

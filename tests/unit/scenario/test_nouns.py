@@ -321,6 +321,8 @@ OF_LAYOUTS: list[Invalid] = [
         {"replica_hook": True, "mesh_dims": MeshDims.SHARD},
         "FSDP2.replica_hook True is not valid. Expected False with mesh_dims.",
     ),
+    (FSDP2, {"embedding_unit": True}, "FSDP2.embedding_unit True is not valid. Expected False with Wrapping.ROOT_ONLY."),
+    (FSDP2, {"head_unit": True}, "FSDP2.head_unit True is not valid. Expected False with Wrapping.ROOT_ONLY."),
     (
         FSDP2,
         {"mesh_dims": MeshDims.SHARD},

@@ -120,7 +120,7 @@ class FSDP2Kind(LayoutKind[FSDP2]):
 
 def _shard(model: nn.Module, experts: Sequence[nn.Module], fsdp: FSDP2, mesh: DeviceMesh) -> None:
     """Call `fully_shard` for experts, layer units and the root unit, which gets all other parameters."""
-    from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
     from torch.distributed.tensor import Shard
 
     from equivcheck.training.layers.module import LayerModule
@@ -140,9 +140,11 @@ def _shard(model: nn.Module, experts: Sequence[nn.Module], fsdp: FSDP2, mesh: De
     if fsdp.wrapping is not Wrapping.ROOT_ONLY:
         layers = [module for module in model.modules() if isinstance(module, LayerModule)]
         units = [layers[at : at + fsdp.layers_per_unit] for at in range(0, len(layers), fsdp.layers_per_unit)]
-    for unit in (*experts, *units):
+    for unit in (*experts, *units, *_token_units(model, fsdp)):
         fully_shard(unit, **options, mp_policy=_policy(fsdp.mixed_precision, is_root=False))
     fully_shard(model, **options, mp_policy=_policy(fsdp.mixed_precision, is_root=True))
+    if fsdp.embedding_unit and isinstance(model.embedding, FSDPModule):
+        model.embedding.set_unshard_in_backward(False)
     if fsdp.explicit_prefetch:
         for (first, *_), (following, *_) in pairwise(units):
             first.set_modules_to_forward_prefetch([following])
@@ -158,6 +160,16 @@ def _mesh_dims(mesh_dims: MeshDims, mesh: DeviceMesh) -> DataParallelMeshDims:
     if mesh_dims is MeshDims.REPLICATE:
         return DataParallelMeshDims(replicate=names if len(names) > 1 else names[0])
     return DataParallelMeshDims(shard=names[-1], replicate=names[0] if len(names) > 1 else None)
+
+
+def _token_units(model: Any, fsdp: FSDP2) -> list[list[nn.Module]]:
+    """Units outside the layers. A pipeline stage may lack the embedding or the head."""
+    units: list[list[nn.Module]] = []
+    if fsdp.embedding_unit and model.embedding is not None:
+        units.append([model.embedding])
+    if fsdp.head_unit and model.head is not None:
+        units.append([module for module in (model.head.norm, model.head.linear) if module is not None])
+    return units
 
 
 def _reduce_by_hook(model: nn.Module, experts: Sequence[nn.Module], fsdp: FSDP2, group: ProcessGroup) -> None:

@@ -32,7 +32,9 @@ from equivcheck.scenario import (
     Training,
     Wrapping,
 )
+from equivcheck.scenario.parallelisms.base import ParameterOwner
 from equivcheck.system.torch_version import is_torch_in
+from equivcheck.training.layers.token_facts import EMBEDDING
 from equivcheck.worlds.trace.stage import Stage
 
 F = TypeVar("F", FSDP1, FSDP2)
@@ -50,6 +52,10 @@ class Unit:
     """Whether the unit is the root, with all parameters outside other units."""
     is_of_experts: bool = False
     """Whether the unit has a layer's DTensor experts. That layer's unit contains it."""
+    is_head: bool = False
+    """Whether the unit has only the head."""
+    is_embedding: bool = False
+    """Whether the unit has only the token embedding, which backward does not gather."""
     gathered: bool = False
     """Whether this rank has full parameters now."""
     resharded: bool = False
@@ -98,7 +104,7 @@ class FSDP2Calls(UnitCalls[FSDP2]):
     def __init__(self, view: RankView, fsdp: FSDP2) -> None:
         super().__init__(view, fsdp, fsdp.layers_per_unit)
         self.regathered = self.shard_axis if fsdp.reshard_to is None else self._neighbours(fsdp.reshard_to)
-        split = list(split_expert_units(self.units, view.layout))
+        split = list(split_expert_units(_split_root(self.units, fsdp), view.layout))
         sharded = [[held for held in unit.held if held.trained or not fsdp.ignore_frozen] for unit in split]
         self.units = tuple(replace(unit, held=tuple(held)) for unit, held in zip(split, sharded, strict=True) if held)
 
@@ -125,18 +131,19 @@ class FSDP2Calls(UnitCalls[FSDP2]):
         for number in reversed(range(len(self.units))):
             unit = self.units[number]
             if self.view.differentiates(unit.last_layer, step):
-                self._gather(unit, step)
-                stays[number] = not frees
-                if number:
-                    self._gather(self.units[self._asked_for(number)], step)
+                for needed in (unit, *([self.units[self._asked_for(number)]] if number else [])):
+                    if not needed.is_embedding:
+                        self._gather(needed, step)
+                stays[number] = unit.gathered and not frees
             if last or not self.fsdp.no_sync:
                 self._reduce(unit, step, last)
             unit.gathered, unit.resharded = stays[number], unit.resharded and not frees
 
     def _asked_for(self, number: int) -> int:
         """Unit that a unit prefetches: the one that ended forward before it, or with explicit_prefetch the previous layer."""
-        told = self.fsdp.explicit_prefetch and not (self.units[number].is_of_experts or self.units[number].is_root)
-        layers = [before for before in range(number) if not self.units[before].is_of_experts]
+        unit = self.units[number]
+        told = self.fsdp.explicit_prefetch and not (unit.is_of_experts or unit.is_root or unit.is_head)
+        layers = [before for before in range(number) if not (self.units[before].is_of_experts or self.units[before].is_embedding)]
         return layers[-1] if told and layers else number - 1
 
     def _gather(self, unit: Unit, step: int) -> None:
@@ -192,6 +199,22 @@ def split_expert_units(units: Iterable[Unit], layout: Layout) -> Iterator[Unit]:
             own = tuple(held for held in experts if held.layer == layer)
             yield Unit(held=own, last_layer=layer, is_of_experts=True)
         yield replace(unit, held=tuple(held for held in unit.held if held not in experts))
+
+
+def _split_root(units: Iterable[Unit], fsdp: FSDP2) -> Iterator[Unit]:
+    """Split the embedding and the head from the root's unit. The head ends forward before the root."""
+    *layers, root = units
+    own = root.held if root.is_root else ()
+    embedding = tuple(held for held in own if fsdp.embedding_unit and held.name == EMBEDDING)
+    head = tuple(held for held in own if fsdp.head_unit and held.parameter.owner is ParameterOwner.HEAD)
+    rest = tuple(held for held in root.held if held not in (*embedding, *head))
+    if embedding:
+        yield Unit(held=embedding, last_layer=-1, is_embedding=True)
+    yield from layers
+    if head:
+        yield Unit(held=head, last_layer=root.last_layer, is_head=True)
+    if rest:
+        yield replace(root, held=rest)
 
 
 def _all_calls(view: RankView, fsdp: FSDP2) -> Totals:

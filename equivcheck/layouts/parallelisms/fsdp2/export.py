@@ -51,16 +51,40 @@ def _wrap(draft: Draft, fsdp: FSDP2, options: dict[str, object]) -> None:
         draft.add(LoopPosition.WRAP, "for units in experts:", f"    {call('fully_shard', 'units', **options)}")
     if fsdp.wrapping is Wrapping.PER_LAYER:
         draft.add(LoopPosition.WRAP, *_wraps(draft, fsdp.layers_per_unit, options))
+    for unit in _token_units(draft, fsdp):
+        draft.add(LoopPosition.WRAP, call("fully_shard", unit, **options))
     draft.add(LoopPosition.WRAP, call("fully_shard", "model", **options))
+    if fsdp.embedding_unit and draft.scenario.training.model.source is not None:
+        draft.add(LoopPosition.WRAP, "model.embedding.set_unshard_in_backward(False)  # its backward needs no weight")
     if experts:
         divided = _divided(fsdp, expert_divide_factor(fsdp, draft.scenario.layout))
         draft.add(LoopPosition.WRAP, "for units in experts:", *(f"    units.{line}" for line in divided))
     for line in _divided(fsdp, fsdp.gradient_divide_factor):
         if fsdp.wrapping is Wrapping.PER_LAYER:
             draft.add(LoopPosition.WRAP, *loop_over_layers(draft, f"layer.{line}"))
-        draft.add(LoopPosition.WRAP, f"model.{line}")
+        draft.add(LoopPosition.WRAP, *(f"{module}.{line}" for module in (*_token_modules(draft, fsdp), "model")))
     if hooks_replicas(fsdp, draft.scenario.layout):
         _reduce_by_hook(draft, fsdp, has_experts=experts)
+
+
+def _head_modules(draft: Draft, fsdp: FSDP2) -> list[str]:
+    head = draft.scenario.training.model.head
+    if not fsdp.head_unit or head is None:
+        return []
+    return ['model.head["norm"]'] * bool(head.norm) + ['model.head["linear"]']
+
+
+def _token_units(draft: Draft, fsdp: FSDP2) -> list[str]:
+    """Return the code for each unit outside the layers."""
+    head = _head_modules(draft, fsdp)
+    has_embedding = fsdp.embedding_unit and draft.scenario.training.model.source is not None
+    units = [["model.embedding"]] * has_embedding + [head] * bool(head)
+    return [unit[0] if len(unit) == 1 else f"[{', '.join(unit)}]" for unit in units]
+
+
+def _token_modules(draft: Draft, fsdp: FSDP2) -> list[str]:
+    """Return the code for one module in each unit outside the layers."""
+    return [unit.removeprefix("[").split(", ")[0] for unit in _token_units(draft, fsdp)]
 
 
 def _reduce_by_hook(draft: Draft, fsdp: FSDP2, *, has_experts: bool) -> None:
@@ -75,7 +99,8 @@ def _reduce_by_hook(draft: Draft, fsdp: FSDP2, *, has_experts: bool) -> None:
     )
     if fsdp.wrapping is Wrapping.PER_LAYER:
         draft.add(LoopPosition.WRAP, *loop_over_layers(draft, "layer.set_all_reduce_hook(reduce_over_replicas)"))
-    draft.add(LoopPosition.WRAP, "model.set_all_reduce_hook(reduce_over_replicas)")
+    for module in (*_token_modules(draft, fsdp), "model"):
+        draft.add(LoopPosition.WRAP, f"{module}.set_all_reduce_hook(reduce_over_replicas)")
     if has_experts:  # their divide factor is that of all ranks
         hook = f"lambda reduced: dist.all_reduce(reduced, group={replicas}.get_group())"
         draft.add(LoopPosition.WRAP, "for units in experts:", f"    units.set_all_reduce_hook({hook})")

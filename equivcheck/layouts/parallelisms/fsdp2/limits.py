@@ -12,11 +12,13 @@ from equivcheck.layouts.base.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_
 from equivcheck.layouts.base.limits.repairs import (
     has_frozen,
     has_shares,
+    is_tied,
     with_options,
     with_widths,
     without_frozen,
     without_scale,
     without_shares,
+    without_tied_head,
 )
 from equivcheck.layouts.base.partition import is_last_shard_empty, shard_dim
 from equivcheck.layouts.base.plan.rules import UNFREEZES, cuts, trained_shard_sizes
@@ -41,6 +43,16 @@ ONE_UNIT_FOR_SHARED_WEIGHTS = UpstreamLimit(
     reason="fully_shard: one unit per layer with layers that share a weight is not supported: such layers must be in one unit",
     applies=lambda training, layout: parallelism_of(layout, FSDP2).wrapping is Wrapping.PER_LAYER and has_shares(training.model),
     repair=lambda training, _layout: without_shares(training),
+)
+
+
+ONE_UNIT_FOR_TIED_HEAD = UpstreamLimit(
+    reason="fully_shard: a unit of the embedding or of the head is not supported if they share a weight: both must be in "
+    "one unit",
+    applies=lambda training, layout: (
+        (parallelism_of(layout, FSDP2).embedding_unit or parallelism_of(layout, FSDP2).head_unit) and is_tied(training.model)
+    ),
+    repair=lambda training, _layout: without_tied_head(training),
 )
 
 
@@ -238,6 +250,7 @@ LIMITS: tuple[Limit, ...] = (
     NO_SCALARS,
     EVEN_ROWS,
     ONE_UNIT_FOR_SHARED_WEIGHTS,
+    ONE_UNIT_FOR_TIED_HEAD,
     *NOTHING_REDUCED,
     EVEN_LAST_DIMS,
     CAST_WITH_THEIR_INPUTS,
