@@ -58,6 +58,12 @@ def linear_loss(scenario: Scenario) -> bool:
 
 
 @need
+def has_vectors(scenario: Scenario) -> bool:
+    """The model has a parameter with one dim, such as a bias."""
+    return not scenario.training.model.has_matrices_only
+
+
+@need
 def loss_of_full_batch(scenario: Scenario) -> bool:
     """Outputs are DTensors that are sharded by rows."""
     return scenario.layout.propagates_placements

@@ -152,7 +152,7 @@ def _shard(model: nn.Module, experts: Sequence[nn.Module], fsdp: FSDP2, mesh: De
 
 
 def _mesh_dims(mesh_dims: MeshDims, mesh: DeviceMesh) -> DataParallelMeshDims:
-    """Names of the axes that shard and of those that replicate."""
+    """Name the axes that shard and those that replicate."""
     from torch.distributed.fsdp import DataParallelMeshDims
 
     names = mesh.mesh_dim_names
@@ -173,7 +173,7 @@ def _token_units(model: Any, fsdp: FSDP2) -> list[list[nn.Module]]:
 
 
 def _reduce_by_hook(model: nn.Module, experts: Sequence[nn.Module], fsdp: FSDP2, group: ProcessGroup) -> None:
-    """Average each unit's gradients over replicas by a hook. A divide factor is already that of all ranks."""
+    """Average each unit's gradients over replicas by a hook. A divide factor already counts all ranks."""
     from torch import distributed as dist
     from torch import nn
 

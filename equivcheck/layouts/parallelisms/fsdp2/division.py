@@ -19,7 +19,7 @@ def averaging_ranks(layout: Layout) -> int:
 
 
 def hooks_replicas(fsdp: FSDP2, layout: Layout) -> bool:
-    """Whether a hook reduces gradients over replicas, so that `fully_shard` knows of shards only."""
+    """Whether a hook reduces gradients over replicas, so that `fully_shard` only knows shards."""
     return fsdp.replica_hook and REPLICATE in layout.mesh.names
 
 

@@ -88,7 +88,7 @@ def _token_modules(draft: Draft, fsdp: FSDP2) -> list[str]:
 
 
 def _reduce_by_hook(draft: Draft, fsdp: FSDP2, *, has_experts: bool) -> None:
-    """Set a hook that averages gradients over replicas, or sums them if a divide factor is that of all ranks."""
+    """Set a hook that averages gradients over replicas, or sums them if a divide factor counts all ranks."""
     replicas = submesh_of(draft, REPLICATE)
     divided = [f"    reduced /= {draft.scenario.layout.mesh.size(REPLICATE)}"] * (fsdp.gradient_divide_factor is None)
     draft.add(
@@ -107,7 +107,7 @@ def _reduce_by_hook(draft: Draft, fsdp: FSDP2, *, has_experts: bool) -> None:
 
 
 def _start_microbatches(draft: Draft, fsdp: FSDP2) -> None:
-    """Set what each microbatch gathers and reduces."""
+    """Let each microbatch gather, reduce and reshard as the options say."""
     if fsdp.explicit_unshard:
         draft.need("torch.distributed.fsdp", "FSDPModule")
         draft.add(LoopPosition.TAKE, "for unit in [each for each in model.modules() if isinstance(each, FSDPModule)]:")

@@ -5,8 +5,8 @@ of a sum is the same for all rows, so DTensor keeps that of the last bias replic
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import fsdp
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import DataParallelMeshDims, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_module
 
 
@@ -16,7 +16,7 @@ def main() -> float:
     mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("dp",))
     model = nn.Linear(1, 1)
     distribute_module(model, mesh)  # all parameters are replicated
-    fully_shard(model, mesh=mesh, dp_mesh_dims=DataParallelMeshDims(shard="dp"))
+    fsdp.fully_shard(model, mesh=mesh, dp_mesh_dims=fsdp.DataParallelMeshDims(shard="dp"))
     model.set_gradient_divide_factor(1.0)  # the loss is that of all rows
     model.set_force_sum_reduction_for_comms(True)
     model(DTensor.from_local(torch.ones(1, 1), mesh, [Shard(0)])).sum().backward()

@@ -39,11 +39,12 @@ SHOWN = {
         ],
     ),
     "fsdp2_multiplies_replicated_gradients": (
-        scenario(FULL_MESH, loss=Loss.LINEAR_SUM),
+        scenario(FULL_MESH, Layer(width=1), loss=Loss.LINEAR_SUM),
         [
-            scenario(FULL_MESH),
-            scenario(FULL_MESH, loss=Loss.LINEAR_SUM, sizes=(1,)),
-            scenario(replace(FULL_MESH, mesh_dims=None), loss=Loss.LINEAR_SUM),
+            scenario(FULL_MESH, Layer(width=1)),
+            scenario(FULL_MESH, loss=Loss.LINEAR_SUM),
+            scenario(FULL_MESH, Layer(width=1), loss=Loss.LINEAR_SUM, sizes=(1,)),
+            scenario(replace(FULL_MESH, mesh_dims=None), Layer(width=1), loss=Loss.LINEAR_SUM),
         ],
     ),
     "fsdp2_one_shard_divided_twice": (
