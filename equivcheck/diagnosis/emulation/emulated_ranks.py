@@ -125,7 +125,7 @@ class EmulatedRanks(ABC):
         """Wait until all ranks have passed a value. `together` computes one result per rank, and this rank's is returned."""
         return self.turns.meet(rank, given, together)
 
-    def _clip_rank(self, rank: int, tensors: list[torch.Tensor], kind: float, scale: Scale) -> torch.Tensor:
+    def clip_rank(self, rank: int, tensors: list[torch.Tensor], kind: float, scale: Scale) -> torch.Tensor:
         """Clip a rank's gradients by `self.norm` with the norm type `kind`, and return the norm."""
         own = [(tensor, tensor.grad) for tensor in tensors if tensor.grad is not None]
         names = {id(value): name for name, value in self.parameters[rank].items()}

@@ -91,7 +91,7 @@ class ScenarioRanks(EmulatedRanks):
         def scale(some: list[torch.Tensor], norm: torch.Tensor) -> None:
             nn.utils.clip_grads_with_norm_(some, clipping.max_norm, norm)
 
-        norm = self._clip_rank(rank, tensors, float(clipping.norm_type.value), scale)
+        norm = self.clip_rank(rank, tensors, float(clipping.norm_type.value), scale)
         self._call_events(self.before_reading, rank)
         return norm
 

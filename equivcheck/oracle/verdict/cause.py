@@ -20,6 +20,8 @@ class Cause(PrintableEnum):
     """Gradients are divided once too often by the number of ranks, along all mesh axes or one."""
     GRADIENT_LOST = "gradient_lost"
     """Gradients are zero or None."""
+    NOT_FROZEN = "not_frozen"
+    """Frozen parameters are trained."""
     SAME_ROWS = "same_rows"
     """Every rank trains on the same rows."""
     ROWS_LOST = "rows_lost"

@@ -183,7 +183,7 @@ class EmulatedUserRanks(EmulatedRanks):
             scale(tensors, norm)
             return norm
         self.num_clippings += 1
-        return self._clip_rank(rank, tensors, kind, scale)
+        return self.clip_rank(rank, tensors, kind, scale)
 
     def _as_reported(self, trace: UserTrace, found: Sequence[Trace]) -> UserTrace:
         """The trace without losses and state that the real ranks do not report."""

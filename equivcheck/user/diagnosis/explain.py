@@ -22,11 +22,12 @@ from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
 from equivcheck.user.diagnosis.catalogue.attention import wrong_masks
 from equivcheck.user.diagnosis.catalogue.averages import wrong_averages
+from equivcheck.user.diagnosis.catalogue.clipping import clipped_otherwise
 from equivcheck.user.diagnosis.catalogue.components import fused_as_one_block, wrong_components
 from equivcheck.user.diagnosis.catalogue.data import wrong_losses, wrong_rows
 from equivcheck.user.diagnosis.catalogue.layers import wrong_positions, wrong_splits
 from equivcheck.user.diagnosis.catalogue.loss_terms import wrong_loss_terms
-from equivcheck.user.diagnosis.catalogue.parameters import local_statistics, missing_gradients, wrong_sharing
+from equivcheck.user.diagnosis.catalogue.parameters import local_statistics, missing_gradients, trained_frozen, wrong_sharing
 from equivcheck.user.diagnosis.catalogue.weights import wrong_weights
 from equivcheck.user.diagnosis.catalogue.zeroing import skipped_zeroing
 from equivcheck.user.diagnosis.contradiction import RealValues, are_gradients_scaled
@@ -52,7 +53,9 @@ CATALOGUE: tuple[tuple[Wrong, tuple[Phase, ...]], ...] = (
     (wrong_start, (*COMPUTED, *UPDATED)),
     (wrong_rows, (*COMPUTED, *UPDATED, Phase.BUFFER)),
     (missing_gradients, (Phase.GRADIENT,)),
+    (trained_frozen, (Phase.GRADIENT,)),
     (wrong_clippings, COMPUTED),
+    (clipped_otherwise, (Phase.GRADIENT,)),
     (wrong_reductions, COMPUTED),
     (wrong_factors, COMPUTED),
     (wrong_loss_terms, COMPUTED),

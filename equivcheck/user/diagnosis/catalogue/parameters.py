@@ -1,4 +1,4 @@
-"""Mistakes with parameters: wrong initial values, no gradients, shards treated as full tensors, weights no longer shared."""
+"""Mistakes with parameters: no gradients, frozen ones that train, shards treated as full tensors, weights no longer shared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from equivcheck.diagnosis.emulation.held_elements import held_elements
 from equivcheck.diagnosis.mistake import Mistake, Span, StepFacts
-from equivcheck.diagnosis.words import gradients, join_words, name_ranks
+from equivcheck.diagnosis.words import gradients, join_words, name_ranks, tensors
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis.diverged import DivergedTraining, parameters_by_name
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
@@ -65,6 +65,22 @@ def _lose_gradients(ranks: EmulatedUserRanks, *, missing: Sequence[Sequence[set[
                 kept[rank, name] = total
 
     ranks.after_backward.append(lose)
+
+
+def trained_frozen(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
+    """Yield models whose frozen parameters are trained."""
+    found = diverged.found_values(diverged.first.step, Phase.GRADIENT)
+    names = tuple(name for name in diverged.differing(Phase.GRADIENT) if name in found and name not in diverged.updated)
+    if diverged.first.difference is Difference.EXTRA and names:
+        words = f"{tensors(names)} {'is' if len(names) == 1 else 'are'} frozen on one device, but trained on your ranks"
+        yield Mistake(Cause.NOT_FROZEN, words, partial(_unfreeze, names=names), is_quick=True)
+
+
+def _unfreeze(ranks: EmulatedUserRanks, *, names: Sequence[str]) -> None:
+    ranks.known = None  # a correct backward pass leaves these gradients out
+    for parameters in ranks.parameters:
+        for name in names:
+            parameters[name].requires_grad_(True)
 
 
 def local_statistics(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:

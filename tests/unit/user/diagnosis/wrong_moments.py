@@ -1,4 +1,4 @@
-"""Trainings in which code runs at wrong moments: averages of weights, `zero_grad` of several optimizers, reported norms."""
+"""Trainings in which code runs at wrong moments: averages of weights, `zero_grad`, clipping; and wrong reported numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ from torch import nn
 
 from unit.user.diagnosis.wrong_parts import unwrapped
 from unit.user.diagnosis.wrong_shards import local, sharded
-from unit.user.diagnosis.wrong_trainings import Wrong, averaged, step_of, two_microbatches
+from unit.user.diagnosis.wrong_trainings import (
+    MAX_NORM,
+    Wrong,
+    averaged,
+    by_hand,
+    clip,
+    clipping_step,
+    nothing,
+    step_of,
+    two_microbatches,
+)
 from unit.user.diagnosis.wrong_updates import Averaged, average_after, average_before, keep_average
 from unit.user.programs import batches, brought
 
@@ -120,6 +130,33 @@ def sum_of_norms(model: nn.Module) -> torch.Tensor:
     return norm
 
 
+def clip_values(parameters: list[torch.Tensor]) -> None:
+    """Clip each element."""
+    nn.utils.clip_grad_value_(parameters, MAX_NORM)
+
+
+def clip_scaled(parameters: list[torch.Tensor]) -> None:
+    """Clip gradients of a scaled loss, then unscale them."""
+    for parameter in parameters:
+        parameter.grad *= 128
+    clip(parameters)
+    for parameter in parameters:
+        parameter.grad /= 128
+
+
+class FrozenLayer(nn.Sequential):
+    """A model with a frozen first layer."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+        self[0].requires_grad_(False)
+
+
+def unfrozen(model: nn.Module, _mesh: Any) -> nn.Module:
+    """Train all parameters."""
+    return model.requires_grad_(True)
+
+
 def rows_kept(model: nn.Module, _mesh: Any) -> nn.Module:
     """Keep each rank's part of the gradient for two rows."""
     share = torch.tensor([1.0, 0.25, 0.25, 1.0, 1.0, 1.0] if dist.get_rank() else [1.0, 0.75, 0.75, 1.0, 1.0, 1.0])
@@ -175,6 +212,23 @@ MOMENTS: dict[str, Wrong] = {
     "norms_added_up": Wrong(
         says="a gradient norm that adds up the norms of the 2 dp ranks, not their squares",
         brought=brought(parallelize=sharded, step=returned(sum_of_norms)),
+    ),
+    "clipped_by_value": by_hand(
+        "gradients are clipped by value, to 0.05, not by their norm", clips=clip_values, of_one=clipping_step
+    ),
+    "clipped_in_microbatches": by_hand(
+        "gradients are clipped after each microbatch, not once per step",
+        reduce=nothing,
+        after_each=lambda parameters, _: clip(parameters),
+        of_one=clipping_step,
+        changes={"batches": two_microbatches(), "mesh": {"tp": 2}},
+    ),
+    "clipped_scaled": by_hand(
+        "gradients of a loss that is scaled by 128 are clipped before they are unscaled", clips=clip_scaled, of_one=clipping_step
+    ),
+    "frozen_layer_trained": by_hand(
+        "`0.weight` and `0.bias` are frozen on one device, but trained on your ranks",
+        changes={"model": FrozenLayer, "parallelize": unfrozen},
     ),
     "metric_summed": Wrong(
         says="your step returns a value `metric` that is 2 times as large as on one device, the number of the 2 dp ranks",
