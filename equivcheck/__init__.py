@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from equivcheck.user.optimizer_check.result import OptimizerVerdict
     from equivcheck.user.restart import Restart
     from equivcheck.user.smallest import smallest
+    from equivcheck.user.splits import BatchSplits
     from equivcheck.user.trainers.protocol import LocalPart, Trainer
     from equivcheck.worlds.world import World
 
@@ -52,11 +53,13 @@ _HOMES = {
     "equivcheck.user.optimizer_check.result": ("OptimizerVerdict",),
     "equivcheck.user.restart": ("Restart",),
     "equivcheck.user.smallest": ("smallest",),
+    "equivcheck.user.splits": ("BatchSplits",),
     "equivcheck.user.trainers.protocol": ("LocalPart", "Trainer"),
     "equivcheck.worlds.world": ("World",),
 }
 
 __all__ = [
+    "BatchSplits",
     "Batching",
     "BatchingVerdict",
     "EquivCheckError",

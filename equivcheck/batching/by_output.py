@@ -14,9 +14,9 @@ import torch
 
 from equivcheck.batching.normalisers import Normaliser, Over, Unit, candidates
 from equivcheck.batching.outputs import named_outputs
-from equivcheck.batching.presentations import Kind, Presentation
-from equivcheck.batching.rows import Example, Rows
 from equivcheck.batching.runs import Runs
+from equivcheck.presentations.presentation import Kind, Presentation
+from equivcheck.presentations.rows import Example, Rows
 from equivcheck.scenario.scenario import count
 from equivcheck.worlds.trace.tensors import Vector
 

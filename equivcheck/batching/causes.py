@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from equivcheck.batching.by_output import cause_by_output
-from equivcheck.batching.fields import Role
-from equivcheck.batching.format import Format
 from equivcheck.batching.normalisers import Normaliser, Unit, candidates, fits, fits_within_example, measured_weights
-from equivcheck.batching.presentations import Kind, Presentation
-from equivcheck.batching.rows import Example, Rows, Side
 from equivcheck.batching.runs import Runs
+from equivcheck.presentations.fields import Role
+from equivcheck.presentations.format import Format
+from equivcheck.presentations.presentation import Kind, Presentation
+from equivcheck.presentations.rows import Example, Rows, Side
 from equivcheck.scenario.scenario import count
 
 _PLAIN = (Kind.WHOLE, Kind.SPLIT, Kind.BLANK, Kind.TWICE)

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from equivcheck.batching.format import Format
-from equivcheck.batching.presentations import Kind, Presentation
 from equivcheck.batching.usage import invalid
 from equivcheck.batching.verdict import PresentationResult
 from equivcheck.errors import UsageError
 from equivcheck.oracle.reference.noise import ABSOLUTE, FACTOR, NUM_PERTURBATIONS
 from equivcheck.oracle.verdict.description import shorten_to_line
+from equivcheck.presentations.format import Format
+from equivcheck.presentations.presentation import Kind, Presentation
 from equivcheck.training.threads import one_thread
 from equivcheck.user.batches import convert_batch
 from equivcheck.user.randomness import seed_generators

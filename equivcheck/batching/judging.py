@@ -12,10 +12,7 @@ import numpy as np
 
 from equivcheck.batching.by_output import fits_by_output
 from equivcheck.batching.causes import cause_of
-from equivcheck.batching.distributions import distributions
 from equivcheck.batching.evaluation import cause_of_evaluation, evaluations
-from equivcheck.batching.fields import Role, unsplit_lists
-from equivcheck.batching.format import Format
 from equivcheck.batching.normalisers import (
     NORMALISERS,
     Normaliser,
@@ -26,7 +23,6 @@ from equivcheck.batching.normalisers import (
     fits_within_example,
     measured_weights,
 )
-from equivcheck.batching.presentations import Kind, Presentation, presentations
 from equivcheck.batching.ranks import RankRuns
 from equivcheck.batching.runs import COMPARED, Runs
 from equivcheck.batching.scale import constant_factor
@@ -36,6 +32,10 @@ from equivcheck.batching.verdict import BatchingVerdict, PresentationResult
 from equivcheck.errors import UsageError
 from equivcheck.oracle.verdict.description import shorten_to_line
 from equivcheck.oracle.verdict.verdict import Outcome
+from equivcheck.presentations.distributions import distributions
+from equivcheck.presentations.fields import Role, unsplit_lists
+from equivcheck.presentations.format import Format
+from equivcheck.presentations.presentation import Kind, Presentation, presentations
 from equivcheck.system.tally import record_check
 from equivcheck.user.no_update import NO_STEP
 from equivcheck.user.usage import named_in_errors

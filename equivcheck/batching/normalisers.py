@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equivcheck.batching.presentations import Presentation
-from equivcheck.batching.rows import Example, Rows
 from equivcheck.batching.runs import Runs
+from equivcheck.presentations.presentation import Presentation
+from equivcheck.presentations.rows import Example, Rows
 from equivcheck.system.choice import PrintableEnum
 from equivcheck.worlds.trace.tensors import Vector
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from equivcheck.batching.fields import tensors_in
-from equivcheck.batching.presentations import Presentation
-from equivcheck.batching.rows import Rows
+from equivcheck.presentations.fields import tensors_in
+from equivcheck.presentations.presentation import Presentation
+from equivcheck.presentations.rows import Rows
 
 
 @dataclass(slots=True, eq=False)

@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from equivcheck.batching.format import Format
 from equivcheck.batching.outputs import Observed, Watch
-from equivcheck.batching.presentations import Kind, Presentation, single_example, whole_batch
 from equivcheck.batching.ranks import RankRuns
-from equivcheck.batching.rows import Example, Rows
 from equivcheck.errors import UsageError
 from equivcheck.oracle.comparison.assemble import Assembler
 from equivcheck.oracle.comparison.compare import Comparison, compare
 from equivcheck.oracle.reference.noise import Expected
 from equivcheck.oracle.reference.reference import Reference
+from equivcheck.presentations.format import Format
+from equivcheck.presentations.presentation import Kind, Presentation, single_example, whole_batch
+from equivcheck.presentations.rows import Example, Rows
 from equivcheck.training.threads import one_thread
 from equivcheck.user.batches import convert_batch
 from equivcheck.user.ranks import build_model

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import torch
 
-from equivcheck.batching.fields import Role
-from equivcheck.batching.format import Format
 from equivcheck.batching.normalisers import Normaliser
-from equivcheck.batching.presentations import Presentation
-from equivcheck.batching.rows import Example
 from equivcheck.batching.runs import Runs
+from equivcheck.presentations.fields import Role
+from equivcheck.presentations.format import Format
+from equivcheck.presentations.presentation import Presentation
+from equivcheck.presentations.rows import Example
 
 
 def constant_factor(runs: Runs, given: Format, declared: Normaliser, window: int | None) -> float:

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from equivcheck.batching.examples import examples_of, opaque_examples
-from equivcheck.batching.format import Format, format_of
 from equivcheck.batching.normalisers import NORMALISERS
-from equivcheck.batching.presentations import Constraints
 from equivcheck.batching.ranks import RankRuns
-from equivcheck.batching.rows import Example, Side
 from equivcheck.batching.usage import invalid
+from equivcheck.presentations.examples import examples_of, opaque_examples
+from equivcheck.presentations.format import Format, format_of
+from equivcheck.presentations.presentation import Constraints
+from equivcheck.presentations.rows import Example, Side
 from equivcheck.user.task import Loss, Task, data_axes_of, leave_unchanged, loss_axes_of, mesh_of, with_mesh
 from equivcheck.worlds.ranks import Ranks
 from equivcheck.worlds.world import World, unwrap_world

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from equivcheck.batching.presentations import Kind
 from equivcheck.oracle.verdict.description import axes_in_words, error_in_words, heading
 from equivcheck.oracle.verdict.verdict import Judgement, Outcome
+from equivcheck.presentations.presentation import Kind
 from equivcheck.scenario.scenario import count
 from equivcheck.system.printable import wrap_lines
 from equivcheck.worlds.trace.differences import Divergence

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from equivcheck.scenario import LowPrecision, MixedPrecision
     from equivcheck.user.restart import Restart
+    from equivcheck.user.splits import BatchSplits
     from equivcheck.user.task import Loss, TrainStep
     from equivcheck.user.traces.cuts import Cuts
     from equivcheck.user.trainers.protocol import Trainer
@@ -48,6 +49,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     keep_dtype: bool = False,
     dropout_masks: bool = False,
     resume: Restart | None = None,
+    batch_splits: bool | BatchSplits = False,
     seed: int = 0,
     world: str | Ranks | World = "sim",
     schedule_seed: int = 0,
@@ -108,6 +110,9 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     :param keep_dtype: Replace float32 by float64 if the model asks for float32, on one device and on ranks.
     :param dropout_masks: Draw the masks of `torch.nn.Dropout` (1d, 2d, 3d) for all rows, and give each rank its part.
     :param resume: A `Restart`: ranks save a checkpoint, start again, load it and train on.
+    :param batch_splits: Check the training again with its batches split over data ranks in up to eight other ways, such as 1 and
+        n - 1 rows, or a rank without labels. Needs your own `step`; pass batches as lists of microbatches if it takes such lists.
+        A `BatchSplits` says how batches are taken apart.
     :param seed: Seed for torch, numpy and random before each call of `model`, for dropout masks, and for the single-device run.
     :param world: ``"sim"``, ``"gloo"``, ``"torchrun"``, or ranks that are already running.
     :param schedule_seed: Order in which simulated ranks take turns.
@@ -150,4 +155,9 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
         seed=seed,
         trainer=trainer,
     )
-    return check_task(task, world, schedule_seed, deadline, explain=explain)
+    check = partial(check_task, world=world, schedule_seed=schedule_seed, deadline=deadline, explain=explain)
+    if batch_splits:
+        from equivcheck.user.splits import BatchSplits, check_splits
+
+        return check_splits(task, batch_splits if isinstance(batch_splits, BatchSplits) else BatchSplits(), world, check)
+    return check(task)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -60,13 +60,24 @@ def _checked_or_none(arguments: Mapping[str, Any]) -> UserVerdict | None:
 
 
 def _is_same(one: UserVerdict, other: UserVerdict) -> bool:
+    if one.outcome is not other.outcome or one.split != other.split or one.kinds != other.kinds:
+        return False
     phases = [None if each.divergence is None else each.divergence.phase for each in (one, other)]
-    return one.outcome is other.outcome and one.kinds == other.kinds and (bool(one.kinds) or phases[0] is phases[1])
+    return bool(one.kinds) or phases[0] is phases[1]
 
 
 def _smaller(arguments: Mapping[str, Any], verdict: UserVerdict) -> Iterator[dict[str, Any]]:
     """Yield smaller trainings; within each kind the smallest first."""
     batches, mesh = arguments["batches"], arguments["mesh"]
+    splits = arguments.get("batch_splits", False)
+    if splits and not verdict.split:
+        yield {**arguments, "batch_splits": False}
+    elif splits:
+        from equivcheck.user.splits import BatchSplits
+
+        given = splits if isinstance(splits, BatchSplits) else BatchSplits()
+        if given.only != (verdict.split,):
+            yield {**arguments, "batch_splits": replace(given, only=(verdict.split,))}
     last = len(batches) if verdict.divergence is None else verdict.divergence.step + 1
     for count in sorted({1, last, len(batches) // 2, len(batches) - 1} - {0}):
         if count < len(batches):

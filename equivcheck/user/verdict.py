@@ -28,6 +28,8 @@ class UserVerdict(Judgement):
 
     With `precision=` given: the type that the training computes in, and the types it rounds to.
     """
+    split: str = ""
+    """How the batches were split over data ranks, with `batch_splits=`; empty for equal parts."""
     unread: tuple[str, ...] = ()
     """Optimizer state that was not compared because no rank could read it."""
     notes: tuple[str, ...] = ()
@@ -85,7 +87,8 @@ class UserVerdict(Judgement):
         elif self.failure is not None:
             lines = failure_lines(self.failure)
         found = self.diagnosis.result
-        named = {"why": found.cause or found.unexplained, "hint": found.hint, "where": found.where, "types": found.types}
+        named = {"split": self.split, "why": found.cause or found.unexplained, "hint": found.hint}
+        named |= {"where": found.where, "types": found.types}
         lines += [f"{name + ':':6} {text}" for name, text in named.items() if text]
         if self.unread:
             lines.append(f"not compared because no rank could read it: {_by_key(self.unread)}")

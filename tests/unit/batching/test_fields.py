@@ -10,10 +10,10 @@ from torch import nn
 
 from equivcheck import Outcome, UsageError
 from equivcheck.batching.check import check_batching
-from equivcheck.batching.examples import examples_of
-from equivcheck.batching.fields import Role
-from equivcheck.batching.format import Format, format_of
-from equivcheck.batching.rows import Example, Rows, Side
+from equivcheck.presentations.examples import examples_of
+from equivcheck.presentations.fields import Role
+from equivcheck.presentations.format import Format, format_of
+from equivcheck.presentations.rows import Example, Rows, Side
 from unit.batching import steps
 from unit.batching.steps import Causal, numbers, tokens
 

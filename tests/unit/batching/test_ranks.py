@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from equivcheck import Outcome, UsageError
 from equivcheck.batching.check import check_batching
-from equivcheck.batching.presentations import Kind
+from equivcheck.presentations.presentation import Kind
 from unit.batching import steps
 from unit.batching.steps import Batch, Causal, losses, summed, tokens
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from equivcheck.batching.fields import Field
+from equivcheck.presentations.fields import Field
 from equivcheck.system.choice import PrintableEnum
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from equivcheck.batching.format import Format
-from equivcheck.batching.rows import Example, Packing, Rows, Side
+from equivcheck.presentations.format import Format
+from equivcheck.presentations.rows import Example, Packing, Rows, Side
 from equivcheck.scenario.scenario import count
 from equivcheck.system.choice import PrintableEnum
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from equivcheck.batching.format import Format
-from equivcheck.batching.presentations import Constraints, Kind, Presentation, rows_of
-from equivcheck.batching.rows import Example, Rows
+from equivcheck.presentations.format import Format
+from equivcheck.presentations.presentation import Constraints, Kind, Presentation, rows_of
+from equivcheck.presentations.rows import Example, Rows
 
 
 def distributions(given: Format, examples: Sequence[Example], constraints: Constraints, num_ranks: int) -> Iterator[Presentation]:

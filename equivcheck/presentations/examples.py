@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from equivcheck.batching.fields import Role
-from equivcheck.batching.format import Format
-from equivcheck.batching.rows import Example
-from equivcheck.batching.usage import invalid
+from equivcheck.presentations.fields import Role
+from equivcheck.presentations.format import Format
+from equivcheck.presentations.rows import Example
+from equivcheck.presentations.usage import invalid
 
 
 def examples_of(given: Format) -> tuple[Example, ...]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from equivcheck.batching.fields import Field, Role, fields_of, is_shifted_by_model, tensors_in, with_tensors
-from equivcheck.batching.rows import Example, Packing, Rows, Side
-from equivcheck.batching.usage import invalid
+from equivcheck.presentations.fields import Field, Role, fields_of, is_shifted_by_model, tensors_in, with_tensors
+from equivcheck.presentations.rows import Example, Packing, Rows, Side
+from equivcheck.presentations.usage import invalid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

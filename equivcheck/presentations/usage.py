@@ -1,0 +1,10 @@
+"""Errors about batches that cannot be taken apart."""
+
+from __future__ import annotations
+
+from equivcheck.errors import UsageError
+
+
+def invalid(argument: str, why: str, expected: str) -> UsageError:
+    """Error about an invalid argument. `check_batching` puts its own name in place of ``check_training``."""
+    return UsageError(f"check_training: {argument} is not valid: {why}. Expected {expected}.")
