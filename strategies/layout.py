@@ -51,9 +51,10 @@ def meshes(draw: DrawFn, *, names: tuple[str, ...] = (DP,), max_ranks: int = MAX
 
 @cache
 def meshes_of(names: tuple[str, ...], max_ranks: int) -> SearchStrategy[Mesh]:
-    """Cached strategy for `meshes`. Axes with two ranks, then four and three, come more often: they show most for little time.
+    """Return a cached strategy for `meshes`.
 
-    An axis with one rank is rare, because errors along it do not show.
+    Axes with two ranks, then four and three, come more often, because they show most for little time. An axis with one rank is
+    rare, because errors along it do not show.
     """
     shapes = [shape for shape in product(range(1, max_ranks + 1), repeat=len(names)) if math.prod(shape) <= max_ranks]
     # Shrinking tries the second shape first, so it must take no more choices than other shapes with two ranks (a plan does).
@@ -73,7 +74,10 @@ def _times(shape: tuple[int, ...]) -> int:
 def executions(
     draw: DrawFn, *, compiles: SearchStrategy[bool] = NEVER, compiled: SearchStrategy[Execution] = COMPILED
 ) -> Execution:
-    """Executions: a quarter use activation checkpointing, some trace steps. If `compiles` draws True, one from `compiled`."""
+    """Draw executions: a quarter use activation checkpointing, some trace steps.
+
+    If `compiles` draws True, draw one from `compiled`.
+    """
     execution = draw(compiled) if draw(compiles) else Execution(whole_step=draw(_SELDOM))
     checkpointing = draw(_CHECKPOINTINGS)
     return execution if checkpointing is Checkpointing.NONE else replace(execution, checkpointing=checkpointing)

@@ -32,18 +32,21 @@ SPLITS = tuple(TIED_HALVES)
 
 
 def needs_plan(layout: Layout) -> bool:
-    """Whether the layout has tensor parallelism with the default plan, a placeholder for a drawn one."""
+    """Whether the layout has tensor parallelism with the default plan, which stands for a plan still to be drawn."""
     return any(parallelism.plan == _NO_PLAN for parallelism in layout.of(PlannedParallelism))
 
 
 def with_idle_plan(layout: Layout, training: Training) -> Layout:
-    """Give the layout a plan that fits any training: each layer replicated, or outside if the plan knows none of its linears."""
+    """Give the layout a plan that fits any training.
+
+    Each layer is replicated, or outside the plan if none of its linears is known.
+    """
     layers = training.model.layers
     return _with_plan(layout, tuple(_WHOLE if layer_kind(layer).linears(layer) else _OUTSIDE for layer in layers))
 
 
 def with_drawn_plan(draw: DrawFn, layout: Layout, training: Training, *, beyond: bool, repaired: bool = True) -> Layout:
-    """Give the layout a legal plan for the training, if `repaired` after limits were applied to its layers."""
+    """Give the layout a plan that is legal for the training, if `repaired` after its layers were repaired."""
     model, ranks, plan = training.model, layout.mesh.size(TP), []
     is_local = layout.has(LocalTensorParallel)
     source = _drawn_source(draw, training, ranks, empty=is_local)

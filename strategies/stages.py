@@ -22,7 +22,7 @@ _CHUNKS = (1, 2, 3, 4, 6, 8)
 
 
 def needs_stages(layout: Layout) -> bool:
-    """Whether the layout has a pipeline with the default options (after repairs), a placeholder for drawn ones."""
+    """Whether the layout has a pipeline with default options, which stand for options still to be drawn."""
     return bool(layout.of(Pipeline)) and layout == repair_layout(_with_pipeline(layout, _NO_STAGES))
 
 
@@ -43,7 +43,7 @@ def with_drawn_schedule(draw: DrawFn, layout: Layout) -> Layout:
 
 
 def with_drawn_boundaries(draw: DrawFn, layout: Layout, num_layers: int) -> Layout:
-    """Give the layout stages that are as even as possible or, in half of all cases, have any lengths."""
+    """Give the layout's pipeline stages: as even as possible or, in half of all cases, with any numbers of layers."""
     pipeline = parallelism_of(layout, Pipeline)
     num_stages = layout.mesh.size(PP) * pipeline.stages_per_rank
     if num_stages == 1 or not draw(EVENLY):

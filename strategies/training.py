@@ -121,7 +121,7 @@ def trainings(  # noqa: PLR0913 - a strategy for each field, all by keyword
     precisions: SearchStrategy[Precision] = PRECISIONS,
     steps: SearchStrategy[int] = STEPS,
 ) -> Training:
-    """Trainings, most with several steps. Use `scenarios` for trainings that fit a layout.
+    """Draw trainings, most with several steps. Use `scenarios` for trainings that fit a layout.
 
     `tokens` draws whether the model works on sequences; it has no effect if `models` are given. By default, most token models
     get a loss over labels, other models rarely.

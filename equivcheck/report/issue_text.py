@@ -22,7 +22,7 @@ _BACKTICKS = re.compile(r"`{3,}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """A finding in the run, with its script."""
+    """A finding that the issue reports, with its script."""
 
     record: Record
     """Finding's status over all runs."""

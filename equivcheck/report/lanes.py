@@ -50,7 +50,7 @@ class PlacedCall:
 
     @property
     def meeting(self) -> tuple[int, tuple[int, ...], str]:
-        """Key that is equal for calls that a group issues together."""
+        """Key that is equal for calls that a group makes together."""
         return self.column, self.call.ranks, self.call.op
 
 
@@ -60,13 +60,13 @@ def group_names(calls: Sequence[Sequence[Call]], mesh: Mesh) -> tuple[str, ...]:
 
 
 def used_letters(calls: Sequence[Sequence[Call]]) -> list[tuple[str, str]]:
-    """Letters with their kinds of calls."""
+    """Letters in the drawing, with the kinds of calls they stand for."""
     used = dict.fromkeys(call.op.partition(".")[0] for rank in calls for call in rank)
     return [(LETTERS.get(op, "?"), op) for op in used]
 
 
 def placed_steps(calls: Sequence[Sequence[Call]], mesh: Mesh) -> list[tuple[list[int], list[PlacedCall]]]:
-    """Steps with their calls by column, those before the first step first. Consecutive equal steps share an entry."""
+    """Return steps with their calls by column, setup first. Consecutive equal steps share an entry."""
     found: list[tuple[list[int], list[PlacedCall]]] = []
     names = group_names(calls, mesh)
     for step in sorted({call.step for rank in calls for call in rank}):
@@ -103,7 +103,7 @@ def steps_in_words(steps: Sequence[int]) -> str:
 
 
 def columns(calls: Sequence[Sequence[Call]]) -> list[list[int]]:
-    """Column per call and rank. A group's common call waits for its last member."""
+    """Return a column for each call on each rank. If several ranks make a call together, it is in the last one's column."""
     found: list[list[int]] = [[] for _ in calls]
     while any(len(done) < len(issued) for done, issued in zip(found, calls, strict=True)):
         heads = {rank: calls[rank][len(done)] for rank, done in enumerate(found) if len(done) < len(calls[rank])}

@@ -23,7 +23,10 @@ def print_selftest(console: Console, found: SelftestResult) -> None:
 
 
 def mutant_line(row: MutantResult) -> str:
-    """Line for one mutant: ``lost_bucket: caught in 5 of 6, first after 3 examples, 0.4 s; shrunk to 2 ranks, 1 layer (1-1)``."""
+    """Describe one mutant in a line.
+
+    Example: ``lost_bucket: caught in 5 of 6, first after 3 examples, 0.4 s; shrunk to 2 ranks, 1 layer (1-1)``.
+    """
     if row.broken:
         return f"{row.name}: not completed: {row.broken}"
     if not row.reachable:
@@ -94,7 +97,7 @@ def _totals(found: SelftestResult) -> Iterator[Text]:
 
 
 def selftest_object(found: SelftestResult) -> dict[str, Any]:
-    """One object; rates are shares from 0 to 1."""
+    """Convert the results to a JSON object. Rates are shares from 0 to 1."""
     return {
         "mutants": [_row_object(row) for row in found.rows],
         "kill_rate": round(found.kill_rate, 4),

@@ -35,7 +35,7 @@ def print_standings(console: Console, records: Sequence[Record], fails: Callable
 
 
 def standing_object(record: Record, *, fails: bool) -> dict[str, Any]:
-    """One finding as JSON values."""
+    """Convert a finding's record to a JSON object."""
     values = asdict(record)
     del values["decided_by"]
     return values | {"outcome": record.outcome.value, "standing": record.standing.value, "fails": fails}
@@ -51,7 +51,7 @@ def _lines(record: Record, fails: bool) -> Iterator[Text]:
 
 
 def where_seen(sighting: Sighting) -> str:
-    """Time and versions: ``2026-01-31 with torch 2.14.0 (1a2b3c4d) at 9f8e7d6c``."""
+    """Describe when and where a finding was seen: ``2026-01-31 with torch 2.14.0 (1a2b3c4d) at 9f8e7d6c``."""
     built = f" ({sighting.torch_commit[:8]})" if sighting.torch_commit else ""
     at = f" at {sighting.revision[:8]}" if sighting.revision else ""
     return f"{sighting.began[:10]} with torch {sighting.torch}{built}{at}"

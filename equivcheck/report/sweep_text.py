@@ -29,7 +29,7 @@ def print_sweep(console: Console, found: SweepResult, coverage: Sequence[Coverag
 
 
 def sweep_object(found: SweepResult, coverage: Sequence[Coverage] = ()) -> dict[str, Any]:
-    """One object with all counts and groups."""
+    """Convert the result to a JSON object with all counts and groups."""
     return {
         "coverage": {each.name: {"covered": each.num_covered, "left": each.num_left} for each in coverage},
         "outcomes": {outcome.value: number for outcome, number in found.outcomes.items()},

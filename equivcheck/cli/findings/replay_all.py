@@ -40,7 +40,7 @@ def replay_all(store: Path, check: Callable[[Finding], CaseVerdict], *, as_json:
 
 
 def each_replayed(store: FindingStore, check: Callable[[Finding], CaseVerdict], torch: str) -> Iterator[ReplayedFinding]:
-    """Check a store's findings again. Writes progress and unreadable findings to stderr."""
+    """Check a store's findings again, and yield the results. Progress and unreadable findings go to stderr."""
     from equivcheck.campaign.findings.fate import replayed
     from equivcheck.campaign.findings.finding import BrokenFinding
 

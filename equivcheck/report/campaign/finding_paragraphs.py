@@ -40,7 +40,7 @@ class FindingGroup:
 
     @property
     def layouts(self) -> tuple[str, ...]:
-        """Names of the group's layouts, each once."""
+        """The group's layout names, each once."""
         return tuple(dict.fromkeys(finding.verdict.case.summary_row[0] for finding in self.findings))
 
 

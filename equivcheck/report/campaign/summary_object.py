@@ -71,7 +71,7 @@ def summary_object(summary: Summary) -> dict[str, Any]:
 
 
 def finding_object(finding: KeptFinding, tally: Tally) -> dict[str, Any]:
-    """Convert a finding of a campaign to a JSON object."""
+    """Convert a campaign's finding to a JSON object."""
     verdict = finding.verdict
     return {
         "fingerprint": finding.fingerprint,

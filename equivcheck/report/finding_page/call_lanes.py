@@ -43,7 +43,7 @@ class LaneBlock:
 
     @property
     def num_unmatched(self) -> int:
-        """Number of calls that only part of a group has made."""
+        """How many calls only part of a group has made."""
         return sum(one.is_unmatched for one in self.calls)
 
 

@@ -59,7 +59,7 @@ RunAgain = Callable[[Any], SecondRun]
 
 @singledispatch
 def write_page(verdict: CaseVerdict, file: Path, context: PageContext, again: RunAgain) -> None:  # noqa: ARG001
-    """Write the HTML page of a finding. Raises `OSError` if the file cannot be written."""
+    """Write a finding's HTML page. Raises `OSError` if the file cannot be written."""
     raise TypeError(f"verdict {type(verdict).__name__} is not valid: unknown class. Expected Verdict or ProgramVerdict")
 
 
@@ -88,7 +88,7 @@ def _(verdict: ProgramVerdict, file: Path, context: PageContext, _again: RunAgai
 
 
 def write_scenario_page(file: Path, verdict: Verdict, again: SecondRun, context: PageContext) -> None:
-    """Write the HTML page of a checked scenario. Raises `OSError` if the file cannot be written."""
+    """Write the HTML page about a checked scenario. Raises `OSError` if the file cannot be written."""
     replace_text(file, render("finding_page/finding.html.jinja", **_values(verdict, again, context)))
 
 
@@ -136,7 +136,7 @@ def _sections(again: SecondRun) -> dict[str, str]:
 
 
 def headline(verdict: CaseVerdict) -> Headline:
-    """Headline of the page, with outcome and cause."""
+    """The page's headline, with outcome and cause."""
     diagnosis = verdict.diagnosis.sentence if verdict.diagnosis else verdict.reason
     text = f"{verdict.outcome.value}: {diagnosis}" if diagnosis else verdict.outcome.value
     return Headline(text=shorten(text, _LONGEST_HEADLINE), is_good=not verdict.outcome.is_finding)
@@ -153,7 +153,7 @@ def _wrong_ranks(verdict: Verdict, tensors: Sequence[DrawnTensor]) -> frozenset[
 
 
 def tiles(verdict: CaseVerdict) -> Iterator[tuple[str, str]]:
-    """Figures in the boxes at the top of the page, by name."""
+    """Figures in the boxes at the page's top, by name."""
     first = verdict.divergence
     if first is not None:
         yield "first in", f"step {first.step}, {first.phase.value}"

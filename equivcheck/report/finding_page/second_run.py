@@ -30,7 +30,7 @@ Alter = Callable[[Setup], None]
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Compared:
-    """Values at one moment of a training, on one device and on the ranks."""
+    """Values at one moment in a training, on one device and on the ranks."""
 
     expected: Expected
     """Values on one device."""
@@ -44,7 +44,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SecondRun:
-    """Values that the page shows, from a second run of the ranks."""
+    """Values for the page, from a second run on the ranks."""
 
     moments: tuple[Compared, ...] = ()
     """All moments in the training; empty if the ranks left no values."""
@@ -120,7 +120,7 @@ def _otherwise(again: SecondRun) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRow:
-    """Loss and errors of one step."""
+    """One step's loss and errors."""
 
     step: int
     """Step, from 0."""

@@ -25,7 +25,7 @@ _MAX_SIDE = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Block in the drawing: the elements of a tensor that one rank holds."""
+    """A block in the drawing: one rank's elements in a tensor."""
 
     rank: int
     """Global rank."""

@@ -32,7 +32,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A value's growth over time."""
+    """A value's line over time."""
 
     points: tuple[tuple[float, float], ...]
     """Points, left to right."""
@@ -99,7 +99,7 @@ class Plot:
 
 
 def stack_parts(parts: Mapping[str, float], most: float) -> tuple[tuple[str, float, float], ...]:
-    """Stack parts in a bar with length 100 for `most`: CSS class, start and width per part. Empty parts are left out."""
+    """Return each part of a stacked bar with CSS class, start and width. `most` has the length 100. Empty parts are left out."""
     found, begin = [], 0.0
     for name, amount in parts.items():
         width = 100 * amount / most if most else 0.0
@@ -180,7 +180,7 @@ def _step_x(step: int, num_steps: int) -> float:
 
 
 def error_bars(sizes: Sequence[tuple[float, int]]) -> Bars:
-    """Histogram of errors relative to tolerance, each with its check count."""
+    """Build a histogram with errors relative to tolerance, each with its number of checks."""
     counts: dict[int, int] = {}
     first, last = (decade * _BARS_PER_DECADE for decade in _DECADES)
     for error, number in sizes:

@@ -13,7 +13,7 @@ from equivcheck.worlds.trace.differences import Difference
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A cell with a mark, so that it can be read without its colour."""
+    """Table cell with a mark, so it can be read without its colour."""
 
     style: str
     """CSS class: ``same``, ``differs``, ``single`` (only one run has it), ``undecided`` or ``unseen``."""

@@ -16,7 +16,7 @@ from equivcheck.system.files import replace_text
 
 
 def write_page(file: Path, compared: Comparison) -> None:
-    """Write the page."""
+    """Write the HTML page about a comparison of recordings."""
     verdict = compared.verdict
     headline = f"{verdict.outcome.value.upper()}: {verdict.reason}"
     replicas = tuple(replica_tables(compared))

@@ -14,7 +14,7 @@ _ABSENT = "not set"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sides:
-    """One value in both runs."""
+    """One value in both runs, side by side."""
 
     name: str
     """Name."""

@@ -50,7 +50,7 @@ class Table:
 
 
 def steps_table(compared: Comparison) -> Table:
-    """Moments by steps."""
+    """Build a table with moments by steps."""
     steps, note = shown_steps(compared)
     first = compared.verdict.first
     grouped: dict[tuple[int, Moment], list[TensorDifference]] = {}
@@ -71,7 +71,10 @@ def steps_table(compared: Comparison) -> Table:
 
 
 def shown_steps(compared: Comparison) -> tuple[Sequence[int], str]:
-    """Steps with a column, and a sentence about the others. If there are many, they are those around the first difference."""
+    """Return the steps that get a column, and a sentence about the others.
+
+    If there are many steps, those around the first difference are shown.
+    """
     steps = sorted({step for run in compared.facts.runs for step in run.steps})
     first = compared.verdict.first
     place = 0 if first is None else steps.index(first.step)
@@ -109,7 +112,7 @@ def _moment_cell(
 
 
 def tensors_table(compared: Comparison) -> Table:
-    """Tensors by moments, in the first divergent step, or in the last step if all agree."""
+    """Build a table with tensors by moments, for the first divergent step, or for the last step if all agree."""
     first = compared.verdict.first
     step = compared.tensors[-1].step if first is None else first.step
     tensors = [each for each in compared.tensors if each.moment not in CLUES]
@@ -139,7 +142,7 @@ def _most_important(names: Sequence[str], found: Mapping[tuple[Moment, str], Ten
 
 
 def replica_tables(compared: Comparison) -> Iterator[Table]:
-    """Tensors by ranks, for replicas that disagree at the first such moment, in each run."""
+    """Build tables with tensors by ranks, in each run, for replicas that disagree at the first moment at which some do."""
     wrong = [each for each in compared.tensors if each.difference is Difference.RANKS_DISAGREE]
     for run in compared.facts.runs:
         rows = [row for each in wrong if each.moment is wrong[0].moment and (row := _replica_row(run, each)) is not None]

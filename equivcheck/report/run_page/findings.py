@@ -58,7 +58,7 @@ class ShownFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownFindings:
-    """A run's findings; those that make it fail come first."""
+    """A run's findings. Those that make it fail come first."""
 
     shown: tuple[ShownFinding, ...]
     """Findings shown in full."""

@@ -24,7 +24,7 @@ from equivcheck.system.files import replace_text
 
 
 def headline(past: PastRun, summary: Mapping[str, Any] | None, num_failing: int, num_shown: int) -> Headline:
-    """Result in the order of exit codes: trouble with the run comes before its findings."""
+    """A run's result as a headline: trouble with the run itself comes before its findings, as in exit codes."""
     text = _trouble(past, summary)
     if num_failing:
         found = f"fails: {count(num_failing, 'finding')}"
@@ -50,7 +50,7 @@ def _trouble(past: PastRun, summary: Mapping[str, Any] | None) -> str:
 
 
 def tiles(past: PastRun) -> Iterator[tuple[str, str]]:
-    """Main figures, by name."""
+    """A run's main figures, by name."""
     yield "checks", f"{past.checks:,}"
     yield "checks a second", f"{past.rate:.1f}"
     yield "pairs of features covered", f"{100 * past.share:.1f} %"
@@ -58,7 +58,7 @@ def tiles(past: PastRun) -> Iterator[tuple[str, str]]:
 
 
 def facts(past: PastRun, summary: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
-    """Known facts, by name."""
+    """Known facts about a run, by name."""
     run = past.run
     yield "began", moment(run.began)
     yield "took", f"{past.seconds:,.1f} s"
@@ -85,7 +85,7 @@ _NUM_EARLIER = 20
 
 
 def write_page(file: Path, store: Path, run: str = "") -> PastRun:
-    """Write the page about the run with this prefix, or the last run, and return the run.
+    """Write the HTML page about the run whose id has this prefix, or the last run, and return the run.
 
     Raises `UsageError` if there is none, and `HistoryFailed` if the history cannot be read.
     """

@@ -13,7 +13,7 @@ from equivcheck.report.frame.charts import stack_parts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutRow:
-    """Check results and cost for a layout."""
+    """Results and cost for a layout."""
 
     name: str
     """Layout name."""
@@ -30,7 +30,7 @@ class LayoutRow:
 
     @property
     def checks(self) -> int:
-        """Check count."""
+        """How many checks there were."""
         return sum(self.outcomes.values())
 
     @property
@@ -76,7 +76,7 @@ def all_layouts(rows: Sequence[LayoutRow]) -> LayoutRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairCell:
-    """Pairs between features in two parts of a scenario."""
+    """Feature pairs between two parts of a scenario."""
 
     missing: int
     """Legal pairs not drawn."""
@@ -85,13 +85,13 @@ class PairCell:
 
     @property
     def percent(self) -> int:
-        """Missing percentage. It is 0 or 100 only if none or all are missing."""
+        """Missing percentage. It is 0 or 100 only if none or all pairs are missing."""
         exact = 100 * self.missing / self.legal
         return round(exact) if exact in {0, 100} else min(99, max(1, round(exact)))
 
 
 def pair_rows(parts: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[PairCell]]]:
-    """Lower triangle: each part with cells for the parts up to itself."""
+    """Return the lower triangle of a table: for each part, cells for the parts up to itself."""
     cells = {frozenset((part["one"], part["other"])): part for part in parts}
     names = sorted({part["one"] for part in parts} | {part["other"] for part in parts})
     return [
