@@ -16,6 +16,9 @@ from equivcheck.worlds.trace.pieces import TensorsByName, full_tensors_of, selec
 from equivcheck.worlds.trace.tensors import Vector
 from equivcheck.worlds.trace.trace import Piece, Trace
 
+OPTIONAL = (Phase.STATE, Phase.BUFFER)
+"""Phases that a trainer may leave out."""
+
 
 def num_agreeing_moments(diverged: ComparedRanks, traces: Sequence[Trace]) -> int:
     """Number of leading moments at which the ranks have the same values as a run with a mistake.
@@ -27,11 +30,16 @@ def num_agreeing_moments(diverged: ComparedRanks, traces: Sequence[Trace]) -> in
     for index, (expected, found, other) in enumerate(zip(diverged.reference.moments, diverged.found, made, strict=False)):
         if (expected.step, expected.phase) != (other[0].step, other[0].phase):
             break  # the counterfactual ran fewer steps
-        is_compared = expected.phase is not Phase.REPORTED  # emulated ranks may report values of their own rows
+        # Emulated ranks may report values of their own rows, and trainers need not record state and buffers.
+        is_compared = expected.phase is not Phase.REPORTED and (expected.phase not in OPTIONAL or _is_recorded(found))
         if is_compared and not (_agrees(diverged, expected, found, other) and _ranks_disagree_too(diverged, expected, other)):
             break
         count = index + 1
     return count
+
+
+def _is_recorded(found: Sequence[Moment]) -> bool:
+    return any(values is not None for moment in found for _, values in values_by_piece(moment.snapshot))
 
 
 def differs_in_first_tensor(diverged: ComparedRanks, traces: Sequence[Trace]) -> bool:

@@ -12,7 +12,7 @@ from torch import nn
 with contextlib.suppress(ModuleNotFoundError):
     from ecosystem import torchvision_operators  # noqa: F401 - before transformers
 
-from equivcheck import Outcome, check_training
+from equivcheck import Outcome, UsageError, check_training
 from equivcheck.user.trainers.transformers import HFTrainer
 from equivcheck.user.verdict import UserVerdict
 from equivcheck.worlds.trace.differences import Phase
@@ -39,11 +39,14 @@ def batches(num_microbatches: int, *, is_uneven: bool) -> list[Any]:
     return [made[:num_microbatches], made[num_microbatches:]]
 
 
-def checked(num_microbatches: int, limit: float, *, is_uneven: bool, averages: bool = True) -> UserVerdict:
+def checked(
+    num_microbatches: int, limit: float, *, is_uneven: bool, averages: bool = True, trainer: Any = None, **arguments: Any
+) -> UserVerdict:
     """Two updates on two ranks."""
+    arguments = {"max_grad_norm": limit, "average_tokens_across_devices": averages} | arguments
     return check_training(
         model=model,
-        trainer=HFTrainer(arguments={"max_grad_norm": limit, "average_tokens_across_devices": averages}),
+        trainer=HFTrainer(arguments=arguments, trainer=trainer),
         mesh={"dp": 2},
         batches=batches(num_microbatches, is_uneven=is_uneven),
         loss=lambda outputs, _: outputs.loss,
@@ -70,3 +73,37 @@ def test_without_the_average_over_ranks_labels_count_by_rank(num_microbatches: i
     assert verdict.divergence is not None
     assert verdict.divergence.phase is Phase.LOSS
     assert checked(num_microbatches, 0.0, is_uneven=False, averages=False).outcome is Outcome.EQUIVALENT
+
+
+class MeanOfMicrobatch(transformers.Trainer):  # type: ignore[misc, name-defined]
+    """A mistake: the trainer does not divide by the number of microbatches if it passes the number of labels."""
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+        """Average over this microbatch's labels only."""
+        outputs = model(**inputs)
+        return (outputs.loss, outputs) if return_outputs else outputs.loss
+
+
+def test_a_subclass_that_ignores_the_number_of_labels() -> None:
+    """Its gradient is a sum."""
+    verdict = checked(3, 0.0, is_uneven=False, trainer=MeanOfMicrobatch)
+    assert verdict.outcome is Outcome.DIVERGED, verdict
+    assert verdict.cause == "gradient and loss are the sum over the 3 microbatches, not the mean", verdict
+
+
+FSDP2 = {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}}
+
+
+@pytest.mark.parametrize(("num_microbatches", "limit"), [(1, 0.0), (3, 0.0), (3, 0.1)])
+def test_fsdp2_is_equivalent(num_microbatches: int, limit: float) -> None:
+    """Parameters are DTensors."""
+    verdict = checked(num_microbatches, limit, is_uneven=True, **FSDP2)
+    assert verdict.outcome is Outcome.EQUIVALENT, verdict.describe()
+
+
+@pytest.mark.parametrize(("arguments", "words"), [({"bf16": True}, "its bf16 rounds at other places than one device")])
+def test_bad_input_is_one_line(arguments: dict[str, Any], words: str) -> None:
+    """It names the argument and the expected value."""
+    with pytest.raises(UsageError) as raised:
+        checked(1, 0.0, is_uneven=True, **arguments)
+    assert str(raised.value).startswith(f"check_training: trainer HFTrainer is not valid: {words}. Expected ")

@@ -12,8 +12,8 @@ from unit.diagnosis.causes import Example
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 EXAMPLES = (*causes.EXAMPLES, *token_causes.EXAMPLES)
-ELSEWHERE = {Cause.READ_BY_TORCH, Cause.NOT_RESTORED}
-"""Tested in `tests/equivalence/test_full_tensor.py` and `tests/unit/user/test_restart.py`."""
+ELSEWHERE = {Cause.READ_BY_TORCH, Cause.NOT_RESTORED, Cause.AVERAGE_OF_WEIGHTS}
+"""Tested in `tests/equivalence/test_full_tensor.py`, `tests/unit/user/test_restart.py` and `tests/unit/user/diagnosis`."""
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.cause.value)

@@ -77,6 +77,34 @@ def test_a_wrong_trainer_diverges(mistake: dict[str, Any], phase: Phase, cause: 
     assert verdict.cause == cause, verdict
 
 
+class Unrecorded(FlatEngine):
+    """Records no optimizer state."""
+
+    def train(self, *arguments: Any) -> None:  # type: ignore[override]
+        """Leave out the optional call."""
+        arguments[-1].at_end = lambda _parts: None
+        super().train(*arguments)
+
+
+class Scaled(nn.Sequential):
+    """A model with a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__(*model())
+        self.register_buffer("scale", torch.tensor([2.0]))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Scale the outputs."""
+        return super().forward(inputs) * self.scale
+
+
+@pytest.mark.usefixtures("with_causes")
+def test_values_that_a_trainer_leaves_out_hide_no_cause() -> None:
+    """State is optional, and trainers record no buffers."""
+    verdict = checked(Unrecorded(averages=False), model=Scaled)
+    assert verdict.cause == "all gradients are the sum over the 2 dp ranks, not the mean", verdict
+
+
 def test_replicas_that_differ_need_no_tolerance() -> None:
     """Ranks that keep old parameters of others disagree."""
     verdict = checked(FlatEngine(gathers=False))

@@ -1,0 +1,107 @@
+"""Train with transformers' `Trainer` or a subclass, such as TRL's, take batches in order, and record each update."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+from equivcheck.user.trainers.local_parts import gradient_parts, local_parts, state_parts
+from equivcheck.user.trainers.protocol import Record, number_of_microbatches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HFLoop:
+    """A trainer's class and its arguments."""
+
+    transformers: Any
+    """The package."""
+    trainer: Any
+    """Trainer class."""
+    arguments: Any
+    """Class for the trainer's arguments."""
+    given: Mapping[str, Any]
+    """The user's arguments."""
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    """Other keywords for the trainer."""
+    methods: Mapping[str, Any] = field(default_factory=dict)
+    """Methods that replace the trainer's."""
+
+    def train(
+        self, model: nn.Module, batches: Sequence[Sequence[Any]], make_optimizer: Callable[[list[Any]], Any], record: Record
+    ) -> None:
+        """Train on this rank's batches."""
+        from accelerate.state import AcceleratorState  # type: ignore[import-not-found, unused-ignore]
+
+        AcceleratorState._reset_state(reset_partial_state=True)  # accelerate 1.15 keeps the process's last strategy
+        in_order = [dict(batch) for microbatches in batches for batch, _ in microbatches]
+        optimizer = make_optimizer([*model.parameters()])
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _step: 1.0)
+        with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ):  # arguments set variables for FSDP
+            own = {
+                "gradient_accumulation_steps": number_of_microbatches(batches),
+                "max_steps": len(batches),
+                "output_dir": folder,
+            }
+            trainer_class = _in_order(self.trainer, in_order, self.methods)
+            arguments = self.arguments(**{**self.given, **OWN, **own})
+            trainer = trainer_class(model=model, args=arguments, optimizers=(optimizer, schedule), **self.keywords)
+            trainer.add_callback(_reader(self.transformers, trainer, model, record))
+            trainer.train()
+        record.at_end(state_parts(optimizer, [*model.named_parameters()]))
+
+
+OWN = {"use_cpu": True, "ddp_backend": "gloo", "save_strategy": "no", "report_to": [], "disable_tqdm": True}
+"""Arguments that equivcheck sets."""
+
+
+def _in_order(base: Any, batches: list[dict[str, Any]], methods: Mapping[str, Any]) -> Any:
+    class InOrder(base):  # type: ignore[misc]
+        """Trains on this rank's batches, in order."""
+
+        norm: float | None = None
+        losses: list[float] = []  # noqa: RUF012 - one trainer per process
+
+        def get_train_dataloader(self) -> Any:
+            """Return the batches, which equivcheck has split over ranks."""
+            return batches
+
+        def training_step(self, *given: Any, **keywords: Any) -> torch.Tensor:
+            """Keep a microbatch's loss."""
+            value: torch.Tensor = super().training_step(*given, **keywords)
+            self.losses = [*self.losses, float(value)]
+            return value
+
+        def take_loss(self) -> float:
+            """Return the loss over all microbatches in this update."""
+            total, self.losses = sum(self.losses), []
+            return total
+
+        def _get_grad_norm(self, *given: Any, **keywords: Any) -> Any:
+            """Keep the norm, which the trainer only logs."""
+            found = super()._get_grad_norm(*given, **keywords)
+            self.norm = float(found)
+            return found
+
+    return type("InOrder", (InOrder,), dict(methods))
+
+
+def _reader(transformers: Any, trainer: Any, model: nn.Module, record: Record) -> Any:
+    class Reading(transformers.TrainerCallback):  # type: ignore[misc]
+        """Reads gradients before the optimizer's step, and parameters after it."""
+
+        def on_pre_optimizer_step(self, *_given: Any, **_keywords: Any) -> None:
+            """Gradients are clipped here."""
+            record.before_update(gradient_parts([*model.named_parameters()]))
+
+        def on_optimizer_step(self, *_given: Any, **_keywords: Any) -> None:
+            """The trainer sets gradients to zero after this."""
+            record.after_update(trainer.take_loss(), local_parts(model.named_parameters()), norm=trainer.norm)
+
+    return Reading()
