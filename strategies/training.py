@@ -46,6 +46,7 @@ THRESHOLDS: SearchStrategy[float] = st.sampled_from((0.1, 0.01, 1.0, 100.0))
 
 _BATCH_DIMS = st.sampled_from((0, 0, 0, 1))
 _COUNTS = st.sampled_from((1, 1, 2, 2, 3, 4))
+_LAST_WINDOWS = st.sampled_from((None, None, None, None, 1, 2))
 _SELECTS = st.sampled_from(ParameterSelection)
 _LR_FACTORS = st.sampled_from((1.0, 0.5, 2.0))
 _DECAYS = st.sampled_from((0.0, 0.1))
@@ -67,11 +68,19 @@ _SCHEDULE_CHOICES: SearchStrategy[Schedule] = st.sampled_from(
 
 @st.composite
 def data(draw: DrawFn, *, rows: SearchStrategy[int] = ROWS, max_microbatches: int = MAX_MICROBATCHES) -> Data:
-    """Data with 1 to `max_microbatches` microbatches, with equal rows or not; a quarter has its rows along dim 1."""
+    """Data with 1 to `max_microbatches` microbatches, with equal rows or not; a quarter has its rows along dim 1.
+
+    The last step of some has fewer microbatches.
+    """
     num_microbatches, batch_dim = min(draw(_COUNTS), max_microbatches), draw(_BATCH_DIMS)
+    last_window = draw(_LAST_WINDOWS) if num_microbatches > 1 else None
+    if last_window is not None and last_window >= num_microbatches:
+        last_window = None
     if num_microbatches > 1 and draw(EVENLY):
-        return Data(microbatches=tuple(draw(rows) for _ in range(num_microbatches)), batch_dim=batch_dim)
-    return Data(microbatches=(draw(rows),) * num_microbatches, batch_dim=batch_dim)
+        microbatches = tuple(draw(rows) for _ in range(num_microbatches))
+    else:
+        microbatches = (draw(rows),) * num_microbatches
+    return Data(microbatches=microbatches, last_window=last_window, batch_dim=batch_dim)
 
 
 @st.composite

@@ -49,6 +49,7 @@ class Minimum:
 
 ONE_RANK = Minimum(ranks=1, because="one rank and one step show it")
 TWO_RANKS = Minimum(because="over one rank the fault changes nothing")
+WINDOW = Minimum(ranks=1, steps=2, because="the last of several steps has fewer microbatches")
 TWO_STEPS = Minimum(ranks=1, steps=2, because="the first step is right")
 
 

@@ -59,6 +59,11 @@ def has_microbatches(scenario: Scenario) -> bool:
     return is_eager(scenario) and len(scenario.training.data.microbatches) > 1
 
 
+def has_trailing_window(scenario: Scenario) -> bool:
+    """Whether hooks run and the last step, which the scenario's own layout runs, has fewer microbatches than others."""
+    return is_eager(scenario) and scenario.training.has_trailing_window
+
+
 def has_steps(scenario: Scenario) -> bool:
     """Whether nothing is compiled or traced, and the layout runs several steps."""
     return is_eager(scenario) and has_next_step(scenario)

@@ -86,7 +86,7 @@ class _CountsChunks(Pipe):
 
     def loss_of_chunk(self, rows: int) -> Loss:
         """Loss scaled by the number of chunks."""
-        return lambda outputs, targets: scale_loss(self.setup, self.loss(outputs, targets), rows)
+        return lambda outputs, targets: scale_loss(self.setup, self.loss(outputs, targets), rows, self.step)
 
 
 def use_pipe(setup: Setup, kind: type[Pipe]) -> None:

@@ -22,11 +22,15 @@ class Data:
     microbatches: tuple[int, ...]
     """Rows in each microbatch, 1 to 65,536. There are 1 to 4 microbatches; their gradients accumulate before the optimizer
     step."""
+    last_window: int | None = None
+    """Maximum number of microbatches in the last of several steps, 1 to 4: a trailing accumulation window. None for no limit."""
     batch_dim: int = 0
     """Batch dim in inputs, outputs and targets, 0 or 1. With 1 the model transposes its input and its output."""
 
     def __post_init__(self) -> None:
         require_between(self, "batch_dim", 0, 1)
+        if self.last_window is not None:
+            require_between(self, "last_window", 1, MAX_MICROBATCHES)
         if not 1 <= len(self.microbatches) <= MAX_MICROBATCHES:
             raise InvalidScenario(
                 f"Data.microbatches of length {len(self.microbatches)} is not valid. Expected 1 to {MAX_MICROBATCHES} entries."
@@ -37,5 +41,14 @@ class Data:
 
     @property
     def batch(self) -> int:
-        """Rows in a whole step."""
+        """Rows in a step, without a limit by `last_window`."""
         return sum(self.microbatches)
+
+    def has_trailing_window(self, steps: int) -> bool:
+        """Whether the last of this many steps has fewer microbatches than others."""
+        return steps > 1 and self.last_window is not None and self.last_window < len(self.microbatches)
+
+    def microbatches_at(self, step: int, steps: int) -> tuple[int, ...]:
+        """Rows in each microbatch of one of this many steps."""
+        is_trailing = self.has_trailing_window(steps) and step == steps - 1
+        return self.microbatches[: self.last_window] if is_trailing else self.microbatches

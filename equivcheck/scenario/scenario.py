@@ -77,6 +77,8 @@ def _(scenario: Scenario) -> str:
     first = "" if resume is None else f"{count(resume.steps, 'step')} of {_layout(resume.layout)}, then "
     training, model = scenario.training, scenario.training.model
     rows = " + ".join(str(rows) for rows in training.data.microbatches)
+    rows += " row" if rows == "1" else " rows"
+    last = f", {training.data.last_window} in the last step" if training.has_trailing_window else ""
     parts = [first + _layout(scenario.layout)]
     if model.length is not None:
         tokens = "" if model.source is None else f" out of {count(model.source.vocabulary, 'token')}"
@@ -84,7 +86,7 @@ def _(scenario: Scenario) -> str:
     parts += [
         f"widths {'-'.join(map(str, model.widths))}",
         type(training.optimizer).__name__,
-        f"{count(len(training.data.microbatches), 'microbatch', 'microbatches')} of {rows} {'row' if rows == '1' else 'rows'}",
+        f"{count(len(training.data.microbatches), 'microbatch', 'microbatches')} of {rows}{last}",
         count(training.steps, "step"),
         training.precision.value,
     ]

@@ -97,6 +97,19 @@ class Training:
             if group.weight_decay and not self.optimizer.decays:
                 raise invalid_field(group, "weight_decay", "0.0 with Rprop")
 
+    @property
+    def has_trailing_window(self) -> bool:
+        """Whether the last step has fewer microbatches than others."""
+        return self.data.has_trailing_window(self.steps)
+
+    def microbatches_at(self, step: int) -> tuple[int, ...]:
+        """Rows in each microbatch of a step."""
+        return self.data.microbatches_at(step, self.steps)
+
+    def rows_at(self, step: int) -> int:
+        """Rows in a step."""
+        return sum(self.microbatches_at(step))
+
     def _check_labels(self) -> None:
         if self.model.out_features < 2:
             raise invalid_field(self, "loss", "another loss, or a model with at least two outputs")

@@ -33,8 +33,8 @@ def microbatch_loss(setup: Setup, batch: Batch, index: int, rows: int) -> torch.
     with setup.forward_context():
         outputs = setup.module(batch.inputs, batch.masks, index)
         loss = setup.loss(training, outputs.to(getattr(torch, training.precision.value)), batch.targets, batch.divisor)
-        loss = scale_loss(setup, loss, rows)
-        return _with_balance(setup, loss, batch, index, rows / training.data.batch) if training.model.balances else loss
+        loss = scale_loss(setup, loss, rows, index)
+        return _with_balance(setup, loss, batch, index, rows / training.rows_at(index)) if training.model.balances else loss
 
 
 def _with_balance(setup: Setup, loss: torch.Tensor, batch: Batch, index: int, share: float) -> torch.Tensor:
@@ -49,10 +49,10 @@ def backward(setup: Setup, loss: torch.Tensor) -> None:
     (loss if setup.gradient_scale == 1.0 else loss * setup.gradient_scale).backward()  # type: ignore[no-untyped-call]
 
 
-def scale_loss(setup: Setup, loss: torch.Tensor, rows: int) -> torch.Tensor:
-    """Scale the loss of some rows to their share of the step's loss."""
+def scale_loss(setup: Setup, loss: torch.Tensor, rows: int, index: int) -> torch.Tensor:
+    """Scale some rows' loss to their share in the step's loss, given the step index."""
     training = setup.training
-    share = rows / training.data.batch if training.loss.is_mean else setup.loss_scale
+    share = rows / training.rows_at(index) if training.loss.is_mean else setup.loss_scale
     return loss if share == 1.0 else loss * share
 
 

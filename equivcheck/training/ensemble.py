@@ -147,7 +147,7 @@ def _mapped_losses(training: Training, parameters: Mapping[str, torch.Tensor]) -
             outputs = model(inputs, batch.masks, index)
             found = loss_of(training, outputs, targets, batch.divisor) * share
             if training.model.balances:
-                found = found + _balance_loss(training, model, inputs.shape[batch.batch_dim])
+                found = found + _balance_loss(training, model, inputs.shape[batch.batch_dim], index)
             return found, choices.take_all()
 
         with warnings.catch_warnings():
@@ -160,9 +160,9 @@ def _mapped_losses(training: Training, parameters: Mapping[str, torch.Tensor]) -
     return losses
 
 
-def _balance_loss(training: Training, model: nn.Module, rows: int) -> torch.Tensor:
+def _balance_loss(training: Training, model: nn.Module, rows: int, index: int) -> torch.Tensor:
     loads, positions = routing_loads(model), rows * (training.model.length or 1)
-    return balance_loss(loads, [load.counts for load in loads], positions) * (rows / training.data.batch)
+    return balance_loss(loads, [load.counts for load in loads], positions) * (rows / training.rows_at(index))
 
 
 def _embedded(module: nn.Embedding, padding: int, tokens: torch.Tensor) -> torch.Tensor:
@@ -249,7 +249,7 @@ def _accumulate(run: _Run, microbatches: Sequence[Batch], index: int) -> tuple[t
     training, total, alike = run.training, torch.zeros(()), True
     for batch in microbatches:
         averages = training.loss.is_mean and len(microbatches) > 1
-        share = batch.inputs.shape[1 + batch.batch_dim] / training.data.batch if averages else 1.0
+        share = batch.inputs.shape[1 + batch.batch_dim] / training.rows_at(index) if averages else 1.0
         loss, same = run.losses(batch, index, share)
         total, alike = total + loss, alike and same
     return total, alike

@@ -72,7 +72,7 @@ def material(training: Training) -> Material:
     parameters = {
         name: torch.from_numpy(values.astype(dtype)) for name, values in _draw_parameters(training.model, generator).items()
     }
-    steps = tuple(_draw_step(training, generator) for _ in range(training.steps))
+    steps = tuple(_draw_step(training, step, generator) for step in range(training.steps))
     return Material(parameters=parameters, steps=steps)
 
 
@@ -104,8 +104,8 @@ def _with_positive_first(values: Array) -> Array:
     return values
 
 
-def _draw_step(training: Training, generator: np.random.Generator) -> tuple[Batch, ...]:
-    batches = tuple(_draw_batch(training, rows, generator) for rows in training.data.microbatches)
+def _draw_step(training: Training, step: int, generator: np.random.Generator) -> tuple[Batch, ...]:
+    batches = tuple(_draw_batch(training, rows, generator) for rows in training.microbatches_at(step))
     if isinstance(training.loss, CrossEntropy):
         batches = _counted(training.loss, training.model.out_features, batches, generator)
     return tuple(_laid(batch, training.data.batch_dim) for batch in batches)

@@ -39,6 +39,11 @@ KINDS: dict[Family, dict[str, tuple[str, ...]]] = {
         "rescaled at each microbatch": ("rescaled_each_microbatch",),
         "optimizer steps at each microbatch": ("stepped_each_microbatch",),
         "mean per microbatch instead of over the batch": ("mean_of_means",),
+        "trailing window divided by a full one's rows or labels": (
+            "trailing_window_divided_as_full",
+            "labels_of_first_window_counted",
+        ),
+        "trailing window never stepped, or never reduced": ("trailing_window_not_stepped", "trailing_window_not_reduced"),
     },
     Family.CLIPPING: {
         "norm of the local shard only": ("local_norm", "norms_added_up"),

@@ -90,10 +90,11 @@ def _accumulate(
 ) -> tuple[float, Gradients]:
     """The loss of a step, and its gradients added to those given."""
     total, gradients = 0.0, dict(gradients)
+    rows = sum(batch.inputs.shape[training.data.batch_dim] for batch in microbatches)
     for batch in microbatches:
         inputs, targets = (batch.inputs.T, batch.targets.T) if training.data.batch_dim else (batch.inputs, batch.targets)
         run = forward(training.model, parameters, inputs, batch.masks, index)
-        loss, slope = _loss(training, run.outputs, targets, batch.counted)
+        loss, slope = _loss(training, run.outputs, targets, batch.counted, rows)
         total += loss
         for name, values in backward(run, parameters, slope).items():
             before = gradients[name]
@@ -101,15 +102,13 @@ def _accumulate(
     return total, gradients
 
 
-def _loss(training: Training, outputs: Array, targets: Array, counted: float) -> tuple[float, Array]:
-    """A microbatch's share of the step's loss, and its gradient; a mean is over the elements of the whole batch."""
+def _loss(training: Training, outputs: Array, targets: Array, counted: float, rows: int) -> tuple[float, Array]:
+    """A microbatch's share of the step's loss, and its gradient; a mean is over the elements of all rows in the step."""
     if isinstance(training.loss, CrossEntropy):
         loss, slope = label_loss(training.loss, outputs, targets)
         return loss / counted, slope / counted
     errors = outputs - targets
-    share = (
-        1.0 / (training.data.batch * training.model.out_features) if training.loss in (Loss.MSE_MEAN, Loss.LINEAR_MEAN) else 1.0
-    )
+    share = 1.0 / (rows * training.model.out_features) if training.loss in (Loss.MSE_MEAN, Loss.LINEAR_MEAN) else 1.0
     if training.loss in (Loss.LINEAR_MEAN, Loss.LINEAR_SUM):
         return float(errors.sum()) * share, np.full_like(errors, share)
     return float(np.square(errors).sum()) * share, 2.0 * share * errors

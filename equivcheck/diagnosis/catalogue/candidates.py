@@ -21,6 +21,7 @@ from equivcheck.diagnosis.catalogue.tokens.attention import wrong_attention, wro
 from equivcheck.diagnosis.catalogue.tokens.embeddings import wrong_embeddings
 from equivcheck.diagnosis.catalogue.tokens.labels import wrong_labels
 from equivcheck.diagnosis.catalogue.tokens.vocabulary import wrong_vocabularies
+from equivcheck.diagnosis.catalogue.windows import wrong_windows
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.mistake import Mistake, StepFacts
 from equivcheck.diagnosis.mistakes.initial_values import wrong_start
@@ -38,6 +39,7 @@ _UPDATED = (Phase.UPDATE, Phase.STATE)
 
 CATALOGUE: tuple[tuple[Callable[..., Iterator[Mistake]], tuple[Phase, ...]], ...] = (
     (wrong_start, (*_COMPUTED, *_UPDATED, Phase.BUFFER)),
+    (wrong_windows, (*_COMPUTED, *_UPDATED)),
     (wrong_labels, _COMPUTED),
     (wrong_keys_and_values, _COMPUTED),
     (wrong_embeddings, _COMPUTED),

@@ -42,6 +42,8 @@ class Cause(PrintableEnum):
     """The optimizer steps at each microbatch."""
     MEAN_OF_MEANS = "mean_of_means"
     """Means over parts with unequal sizes are averaged without weights."""
+    TRAILING_WINDOW = "trailing_window"
+    """A trailing accumulation window, a last step with fewer microbatches, is divided like a full one, or never stepped."""
     LOCAL_NORM = "local_norm"
     """Gradients are clipped by the norm of one rank's shards."""
     CLIPPED_BEFORE_REDUCTION = "clipped_before_reduction"

@@ -50,8 +50,9 @@ def over(
     """One layer, or the given ones, on a mesh."""
     mesh = Mesh(axes=tuple(Axis(name=name, size=size) for name, size in sizes.items()))
     model = Model(features=2, layers=layers or (LAYER,))
+    data = training.pop("data", Data(microbatches=rows))
     return Scenario(
-        training=Training(model=model, data=Data(microbatches=rows), **training),  # type: ignore[arg-type]
+        training=Training(model=model, data=data, **training),  # type: ignore[arg-type]
         layout=Layout(mesh=mesh, parallelisms=(by,)),
     )
 
@@ -169,6 +170,12 @@ EXAMPLES = (
         Cause.STEPPED_EACH_MICROBATCH, on_2(rows=_TWO), "stepped_each_microbatch", "the optimizer steps after each microbatch"
     ),
     _example(Cause.MEAN_OF_MEANS, over({"dp": 1}, rows=(2, 1)), "mean_of_means", "although they have different numbers of rows"),
+    _example(
+        Cause.TRAILING_WINDOW,
+        over({"dp": 1}, data=Data(microbatches=(2, 2, 2), last_window=1), steps=2),
+        "trailing_window_divided_as_full",
+        "of step 1, which accumulates 1 of 3 microbatches, is divided as if it had the rows of a full accumulation window",
+    ),
     _example(Cause.LOCAL_NORM, on_2(SHARDED, clipping=CLIPPED), "local_norm", "each rank clips by its local norm"),
     _example(
         Cause.CLIPPED_BEFORE_REDUCTION,

@@ -120,6 +120,7 @@ OF_TOKEN_MODELS: list[Invalid] = [
         {"hidden": 1, "normalised": True},
         "Experts.normalised True is not valid: a single weight would always be 1. Expected False with top_k 1.",
     ),
+    (partial(Data, microbatches=(2, 2)), {"last_window": 0}, "Data.last_window 0 is not valid. Expected 1 to 4"),
     (CrossEntropy, {"label_smoothing": 1.0}, "CrossEntropy.label_smoothing 1.0 is not valid. Expected 0.0 to 0.9"),
     (CrossEntropy, {"z_loss": -1.0}, f"CrossEntropy.z_loss -1.0 {NOT_NEGATIVE}"),
     (a_token_model, {"length": 17}, "Model.length 17 is not valid. Expected 1 to 16"),

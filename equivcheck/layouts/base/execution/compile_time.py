@@ -87,9 +87,9 @@ def _num_traces(training: Training) -> int:
     """Count the steps that a rank traces.
 
     With a schedule it traces every step, because the learning rate changes. Otherwise it traces only the first step and the
-    first step with optimizer state.
+    first step with optimizer state, and a trailing accumulation window.
     """
-    return training.steps if training.schedule is not None else min(training.steps, 2)
+    return training.steps if training.schedule is not None else min(training.steps, 2 + training.has_trailing_window)
 
 
 def _expected(model: Model, layout: Layout) -> float:

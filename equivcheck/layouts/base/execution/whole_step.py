@@ -78,7 +78,7 @@ class _WholeSteps:
         """Run the whole step, set its gradients, and keep the other results for `clip_norm` and `update`."""
         given = self._given([setup.take(batch) for batch in microbatches])
         plan, tensors = _taken_apart(given)
-        key = self._key(given, index), microbatches[0].divisor
+        key = self._key(given, index), len(microbatches), microbatches[0].divisor
         if key not in self.graphs:
             self.graphs[key] = _traced(partial(self._step, index, microbatches), plan, tensors)
         graph = self.graphs[key]

@@ -108,9 +108,9 @@ def count_reductions(view: RankView) -> Totals:
     """Expected collective calls in all steps to sum counts: one all-reduce over each axis, microbatch and layer that counts."""
     ledger, dispatches = Ledger(), [layer_kind(layer).dispatch(layer) for layer in view.training.model.layers]
     sizes = [dispatch.num_counted for dispatch in dispatches if dispatch is not None and dispatch.num_counted]
-    num_microbatches = len(view.training.data.microbatches)
     for axis in AXES if sizes else ():
         for step in range(view.training.steps if view.layout.mesh.size(axis) > 1 else 0):
+            num_microbatches = len(view.training.microbatches_at(step))
             num_bytes = sum(sizes) * view.item_bytes * num_microbatches
             ledger.note(step, "all_reduce.sum", view.axes(axis), num_bytes, len(sizes) * num_microbatches)
     return ledger.totals

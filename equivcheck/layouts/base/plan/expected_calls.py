@@ -95,7 +95,7 @@ class PlannedCalls:
         """Expected collective calls in all steps."""
         training = self.view.training
         for step in range(training.steps):
-            for microbatch in training.data.microbatches:
+            for microbatch in training.microbatches_at(step):
                 rows = microbatch // self.view.layout.num_data_ranks * (1 if self.length is None else self.length)
                 if self.parts > 1:
                     self._model(step, rows)

@@ -166,9 +166,12 @@ def part_of_step(draft: Draft) -> str:
     if not has_several_microbatches(draft):
         return ""
     if len(set(training.data.microbatches)) == 1:
-        return f" / {len(training.data.microbatches)}"
+        return " / len(microbatches)" if training.has_trailing_window else f" / {len(training.data.microbatches)}"
     rows = "batch[0][0]" if training.data.batch_dim else "batch[0]"
-    return f" * (len({rows}) / {training.data.batch})"
+    all_rows = str(training.data.batch)
+    if training.has_trailing_window:
+        all_rows = f"sum(len({rows.replace('batch', 'each')}) for each in microbatches)"
+    return f" * (len({rows}) / {all_rows})"
 
 
 def full_copy(draft: Draft, tensor: str) -> str:

@@ -57,21 +57,25 @@ def take_rows(draft: Draft) -> None:
     draft.lines[LoopPosition.TAKE][:0] = lines
 
 
+def last_number(draft: Draft) -> str:
+    """Code for the number of a step's last microbatch."""
+    training = draft.scenario.training
+    return "len(microbatches) - 1" if training.has_trailing_window else str(len(training.data.microbatches) - 1)
+
+
 def add_no_sync(draft: Draft) -> None:
     """Let the script run all microbatches except the last under ``module.no_sync()``."""
-    last = len(draft.scenario.training.data.microbatches) - 1
-    if last:
+    if len(draft.scenario.training.data.microbatches) > 1:
         draft.need("contextlib", "nullcontext")
         draft.needs_number = True
-        draft.context = f"module.no_sync() if parallel and number < {last} else nullcontext()"
+        draft.context = f"module.no_sync() if parallel and number < {last_number(draft)} else nullcontext()"
 
 
 def reduce_at_last_microbatch(draft: Draft, method: str = "set_requires_gradient_sync") -> None:
     """Let the script call the model's `method` so that gradients are reduced at the last microbatch only."""
-    last = len(draft.scenario.training.data.microbatches) - 1
-    if last:
+    if len(draft.scenario.training.data.microbatches) > 1:
         draft.needs_number = True
-        draft.add(LoopPosition.TAKE, f"model.{method}(number == {last})")
+        draft.add(LoopPosition.TAKE, f"model.{method}(number == {last_number(draft)})")
 
 
 def sum_gradients(draft: Draft, group: str, *then: str) -> None:

@@ -94,10 +94,13 @@ def _drawn(training: Training) -> list[str]:
         items = batch.format(rows=rows[0])
     else:
         items = f"[{batch.format(rows='rows')} for rows in {tuple_code(list(map(str, rows)))}]"
-    return [
+    lines = [
         f"torch.manual_seed({training.seed})",
         f"BATCHES = [{items} for _ in range({training.steps})]  # {_words(training)}",
     ]
+    if training.has_trailing_window:
+        lines.append(f"BATCHES[-1] = BATCHES[-1][:{training.data.last_window}]  # a trailing accumulation window")
+    return lines
 
 
 def _shape(training: Training, *last: str) -> str:

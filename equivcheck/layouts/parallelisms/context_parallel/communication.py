@@ -36,7 +36,7 @@ class ContextParallelCalls:
         """Expected collective calls in the whole training."""
         if self.size > 1:
             for step in range(self.view.training.steps):
-                for microbatch in self.view.training.data.microbatches:
+                for microbatch in self.view.training.microbatches_at(step):
                     self._layers(step, microbatch // self.view.layout.num_data_ranks)
         return self.ledger.totals
 

@@ -34,13 +34,13 @@ def ddp_totals(view: RankView, ddp: DDP, axes: str, *, has_buffers: bool = True)
     bucketing = bucketing_of(view, ddp)
     expected = reductions(bucketing)
     num_reduced, synchronised = 0, True
-    last = len(training.data.microbatches) - 1
     rebuilt_after = reductions_before_rebuild(ddp)
     reduced_bytes = view.item_bytes if ddp.compression is Compression.NONE else COMPRESSED_BYTES
     # Buffers of one element type are broadcast together.
     sizes = (training.model.counter * COUNTER_BYTES, training.model.offset * training.model.out_features * view.item_bytes)
     buffers = [num_bytes for num_bytes in sizes if num_bytes]
     for step in range(training.steps):
+        last = len(training.microbatches_at(step)) - 1
         for number in range(last + 1):
             if num_reduced == rebuilt_after:
                 # Rebuilding buckets broadcasts parameter indices with their number, then bucket sizes.

@@ -23,7 +23,7 @@ def _all_calls(view: RankView, parallelism: ExpertParallel) -> Totals:
     for step in range(view.training.steps):
         num_exchanges = sum(_exchanges(view, step, index) for index in range(len(view.training.model.layers)))
         if num_exchanges:
-            ledger.note(step, "all_to_all", view.axes(EP), 0, num_exchanges * len(view.training.data.microbatches))
+            ledger.note(step, "all_to_all", view.axes(EP), 0, num_exchanges * len(view.training.microbatches_at(step)))
     whole = [held for held in view.held if shard_dim(parallelism, held.parameter) is None]
     experts = [held for held in view.held if shard_dim(parallelism, held.parameter) is not None]
     return ledger.totals | gradient_reductions(view, EP, whole) | _clipping(view, parallelism, experts)

@@ -82,8 +82,8 @@ class UnitCalls(ABC, Generic[F]):
     def totals(self) -> Totals:
         """Expected collective calls in all steps, without clipping."""
         training = self.view.training
-        last = len(training.data.microbatches) - 1
         for step in range(training.steps):
+            last = len(training.microbatches_at(step)) - 1
             for number in range(last + 1):
                 self._forward(step)
                 self._backward(step, last=number == last)

@@ -43,7 +43,7 @@ class LocalCalls(PlannedCalls):
 
     def after_backward(self, step: int) -> None:
         """Count sums of gradients for norm layers on sharded rows."""
-        times = len(self.view.training.data.microbatches)
+        times = len(self.view.training.microbatches_at(step))
         for held in self.view.held:
             if held.parameter.is_norm_parameter and self._is_of_own_rows(held) and self._is_differentiated(held, step):
                 self.ledger.note(step, "all_reduce.sum", self.axes, held.numel * self.view.item_bytes * times, times)

@@ -186,8 +186,14 @@ def _loss_fn(draft: Draft, parallelism: Pipeline, rows: tuple[int, ...]) -> str:
     uneven = training.loss.is_mean and len(rows) > 1
     if uneven:
         loss, arguments = f"{loss} * share", f"{arguments}, share"
+        if training.has_trailing_window:
+            loss = f"{loss} * {training.data.batch} / ROWS[loss_fn.step]"
+    elif training.loss.is_mean and training.has_trailing_window:
+        loss = f"{loss} * {rows[0]} / {chunks} / ROWS[loss_fn.step]"
     elif training.loss.is_mean and chunks * training.data.batch > rows[0]:
         loss = f"{loss} / {chunks * training.data.batch // rows[0]}"
+    if training.loss.is_mean and training.has_trailing_window:
+        draft.definitions.append([f"ROWS = {[training.rows_at(step) for step in range(training.steps)]}  # in each step"])
     text = '"""A chunk\'s share of the step\'s loss."""'
     draft.definitions.append(block(f"def loss_fn({arguments}):", [text, f"return {loss}"]))
     if not uneven:
@@ -197,7 +203,8 @@ def _loss_fn(draft: Draft, parallelism: Pipeline, rows: tuple[int, ...]) -> str:
 
 
 def _compute(draft: Draft, parallelism: Pipeline, ranks: int) -> list[str]:
-    several_rows = len(set(draft.scenario.training.data.microbatches)) > 1
+    training = draft.scenario.training
+    several_rows = len(set(training.data.microbatches)) > 1
     pipe = "pipes[len(inputs)]" if several_rows else "pipe"
     scale = f" / {parallelism.num_chunks}" if parallelism.scale_grads and parallelism.num_chunks > 1 else ""
     total = f"sum(losses, torch.zeros(())).detach(){scale}"
@@ -208,7 +215,7 @@ def _compute(draft: Draft, parallelism: Pipeline, ranks: int) -> list[str]:
     masks = ['**{f"mask_{number}": mask for number, mask in enumerate(masks)}'] if "masks" in draft.form.extras else []
     return [
         "losses = []",
-        *(["loss_fn.step = step"] if isinstance(draft.scenario.training.loss, CrossEntropy) else []),
+        *(["loss_fn.step = step"] if isinstance(training.loss, CrossEntropy) or training.has_trailing_window else []),
         *(["Stage.step = step"] if "step" in draft.form.extras else []),
         call(f"{pipe}.step", first, f"target={target}", "losses=losses", *masks),
         f"total = total + {total}" if has_several_microbatches(draft) else f"total = {total}",

@@ -106,6 +106,8 @@ class Pipe:
     """Each stage's module on this rank, by stage index."""
     copies: tuple[Copy, ...] = ()
     """Weights that other ranks' stages use, too."""
+    step: int = 0
+    """Index of the current step."""
     divisor: float = 1.0
     """Divisor for losses over labels in the current step."""
     schedules: dict[int, Any] = field(default_factory=dict)
@@ -143,7 +145,7 @@ class Pipe:
         inputs = (part.inputs,) if 0 in self.modules else ()
         targets = part.targets if self.num_stages - 1 in self.modules else None
         masks = {_mask_of(layer): mask for layer, mask in enumerate(part.masks) if mask is not None}
-        self.divisor = part.divisor
+        self.step, self.divisor = index, part.divisor
         for module in self.modules.values():
             module.step = index
         self._schedule(part, rows).step(*inputs, target=targets, losses=losses, **masks)
@@ -165,7 +167,7 @@ class Pipe:
     def loss_of_chunk(self, rows: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
         """Return a function that computes a chunk's part of the step's loss, for microbatches with `rows` rows."""
         counted = rows if self.parallelism.scale_grads else rows // self.parallelism.num_chunks
-        return lambda outputs, targets: scale_loss(self.setup, self.loss(outputs, targets), counted)
+        return lambda outputs, targets: scale_loss(self.setup, self.loss(outputs, targets), counted, self.step)
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Loss for outputs and targets."""

@@ -21,8 +21,8 @@ def _fsdp_totals(view: RankView, replicate: Replicate) -> Totals:
     """Calls in all steps; only gradients are reduced, unit by unit."""
     ledger, units = Ledger(), units_of(view, replicate.wrapping)
     axes, op = view.axes(*view.layout.axes_of(replicate)), f"all_reduce.{reduce_op(view)}"
-    times = 1 if replicate.no_sync else len(view.training.data.microbatches)
     for step in range(view.training.steps):
+        times = 1 if replicate.no_sync else len(view.training.microbatches_at(step))
         for unit in units:
             num_elements = sum(held.numel for held in unit.held if view.has_gradient(held, step))
             if num_elements:

@@ -15,8 +15,8 @@ from equivcheck.scenario import SPMD, Activation, Distribution, Layout, Training
 def replicated_totals(view: RankView, spmd: SPMD) -> Totals:
     """Expected collective calls in all steps if parameters are replicated."""
     ledger, names = Ledger(), view.layout.axes_of(spmd)
-    num_microbatches = len(view.training.data.microbatches)
     for step in range(view.training.steps if view.layout.mesh.size(*names) > 1 else 0):
+        num_microbatches = len(view.training.microbatches_at(step))
         for held in view.held:
             if view.has_gradient(held, step) and not _is_whole(view, held):
                 num_bytes = held.numel * view.item_bytes * num_microbatches

@@ -76,7 +76,7 @@ class TensorParallelCalls(PlannedCalls):
 
         They run in each accumulation.
         """
-        times = 1 if reduces_at_last_microbatch(self.view.layout) else len(self.view.training.data.microbatches)
+        times = 1 if reduces_at_last_microbatch(self.view.layout) else len(self.view.training.microbatches_at(step))
         for held in self.view.held:
             if self._sees_own_rows(held) and self.view.has_gradient(held, step):
                 num_bytes = held.numel * self.view.item_bytes * times

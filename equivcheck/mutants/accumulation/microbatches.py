@@ -114,7 +114,8 @@ def _sums_over_ranks(scenario: Scenario) -> bool:
     return has_data_ranks(scenario) and not scenario.training.loss.is_mean
 
 
-def _waits_for_last(scenario: Scenario) -> bool:
+def waits_for_last(scenario: Scenario) -> bool:
+    """Whether several ranks reduce gradients only at the last microbatch."""
     # FSDP1 keeps unsharded gradients meanwhile, and raises if it finds them at the update.
     waits = any(getattr(parallelism, "no_sync", False) for parallelism in scenario.layout.parallelisms)
     sharded = any(layout.has(FSDP1) for layout in scenario.layouts)
@@ -136,7 +137,7 @@ def sum_averaged_over_ranks(setup: Setup) -> None:
 
 @fault(
     layouts=("ddp", "replicate", "fsdp2", "ddp x tensor_parallel", "replicate x tensor_parallel", "fsdp2 x tensor_parallel"),
-    applies=_waits_for_last,
+    applies=waits_for_last,
     # With sharded parameters, unreduced gradients reach no shard, so a microbatch is lost.
     causes=(Cause.NOT_REDUCED, Cause.MICROBATCH_LOST),
 )
