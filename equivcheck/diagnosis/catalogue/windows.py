@@ -1,4 +1,4 @@
-"""A trailing accumulation window, a last step with fewer microbatches, that is treated like a full one."""
+"""A trailing accumulation window is treated like a full one: the last step has fewer microbatches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from equivcheck.worlds.trace.differences import Phase
 
 
 def wrong_windows(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield trailing windows that are divided by a full window's rows, labels or microbatches, or that never step."""
+    """Yield trailing windows divided by the rows or labels of a full window, or never stepped."""
     training = diverged.training
     if not training.has_trailing_window:
         return
@@ -29,7 +29,7 @@ def wrong_windows(diverged: DivergedRun) -> Iterator[Mistake]:
         return
     last = training.steps - 1
     count, full = len(training.microbatches_at(last)), len(training.data.microbatches)
-    where = f"of step {last}, which accumulates {count} of {full} microbatches,"
+    where = f"of step {last}, with {count} of {full} microbatches,"
     if diverged.first.phase in (Phase.LOSS, Phase.GRADIENT):
         shares = {"rows": training.rows_at(last) / training.data.batch}
         shares["microbatches"] = count / full

@@ -174,7 +174,7 @@ EXAMPLES = (
         Cause.TRAILING_WINDOW,
         over({"dp": 1}, data=Data(microbatches=(2, 2, 2), last_window=1), steps=2),
         "trailing_window_divided_as_full",
-        "of step 1, which accumulates 1 of 3 microbatches, is divided as if it had the rows of a full accumulation window",
+        "of step 1, with 1 of 3 microbatches, is divided as if it had the rows of a full accumulation window",
     ),
     _example(Cause.LOCAL_NORM, on_2(SHARDED, clipping=CLIPPED), "local_norm", "each rank clips by its local norm"),
     _example(
