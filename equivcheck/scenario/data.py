@@ -23,7 +23,7 @@ class Data:
     """Rows in each microbatch, 1 to 65,536. There are 1 to 4 microbatches; their gradients accumulate before the optimizer
     step."""
     last_window: int | None = None
-    """Maximum number of microbatches in the last of several steps, 1 to 4: a trailing accumulation window. None for no limit."""
+    """Most microbatches that the last step runs, 1 to 4, after other steps: a trailing accumulation window. None for no limit."""
     batch_dim: int = 0
     """Batch dim in inputs, outputs and targets, 0 or 1. With 1 the model transposes its input and its output."""
 
@@ -45,10 +45,10 @@ class Data:
         return sum(self.microbatches)
 
     def has_trailing_window(self, steps: int) -> bool:
-        """Whether the last of this many steps has fewer microbatches than others."""
+        """Whether the last step has fewer microbatches than others, given the number of steps."""
         return steps > 1 and self.last_window is not None and self.last_window < len(self.microbatches)
 
     def microbatches_at(self, step: int, steps: int) -> tuple[int, ...]:
-        """Rows in each microbatch of one of this many steps."""
+        """Rows in each microbatch at a step, given the number of steps."""
         is_trailing = self.has_trailing_window(steps) and step == steps - 1
         return self.microbatches[: self.last_window] if is_trailing else self.microbatches

@@ -103,7 +103,7 @@ class Training:
         return self.data.has_trailing_window(self.steps)
 
     def microbatches_at(self, step: int) -> tuple[int, ...]:
-        """Rows in each microbatch of a step."""
+        """Rows in each microbatch at a step."""
         return self.data.microbatches_at(step, self.steps)
 
     def rows_at(self, step: int) -> int:
