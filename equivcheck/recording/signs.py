@@ -42,12 +42,12 @@ class Rectangle:
     @property
     def row_signs(self) -> Signs:
         """Signs with shape (rows, `NUM_SUMS`)."""
-        return _signs(hash_rows(self.rows))
+        return row_signs(self.rows)
 
     @property
     def column_signs(self) -> Signs:
         """Signs with shape (columns, `NUM_SUMS`)."""
-        return _signs(hash_columns(self.columns))
+        return column_signs(self.columns)
 
 
 def hash_rows(rows: Indices) -> Hashes:
@@ -66,6 +66,16 @@ def splitmix64(values: Hashes) -> Hashes:
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return mixed ^ (mixed >> np.uint64(31))
+
+
+def row_signs(rows: Indices) -> Signs:
+    """Signs of rows, with shape (rows, `NUM_SUMS`)."""
+    return _signs(hash_rows(rows))
+
+
+def column_signs(columns: Indices) -> Signs:
+    """Signs of columns, with shape (columns, `NUM_SUMS`)."""
+    return _signs(hash_columns(columns))
 
 
 def _signs(hashes: Hashes) -> Signs:

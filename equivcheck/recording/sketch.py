@@ -17,12 +17,15 @@ import numpy.typing as npt
 import torch
 
 from equivcheck.recording.signs import NUM_SUMS, Ints, rectangles_of
+from equivcheck.recording.tiles import Position, can_be_tile, in_chunks, tiles_of
 from equivcheck.worlds.trace.trace import Piece
 
 FORMAT_VERSION = 1
 """Changes whenever the same tensor would get another sketch or hash."""
 _SMALL = 2**12
 """Tensors with up to so many elements are summed together."""
+_MANY = 8
+"""So many small tensors in the same position are stacked. Fewer ones become tiles with others."""
 _SLAB = 2**17
 """Elements that are converted to float64 at once: 1 MiB, so that they stay in a core's cache."""
 
@@ -89,11 +92,17 @@ def sketch_parts(parts: Sequence[tuple[Piece, torch.Tensor]]) -> list[Sketch]:
 
     The result is read from the device once, however many tensors there are.
     """
-    order, tables = [], []
-    for numbers in _batches(parts):
+    order: list[int] = []
+    tables = []
+    groups, others = _batches(parts)
+    for numbers in groups:
         piece, tensors = parts[numbers[0]][0], [parts[at][1] for at in numbers]
         order += numbers
         tables.append(_sketch_small(piece, tensors) if piece.numel <= _SMALL else _sketch_large(piece, tensors[0])[None])
+    for numbers in in_chunks(others, [parts[at][0].numel for at in others], _SLAB):
+        for chosen, rows in _sketch_tiles([parts[at] for at in numbers]):
+            order += [numbers[at] for at in chosen]
+            tables.append(rows)
     table = torch.cat(tables).cpu().numpy() if tables else np.zeros((0, NUM_SUMS + 3))
     found = [EMPTY] * len(parts)
     for at, sketch in zip(order, sketches_in(table), strict=True):
@@ -121,15 +130,34 @@ def sketch_rows(tensor: torch.Tensor) -> torch.Tensor:
     return torch.cat([_sketch_small(piece, rows[first : first + length]) for first in range(0, len(rows), length)])
 
 
-def _batches(parts: Sequence[tuple[Piece, torch.Tensor]]) -> Iterator[list[int]]:
-    """Numbers of the tensors that are summed together: small ones in the same position, as in layers of one kind."""
+def _batches(parts: Sequence[tuple[Piece, torch.Tensor]]) -> tuple[list[list[int]], list[int]]:
+    """Group tensors by number: small ones in the same position, as in layers of one kind. Also return other small ones."""
     found: dict[tuple[object, ...], list[int]] = {}
     for at, (piece, tensor) in enumerate(parts):
-        found.setdefault((piece.shape, piece.start, piece.size, piece.run, tensor.dtype), []).append(at)
+        found.setdefault((*_position(piece), tensor.dtype), []).append(at)
+    groups, others = [], []
     for numbers in found.values():
-        if numel := parts[numbers[0]][0].numel:
-            length = _SLAB // numel if numel <= _SMALL else 1
-            yield from (numbers[first : first + length] for first in range(0, len(numbers), length))
+        piece = parts[numbers[0]][0]
+        if 0 < piece.numel <= _SMALL and len(numbers) < _MANY and can_be_tile(_position(piece)):
+            others += numbers
+        elif piece.numel:
+            length = _SLAB // piece.numel if piece.numel <= _SMALL else 1
+            groups += [numbers[first : first + length] for first in range(0, len(numbers), length)]
+    return groups, others
+
+
+def _position(piece: Piece) -> Position:
+    return piece.shape, piece.start, piece.size, piece.run
+
+
+def _sketch_tiles(parts: Sequence[tuple[Piece, torch.Tensor]]) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
+    """Sketch small tensors in different positions: their numbers, and one row each as in `_sketch_small`."""
+    flat = [tensor.detach().reshape(-1) for _, tensor in parts]
+    if len({tensor.dtype for tensor in flat}) > 1:
+        flat = [tensor.to(torch.float64) for tensor in flat]
+    together = torch.cat(flat).to(torch.float64)
+    for tiles in tiles_of(tuple(_position(piece) for piece, _ in parts), together.device):
+        yield tiles.numbers, tiles.sketch(together)
 
 
 def _sketch_small(piece: Piece, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -148,8 +176,8 @@ def _sketch_small(piece: Piece, tensors: Sequence[torch.Tensor]) -> torch.Tensor
 def _sketch_large(piece: Piece, tensor: torch.Tensor) -> torch.Tensor:
     flat = tensor.detach().reshape(-1)
     least, most = torch.aminmax(flat)
-    squares = torch.stack([torch.linalg.vector_norm(slab.to(torch.float64)) ** 2 for slab in torch.split(flat, _SLAB)]).sum()
-    return torch.cat([torch.stack([squares, least.to(torch.float64), most.to(torch.float64)]), _sums(piece, flat)])
+    squares, sums = _squares_and_sums(piece, flat)
+    return torch.cat([torch.stack([squares, least.to(torch.float64), most.to(torch.float64)]), sums])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -177,14 +205,15 @@ def _blocks(shape: Ints, start: Ints, size: Ints, run: tuple[int, int] | None, d
     )
 
 
-def _sums(piece: Piece, flat: torch.Tensor) -> torch.Tensor:
-    """Signed sums over flat local elements. Slabs are converted to float64, so that they stay in the cache."""
-    sums = []
+def _squares_and_sums(piece: Piece, flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Squares and signed sums over flat local elements. Slabs are converted to float64, so that they stay in the cache."""
+    squares, sums = [], []
     for block in _blocks(piece.shape, piece.start, piece.size, piece.run, flat.device):
         num_rows, width = len(block.rows), len(block.columns)
         matrix = flat[block.offset : block.offset + num_rows * width].view(num_rows, width)
         height, columns = max(_SLAB // width, 1), block.columns.to(torch.float64)
         for top in range(0, num_rows, height):
-            products = matrix[top : top + height].to(torch.float64) @ columns
-            sums.append((products * block.rows[top : top + height]).sum(0))
-    return sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
+            slab = matrix[top : top + height].to(torch.float64)
+            squares.append(torch.linalg.vector_norm(slab) ** 2)
+            sums.append(((slab @ columns) * block.rows[top : top + height]).sum(0))
+    return torch.stack(squares).sum(), torch.stack(sums).sum(0)

@@ -10,7 +10,7 @@ import base64
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,16 @@ SUFFIX = ".ecr"
 """Suffix; trace files are called ``rank0.ecr`` and so on."""
 _Tensor = tuple[Piece, str, tuple[int, ...] | None, str]
 """Position, element type, ranks with partial sums, and the model's element type: written once, and referred to by number."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Known:
+    """Objects that trace files share. Replicas have the same values, so each value is decoded and compared once."""
+
+    tensors: dict[str, _Tensor] = field(default_factory=dict)
+    """Tensors by their JSON."""
+    entries: dict[tuple[object, ...], tuple[Entry, ...]] = field(default_factory=dict)
+    """Entries by their encoded values and by the ids of their tensors."""
 
 
 class TraceWriter:
@@ -130,7 +140,8 @@ def read_trace(folder: Path) -> tuple[RankTrace, ...]:
             f"folder {folder} is not valid: it has no file rank0{SUFFIX}. Expected a folder from `equivcheck.record`, which "
             "writes files only if an optimizer of torch makes a step."
         )
-    found = sorted((_read_file(file) for file in files), key=lambda trace: trace.header.rank)
+    known = _Known()
+    found = sorted((_read_file(file, known) for file in files), key=lambda trace: trace.header.rank)
     ranks = [trace.header.rank for trace in found]
     if ranks != list(range(found[0].header.num_ranks)):
         raise UsageError(
@@ -140,7 +151,7 @@ def read_trace(folder: Path) -> tuple[RankTrace, ...]:
     return tuple(found)
 
 
-def _read_file(file: Path) -> RankTrace:
+def _read_file(file: Path, known: _Known) -> RankTrace:
     try:
         first, *lines = file.read_text(encoding="utf-8").split("\n")
         header = json.loads(first)
@@ -157,7 +168,7 @@ def _read_file(file: Path) -> RankTrace:
     is_cut_off = bool(lines.pop()) if lines else True  # a complete line ends with a line break
     try:
         tensors: list[_Tensor] = []
-        steps = _joined([_step(json.loads(line), tensors) for line in lines])
+        steps = _joined([_step(json.loads(line), tensors, known) for line in lines])
         own = Header(
             rank=int(header["rank"]),
             num_ranks=int(header["num_ranks"]),
@@ -181,13 +192,13 @@ def _joined(steps: Sequence[RecordedStep]) -> tuple[RecordedStep, ...]:
     return tuple(found.values())
 
 
-def _step(line: Mapping[str, Any], tensors: list[_Tensor]) -> RecordedStep:
+def _step(line: Mapping[str, Any], tensors: list[_Tensor], known: _Known) -> RecordedStep:
     """Read one line. It extends `tensors` with those that it names."""
-    tensors += map(_tensor, line["tensors"])
+    tensors += [known.tensors.setdefault(json.dumps(each), _tensor(each)) for each in line["tensors"]]
     return RecordedStep(
         step=int(line["step"]),
         losses=tuple(map(float, line["losses"])),
-        entries=tuple(entry for group in line["entries"] for entry in _entries(group, tensors)),
+        entries=tuple(entry for group in line["entries"] for entry in _entries(group, tensors, known)),
         samples=tuple(tuple(int(sample, 16) for sample in microbatch) for microbatch in line["samples"]),
         num_backwards=int(line["backwards"]),
         clips=tuple(Clip(**{name: float(value) for name, value in clip.items()}) for clip in line["clips"]),
@@ -220,18 +231,28 @@ def _tensor(found: Mapping[str, Any]) -> _Tensor:
     return piece, str(found["dtype"]), addends, str(found.get("model_dtype", ""))
 
 
-def _entries(group: Mapping[str, Any], tensors: Sequence[_Tensor]) -> Iterator[Entry]:
-    """One moment's entries. `tensors` has all that were named so far."""
-    moment, microbatch, numbers = Moment(group["at"]), int(group.get("microbatch", 0)), group["tensors"]
-    hashes = [_exact(each) for each in group["exact"]] if "exact" in group else [None] * len(numbers)
-    for number, sketch, exact in zip(numbers, _decoded(group["sketches"], len(numbers)), hashes, strict=True):
-        piece, dtype, addends, model_dtype = tensors[number]
+def _entries(group: Mapping[str, Any], tensors: Sequence[_Tensor], known: _Known) -> tuple[Entry, ...]:
+    """One moment's entries. `tensors` has all that were named so far. Ranks with the same values share them."""
+    own, exact = [tensors[number] for number in group["tensors"]], group.get("exact")
+    microbatch = int(group.get("microbatch", 0))
+    key = (group["at"], microbatch, group["sketches"], None if exact is None else str(exact), *map(id, own))
+    if key not in known.entries:
+        known.entries[key] = tuple(_decoded_entries(Moment(group["at"]), microbatch, own, group["sketches"], exact))
+    return known.entries[key]
+
+
+def _decoded_entries(
+    moment: Moment, microbatch: int, tensors: Sequence[_Tensor], text: str, exact: Sequence[Any] | None
+) -> Iterator[Entry]:
+    hashes = [None] * len(tensors) if exact is None else [_exact(each) for each in exact]
+    for tensor, sketch, own in zip(tensors, _decoded(text, len(tensors)), hashes, strict=True):
+        piece, dtype, addends, model_dtype = tensor
         yield Entry(
             moment=moment,
             piece=piece,
             dtype=dtype,
             sketch=sketch,
-            exact=exact,
+            exact=own,
             addends=addends,
             microbatch=microbatch,
             model_dtype=model_dtype,

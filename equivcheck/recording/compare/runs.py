@@ -40,19 +40,24 @@ class RecordedTensor:
         return math.prod(self.entries[0].piece.shape)
 
     @cached_property
+    def distinct(self) -> tuple[Entry, ...]:
+        """Entries, without those of replicas that have the same bits."""
+        return tuple({id(entry): entry for entry in self.entries}.values())
+
+    @cached_property
     def shapes(self) -> tuple[str, ...]:
         """Full shape; several if ranks disagree."""
-        return tuple(f"shape {shape}" for shape in dict.fromkeys(entry.piece.shape for entry in self.entries))
+        return tuple(f"shape {shape}" for shape in dict.fromkeys(entry.piece.shape for entry in self.distinct))
 
     @cached_property
     def dtypes(self) -> tuple[str, ...]:
         """Element type; several if ranks disagree."""
-        return tuple(dict.fromkeys(entry.dtype for entry in self.entries))
+        return tuple(dict.fromkeys(entry.dtype for entry in self.distinct))
 
     @cached_property
     def model_dtype(self) -> str:
         """The parameter's element type if this tensor has another one; otherwise empty."""
-        return next((entry.model_dtype for entry in self.entries if entry.model_dtype), "")
+        return next((entry.model_dtype for entry in self.distinct if entry.model_dtype), "")
 
     @cached_property
     def eps(self) -> float:
@@ -62,7 +67,7 @@ class RecordedTensor:
     @cached_property
     def is_finite(self) -> bool:
         """Whether no rank has NaN or an infinite value."""
-        return all(math.isfinite(entry.sketch.minimum) and math.isfinite(entry.sketch.maximum) for entry in self.entries)
+        return all(math.isfinite(entry.sketch.minimum) and math.isfinite(entry.sketch.maximum) for entry in self.distinct)
 
     @property
     def exact(self) -> ExactHash | None:

@@ -124,7 +124,8 @@ def _values(found: TensorDifference, one: RecordedTensor, other: RecordedTensor,
     eps = max(one.eps, other.eps)
     for which, tensor in (("A", one), ("B", other)):
         for replicas in tensor.sketch.replicas:
-            apart = max(part.value.distance(replicas[0].value) for part in replicas[1:])
+            first = replicas[0].value
+            apart = max((part.value.distance(first) for part in replicas if part.value is not first), default=0.0)
             if apart > allowed:
                 ranks = name_ranks([part.rank for part in replicas])
                 return replace(
