@@ -80,7 +80,7 @@ class Lightning:
         record: Record,
     ) -> None:
         """Train with Lightning's trainer."""
-        lightning = import_framework("Lightning", "lightning.pytorch", "lightning")
+        lightning = import_framework("Lightning", "lightning.pytorch", "lightning", oldest="2.6")
         module = (self.module or _module_class(lightning, self.parallelize))(model, loss)
         optimizers: list[torch.optim.Optimizer] = []
 

@@ -35,7 +35,8 @@ from equivcheck.user.trainers.protocol import import_framework
 
 def import_megatron() -> SimpleNamespace:
     """Import the modules that the adapter uses, without compiled functions."""
-    import_framework("MegatronCore", "megatron.core.jit", "megatron-core", CUDA_DEVICE_MAX_CONNECTIONS="1").disable_jit_fuser()
+    given = {"oldest": "0.16", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    import_framework("MegatronCore", "megatron.core.jit", "megatron-core", **given).disable_jit_fuser()
     from importlib import import_module
 
     names = (

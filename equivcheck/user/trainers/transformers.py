@@ -72,7 +72,7 @@ class HFTrainer:
         record: Record,
     ) -> None:
         """Train with transformers' trainer."""
-        transformers = import_framework("HFTrainer", "transformers", "transformers accelerate")
+        transformers = import_framework("HFTrainer", "transformers", "transformers accelerate", oldest="5.9")
         loop = HFLoop(
             transformers=transformers,
             trainer=self.trainer or transformers.Trainer,

@@ -90,7 +90,7 @@ class TRL:
         record: Record,
     ) -> None:
         """Train with TRL's trainer."""
-        trl = import_framework("TRL", "trl", "trl")
+        trl = import_framework("TRL", "trl", "trl", oldest="1.16")
         loop = HFLoop(
             transformers=import_framework("TRL", "transformers", "transformers"),
             trainer=self.trainer or getattr(trl, f"{self.kind}Trainer"),

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from equivcheck import LocalPart, Outcome, UsageError, check_training
 from equivcheck.user.trainers.deepspeed import DeepSpeed
 from equivcheck.user.trainers.lightning import Lightning
+from equivcheck.user.trainers.protocol import import_framework
 from equivcheck.user.verdict import UserVerdict
 from equivcheck.worlds.trace.differences import Difference, Phase
 from unit.user.trainers.flat_engine import FlatEngine
@@ -166,3 +170,32 @@ def test_a_part_has_one_place() -> None:
         LocalPart(name="weight", shape=(2, 2), tensor=torch.zeros(1), start=(0, 1), offset=1)
     with pytest.raises(UsageError, match="another length than shape"):
         LocalPart(name="weight", shape=(2, 2), tensor=torch.zeros(1), start=(1,))
+
+
+@pytest.mark.parametrize(
+    ("module", "packages", "oldest", "words"),
+    [
+        (
+            "no_such_framework",
+            "no-such-framework",
+            "",
+            "it cannot be imported (No module named 'no_such_framework'). Expected pip",
+        ),
+        (
+            "pytest",
+            "pytest",
+            "999.0",
+            "is older than 999.0, the oldest version that was tried. Expected pip install 'pytest>=999.0'",
+        ),
+    ],
+)
+def test_a_framework_that_is_missing_or_too_old(
+    monkeypatch: pytest.MonkeyPatch, module: str, packages: str, oldest: str, words: str
+) -> None:
+    """The line says which package to install."""
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 1)
+    with mock.patch.dict(os.environ), pytest.raises(UsageError) as raised:
+        import_framework("Mine", module, packages, oldest=oldest)
+    assert str(raised.value).startswith("check_training: trainer Mine is not valid: ")
+    assert words in str(raised.value)
