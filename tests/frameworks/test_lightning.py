@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,6 +12,9 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+with contextlib.suppress(ModuleNotFoundError):
+    from ecosystem import torchvision_operators  # noqa: F401 - before Lightning, which imports torchvision
 
 from equivcheck import Outcome, UsageError, check_training
 from equivcheck.user.trainers.lightning import Lightning

@@ -12,7 +12,7 @@ from torch import nn
 from equivcheck import Outcome, UsageError, check_training
 from equivcheck.user.trainers.megatron import MegatronCore
 from equivcheck.user.verdict import UserVerdict
-from frameworks.megatron_models import GATED, MIXTURE, SIZES, Gpt, batches, megatron_gpt, next_token_loss
+from tools.trainers.frameworks.megatron_gpt import GATED, MIXTURE, SIZES, Gpt, batches, megatron_gpt, next_token_loss
 
 pytest.importorskip("megatron.core")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,11 +19,18 @@ COLUMNS = ("framework", "version", "configuration", "outcome", "cause, or first 
 
 
 def write_table(results: Sequence[Result], path: Path = PATH) -> None:
-    """Write a TOML file for the page *Measured results*."""
-    rows = ",\n".join(f"    {json.dumps(_cells(result), ensure_ascii=False)}" for result in results)
+    """Write a TOML file for the page *Measured results*. Rows of frameworks that were not checked stay as they are."""
+    cells = [*_other_rows(results, path), *map(_cells, results)]
+    rows = ",\n".join(f"    {json.dumps(each, ensure_ascii=False)}" for each in cells)
     lines = ['title = "Trainers of frameworks"', f'about = """{ABOUT}"""', 'command = "python -m tools.trainers"']
     lines += [f"columns = {json.dumps(COLUMNS)}", f"rows = [\n{rows},\n]", 'notes = """\n\n"""']
     path.write_text("\n".join(lines) + "\n", "utf-8")
+
+
+def _other_rows(results: Sequence[Result], path: Path) -> list[list[str]]:
+    checked = {result.framework for result in results}
+    rows = tomllib.loads(path.read_text("utf-8"))["rows"] if path.exists() else []
+    return [row for row in rows if row[0] not in checked]
 
 
 def _cells(result: Result) -> list[str]:

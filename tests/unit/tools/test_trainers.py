@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -86,6 +87,15 @@ def test_the_command_fails_if_one_row_is_not_expected(monkeypatch: pytest.Monkey
     table = tomllib.loads((tmp_path / "table.toml").read_text())
     assert [each[:4] for each in table["rows"]] == [["Flat", "1.0", "flat", "EQUIVALENT"]] * 2
     assert run(monkeypatch, tmp_path / "table.toml", row(check)).exit_code == 0
+
+
+def test_the_table_keeps_rows_of_other_frameworks(tmp_path: Path) -> None:
+    """Each framework may be checked at another time."""
+    others = [replace(result, framework=name) for name in ("A", "B") for result in run_rows(framework(row(check)), "1.0")]
+    written.write_table(others, tmp_path / "table.toml")
+    written.write_table([replace(others[0], outcome="diverged")], tmp_path / "table.toml")
+    table = tomllib.loads((tmp_path / "table.toml").read_text())
+    assert [(each[0], each[3]) for each in table["rows"]] == [("B", "EQUIVALENT"), ("A", "DIVERGED")]
 
 
 def test_a_command_without_rows_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

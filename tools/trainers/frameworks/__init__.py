@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tools.trainers.frameworks.deepspeed import DEEPSPEED
+from tools.trainers.frameworks.megatron import MEGATRON
 from tools.trainers.rows import Framework
 
-FRAMEWORKS: dict[str, Framework] = {"deepspeed": DEEPSPEED}
+FRAMEWORKS: dict[str, Framework] = {"deepspeed": DEEPSPEED, "megatron": MEGATRON}
 """Frameworks by name."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ class Attention(nn.Module):
         self.linear_proj = nn.Linear(WIDTH, WIDTH, bias=bias)
         self.linear_qkv = nn.Linear(WIDTH, (HEADS + 2 * GROUPS) * head, bias=bias)
 
-    def forward(self, hidden: torch.Tensor, is_hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, is_hidden: torch.Tensor) -> Any:
         """Attend to positions that are not hidden."""
         rows, length, _ = hidden.shape
         in_group, head = HEADS // GROUPS, WIDTH // HEADS
@@ -56,7 +57,7 @@ class Mlp(nn.Module):
         self.linear_fc1 = nn.Linear(WIDTH, 48 if gated else 24, bias=not gated)
         self.linear_fc2 = nn.Linear(24, WIDTH, bias=not gated)
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor) -> Any:
         """Rows of the gate come before rows of the value."""
         hidden = self.linear_fc1(hidden)
         if not self.gated:
@@ -71,10 +72,10 @@ class Mixture(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.router = nn.Linear(WIDTH, EXPERTS, bias=False)
-        self.experts = nn.Module()
+        self.experts: Any = nn.Module()
         self.experts.local_experts = nn.ModuleList(Mlp(gated=True) for _ in range(EXPERTS))
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor) -> Any:
         """Weighted by a softmax over the chosen experts."""
         best, chosen = self.router(hidden).topk(2, -1)
         weights = torch.zeros(*hidden.shape[:-1], EXPERTS).scatter(-1, chosen, best.softmax(-1))
@@ -91,7 +92,7 @@ class Layer(nn.Module):
         self.self_attention = Attention(bias=kind == "gelu")
         self.mlp = Mixture() if kind == "mixture" else Mlp(gated=kind == "gated")
 
-    def forward(self, hidden: torch.Tensor, is_hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, is_hidden: torch.Tensor) -> Any:
         """With residual connections."""
         hidden = hidden + self.self_attention(self.input_layernorm(hidden), is_hidden)
         return hidden + self.mlp(self.pre_mlp_layernorm(hidden))
@@ -102,14 +103,15 @@ class Gpt(nn.Module):
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        self.embedding, self.decoder = nn.Module(), nn.Module()
+        self.embedding: Any = nn.Module()
+        self.decoder: Any = nn.Module()
         self.embedding.word_embeddings = nn.Embedding(VOCABULARY, WIDTH)
         self.embedding.position_embeddings = nn.Embedding(LENGTH, WIDTH)
         self.decoder.layers = nn.ModuleList(Layer(kind) for _ in range(LAYERS))
         self.decoder.final_layernorm = nn.LayerNorm(WIDTH)
         self.output_layer = nn.Linear(WIDTH, VOCABULARY, bias=False)
 
-    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
         """Return logits."""
         hidden = self.embedding.word_embeddings(input_ids) + self.embedding.position_embeddings(position_ids)
         for layer in self.decoder.layers:
@@ -119,11 +121,11 @@ class Gpt(nn.Module):
 
 def megatron_gpt(config: Any, **stage: bool) -> nn.Module:
     """The same model by megatron-core, with logits on all tensor-parallel ranks."""
-    from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-
-    layer = get_gpt_layer_local_spec(num_experts=config.num_moe_experts)
-    return GPTModel(config, layer, VOCABULARY, LENGTH, parallel_output=False, **stage)
+    gpt = import_module("megatron.core.models.gpt")
+    specs = import_module("megatron.core.models.gpt.gpt_layer_specs")
+    layer = specs.get_gpt_layer_local_spec(num_experts=config.num_moe_experts)
+    built: nn.Module = gpt.GPTModel(config, layer, VOCABULARY, LENGTH, parallel_output=False, **stage)
+    return built
 
 
 def batches(num_microbatches: int) -> list[Any]:
