@@ -9,27 +9,19 @@ from typing import Any
 import pytest
 
 from equivcheck import Outcome
-from equivcheck.mutants.registry import mutant, mutants
-from equivcheck.oracle.verdict.cause import Cause
+from equivcheck.mutants.registry import mutant
 from equivcheck.recording.compare.optimizer_rounding import ABOUT_MUON
 from equivcheck.scenario import Muon, Scenario
 from mutants.minimums import MINIMUMS
 from mutants.test_every_mutant import WITHOUT_VALUES
 from recorded.places import later_than
 from support.supported import require_supported
+from tools.recorded.mutants import NEVER_FINISH, names, right_causes
 from tools.recorded.runs import check_both
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-NOT_RECORDED = {
-    "norm_after_clipping_returned": "the clipping function returns the right norm, and a wrapper another one",
-    "state_not_restored": "a recording is about one job, without the checkpoint of an earlier one",
-    "rank_skips_update": "a rank that never updates writes no step",
-    "read_before_done": "between processes, the reduction may have finished in time",
-    "momentum_forgotten": "in one step, only the optimizer's state differs, and one run has none: this is INCONCLUSIVE",
-}
-"""Mutants that a recording cannot show, with the reason."""
-NAMES = [name for name in mutants() if name not in {**WITHOUT_VALUES, **NOT_RECORDED}]
+NAMES = names()
 RIGHT: dict[Scenario, str] = {MINIMUMS[name]: name for name in reversed(NAMES)}
 """Distinct scenarios, each with the first mutant that has it."""
 
@@ -38,10 +30,15 @@ EACH = 8
 """One in so many mutants and scenarios is tested by default, and all of them in torch environments."""
 
 
-def _some(values: Iterable[Any], names: Iterable[str]) -> Iterator[Any]:
+def _some(values: Iterable[Any], ids: Iterable[str]) -> Iterator[Any]:
     """Parameters, most of them marked as slow."""
-    for number, (value, name) in enumerate(zip(values, names, strict=True)):
+    for number, (value, name) in enumerate(zip(values, ids, strict=True)):
         yield pytest.param(value, id=name, marks=pytest.mark.slow if number % EACH else ())
+
+
+def test_mutants_that_never_finish_are_known() -> None:
+    """They hang or crash in their first step."""
+    assert {*NEVER_FINISH} == {*WITHOUT_VALUES}
 
 
 @pytest.mark.parametrize("name", [*_some(NAMES, NAMES)])
@@ -53,7 +50,7 @@ def test_a_recording_shows_a_mutant(name: str, tmp_path: Path) -> None:
     assert both.recorded.outcome is Outcome.DIVERGED, both.recorded
     first = both.full.divergence
     assert not later_than(both.recorded, first.step, first.phase, first.tensor)
-    assert both.recorded.cause in (None, *mutant(name).causes, *ALSO_RIGHT.get(name, ())), both.recorded
+    assert both.recorded.cause in (None, *right_causes(name)), both.recorded
 
 
 @pytest.mark.parametrize("scenario", [*_some(RIGHT, RIGHT.values())])
@@ -75,15 +72,3 @@ def test_a_recording_without_a_mutant_is_equivalent(scenario: Scenario, tmp_path
 OPEN = ("tp", "cp")
 OPEN_GAPS = ("all ranks of B have the same samples", "samples of B are not in A")
 """Doubts about ranks that share samples, or have parts of them. Such small models do not show that parameters are sharded."""
-ALSO_RIGHT: dict[str, tuple[Cause, ...]] = {
-    "clamped_before_reduction": (Cause.GRADIENT_LOST,),
-    "parameters_of_last_step": (Cause.NOT_UPDATED,),
-    "column_input_gradient_not_reduced": (Cause.NOT_REDUCED,),
-    "head_input_gradient_not_reduced": (Cause.NOT_REDUCED,),
-    "copy_to_region_missing": (Cause.NOT_REDUCED,),
-    "experts_copy_to_region_missing": (Cause.NOT_REDUCED,),
-    "router_learns_from_partial_sum": (Cause.NOT_REDUCED,),
-    "pipeline_copies_not_summed": (Cause.NOT_REDUCED,),
-    "label_lost_at_borders": (Cause.GRADIENT_LOST,),
-}
-"""Causes that describe the recorded values of a mutant exactly, although its fault is elsewhere."""

@@ -34,6 +34,8 @@ class Candidate:
     """Factor by which the tolerance was multiplied."""
     fitted: int = 0
     """Coefficients that were fitted to the second run."""
+    is_exact: bool = True
+    """Whether it predicts all sums, and not only minimum, maximum and norm."""
 
     def worst(self, names: Iterable[str]) -> float:
         """Largest error over some tensors; infinite if the mistake says nothing about one of them."""

@@ -19,6 +19,7 @@ from equivcheck.recording.causes.settings import differing_settings
 from equivcheck.recording.causes.start import wrong_start
 from equivcheck.recording.causes.update import update_of
 from equivcheck.recording.causes.updates import wrong_updates
+from equivcheck.recording.causes.values import rounded_values, shards_with_equal_values
 from equivcheck.recording.compare.runs import Key, RecordedRun
 from equivcheck.recording.compare.tensors import GRADIENTS
 from equivcheck.recording.compare.verdict import TensorDifference
@@ -69,7 +70,7 @@ def _diagnosis(evidence: Evidence) -> Diagnosis | None:
     found = choose(evidence, _candidates(evidence))
     if found is None:
         return None
-    return Diagnosis(cause=found.cause, sentence=found.words.format(**subject(evidence, found)), exact=True)
+    return Diagnosis(cause=found.cause, sentence=found.words.format(**subject(evidence, found)), exact=found.is_exact)
 
 
 def _candidates(evidence: Evidence) -> Iterator[Candidate]:
@@ -77,6 +78,7 @@ def _candidates(evidence: Evidence) -> Iterator[Candidate]:
         update = update_of(evidence)
         yield from wrong_updates(update) if update is not None else ()
         yield from moved_elements(evidence, "values")
+        yield from rounded_values(evidence, Cause.MASTERS_IN_LOWER_PRECISION, "values")
     elif evidence.moment is Moment.GRADIENT and _has_right_gradients_before_clipping(evidence):
         yield from wrong_clipping(evidence)
         yield from scaled_gradients(evidence)
@@ -84,6 +86,8 @@ def _candidates(evidence: Evidence) -> Iterator[Candidate]:
         yield from wrong_gradients(evidence)
         yield from wrong_microbatches(evidence)
         yield from moved_elements(evidence, "gradients")
+        yield from rounded_values(evidence, Cause.REDUCED_IN_LOWER_PRECISION, "gradients")
+        yield from shards_with_equal_values(evidence)
         yield from wrong_clipping(evidence)
 
 

@@ -24,6 +24,8 @@ from equivcheck.recording.trace import Moment
 
 PRECISE = 64.0
 """Differences must be so many times the tolerance before a factor separates two step counts."""
+NEARLY = 1e-6
+"""Share of a difference that Adam's `eps` may explain."""
 
 
 def wrong_updates(update: Update) -> Iterator[Candidate]:
@@ -125,7 +127,8 @@ def _step_counts(update: Update, settings: Settings) -> Iterator[Candidate]:
         factor = _correction(betas, count) / _correction(betas, right)
         words = f"the optimizer counts step {right} as step {count}"
         moved = linear_combination((factor, update.moved), ((factor - 1.0) * own, update.before))
-        yield update.candidate(Cause.STEP_COUNT, words, [moved], size=factor)
+        # Adam's `eps` changes the factor by less than a millionth if gradients are large.
+        yield update.candidate(Cause.STEP_COUNT, words, [moved], size=max(factor, NEARLY * error))
 
 
 def _correction(betas: tuple[float, float], count: int) -> float:

@@ -401,6 +401,34 @@ def add_noise(*names: str) -> Callable[[Run], None]:
     return clip
 
 
+def reduce_in_bfloat16(self: Run) -> None:
+    """Average gradients over ranks in a coarser dtype."""
+    for gradient in self.gradients:
+        coarse = gradient.bfloat16()
+        dist.all_reduce(coarse)
+        gradient.copy_(coarse / self.size)
+
+
+def keep_in_bfloat16(self: Run) -> None:
+    """Step, and round all parameters."""
+    self.optimizer.step()
+    for parameter in self.model.parameters():
+        parameter.data.copy_(parameter.bfloat16())
+
+
+def reduce_over_other_shards(self: Run) -> None:
+    """Average both ranks' shards of one gradient."""
+    shard = self.model.query.weight.grad.to_local()  # type: ignore[union-attr]
+    dist.all_reduce(shard)
+    shard.div_(self.size)
+
+
+def change_shard_of_key(self: Run) -> None:
+    """Change one gradient's local elements, each rank in its own way."""
+    shard = self.model.key.weight.grad.to_local()  # type: ignore[union-attr]
+    shard += torch.linspace(0.0, 1.0 + self.rank, shard.numel()).view_as(shard)
+
+
 def update_with_noise(self: Run) -> None:
     """Step, and add random numbers to one parameter."""
     self.optimizer.step()
@@ -506,7 +534,16 @@ FAULTS: dict[str, Changes] = {
     "local norms summed": {"clip": clip_by(lambda gradients: total_norm(gradients) * dist.get_world_size())},
     "replicas counted": {"clip": clip_by(lambda gradients: total_norm(gradients) * dist.get_world_size() ** 0.5)},
     "local norm": {"clip": lambda self: nn.utils.clip_grad_norm_(self.module.parameters(), self.most)},
+    "reduced in bfloat16": {"reduce": reduce_in_bfloat16},
+    "kept in bfloat16": {"update": keep_in_bfloat16},
+    "never counted": {
+        "update": lambda self: ([state["step"].zero_() for state in self.optimizer.state.values()], self.optimizer.step())
+    },
+    "reduced over other shards": {"reduce": reduce_over_other_shards},
     # Unknown faults.
+    "reduced in bfloat16, and noise": {"reduce": both(reduce_in_bfloat16, add_noise("query.weight"))},
+    "kept in bfloat16, and noise": {"update": both(keep_in_bfloat16, update_with_noise)},
+    "other shards, and noise": {"reduce": both(reduce_over_other_shards, change_shard_of_key)},
     "noise": {"reduce": add_noise()},
     "noise in one tensor": {"reduce": add_noise("query.weight")},
     "noise and factor": {"reduce": both(scale_gradient("down.weight", 2.0), add_noise("query.weight"))},
