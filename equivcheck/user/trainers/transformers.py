@@ -1,4 +1,4 @@
-"""Adapter for `transformers.Trainer` under DDP and FSDP2. Tried with transformers 5.24, accelerate 1.15, torch 2.13, on the CPU.
+"""Adapter for `transformers.Trainer` under DDP and FSDP2. Tried with transformers 5.9 to 5.24 and torch 2.13, on the CPU.
 
 transformers is imported on ranks only, in the world ``gloo``.
 """

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from tools.trainers.frameworks.deepspeed import DEEPSPEED
+from tools.trainers.frameworks.lightning import LIGHTNING
 from tools.trainers.frameworks.megatron import MEGATRON
+from tools.trainers.frameworks.transformers import TRANSFORMERS
 from tools.trainers.rows import Framework
 
-FRAMEWORKS: dict[str, Framework] = {"deepspeed": DEEPSPEED, "megatron": MEGATRON}
+FRAMEWORKS: dict[str, Framework] = {
+    "deepspeed": DEEPSPEED,
+    "lightning": LIGHTNING,
+    "megatron": MEGATRON,
+    "transformers": TRANSFORMERS,
+}
 """Frameworks by name."""
