@@ -127,6 +127,8 @@ class RecordedStep:
     """Module outputs, if asked for."""
     num_skipped: int = 0
     """Updates that a `GradScaler` skipped, because gradients were infinite or NaN. These gradients are not recorded."""
+    num_backwards_after: int = 0
+    """Calls of `backward` after the last step, without a further update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

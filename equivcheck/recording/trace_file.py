@@ -188,7 +188,11 @@ def _joined(steps: Sequence[RecordedStep]) -> tuple[RecordedStep, ...]:
     found: dict[int, RecordedStep] = {}
     for each in steps:
         before = found.get(each.step)
-        found[each.step] = each if before is None else replace(before, entries=before.entries + each.entries)
+        found[each.step] = (
+            each
+            if before is None
+            else replace(before, entries=before.entries + each.entries, num_backwards_after=each.num_backwards)
+        )
     return tuple(found.values())
 
 

@@ -34,7 +34,7 @@ NOT_RECORDED = {
     "state_not_restored": "a recording is about one job, without the checkpoint of an earlier one",
     "rank_skips_update": "a rank that never updates writes no step",
     "read_before_done": "between processes, the reduction may have finished in time",
-    "trailing_window_not_stepped": "without an update there is no step to compare; the verdict names the step of the other run",
+    "trailing_window_not_stepped": "without an update there is no step to compare: this is INCONCLUSIVE",
     "momentum_forgotten": "in one step, only the optimizer's state differs, and one run has none: this is INCONCLUSIVE",
 }
 """Mutants that a recording cannot show, with the reason."""

@@ -41,6 +41,7 @@ def gaps_of(facts: Facts, tolerance: Tolerance) -> Iterator[Gap]:
         yield from _moments_of_ranks(run, facts.steps)
     yield from _moments_of_one_run(facts.first, facts.second, facts.steps)
     yield from _samples(facts)
+    yield from _without_update(facts)
     yield from _drowned(facts.first, facts.steps, tolerance)
 
 
@@ -103,6 +104,19 @@ def _backwards_without_samples(facts: Facts, run: RecordedRun, other: RecordedRu
             total += record.num_backwards
             lost += max(record.num_backwards - sum(map(bool, record.samples)), 0)
     return lost, total
+
+
+def _without_update(facts: Facts) -> Iterator[Gap]:
+    """Backward passes after the last step, if the other run goes on with an update."""
+    for run, other in (facts.runs, facts.runs[::-1]):
+        last = run.steps[-1]
+        number = max(record.num_backwards_after for record in run.records[last])
+        if number and other.steps[-1] > last and run.ranks[0].steps[-1].step == last:
+            passes = count(number, "backward pass", "backward passes")
+            yield (
+                f"{passes} of {run.name} after step {last} led to no update",
+                "look for an optimizer that misses its last update",
+            )
 
 
 def _drowned(first: RecordedRun, steps: Sequence[int], tolerance: Tolerance) -> Iterator[Gap]:

@@ -264,7 +264,7 @@ class Recorder:
         else:
             self._reader.begin_step()
             self._reader.read_end()
-            self._write(self._reader.record.to_recorded_step(self._step - 1, (), 0))
+            self._write(self._reader.record.to_recorded_step(self._step - 1, (), self._microbatches.num_backwards))
         self._stop()
 
     def _say_why_empty(self) -> None:

@@ -118,6 +118,24 @@ def test_runs_that_end_at_other_steps_are_compared_where_both_have_values(tmp_pa
     assert "not compared: step 2, only in A" in verdict.coverage
 
 
+def test_an_update_that_is_missing_at_the_end_is_a_gap(tmp_path: Path) -> None:
+    """The other run has a step more, and this one ran its backward pass."""
+    for name, num_updates in (("one", 3), ("other", 2)):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.Adam(model.parameters())
+        with record(tmp_path / name):
+            for _ in range(num_updates):
+                step(model, optimizer)
+            if num_updates == 2:
+                model(torch.ones(4, 3)).sum().backward()
+    for pair in (("one", "other"), ("other", "one")):
+        verdict = equivcheck.compare(*(tmp_path / name for name in pair))
+        assert verdict.outcome is Outcome.INCONCLUSIVE
+        assert "1 backward pass of" in verdict.reason
+        assert "after step 1 led to no update" in verdict.reason
+
+
 class WithCounts(nn.Module):
     """A linear, a batch norm with its integer buffer, a mask, and a complex buffer."""
 
