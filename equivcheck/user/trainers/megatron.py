@@ -1,6 +1,6 @@
 """Adapter for megatron-core: tensor and sequence parallelism, pipelines, experts, DDP, DistributedOptimizer.
 
-Tried with megatron-core 0.16 and 0.19 on torch 2.13, on the CPU, in float32. It is imported on ranks only, in the world ``gloo``.
+Tried with megatron-core 0.16 on torch 2.13, on the CPU, in float32. It is imported on ranks only, in the world ``gloo``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Stand-ins that let megatron-core train on the CPU. They replace the parts that need CUDA, and change no number.
 
-Tried with megatron-core 0.16 and 0.19 on torch 2.13.
+Tried with megatron-core 0.16 on torch 2.13.
 
 | what needs CUDA | stand-in | reason |
 |---|---|---|
