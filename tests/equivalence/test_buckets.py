@@ -69,8 +69,9 @@ def test_ddp_reduces_the_buckets_that_sizes_predict(scenario: Scenario) -> None:
     assume(not (ddp.static_graph and ddp.no_sync))  # crashes upstream
     assume(not scenario.training.model.balances)  # their counts are reduced as well
     run = ranks("sim", scenario.layout.mesh.num_ranks).run(rank_program, scenario)
-    num_backwards = scenario.training.steps * (1 if ddp.no_sync else len(scenario.training.data.microbatches))
-    compression = 1 if ddp.compression is Compression.NONE else BYTES[scenario.training.precision] // FP16_BYTES
+    training = scenario.training
+    num_backwards = sum(1 if ddp.no_sync else len(training.microbatches_at(step)) for step in range(training.steps))
+    compression = 1 if ddp.compression is Compression.NONE else BYTES[training.precision] // FP16_BYTES
     expected = _flat(islice(reductions(_bucketing(scenario, ddp)), num_backwards), compression)
     assert [_all_reduces(calls) for calls in run.calls] == [expected] * len(run.calls)
 
