@@ -17,6 +17,7 @@ from equivcheck.scenario import (
     ClipNorm,
     CrossEntropy,
     Data,
+    Experts,
     GatedMLP,
     Head,
     Layer,
@@ -81,6 +82,15 @@ def test_parameters_on_the_full_mesh_train_like_one_device(training: Training, f
     """All calls are predicted. Sharded axes gather and reduce-scatter; replicated axes all-reduce."""
     require_predicted(scenario(training, replace(fsdp, wrapping=Wrapping.PER_LAYER, no_sync=True), sizes))
     require_predicted(scenario(training, replace(fsdp, reshard_after_forward=False, ignore_frozen=True), sizes))
+
+
+@needs_mesh_dims
+def test_reductions_of_expert_counts_are_not_predicted() -> None:
+    """DTensor propagation may reduce them at any operation."""
+    model = replace(TOKENS.model, layers=(Experts(hidden=6, num_experts=6, balance=0.1),))
+    verdict = check(scenario(replace(TOKENS, model=model), SHARDS, (4,)))
+    verdict.assert_equivalent()
+    assert "expert counts" in verdict.unmodelled
 
 
 @needs_mesh_dims

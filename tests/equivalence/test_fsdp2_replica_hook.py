@@ -13,7 +13,6 @@ from equivcheck.scenario import (
     FSDP2,
     Adam,
     Axis,
-    ClipNorm,
     Data,
     ElementType,
     ExpertParallel,
@@ -38,7 +37,6 @@ TRAINING = Training(
     model=Model(features=3, layers=(Layer(width=3), Layer(width=2))),
     data=Data(microbatches=(8, 8)),
     optimizer=Adam(),
-    clipping=ClipNorm(max_norm=0.1),
     steps=2,
 )
 

@@ -15,7 +15,6 @@ from equivcheck.scenario import (
     Adam,
     Attention,
     Axis,
-    ClipNorm,
     CrossEntropy,
     Data,
     GatedMLP,
@@ -45,7 +44,6 @@ TRAINING = Training(
     data=Data(microbatches=(4, 8)),
     loss=CrossEntropy(),
     optimizer=Adam(),
-    clipping=ClipNorm(max_norm=0.1),
     steps=2,
 )
 

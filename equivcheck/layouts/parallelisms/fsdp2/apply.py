@@ -48,12 +48,15 @@ class FSDP2Kind(LayoutKind[FSDP2]):
 
         model, layout = setup.model, setup.layout
         assert layout is not None, "a layout is applied"
+        assert setup.mesh is not None, "a layout has a mesh"
         experts = expert_modules(model) if has_dtensor_experts(layout) else []
         if parallelism.mesh_dims is not None:
             distribute_parameters(model, mesh, Distribution.REPLICATE)
         # Torch creates a group for each unit that is resharded to fewer ranks, and one for separate reductions.
         with new_groups() as groups:
-            _shard(model, experts, parallelism, submesh(mesh, (SHARD,)) if hooks_replicas(parallelism, layout) else mesh)
+            # A slice of the full mesh, because torch 2.9 takes a slice's mesh for the full one.
+            shards = submesh(setup.mesh, (SHARD,)) if hooks_replicas(parallelism, layout) else mesh
+            _shard(model, experts, parallelism, shards)
             assert isinstance(model, FSDPModule), "fully_shard changes the class of the model"
             if parallelism.separate_reduce_group:
                 model.set_separate_reduce_scatter_group(True)
