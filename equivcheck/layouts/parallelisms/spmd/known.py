@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from equivcheck.layouts.base.known_predicates import need, show
 from equivcheck.layouts.base.partition import chunk_sizes
-from equivcheck.scenario import SPMD, AuxiliaryLinear, Distribution, Loss, Scenario, ShapeOp, ZeroGrad
+from equivcheck.scenario import FSDP2, SPMD, AuxiliaryLinear, Distribution, Loss, Scenario, ShapeOp, ZeroGrad
 from equivcheck.system.torch_version import is_torch_in
 from equivcheck.training.layers.registry import layer_kind
 from equivcheck.worlds.trace.differences import Divergence
@@ -46,8 +46,9 @@ def one_row_after_several(scenario: Scenario) -> bool:
 
 @need
 def sharded_by_batch(scenario: Scenario) -> bool:
-    """Whether SPMD has replicated parameters, so that activations stay sharded by rows."""
-    return any(spmd.distribution is Distribution.REPLICATE for spmd in scenario.layout.of(SPMD))
+    """Whether parameters are replicated DTensors in forward, so that activations stay sharded by rows."""
+    is_replicated = any(spmd.distribution is Distribution.REPLICATE for spmd in scenario.layout.of(SPMD))
+    return is_replicated or any(fsdp.mesh_dims is not None for fsdp in scenario.layout.of(FSDP2))
 
 
 @need
