@@ -150,7 +150,12 @@ _DIVISIONS = _divisions()
 
 
 _UNITS: SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
-    {"layers_per_unit": st.sampled_from((1, 1, 1, 2, 3)), "embedding_unit": SOMETIMES, "head_unit": SOMETIMES}
+    {
+        "layers_per_unit": st.sampled_from((1, 1, 1, 2, 3)),
+        "embedding_unit": SOMETIMES,
+        "head_unit": SOMETIMES,
+        "loss_chunks": st.sampled_from((1, 1, 1, 2, 3)),
+    }
 )
 _MESH_DIMS = st.sampled_from((None,) * 9 + (MeshDims.SHARD, MeshDims.SHARD, MeshDims.REPLICATE))
 _SHARDED_DIMS: SearchStrategy[dict[str, Any]] = st.sampled_from(
@@ -163,6 +168,7 @@ def fsdp2(draw: DrawFn) -> FSDP2:
     """`FSDP2` with all combinations of its options."""
     wrapping, mesh_dims, divisions, replica_hook = draw(_WRAPPINGS), draw(_MESH_DIMS), draw(_DIVISIONS), draw(RARELY)
     units = draw(_UNITS) if wrapping is Wrapping.PER_LAYER else {}
+    units |= {} if units.get("head_unit") else {"loss_chunks": 1}
     if mesh_dims is not None:
         divisions = {"gradient_divide_factor": 1.0, "sum_reductions": True}
     return FSDP2(

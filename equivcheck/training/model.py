@@ -42,6 +42,7 @@ class MLP(nn.Module):
         self.embedding: UninitializedEmbedding | None = None
         self.positions: UninitializedEmbedding | None = None
         self.head: HeadModule | None = None
+        self.defers_head = False
         if tokens is not None:
             self.embedding = UninitializedEmbedding(tokens.vocabulary, model.features, padding_idx=tokens.padding)
             self.positions = UninitializedEmbedding(self.length, model.features) if tokens.learned_positions else None
@@ -88,8 +89,17 @@ class MLP(nn.Module):
 
     def finished(self, values: torch.Tensor) -> torch.Tensor:
         """Apply head, scale and offset to the last layer's output."""
-        if self.head is not None:
-            values = self.head(values)
+        if self.head is not None and self.defers_head:
+            return values if self.head.norm is None else self.head.norm(values)
+        return self.scaled(values if self.head is None else self.head(values))
+
+    def project(self, values: torch.Tensor) -> torch.Tensor:
+        """Apply the head's linear, scale and offset, which `forward` leaves out with `defers_head`."""
+        assert self.head is not None, "a model without a head defers nothing"
+        return self.scaled(self.head.linear(values))
+
+    def scaled(self, values: torch.Tensor) -> torch.Tensor:
+        """Apply scale and offset."""
         if self._parameters.get("scale") is not None:
             values = values * self.scale
         if "offset" in self._buffers:

@@ -246,6 +246,12 @@ def sharded_along_rows(layout: Layout) -> Layout:
 
 
 @_in_layouts
+def all_reduced_each_time(layout: Layout) -> Layout:
+    """FSDP2 reduces gradients over replicas after each microbatch."""
+    return with_options(layout, FSDP2, all_reduce_once=False)
+
+
+@_in_layouts
 def divided_by_ranks(layout: Layout) -> Layout:
     """FSDP2 divides gradient sums by the number of ranks, also for experts."""
     divided = with_options(layout, FSDP2, gradient_divide_factor=None)

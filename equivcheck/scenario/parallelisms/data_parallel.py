@@ -15,6 +15,8 @@ DEFAULT_BUCKET_MB = 25.0
 MAX_BUCKET_MB = 2.0**20
 """Largest bucket size that torch can convert to bytes, in MiB."""
 
+MAX_LOSS_CHUNKS = 8
+
 
 class Wrapping(PrintableEnum):
     """Modules that `fully_shard` or FSDP wraps."""
@@ -178,6 +180,10 @@ class FSDP2(Parallelism):
     """Whether the head's norm and linear are one unit (`fully_shard` on a list of modules).
 
     Only with `Wrapping.PER_LAYER`; without a head it has no effect."""
+    loss_chunks: int = 1
+    """Number of chunks of positions, 1 to 8, for each of which head and loss are computed separately (chunked cross-entropy).
+
+    The head's unit is then called outside the model's forward. More than 1 needs `head_unit`."""
     reshard_after_forward: bool = option(default=True, limits=False)
     """Whether parameters are resharded after forward."""
     reshard_to: int | None = None
@@ -244,6 +250,8 @@ class FSDP2(Parallelism):
             require_positive(self, "gradient_divide_factor")
         if self.layers_per_unit < 1 or (self.layers_per_unit > 1 and self.wrapping is Wrapping.ROOT_ONLY):
             raise invalid_field(self, "layers_per_unit", "1, or at least 1 with Wrapping.PER_LAYER")
+        if not 1 <= self.loss_chunks <= (MAX_LOSS_CHUNKS if self.head_unit else 1):
+            raise invalid_field(self, "loss_chunks", f"1, or 1 to {MAX_LOSS_CHUNKS} with head_unit")
         for name in ("embedding_unit", "head_unit"):
             if getattr(self, name) and self.wrapping is Wrapping.ROOT_ONLY:
                 raise invalid_field(self, name, "False with Wrapping.ROOT_ONLY")

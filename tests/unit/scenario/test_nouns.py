@@ -323,6 +323,7 @@ OF_LAYOUTS: list[Invalid] = [
         "FSDP2.replica_hook True is not valid. Expected False with mesh_dims.",
     ),
     (FSDP2, {"embedding_unit": True}, "FSDP2.embedding_unit True is not valid. Expected False with Wrapping.ROOT_ONLY."),
+    (FSDP2, {"loss_chunks": 2}, "FSDP2.loss_chunks 2 is not valid. Expected 1, or 1 to 8 with head_unit."),
     (FSDP2, {"head_unit": True}, "FSDP2.head_unit True is not valid. Expected False with Wrapping.ROOT_ONLY."),
     (
         FSDP2,

@@ -44,6 +44,7 @@ class FSDP2Kind(LayoutKind[FSDP2]):
 
         from equivcheck.layouts.base.data_rows import take_rows
         from equivcheck.layouts.base.distribute import distribute_batch, distribute_parameters
+        from equivcheck.layouts.parallelisms.fsdp2.chunked_loss import compute_in_chunks
         from equivcheck.worlds.meshes import new_groups, submesh
 
         model, layout = setup.model, setup.layout
@@ -84,6 +85,8 @@ class FSDP2Kind(LayoutKind[FSDP2]):
         setup.accumulation = lambda last: _start_microbatch(model, parallelism, last)
         if parallelism.distributed_muon:
             _deal_out_matrices(setup, mesh)
+        if parallelism.loss_chunks > 1 and setup.training.model.head is not None:
+            compute_in_chunks(setup, parallelism.loss_chunks)
         take_rows(setup, mesh, propagates=parallelism.mesh_dims is not None)
 
     def when_reduced(self, parallelism: FSDP2, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class

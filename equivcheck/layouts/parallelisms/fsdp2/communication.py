@@ -280,11 +280,17 @@ COUNTS_OF_FULL_BATCH = Unpredicted(
     applies=lambda training, layout: training.model.balances and layout.propagates_placements,
 )
 
+HEAD_IN_CHUNKS = Unpredicted(
+    reason="fully_shard: gathers and reductions of a head in chunks are not predicted: each chunk may gather and reduce it again",
+    applies=lambda training, layout: training.model.head is not None and any(fsdp.loss_chunks > 1 for fsdp in layout.of(FSDP2)),
+)
+
 FSDP2_COMMUNICATION = CommunicationModel(
     calls=_all_calls,
     unmodelled=(
         UNITS_GATHERED_AGAIN,
         COUNTS_OF_FULL_BATCH,
+        HEAD_IN_CHUNKS,
         replace(
             OPTIMIZER_NOT_ELEMENTWISE,
             applies=lambda training, layout: (

@@ -17,6 +17,8 @@ def write(draft: Draft, parallelism: FSDP2) -> None:
     """Shard the script's model in place."""
     if parallelism.mixed_precision is not None:
         raise refuse("FSDP2.mixed_precision", ROUNDS)
+    if parallelism.loss_chunks > 1 and draft.scenario.training.model.head is not None:
+        raise refuse("FSDP2.loss_chunks", "scripts compute the loss from the outputs for all positions")
     draft.need("torch.distributed.fsdp", "fully_shard")
     draft.has_dtensors = True
     if parallelism.mesh_dims is None:

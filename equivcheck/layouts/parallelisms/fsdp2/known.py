@@ -26,7 +26,7 @@ from equivcheck.scenario import (
     TensorParallel,
     Wrapping,
 )
-from equivcheck.scenario.mesh import DP, SHARD
+from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
 from equivcheck.system.torch_version import is_torch_in
 from equivcheck.training.layers.parameters import Parameter, parameters_of
 from equivcheck.worlds.trace.differences import Divergence
@@ -105,6 +105,32 @@ def _divide_factors(fsdp: FSDP2, scenario: Scenario) -> list[float | None]:
     layout, parameters = scenario.layout, parameters_of(scenario.training.model)
     kinds = {is_dtensor_expert(layout, parameter) for parameter in parameters if parameter.trained}
     return [expert_divide_factor(fsdp, layout) if of_experts else fsdp.gradient_divide_factor for of_experts in kinds]
+
+
+@need
+def sums_of_head_wait(scenario: Scenario) -> bool:
+    """Sums over shards wait for the last microbatch, and a chunked head reduces its norm apart from its linear."""
+    training, head = scenario.training, scenario.training.model.head
+    return (
+        len(training.data.microbatches) > 1
+        and head is not None
+        and head.norm is not None
+        and REPLICATE in scenario.layout.mesh.names
+        and any(fsdp.loss_chunks > 1 and fsdp.all_reduce_once and not fsdp.no_sync for fsdp in scenario.layout.of(FSDP2))
+    )
+
+
+@need
+def one_element_of_head_norm(scenario: Scenario) -> bool:
+    """The first rank has one element of the norm's weight in the head."""
+    ranks = scenario.layout.mesh.size(DP, SHARD)
+    return -(-scenario.training.model.in_features(len(scenario.training.model.layers)) // ranks) == 1
+
+
+@show
+def of_the_head(_scenario: Scenario, divergence: Divergence) -> bool:
+    """The tensor belongs to the head."""
+    return divergence.tensor.startswith("head.")
 
 
 @need

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from equivcheck.layouts.base.dtensor_experts import has_dtensor_experts
-from equivcheck.layouts.base.limits.data_parallel import EVEN_ROWS, FSDP_WITHOUT_COMPILED_AUTOGRAD, ROUNDING_LIMITS
+from equivcheck.layouts.base.limits.data_parallel import EVEN_ROWS
 from equivcheck.layouts.base.limits.dtensor_values import LIMITS_OF_DTENSOR_VALUES
-from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, UpstreamLimit, parallelism_of
+from equivcheck.layouts.base.limits.limit import Limit, UpstreamLimit, parallelism_of
 from equivcheck.layouts.base.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS
 from equivcheck.layouts.base.limits.repairs import (
     has_frozen,
     has_shares,
     is_tied,
-    with_options,
     with_widths,
     without_frozen,
     without_scale,
@@ -22,16 +20,11 @@ from equivcheck.layouts.base.limits.repairs import (
 )
 from equivcheck.layouts.base.partition import is_last_shard_empty, shard_dim
 from equivcheck.layouts.base.plan.rules import UNFREEZES, cuts, trained_shard_sizes
-from equivcheck.layouts.base.rounding import reduced_in
-from equivcheck.layouts.parallelisms.fsdp2.division import averages, backend_divides, expert_divide_factor
+from equivcheck.layouts.parallelisms.fsdp2.option_limits import OPTION_LIMITS
 from equivcheck.scenario import (
     FSDP2,
-    ExpertParallel,
     Layout,
-    LocalTensorParallel,
-    MeshDims,
     PlannedParallelism,
-    Precision,
     TensorParallel,
     Training,
     Wrapping,
@@ -131,110 +124,11 @@ def _casts_inputs(fsdp: FSDP2) -> bool:
     return fsdp.ignore_frozen and fsdp.mixed_precision is not None and fsdp.mixed_precision.param is not None
 
 
-def _multiplies_before_the_sum(layout: Layout) -> bool:
-    fsdp = parallelism_of(layout, FSDP2)
-    may_average = any(averages(reduced_in(precision, fsdp)) for precision in Precision)
-    factors = [fsdp.gradient_divide_factor]
-    factors += [expert_divide_factor(fsdp, layout)] if has_dtensor_experts(layout) else []
-    return may_average and not fsdp.sum_reductions and not all(backend_divides(fsdp, factor, layout) for factor in factors)
-
-
-NO_PREMULTIPLIED_SUM = LayoutLimit(
-    reason="fully_shard: a gradient_divide_factor other than the number of averaged ranks, such as for DTensor experts, is not "
-    "supported without sum_reductions: torch then reduces float32 and bfloat16 gradients by a premultiplied sum, which gloo "
-    "lacks",
-    applies=_multiplies_before_the_sum,
-    repair=lambda layout: with_options(layout, FSDP2, sum_reductions=True),
-)
-
-
-def _without_resharding(layout: Layout) -> Layout:
-    return with_options(layout, FSDP2, reshard_to=None)
-
-
-def _reshards_to_no_part(layout: Layout) -> bool:
-    to, shards = parallelism_of(layout, FSDP2).reshard_to, layout.mesh.size(DP, SHARD)
-    return to is not None and (shards % to != 0 or shards == to)
-
-
-RESHARDED_TO_EQUAL_PARTS = LayoutLimit(
-    reason="fully_shard: resharding to a number of ranks that is not a smaller divisor of the number of shards is not "
-    "supported: parameters are resharded to equal groups of ranks",
-    applies=_reshards_to_no_part,
-    repair=_without_resharding,
-)
-
-RESHARDED_PLAIN_TENSORS = LayoutLimit(
-    reason="fully_shard of DTensor parameters: resharding to fewer ranks is not supported: DTensor "
-    "parameters cannot be resharded ('Resharding to smaller mesh is not supported for DTensor parameters yet')",
-    applies=lambda layout: (
-        parallelism_of(layout, FSDP2).reshard_to is not None
-        and (layout.has(TensorParallel) or has_dtensor_experts(layout) or layout.propagates_placements)
-    ),
-    repair=_without_resharding,
-)
-
-ONE_GROUP = LayoutLimit(
-    reason="fully_shard: a separate group for reductions is not supported: gradients are reduced over the group that gathers "
-    "parameters (set_separate_reduce_scatter_group comes with torch 2.13)",
-    applies=lambda layout: parallelism_of(layout, FSDP2).separate_reduce_group,
-    repair=lambda layout: with_options(layout, FSDP2, separate_reduce_group=False),
-    torch="<2.13",
-)
-
-OWNERS_OF_SHARDS = LayoutLimit(
-    reason="fully_shard over tensor parallelism: distributed Muon is not supported: the owner of a matrix gathers its shards "
-    "along one mesh axis, not along two",
-    applies=lambda layout: parallelism_of(layout, FSDP2).distributed_muon and layout.has(TensorParallel),
-    repair=lambda layout: with_options(layout, FSDP2, distributed_muon=False),
-)
-
-LARGEST_DIM_OF_SHARDS = LayoutLimit(
-    reason="fully_shard over plain shards of parameters: sharding along the largest dim is not supported: shard_placement_fn "
-    "sees a rank's shard, whose largest dim depends on the rank",
-    applies=lambda layout: parallelism_of(layout, FSDP2).shard_largest_dim and layout.has(LocalTensorParallel, ExpertParallel),
-    repair=lambda layout: with_options(layout, FSDP2, shard_largest_dim=False, shard_last_dim=True),
-)
-
 NO_SCALARS = UpstreamLimit(
     reason="fully_shard: a scalar parameter (shape []) is not supported: it has no dim to shard ('fully_shard doesn't support "
     "scalar parameters')",
     applies=lambda training, _layout: training.model.scale,
     repair=lambda training, _layout: without_scale(training),
-)
-
-
-def _without_mesh_dims(layout: Layout) -> Layout:
-    return with_options(layout, FSDP2, mesh_dims=None)
-
-
-HOOK_IN_ONE_PRECISION = LayoutLimit(
-    reason="fully_shard: mixed precision with an all-reduce hook is not supported: the hook divides its own sums, and the "
-    "single-device run rounds like the reductions of torch only",
-    applies=lambda layout: (
-        parallelism_of(layout, FSDP2).replica_hook and parallelism_of(layout, FSDP2).mixed_precision is not None
-    ),
-    repair=lambda layout: with_options(layout, FSDP2, replica_hook=False),
-)
-
-NO_MESH_DIMS = LayoutLimit(
-    reason="fully_shard: mesh_dims is not supported: fully_shard takes dp_mesh_dims from torch 2.12 on",
-    applies=lambda layout: parallelism_of(layout, FSDP2).mesh_dims is not None,
-    repair=_without_mesh_dims,
-    torch="<2.12",
-)
-
-MESH_DIMS_OF_DATA = LayoutLimit(
-    reason="fully_shard: mesh_dims together with another parallelism is not supported: parameters must be DTensors on the full "
-    "mesh, and other parallelisms make DTensors or shards on their own axes",
-    applies=lambda layout: parallelism_of(layout, FSDP2).mesh_dims is not None and len(layout.parallelisms) > 1,
-    repair=_without_mesh_dims,
-)
-
-REPLICATED_OVER_ONE_AXIS = LayoutLimit(
-    reason="fully_shard: MeshDims.REPLICATE on the axes dp_replicate and dp_shard is not supported: dp_shard has to shard",
-    applies=lambda layout: parallelism_of(layout, FSDP2).mesh_dims is MeshDims.REPLICATE and SHARD in layout.mesh.names,
-    repair=lambda layout: with_options(layout, FSDP2, mesh_dims=MeshDims.SHARD),
 )
 
 
@@ -259,17 +153,4 @@ LIMITS: tuple[Limit, ...] = (
     *WHOLE_PARAMETERS,
 )
 
-LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
-    *ROUNDING_LIMITS,
-    FSDP_WITHOUT_COMPILED_AUTOGRAD,
-    NO_PREMULTIPLIED_SUM,
-    RESHARDED_TO_EQUAL_PARTS,
-    RESHARDED_PLAIN_TENSORS,
-    ONE_GROUP,
-    OWNERS_OF_SHARDS,
-    LARGEST_DIM_OF_SHARDS,
-    HOOK_IN_ONE_PRECISION,
-    NO_MESH_DIMS,
-    MESH_DIMS_OF_DATA,
-    REPLICATED_OVER_ONE_AXIS,
-)
+LAYOUT_LIMITS = OPTION_LIMITS

@@ -316,6 +316,17 @@ RESHARDED = FSDP2(reshard_to=2, shard_last_dim=True)
 
 FULL_MESH = FSDP2(mesh_dims=MeshDims.SHARD, gradient_divide_factor=1.0, sum_reductions=True)
 
+CHUNKED = FSDP2(wrapping=Wrapping.PER_LAYER, head_unit=True, loss_chunks=2, all_reduce_once=True)
+
+
+def over_tokens(fsdp: FSDP2, features: int, norm: Norm | None = Norm.RMS, *microbatches: int) -> Scenario:
+    """Sequences of two tokens on two replicas with two shards each."""
+    model = Model(features=features, length=2, source=Tokens(vocabulary=3), layers=(Layer(width=features),), head=Head(norm=norm))
+    mesh = Mesh(axes=(Axis(name="dp_replicate", size=2), Axis(name="dp_shard", size=2)))
+    training = Training(model=model, data=Data(microbatches=microbatches or (4, 4)), loss=CrossEntropy())
+    return Scenario(training=training, layout=Layout(mesh=mesh, parallelisms=(fsdp,)))
+
+
 TIED_UNITS = FSDP2(wrapping=Wrapping.PER_LAYER)
 
 ALIKE = (Layer(width=3), Layer(width=3))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from equivcheck.scenario import DDP, FSDP1, FSDP2, ClipNorm, Data, Head, Layer, Loss, Replicate, Split
+from equivcheck.scenario import DDP, FSDP1, FSDP2, ClipNorm, Data, Head, Layer, Loss, Norm, Replicate, Split
 from unit.oracle.known.builders import (
+    CHUNKED,
     DIVIDED,
     FALLING,
     FLOAT32,
@@ -18,6 +19,7 @@ from unit.oracle.known.builders import (
     TIED,
     TIED_UNITS,
     frozen_tie,
+    over_tokens,
     over_tp,
     saves_frozen,
     scenario,
@@ -45,6 +47,23 @@ SHOWN = {
             scenario(FULL_MESH, loss=Loss.LINEAR_SUM),
             scenario(FULL_MESH, Layer(width=1), loss=Loss.LINEAR_SUM, sizes=(1,)),
             scenario(replace(FULL_MESH, mesh_dims=None), Layer(width=1), loss=Loss.LINEAR_SUM),
+        ],
+    ),
+    "fsdp2_adds_sums_of_other_parameters": (
+        over_tokens(CHUNKED, 2),
+        [
+            over_tokens(replace(CHUNKED, loss_chunks=1), 2),
+            over_tokens(CHUNKED, 2, None),
+            over_tokens(replace(CHUNKED, all_reduce_once=False), 2),
+        ],
+    ),
+    "fsdp2_sums_of_other_sizes": (
+        over_tokens(CHUNKED, 6),
+        [
+            over_tokens(CHUNKED, 6, None),
+            over_tokens(CHUNKED, 6, Norm.RMS, 4),
+            over_tokens(replace(CHUNKED, no_sync=True), 6),
+            over_tokens(replace(CHUNKED, loss_chunks=1), 6),
         ],
     ),
     "fsdp2_one_shard_divided_twice": (

@@ -1,0 +1,32 @@
+"""Head and loss in chunks of positions, so that logits for all positions never exist at the same time."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from equivcheck.scenario import CrossEntropy, Training
+
+if TYPE_CHECKING:
+    from equivcheck.training.setup import Setup
+
+POSITIONS = 1
+"""Dim along which outputs and targets are split: positions, or rows if positions come first."""
+
+
+def compute_in_chunks(setup: Setup, num_chunks: int) -> None:
+    """Let the model end with the head's norm, and the loss call the head's linear once for each chunk."""
+    model: Any = setup.model
+    model.defers_head, inner = True, setup.loss
+
+    def loss(training: Training, hidden: torch.Tensor, targets: torch.Tensor, divisor: float = 1.0) -> torch.Tensor:
+        losses, size = [], targets.shape[POSITIONS]
+        is_mean = training.loss.is_mean and not isinstance(training.loss, CrossEntropy)
+        for part, labels in zip(hidden.chunk(num_chunks, POSITIONS), targets.chunk(num_chunks, POSITIONS), strict=True):
+            found = inner(training, model.project(part), labels, divisor)
+            losses.append(found * (labels.shape[POSITIONS] / size) if is_mean else found)
+        return reduce(torch.add, losses)
+
+    setup.loss = loss

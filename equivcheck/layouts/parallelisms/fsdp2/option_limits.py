@@ -1,0 +1,173 @@
+"""Limits for options of `fully_shard` that exclude each other."""
+
+from __future__ import annotations
+
+from equivcheck.layouts.base.dtensor_experts import has_dtensor_experts
+from equivcheck.layouts.base.limits.data_parallel import FSDP_WITHOUT_COMPILED_AUTOGRAD, ROUNDING_LIMITS
+from equivcheck.layouts.base.limits.limit import LayoutLimit, parallelism_of
+from equivcheck.layouts.base.limits.repairs import with_options
+from equivcheck.layouts.base.rounding import reduced_in
+from equivcheck.layouts.parallelisms.fsdp2.division import averages, backend_divides, expert_divide_factor
+from equivcheck.scenario import (
+    FSDP2,
+    ContextParallel,
+    ExpertParallel,
+    Layout,
+    LocalTensorParallel,
+    MeshDims,
+    Pipeline,
+    PlannedParallelism,
+    Precision,
+    TensorParallel,
+)
+from equivcheck.scenario.mesh import DP, SHARD
+
+
+def _multiplies_before_the_sum(layout: Layout) -> bool:
+    fsdp = parallelism_of(layout, FSDP2)
+    may_average = any(averages(reduced_in(precision, fsdp)) for precision in Precision)
+    factors = [fsdp.gradient_divide_factor]
+    factors += [expert_divide_factor(fsdp, layout)] if has_dtensor_experts(layout) else []
+    return may_average and not fsdp.sum_reductions and not all(backend_divides(fsdp, factor, layout) for factor in factors)
+
+
+NO_PREMULTIPLIED_SUM = LayoutLimit(
+    reason="fully_shard: a gradient_divide_factor other than the number of averaged ranks, such as for DTensor experts, is not "
+    "supported without sum_reductions: torch then reduces float32 and bfloat16 gradients by a premultiplied sum, which gloo "
+    "lacks",
+    applies=_multiplies_before_the_sum,
+    repair=lambda layout: with_options(layout, FSDP2, sum_reductions=True),
+)
+
+
+def _without_resharding(layout: Layout) -> Layout:
+    return with_options(layout, FSDP2, reshard_to=None)
+
+
+def _reshards_to_no_part(layout: Layout) -> bool:
+    to, shards = parallelism_of(layout, FSDP2).reshard_to, layout.mesh.size(DP, SHARD)
+    return to is not None and (shards % to != 0 or shards == to)
+
+
+RESHARDED_TO_EQUAL_PARTS = LayoutLimit(
+    reason="fully_shard: resharding to a number of ranks that is not a smaller divisor of the number of shards is not "
+    "supported: parameters are resharded to equal groups of ranks",
+    applies=_reshards_to_no_part,
+    repair=_without_resharding,
+)
+
+RESHARDED_PLAIN_TENSORS = LayoutLimit(
+    reason="fully_shard of DTensor parameters: resharding to fewer ranks is not supported: DTensor "
+    "parameters cannot be resharded ('Resharding to smaller mesh is not supported for DTensor parameters yet')",
+    applies=lambda layout: (
+        parallelism_of(layout, FSDP2).reshard_to is not None
+        and (layout.has(TensorParallel) or has_dtensor_experts(layout) or layout.propagates_placements)
+    ),
+    repair=_without_resharding,
+)
+
+ONE_GROUP = LayoutLimit(
+    reason="fully_shard: a separate group for reductions is not supported: gradients are reduced over the group that gathers "
+    "parameters (set_separate_reduce_scatter_group comes with torch 2.13)",
+    applies=lambda layout: parallelism_of(layout, FSDP2).separate_reduce_group,
+    repair=lambda layout: with_options(layout, FSDP2, separate_reduce_group=False),
+    torch="<2.13",
+)
+
+OWNERS_OF_SHARDS = LayoutLimit(
+    reason="fully_shard over tensor parallelism: distributed Muon is not supported: the owner of a matrix gathers its shards "
+    "along one mesh axis, not along two",
+    applies=lambda layout: parallelism_of(layout, FSDP2).distributed_muon and layout.has(TensorParallel),
+    repair=lambda layout: with_options(layout, FSDP2, distributed_muon=False),
+)
+
+LARGEST_DIM_OF_SHARDS = LayoutLimit(
+    reason="fully_shard over plain shards of parameters: sharding along the largest dim is not supported: shard_placement_fn "
+    "sees a rank's shard, whose largest dim depends on the rank",
+    applies=lambda layout: parallelism_of(layout, FSDP2).shard_largest_dim and layout.has(LocalTensorParallel, ExpertParallel),
+    repair=lambda layout: with_options(layout, FSDP2, shard_largest_dim=False, shard_last_dim=True),
+)
+
+
+def _without_mesh_dims(layout: Layout) -> Layout:
+    return with_options(layout, FSDP2, mesh_dims=None)
+
+
+HOOK_IN_ONE_PRECISION = LayoutLimit(
+    reason="fully_shard: mixed precision with an all-reduce hook is not supported: the hook divides its own sums, and the "
+    "single-device run rounds like the reductions of torch only",
+    applies=lambda layout: (
+        parallelism_of(layout, FSDP2).replica_hook and parallelism_of(layout, FSDP2).mixed_precision is not None
+    ),
+    repair=lambda layout: with_options(layout, FSDP2, replica_hook=False),
+)
+
+
+def _in_chunks(layout: Layout) -> bool:
+    return parallelism_of(layout, FSDP2).loss_chunks > 1
+
+
+def _without_chunks(layout: Layout) -> Layout:
+    return with_options(layout, FSDP2, loss_chunks=1)
+
+
+CHUNKS = (
+    LayoutLimit(
+        reason="fully_shard: a head that is called in chunks is not supported: modules of a unit can be called alone from torch "
+        "2.13 on",
+        applies=_in_chunks,
+        repair=_without_chunks,
+        torch="<2.13",
+    ),
+    LayoutLimit(
+        reason="fully_shard over tensor, context or pipeline parallelism: a head in chunks is not supported: these compute the "
+        "loss from their own shards of tokens or positions, or in the last stage",
+        applies=lambda layout: _in_chunks(layout) and layout.has(PlannedParallelism, ContextParallel, Pipeline),
+        repair=_without_chunks,
+    ),
+    LayoutLimit(
+        reason="fully_shard: a head in chunks with mixed precision or compilation is not supported: the model ends before the "
+        "head, so casts of its output and compiled graphs differ",
+        applies=lambda layout: (
+            _in_chunks(layout) and (layout.execution.is_compiled or parallelism_of(layout, FSDP2).mixed_precision is not None)
+        ),
+        repair=_without_chunks,
+    ),
+)
+
+NO_MESH_DIMS = LayoutLimit(
+    reason="fully_shard: mesh_dims is not supported: fully_shard takes dp_mesh_dims from torch 2.12 on",
+    applies=lambda layout: parallelism_of(layout, FSDP2).mesh_dims is not None,
+    repair=_without_mesh_dims,
+    torch="<2.12",
+)
+
+MESH_DIMS_OF_DATA = LayoutLimit(
+    reason="fully_shard: mesh_dims together with another parallelism is not supported: parameters must be DTensors on the full "
+    "mesh, and other parallelisms make DTensors or shards on their own axes",
+    applies=lambda layout: parallelism_of(layout, FSDP2).mesh_dims is not None and len(layout.parallelisms) > 1,
+    repair=_without_mesh_dims,
+)
+
+REPLICATED_OVER_ONE_AXIS = LayoutLimit(
+    reason="fully_shard: MeshDims.REPLICATE on the axes dp_replicate and dp_shard is not supported: dp_shard has to shard",
+    applies=lambda layout: parallelism_of(layout, FSDP2).mesh_dims is MeshDims.REPLICATE and SHARD in layout.mesh.names,
+    repair=lambda layout: with_options(layout, FSDP2, mesh_dims=MeshDims.SHARD),
+)
+
+
+OPTION_LIMITS: tuple[LayoutLimit, ...] = (
+    *ROUNDING_LIMITS,
+    FSDP_WITHOUT_COMPILED_AUTOGRAD,
+    NO_PREMULTIPLIED_SUM,
+    RESHARDED_TO_EQUAL_PARTS,
+    RESHARDED_PLAIN_TENSORS,
+    ONE_GROUP,
+    OWNERS_OF_SHARDS,
+    LARGEST_DIM_OF_SHARDS,
+    HOOK_IN_ONE_PRECISION,
+    *CHUNKS,
+    NO_MESH_DIMS,
+    MESH_DIMS_OF_DATA,
+    REPLICATED_OVER_ONE_AXIS,
+)
