@@ -40,7 +40,9 @@ COMPILED: SearchStrategy[Execution] = st.sampled_from(
 
 _SELDOM = st.sampled_from((False,) * 19 + (True,))
 """Rare, because tracing a step costs as much as running ten."""
-_CHECKPOINTINGS = st.sampled_from((Checkpointing.NONE,) * 6 + (Checkpointing.ODD_LAYERS, Checkpointing.EVERY_LAYER))
+_CHECKPOINTINGS = st.sampled_from(
+    (Checkpointing.NONE,) * 9 + (Checkpointing.ODD_LAYERS, Checkpointing.EVERY_LAYER, Checkpointing.SELECTIVE)
+)
 
 
 @st.composite

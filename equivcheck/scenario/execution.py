@@ -23,6 +23,12 @@ class Checkpointing(PrintableEnum):
     NONE = "none"
     ODD_LAYERS = "odd_layers"
     EVERY_LAYER = "every_layer"
+    SELECTIVE = "selective"
+    """Every layer, but with its matrix products kept (`create_selective_checkpoint_contexts`)."""
+
+
+KEPT_PRODUCTS = ("mm", "addmm", "bmm")
+"""Operations in `torch.ops.aten` whose results `Checkpointing.SELECTIVE` keeps."""
 
 
 @frozen_dataclass
@@ -54,6 +60,6 @@ class Execution:
 
     def checkpoints(self, index: int) -> bool:
         """Whether the layer at this index uses activation checkpointing."""
-        return self.checkpointing is Checkpointing.EVERY_LAYER or (
+        return self.checkpointing in (Checkpointing.EVERY_LAYER, Checkpointing.SELECTIVE) or (
             self.checkpointing is Checkpointing.ODD_LAYERS and index % 2 == 1
         )

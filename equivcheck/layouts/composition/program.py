@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from equivcheck.layouts.base.execution.compiled import compile_setup, compiling
 from equivcheck.layouts.base.execution.whole_step import trace_steps
 from equivcheck.layouts.composition.registry import kind_of
-from equivcheck.scenario import Execution, Scenario
+from equivcheck.scenario import Checkpointing, Execution, Scenario
 from equivcheck.training.layers.module import LayerModule
 from equivcheck.training.loop import single_device_setup, train
 from equivcheck.training.setup import Setup
@@ -60,3 +60,4 @@ def recompute_layers(model: nn.Module, execution: Execution) -> None:
     for index, layer in enumerate(model.get_submodule("layers").children()):
         if isinstance(layer, LayerModule):
             layer.recomputes = execution.checkpoints(index)
+            layer.keeps_products = execution.checkpointing is Checkpointing.SELECTIVE

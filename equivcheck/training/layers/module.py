@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from equivcheck.scenario import Activation, AnyLayer, Norm
+from equivcheck.scenario.execution import KEPT_PRODUCTS
 from equivcheck.training.layers.region import UNSHARDED, Region
 from equivcheck.training.layers.sequence import FULL_SEQUENCE, Sequence
 
@@ -25,6 +27,10 @@ ACTIVATIONS: dict[Activation, Function] = {
     Activation.SILU: functional.silu,
 }
 """Every activation except the identity."""
+
+
+KEEP_PRODUCTS = partial(create_selective_checkpoint_contexts, [getattr(torch.ops.aten, name).default for name in KEPT_PRODUCTS])
+"""Contexts for selective activation checkpointing."""
 
 
 class UninitializedLinear(nn.Linear):
@@ -60,6 +66,7 @@ class LayerModule(nn.Module):
         self.layer = layer
         self.sequence: Sequence = FULL_SEQUENCE
         self.recomputes = False
+        self.keeps_products = False
 
     def forward(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
         """Map (rows, inputs) to (rows, outputs), or sequences of them.
@@ -68,7 +75,9 @@ class LayerModule(nn.Module):
         """
         if not self.recomputes:
             return self.compute(inputs, mask, step)
-        outputs: torch.Tensor = checkpoint(self.compute, inputs, mask, step, use_reentrant=False)
+        # Other layers pass no context_fn, because dynamo cannot trace it.
+        options: dict[str, Any] = {"context_fn": KEEP_PRODUCTS} if self.keeps_products else {}
+        outputs: torch.Tensor = checkpoint(self.compute, inputs, mask, step, use_reentrant=False, **options)
         return outputs
 
     def chooser(self) -> nn.Module | None:

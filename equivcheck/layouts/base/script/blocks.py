@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from equivcheck.layouts.base.script.text import INDENT, block, indent_lines
 from equivcheck.scenario import Activation, AuxiliaryLinear, Layer, Norm, ShapeOp
+from equivcheck.scenario.execution import KEPT_PRODUCTS
 from equivcheck.scenario.layers.linear import ARANGE_STEP
 from equivcheck.training.layers.script import ACTIVATIONS, NORMS, LayerScript
 
@@ -36,6 +37,7 @@ class LinearClass:
     auxiliary: AuxiliaryLinear | None
     shape_op: ShapeOp | None
     recomputes: bool
+    keeps_products: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -57,6 +59,7 @@ class ScriptedClass:
     masked: bool
     residual: bool
     recomputes: bool
+    keeps_products: bool = False
 
     @property
     def extras(self) -> tuple[str, ...]:
@@ -64,7 +67,7 @@ class ScriptedClass:
         return ("mask",) * self.masked
 
 
-def linear_class(layer: Layer, *, recomputes: bool) -> LinearClass:
+def linear_class(layer: Layer, *, recomputes: bool, keeps_products: bool) -> LinearClass:
     """Return the properties of the class for a linear layer."""
     return LinearClass(
         norm=layer.norm,
@@ -75,6 +78,7 @@ def linear_class(layer: Layer, *, recomputes: bool) -> LinearClass:
         auxiliary=layer.auxiliary,
         shape_op=layer.shape_op,
         recomputes=recomputes,
+        keeps_products=keeps_products,
     )
 
 
@@ -109,7 +113,9 @@ def _forward(kind: LinearClass | ScriptedClass, lines: list[str]) -> list[str]:
     arguments = ", ".join(("inputs", *kind.extras))
     if not kind.recomputes:
         return block(f"def forward(self, {arguments}):", lines)
-    again = [f"return checkpoint(self.compute, {arguments}, use_reentrant=False)"]
+    products = ", ".join(f"torch.ops.aten.{name}.default" for name in KEPT_PRODUCTS)
+    selective = f", context_fn=partial(create_selective_checkpoint_contexts, [{products}])"
+    again = [f"return checkpoint(self.compute, {arguments}, use_reentrant=False{selective * kind.keeps_products})"]
     return [*block(f"def forward(self, {arguments}):", again), "", *block(f"def compute(self, {arguments}):", lines)]
 
 
@@ -147,6 +153,8 @@ def _words(kind: LinearClass) -> str:
 def imports_of(kind: LinearClass | ScriptedClass) -> list[tuple[str, str]]:
     """Imports that the class needs, as pairs (module, name)."""
     found = [("torch.utils.checkpoint", "checkpoint")] if kind.recomputes else []
+    if kind.keeps_products:
+        found += [("functools", "partial"), ("torch.utils.checkpoint", "create_selective_checkpoint_contexts")]
     if isinstance(kind, ScriptedClass):
         return [*found, *kind.script.imports]
     uses_functional = not kind.is_plain and ACTIVATIONS.get(kind.activation, ("", ""))[1].startswith("functional.")

@@ -11,6 +11,7 @@ from equivcheck.layouts.base.script.text import INDENT, block, call, indent_line
 from equivcheck.scenario import (
     FSDP1,
     FSDP2,
+    Checkpointing,
     Layer,
     Layout,
     Model,
@@ -79,8 +80,9 @@ class _Forms:
 
     def _kind(self, index: int) -> LinearClass | ScriptedClass:
         layer, recomputes = self.model.layers[index], self.layout.execution.checkpoints(index)
+        keeps_products = self.layout.execution.checkpointing is Checkpointing.SELECTIVE
         if isinstance(layer, Layer):
-            return linear_class(layer, recomputes=recomputes)
+            return linear_class(layer, recomputes=recomputes, keeps_products=keeps_products)
         script = layer_kind(layer).script(layer, self.model.in_features(index))
         assert script is not None, "the export refuses layer kinds without a script"
         if script.for_context_parallel is not None and self.shards_positions:
@@ -89,7 +91,13 @@ class _Forms:
             script = script.for_expert_parallel
         if script.for_tensor_parallel is not None and self._cuts_within(index):
             script = script.for_tensor_parallel
-        return ScriptedClass(script=script, masked=layer.dropout > 0, residual=layer.residual, recomputes=recomputes)
+        return ScriptedClass(
+            script=script,
+            masked=layer.dropout > 0,
+            residual=layer.residual,
+            recomputes=recomputes,
+            keeps_products=keeps_products,
+        )
 
     def _cuts_within(self, index: int) -> bool:
         return any(parallelism.plan[index].split is Split.HEADS_OR_HIDDEN for parallelism in self.layout.of(PlannedParallelism))

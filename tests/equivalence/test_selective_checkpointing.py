@@ -1,0 +1,88 @@
+"""Selective activation checkpointing keeps matrix products and changes no numbers under any layout."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from equivcheck import Scenario
+from equivcheck.scenario import (
+    DDP,
+    FSDP1,
+    FSDP2,
+    SPMD,
+    Attention,
+    Axis,
+    Checkpointing,
+    ContextParallel,
+    CrossEntropy,
+    Data,
+    Execution,
+    ExpertParallel,
+    Experts,
+    ExpertStorage,
+    GatedMLP,
+    Head,
+    Layer,
+    LayerPlan,
+    Layout,
+    LocalTensorParallel,
+    Loss,
+    Mesh,
+    Model,
+    Parallelism,
+    Split,
+    TensorParallel,
+    Tokens,
+    Training,
+    Wrapping,
+)
+from equivcheck.scenario.mesh import CP, DP, EP, TP
+from support.exported import run_script
+from support.verdicts import require_predicted
+
+SELECTIVE = Execution(checkpointing=Checkpointing.SELECTIVE)
+UNITS = FSDP2(wrapping=Wrapping.PER_LAYER, sum_reductions=True)
+HEADS = (LayerPlan(split=Split.HEADS_OR_HIDDEN), LayerPlan(split=Split.HEADS_OR_HIDDEN))
+DENSE = (Attention(num_heads=2, num_kv_heads=2), GatedMLP(hidden=8))
+SPARSE = (Attention(num_heads=2, num_kv_heads=2), Experts(hidden=4, num_experts=2))
+
+
+def scenario(*parallelisms: Parallelism, axes: tuple[str, ...], sparse: bool = False) -> Scenario:
+    """A token model on axes of two ranks."""
+    model = Model(features=4, length=4, source=Tokens(vocabulary=8), layers=SPARSE if sparse else DENSE, head=Head())
+    mesh = Mesh(axes=tuple(Axis(name=name, size=2) for name in axes))
+    training = Training(model=model, data=Data(microbatches=(8, 4)), loss=CrossEntropy(), steps=2)
+    return Scenario(training=training, layout=Layout(mesh=mesh, parallelisms=parallelisms, execution=SELECTIVE))
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        scenario(DDP(), axes=(DP,)),
+        scenario(FSDP1(wrapping=Wrapping.PER_LAYER), axes=(DP,)),
+        scenario(UNITS, axes=(DP,)),
+        scenario(SPMD(), axes=(DP,)),
+        scenario(TensorParallel(plan=HEADS), UNITS, axes=(DP, TP)),
+        scenario(LocalTensorParallel(plan=HEADS), axes=(TP,)),
+        scenario(ContextParallel(), axes=(CP,)),
+        *(scenario(ExpertParallel(storage=storage), UNITS, axes=(DP, EP), sparse=True) for storage in ExpertStorage),
+    ],
+    ids=lambda found: found.layout.name,
+)
+def test_kept_products_change_neither_numbers_nor_calls(found: Scenario) -> None:
+    """Calls are those of other checkpointing."""
+    require_predicted(found)
+
+
+@pytest.mark.parametrize("layers", [(Layer(width=3), Layer(width=2)), DENSE], ids=["linear", "tokens"])
+def test_the_exported_script_keeps_the_products(layers: tuple[Layer, ...], tmp_path: Path) -> None:
+    """It passes a context_fn to each checkpoint."""
+    found = scenario(UNITS, axes=(DP,))
+    if isinstance(layers[0], Layer):
+        plain = Training(model=Model(features=4, layers=layers), data=Data(microbatches=(4,)), loss=Loss.MSE_SUM)
+        found = replace(found, training=plain)
+    script, _ = run_script(found, tmp_path)
+    assert "torch.ops.aten.addmm.default" in script
