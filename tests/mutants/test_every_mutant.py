@@ -60,6 +60,7 @@ KINDS: dict[Family, dict[str, tuple[str, ...]]] = {
         "optimizer state lost at each step": ("state_lost",),
         "optimizer state of one rank used on another": ("state_of_another_rank",),
         "HSDP: no all-reduce across replicas": ("replicas_not_reduced",),
+        "mean over chunks of the loss": ("chunks_averaged",),
         "hook over replicas": ("replica_hook_sums", "replica_hook_of_root_only"),
         "HSDP: divided by the shard count only": ("divided_by_shards_only", "flat_divided_by_shards_only"),
         "statistics computed on local shards": ("statistics_of_shards",),

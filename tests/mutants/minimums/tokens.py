@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from equivcheck.scenario import (
     DDP,
+    FSDP2,
     ActivationSharding,
     AnyLayer,
     Attention,
@@ -23,10 +24,12 @@ from equivcheck.scenario import (
     TensorParallel,
     Tokens,
     Training,
+    Wrapping,
 )
 
 PLAIN = DDP()
 LAYER = Layer(width=2)
+CHUNKED = FSDP2(wrapping=Wrapping.PER_LAYER, head_unit=True, loss_chunks=2)
 TOKENS = Tokens(vocabulary=4)
 HEAD = Head()
 ALL_LABELS = CrossEntropy()
@@ -64,6 +67,7 @@ def _scenario(  # noqa: PLR0913 - what a minimum may have
 
 
 MINIMUMS: dict[str, Scenario] = {
+    "chunks_averaged": _scenario(by=CHUNKED),
     "labels_counted_by_each_rank": _scenario(ranks=2, microbatches=(4,), loss=CrossEntropy(ignored=IgnoredLabels.SOME), seed=5),
     "labels_counted_by_microbatch": _scenario(microbatches=(1, 1), loss=CrossEntropy(ignored=IgnoredLabels.FIRST_MICROBATCH)),
     "labels_counted_by_microbatch_of_each_rank": _scenario(
