@@ -91,14 +91,14 @@ class MLP(nn.Module):
         """Apply head, scale and offset to the last layer's output."""
         if self.head is not None and self.defers_head:
             return values if self.head.norm is None else self.head.norm(values)
-        return self.scaled(values if self.head is None else self.head(values))
+        return self.scale_outputs(values if self.head is None else self.head(values))
 
     def project(self, values: torch.Tensor) -> torch.Tensor:
         """Apply the head's linear, scale and offset, which `forward` leaves out with `defers_head`."""
         assert self.head is not None, "a model without a head defers nothing"
-        return self.scaled(self.head.linear(values))
+        return self.scale_outputs(self.head.linear(values))
 
-    def scaled(self, values: torch.Tensor) -> torch.Tensor:
+    def scale_outputs(self, values: torch.Tensor) -> torch.Tensor:
         """Apply scale and offset."""
         if self._parameters.get("scale") is not None:
             values = values * self.scale
