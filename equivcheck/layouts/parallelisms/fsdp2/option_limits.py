@@ -155,6 +155,16 @@ REPLICATED_OVER_ONE_AXIS = LayoutLimit(
     repair=lambda layout: with_options(layout, FSDP2, mesh_dims=MeshDims.SHARD),
 )
 
+PLACEMENTS_OF_SHARDS = LayoutLimit(
+    reason="fully_shard: shard_placement_fn with MeshDims.REPLICATE is not supported: torch requires an axis that shards "
+    "('shard_placement_fn is not supported with DDPMeshInfo')",
+    applies=lambda layout: (
+        (fsdp := parallelism_of(layout, FSDP2)).mesh_dims is MeshDims.REPLICATE
+        and (fsdp.shard_last_dim or fsdp.shard_largest_dim)
+    ),
+    repair=lambda layout: with_options(layout, FSDP2, shard_last_dim=False, shard_largest_dim=False),
+)
+
 
 OPTION_LIMITS: tuple[LayoutLimit, ...] = (
     *ROUNDING_LIMITS,
@@ -170,4 +180,5 @@ OPTION_LIMITS: tuple[LayoutLimit, ...] = (
     NO_MESH_DIMS,
     MESH_DIMS_OF_DATA,
     REPLICATED_OVER_ONE_AXIS,
+    PLACEMENTS_OF_SHARDS,
 )
