@@ -52,7 +52,7 @@ def choose_control(plan: Plan) -> ControlRun | None:
 
 
 def applicable_mutants(plan: Plan) -> tuple[Mutant, ...]:
-    """Mutants for the plan's layouts; if possible only those whose simplest layout is among them."""
+    """Mutants for the plan's layouts. If possible, only those whose simplest layout is one of these layouts."""
     from equivcheck.layouts.composition.registry import layout_names
     from equivcheck.mutants.registry import mutants_of
 

@@ -179,7 +179,7 @@ class Task:
 def steps_of(
     trainer: Trainer | None, step: TrainStep | None, rank_step: TrainStep | None, parallelize: Any
 ) -> tuple[TrainStep | None, TrainStep | None, Any]:
-    """Return the steps on one device and on ranks, and `parallelize`. A trainer has its own."""
+    """Return the step on one device, the step on ranks, and `parallelize`. A trainer replaces the last two."""
     if trainer is None:
         if parallelize is None:
             raise invalid("parallelize", "it is missing", "a function parallelize(model, mesh), or trainer=")

@@ -39,7 +39,7 @@ class Reach:
         return sum((mask & ~self._rows[number]).bit_count() for number in numbers)
 
     def merge(self, other: Reach) -> None:
-        """Add another object's counts."""
+        """Add the pairs that another object has counted."""
         self.num_scenarios += other.num_scenarios
         self.unknown |= other.unknown
         self._rows = [mine | theirs for mine, theirs in zip(self._rows, other._rows, strict=True)]

@@ -39,7 +39,7 @@ def on_emulated_ranks(cause: Cause, sentence: str, change: Callable[[ScenarioRan
 
 
 def all_then_each(items: Sequence[Item]) -> Iterator[tuple[Item, ...]]:
-    """Return all items together, then each one if there are several."""
+    """Yield all items together, then each one alone if there are several."""
     if items:
         yield tuple(items)
     if len(items) > 1:

@@ -32,7 +32,7 @@ Linears = tuple[str, ...]
 
 
 def wrong_tensor_parallelism(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes in all layers with the same split, then in each."""
+    """Yield mistakes in all layers with the same split, then in each one alone."""
     parallelism, num_ranks = plan_over_ranks(diverged.layout), diverged.mesh.size(TP)
     if parallelism is None or diverged.rounding is not None or not fits(diverged.training.model, parallelism.plan):
         return

@@ -76,7 +76,7 @@ class HeldElements:
                     each[name][chosen] = before[source][chosen]
 
     def take_from_owners(self, tensors: Sequence[Mapping[str, torch.Tensor]]) -> None:
-        """Copy each tensor with a single updating rank from there to all ranks, in place."""
+        """Copy each tensor that only one rank updates from this rank to all others, in place."""
         for name, owner in self._owners.items():
             for each in tensors:
                 each[name].copy_(tensors[owner][name])

@@ -76,8 +76,8 @@ CHECKPOINT_LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
         repair=_in_one_precision,
     ),
     LayoutLimit(
-        reason="checkpoint: ZeroRedundancyOptimizer is not supported: torch.distributed.checkpoint asks every rank for its "
-        "state_dict, but only ranks that the state was consolidated to have one",
+        reason="checkpoint: ZeroRedundancyOptimizer is not supported: torch.distributed.checkpoint calls state_dict() on every "
+        "rank, but only the ranks named in consolidate_state_dict(to=...) have the state",
         applies=lambda layout: any(ddp.zero_redundancy for ddp in layout.of(DDP)),
         repair=lambda layout: with_options(layout, DDP, zero_redundancy=False, parameters_as_bucket_view=False),
     ),

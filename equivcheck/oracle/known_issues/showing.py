@@ -55,9 +55,10 @@ Table = dict[str, dict[str, Showing]]
 
 
 def showing(error: str, code: int, printed: str) -> Showing:
-    """Judge a script by its exit code and output. One that shows its issue exits with 1, and prints `error` or a difference.
+    """Judge by exit code and output whether a script shows its issue.
 
-    `error` is the issue's pattern; empty for an issue that gives wrong numbers.
+    It does if it exits with 1, and prints `error` or a difference. `error` is the issue's pattern; empty for an issue that
+    gives wrong numbers.
     """
     return judge_output(code, printed, has_evidence=re.search(error or _WRONG_NUMBER, printed) is not None)
 

@@ -28,10 +28,10 @@ class Doubt:
 def doubt_about(
     found: tuple[Expected, ...], limit: float, copies: EnsembleTrace | None = None, *, needs_gradients: bool = True
 ) -> Doubt | None:
-    """The first step in which agreement with the reference proves nothing, or None.
+    """Return the first step in which agreement with the reference proves nothing, or None.
 
-    Noise is too large if it exceeds `limit` times the largest tensor of its kind. A copy with another choice of experts is a
-    doubt as well. Without `needs_gradients`, updates prove something even if no gradient could be read.
+    Noise is too large if it exceeds `limit` times the largest tensor of its kind. A step is also in doubt if a copy chooses
+    other experts. Without `needs_gradients`, updates prove something even if no gradient could be read.
     """
     gradients = [moment.step for moment in found if moment.phase is Phase.GRADIENT and moment.norms.any()]
     if needs_gradients and not gradients:

@@ -45,7 +45,7 @@ class Shuffled(Jitter):
         self.generator, self.copy = generator, copy
 
     def ordered(self, parts: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Gradients in the order of this copy."""
+        """Return gradients in the order in which this copy adds them."""
         size = len(parts)
         if self.copy < 2 * size:
             start, ring = self.copy % size, parts if self.copy < size else parts[::-1]

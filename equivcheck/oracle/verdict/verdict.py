@@ -70,7 +70,7 @@ class Judgement:
     """Duration of the whole check."""
 
     def assert_equivalent(self) -> None:
-        """Raise `NotEquivalent` unless the outcome is EQUIVALENT, including INCONCLUSIVE and UNSUPPORTED."""
+        """Raise `NotEquivalent` unless the outcome is EQUIVALENT. INCONCLUSIVE and UNSUPPORTED raise, too."""
         if self.outcome is not Outcome.EQUIVALENT:
             raise self._error()
 

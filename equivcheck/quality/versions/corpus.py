@@ -55,7 +55,7 @@ def check_corpus(installation: Installation, scenarios: tuple[Scenario, ...]) ->
 
 
 def main() -> None:
-    """Run in the other interpreter."""
+    """Check scenarios in the interpreter with the other torch."""
     serve_tasks(_check)
 
 

@@ -110,7 +110,7 @@ def _same_ranks(first: RecordedRun, second: RecordedRun, step: int, numbers: tup
 
 
 def is_data_parallel(run: RecordedRun, ranks: Sequence[int], step: int) -> bool:
-    """Whether ranks hold replicas of all parameters, or shards of all of them that data parallelism makes.
+    """Whether ranks hold the full parameters, or shards as data parallelism makes them.
 
     Tensor parallelism also splits along later dims, or has both replicas and shards. Its ranks share samples.
     """

@@ -95,7 +95,7 @@ LOW = (torch.bfloat16, torch.float16)
 
 
 class PrecisionObserver:
-    """Records the precision seen while a module runs; None if it saw none."""
+    """Records in which precision a module runs, until its context ends."""
 
     def __init__(self) -> None:
         self.precision: LowPrecision | MixedPrecision | None = None

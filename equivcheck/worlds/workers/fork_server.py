@@ -181,5 +181,5 @@ def forked_workers(warming: str, environment: Mapping[str, str]) -> Iterator[Non
 
 
 def current_server() -> WorkerForkServer | None:
-    """Newest server, or None."""
+    """Return the newest server, or None."""
     return _servers[-1] if _servers else None

@@ -85,8 +85,8 @@ LIMITS = [
         "that rank cannot look anything up",
     ),
     (replace(DECODER, head=Head(tied=True)), over(2, replace(BY_ALL, head=Split.ROWWISE)), "tied to the embedding"),
-    (replace(DECODER, head=Head(tied=True)), over(2, BY_ALL, DDP()), "unties them"),
-    (replace(DECODER, head=Head(tied=True)), over(2, BY_ALL, FSDP1(use_orig_params=False)), "unties them"),
+    (replace(DECODER, head=Head(tied=True)), over(2, BY_ALL, DDP()), "no longer share it"),
+    (replace(DECODER, head=Head(tied=True)), over(2, BY_ALL, FSDP1(use_orig_params=False)), "no longer share it"),
     (replace(DECODER, length=3), over(2, BY_POSITIONS), "positions of sequences"),
     (
         replace(DECODER, features=1),

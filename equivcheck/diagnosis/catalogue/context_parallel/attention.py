@@ -22,7 +22,7 @@ from equivcheck.training.setup import Setup
 
 
 def wrong_sequence_attention(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes in all attention layers, then in each."""
+    """Yield mistakes in all attention layers, then in each one alone."""
     shards = sequence_shards(diverged)
     if shards is None:
         return

@@ -60,7 +60,7 @@ def sequence_shards(diverged: DivergedRun) -> SequenceShards | None:
 
 
 def attention_layers(diverged: DivergedRun, **having: bool) -> Iterator[tuple[int, ...]]:
-    """Attention layers with the given field values: all of them, then each."""
+    """Yield the attention layers with the given field values: all of them, then each one alone."""
     return all_then_each(
         [
             index

@@ -31,7 +31,7 @@ Wrong = Callable[[LoadOf, torch.Tensor, torch.Tensor], RoutingLoad]
 
 
 def wrong_balances(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes in all layers with a load-balancing loss, then in each."""
+    """Yield mistakes in all layers with a load-balancing loss, then in each one alone."""
     if diverged.rounding is not None:
         return
     for layers in choices(diverged, _balances):

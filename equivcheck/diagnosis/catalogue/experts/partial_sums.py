@@ -27,7 +27,7 @@ Routed = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def wrong_partial_sums(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes in all expert layers with partial sums, then in each."""
+    """Yield mistakes in all expert layers with partial sums, then in each one alone."""
     planned = planned_layers(diverged.training.model, diverged.layout)
     found = {index: num_routing_weights(each.site.layer, each.plan.split) for index, each in enumerate(planned)}
     split = [index for index in layers_of_experts(diverged) if found[index] is not None]

@@ -62,7 +62,7 @@ class _ExpertFault:
 
 
 def wrong_experts(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes in all possible expert layers, then in each."""
+    """Yield mistakes in all possible expert layers, then in each one alone."""
     for way in _faults(diverged.mesh.size(EP)) if diverged.rounding is None else ():
         for layers in choices(diverged, way.applies):
             change = changing_layers(layers, ExpertsModule, way.alter)
@@ -75,7 +75,7 @@ def layers_of_experts(diverged: DivergedRun) -> dict[int, Experts]:
 
 
 def choices(diverged: DivergedRun, applies: Applies = _any) -> Iterator[tuple[int, ...]]:
-    """All expert layers for which `applies` is true, then each."""
+    """Yield all expert layers for which `applies` is true, then each one alone."""
     return all_then_each([index for index, layer in layers_of_experts(diverged).items() if applies(layer)])
 
 

@@ -25,7 +25,7 @@ Alter = Callable[[AttentionModule], None]
 
 
 def wrong_attention(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes in all possible attention layers, then in each."""
+    """Yield mistakes in all possible attention layers, then in each one alone."""
     if diverged.rounding is not None:
         return
     layers = planned_layers(diverged.training.model, diverged.layout)
@@ -142,7 +142,7 @@ Grouped = Callable[[int, torch.Tensor], torch.Tensor]
 
 
 def wrong_keys_and_values(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes with keys and values in all attention layers, then in each."""
+    """Yield mistakes with keys and values in all attention layers, then in each one alone."""
     layers = diverged.training.model.layers
     for chosen in all_then_each([index for index, layer in enumerate(layers) if isinstance(layer, Attention)]):
         which = [layer for index in chosen if isinstance(layer := layers[index], Attention)]

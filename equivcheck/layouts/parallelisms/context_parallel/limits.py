@@ -63,7 +63,7 @@ _AROUND = (ContextParallel, DDP, Replicate, FSDP2, LocalDataParallel, LocalTenso
 
 WITHIN_DATA_PARALLELISM = LayoutLimit(
     reason="context parallelism: other parallelisms than DDP, replicate, fully_shard, local_data_parallel and "
-    "local_tensor_parallel are not supported together with it: it sums gradients in the form in which these leave them in `grad`",
+    "local_tensor_parallel are not supported together with it: it sums gradients only as these leave them",
     applies=lambda layout: not all(isinstance(each, _AROUND) for each in layout.parallelisms),
     repair=lambda layout: only_one(layout, ContextParallel, CP),
 )

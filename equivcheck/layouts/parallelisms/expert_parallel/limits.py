@@ -123,8 +123,8 @@ _AROUND = (ExpertParallel, DDP, Replicate, FSDP2, LocalDataParallel, LocalTensor
 
 WITHIN_DATA_PARALLELISM = LayoutLimit(
     reason="expert parallelism: other parallelisms than DDP, replicate, fully_shard, local_data_parallel and "
-    "local_tensor_parallel are not supported together with it: it averages gradients in the form in which these leave them in "
-    "`grad`",
+    "local_tensor_parallel are not supported together with it: it averages gradients only as "
+    "these leave them",
     applies=lambda layout: not all(isinstance(each, _AROUND) for each in layout.parallelisms),
     repair=lambda layout: only_one(layout, ExpertParallel, EP),
 )

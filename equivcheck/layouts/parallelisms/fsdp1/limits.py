@@ -155,7 +155,7 @@ def has_unit_of_nothing(training: Training, layout: Layout) -> bool:
 
 
 NOTHING_TO_FLATTEN = UpstreamLimit(
-    reason="FullyShardedDataParallel over tensor parallelism: a unit of which some rank holds no element is not supported: the "
+    reason="FullyShardedDataParallel over tensor parallelism: a unit without elements on some rank is not supported: the "
     "rank cannot wrap it ('unsharded_start_idx: 0 unsharded_end_idx: -1')",
     applies=has_unit_of_nothing,
     repair=lambda training, layout: with_widths(training, layout.mesh.size(TP)),

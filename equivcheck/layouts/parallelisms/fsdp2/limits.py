@@ -64,7 +64,7 @@ def _shards_later_dims(fsdp: FSDP2) -> bool:
 
 
 NOTHING_TO_REDUCE = UpstreamLimit(
-    reason="fully_shard over tensor parallelism: a parameter of which some rank holds no element is not supported: its "
+    reason="fully_shard over tensor parallelism: a parameter without elements on some rank is not supported: its "
     "gradient cannot be reduced ('_chunk_cat expects non-empty tensor'), and it cannot be sharded along its last dim ('Shard(1) "
     "requires even sharding')",
     applies=_some_rank_reduces_nothing,
@@ -81,7 +81,7 @@ def _unfreezes_nothing(training: Training, layout: Layout) -> bool:
 
 NOTHING_UNFROZEN_TO_REDUCE = replace(
     NOTHING_TO_REDUCE,
-    reason="fully_shard over tensor parallelism: a frozen linear of which some rank holds no element is not supported: "
+    reason="fully_shard over tensor parallelism: a frozen linear without elements on some rank is not supported: "
     "parallelize_module makes it trainable (pytorch#171523), and its gradient cannot be reduced ('_chunk_cat expects non-empty "
     "tensor')",
     applies=_unfreezes_nothing,

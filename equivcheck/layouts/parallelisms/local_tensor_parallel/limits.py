@@ -64,8 +64,8 @@ def _lacks_tokens(training: Training, layout: Layout) -> bool:
 
 
 EVERY_RANK_HAS_TOKENS = UpstreamLimit(
-    reason="fully_shard or replicate_with_fsdp over local_tensor_parallel: an embedding sharded by tokens of which some rank "
-    "holds no row is not supported: a tensor without elements cannot be sharded",
+    reason="fully_shard or replicate_with_fsdp over local_tensor_parallel: an embedding sharded by tokens without rows on some "
+    "rank is not supported: a tensor without elements cannot be sharded",
     applies=_lacks_tokens,
     repair=lambda training, layout: with_tokens(training, layout.mesh.size(TP)),
 )

@@ -106,7 +106,7 @@ ONE_MICROBATCH_SCALED = Limit(
 )
 
 MEAN_SCALED = Limit(
-    reason="pipeline: scale_grads with a sum loss is not supported: it averages over chunks",
+    reason="pipeline: scale_grads with a sum loss is not supported: scale_grads averages over chunks",
     applies=lambda training, layout: parallelism_of(layout, Pipeline).scale_grads and not training.loss.is_mean,
     repair=lambda training, _layout: replace(training, loss=Loss.LINEAR_MEAN if training.loss.is_linear else Loss.MSE_MEAN),
 )

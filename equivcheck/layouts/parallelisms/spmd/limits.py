@@ -120,7 +120,7 @@ def _has_tables_of_nothing(training: Training, layout: Layout) -> bool:
 
 
 TABLES_OF_NOTHING = Limit(
-    reason="DTensor: an embedding of which some rank holds no row is not supported: that rank cannot look anything up "
+    reason="DTensor: an embedding without rows on some rank is not supported: that rank cannot look anything up "
     "('index_select(): self indexing axis dim should be positive'), and the others wait for it",
     applies=_has_tables_of_nothing,
     repair=lambda training, layout: with_tables(training, layout.num_data_ranks),

@@ -131,8 +131,8 @@ def _ties_local_tensors(training: Training, layout: Layout) -> bool:
 
 NO_TIES_OF_LOCAL_TENSORS = Limit(
     reason="parallelize_module inside DistributedDataParallel, replicate or FullyShardedDataParallel: a head tied to the "
-    "embedding is not supported: local tensors replace DTensors in only one of the two modules, which unties them; FSDP1 then "
-    "leaves out the gradients of one of them, and the others raise",
+    "embedding is not supported: the wrapper replaces the shared DTensor by a local tensor in one of the two modules only, so "
+    "they no longer share it (FSDP1 then loses one gradient, and the others raise)",
     applies=_ties_local_tensors,
     repair=lambda training, _layout: without_tied_head(training),
 )
@@ -165,7 +165,7 @@ def _lacks_tokens(training: Training, layout: Layout) -> bool:
 
 
 EVERY_RANK_HAS_TOKENS = Limit(
-    reason="parallelize_module: an embedding sharded by tokens of which some rank holds no row is not supported: that rank "
+    reason="parallelize_module: an embedding sharded by tokens without rows on some rank is not supported: that rank "
     "cannot look anything up ('self indexing axis dim should be positive'), and the others wait for it",
     applies=_lacks_tokens,
     repair=lambda training, layout: with_tokens(training, layout.mesh.size(TP)),
