@@ -43,7 +43,7 @@ class Framework:
     name: str
     """Name in the table."""
     versions: Mapping[str, tuple[str, ...]]
-    """What pip installs into a folder for each version, without dependencies. Nothing if the environment has it."""
+    """Packages that pip installs into a folder for each version, without dependencies. Empty if the environment has them."""
     rows: tuple[Row, ...]
     """Configurations to check."""
     environment: Mapping[str, str] = field(default_factory=dict)
