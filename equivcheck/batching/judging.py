@@ -225,7 +225,8 @@ def _agreeing(
     if runs.is_without_update(runs.whole):
         return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=NO_STEP)
     counts = {number for number in verdict.counts if number}
-    has_tokens = given.has_tokens or not given.fields
+    # The user's own examples have unknown tokens, so nothing else than a mean over examples can be declared.
+    has_tokens = given.has_tokens or (not given.fields and declared is not NORMALISERS["sequence"])
     is_ambiguous = has_tokens and len(counts) == 1 and declared is not NORMALISERS["none"]
     if declared is not None and is_ambiguous:
         reason = f"all examples have {counts.pop()} counted tokens, so normalisers other than the {declared} fit as well"

@@ -14,6 +14,7 @@ from torch import nn
 from equivcheck.batching.normalisers import NORMALISERS
 from equivcheck.batching.ranks import RankRuns
 from equivcheck.batching.usage import invalid
+from equivcheck.presentations.collating import require_collated
 from equivcheck.presentations.examples import examples_of, opaque_examples
 from equivcheck.presentations.format import Format, format_of
 from equivcheck.presentations.presentation import Constraints
@@ -124,6 +125,7 @@ class Step:
         """The batch's form and its examples."""
         if self.examples is not None and self.collate is not None:
             found = opaque_examples(self.batch, self.examples, self.weight)
+            require_collated(self.batch, self.collate([each.value for each in found]), found)
             return Format(batch=self.batch, fields=(), pad_id=0, ignore_index=0, packing=None, collate=self.collate), found
         given = format_of(
             self.batch, fields=self.fields, pad_id=self.pad_id, ignore_index=self.ignore_index, packing=self.packing

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from equivcheck.presentations.collating import require_packed
 from equivcheck.presentations.fields import Field, Role, fields_of, is_shifted_by_model, tensors_in, with_tensors
 from equivcheck.presentations.rows import Example, Packing, Rows, Side
 from equivcheck.presentations.usage import invalid
@@ -113,7 +114,11 @@ class Format:
         if self.collate is not None:
             return self.collate([example.value for example in given.examples])
         if given.is_packed and callable(self.packing):
-            return self.packing([self._one(example) for example in given.examples])
+            packed = self.packing([self._one(example) for example in given.examples])
+            tokens = self.field_with(Role.TOKENS)
+            if tokens is not None:
+                require_packed(packed, tokens.path, [example.values[tokens] for example in given.examples])
+            return packed
         tensors = {field.path: self._tensor(field, given) for field in self.fields}
         batch = with_tensors(self.batch, tensors)
         return self._with_documents(batch, given) if given.is_packed else batch

@@ -131,6 +131,18 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "packed tuple": ({"packing": "position_ids", "batch": (IDS, IDS)}, "the batch is a tuple"),
     "examples": ({"examples": pairs}, "examples without collate is not valid"),
     "examples type": ({"examples": lambda batch: 3, "collate": together}, "examples is not valid: it returned a int"),
+    "collate drops": (
+        {"examples": list, "collate": lambda rows: torch.stack(rows[1:]), "batch": IDS},
+        "for 3 examples it returned 2 rows",
+    ),
+    "collate reorders": (
+        {"examples": list, "collate": lambda rows: torch.stack(rows[::-1]), "batch": IDS},
+        "it returned the rows of '' in another order than the batch",
+    ),
+    "collate loses": (
+        {"examples": lambda batch: list(batch["x"]), "collate": lambda rows: {"y": torch.stack(rows)}, "batch": {"x": IDS}},
+        "it returned no tensor for 'x'",
+    ),
     "packed examples": (
         {"examples": pairs, "collate": together, "packing": "position_ids"},
         "packing together with examples is not valid",
@@ -151,6 +163,29 @@ def test_bad_input_is_one_line(name: str) -> None:
     assert words in text
     assert "Expected " in text
     assert "\n" not in text
+
+
+def flattened(examples: list[Any]) -> Any:
+    """One row with positions."""
+    labels = [torch.cat([torch.tensor([steps.IGNORED]), each["labels"][1:]]) for each in examples]
+    ids = [each["input_ids"] for each in examples]
+    positions = [torch.arange(len(each)) for each in ids]
+    return {name: torch.cat(parts)[None] for name, parts in (("input_ids", ids), ("labels", labels), ("position_ids", positions))}
+
+
+@pytest.mark.parametrize(
+    ("packing", "words"),
+    [
+        (lambda examples: flattened(examples[:-1]), "it dropped or changed tokens of example 3"),
+        (lambda examples: flattened(examples[::-1]), "it put example 1 before others"),
+    ],
+)
+def test_a_packing_function_that_drops_or_reorders_examples_is_refused(packing: Any, words: str) -> None:
+    """The check would blame the step."""
+    with pytest.raises(UsageError, match=words) as raised:
+        check_batching(model=Causal, step=steps.token_mean, batch=tokens(), packing=packing)
+    assert str(raised.value).startswith("check_batching: packing is not valid: ")
+    assert "\n" not in str(raised.value)
 
 
 def preference(*, of_all: bool) -> Any:
@@ -174,6 +209,16 @@ def test_examples_may_be_taken_apart_by_the_user(*, of_all: bool) -> None:
     )
     assert verdict.outcome is (Outcome.EQUIVALENT if of_all else Outcome.DIVERGED), verdict
     assert verdict.read == ("examples by your function",)
+    declared = check_batching(
+        model=lambda: nn.Linear(3, 2),
+        step=preference(of_all=of_all),
+        batch=batch,
+        examples=pairs,
+        collate=together,
+        weight=lambda pair: float(pair[2]),
+        normaliser="sequence",
+    )
+    assert declared.outcome is (Outcome.EQUIVALENT if of_all else Outcome.DIVERGED), declared
     if not of_all:
         assert verdict.cause.startswith("mean over the counted tokens of each microbatch, then the mean over microbatches")
 
