@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from equivcheck.user.restart import Restart
     from equivcheck.user.smallest import smallest
     from equivcheck.user.splits import BatchSplits
+    from equivcheck.user.trainers.model import TrainerModel
     from equivcheck.user.trainers.protocol import LocalPart, Trainer
     from equivcheck.worlds.world import World
 
@@ -54,6 +55,7 @@ _HOMES = {
     "equivcheck.user.restart": ("Restart",),
     "equivcheck.user.smallest": ("smallest",),
     "equivcheck.user.splits": ("BatchSplits",),
+    "equivcheck.user.trainers.model": ("TrainerModel",),
     "equivcheck.user.trainers.protocol": ("LocalPart", "Trainer"),
     "equivcheck.worlds.world": ("World",),
 }
@@ -75,6 +77,7 @@ __all__ = [
     "TensorProgram",
     "TraceVerdict",
     "Trainer",
+    "TrainerModel",
     "Training",
     "UsageError",
     "Verdict",

@@ -22,7 +22,7 @@ def flat(config: Mapping[str, Any], limit: float) -> FlatEngine:
 
 @pytest.fixture(autouse=True)
 def _has_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(table.KINDS, "flat", table.TrainerKind(make=flat, **table.LAYERS))
+    monkeypatch.setitem(table.KINDS, "flat", table.TrainerKind(make=flat, model=table.LAYERS))
 
 
 def run(*arguments: object) -> Result:
@@ -54,9 +54,59 @@ def test_a_mistake_of_the_configuration_is_found_where_it_shows(tmp_path: Path) 
     assert outcomes == {"accumulate 1, clip 0": "equivalent", "accumulate 3, clip 0": "diverged"}
 
 
+RECIPE = """
+import torch
+from torch import nn
+from equivcheck import TrainerModel
+
+own = TrainerModel(
+    model=lambda: nn.Linear(4, 2),
+    draw=lambda rows, generator: (torch.randn(rows, 4, generator=generator), torch.randn(rows, 2, generator=generator)),
+    loss=nn.functional.mse_loss,
+    optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.1),
+)
+"""
+
+
+def test_a_recipe_brings_the_model(tmp_path: Path) -> None:
+    """A mistake of the trainer shows with it, too."""
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(RECIPE)
+    assert run("flat", "--model", recipe).exit_code == 0
+    wrong = run("flat", "--model", recipe, "--config", written(tmp_path, '{"averages": false}'))
+    assert wrong.exit_code == 1
+    assert "all gradients are the sum over the 2 dp ranks, not the mean" in wrong.stdout
+
+
+def with_scale(config: Mapping[str, Any], stage: int) -> Mapping[str, Any]:
+    """A stage of our own engine: a loss scale."""
+    return {**config, "loss_scale": 2.0**stage}
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "stages"),
+    [("{}", (), (0, 1, 2, 3)), ('{"loss_scale": 2.0}', (), (1,)), ('{"loss_scale": 2.0}', ("--stage", "2,3"), (2, 3))],
+)
+def test_stages_are_varied(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: str, options: tuple[str, ...], stages: tuple[int, ...]
+) -> None:
+    """Those that are asked for, or the configuration's own, or all."""
+    kind = table.TrainerKind(
+        make=flat, model=table.LAYERS, with_stage=with_scale, stage_of=lambda found: 1 if "loss_scale" in found else None
+    )
+    monkeypatch.setitem(table.KINDS, "flat", kind)
+    found = run("flat", "--config", written(tmp_path, config), "--accumulate", 3, "--clip", 0.1, *options, "--json")
+    assert found.exit_code == 0, found.output
+    names = [row["name"] for row in json.loads(found.stdout)["layouts"]]
+    assert names == [f"stage {stage}, accumulate 3, clip 0.1" for stage in stages]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (("flat", "--stage", "x"), "'x': expected numbers separated by commas, for example 2,3"),
+        (("flat", "--stage", "1"), "--stage 1 is not valid: trainer flat has no stages"),
+        (("flat", "--model", "none.py"), "none.py"),
         (("deepspede",), "trainer 'deepspede' is not valid: it does not exist"),
         (("flat", "--accumulate", "0"), "'0': expected numbers separated by commas, for example 1,3"),
         (("flat", "--clip", "x"), "'x': expected numbers separated by commas, for example 0,0.1"),

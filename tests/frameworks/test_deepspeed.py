@@ -1,4 +1,4 @@
-"""DeepSpeed's engine, by the version that is installed: run by ``tox run -e trainers``."""
+"""DeepSpeed's engine, by the installed version: run by ``tox run -e trainers``. `tools.trainers` has more configurations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from equivcheck import Outcome, UsageError, check_training
-from equivcheck.scenario import ElementType, MixedPrecision
 from equivcheck.user.trainers.deepspeed import DeepSpeed
 from equivcheck.user.verdict import UserVerdict
 
@@ -57,35 +56,18 @@ def test_zero_is_equivalent(stage: int, num_microbatches: int, limit: float) -> 
         assert not verdict.unread
 
 
-def rounded_model() -> nn.Module:
-    """Initial weights that bfloat16 represents, because DeepSpeed's master weights start from rounded ones."""
-    return model().bfloat16()
-
-
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_bfloat16_with_master_weights(stage: int) -> None:
-    """Master weights and optimizer state are compared in float32."""
-    precision = MixedPrecision(param=ElementType.BFLOAT16, reduce=ElementType.BFLOAT16)
-    verdict = checked(stage, 1, 0.0, {"bf16": {"enabled": True}}, model=rounded_model, loss=float32_loss, precision=precision)
-    assert verdict.outcome is Outcome.EQUIVALENT, verdict
-    assert not verdict.unread
-
-
-def float32_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Loss of outputs in bfloat16."""
-    return nn.functional.mse_loss(outputs.float(), targets)
-
-
 @pytest.mark.parametrize(
     ("config", "arguments", "words"),
     [
-        ({"fp16": {"enabled": True}}, {}, "its config enables fp16, which needs a GPU"),
-        ({"bf16": {"enabled": True}}, {}, "with bf16 and without ZeRO, its master weights cannot be read"),
+        ({"fp16": {"enabled": True}}, {}, "it accumulates 3 microbatches in float16, and the single-device run in float32"),
+        ({"bf16": {"enabled": True}}, {}, "it accumulates 3 microbatches in bfloat16, and the single-device run in float32"),
+        ({}, {"mesh": {"pp": 2}, "model": lambda: nn.Linear(3, 2)}, "its pipeline got a Linear"),
+        ({}, {"mesh": {"dp": 1, "pp": 2}}, "pp is not the first axis"),
         ({}, {"world": "sim"}, "it needs processes"),
     ],
 )
 def test_bad_input_is_one_line(config: dict[str, Any], arguments: dict[str, Any], words: str) -> None:
     """It names the field and the expected value."""
     with pytest.raises(UsageError) as raised:
-        checked(0, 1, 0.0, config, **arguments)
+        checked(0, 3, 0.0, config, **arguments)
     assert str(raised.value).startswith(f"check_training: trainer DeepSpeed is not valid: {words}. Expected ")

@@ -108,4 +108,4 @@ def _outcome_and_cause(verdict: UserVerdict) -> tuple[str, str]:
         unread = ", ".join(verdict.unread)
         return (NOT_RUN, f"no rank recorded {unread}") if unread else (verdict.outcome.value, "")
     first = "" if verdict.divergence is None else place(verdict.divergence)
-    return verdict.outcome.value, verdict.cause or first or shorten_to_line(verdict.reason)
+    return verdict.outcome.value, verdict.cause or verdict.hint or first or shorten_to_line(verdict.reason)

@@ -14,16 +14,18 @@ from equivcheck.cli.shell import ExitCode
 from equivcheck.cli.trainings.matrix import exit_code_of, print_found, print_row
 
 
-def _numbers(kind: Callable[[str], Any]) -> Callable[..., tuple[Any, ...]]:
-    """Return a callback that reads non-negative numbers such as ``1,3``."""
+def _numbers(kind: Callable[[str], Any], *, or_none: bool = False, least: float = 0) -> Callable[..., tuple[Any, ...]]:
+    """Return a callback that reads numbers such as ``1,3``, at least `least`; or no numbers, if that is allowed."""
 
     def read(_context: click.Context, option: click.Parameter, given: str) -> tuple[Any, ...]:
+        if or_none and not given:
+            return ()
         try:
             numbers = tuple(dict.fromkeys(map(kind, given.split(","))))
         except ValueError:
             numbers = ()
-        if not numbers or not all(0 <= number < float("inf") for number in numbers) or (kind is int and 0 in numbers):
-            raise click.BadParameter(f"{given!r}: expected numbers separated by commas, for example {option.default}")
+        if not numbers or not all(least <= number < float("inf") for number in numbers):
+            raise click.BadParameter(f"{given!r}: expected numbers separated by commas, for example {option.default or '2,3'}")
         return numbers
 
     return read
@@ -33,7 +35,23 @@ def _numbers(kind: Callable[[str], Any]) -> Callable[..., tuple[Any, ...]]:
 @click.argument("name")
 @click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="The trainer's configuration, as JSON.")
 @click.option(
-    "--accumulate", default="1,3", show_default=True, callback=_numbers(int), metavar="N,...", help="Microbatches per update."
+    "--model", type=click.Path(path_type=Path), metavar="RECIPE", help="Your model, in a Python file.  [default: a small one]"
+)
+@click.option(
+    "--stage",
+    "stages",
+    default="",
+    callback=_numbers(int, or_none=True),
+    metavar="N,...",
+    help="Stages of a trainer that has them.  [default: as in the configuration, or 0,1,2,3]",
+)
+@click.option(
+    "--accumulate",
+    default="1,3",
+    show_default=True,
+    callback=_numbers(int, least=1),
+    metavar="N,...",
+    help="Microbatches per update.",
 )
 @click.option(
     "--clip",
@@ -50,6 +68,8 @@ def _numbers(kind: Callable[[str], Any]) -> Callable[..., tuple[Any, ...]]:
 def trainer(  # noqa: PLR0913, PLR0917 - options
     name: str,
     config: Path | None,
+    model: Path | None,
+    stages: tuple[int, ...],
     accumulate: tuple[int, ...],
     limits: tuple[float, ...],
     ranks: int,
@@ -58,23 +78,26 @@ def trainer(  # noqa: PLR0913, PLR0917 - options
 ) -> ExitCode:
     """Check the trainer NAME (deepspeed or transformers) with your configuration.
 
-    It trains a small built-in model with all pairs of --accumulate and --clip, and keeps every other field of the
-    configuration. Exit code 0 if all agree with one device, 1 if one does not, 2 if one cannot be checked, 3 if one is
-    undecided.
+    It trains a small model with all combinations of --stage, --accumulate and --clip, and keeps every other field of the
+    configuration. RECIPE is a Python file that defines an equivcheck.TrainerModel. Exit code 0 if all agree with one device,
+    1 if one does not, 2 if one cannot be checked, 3 if one is undecided.
     """
     from equivcheck.errors import unknown_name
-    from equivcheck.user.trainers.table import KINDS, check_configurations, is_undecided
+    from equivcheck.user.recipe import defined_in
+    from equivcheck.user.trainers.model import TrainerModel
+    from equivcheck.user.trainers.table import KINDS, check_configurations, configurations, is_undecided
 
     if name not in KINDS:
         raise unknown_name("trainer", name, KINDS)
     found = check_configurations(
         KINDS[name],
-        {} if config is None else _fields(config),
+        configurations(KINDS[name], name, {} if config is None else _fields(config), stages),
         accumulate=accumulate,
         limits=limits,
         num_ranks=ranks,
         world=world,
         listener=print_row,
+        brought=None if model is None else defined_in(model, TrainerModel),
     )
     print_found(found, as_json=as_json)
     code = exit_code_of(found)

@@ -73,6 +73,9 @@ def _over_some_axes(diverged: Evidence) -> Iterator[Mistake]:
         words = f"the total norm is reduced over {diverged.ranks_text(kept)} only"
         words = words if kept else "each rank clips by its local norm, over the elements that it holds"
         yield _by(Cause.LOCAL_NORM, words, partial(_local, axes=kept))
+    for holder in sorted({0, diverged.num_ranks - 1}) if subsets else ():
+        words = f"all ranks clip by the norm over the elements that rank {holder} holds"
+        yield _by(Cause.LOCAL_NORM, words, partial(_on_rank, holder=holder))
     for axes in subsets:
         words = f"the total norm counts gradients replicated over {diverged.ranks_text(axes)} once per rank"
         yield _by(Cause.REPLICAS_IN_NORM, words, partial(_counting_replicas, axes=axes), is_quick=axes == diverged.wide_axes)
@@ -88,6 +91,10 @@ def _held(ranks: EmulatedRanks, gradients: Gradients, holders: Sequence[int]) ->
 
 def _local(ranks: EmulatedRanks, rank: int, gradients: Gradients, kind: float, *, axes: Sequence[str]) -> torch.Tensor:
     return norm_of(_held(ranks, gradients, ranks.peers(rank, axes)), kind)
+
+
+def _on_rank(ranks: EmulatedRanks, _rank: int, gradients: Gradients, kind: float, *, holder: int) -> torch.Tensor:
+    return norm_of(_held(ranks, gradients, [holder]), kind)
 
 
 def _combined(axes: Sequence[str], way: Combined) -> NormOf:

@@ -47,6 +47,13 @@ COMPUTED = (Phase.LOSS, Phase.GRADIENT)
 UPDATED = (Phase.UPDATE, Phase.STATE)
 Wrong = Callable[[DivergedTraining, StepFacts], Iterator[Mistake]]
 
+
+def _clippings_after_gradients(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
+    """Wrong clippings, if a trainer records gradients before it clips, so that updates differ first."""
+    if diverged.task.reads_unclipped:
+        yield from wrong_clippings(diverged, facts)
+
+
 CATALOGUE: tuple[tuple[Wrong, tuple[Phase, ...]], ...] = (
     (wrong_losses, (Phase.LOSS,)),
     (wrong_components, (*COMPUTED, *UPDATED)),
@@ -56,6 +63,7 @@ CATALOGUE: tuple[tuple[Wrong, tuple[Phase, ...]], ...] = (
     (trained_frozen, (Phase.GRADIENT,)),
     (wrong_clippings, COMPUTED),
     (clipped_otherwise, (Phase.GRADIENT,)),
+    (_clippings_after_gradients, UPDATED),
     (wrong_reductions, COMPUTED),
     (wrong_factors, COMPUTED),
     (wrong_loss_terms, COMPUTED),

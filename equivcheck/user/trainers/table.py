@@ -1,4 +1,4 @@
-"""One trainer in several configurations: microbatches per update x clipping limits, on a small built-in model."""
+"""One trainer in several configurations: stages x microbatches per update x clipping limits, on a small model."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from equivcheck.errors import UsageError
 from equivcheck.oracle.verdict.verdict import Outcome
+from equivcheck.scenario import ElementType, MixedPrecision
 from equivcheck.user.matrix.matrix import Listener, Matrix
 from equivcheck.user.matrix.result import MatrixResult
 from equivcheck.user.matrix.row import LayoutRow
 from equivcheck.user.trainers.deepspeed import DeepSpeed
+from equivcheck.user.trainers.model import TrainerModel
 from equivcheck.user.trainers.protocol import Trainer
 from equivcheck.user.trainers.transformers import HFTrainer
 
@@ -28,44 +31,75 @@ class TrainerKind:
 
     make: Callable[[Mapping[str, Any], float], Trainer]
     """Builds the adapter from the user's configuration and a clipping limit, or 0.0 for none."""
-    model: Callable[[], nn.Module]
-    """Builds the model."""
-    draw: Callable[[int, torch.Generator], Any]
-    """Draws a microbatch with this number of rows."""
-    loss: Callable[[Any, Any], torch.Tensor]
-    """Called with outputs and targets."""
+    model: TrainerModel
+    """Model, unless the user brings one."""
+    with_stage: Callable[[Mapping[str, Any], int], Mapping[str, Any]] | None = None
+    """Sets a sharding stage in a configuration. None for a trainer without stages."""
+    stage_of: Callable[[Mapping[str, Any]], int | None] = lambda _config: None
+    """Returns the stage in a configuration; None if it has none."""
+    precision_of: Callable[[Mapping[str, Any]], MixedPrecision | None] = lambda _config: None
+    """Returns the low precision in a configuration."""
+
+
+def configurations(
+    kind: TrainerKind, name: str, config: Mapping[str, Any], stages: Sequence[int]
+) -> dict[str, Mapping[str, Any]]:
+    """Return the configuration with each stage, by name. If no stages are given: with its own, or with all if it has none.
+
+    Raises `UsageError` if stages are given for a trainer without them.
+    """
+    if kind.with_stage is None:
+        if stages:
+            raise UsageError(f"--stage {stages[0]} is not valid: trainer {name} has no stages. Expected no --stage.")
+        return {"": config}
+    own = kind.stage_of(config)
+    chosen = stages or ((0, 1, 2, 3) if own is None else (own,))
+    return {f"stage {stage}, ": kind.with_stage(config, stage) for stage in chosen}
 
 
 def check_configurations(  # noqa: PLR0913 - options
     kind: TrainerKind,
-    config: Mapping[str, Any],
+    configs: Mapping[str, Mapping[str, Any]],
     *,
     accumulate: Sequence[int],
     limits: Sequence[float],
     num_ranks: int,
     world: str,
     listener: Listener,
+    brought: TrainerModel | None = None,
 ) -> MatrixResult:
-    """Check all pairs. Every other field in `config` stays unchanged."""
-    rows = list[LayoutRow]()
-    for number in accumulate:
-        layouts = {f"accumulate {number}, clip {limit:g}": {"trainer": kind.make(config, limit)} for limit in limits}
-        generator = torch.Generator().manual_seed(0)
-        drawn = [[kind.draw(ROWS_PER_RANK * num_ranks, generator) for _ in range(number)] for _ in range(NUM_UPDATES)]
-        matrix = Matrix(
-            model=kind.model,
-            batches=drawn,
-            loss=kind.loss,
-            optimizer=partial(torch.optim.AdamW, lr=0.01),
-            mesh={"dp": num_ranks},
-            dtype=torch.float32,
-            world=world,
-            layouts=layouts,
-        )
-        for name in matrix.names:
-            rows.append(matrix.row(name))
-            listener(rows[-1], len(rows))
+    """Check each configuration with all pairs. `brought` replaces the built-in model."""
+    small, rows = brought or kind.model, list[LayoutRow]()
+    for name, config in configs.items():
+        for number in accumulate:
+            layouts = {f"{name}accumulate {number}, clip {limit:g}": {"trainer": kind.make(config, limit)} for limit in limits}
+            precision = kind.precision_of(config)
+            matrix = Matrix(
+                model=small.model if precision is None else partial(_rounded, small.model, precision),
+                batches=_batches(small, num_ranks, number),
+                loss=small.loss,
+                optimizer=small.optimizer,
+                mesh={"dp": num_ranks},
+                dtype=torch.float32,
+                precision=precision,
+                world=world,
+                layouts=layouts,
+            )
+            for layout in matrix.names:
+                rows.append(matrix.row(layout))
+                listener(rows[-1], len(rows))
     return MatrixResult(rows=tuple(rows), asked=len(rows))
+
+
+def _batches(small: TrainerModel, num_ranks: int, num_microbatches: int) -> list[Any]:
+    generator = torch.Generator().manual_seed(0)
+    return [[small.draw(ROWS_PER_RANK * num_ranks, generator) for _ in range(num_microbatches)] for _ in range(NUM_UPDATES)]
+
+
+def _rounded(build: Callable[[], nn.Module], precision: MixedPrecision) -> nn.Module:
+    """Build a model whose initial weights a low precision represents, because master weights start from rounded ones."""
+    assert precision.param is not None, "trainers compute in it"
+    return build().to(getattr(torch, precision.param.value))
 
 
 def is_undecided(found: MatrixResult) -> bool:
@@ -97,18 +131,43 @@ def _tokens(rows: int, generator: torch.Generator) -> Any:
     return {"input_ids": tokens, "labels": tokens.masked_fill(is_ignored, -100)}, None
 
 
+def _squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Loss in float32, also of outputs in low precision."""
+    return nn.functional.mse_loss(outputs.to(targets.dtype), targets)
+
+
 def _deepspeed(config: Mapping[str, Any], limit: float) -> Trainer:
     return DeepSpeed(config={**config, "gradient_clipping": limit})
+
+
+def _with_stage(config: Mapping[str, Any], stage: int) -> Mapping[str, Any]:
+    return {**config, "zero_optimization": {**config.get("zero_optimization", {}), "stage": stage}}
+
+
+def _stage_of(config: Mapping[str, Any]) -> int | None:
+    found: int | None = config.get("zero_optimization", {}).get("stage")
+    return found
+
+
+def _precision_of(config: Mapping[str, Any]) -> MixedPrecision | None:
+    names = {"bf16": ElementType.BFLOAT16, "fp16": ElementType.FLOAT16}
+    kind = next((kind for name, kind in names.items() if config.get(name, {}).get("enabled")), None)
+    reduces_in_float32 = config.get("communication_data_type") == "fp32"
+    return kind and MixedPrecision(param=kind, reduce=ElementType.FLOAT32 if reduces_in_float32 else kind)
 
 
 def _transformers(config: Mapping[str, Any], limit: float) -> Trainer:
     return HFTrainer(arguments={**config, "max_grad_norm": limit})
 
 
-LAYERS: dict[str, Any] = {"model": _layers, "draw": _numbers, "loss": nn.functional.mse_loss}
+LAYERS = TrainerModel(model=_layers, draw=_numbers, loss=_squared_error)
 """Small model, microbatches and loss for a trainer whose loss is a function of outputs and targets."""
+LLAMA = TrainerModel(model=_llama, draw=_tokens, loss=lambda outputs, _targets: outputs.loss)
+"""Small model that returns its loss."""
 KINDS = {
-    "deepspeed": TrainerKind(make=_deepspeed, **LAYERS),
-    "transformers": TrainerKind(make=_transformers, model=_llama, draw=_tokens, loss=lambda outputs, _targets: outputs.loss),
+    "deepspeed": TrainerKind(
+        make=_deepspeed, model=LAYERS, with_stage=_with_stage, stage_of=_stage_of, precision_of=_precision_of
+    ),
+    "transformers": TrainerKind(make=_transformers, model=LLAMA),
 }
 """Trainers by name."""

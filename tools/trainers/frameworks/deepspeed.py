@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -10,62 +10,175 @@ import torch
 from torch import nn
 
 from equivcheck import Outcome, check_training
+from equivcheck.scenario import ElementType, MixedPrecision
 from equivcheck.user.trainers.deepspeed import DeepSpeed
 from equivcheck.user.verdict import UserVerdict
+from tools.trainers.frameworks.settings import SETTINGS
 from tools.trainers.rows import Framework, Row
 
-VERSIONS = ("0.18.2", "0.18.3", "0.19.8")
-LAST_ONLY = "the gradient is from microbatch 2, the last, only, weighted by its share"
-SETTINGS = {"1 microbatch": (1, 0.0), "3 microbatches": (3, 0.0), "3 microbatches, clipping": (3, 0.1)}
-"""Number of microbatches and clipping limit."""
+VERSIONS = ("0.18.2", "0.18.3", "0.19.2", "0.19.3", "0.19.8")
+OLDEST, NEWEST = VERSIONS[0], VERSIONS[-1]
+Config = Mapping[str, Any]
+LOW = {"bf16": (ElementType.BFLOAT16, {"enabled": True}), "fp16": (ElementType.FLOAT16, {"enabled": True, "loss_scale": 1024.0})}
+"""Element type and DeepSpeed's field for it."""
+IN_FLOAT32 = {"data_types": {"grad_accum_dtype": "fp32"}, "communication_data_type": "fp32"}
+"""Accumulation and reductions in float32."""
 
 
 def model() -> nn.Module:
-    """Parameters that partitions cut anywhere."""
-    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+    """Layers that partitions and stages cut anywhere."""
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2))
 
 
-def batches(num_microbatches: int, rows: int = 6) -> list[Any]:
-    """Two updates."""
+def rounded_model(kind: str) -> nn.Module:
+    """Initial weights that a low precision represents, because DeepSpeed's master weights start from rounded ones."""
+    return model().to(getattr(torch, LOW[kind][0].value))
+
+
+def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Loss in float32."""
+    return nn.functional.mse_loss(outputs.float(), targets)
+
+
+def batches(num_updates: int, num_microbatches: int) -> list[Any]:
+    """Batches of six rows."""
     draw = partial(torch.randn, generator=torch.Generator().manual_seed(0))
-    return [[(draw(rows, 3), draw(rows, 2)) for _ in range(num_microbatches)] for _ in range(2)]
+    return [[(draw(6, 3), draw(6, 2)) for _ in range(num_microbatches)] for _ in range(num_updates)]
 
 
-def check_zero(
-    stage: int, num_microbatches: int, limit: float, config: Mapping[str, Any] | None = None, **arguments: Any
+def adam(parameters: list[Any]) -> torch.optim.Optimizer:
+    """Optimizer with state."""
+    return torch.optim.Adam(parameters, lr=0.01)
+
+
+def sgd(parameters: list[Any]) -> torch.optim.Optimizer:
+    """Optimizer without state."""
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def stage(number: int, **fields: Any) -> Config:
+    """Configuration of a ZeRO stage."""
+    return {"zero_optimization": {"stage": number, **fields}}
+
+
+def check(
+    config: Config, num_microbatches: int = 1, limit: float = 0.0, *, restart: Config | None = None, **given: Any
 ) -> UserVerdict:
-    """Two updates with a ZeRO stage on two ranks."""
-    given: dict[str, Any] = {
+    """Two updates on two ranks in float32, or three with a restart after the first."""
+    clipping = {"gradient_clipping": limit}
+    trainer = DeepSpeed(config={**config, **clipping}, restart=None if restart is None else {**restart, **clipping})
+    arguments: dict[str, Any] = {
         "model": model,
-        "trainer": DeepSpeed(config={"zero_optimization": {"stage": stage}, "gradient_clipping": limit, **(config or {})}),
+        "trainer": trainer,
         "mesh": {"dp": 2},
-        "batches": batches(num_microbatches),
-        "loss": nn.functional.mse_loss,
-        "optimizer": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+        "batches": batches(2 if restart is None else 3, num_microbatches),
+        "loss": squared_error,
+        "optimizer": adam,
         "dtype": torch.float32,
         "world": "gloo",
     }
-    return check_training(**given | arguments)
+    return check_training(**arguments | given)
 
 
-def _zero(versions: Sequence[str]) -> Iterator[Row]:
-    for version in versions:
-        for stage in range(4):
-            for name, (number, limit) in SETTINGS.items():
-                is_wrong = version == "0.18.2" and stage == 2 and number > 1
-                yield Row(
-                    version=version,
-                    configuration=f"ZeRO-{stage}, {name}",
-                    check=partial(check_zero, stage, number, limit),
-                    expected=Outcome.DIVERGED if is_wrong else Outcome.EQUIVALENT,
-                    cause=LAST_ONLY if is_wrong else "",
-                    report="#7718" if is_wrong else "",
-                )
+def check_low(kind: str, config: Config, *arguments: Any, reduce: ElementType | None = None, **given: Any) -> UserVerdict:
+    """Check in bf16 or fp16 with float32 master weights."""
+    low, field = LOW[kind]
+    precision = MixedPrecision(param=low, reduce=reduce or low)
+    return check({**config, kind: field}, *arguments, model=partial(rounded_model, kind), precision=precision, **given)
+
+
+def _row(
+    version: str, configuration: str, check: Callable[[], UserVerdict], cause: str = "", report: str = "", **given: Any
+) -> Row:
+    """A row, which is DIVERGED if it has a cause."""
+    expected = {"expected": Outcome.DIVERGED if cause else Outcome.EQUIVALENT} | given
+    return Row(version=version, configuration=configuration, check=check, cause=cause, report=report, **expected)
+
+
+LAST_ONLY = "the gradient is from microbatch 2, the last, only, weighted by its share"
+
+
+def _zero() -> Iterator[Row]:
+    for version in ("0.18.2", "0.18.3", "0.19.8"):
+        for number in range(4):
+            for name, setting in SETTINGS.items():
+                is_wrong = version == "0.18.2" and number == 2 and setting[0] > 1
+                known = (LAST_ONLY, "#7718") if is_wrong else ()
+                yield _row(version, f"ZeRO-{number}, {name}", partial(check, stage(number), *setting), *known)
+
+
+ACCUMULATED = {
+    "0.18.2": ("the gradient is the sum over the 3 microbatches, not the mean", "#7773"),
+    "0.19.2": ("the gradients of `0.weight` and `0.bias` are divided by the number of microbatches twice", "#8152, #8154"),
+}
+"""Mistakes of pipelines with accumulation."""
+FIRST_STAGE = "all ranks clip by the norm over the elements that rank 0 holds"
+
+
+def _pipelines() -> Iterator[Row]:
+    meshes = {"pipeline of 2": {"pp": 2}, "pipeline of 2 x 2 data-parallel ranks": {"pp": 2, "dp": 2}}
+    for version in ("0.18.2", "0.19.2", "0.19.3", "0.19.8"):
+        for name, mesh in meshes.items():
+            yield _row(version, f"{name}, 1 microbatch", partial(check, {}, mesh=mesh))
+            known = ACCUMULATED.get(version, ())
+            yield _row(version, f"{name}, 3 microbatches", partial(check, {}, 3, mesh=mesh), *known)
+            yield _row(version, f"{name}, 1 microbatch, clipping", partial(check, {}, 1, 0.1, mesh=mesh), FIRST_STAGE, "none")
+            yield _row(version, f"{name}, ZeRO-1, 1 microbatch, clipping", partial(check, stage(1), 1, 0.1, mesh=mesh))
+
+
+LOSS_SCALES = {
+    ("0.18.2", "bf16"): ("`norm` is a value", "#7837"),
+    ("0.18.2", "fp16"): ("`norm` is a value", "#7837 (same line)"),
+    ("0.19.8", "fp16"): ("step 0 gradient 0.weight", "#8393"),
+}
+"""Mistakes of engines without ZeRO in low precision: a norm that still has the loss scale, and a loss without it."""
+
+
+def _low() -> Iterator[Row]:
+    for version in (OLDEST, NEWEST):
+        for kind in LOW:
+            for number in (1, 2, 3):
+                low = partial(check_low, kind, stage(number), 1, 0.1)
+                yield _row(version, f"{kind}, ZeRO-{number}, 1 microbatch, clipping", low)
+            known = LOSS_SCALES.get((version, kind), ())
+            yield _row(version, f"{kind}, ZeRO-0, SGD", partial(check_low, kind, {}, optimizer=sgd), *known)
+    # The wrapper's first call of `step`, which only makes the state, counts as Adam's first step.
+    yield _row(NEWEST, "bf16, ZeRO-0, Adam", partial(check_low, "bf16", {}), "step 0 update 0.weight", "#5104, for ZeRO-1 to 3")
+    accumulated = partial(check_low, reduce=ElementType.FLOAT32)
+    for kind, number in (("bf16", 1), ("bf16", 2), ("bf16", 3), ("fp16", 2), ("fp16", 3)):
+        in_float32 = partial(accumulated, kind, {**stage(number), **IN_FLOAT32}, 3, 0.1)
+        yield _row(NEWEST, f"{kind}, ZeRO-{number}, 3 microbatches in fp32, clipping", in_float32)
+    pipeline = partial(accumulated, "bf16", {**stage(1), **IN_FLOAT32}, 3, 0.1, mesh={"pp": 2})
+    yield _row(NEWEST, "bf16, pipeline of 2, ZeRO-1, 3 microbatches in fp32, clipping", pipeline)
+
+
+UNIVERSAL = {"checkpoint": {"load_universal": True}}
+
+
+def _checkpoints() -> Iterator[Row]:
+    for before, after in ((0, 0), (1, 2), (2, 1), (3, 3)):
+        loaded = partial(check, stage(before), 3, 0.1, restart=stage(after))
+        yield _row(NEWEST, f"checkpoint of ZeRO-{before}, loaded by ZeRO-{after}", loaded)
+    for before, after in ((1, 2), (2, 3), (3, 1)):
+        loaded = partial(check, stage(before), 3, 0.1, restart={**stage(after), **UNIVERSAL})
+        known: dict[str, Any] = {"cause": "AssertionError", "expected": Outcome.CRASHED} if 3 in (before, after) else {}
+        yield _row(NEWEST, f"universal checkpoint of ZeRO-{before}, loaded by ZeRO-{after}", loaded, **known)
+    unlike = partial(check, stage(0), 3, 0.1, restart=stage(1))
+    yield _row(NEWEST, "checkpoint of ZeRO-0, loaded by ZeRO-1", unlike, cause="FileNotFoundError", expected=Outcome.CRASHED)
+
+
+def _offload() -> Iterator[Row]:
+    cpu = {"device": "cpu"}
+    for number in (1, 2, 3):
+        offloaded = partial(check, stage(number, offload_optimizer=cpu), 3, 0.1)
+        yield _row(NEWEST, f"ZeRO-{number}, optimizer offloaded, 3 microbatches, clipping", offloaded)
+    both = partial(check, stage(3, offload_optimizer=cpu, offload_param=cpu), 3, 0.1)
+    yield _row(NEWEST, "ZeRO-3, optimizer and parameters offloaded, 3 microbatches, clipping", both)
 
 
 DEEPSPEED = Framework(
     name="DeepSpeed",
     versions={version: (f"deepspeed=={version}",) for version in VERSIONS},
-    rows=(*_zero(VERSIONS),),
+    rows=(*_zero(), *_pipelines(), *_low(), *_checkpoints(), *_offload()),
     environment={"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"},
 )

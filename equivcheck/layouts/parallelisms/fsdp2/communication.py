@@ -285,19 +285,12 @@ HEAD_IN_CHUNKS = Unpredicted(
     applies=lambda training, layout: training.model.head is not None and any(fsdp.loss_chunks > 1 for fsdp in layout.of(FSDP2)),
 )
 
-COUNTS_OF_FULL_BATCH = Unpredicted(
-    reason="fully_shard with mesh_dims: reductions of expert counts are not predicted: the counts are partial over ranks, and "
-    "any operation on them may ask for one",
-    applies=lambda training, layout: training.model.balances and layout.propagates_placements,
-)
-
 FSDP2_COMMUNICATION = CommunicationModel(
     calls=_all_calls,
     unmodelled=(
         UNITS_GATHERED_AGAIN,
         COUNTS_OF_FULL_BATCH,
         HEAD_IN_CHUNKS,
-        COUNTS_OF_FULL_BATCH,
         replace(
             OPTIMIZER_NOT_ELEMENTWISE,
             applies=lambda training, layout: (

@@ -44,6 +44,13 @@ def by_own_norm(parameters: list[torch.Tensor]) -> None:
     scale(parameters, nn.utils.get_total_norm([local(parameter.grad) for parameter in parameters]))
 
 
+def by_norm_of_rank_0(parameters: list[torch.Tensor]) -> None:
+    """Clip by the norm of rank 0's shard, as a pipeline by that of its first stage."""
+    norm = nn.utils.get_total_norm([local(parameter.grad) for parameter in parameters])
+    dist.broadcast(norm, 0)
+    scale(parameters, norm)
+
+
 def rooted(parameters: list[torch.Tensor]) -> None:
     """Clip by the root of the maximum over ranks."""
     norm = torch.stack([local(parameter.grad).abs().max() for parameter in parameters if local(parameter.grad).numel()]).max()
@@ -331,6 +338,9 @@ SHARDS: dict[str, Wrong] = {
         "clips by its local norm",
         clips=by_own_norm,
         of_one=clipping_step,
+    ),
+    "norm_of_rank_0": fsdp(
+        "all ranks clip by the norm over the elements that rank 0 holds", clips=by_norm_of_rank_0, of_one=clipping_step
     ),
     "inf_norm_rooted": fsdp("the root of ", clips=rooted, of_one=step_of(reduce=nothing, clips=clip_max)),
     "lars_on_a_shard": fsdp("treats each rank's shard as the full tensor", changes={"optimizer": Lars}),

@@ -36,6 +36,10 @@ class FlatEngine:
     """Whether the reported norm is that of the unscaled gradients."""
     clips_by_own_norm: bool = False
     """Whether each rank clips by the norm of its partition."""
+    clips: bool = True
+    """Whether gradients are clipped at all."""
+    replica_error: float = 0.0
+    """Relative error of the parameters on rank 1."""
     gathers: bool = True
     """Whether the other ranks get the updated parameters."""
     reads_early: bool = False
@@ -87,7 +91,7 @@ class FlatEngine:
             if self.unscales:
                 partition.grad /= self.loss_scale
             norm = (partition.grad if self.clips_by_own_norm else gradient / (self.loss_scale if self.unscales else 1)).norm()
-            if self.limit is not None:
+            if self.limit is not None and self.clips:
                 partition.grad *= torch.clamp(self.limit / (norm + 1e-6), max=1.0)
             optimizer.step()
             flat[own] = partition.detach()
@@ -98,7 +102,8 @@ class FlatEngine:
                 flat = others
             nn.utils.vector_to_parameters(flat, [parameter for _, parameter in named])
             reported = float(norm) if self.unscales_norm else float(norm) * self.loss_scale
-            full = [LocalPart(name=name, shape=tuple(each.shape), tensor=each) for name, each in named]
+            factor = 1.0 + self.replica_error * rank
+            full = [LocalPart(name=name, shape=tuple(each.shape), tensor=each * factor) for name, each in named]
             record.after_update(total, full, norm=reported)
         state = optimizer.state[partition]
         kept = {key: value for key, value in state.items() if value.shape == partition.shape}

@@ -67,6 +67,7 @@ def test_a_right_trainer_is_equivalent(limit: float | None, scale: float, num_mi
         ({"loss_scale": 64.0, "unscales": False}, Phase.UPDATE, ""),
         ({"loss_scale": 64.0, "unscales_norm": False}, Phase.REPORTED, ""),
         ({"clips_by_own_norm": True}, Phase.UPDATE, ""),
+        ({"clips": False}, Phase.UPDATE, "gradients are not clipped"),
         ({"gathers": False}, Phase.UPDATE, "updates by other ranks never reach ranks 0 and 1"),
         ({"reads_early": True}, Phase.GRADIENT, ""),
     ],
@@ -109,9 +110,10 @@ def test_values_that_a_trainer_leaves_out_hide_no_cause() -> None:
     assert verdict.cause == "all gradients are the sum over the 2 dp ranks, not the mean", verdict
 
 
-def test_replicas_that_differ_need_no_tolerance() -> None:
-    """Ranks that keep old parameters of others disagree."""
-    verdict = checked(FlatEngine(gathers=False))
+@pytest.mark.parametrize("mistake", [{"gathers": False}, {"replica_error": 2.0**-52}])
+def test_replicas_that_differ_need_no_tolerance(mistake: dict[str, Any]) -> None:
+    """Ranks that keep old parameters of others disagree, and so do ranks that differ in the last bit."""
+    verdict = checked(FlatEngine(**mistake))
     assert verdict.divergence is not None
     assert verdict.divergence.difference is Difference.RANKS_DISAGREE
 

@@ -1,0 +1,109 @@
+"""A DeepSpeed engine that records each update, and its restart from a checkpoint."""
+
+from __future__ import annotations
+
+import tempfile
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from equivcheck.user.batches import map_tensors
+from equivcheck.user.loop import call_model
+from equivcheck.user.trainers.deepspeed_reading import EngineReader
+from equivcheck.user.trainers.protocol import Record, import_framework
+
+
+def import_deepspeed() -> ModuleType:
+    """Import DeepSpeed for the CPU, and let it use this process's group.
+
+    Its first start compiles shared-memory collectives for some minutes, and waits forever for the lock of a killed start. gloo
+    does not need them. It refuses float16 on most CPUs, although torch computes with it.
+    """
+    deepspeed = import_framework("DeepSpeed", "deepspeed", "deepspeed", oldest="0.18.2", DS_ACCELERATOR="cpu", DS_BUILD_OPS="0")
+    comm = import_module("deepspeed.comm.torch")  # `from deepspeed.comm import torch` gives torch itself
+    comm.build_shm_op = lambda: None  # type: ignore[attr-defined]
+    deepspeed.get_accelerator().is_fp16_supported = lambda: True
+    import_module("deepspeed.utils.groups").mpu = None  # type: ignore[attr-defined]  # a pipeline in this process leaves its grid
+    deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
+    return deepspeed
+
+
+class RecordedEngine:
+    """An engine whose updates are recorded."""
+
+    def __init__(
+        self,
+        engine: Any,
+        shapes: Mapping[str, tuple[int, ...]],
+        loss: Callable[[Any, Any], torch.Tensor],
+        record: Record,
+        *,
+        is_pipeline: bool,
+    ) -> None:
+        """`shapes` has the full shapes by parameter name."""
+        self.engine, self.reader = engine, EngineReader(engine, shapes)
+        self._loss, self._record, self._is_pipeline = loss, record, is_pipeline
+        update = engine._take_model_step  # clips and steps, in all versions that were tried
+
+        def recorded_update(*given: Any, **keywords: Any) -> None:
+            record.before_update(self.reader.gradients(), scale=self.reader.loss_scale)
+            update(*given, **keywords)
+
+        engine._take_model_step = recorded_update
+
+    def train(self, batches: Sequence[Sequence[Any]]) -> None:
+        """Train on a list of microbatches for each update."""
+        for microbatches in batches:
+            cast = [(map_tensors(inputs, self._cast), targets) for inputs, targets in microbatches]
+            # A pipeline returns the mean over all ranks' rows.
+            total = float(self.engine.train_batch(iter(cast))) if self._is_pipeline else self._update(cast)
+            norm = self.engine.get_global_grad_norm()
+            self._record.after_update(total, self.reader.parameters(), norm=None if norm is None else float(norm))
+
+    def _update(self, microbatches: Sequence[Any]) -> float:
+        """Train on an update's microbatches. Returns the loss over this rank's rows."""
+        total = 0.0
+        for inputs, targets in microbatches:
+            value = self._loss(call_model(self.engine, inputs), targets)
+            total += float(value.detach()) / len(microbatches)
+            self.engine.backward(value)
+            self.engine.step()
+        return total
+
+    def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        return tensor.bfloat16() if self.engine.bfloat16_enabled() else tensor.half() if self.engine.fp16_enabled() else tensor
+
+
+def restarted_engine(
+    old: RecordedEngine, build: Callable[[Mapping[str, Any]], RecordedEngine], config: Mapping[str, Any]
+) -> RecordedEngine:
+    """Save a checkpoint, build a new engine with this configuration, and load the checkpoint."""
+    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
+    dist.broadcast_object_list(folder, src=0)
+    old.engine.save_checkpoint(folder[0], tag="saved")
+    dist.barrier()
+    tag = "saved"
+    if config.get("checkpoint", {}).get("load_universal"):
+        tag = "universal"
+        if dist.get_rank() == 0:
+            _convert(Path(folder[0], "saved"), Path(folder[0], tag))
+        dist.barrier()
+    new = build(config)
+    new.engine.load_checkpoint(folder[0], tag=tag)
+    dist.barrier()
+    return new
+
+
+def _convert(saved: Path, universal: Path) -> None:
+    convert = import_module("deepspeed.checkpoint.ds_to_universal")
+    options = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "strict": True}
+    places = {"input_folder": str(saved), "output_folder": str(universal)}
+    convert.main(Namespace(**places, **options, inject_missing_state=True))
