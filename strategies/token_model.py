@@ -16,6 +16,7 @@ from equivcheck.scenario import (
     Layer,
     Model,
     Norm,
+    Normaliser,
     ScoreFunction,
     Tokens,
 )
@@ -44,6 +45,7 @@ _KINDS_AND_OTHERS: SearchStrategy[type[AnyLayer]] = st.sampled_from((*_USUAL_KIN
 _SCORES = st.sampled_from(ScoreFunction)
 _NUM_EXPERTS = st.sampled_from((2, 3, 4, 5, 6, 8))
 _BALANCES = st.sampled_from((0.0, 0.1, 0.01, 0.0))
+_NORMALISERS = st.sampled_from((Normaliser.TOKEN, Normaliser.TOKEN, Normaliser.SEQUENCE))
 _SMOOTHINGS = st.sampled_from((0.0, 0.1))
 _Z_LOSSES = st.sampled_from((0.0, 0.01))
 
@@ -175,9 +177,11 @@ def _norm(norm: Norm | None, features: int) -> Norm | None:
 
 @st.composite
 def cross_entropies(draw: DrawFn) -> CrossEntropy:
-    """Losses over labels: half ignore some labels, some use label smoothing, class weights or a z-loss."""
+    """Losses over labels: half ignore some labels, some average over sequences, and some weigh rows or classes."""
     return CrossEntropy(
         ignored=draw(IGNORED),
+        per=draw(_NORMALISERS),
+        row_weights=draw(RARELY),
         summed=draw(SOMETIMES),
         label_smoothing=draw(_SMOOTHINGS),
         class_weights=draw(RARELY),

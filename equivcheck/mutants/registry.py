@@ -34,6 +34,7 @@ _MODULES = (
     "spmd",
     "pipeline",
     "tokens.label_counts",
+    "tokens.label_weights",
     "tokens.labels",
     "tokens.attention",
     "tokens.vocabulary",

@@ -8,7 +8,7 @@ from equivcheck.scenario.layers.experts import Experts, ScoreFunction
 from equivcheck.scenario.layers.linear import Layer
 from equivcheck.scenario.layers.token_layers import Attention, GatedMLP, Head, Tokens
 from equivcheck.scenario.layout import Layout
-from equivcheck.scenario.loss import CrossEntropy, IgnoredLabels, Loss
+from equivcheck.scenario.loss import CrossEntropy, IgnoredLabels, Loss, Normaliser
 from equivcheck.scenario.mesh import Axis, Mesh
 from equivcheck.scenario.model import Model
 from equivcheck.scenario.optimizer import (
@@ -119,6 +119,7 @@ __all__ = [
     "NAdam",
     "Norm",
     "NormType",
+    "Normaliser",
     "Optimizer",
     "Parallelism",
     "ParameterGroup",

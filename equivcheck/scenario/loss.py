@@ -41,9 +41,18 @@ class IgnoredLabels(PrintableEnum):
     """Labels in the first microbatch, all of them, if there are several microbatches."""
 
 
+class Normaliser(PrintableEnum):
+    """Unit over which a cross-entropy is averaged."""
+
+    TOKEN = "token"
+    """Mean over all counted labels."""
+    SEQUENCE = "sequence"
+    """Mean over all rows with a counted label, of each row's mean over its counted labels."""
+
+
 @frozen_dataclass
 class CrossEntropy:
-    """Cross-entropy over all labels in a step, divided by the number of labels that are not ignored.
+    """Cross-entropy over all labels in a step, divided by the number of labels or rows that are not ignored.
 
     The divisor covers all microbatches and ranks, so it is known before the first forward.
     """
@@ -54,14 +63,23 @@ class CrossEntropy:
     is_linear: ClassVar[bool] = False
     ignored: IgnoredLabels = IgnoredLabels.NONE
     """Labels that are set to `ignore_index`."""
+    per: Normaliser = Normaliser.TOKEN
+    """Unit over which the loss is averaged: labels, or sequences with equal weights."""
+    row_weights: bool = False
+    """Whether rows are weighted, with weights 0.5, 1 and 1.5 in turn. The divisor is then the sum of weights."""
     summed: bool = False
-    """Whether the loss stays a sum over labels, without division."""
+    """Whether the loss stays a sum over labels or sequences, without division."""
     label_smoothing: float = 0.0
     """Fraction of the target that is spread over all classes, 0 to 0.9."""
     class_weights: bool = False
     """Whether classes are weighted, with weights from 0.5 to 1.5. The divisor is then the sum of label weights."""
     z_loss: float = 0.0
     """Coefficient for ``logsumexp(logits) ** 2``, added for each label that is not ignored; at least 0."""
+
+    @property
+    def weighs_labels(self) -> bool:
+        """Whether each label has its own weight."""
+        return self.row_weights or self.per is Normaliser.SEQUENCE
 
     def __post_init__(self) -> None:
         require_between(self, "label_smoothing", 0.0, MAX_LABEL_SMOOTHING)

@@ -6,8 +6,8 @@ import torch
 from torch.nn import functional
 
 from equivcheck.scenario import CrossEntropy, Training
+from equivcheck.training.labels import IGNORED, class_weights, labels_of, weights_of
 from equivcheck.training.layers.module import replicated_like
-from equivcheck.training.material import IGNORED, class_weights
 
 
 def loss_of(training: Training, outputs: torch.Tensor, targets: torch.Tensor, divisor: float = 1.0) -> torch.Tensor:
@@ -21,13 +21,20 @@ def loss_of(training: Training, outputs: torch.Tensor, targets: torch.Tensor, di
     return functional.mse_loss(outputs, targets, reduction="mean" if loss.is_mean else "sum")
 
 
-def cross_entropy(loss: CrossEntropy, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Sum over labels that are not ignored, for logits (..., classes) and labels (...)."""
-    logits, flat = outputs.flatten(0, -2), labels.flatten()
-    weight = replicated_like(logits, class_weights(logits.shape[-1], logits.dtype)) if loss.class_weights else None
+def cross_entropy(loss: CrossEntropy, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Sum over labels that are not ignored, each with its weight, for logits (..., classes) and labels (...)."""
+    logits, flat, weights = outputs.flatten(0, -2), labels_of(targets).flatten(), weights_of(targets)
+    by_class = replicated_like(logits, class_weights(logits.shape[-1], logits.dtype)) if loss.class_weights else None
     total = functional.cross_entropy(
-        logits, flat, weight=weight, ignore_index=IGNORED, reduction="sum", label_smoothing=loss.label_smoothing
+        logits,
+        flat,
+        weight=by_class,
+        ignore_index=IGNORED,
+        reduction="sum" if weights is None else "none",
+        label_smoothing=loss.label_smoothing,
     )
+    total = total if weights is None else (total * weights.flatten()).sum()
     if loss.z_loss:
-        total = total + loss.z_loss * (logits.logsumexp(-1).square() * (flat != IGNORED)).sum()
+        counts = flat != IGNORED if weights is None else (flat != IGNORED) * weights.flatten()
+        total = total + loss.z_loss * (logits.logsumexp(-1).square() * counts).sum()
     return total

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from equivcheck.scenario import CrossEntropy, IgnoredLabels, Model, Training
+from equivcheck.training.labels import IGNORED, count_labels, label_weights, with_weights
 from equivcheck.training.layers.facts import Initialization
 from equivcheck.training.layers.parameters import Parameter, parameters_of
 from equivcheck.training.layers.registry import layer_kind
@@ -23,8 +24,6 @@ KEPT_TRAININGS = 16
 """Maximum number of cached trainings, some tens of KiB each. Every rank and every shrinking step asks for them again."""
 
 
-IGNORED = -100
-"""Ignored label, torch's default `ignore_index`."""
 IGNORED_SHARE = 1 / 3
 """Probability for an ignored label under `IgnoredLabels.SOME`."""
 
@@ -38,7 +37,8 @@ class Batch:
 
     Sequences are (rows, length, features) or (length, rows, features); tokens lack the last dim."""
     targets: torch.Tensor
-    """Shape like `inputs`, with output features. Labels lack the last dim and are `IGNORED` if they do not count."""
+    """Shape like `inputs`, with output features. Labels lack the last dim and are `IGNORED` if they do not count.
+    Weighted labels have a last dim with label and weight."""
     masks: tuple[torch.Tensor | None, ...]
     """Dropout mask for each layer, scaled by 1 / (1 - p); shape (rows, width) or (rows, length, width). None without dropout."""
     divisor: float = 1.0
@@ -107,7 +107,7 @@ def _with_positive_first(values: Array) -> Array:
 def _draw_step(training: Training, step: int, generator: np.random.Generator) -> tuple[Batch, ...]:
     batches = tuple(_draw_batch(training, rows, generator) for rows in training.microbatches_at(step))
     if isinstance(training.loss, CrossEntropy):
-        batches = _counted(training.loss, training.model.out_features, batches, generator)
+        batches = _counted(training, batches, generator)
     return tuple(_laid(batch, training.data.batch_dim) for batch in batches)
 
 
@@ -126,20 +126,19 @@ def _draw_batch(training: Training, rows: int, generator: np.random.Generator) -
     return Batch(inputs=inputs, targets=targets, masks=masks)
 
 
-def _counted(loss: CrossEntropy, classes: int, batches: tuple[Batch, ...], generator: np.random.Generator) -> tuple[Batch, ...]:
-    """Set ignored labels to `IGNORED` and compute the loss divisor."""
+def _counted(training: Training, batches: tuple[Batch, ...], generator: np.random.Generator) -> tuple[Batch, ...]:
+    """Set ignored labels to `IGNORED`, weigh labels, and compute the loss divisor."""
+    loss, classes = training.loss, training.model.out_features
+    assert isinstance(loss, CrossEntropy), "other losses count no labels"
     kept = [_draw_counts(loss, number, batch, generator) for number, batch in enumerate(batches)]
     if not any(counts.any() for counts in kept):
         kept[-1].flat[-1] = True
     targets = [batch.targets.masked_fill(torch.from_numpy(~counts), IGNORED) for batch, counts in zip(batches, kept, strict=True)]
+    if loss.weighs_labels:
+        dtype = getattr(torch, training.precision.value)
+        targets = [with_weights(labels, label_weights(loss, classes, labels).to(dtype)) for labels in targets]
     divisor = 1.0 if loss.summed else sum(count_labels(loss, classes, labels) for labels in targets)
     return tuple(replace(batch, targets=labels, divisor=divisor) for batch, labels in zip(batches, targets, strict=True))
-
-
-def count_labels(loss: CrossEntropy, classes: int, labels: torch.Tensor) -> float:
-    """How many labels are not ignored, or the sum of their class weights."""
-    counted = labels[labels != IGNORED]
-    return float(class_weights(classes, torch.float64)[counted].sum()) if loss.class_weights else float(counted.numel())
 
 
 def _draw_counts(loss: CrossEntropy, number: int, batch: Batch, generator: np.random.Generator) -> npt.NDArray[np.bool_]:
@@ -153,11 +152,6 @@ def _draw_counts(loss: CrossEntropy, number: int, batch: Batch, generator: np.ra
     if loss.ignored is IgnoredLabels.FIRST_MICROBATCH and number == 0:
         counts[:] = False
     return counts
-
-
-def class_weights(classes: int, dtype: torch.dtype) -> torch.Tensor:
-    """Weight for each class, shape (classes,)."""
-    return torch.linspace(0.5, 1.5, classes, dtype=dtype)
 
 
 def _laid(batch: Batch, batch_dim: int) -> Batch:

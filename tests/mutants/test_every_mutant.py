@@ -81,6 +81,15 @@ KINDS: dict[Family, dict[str, tuple[str, ...]]] = {
             "labels_counted_by_microbatch",
             "labels_counted_by_microbatch_of_each_rank",
         ),
+        "tokens averaged where sequences are, or sequences over their padding": (
+            "tokens_averaged_instead_of_sequences",
+            "sequences_averaged_over_ignored_labels",
+        ),
+        "rows weighted only in the loss, only in the divisor, or like other rows": (
+            "row_weights_lost",
+            "row_weights_not_counted",
+            "row_weights_of_first_rank",
+        ),
         "padding counted as labels": ("ignored_labels_counted",),
         "labels of all ranks counted, and gradients averaged": ("labels_of_all_ranks_counted_and_averaged",),
         "ignored label replaced by 0": ("ignored_label_replaced",),

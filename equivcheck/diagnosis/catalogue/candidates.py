@@ -19,6 +19,7 @@ from equivcheck.diagnosis.catalogue.shared_weights import wrong_sharing
 from equivcheck.diagnosis.catalogue.tensor_parallel import wrong_tensor_parallelism
 from equivcheck.diagnosis.catalogue.tokens.attention import wrong_attention, wrong_keys_and_values
 from equivcheck.diagnosis.catalogue.tokens.embeddings import wrong_embeddings
+from equivcheck.diagnosis.catalogue.tokens.label_weights import wrong_label_weights
 from equivcheck.diagnosis.catalogue.tokens.labels import wrong_labels
 from equivcheck.diagnosis.catalogue.tokens.vocabulary import wrong_vocabularies
 from equivcheck.diagnosis.catalogue.windows import wrong_windows
@@ -40,6 +41,7 @@ _UPDATED = (Phase.UPDATE, Phase.STATE)
 CATALOGUE: tuple[tuple[Callable[..., Iterator[Mistake]], tuple[Phase, ...]], ...] = (
     (wrong_start, (*_COMPUTED, *_UPDATED, Phase.BUFFER)),
     (wrong_windows, (*_COMPUTED, *_UPDATED)),
+    (wrong_label_weights, _COMPUTED),
     (wrong_labels, _COMPUTED),
     (wrong_keys_and_values, _COMPUTED),
     (wrong_embeddings, _COMPUTED),

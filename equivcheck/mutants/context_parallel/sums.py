@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
-import torch
 import torch.distributed as dist
 
 from equivcheck.layouts.base.positions import positions_of_ranks
@@ -19,7 +18,8 @@ from equivcheck.mutants.tokens.needs import change_batches, cross_entropy_of, is
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ContextParallel, Scenario
 from equivcheck.scenario.mesh import CP
-from equivcheck.training.material import Batch, count_labels
+from equivcheck.training.labels import count_labels
+from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
 
 _ONLY_CONTEXT_PARALLEL = (ContextParallel.tag,)
@@ -50,8 +50,7 @@ def labels_counted_by_each_part(setup: Setup) -> None:
     loss, size = cross_entropy_of(setup), ranks.size
 
     def divide_by_own_labels(batches: Sequence[Batch]) -> list[Batch]:
-        own = torch.cat([take(batch).targets.flatten() for batch in batches])
-        count = count_labels(loss, training.model.out_features, own) or 1.0
+        count = sum(count_labels(loss, training.model.out_features, take(batch).targets) for batch in batches) or 1.0
         return [replace(batch, divisor=size * count) for batch in batches]
 
     change_batches(setup, divide_by_own_labels)

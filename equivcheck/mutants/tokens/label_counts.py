@@ -12,7 +12,8 @@ from equivcheck.mutants.needs import DATA_PARALLEL, EVERYWHERE, all_of, has_data
 from equivcheck.mutants.rank import data_ranks
 from equivcheck.mutants.tokens.needs import change_batches, counts_labels, cross_entropy_of, has_loss, ignores_labels, is_divided
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.training.material import Batch, count_labels
+from equivcheck.training.labels import count_labels, labels_of
+from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
 
 Divisors = Callable[[Sequence[Batch]], Sequence[float]]
@@ -26,9 +27,9 @@ def _divide(setup: Setup, divisors: Divisors) -> None:
     change_batches(setup, divide_losses)
 
 
-def _count(setup: Setup, labels: torch.Tensor) -> float:
+def _count(setup: Setup, *targets: torch.Tensor) -> float:
     """At least 1, because a rank without counted labels would get a NaN loss."""
-    return count_labels(cross_entropy_of(setup), setup.training.model.out_features, labels) or 1.0
+    return sum(count_labels(cross_entropy_of(setup), setup.training.model.out_features, each) for each in targets) or 1.0
 
 
 @fault(layouts=DATA_PARALLEL, applies=all_of(has_data_ranks, counts_labels), causes=(Cause.LABEL_COUNT,))
@@ -37,8 +38,7 @@ def labels_counted_by_each_rank(setup: Setup) -> None:
     ranks, take = data_ranks(setup), setup.take
 
     def divisors(batches: Sequence[Batch]) -> list[float]:
-        own = torch.cat([take(batch).targets.flatten() for batch in batches])
-        return [ranks * _count(setup, own)] * len(batches)
+        return [ranks * _count(setup, *(take(batch).targets for batch in batches))] * len(batches)
 
     _divide(setup, divisors)
 
@@ -61,7 +61,7 @@ def labels_counted_by_microbatch_of_each_rank(setup: Setup) -> None:
 )
 def ignored_labels_counted(setup: Setup) -> None:
     """The loss is divided by the number of all labels, including ignored ones."""
-    _divide(setup, lambda batches: [float(sum(batch.targets.numel() for batch in batches))] * len(batches))
+    _divide(setup, lambda batches: [float(sum(labels_of(batch.targets).numel() for batch in batches))] * len(batches))
 
 
 @fault(

@@ -24,7 +24,7 @@ from equivcheck.mutants.tokens.needs import (
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ActivationSharding, Scenario
 from equivcheck.scenario.mesh import TP
-from equivcheck.training.material import IGNORED
+from equivcheck.training.labels import IGNORED, change_labels
 from equivcheck.training.setup import Setup
 
 Move = Callable[[torch.Tensor], torch.Tensor]
@@ -45,7 +45,10 @@ def _labels_long_parts(scenario: Scenario) -> bool:
 
 
 def _relabel(setup: Setup, change: Move) -> None:
-    change_batches(setup, lambda batches: [replace(batch, targets=change(batch.targets)) for batch in batches])
+    change_batches(
+        setup,
+        lambda batches: [replace(batch, targets=change_labels(batch.targets, change)) for batch in batches],
+    )
 
 
 def _relabel_parts(setup: Setup, change: Move) -> None:

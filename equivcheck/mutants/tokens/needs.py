@@ -50,7 +50,8 @@ def learns_positions(scenario: Scenario) -> bool:
 
 def counts_labels(scenario: Scenario) -> bool:
     """Whether ranks or microbatches may have another share of the counted labels than of the rows."""
-    return is_divided(scenario) and (ignores_labels(scenario) or has_loss(lambda loss: loss.class_weights)(scenario))
+    weighs = has_loss(lambda loss: loss.class_weights or loss.row_weights)(scenario)
+    return is_divided(scenario) and (ignores_labels(scenario) or weighs)
 
 
 def ignores_labels(scenario: Scenario) -> bool:

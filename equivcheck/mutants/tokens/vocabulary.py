@@ -20,8 +20,8 @@ from equivcheck.mutants.tokens.needs import head_split, plan_of, shards_vocabula
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import CrossEntropy, Scenario, Split, Training
 from equivcheck.scenario.mesh import TP
+from equivcheck.training.labels import IGNORED, class_weights, labels_of, weights_of
 from equivcheck.training.loss import loss_of
-from equivcheck.training.material import IGNORED, class_weights
 from equivcheck.training.setup import Setup
 
 
@@ -111,15 +111,17 @@ def softmax_denominator_not_reduced(setup: Setup) -> None:
 
 
 def _by_own_denominator(rank: int, ranks: int) -> Callable[[Training, torch.Tensor, torch.Tensor, float], torch.Tensor]:
-    def loss_of_rank(training: Training, logits: torch.Tensor, labels: torch.Tensor, divisor: float) -> torch.Tensor:
-        loss, counts = training.loss, labels.flatten() != IGNORED
+    def loss_of_rank(training: Training, logits: torch.Tensor, targets: torch.Tensor, divisor: float) -> torch.Tensor:
+        loss, labels, weights = training.loss, labels_of(targets).flatten(), weights_of(targets)
+        counts = labels != IGNORED
+        weight_of = torch.ones(1, dtype=logits.dtype) if weights is None else weights.flatten()[counts]
         assert isinstance(loss, CrossEntropy), "the mutant applies to cross-entropy only"
         total = logits.chunk(ranks, -1)[rank].logsumexp(-1, keepdim=True)
         likely, classes = (logits - total).flatten(0, -2)[counts], logits.shape[-1]
         weight = class_weights(classes, logits.dtype) if loss.class_weights else torch.ones(classes, dtype=logits.dtype)
-        of_labels = functional.nll_loss(likely, labels.flatten()[counts], weight, reduction="sum")
-        of_classes = -(likely * weight).mean(-1).sum()
+        of_labels = (functional.nll_loss(likely, labels[counts], weight, reduction="none") * weight_of).sum()
+        of_classes = -((likely * weight).mean(-1) * weight_of).sum()
         smoothed = (1.0 - loss.label_smoothing) * of_labels + loss.label_smoothing * of_classes
-        return (smoothed + loss.z_loss * total.flatten()[counts].square().sum()) / divisor
+        return (smoothed + loss.z_loss * (total.flatten()[counts].square() * weight_of).sum()) / divisor
 
     return loss_of_rank

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from equivcheck.scenario import CrossEntropy, Training
+from equivcheck.training.labels import IGNORED, labels_of, weights_of
 from equivcheck.training.layers.sequence import AttentionHooks, Sequence
 from equivcheck.training.loop import single_device_setup, train
 from equivcheck.training.loss import loss_of
-from equivcheck.training.material import IGNORED
 from equivcheck.worlds.trace.trace import Trace
 
 
@@ -31,14 +31,16 @@ def summed_z_loss_trace(training: Training) -> Trace:
     return train(setup)
 
 
-def loss_by_sums(training: Training, outputs: torch.Tensor, labels: torch.Tensor, divisor: float = 1.0) -> torch.Tensor:
-    """Cross-entropy with its z-loss, from outputs (..., classes) and labels (...)."""
+def loss_by_sums(training: Training, outputs: torch.Tensor, targets: torch.Tensor, divisor: float = 1.0) -> torch.Tensor:
+    """Cross-entropy with its z-loss, from outputs (..., classes) and labels (...) in the targets."""
     loss = training.loss
     assert isinstance(loss, CrossEntropy), "no other has a z-loss"
-    plain = loss_of(replace(training, loss=replace(loss, z_loss=0.0)), outputs, labels, divisor)
+    plain = loss_of(replace(training, loss=replace(loss, z_loss=0.0)), outputs, targets, divisor)
     largest = outputs.detach().amax(-1)
     logarithm = (outputs - largest.unsqueeze(-1)).exp().sum(-1).log() + largest
-    return plain + loss.z_loss * (logarithm.square() * (labels != IGNORED)).sum() / divisor
+    weights, counts = weights_of(targets), labels_of(targets) != IGNORED
+    squares = logarithm.square() if weights is None else logarithm.square() * weights
+    return plain + loss.z_loss * (squares * counts).sum() / divisor
 
 
 def logarithm_trace(training: Training) -> Trace:

@@ -104,6 +104,8 @@ class Cause(PrintableEnum):
     """Shared weights are no longer shared."""
     LABEL_COUNT = "label_count"
     """The loss is divided by the label count from one rank or microbatch, not from the step."""
+    LABEL_WEIGHTS = "label_weights"
+    """Labels have other weights than their rows, sequences or heads give them."""
     ANOTHER_LABEL = "another_label"
     """Labels are shifted, lost, or made from an ignored label."""
     ANOTHER_LOSS = "another_loss"

@@ -28,6 +28,7 @@ EXAMPLES = (
     _example(
         Cause.LABEL_COUNT, "labels_counted_by_each_rank", "each of the 2 dp ranks divides the loss by its own counted labels"
     ),
+    _example(Cause.LABEL_WEIGHTS, "row_weights_of_first_rank", "each of the 2 dp ranks weights its rows like those of the first"),
     _example(Cause.POSITIONS, "rotary_positions_off_by_one", "one too high from tensor-parallel rank 1 on"),
     _example(Cause.ATTENTION_MASK, "causal_mask_lost", "attention in `layers.0` sees later positions as well"),
     _example(Cause.KV_HEADS, "copied_kv_gradients_not_summed", "does not sum the gradients of replicated key and value heads"),

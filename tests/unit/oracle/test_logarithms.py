@@ -37,10 +37,10 @@ from equivcheck.scenario import (
     Tokens,
     Training,
 )
+from equivcheck.training.labels import IGNORED
 from equivcheck.training.layers.attention.module import AttentionModule
 from equivcheck.training.layers.sequence import FULL_SEQUENCE
 from equivcheck.training.loss import loss_of
-from equivcheck.training.material import IGNORED
 from equivcheck.training.setup import Setup
 
 OFF = 1e-11

@@ -28,8 +28,9 @@ from equivcheck.scenario import (
     Training,
 )
 from equivcheck.strategies import cross_entropies, token_models
+from equivcheck.training.labels import IGNORED
 from equivcheck.training.loop import single_device_setup, train
-from equivcheck.training.material import IGNORED, material
+from equivcheck.training.material import material
 from numpy_reference import tokens
 from numpy_reference.labels import label_loss
 

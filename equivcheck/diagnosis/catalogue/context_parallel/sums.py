@@ -19,8 +19,9 @@ from equivcheck.diagnosis.mistake import Mistake
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import CrossEntropy, Training
 from equivcheck.scenario.mesh import CP
+from equivcheck.training.labels import count_labels
 from equivcheck.training.layers.experts.module import ExpertsModule
-from equivcheck.training.material import Batch, count_labels
+from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
 
 

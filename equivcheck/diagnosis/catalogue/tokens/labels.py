@@ -22,7 +22,8 @@ from equivcheck.diagnosis.mistake import Mistake
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import CrossEntropy
 from equivcheck.scenario.mesh import TP
-from equivcheck.training.material import IGNORED, Batch, count_labels, material
+from equivcheck.training.labels import IGNORED, change_labels, count_labels, labels_of
+from equivcheck.training.material import Batch, material
 
 Divisors = Callable[[Sequence[Batch]], Sequence[float]]
 """Computes a divisor per microbatch, given a step's microbatches."""
@@ -50,7 +51,7 @@ def _miscounted(diverged: DivergedRun, loss: CrossEntropy) -> Iterator[Mistake]:
         words = "the counted labels of each microbatch, not of the step"
         yield fault(words, _divided(lambda batches: [count * _at_least_one(loss, outputs, [batch]) for batch in batches]))
     words = "all labels of the step, including ignored ones"
-    yield fault(words, _divided(lambda batches: [float(sum(batch.targets.numel() for batch in batches))] * count))
+    yield fault(words, _divided(lambda batches: [float(sum(labels_of(batch.targets).numel() for batch in batches))] * count))
     if loss.class_weights:
         words = "the number of labels, not by the sum of their class weights"
         yield fault(words, _divided(lambda batches: [_at_least_one(plain, outputs, batches)] * count))
@@ -108,7 +109,9 @@ def _other_losses(diverged: DivergedRun, loss: CrossEntropy) -> Iterator[Mistake
 
 def _relabelled(diverged: DivergedRun) -> Iterator[Mistake]:
     def fault(words: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Mistake:
-        relabelled = changing_batches(lambda batches: [replace(batch, targets=change(batch.targets)) for batch in batches])
+        relabelled = changing_batches(
+            lambda batches: [replace(batch, targets=change_labels(batch.targets, change)) for batch in batches]
+        )
         return on_one_device(Cause.ANOTHER_LABEL, words, relabelled)
 
     yield fault("ignored labels count as class 0", lambda labels: labels.masked_fill(labels == IGNORED, 0))

@@ -18,8 +18,8 @@ from equivcheck.layouts.base.plan.layers import plan_over_ranks
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import CrossEntropy, Split, Training
 from equivcheck.scenario.mesh import TP
+from equivcheck.training.labels import IGNORED, class_weights, labels_of, weights_of
 from equivcheck.training.loss import loss_of
-from equivcheck.training.material import IGNORED, class_weights
 from equivcheck.training.setup import Setup
 
 Loss = Callable[[Training, torch.Tensor, torch.Tensor, float], torch.Tensor]
@@ -112,12 +112,14 @@ def _by_own_denominator(rank: int, ranks: int) -> Loss:
 
 
 def _divided_by(
-    own: torch.Tensor, training: Training, logits: torch.Tensor, labels: torch.Tensor, divisor: float
+    own: torch.Tensor, training: Training, logits: torch.Tensor, targets: torch.Tensor, divisor: float
 ) -> torch.Tensor:
     """Loss with `own` as the softmax denominator's log."""
     loss, total, classes = training.loss, logits.logsumexp(-1), logits.shape[-1]
     assert isinstance(loss, CrossEntropy), "the loss is a cross-entropy"
+    labels, label_weights = labels_of(targets), weights_of(targets)
     weights = class_weights(classes, logits.dtype) if loss.class_weights else torch.ones(classes, dtype=logits.dtype)
     shares = (1.0 - loss.label_smoothing) * weights[labels.clamp(min=0)] + loss.label_smoothing * weights.mean()
     more = shares * (own - total) + loss.z_loss * (own.square() - total.square())
-    return loss_of(training, logits, labels, divisor) + more[labels != IGNORED].sum() / divisor
+    more = more if label_weights is None else more * label_weights
+    return loss_of(training, logits, targets, divisor) + more[labels != IGNORED].sum() / divisor

@@ -8,7 +8,7 @@ from equivcheck.layouts.base.script.numbers import Numbers, initial_lines
 from equivcheck.layouts.base.script.optimizer import optimizer_lines
 from equivcheck.layouts.base.script.text import block, call, indent_lines
 from equivcheck.scenario import ClipNorm, ClipValue, CrossEntropy, NormType, Training, ZeroGrad
-from equivcheck.training.material import IGNORED
+from equivcheck.training.labels import IGNORED
 
 
 def train_lines(draft: Draft) -> list[str]:
@@ -144,11 +144,17 @@ def _label_loss(draft: Draft, loss: CrossEntropy, outputs: str) -> str:
         "reduction": '"sum"',
         "label_smoothing": repr(loss.label_smoothing) if loss.label_smoothing else None,
     }
-    lines = [f"loss = {call('functional.cross_entropy', 'logits', 'labels', **options)}"]
+    counted = f"(labels != {IGNORED})"
+    if loss.weighs_labels:
+        counted, options["reduction"] = f"{counted} * weights", '"none"'
+    computed = call("functional.cross_entropy", "logits", "labels", **options)
+    lines = [f"loss = ({computed} * weights).sum()" if loss.weighs_labels else f"loss = {computed}"]
     if loss.z_loss:
-        lines.append(f"loss = loss + {loss.z_loss} * (logits.logsumexp(-1).square() * (labels != {IGNORED})).sum()")
+        lines.append(f"loss = loss + {loss.z_loss} * (logits.logsumexp(-1).square() * {counted}).sum()")
     words = '"""Sum the loss over all labels that are not ignored."""'
     flat = "logits, labels = outputs.flatten(0, -2), targets.flatten()"
+    if loss.weighs_labels:
+        flat = "logits, labels, weights = outputs.flatten(0, -2), targets[..., 0].flatten().long(), targets[..., 1].flatten()"
     function = block("def label_loss(outputs, targets):", [words, flat, *lines, "return loss"])
     if function not in draft.definitions:
         draft.definitions.append(function)

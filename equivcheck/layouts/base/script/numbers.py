@@ -73,7 +73,7 @@ def _counted(training: Training) -> list[str]:
     """Divisor for a label loss at each step."""
     if not isinstance(training.loss, CrossEntropy) or training.loss.summed:
         return []
-    weights = ", weighted by class" * training.loss.class_weights
+    weights = ", weighted by class" * training.loss.class_weights + ", each with its weight" * training.loss.weighs_labels
     counted = ", ".join(repr(step[0].divisor) for step in material(training).steps)
     return [f"COUNTED = [{counted}]  # labels in each step{weights}"]
 

@@ -11,7 +11,7 @@ import torch
 from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules import REDUCE_PARTIAL
 from equivcheck.layouts.parallelisms.local_tensor_parallel.regions import AxisRanks
 from equivcheck.scenario import CrossEntropy, Training
-from equivcheck.training.material import IGNORED, class_weights
+from equivcheck.training.labels import IGNORED, class_weights, labels_of, weights_of
 from equivcheck.training.setup import Setup
 
 
@@ -19,9 +19,9 @@ def compute_sharded_loss(setup: Setup, ranks: AxisRanks) -> None:
     """Compute the loss from this rank's logits."""
     num_classes = setup.training.model.out_features
 
-    def loss(training: Training, logits: torch.Tensor, labels: torch.Tensor, divisor: float = 1.0) -> torch.Tensor:
+    def loss(training: Training, logits: torch.Tensor, targets: torch.Tensor, divisor: float = 1.0) -> torch.Tensor:
         assert isinstance(training.loss, CrossEntropy), "a limit leaves no other"
-        parts = _Parts(training.loss, ranks, num_classes, logits.flatten(0, -2), labels.flatten())
+        parts = _Parts(training.loss, ranks, num_classes, logits.flatten(0, -2), targets)
         return parts.total() / divisor
 
     if ranks.size > 1:
@@ -29,13 +29,16 @@ def compute_sharded_loss(setup: Setup, ranks: AxisRanks) -> None:
 
 
 class _Parts:
-    """Logits with shape (rows, own classes), labels with shape (rows,)."""
+    """Logits with shape (rows, own classes), and targets with a label for each row."""
 
     def __init__(
-        self, loss: CrossEntropy, ranks: AxisRanks, num_classes: int, logits: torch.Tensor, labels: torch.Tensor
+        self, loss: CrossEntropy, ranks: AxisRanks, num_classes: int, logits: torch.Tensor, targets: torch.Tensor
     ) -> None:
-        self.loss, self.ranks, self.num_classes, self.logits, self.labels = loss, ranks, num_classes, logits, labels
-        self.counts = labels != IGNORED
+        self.loss, self.ranks, self.num_classes, self.logits = loss, ranks, num_classes, logits
+        self.labels, weights = labels_of(targets).flatten(), weights_of(targets)
+        self.counts = self.labels != IGNORED
+        if weights is not None:
+            self.counts = self.counts * weights.flatten()
         self.weights = class_weights(num_classes, logits.dtype) if loss.class_weights else logits.new_ones(num_classes)
 
     def total(self) -> torch.Tensor:

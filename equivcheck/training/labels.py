@@ -1,0 +1,75 @@
+"""Labels with weights in one tensor, so that everything that shards labels shards their weights as well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from equivcheck.scenario import CrossEntropy, Normaliser
+
+Change = Callable[[torch.Tensor], torch.Tensor]
+"""Function of labels."""
+
+IGNORED = -100
+"""Ignored label, torch's default `ignore_index`."""
+_ROW_WEIGHTS = (0.5, 1.0, 1.5)
+"""Weights of consecutive rows, repeated."""
+
+
+def labels_of(targets: torch.Tensor) -> torch.Tensor:
+    """Labels in targets, which have a last dim with label and weight if labels are weighted."""
+    return targets[..., 0].round().long() if targets.is_floating_point() else targets
+
+
+def weights_of(targets: torch.Tensor) -> torch.Tensor | None:
+    """Label weights in targets; None if labels are not weighted."""
+    return targets[..., 1] if targets.is_floating_point() else None
+
+
+def change_labels(targets: torch.Tensor, change: Change) -> torch.Tensor:
+    """Change the labels in targets, and keep their weights."""
+    labels, weights = change(labels_of(targets)), weights_of(targets)
+    return labels if weights is None else with_weights(labels, weights)
+
+
+def change_weights(targets: torch.Tensor, batch_dim: int, weigh: Change) -> torch.Tensor:
+    """Replace the weights in weighted targets, given a function of labels with rows along dim 0."""
+    labels = labels_of(targets)
+    return with_weights(labels, weigh(labels.movedim(batch_dim, 0)).movedim(0, batch_dim).to(targets.dtype))
+
+
+def with_weights(labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Join labels and their weights to targets."""
+    return torch.stack((labels.to(weights.dtype), weights), -1)
+
+
+def class_weights(classes: int, dtype: torch.dtype) -> torch.Tensor:
+    """Weight for each class, shape (classes,)."""
+    return torch.linspace(0.5, 1.5, classes, dtype=dtype)
+
+
+def row_weights(rows: int) -> torch.Tensor:
+    """Weight for each row, shape (rows,)."""
+    return torch.tensor(_ROW_WEIGHTS, dtype=torch.float64).repeat(-(-rows // len(_ROW_WEIGHTS)))[:rows]
+
+
+def label_weights(loss: CrossEntropy, classes: int, labels: torch.Tensor) -> torch.Tensor:
+    """Weight for each label, (rows, ...), from its row's weight and the labels that count in its sequence."""
+    rows = row_weights(len(labels)) if loss.row_weights else torch.ones(len(labels), dtype=torch.float64)
+    if loss.per is Normaliser.SEQUENCE:
+        counts = _class_weights_of(loss, classes, labels).flatten(1).sum(1) if labels.dim() > 1 else torch.ones(len(labels))
+        rows = rows / counts.where(counts > 0, 1.0)
+    return rows.view(-1, *(1,) * (labels.dim() - 1)).expand_as(labels)
+
+
+def count_labels(loss: CrossEntropy, classes: int, targets: torch.Tensor) -> float:
+    """Number of labels that count, or the sum of their class weights and their own weights."""
+    counts, weights = _class_weights_of(loss, classes, labels_of(targets)), weights_of(targets)
+    return float((counts if weights is None else counts * weights).sum())
+
+
+def _class_weights_of(loss: CrossEntropy, classes: int, labels: torch.Tensor) -> torch.Tensor:
+    """Weight of each label's class, zero for ignored labels."""
+    counted = (labels != IGNORED).double()
+    return counted * class_weights(classes, torch.float64)[labels.clamp(min=0)] if loss.class_weights else counted
