@@ -50,7 +50,7 @@ MINIMUMS: dict[str, Scenario] = {
     "trailing_window_divided_as_full": _accumulated(),
     "trailing_window_not_stepped": _accumulated(),
     "trailing_window_not_reduced": _accumulated(2, no_sync=True),
-    "tokens_averaged_instead_of_sequences": _labelled(length=4, loss=SEQUENCES),
+    "tokens_averaged_instead_of_sequences": _labelled(length=4, loss=SEQUENCES, seed=5),
     "sequences_averaged_over_ignored_labels": _labelled(length=4, loss=SEQUENCES),
     "row_weights_lost": _labelled(loss=WEIGHTED),
     "row_weights_not_counted": _labelled(loss=WEIGHTED),
