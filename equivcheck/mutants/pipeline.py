@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from equivcheck.layouts.base.limits.limit import parallelism_of
-from equivcheck.layouts.parallelisms.pipeline.schedules import Pipe, clip_across
+from equivcheck.layouts.parallelisms.pipeline.schedules import Pipe, pipe_of
 from equivcheck.layouts.parallelisms.pipeline.stages import layers_of_stages, stages_of_rank, weights_of_several_ranks
 from equivcheck.mutants.mutant import ONE_RANK, Minimum, fault
 from equivcheck.mutants.needs import all_of, has_microbatches, layouts_with
@@ -18,7 +18,7 @@ from equivcheck.mutants.rank import layout_of
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ClipNorm, Layout, Model, NormType, Pipeline, Scenario
 from equivcheck.scenario.mesh import PP
-from equivcheck.training.accumulate import scale_loss
+from equivcheck.training.clipping import clip_to_norm
 from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
 
@@ -86,21 +86,15 @@ class _CountsChunks(Pipe):
 
     def loss_of_chunk(self, rows: int) -> Loss:
         """Loss scaled by the number of chunks."""
-        return lambda outputs, targets: scale_loss(self.setup, self.loss(outputs, targets), rows, self.step)
+        return lambda outputs, targets: self.loss(outputs, targets, rows)
 
 
 def use_pipe(setup: Setup, kind: type[Pipe]) -> None:
     """Replace a rank's pipeline by one with a bug, if the layout has stages."""
-    pipe = _pipe_of(setup)
+    pipe = pipe_of(setup)
     if pipe is not None:
         other = kind(**{field.name: getattr(pipe, field.name) for field in fields(pipe)})
         setup.compute, setup.clip_norm = other.compute, other.clip
-
-
-def _pipe_of(setup: Setup) -> Pipe | None:
-    """The rank's pipe; None under a layout without stages."""
-    pipe = getattr(setup.compute, "__self__", None)
-    return pipe if isinstance(pipe, Pipe) else None
 
 
 @fault(
@@ -111,13 +105,16 @@ def _pipe_of(setup: Setup) -> Pipe | None:
 )
 def pipeline_stages_swapped(setup: Setup) -> None:
     """Two stages on one rank are swapped."""
-    pipe = _pipe_of(setup)
+    pipe = pipe_of(setup)
     if pipe is None:
         return
+    numbers = [*pipe.modules]
     pairs = dict(_pairs_by_rank(setup.training.model, layout_of(setup)))
     for one, other in pairs.values():
         if one in pipe.modules:
             pipe.modules[one], pipe.modules[other] = pipe.modules[other], pipe.modules[one]
+            first, second = numbers.index(one), numbers.index(other)
+            setup.parts[first], setup.parts[second] = setup.parts[second], setup.parts[first]
 
 
 def _has_copies(scenario: Scenario) -> bool:
@@ -193,4 +190,6 @@ class _CountsCopies(Pipe):
 
     def clip(self, _module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
         """Clip by the norm over all ranks' parameters."""
-        return clip_across(self.group, parameters, clipping)
+        norm = self.total_norm(parameters, clipping)
+        clip_to_norm(parameters, clipping, norm)
+        return norm

@@ -81,6 +81,14 @@ class Mesh:
             found.append(index)
         return tuple(reversed(found))
 
+    def lines(self, name: str) -> tuple[tuple[int, ...], ...]:
+        """Ranks along an axis: one tuple for each position on the other axes."""
+        axis, found = self.names.index(name), dict[tuple[int, ...], list[int]]()
+        for rank in range(self.num_ranks):
+            coordinate = self.coordinate(rank)
+            found.setdefault((*coordinate[:axis], *coordinate[axis + 1 :]), []).append(rank)
+        return tuple(map(tuple, found.values()))
+
     def size(self, *names: str) -> int:
         """Product of the named axes' sizes; an axis that the mesh lacks counts as 1."""
         return math.prod(axis.size for axis in self.axes if axis.name in names)

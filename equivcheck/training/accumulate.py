@@ -31,7 +31,7 @@ def microbatch_loss(setup: Setup, batch: Batch, index: int, rows: int) -> torch.
     """Run forward for a microbatch and scale its loss. The sum over microbatches, averaged over ranks, is the step's loss."""
     training = setup.training
     with setup.forward_context():
-        outputs = setup.module(batch.inputs, batch.masks, index)
+        outputs = setup.parts[0](batch.inputs, batch.masks, index)
         loss = setup.loss(training, outputs.to(getattr(torch, training.precision.value)), batch.targets, batch.divisor)
         loss = scale_loss(setup, loss, rows, index)
         return _with_balance(setup, loss, batch, index, rows / training.rows_at(index)) if training.model.balances else loss

@@ -32,13 +32,26 @@ def clip_by_norm_of_norms(
 
     `gradient_of` returns the part of a parameter's gradient that counts on this rank.
     """
+    norm = norm_of_norms(parameters, clipping, gradient_of)
+    clip_to_norm(parameters, clipping, norm)
+    return norm
+
+
+def norm_of_norms(
+    parameters: list[torch.Tensor], clipping: ClipNorm, gradient_of: GradientOf = lambda parameter: parameter.grad
+) -> torch.Tensor:
+    """Norm over all gradients and ranks, as a plain tensor."""
     norm_type = float(clipping.norm_type.value)
     gradients = [gradient for gradient in map(gradient_of, parameters) if gradient is not None]
     norms = [_whole(nn.utils.get_total_norm(kind, norm_type)) for kind in _kinds(gradients)]
     norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type) if norms else torch.zeros(())
+    return norm
+
+
+def clip_to_norm(parameters: list[torch.Tensor], clipping: ClipNorm, norm: torch.Tensor) -> None:
+    """Clip all gradients by a known norm, with one call for each kind of tensor."""
     for kind in _kinds(parameters):
         nn.utils.clip_grads_with_norm_(kind, clipping.max_norm, norm)
-    return norm
 
 
 def clip_by_value(parameters: list[torch.Tensor], clipping: ClipValue) -> None:

@@ -125,4 +125,4 @@ def single_device_setup(training: Training, parameters: Mapping[str, torch.Tenso
     """Setup for the single-device run, with the training's own initial parameters unless others are given."""
     initial = material(training).parameters if parameters is None else parameters
     model = build_model(training.model, initial, training.data.batch_dim)
-    return Setup(training=training, model=model, module=model, compute=accumulate)
+    return Setup(training=training, model=model, parts=[model], compute=accumulate)

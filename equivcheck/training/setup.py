@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from equivcheck.scenario import ClipNorm, Layout, Training
 from equivcheck.training.balance import Counts, counts_of_microbatch
-from equivcheck.training.clipping import clip_by_norm
+from equivcheck.training.clipping import clip_by_norm, norm_of_norms
 from equivcheck.training.loss import loss_of
 from equivcheck.training.material import Batch
 from equivcheck.training.optimizer import build_optimizer
@@ -40,8 +40,10 @@ class Setup:
     """Training to run."""
     model: nn.Module
     """Unwrapped model. Its parameters have canonical names, apart from wrapper prefixes."""
-    module: nn.Module
-    """Module to call: the model or a wrapper around it."""
+    parts: list[nn.Module]
+    """Modules to call: the model, or this rank's pipeline stages, each with the wrappers around it."""
+    has_stages: bool = False
+    """Whether the parts are pipeline stages, which a schedule calls."""
     take: Callable[[Batch], Batch] = lambda batch: batch
     """Selects this rank's part of a microbatch."""
     loss: Callable[[Training, torch.Tensor, torch.Tensor, float], torch.Tensor] = loss_of
@@ -65,6 +67,8 @@ class Setup:
     """Computes the gradients of a step's microbatches, given the step index. Returns the loss if this rank has it."""
     clip_norm: Callable[[nn.Module, list[torch.Tensor], ClipNorm], torch.Tensor] = clip_by_norm
     """Clips gradients by norm. Returns the norm before clipping."""
+    total_norm: Callable[[list[torch.Tensor], ClipNorm], torch.Tensor] = norm_of_norms
+    """Norm over the gradients of some parameters and over their shards on other ranks. Pipelines combine it over stages."""
     update: Callable[[torch.optim.Optimizer], None] = optimizer_step
     """Updates the parameters with the optimizer."""
     find_slots: Callable[[nn.Module], tuple[Slot, ...]] = default_slots
@@ -93,3 +97,8 @@ class Setup:
     """Hooks with optimizer and step index before gradients are zeroed."""
     before_update: list[Callable[[torch.optim.Optimizer, int], None]] = field(default_factory=list)
     """Hooks with optimizer and step index after backward, before gradients are read."""
+
+    @property
+    def module(self) -> nn.Module:
+        """Module with all parameters of this rank: the called one, or the model if stages are called."""
+        return self.model if self.has_stages else self.parts[0]

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from equivcheck.layouts.base.partition import chunk_size, shard_dim
 from equivcheck.scenario import ClipNorm, NormType, Parallelism
-from equivcheck.training.clipping import clip_by_norm_of_norms
+from equivcheck.training.clipping import clip_by_norm_of_norms, norm_of_norms
 from equivcheck.training.layers.parameters import parameters_of
 from equivcheck.training.read import box_of, canonical_name, piece_of
 from equivcheck.training.setup import Setup
@@ -52,6 +52,11 @@ def clip_across(_module: nn.Module, parameters: list[torch.Tensor], clipping: Cl
     DDP leaves this to its users, because `clip_grad_norm_` only sees this rank's shards.
     """
     return clip_by_norm_of_norms(parameters, clipping, _gradient)
+
+
+def norm_across(parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
+    """Norm over all shards of local tensors."""
+    return norm_of_norms(parameters, clipping, _gradient)
 
 
 def _gradient(parameter: torch.Tensor) -> torch.Tensor | None:
@@ -105,7 +110,7 @@ def read_plain_shards(setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) 
         placed = (tuple(parts[each.name].place(each) if each.name in parts else each for each in slot.pieces) for slot in slots)
         return tuple(Slot(parameter=slot.parameter, pieces=pieces) for slot, pieces in zip(slots, placed, strict=True))
 
-    setup.find_slots, setup.clip_norm = find_slots, clip
+    setup.find_slots, setup.clip_norm, setup.total_norm = find_slots, clip, clip.total_norm
 
 
 @dataclass(slots=True, eq=False)
@@ -119,11 +124,24 @@ class ClipOverShards:
         """Clip the gradients and return the norm before."""
         return clip_over_groups(parameters, clipping, self.cuts)
 
+    def total_norm(self, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
+        """Norm over all ranks' shards."""
+        return norm_over_groups(parameters, clipping, self.cuts)
+
 
 def clip_over_groups(
     parameters: list[torch.Tensor], clipping: ClipNorm, cuts: Sequence[tuple[Collection[torch.Tensor], dist.ProcessGroup]]
 ) -> torch.Tensor:
-    """Clip by the norm over all ranks' shards, and return the norm before clipping.
+    """Clip by the norm over all ranks' shards, and return the norm before."""
+    total = norm_over_groups(parameters, clipping, cuts)
+    nn.utils.clip_grads_with_norm_(parameters, clipping.max_norm, total)
+    return total
+
+
+def norm_over_groups(
+    parameters: list[torch.Tensor], clipping: ClipNorm, cuts: Sequence[tuple[Collection[torch.Tensor], dist.ProcessGroup]]
+) -> torch.Tensor:
+    """Norm over all ranks' shards.
 
     Parameters sharded by the same parallelisms share one norm, combined over their groups. Replicated
     parameters share another one.
@@ -137,14 +155,14 @@ def clip_over_groups(
     for is_cut, kind in sorted(kinds.items(), key=itemgetter(0), reverse=True):
         norm = _norm(kind, norm_type)
         for _, group in compress(cuts, is_cut):
-            norm = _combined(norm, clipping.norm_type, group)
+            norm = combined_norm(norm, clipping.norm_type, group)
         norms.append(norm)
     total: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type) if norms else torch.zeros(())
-    nn.utils.clip_grads_with_norm_(parameters, clipping.max_norm, total)
     return total
 
 
-def _combined(norm: torch.Tensor, kind: NormType, group: dist.ProcessGroup) -> torch.Tensor:
+def combined_norm(norm: torch.Tensor, kind: NormType, group: dist.ProcessGroup) -> torch.Tensor:
+    """Combine the ranks' norms over a group."""
     if kind is NormType.INF:
         dist.all_reduce(norm, dist.ReduceOp.MAX, group)
         return norm

@@ -80,8 +80,7 @@ def forward_without_sync(setup: Setup) -> None:
 @fault(layouts=("ddp",), applies=reduces_by_hooks, causes=(Cause.NOT_REDUCED,))
 def inner_module_called(setup: Setup) -> None:
     """The wrapped module is called instead of the DDP wrapper, so its hooks never run."""
-    if isinstance(setup.module, DistributedDataParallel):
-        setup.module = setup.module.module
+    setup.parts = [part.module if isinstance(part, DistributedDataParallel) else part for part in setup.parts]
 
 
 @fault(
@@ -92,7 +91,7 @@ def inner_module_called(setup: Setup) -> None:
 )
 def unused_parameters_not_found(setup: Setup) -> None:
     """A layer is unused in a step but `find_unused_parameters` is off, so its bucket is never reduced."""
-    before = setup.module
+    before = setup.parts[0]
     if not isinstance(before, DistributedDataParallel):
         return
     with setup.accumulation(False):
@@ -100,5 +99,5 @@ def unused_parameters_not_found(setup: Setup) -> None:
     module = DistributedDataParallel(
         before.module, process_group=before.process_group, bucket_cap_mb=before.bucket_bytes_cap / 2**20
     )
-    setup.module = module
+    setup.parts = [module]
     setup.accumulation = lambda last: module.no_sync() if skips and not last else nullcontext()

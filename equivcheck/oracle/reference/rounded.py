@@ -33,7 +33,7 @@ def rounded_setup(
     """Set up one device that rounds like a layout. `jitter` may change summation orders and single roundings."""
     setup = single_device_setup(training, parameters)
     twin = MixedPrecisionModel(training, rounding, jitter or Jitter())
-    setup.module, setup.compute = twin, twin.compute
+    setup.parts, setup.compute = [twin], twin.compute
     setup.loss_scale, setup.gradient_scale = rounding.num_parts, rounding.gradient_scale
     if rounding.autocast is not None:
         setup.forward_context = partial(torch.autocast, "cpu", dtype=_dtype(rounding.autocast))

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from equivcheck.layouts.composition.program import rank_program, rank_setup
-from equivcheck.layouts.parallelisms.pipeline.schedules import clip_across
 from equivcheck.layouts.parallelisms.pipeline.stages import weights_of_several_ranks
 from equivcheck.scenario import (
     Axis,
@@ -111,9 +110,8 @@ def _clipped(gradients: list[list[float]], clipping: ClipNorm) -> tuple[float, l
     parameters = [nn.Parameter(torch.zeros(1, dtype=torch.float64)) for _ in range(1 + len(own))]
     for parameter, value in zip(parameters, own, strict=False):
         parameter.grad = torch.tensor([value], dtype=torch.float64)
-    group = dist.group.WORLD
-    assert group is not None
-    norm = clip_across(group, list(parameters), clipping)
+    setup = rank_setup(_scenario(Pipeline(num_chunks=2)))
+    norm = setup.clip_norm(setup.module, list(parameters), clipping)
     return float(norm), [float(parameter.grad) for parameter in parameters if parameter.grad is not None]
 
 

@@ -102,7 +102,7 @@ def alone(training: Training, copy: Material) -> Trace:
     """Train one copy with the train loop."""
     model = build_model(training.model, copy.parameters, training.data.batch_dim)
     with patch("equivcheck.training.loop.material", return_value=copy):
-        return train(Setup(training=training, model=model, module=model, compute=accumulate))
+        return train(Setup(training=training, model=model, parts=[model], compute=accumulate))
 
 
 def error_of(found: npt.ArrayLike, expected: npt.ArrayLike, precision: Precision) -> float:

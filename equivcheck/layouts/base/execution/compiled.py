@@ -75,7 +75,7 @@ def compile_setup(setup: Setup, execution: Execution) -> None:
             # Layers share code, so a second width makes shapes symbolic. For DTensors these recurse without end (torch 2.13).
             layer.compile(backend=backend.value, dynamic=False)
     elif execution.compile is not Compile.NONE:
-        setup.module = torch.compile(setup.module, backend=backend.value)  # type: ignore[assignment]
+        setup.parts = [torch.compile(part, backend=backend.value) for part in setup.parts]  # type: ignore[misc]
     if execution.compiled_autograd:
         setup.accumulation = partial(_accumulation, setup.accumulation, backend.value)
 

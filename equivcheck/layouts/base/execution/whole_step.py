@@ -138,7 +138,12 @@ class _WholeSteps:
         parameters = self._leaves(given)
         optimizer = self._optimizer(parameters, given["state"])
         named = parameters | given["buffers"]
-        setup = replace(self.setup, module=lambda *inputs: functional_call(self.setup.model, named, inputs))  # type: ignore[arg-type]
+
+        def called(*inputs: Any) -> torch.Tensor:
+            outputs: torch.Tensor = functional_call(self.setup.model, named, inputs)
+            return outputs
+
+        setup = replace(self.setup, parts=[called])  # type: ignore[list-item]
         loss = torch.zeros((), dtype=torch.float64)
         for (inputs, targets, *masks), each in zip(given["batches"], whole_batches, strict=True):
             part = microbatch_loss(setup, replace(each, inputs=inputs, targets=targets, masks=tuple(masks)), index, each.rows)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from equivcheck.layouts.base.kind import LayoutKind
@@ -14,6 +15,7 @@ from equivcheck.scenario.mesh import DP
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.nn.parallel import DistributedDataParallel
 
     from equivcheck.layouts.base.script.draft import Draft
     from equivcheck.training.setup import Setup
@@ -32,33 +34,37 @@ class DDPKind(LayoutKind[DDP]):
     communication = DDP_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: DDP, mesh: DeviceMesh) -> None:
-        """Wrap the model, and set its options."""
+        """Wrap each part, and set its options."""
         import torch
         from torch.nn.parallel import DistributedDataParallel
 
         from equivcheck.layouts.base.data_rows import take_rows
-        from equivcheck.layouts.base.local_tensors import clip_across, has_localized_tensors, local_tensor_slots
+        from equivcheck.layouts.base.local_tensors import clip_across, has_localized_tensors, local_tensor_slots, norm_across
 
         if parallelism.unequal_start:
             from equivcheck.layouts.base.unequal_start import make_unequal
 
             make_unequal(setup.model, mesh)
-        module = DistributedDataParallel(
-            setup.module,
-            device_mesh=mesh,
-            bucket_cap_mb=parallelism.bucket_cap_mb,
-            gradient_as_bucket_view=parallelism.gradient_as_bucket_view,
-            static_graph=parallelism.static_graph,
-            find_unused_parameters=parallelism.find_unused_parameters,
-        )
-        setup.module = module
+        wrappers = [
+            DistributedDataParallel(
+                part,
+                device_mesh=mesh,
+                bucket_cap_mb=parallelism.bucket_cap_mb,
+                gradient_as_bucket_view=parallelism.gradient_as_bucket_view,
+                static_graph=parallelism.static_graph,
+                find_unused_parameters=parallelism.find_unused_parameters,
+            )
+            for part in setup.parts
+        ]
+        setup.parts = [*wrappers]
         setup.loss_scale *= mesh.size()
         if has_localized_tensors(setup.model):
             setup.find_slots = local_tensor_slots
-            setup.clip_norm = clip_across
+            setup.clip_norm, setup.total_norm = clip_across, norm_across
         if parallelism.no_sync:
-            setup.accumulation = lambda last: nullcontext() if last else module.no_sync()
-        compress(module, parallelism.compression, mesh)
+            setup.accumulation = lambda last: nullcontext() if last else no_sync(wrappers)
+        for wrapper in wrappers:
+            compress(wrapper, parallelism.compression, mesh)
         if parallelism.autocast is not None:
             dtype: torch.dtype = getattr(torch, parallelism.autocast.value)
             setup.forward_context = lambda: torch.autocast(mesh.device_type, dtype=dtype)
@@ -104,6 +110,15 @@ class DDPKind(LayoutKind[DDP]):
     def import_known(self) -> None:
         """Register its known-issue predicates."""
         import equivcheck.layouts.parallelisms.ddp.known  # noqa: F401
+
+
+@contextmanager
+def no_sync(wrappers: Iterable[DistributedDataParallel]) -> Iterator[None]:
+    """Keep gradients local in several wrappers."""
+    with ExitStack() as stack:
+        for wrapper in wrappers:
+            stack.enter_context(wrapper.no_sync())
+        yield
 
 
 def compress(module: Any, compression: Compression, mesh: DeviceMesh) -> None:

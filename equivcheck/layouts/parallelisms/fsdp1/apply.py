@@ -35,8 +35,8 @@ class FSDP1Kind(LayoutKind[FSDP1]):
         from equivcheck.layouts.base.data_rows import take_rows
         from equivcheck.layouts.parallelisms.fsdp1.flat_parameters import clip_flat, flat_slots, release
 
-        module = FullyShardedDataParallel(setup.module, **_options(parallelism, mesh))
-        setup.module = module
+        module = FullyShardedDataParallel(setup.parts[0], **_options(parallelism, mesh))
+        setup.parts = [module]
         setup.loss_scale = mesh.size()
         setup.clip_norm = lambda _module, _parameters, clipping: clip_flat(module, clipping)
         setup.find_slots = lambda _model: flat_slots(module)

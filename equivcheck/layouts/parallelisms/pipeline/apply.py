@@ -30,6 +30,12 @@ class PipelineKind(LayoutKind[Pipeline]):
 
         build_pipeline(setup, parallelism, mesh)
 
+    def finish(self, setup: Setup, parallelism: Pipeline, mesh: DeviceMesh) -> None:  # noqa: ARG002 - of the base class
+        """Clip by the norm over all stages, and name weights that several stages share."""
+        from equivcheck.layouts.parallelisms.pipeline.schedules import finish_pipeline
+
+        finish_pipeline(setup)
+
     def imports(self, parallelism: Pipeline) -> tuple[str, ...]:  # noqa: ARG002 - of the base class
         """Module that imports `torch.distributed.pipelining`."""
         return ("equivcheck.layouts.parallelisms.pipeline.schedules",)

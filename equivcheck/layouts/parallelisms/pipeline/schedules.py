@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torch_schedules
 
+from equivcheck.layouts.base.gradients_by_hand import sum_gradients
+from equivcheck.layouts.base.local_tensors import combined_norm
 from equivcheck.layouts.parallelisms.pipeline.stages import (
     SharedWeight,
     layers_of_stages,
@@ -20,8 +22,10 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
     trained_layers,
     weights_of_several_ranks,
 )
-from equivcheck.scenario import ClipNorm, NormType, Pipeline, PipelineSchedule
+from equivcheck.scenario import ClipNorm, Pipeline, PipelineSchedule
+from equivcheck.scenario.mesh import PP
 from equivcheck.training.accumulate import scalar_value, scale_loss
+from equivcheck.training.clipping import clip_to_norm
 from equivcheck.training.material import Batch
 from equivcheck.training.model import MLP
 from equivcheck.training.setup import Setup
@@ -78,18 +82,26 @@ def _mask_of(layer: int) -> str:
 class Copy:
     """This rank's copy of a trained weight that stages on other ranks use, too."""
 
-    weight: nn.Parameter
-    """Parameter."""
+    model: nn.Module
+    """Model with this rank's stages."""
+    name: str
+    """Name of the weight in `model`, in one of this rank's stages."""
     group: dist.ProcessGroup
     """Process group for the ranks with a copy."""
     counts: bool
     """Whether this copy counts in the norm over all gradients. Exactly one copy of each weight counts."""
 
+    @property
+    def weight(self) -> nn.Parameter:
+        """Parameter. Parallelisms around the stage may replace it."""
+        return self.model.get_parameter(self.name)
+
     def sum_gradients(self) -> None:
         """Sum the gradient over all copies."""
-        if self.weight.grad is None:
-            self.weight.grad = torch.zeros_like(self.weight)
-        dist.all_reduce(self.weight.grad, group=self.group)
+        weight = self.weight
+        if weight.grad is None:
+            weight.grad = torch.zeros_like(weight)
+        sum_gradients([weight], self.group)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -108,6 +120,8 @@ class Pipe:
     """Weights that other ranks' stages use, too."""
     step: int = 0
     """Index of the current step."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Full model's names of shared weights whose first use is elsewhere, by their names in this rank's stages."""
     divisor: float = 1.0
     """Divisor for losses over labels in the current step."""
     schedules: dict[int, Any] = field(default_factory=dict)
@@ -121,14 +135,15 @@ class Pipe:
     def compute(self, setup: Setup, microbatches: Sequence[Batch], index: int) -> float | None:
         """Run the schedule for each microbatch. Returns the loss on the rank with the last stage, otherwise None."""
         losses: list[torch.Tensor] = []
-        for batch in microbatches:
+        for number, batch in enumerate(microbatches):
             setup.announce(Stage.COMPUTE, index)
-            losses += self._run(setup.take(batch), batch.rows, index)
+            with setup.accumulation(number == len(microbatches) - 1):
+                losses += self._run(setup.take(batch), batch.rows, index)
             setup.announce(Stage.READING, index)
         setup.announce(Stage.COMPUTE, index)
         self.exchange()
         setup.announce(Stage.READING, index)
-        scale = self.parallelism.num_chunks if self.parallelism.scale_grads else 1
+        scale = setup.gradient_scale * (self.parallelism.num_chunks if self.parallelism.scale_grads else 1)
         return sum(map(scalar_value, losses)) / scale if self.num_stages - 1 in self.modules else None
 
     def exchange(self) -> None:
@@ -137,8 +152,17 @@ class Pipe:
             copy.sum_gradients()
 
     def clip(self, _module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
-        """Clip by the norm over all stages. Each shared weight counts once."""
-        return clip_across(self.group, parameters, clipping, {copy.weight for copy in self.copies if not copy.counts})
+        """Clip by the norm over all stages; torch leaves that to users. Each shared weight counts once."""
+        counted_elsewhere = {copy.weight for copy in self.copies if not copy.counts}
+        norm = self.total_norm([parameter for parameter in parameters if parameter not in counted_elsewhere], clipping)
+        clip_to_norm(parameters, clipping, norm)
+        return norm
+
+    def total_norm(self, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
+        """Norm over the gradients of these parameters, their shards on other ranks, and all stages."""
+        norm = self.setup.total_norm(parameters, clipping)
+        # Without gradients it is a float32, whatever the other ranks send.
+        return combined_norm(norm.to(getattr(torch, self.setup.training.precision.value)), clipping.norm_type, self.group)
 
     def _run(self, part: Batch, rows: int, index: int) -> list[torch.Tensor]:
         losses: list[torch.Tensor] = []
@@ -159,7 +183,8 @@ class Pipe:
 
     def _build(self, part: Batch, rows: int) -> Any:
         parallelism = self.parallelism
-        stages = [self._stage(number, part) for number in self.modules]
+        parts = zip(self.modules, self.setup.parts, strict=True)
+        stages = [self._stage(number, called, part) for number, called in parts]
         kind = getattr(torch_schedules, SCHEDULES[parallelism.schedule])
         made = stages[0] if parallelism.schedule.is_single else stages
         return kind(made, parallelism.num_chunks, loss_fn=self.loss_of_chunk(rows), scale_grads=parallelism.scale_grads)
@@ -167,16 +192,17 @@ class Pipe:
     def loss_of_chunk(self, rows: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
         """Return a function that computes a chunk's part of the step's loss, for microbatches with `rows` rows."""
         counted = rows if self.parallelism.scale_grads else rows // self.parallelism.num_chunks
-        return lambda outputs, targets: scale_loss(self.setup, self.loss(outputs, targets), counted, self.step)
+        return lambda outputs, targets: self.loss(outputs, targets, counted)
 
-    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Loss for outputs and targets."""
-        return self.setup.loss(self.setup.training, outputs, targets, self.divisor)
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor, rows: int) -> torch.Tensor:
+        """Share of some rows in the step's loss, scaled for backward."""
+        setup = self.setup
+        loss = scale_loss(setup, setup.loss(setup.training, outputs, targets, self.divisor), rows, self.step)
+        return loss if setup.gradient_scale == 1.0 else loss * setup.gradient_scale
 
-    def _stage(self, number: int, part: Batch) -> PipelineStage:
-        module = self.modules[number]
-        shapes = self._shapes(module, part) if self.parallelism.static_shapes else {}
-        return PipelineStage(module, number, self.num_stages, torch.device("cpu"), group=self.group, **shapes)
+    def _stage(self, number: int, called: nn.Module, part: Batch) -> PipelineStage:
+        shapes = self._shapes(self.modules[number], part) if self.parallelism.static_shapes else {}
+        return PipelineStage(called, number, self.num_stages, torch.device("cpu"), group=self.group, **shapes)
 
     def _shapes(self, module: StageLayers, part: Batch) -> dict[str, Any]:
         """Example input and output for the stage, with shape, element type and need for a gradient."""
@@ -207,23 +233,45 @@ def build_pipeline(setup: Setup, parallelism: Pipeline, mesh: DeviceMesh) -> Non
         stage: StageLayers(model, spans[stage], is_first=stage == 0, is_last=stage == len(spans) - 1)
         for stage in stages_of_rank(parallelism, rank, ranks)
     }
-    copies = tuple(_copies(model, weights_of_several_ranks(setup.training.model, parallelism, ranks), rank))
-    pipe = Pipe(setup=setup, parallelism=parallelism, group=mesh.get_group(), modules=modules, copies=copies)
-    setup.compute, setup.clip_norm = pipe.compute, pipe.clip
-    _leave(model, modules.values())
+    copies = tuple(_copies(setup, weights_of_several_ranks(setup.training.model, parallelism, ranks), rank))
+    names = _leave(model, modules.values())
+    pipe = Pipe(setup=setup, parallelism=parallelism, group=mesh.get_group(), modules=modules, copies=copies, names=names)
+    setup.parts, setup.has_stages, setup.compute = [*modules.values()], True, pipe.compute
 
 
-def _copies(model: MLP, shared: Sequence[SharedWeight], rank: int) -> Iterator[Copy]:
+def finish_pipeline(setup: Setup) -> None:
+    """Clip by the norm over all stages, and give shared weights their names in the full model.
+
+    It runs after parallelisms around the stages, because they may replace parameters and the norm over one stage.
+    """
+    pipe = pipe_of(setup)
+    assert pipe is not None, "the pipeline is applied before it is finished"
+    setup.clip_norm = pipe.clip
+    for own, name in pipe.names.items():
+        _keep_name(setup.model, name, setup.model.get_parameter(own))
+
+
+def pipe_of(setup: Setup) -> Pipe | None:
+    """The rank's pipe; None under a layout without stages."""
+    pipe = getattr(setup.compute, "__self__", None)
+    return pipe if isinstance(pipe, Pipe) else None
+
+
+def _copies(setup: Setup, shared: Sequence[SharedWeight], rank: int) -> Iterator[Copy]:
     """This rank's copies of shared weights. Every rank must call it, because all ranks create each group."""
+    assert setup.layout is not None, "a layout is applied"
+    lines = setup.layout.mesh.lines(PP)
     for weight in shared:
         if weight.trained:
-            group = group_of(weight.ranks)
+            groups = {line: group_of(tuple(line[number] for number in weight.ranks)) for line in lines}
             if rank in weight.ranks:
-                yield Copy(weight=model.get_parameter(weight.name), group=group, counts=rank == weight.first_rank)
+                (group,) = (group for line, group in groups.items() if line[rank] == dist.get_rank())
+                name = next(module for module, number in weight.uses if number == rank)
+                yield Copy(model=setup.model, name=f"{name}.weight", group=group, counts=rank == weight.first_rank)
 
 
-def _leave(model: MLP, modules: Collection[StageLayers]) -> None:
-    """Remove other stages' parameters from the model. Shared weights keep their names."""
+def _leave(model: MLP, modules: Collection[StageLayers]) -> dict[str, str]:
+    """Remove other stages' parameters from the model. Returns other names in the full model by the names that are left."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     kept = {index for module in modules for index in module.indices}
     for index in range(len(model.layers)):
@@ -234,36 +282,16 @@ def _leave(model: MLP, modules: Collection[StageLayers]) -> None:
     if all(module.finish is None for module in modules):
         model.head = None
         model.register_parameter("scale", None)
-    for name, parameter in [*model.named_parameters()]:
-        if name != names[parameter]:
-            _keep_name(model, names[parameter], parameter)
+    return {name: names[parameter] for name, parameter in model.named_parameters() if name != names[parameter]}
 
 
-def _keep_name(model: MLP, name: str, parameter: nn.Parameter) -> None:
+def _keep_name(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
     """Register a shared weight under its name in the full model, even if this rank has no such module."""
     *path, last = name.split(".")
-    module: nn.Module = model
+    module = model
     for part in path:
         found = getattr(module, part, None)
         if not isinstance(found, nn.Module):
             setattr(module, part, nn.Module())
         module = module.get_submodule(part)
     module.register_parameter(last, parameter)
-
-
-def clip_across(
-    group: dist.ProcessGroup, parameters: list[torch.Tensor], clipping: ClipNorm, counted_elsewhere: Collection[torch.Tensor] = ()
-) -> torch.Tensor:
-    """Clip by the norm over the parameters of all stages, which torch leaves to users. Returns the norm before clipping."""
-    order = float(clipping.norm_type.value)
-    counted = (parameter for parameter in parameters if parameter not in counted_elsewhere)
-    gradients = [parameter.grad for parameter in counted if parameter.grad is not None]
-    norm = nn.utils.get_total_norm(gradients, order).to(parameters[0].dtype)
-    if clipping.norm_type is NormType.INF:
-        dist.all_reduce(norm, op=dist.ReduceOp.MAX, group=group)
-    else:
-        norm = norm**order
-        dist.all_reduce(norm, group=group)
-        norm = norm ** (1.0 / order)
-    nn.utils.clip_grads_with_norm_(parameters, clipping.max_norm, norm)
-    return norm

@@ -30,7 +30,7 @@ class ReplicateKind(LayoutKind[Replicate]):
     def apply(self, setup: Setup, parallelism: Replicate, mesh: DeviceMesh) -> None:
         """Replicate the model in place."""
         from equivcheck.layouts.base.data_rows import take_rows
-        from equivcheck.layouts.base.local_tensors import clip_across, has_localized_tensors, local_tensor_slots
+        from equivcheck.layouts.base.local_tensors import clip_across, has_localized_tensors, local_tensor_slots, norm_across
         from equivcheck.layouts.parallelisms.replicate.torch_private import replicate_model, synchronises_only
 
         model = setup.model
@@ -38,7 +38,7 @@ class ReplicateKind(LayoutKind[Replicate]):
         setup.loss_scale *= mesh.size()
         if has_localized_tensors(model):
             setup.find_slots = local_tensor_slots
-            setup.clip_norm = clip_across
+            setup.clip_norm, setup.total_norm = clip_across, norm_across
         if parallelism.no_sync:
             setup.accumulation = lambda last: synchronises_only(model, last)
         take_rows(setup, mesh)
