@@ -29,7 +29,7 @@ from equivcheck.scenario.optimizer import (
     RMSprop,
     Rprop,
 )
-from equivcheck.scenario.parallelisms.base import Parallelism, ParameterOwner
+from equivcheck.scenario.parallelisms.base import Parallelism, ParameterOwner, StagePosition
 from equivcheck.scenario.parallelisms.context_parallel import AttentionExchange, ContextParallel, LoadBalancer
 from equivcheck.scenario.parallelisms.data_parallel import (
     DDP,
@@ -141,6 +141,7 @@ __all__ = [
     "ShapeOp",
     "ShardingStrategy",
     "Split",
+    "StagePosition",
     "StepLR",
     "TensorParallel",
     "Tokens",

@@ -49,7 +49,7 @@ def norm_of_norms(
 
 
 def clip_to_norm(parameters: list[torch.Tensor], clipping: ClipNorm, norm: torch.Tensor) -> None:
-    """Clip all gradients by a known norm, with one call for each kind of tensor."""
+    """Clip all gradients by a known norm, with one call for each kind."""
     for kind in _kinds(parameters):
         nn.utils.clip_grads_with_norm_(kind, clipping.max_norm, norm)
 

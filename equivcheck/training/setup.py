@@ -68,7 +68,7 @@ class Setup:
     clip_norm: Callable[[nn.Module, list[torch.Tensor], ClipNorm], torch.Tensor] = clip_by_norm
     """Clips gradients by norm. Returns the norm before clipping."""
     total_norm: Callable[[list[torch.Tensor], ClipNorm], torch.Tensor] = norm_of_norms
-    """Norm over the gradients of some parameters and over their shards on other ranks. Pipelines combine it over stages."""
+    """Computes a norm over gradients and their shards on other ranks, which pipelines combine over stages."""
     update: Callable[[torch.optim.Optimizer], None] = optimizer_step
     """Updates the parameters with the optimizer."""
     find_slots: Callable[[nn.Module], tuple[Slot, ...]] = default_slots
@@ -100,5 +100,5 @@ class Setup:
 
     @property
     def module(self) -> nn.Module:
-        """Module with all parameters of this rank: the called one, or the model if stages are called."""
+        """Module with all this rank's parameters: the called one, or the model if stages are called."""
         return self.model if self.has_stages else self.parts[0]

@@ -52,6 +52,7 @@ COMPOSITIONS: tuple[str, ...] = (
     "local_data_parallel x context_parallel",
     "local_data_parallel x expert_parallel",
     "local_data_parallel x context_parallel x local_tensor_parallel",
+    "local_data_parallel x pipeline",
 )
 """Compositions generated, as `Layout.name` writes them."""
 TIMES = " x "

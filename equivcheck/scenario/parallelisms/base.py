@@ -8,6 +8,15 @@ from equivcheck.scenario.noun import frozen_dataclass
 from equivcheck.system.choice import PrintableEnum
 
 
+class StagePosition(PrintableEnum):
+    """Position at which a parallelism is applied in a layout with a pipeline."""
+
+    INSIDE = "inside"
+    """Before the pipeline, because it changes layers, which are then inside a stage."""
+    AROUND = "around"
+    """After the pipeline, because it changes the called modules, which are then stages."""
+
+
 class ParameterOwner(PrintableEnum):
     """Model part that owns a parameter."""
 
@@ -68,6 +77,9 @@ class Parallelism:
     """Whether ranks along its axes hold different positions in the same sequences, so that rows must be sequences."""
     shards_experts: ClassVar[bool] = False
     """Whether ranks along its axes share out a layer's experts or similar units."""
+
+    stage_position: ClassVar[StagePosition | None] = None
+    """Position in a layout with a pipeline. None if it works with the model's forward only."""
 
     @property
     def trains_local_tensors(self) -> bool:

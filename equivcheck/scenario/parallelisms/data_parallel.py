@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
 from equivcheck.scenario.noun import frozen_dataclass, invalid_field, option, require_between, require_positive
-from equivcheck.scenario.parallelisms.base import Parallelism, ParameterFacts
+from equivcheck.scenario.parallelisms.base import Parallelism, ParameterFacts, StagePosition
 from equivcheck.scenario.rounding import Compression, LowPrecision, MixedPrecision
 from equivcheck.system.choice import PrintableEnum
 
@@ -304,5 +304,6 @@ class LocalDataParallel(Parallelism):
 
     tag: ClassVar[str] = "local_data_parallel"
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((DP,),)
+    stage_position: ClassVar[StagePosition | None] = StagePosition.AROUND
     flat_buffer: bool = option(default=False, limits=False)
     """Whether one all-reduce on a flat buffer sums all gradients, instead of one all-reduce per parameter."""

@@ -139,11 +139,11 @@ class _WholeSteps:
         optimizer = self._optimizer(parameters, given["state"])
         named = parameters | given["buffers"]
 
-        def called(*inputs: Any) -> torch.Tensor:
+        def call_model(*inputs: Any) -> torch.Tensor:
             outputs: torch.Tensor = functional_call(self.setup.model, named, inputs)
             return outputs
 
-        setup = replace(self.setup, parts=[called])  # type: ignore[list-item]
+        setup = replace(self.setup, parts=[call_model])  # type: ignore[list-item]
         loss = torch.zeros((), dtype=torch.float64)
         for (inputs, targets, *masks), each in zip(given["batches"], whole_batches, strict=True):
             part = microbatch_loss(setup, replace(each, inputs=inputs, targets=targets, masks=tuple(masks)), index, each.rows)

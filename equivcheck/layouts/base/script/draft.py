@@ -58,6 +58,8 @@ class Draft:
     """Context manager outside `context`. Empty for none."""
     averages_loss: bool = True
     """Whether ranks average the loss because each has its own rows."""
+    loss_axes: tuple[str, ...] = ()
+    """Mesh axes along which ranks average the loss. Empty for all ranks."""
     has_dtensors: bool = False
     """Whether parameters, gradients or losses may be DTensors."""
     needs_number: bool = False

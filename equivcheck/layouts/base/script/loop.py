@@ -57,7 +57,7 @@ def _unpacked(draft: Draft) -> str:
 
 def _step(draft: Draft) -> list[str]:
     training = draft.scenario.training
-    averaging = ["dist.all_reduce(total)", "total /= dist.get_world_size()"] if draft.averages_loss else []
+    averaging = _averaging(draft) if draft.averages_loss else []
     return [
         f"optimizer.zero_grad({'' if training.zero_grad is ZeroGrad.NONE else 'set_to_none=False'})",
         *_microbatches(draft),
@@ -69,6 +69,13 @@ def _step(draft: Draft) -> list[str]:
         *(["schedule.step()"] if training.schedule is not None else []),
         *reading(draft, "parameter", "parameter"),
     ]
+
+
+def _averaging(draft: Draft) -> list[str]:
+    if not draft.loss_axes:
+        return ["dist.all_reduce(total)", "total /= dist.get_world_size()"]
+    sums = [f'dist.all_reduce(total, group=mesh.get_group("{axis}"))' for axis in draft.loss_axes]
+    return [*sums, f"total /= {draft.scenario.layout.mesh.size(*draft.loss_axes)}"]
 
 
 def _kept_loss(draft: Draft) -> list[str]:

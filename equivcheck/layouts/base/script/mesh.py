@@ -7,7 +7,7 @@ from equivcheck.layouts.base.limits.optimizers import has_units_of_dtensors, kee
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.base.script.text import tuple_code
 from equivcheck.scenario import Layout, Parallelism
-from equivcheck.scenario.mesh import CP, TP
+from equivcheck.scenario.mesh import CP, DP, EP, PP, REPLICATE, SHARD, TP
 
 
 def mesh_of(draft: Draft, parallelism: Parallelism, *, named: bool = False) -> str:
@@ -36,7 +36,9 @@ def inner_ranks(layout: Layout) -> int:
     """Number of ranks with the same rows. They must have consecutive numbers."""
     if {TP, CP} & set(layout.mesh.names[:-1]) and layout.mesh.size(TP, CP) > 1:
         raise refuse(f"mesh {layout.mesh.names}", "tensor or context parallelism must use the last axis")
-    return layout.mesh.size(TP, CP)
+    if PP in layout.mesh.names and {*layout.mesh.names[layout.mesh.names.index(PP) :]} & {DP, REPLICATE, SHARD, EP}:
+        raise refuse(f"mesh {layout.mesh.names}", "pipeline stages must use an axis behind the data-parallel ones")
+    return layout.mesh.size(TP, CP, PP)
 
 
 def data_rank(draft: Draft) -> str:

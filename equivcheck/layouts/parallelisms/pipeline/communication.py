@@ -6,10 +6,16 @@ import math
 
 from equivcheck.layouts.base.expected_calls.communication import Totals, axes_of
 from equivcheck.layouts.base.expected_calls.model import CommunicationModel, Unpredicted
-from equivcheck.layouts.base.expected_calls.rank_view import Ledger, RankView
+from equivcheck.layouts.base.expected_calls.rank_view import Held, Ledger, RankView
 from equivcheck.layouts.base.expected_calls.shared import one_norm
-from equivcheck.layouts.parallelisms.pipeline.stages import rank_of_stages, weights_of_several_ranks
-from equivcheck.scenario import Pipeline
+from equivcheck.layouts.parallelisms.pipeline.stages import (
+    SharedWeight,
+    layers_of_stages,
+    rank_of_stages,
+    stages_of_rank,
+    weights_of_several_ranks,
+)
+from equivcheck.scenario import ParameterOwner, Pipeline
 from equivcheck.scenario.mesh import PP
 from equivcheck.system.torch_version import is_torch_in
 
@@ -28,13 +34,40 @@ def _all_calls(view: RankView, pipeline: Pipeline) -> Totals:
             ledger.note(0, "all_reduce.min", view.axes(PP), _FLAG_BYTES)
             ledger.note(0, "all_reduce.sum", view.axes(PP), rounds * _FLAG_BYTES, rounds)
     # Each step sums each trained weight that has copies on several ranks.
-    mesh, shapes = view.layout.mesh, {held.parameter.full_name: held.shape for held in view.held}
-    for weight in weights_of_several_ranks(view.training.model, pipeline, mesh.size(PP)):
-        if weight.trained and view.index(PP) in weight.ranks:
+    line, shapes = _line(view), {held.parameter.full_name: held.shape for held in view.held}
+    for weight in _copied(view, pipeline):
+        if weight.trained:
             num_bytes = math.prod(shapes[weight.name]) * view.item_bytes
+            axes = axes_of(tuple(line[number] for number in weight.ranks), view.layout.mesh)
             for step in range(view.training.steps):
-                ledger.note(step, "all_reduce.sum", axes_of(weight.ranks, mesh), num_bytes)
+                ledger.note(step, "all_reduce.sum", axes, num_bytes)
     return ledger.totals | one_norm(view, view.axes(PP), view.item_bytes)
+
+
+def _line(view: RankView) -> tuple[int, ...]:
+    """Global ranks in the rank's pipeline."""
+    mesh, number = view.layout.mesh, view.index(PP)
+    return next(line for line in mesh.lines(PP) if mesh.coordinate(line[number]) == view.coordinate)
+
+
+def _copied(view: RankView, pipeline: Pipeline) -> tuple[SharedWeight, ...]:
+    """Weights of which this rank and others have copies."""
+    found = weights_of_several_ranks(view.training.model, pipeline, view.layout.mesh.size(PP))
+    return tuple(weight for weight in found if view.index(PP) in weight.ranks)
+
+
+def _held(view: RankView, pipeline: Pipeline) -> tuple[Held, ...]:
+    """Parameters in the rank's stages, and copies of weights that other ranks own."""
+    ranks, model = view.layout.mesh.size(PP), view.training.model
+    spans, stages = layers_of_stages(pipeline, ranks, len(model.layers)), stages_of_rank(pipeline, view.index(PP), ranks)
+    layers = {index for stage in stages for index in spans[stage]}
+    owners = {ParameterOwner.SOURCE: 0, ParameterOwner.HEAD: len(spans) - 1, ParameterOwner.MODEL: len(spans) - 1}
+    copied = {weight.name for weight in _copied(view, pipeline)}
+    return tuple(
+        held
+        for held in view.held
+        if held.parameter.full_name in copied or held.layer in layers or owners.get(held.parameter.owner) in stages
+    )
 
 
 def _num_rounds(pipeline: Pipeline, ranks: int) -> int:
@@ -53,7 +86,8 @@ def _num_rounds(pipeline: Pipeline, ranks: int) -> int:
 
 PIPELINE_COMMUNICATION = CommunicationModel(
     calls=_all_calls,
-    uneven=lambda _pipeline: True,
+    hold=_held,
+    sends_shards=True,
     unmodelled=(
         Unpredicted(
             reason="pipeline: sends and receives of stages are not predicted: they depend on the schedule; collectives are "

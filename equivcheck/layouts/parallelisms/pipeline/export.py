@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.base.script.loop import has_several_microbatches, loss_of, order_of
+from equivcheck.layouts.base.script.mesh import mesh_of
 from equivcheck.layouts.base.script.text import block, call, indent_lines
 from equivcheck.layouts.parallelisms.pipeline.schedules import SCHEDULES
 from equivcheck.layouts.parallelisms.pipeline.stages import (
@@ -14,23 +15,26 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
     trained_layers,
     weights_of_several_ranks,
 )
-from equivcheck.scenario import ClipNorm, CrossEntropy, Model, NormType, Pipeline
+from equivcheck.scenario import ClipNorm, CrossEntropy, LocalDataParallel, Model, NormType, Pipeline
 from equivcheck.scenario.mesh import PP
 
 
 def write(draft: Draft, parallelism: Pipeline) -> None:
     """Keep each rank's stages, and let a schedule compute."""
     layout, training = draft.scenario.layout, draft.scenario.training
-    if len(layout.parallelisms) > 1:
-        raise refuse(f"layout {layout.name}", "only a pipeline alone is written")
+    if not all(isinstance(each, WRITTEN) for each in layout.parallelisms):
+        raise refuse(f"layout {layout.name}", "a pipeline is written alone or with local_data_parallel")
     ranks = layout.mesh.size(PP)
     draft.need("torch.distributed.pipelining", "PipelineStage")
     draft.need("torch.distributed.pipelining.schedules", SCHEDULES[parallelism.schedule])
     spans = layers_of_stages(parallelism, ranks, len(training.model.layers))
     stages = ", ".join(f"range({span.start}, {span.stop})" for span in spans)
     draft.definitions.append([f"STAGES = [{stages}]  # layers of each"])
-    draft.averages_loss, draft.may_lack = False, True
-    draft.loss_rank = 0 if parallelism.schedule.is_v else ranks - 1
+    draft.loss_axes = tuple(name for name in layout.mesh.names if name != PP)
+    draft.averages_loss, draft.may_lack = bool(draft.loss_axes), True
+    draft.loss_rank = layout.mesh.lines(PP)[0][_loss_number(parallelism, ranks)]
+    if draft.loss_axes:
+        draft.add(LoopPosition.WRAP, f"pipe_rank = {mesh_of(draft, parallelism)}.get_local_rank()")
     if draft.form.stack != "model":
         draft.definitions.append(_stage_class(draft))
     shared = weights_of_several_ranks(training.model, parallelism, ranks)
@@ -41,8 +45,33 @@ def write(draft: Draft, parallelism: Pipeline) -> None:
         copy_weights(draft, shared)
     draft.computes = _compute(draft, parallelism, ranks)
     if isinstance(training.clipping, ClipNorm):
-        draft.definitions.append(_clip(training.clipping, "counted" if shared else "parameters"))
-        draft.clip_norm = CLIPPED if shared else "clip_across_stages(list(model.parameters()))"
+        draft.definitions.append(_clip(draft, training.clipping, "counted" if shared else "parameters"))
+        counted = ["[weight for weight in model.parameters() if weight not in uncounted]"] * bool(shared)
+        draft.clip_norm = call("clip_across_stages", "list(model.parameters())", *counted, group=_group(draft, parallelism))
+
+
+WRITTEN = (Pipeline, LocalDataParallel)
+"""Parallelisms that are written together with a pipeline."""
+
+
+def _loss_number(parallelism: Pipeline, ranks: int) -> int:
+    """Pipeline rank with the last stage."""
+    return 0 if parallelism.schedule.is_v else ranks - 1
+
+
+def _group(draft: Draft, parallelism: Pipeline) -> str | None:
+    """Expression for the pipeline's process group; None if it has all ranks."""
+    return f"{mesh_of(draft, parallelism)}.get_group()" if draft.loss_axes else None
+
+
+def _rank(draft: Draft) -> str:
+    """Expression for the rank's number in its pipeline."""
+    return "pipe_rank" if draft.loss_axes else "dist.get_rank()"
+
+
+def _rows(draft: Draft) -> tuple[int, ...]:
+    """Rows of each microbatch on one rank."""
+    return tuple(rows // draft.scenario.layout.num_data_ranks for rows in draft.scenario.training.data.microbatches)
 
 
 def _stage_class(draft: Draft) -> list[str]:
@@ -106,13 +135,13 @@ def _embedding_lines(model: Model) -> list[str]:
 def _build(draft: Draft, parallelism: Pipeline, ranks: int, spans: tuple[range, ...]) -> None:
     """Build this rank's stages and schedule, and replace all other layers by identities."""
     last = ranks * parallelism.stages_per_rank - 1
-    rows = tuple(sorted(set(draft.scenario.training.data.microbatches)))
+    rows, rank = tuple(sorted(set(_rows(draft)))), _rank(draft)
     if parallelism.stages_per_rank == 1:
-        numbers = "(dist.get_rank(),)"
+        numbers = f"({rank},)"
     elif parallelism.schedule.is_v:
-        numbers = f"(dist.get_rank(), {last} - dist.get_rank())"
+        numbers = f"({rank}, {last} - {rank})"
     else:
-        numbers = f"range(dist.get_rank(), {last + 1}, {ranks})"
+        numbers = f"range({rank}, {last + 1}, {ranks})"
     stage = _stage(draft, parallelism, last + 1, spans)
     made = "stages[0]" if parallelism.schedule.is_single else "stages"
     scale = str(parallelism.scale_grads)
@@ -154,7 +183,8 @@ def _stage(draft: Draft, parallelism: Pipeline, num_stages: int, spans: tuple[ra
         _define_shapes(draft, spans)
         rows = f"rows // {parallelism.num_chunks}"
         shapes = {"input_args": f"chunk({rows}, *SHAPES[number])", "output_args": f"chunk({rows}, *SHAPES[number + 1])"}
-    return call("PipelineStage", layers, "number", str(num_stages), 'torch.device("cpu")', **shapes)
+    group = _group(draft, parallelism)
+    return call("PipelineStage", layers, "number", str(num_stages), 'torch.device("cpu")', group=group, **shapes)
 
 
 def _define_shapes(draft: Draft, spans: tuple[range, ...]) -> None:
@@ -183,23 +213,27 @@ def _loss_fn(draft: Draft, parallelism: Pipeline, rows: tuple[int, ...]) -> str:
     training = draft.scenario.training
     loss, arguments = loss_of(draft, "outputs").replace("[step]", "[loss_fn.step]"), "outputs, targets"
     chunks = 1 if parallelism.scale_grads else parallelism.num_chunks
-    uneven = training.loss.is_mean and len(rows) > 1
+    uneven, batch = training.loss.is_mean and len(rows) > 1, sum(_rows(draft))
+    data_ranks = draft.scenario.layout.num_data_ranks
     if uneven:
         loss, arguments = f"{loss} * share", f"{arguments}, share"
         if training.has_trailing_window:
-            loss = f"{loss} * {training.data.batch} / ROWS[loss_fn.step]"
+            loss = f"{loss} * {batch} / ROWS[loss_fn.step]"
     elif training.loss.is_mean and training.has_trailing_window:
         loss = f"{loss} * {rows[0]} / {chunks} / ROWS[loss_fn.step]"
-    elif training.loss.is_mean and chunks * training.data.batch > rows[0]:
-        loss = f"{loss} / {chunks * training.data.batch // rows[0]}"
+    elif training.loss.is_mean and chunks * batch > rows[0]:
+        loss = f"{loss} / {chunks * batch // rows[0]}"
+    elif not training.loss.is_mean and data_ranks > 1:
+        loss = f"{loss} * {data_ranks}"
     if training.loss.is_mean and training.has_trailing_window:
-        draft.definitions.append([f"ROWS = {[training.rows_at(step) for step in range(training.steps)]}  # in each step"])
+        counts = [training.rows_at(step) // data_ranks for step in range(training.steps)]
+        draft.definitions.append([f"ROWS = {counts}  # in each step"])
     text = '"""A chunk\'s share of the step\'s loss."""'
     draft.definitions.append(block(f"def loss_fn({arguments}):", [text, f"return {loss}"]))
     if not uneven:
         return "loss_fn"
     draft.need("functools", "partial")
-    return f"partial(loss_fn, share=rows / {chunks * training.data.batch})"
+    return f"partial(loss_fn, share=rows / {chunks * batch})"
 
 
 def _compute(draft: Draft, parallelism: Pipeline, ranks: int) -> list[str]:
@@ -210,8 +244,8 @@ def _compute(draft: Draft, parallelism: Pipeline, ranks: int) -> list[str]:
     total = f"sum(losses, torch.zeros(())).detach(){scale}"
     first, target = "inputs", "targets"
     if ranks > 1:
-        first = "*([inputs] if dist.get_rank() == 0 else [])"
-        target = f"targets if dist.get_rank() == {draft.loss_rank} else None"
+        first = f"*([inputs] if {_rank(draft)} == 0 else [])"
+        target = f"targets if {_rank(draft)} == {_loss_number(parallelism, ranks)} else None"
     masks = ['**{f"mask_{number}": mask for number, mask in enumerate(masks)}'] if "masks" in draft.form.extras else []
     return [
         "losses = []",
@@ -222,13 +256,13 @@ def _compute(draft: Draft, parallelism: Pipeline, ranks: int) -> list[str]:
     ]
 
 
-def _clip(clipping: ClipNorm, counted: str) -> list[str]:
-    order = order_of(clipping)
+def _clip(draft: Draft, clipping: ClipNorm, counted: str) -> list[str]:
+    order, group = order_of(clipping), "group" if draft.loss_axes else None
     if clipping.norm_type is NormType.INF:
-        across = ["dist.all_reduce(norm, op=dist.ReduceOp.MAX)"]
+        across = [call("dist.all_reduce", "norm", op="dist.ReduceOp.MAX", group=group)]
     else:
-        across = [f"norm = norm**{order}", "dist.all_reduce(norm)", f"norm = norm ** (1 / {order})"]
-    taken = f", {counted}: list[nn.Parameter]" * (counted != "parameters")
+        across = [f"norm = norm**{order}", call("dist.all_reduce", "norm", group=group), f"norm = norm ** (1 / {order})"]
+    taken = f", {counted}: list[nn.Parameter]" * (counted != "parameters") + ", group: dist.ProcessGroup" * (group is not None)
     return [
         f"def clip_across_stages(parameters: list[nn.Parameter]{taken}) -> torch.Tensor:",
         '    """Clip by the norm over the parameters on all ranks, and return it."""',
@@ -249,8 +283,6 @@ SUM_GRADIENTS = (
     "    dist.all_reduce(weight.grad, group=group)",
 )
 """Lines that run after all microbatches."""
-CLIPPED = "clip_across_stages(list(model.parameters()), [weight for weight in model.parameters() if weight not in uncounted])"
-"""Lines that clip by the full model's norm, in which each shared weight counts once."""
 
 
 def copy_weights(draft: Draft, shared: Sequence[SharedWeight]) -> None:
@@ -272,14 +304,20 @@ def copy_weights(draft: Draft, shared: Sequence[SharedWeight]) -> None:
         "module.weight = weight",
     ]
     draft.definitions.append(block("def keep_name(module: nn.Module, owner: str, weight: nn.Parameter) -> None:", naming))
+    groups = ["group = dist.new_group(ranks)"]
+    if draft.loss_axes:
+        lines = list(draft.scenario.layout.mesh.lines(PP))
+        draft.definitions.append([f"PIPELINES = {lines}  # global ranks of each"])
+        made = "[dist.new_group([pipeline[number] for number in ranks]) for pipeline in PIPELINES]"
+        groups = [f"groups = {made}", "group = groups[[dist.get_rank() in pipeline for pipeline in PIPELINES].index(True)]"]
     draft.add(
         LoopPosition.WRAP,
         "copies, uncounted = [], set()",
         "for weight, (owner, ranks) in zip(weights, SHARED, strict=True):",
-        "    group = dist.new_group(ranks)",
-        "    if dist.get_rank() in ranks and weight.requires_grad:",
+        *indent_lines(groups),
+        f"    if {_rank(draft)} in ranks and weight.requires_grad:",
         "        copies.append((weight, group))",
-        "    if dist.get_rank() in ranks[1:]:",
+        f"    if {_rank(draft)} in ranks[1:]:",
         "        keep_name(model, owner, weight)",
         "        uncounted.add(weight)",
     )

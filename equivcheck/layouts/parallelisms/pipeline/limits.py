@@ -23,7 +23,7 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
     stages_behind_frozen_layers,
     uses_of_weights,
 )
-from equivcheck.scenario import Layout, Loss, Pipeline, PipelineSchedule, Training
+from equivcheck.scenario import Layout, Loss, Parallelism, Pipeline, PipelineSchedule, StagePosition, Training
 from equivcheck.scenario.mesh import PP
 
 
@@ -112,11 +112,30 @@ MEAN_SCALED = Limit(
 )
 
 
-NOTHING_AROUND_STAGES = LayoutLimit(
-    reason="pipeline: a second parallelism is not supported: other parallelisms wrap the model's forward, but a schedule calls "
-    "stages",
-    applies=lambda layout: len(layout.parallelisms) > 1,
+def _others(layout: Layout, *positions: StagePosition | None) -> tuple[Parallelism, ...]:
+    """Other parallelisms that are applied at one of these positions."""
+    return tuple(each for each in layout.parallelisms if not isinstance(each, Pipeline) and each.stage_position in positions)
+
+
+STAGES_ARE_CALLED = LayoutLimit(
+    reason="pipeline: a parallelism that works with the model's forward, such as FullyShardedDataParallel or a batch of "
+    "DTensors, is not supported: a schedule calls stages",
+    applies=lambda layout: bool(_others(layout, None)),
     repair=lambda layout: only_one(layout, Pipeline, PP),
+)
+
+
+def _in_order(layout: Layout) -> Layout:
+    inside, around = _others(layout, StagePosition.INSIDE), _others(layout, StagePosition.AROUND)
+    return replace(layout, parallelisms=(*inside, *layout.of(Pipeline), *around))
+
+
+STAGES_AFTER_LAYERS = LayoutLimit(
+    reason="pipeline: tensor, context or expert parallelism applied after it, or data parallelism applied before it, is not "
+    "supported: the first change layers, which stages take over, and data parallelism changes the modules that are called, "
+    "which are stages",
+    applies=lambda layout: not _others(layout, None) and layout != _in_order(layout),
+    repair=_in_order,
 )
 
 A_CHUNK_FOR_EACH_STAGE = LayoutLimit(
@@ -179,7 +198,8 @@ LIMITS: tuple[Limit, ...] = (
 )
 
 LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
-    NOTHING_AROUND_STAGES,
+    STAGES_ARE_CALLED,
+    STAGES_AFTER_LAYERS,
     NOTHING_COMPILED,
     STAGES_OF_ONE_RANK,
     A_CHUNK_FOR_EACH_STAGE,
