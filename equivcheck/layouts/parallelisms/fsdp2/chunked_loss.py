@@ -1,4 +1,4 @@
-"""Head and loss in chunks of positions, so that logits for all positions never exist at the same time."""
+"""Head and loss in chunks along positions, so logits for all positions never exist at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits for options of `fully_shard` that exclude each other."""
+"""Limits for `fully_shard` options that exclude each other."""
 
 from __future__ import annotations
 

@@ -51,13 +51,13 @@ def _line(view: RankView) -> tuple[int, ...]:
 
 
 def _copied(view: RankView, pipeline: Pipeline) -> tuple[SharedWeight, ...]:
-    """Weights of which this rank and others have copies."""
+    """Weights with copies on this rank and others."""
     found = weights_of_several_ranks(view.training.model, pipeline, view.layout.mesh.size(PP))
     return tuple(weight for weight in found if view.index(PP) in weight.ranks)
 
 
 def _held(view: RankView, pipeline: Pipeline) -> tuple[Held, ...]:
-    """Parameters in the rank's stages, and copies of weights that other ranks own."""
+    """Parameters in the rank's stages, and copies of other ranks' weights."""
     ranks, model = view.layout.mesh.size(PP), view.training.model
     spans, stages = layers_of_stages(pipeline, ranks, len(model.layers)), stages_of_rank(pipeline, view.index(PP), ranks)
     layers = {index for stage in stages for index in spans[stage]}

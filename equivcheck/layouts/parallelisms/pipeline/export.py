@@ -51,7 +51,7 @@ def write(draft: Draft, parallelism: Pipeline) -> None:
 
 
 WRITTEN = (Pipeline, LocalDataParallel)
-"""Parallelisms that are written together with a pipeline."""
+"""Parallelisms written together with a pipeline."""
 
 
 def _loss_number(parallelism: Pipeline, ranks: int) -> int:

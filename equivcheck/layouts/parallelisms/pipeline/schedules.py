@@ -271,7 +271,7 @@ def _copies(setup: Setup, shared: Sequence[SharedWeight], rank: int) -> Iterator
 
 
 def _leave(model: MLP, modules: Collection[StageLayers]) -> dict[str, str]:
-    """Remove other stages' parameters from the model. Returns other names in the full model by the names that are left."""
+    """Remove other stages' parameters from the model. Returns other names in the full model by the remaining names."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     kept = {index for module in modules for index in module.indices}
     for index in range(len(model.layers)):
