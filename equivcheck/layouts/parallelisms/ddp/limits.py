@@ -7,17 +7,20 @@ from dataclasses import replace
 from equivcheck.layouts.base.limits.data_parallel import COMPILED_DDP, EVEN_ROWS, ROUNDING_LIMITS
 from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, UpstreamLimit, parallelism_of
 from equivcheck.layouts.base.limits.repairs import (
+    has_shares,
     may_skip_parameters,
     trained_auxiliaries,
     with_options,
     with_widths,
     without_auxiliary,
     without_frozen,
+    without_shares,
 )
 from equivcheck.layouts.base.plan.rules import cuts
 from equivcheck.scenario import (
     DDP,
     AuxiliaryLinear,
+    Checkpointing,
     Compression,
     Layout,
     PlannedParallelism,
@@ -71,6 +74,20 @@ AUTOCAST_OF_FLOAT32 = Limit(
 )
 
 
+SHARED_WEIGHTS_CAST_ONCE = UpstreamLimit(
+    reason="torch.autocast: selective checkpointing of layers with a shared weight is not supported: in forward the second layer "
+    "takes the cast weight from autocast's cache, but backward casts it again ('aten._to_copy.default encountered during "
+    "backward but not found in storage')",
+    applies=lambda training, layout: (
+        parallelism_of(layout, DDP).autocast is not None
+        and layout.execution.checkpointing is Checkpointing.SELECTIVE
+        and has_shares(training.model)
+    ),
+    repair=lambda training, _layout: without_shares(training),
+    torch=">=2.13",
+)
+
+
 def _shifts_buckets(training: Training, layout: Layout) -> bool:
     if not parallelism_of(layout, DDP).parameters_as_bucket_view or not layout.has(PlannedParallelism):
         return False
@@ -104,6 +121,7 @@ LIMITS: tuple[Limit, ...] = (
     UNUSED_PARAMETERS,
     CHANGING_GRAPH,
     AUTOCAST_OF_FLOAT32,
+    SHARED_WEIGHTS_CAST_ONCE,
     BUCKETS_OF_EQUAL_PARTS,
 )
 
