@@ -90,7 +90,7 @@ def with_scale(config: Mapping[str, Any], stage: int) -> Mapping[str, Any]:
 def test_stages_are_varied(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: str, options: tuple[str, ...], stages: tuple[int, ...]
 ) -> None:
-    """Those that are asked for, or the configuration's own, or all."""
+    """The command checks the given stages, else the configuration's stage, else all."""
     kind = table.TrainerKind(
         make=flat, model=table.LAYERS, with_stage=with_scale, stage_of=lambda found: 1 if "loss_scale" in found else None
     )

@@ -125,7 +125,7 @@ class GRPOStep:
     ],
 )
 def test_losses_of_grpo_are_right(tmp_path: Path, loss_type: str, declared: dict[str, Any]) -> None:
-    """Those that average each microbatch's rows need equally many in each."""
+    """Losses that average each microbatch's rows need equally many rows in each."""
     verdict = check_batching(model=llama, step=GRPOStep(tmp_path, loss_type), batch=completions(), **declared)
     assert verdict.outcome is Outcome.EQUIVALENT, verdict
 

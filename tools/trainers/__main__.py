@@ -1,4 +1,4 @@
-"""Makes the matrix of versions anew: `python -m tools.trainers`."""
+"""Checks all rows in the matrix of versions: `python -m tools.trainers`."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tools.trainers.rows import run_rows
 
 
 def main(name: str, version: str, output: Path, only: str = "") -> None:
-    """Write a JSON line for each row. Frameworks print what they like on stdout."""
+    """Write a JSON line for each row. Frameworks may print anything on stdout."""
     with output.open("w", encoding="utf-8") as file:
         for result in run_rows(FRAMEWORKS[name], version, only):
             print(json.dumps(asdict(result)), file=file, flush=True)

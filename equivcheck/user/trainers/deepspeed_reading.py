@@ -22,7 +22,7 @@ Found = tuple[torch.Tensor, int | None] | None
 
 
 class EngineReader:
-    """Reads what a rank holds in an engine. Nothing is gathered."""
+    """Reads a rank's own tensors in an engine, and gathers nothing."""
 
     def __init__(self, engine: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """`shapes` has the full shapes by parameter name."""

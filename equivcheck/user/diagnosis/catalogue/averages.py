@@ -63,7 +63,7 @@ def _averages(diverged: DivergedTraining) -> dict[str, Average]:
 
 
 def _average(steps: list[TensorsByName], name: str, sources: tuple[str, ...]) -> Average | None:
-    """How a tensor follows a parameter. A parameter whose name ends alike comes first."""
+    """Find the parameter that a tensor averages, and the share. Parameters with the same last name come first."""
     kept = name.rpartition(".")[2]
     for source in sorted(sources, key=lambda source: not source.endswith(kept)):
         average = _follows([(each[name], each[source]) for each in steps if name in each and source in each])
