@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 from packaging.version import Version
 
 from equivcheck.system import torch_version
@@ -24,6 +25,9 @@ from equivcheck.worlds.workers.process import worker_environment
 
 register_profiles(prefix="")
 settings.load_profile("dev")  # unless `--hypothesis-profile` names one: Hypothesis's own would limit the time of an example
+# Hypothesis also draws constants found in local modules imported so far (6.131 and later). Without this line, examples would
+# depend on which tests a worker ran before, even in the derandomized profile.
+providers._get_local_constants = providers.Constants
 gc.disable()  # until tests are collected: it would look through all imported modules again and again, a quarter of that time
 os.environ["COLUMNS"] = str(WIDTH)  # verdicts are as wide as the terminal, and tests compare their lines
 

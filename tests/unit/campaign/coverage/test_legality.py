@@ -15,11 +15,11 @@ from equivcheck.strategies import scenarios
 
 
 @cache
-def examples() -> Examples:
-    """Of some eight hundred scenarios, the same each time."""
+def examples(number: int = 0) -> Examples:
+    """Of some eight hundred scenarios, the same each time for a number."""
     found = Examples()
 
-    @seed(0)
+    @seed(number)
     @settings(max_examples=800, phases=(Phase.generate,), database=None, suppress_health_check=list(HealthCheck))
     @given(scenarios())
     def draw(scenario: Scenario) -> None:
@@ -49,7 +49,8 @@ def named(text: str) -> Feature:
 )
 def test_a_legal_pair_has_a_scenario(one: str, other: str) -> None:
     """It is within all limits and has both features."""
-    found = witness(named(one), named(other), examples())
+    # Four scenarios of each feature are tried, so one draw may miss a pair (1 of 60 did).
+    found = next(filter(None, (witness(named(one), named(other), examples(number)) for number in range(5))), None)
     assert found is not None
     assert {named(one), named(other)} <= features(found)
     assert why_unsupported(found) is None
