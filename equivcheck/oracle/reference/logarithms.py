@@ -3,14 +3,15 @@
 Context-parallel ranks in a ring keep the logarithm of each softmax's sum and recompute the weights from scores minus this
 logarithm, as FlashAttention does (https://arxiv.org/abs/2205.14135). One device uses such a logarithm in the backward of
 `logsumexp`, for a z-loss; vocabulary-parallel ranks do not. Scores and logarithms are rounded at their own size, so weights are
-off by as many units in the last place as scores are large. Moving the inputs does not show this error: if one score dominates,
-the weight stays exact. Fused attention has the same error if heads are sharded, because its rounding depends on its inputs'
-strides.
+off by as many units in the last place as scores are large. Perturbed inputs do not show this error: if one score dominates,
+the weight stays exact. The error depends on the processor, so runs with perturbed logarithms show its size. Fused attention has
+the same error if heads are sharded, because its rounding depends on its inputs' strides.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,9 @@ from equivcheck.training.layers.sequence import AttentionHooks, Sequence
 from equivcheck.training.loop import single_device_setup, train
 from equivcheck.training.loss import loss_of
 from equivcheck.worlds.trace.trace import Trace
+
+NUM_PERTURBED_LOGARITHMS = 4
+"""Runs with perturbed logarithms. They are made only before a divergence is reported."""
 
 
 def summed_z_loss_trace(training: Training) -> Trace:
@@ -43,17 +47,24 @@ def loss_by_sums(training: Training, outputs: torch.Tensor, targets: torch.Tenso
     return plain + loss.z_loss * (squares * counts).sum() / divisor
 
 
-def logarithm_trace(training: Training) -> Trace:
-    """Run the reference with attention that recomputes its weights from logarithms."""
-    setup = single_device_setup(training)
-    for module in setup.module.modules():
-        if hasattr(module, "sequence"):
-            module.sequence = LogarithmAttention()  # type: ignore[assignment]
-    return train(setup)
+def logarithm_traces(training: Training) -> Iterator[Trace]:
+    """Run the reference with attention that recomputes weights from logarithms: exact ones first, then perturbed ones."""
+    for seed in (None, *range(NUM_PERTURBED_LOGARITHMS)):
+        setup = single_device_setup(training)
+        for module in setup.module.modules():
+            if hasattr(module, "sequence"):
+                module.sequence = LogarithmAttention(seed)  # type: ignore[assignment]
+        yield train(setup)
 
 
 class LogarithmAttention(Sequence):
-    """Attention over full sequences, computed like ring attention."""
+    """Attention over full sequences, computed like ring attention.
+
+    With a seed, each logarithm is moved up or down by one unit in its last place.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._generator = None if seed is None else torch.Generator().manual_seed(seed)
 
     def attend_from_local(
         self, looks: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
@@ -61,8 +72,15 @@ class LogarithmAttention(Sequence):
         """Attend with weights that backward recomputes."""
         positions = torch.arange(query.shape[-2])
         unseen = looks.unseen(positions, positions)
-        found: torch.Tensor = _Attention.apply(query, looks.repeat_kv_heads(key), looks.repeat_kv_heads(value), unseen)  # type: ignore[no-untyped-call]
+        heads = query, looks.repeat_kv_heads(key), looks.repeat_kv_heads(value)
+        found: torch.Tensor = _Attention.apply(*heads, unseen, self._round)  # type: ignore[no-untyped-call]
         return found
+
+    def _round(self, logarithm: torch.Tensor) -> torch.Tensor:
+        if self._generator is None:
+            return logarithm
+        up = torch.rand(logarithm.shape, generator=self._generator) < 0.5
+        return logarithm.nextafter(torch.where(up, torch.inf, -torch.inf).to(logarithm))
 
 
 def _scores(query: torch.Tensor, key: torch.Tensor, unseen: torch.Tensor | None) -> torch.Tensor:
@@ -72,17 +90,19 @@ def _scores(query: torch.Tensor, key: torch.Tensor, unseen: torch.Tensor | None)
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, unseen: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Compute weights relative to the largest score. All tensors are (rows, heads, positions, width)."""
+    def forward(ctx: Any, *inputs: Any) -> torch.Tensor:
+        """Compute weights relative to the largest score.
+
+        Takes query, key and value, each (rows, heads, positions, width), a mask or None, and a function that rounds logarithms.
+        """
+        query, key, value, unseen, rounded = inputs
         scores = _scores(query, key, unseen)
         largest = scores.amax(-1, keepdim=True)
         weights = (scores - largest).exp()
         total = weights.sum(-1, keepdim=True)
-        found = weights @ value / total
+        found: torch.Tensor = weights @ value / total
         ctx.unseen = unseen
-        ctx.save_for_backward(query, key, value, found, largest + total.log())
+        ctx.save_for_backward(query, key, value, found, rounded(largest + total.log()))
         return found
 
     @staticmethod
@@ -92,4 +112,4 @@ class _Attention(torch.autograd.Function):
         weights = (_scores(query, key, ctx.unseen) - logarithm).exp()
         inner = (gradient * found).sum(-1, keepdim=True)
         of_scores = weights * (gradient @ value.transpose(-1, -2) - inner) / math.sqrt(query.shape[-1])
-        return of_scores @ key, of_scores.transpose(-1, -2) @ query, weights.transpose(-1, -2) @ gradient, None
+        return of_scores @ key, of_scores.transpose(-1, -2) @ query, weights.transpose(-1, -2) @ gradient, None, None

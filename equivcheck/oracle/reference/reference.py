@@ -15,7 +15,7 @@ from equivcheck.layouts.base.rounding import Rounding
 from equivcheck.layouts.composition.registry import rounding_of
 from equivcheck.oracle.reference.coarse import coarse_moments
 from equivcheck.oracle.reference.doubt import Doubt, doubt_about, first_step_dominated_by_noise, tensors_with_uncertain_signs
-from equivcheck.oracle.reference.logarithms import logarithm_trace, summed_z_loss_trace
+from equivcheck.oracle.reference.logarithms import logarithm_traces, summed_z_loss_trace
 from equivcheck.oracle.reference.noise import (
     NUM_CONFIRMATIONS,
     NUM_PERTURBATIONS,
@@ -193,7 +193,7 @@ def _confirming_reference(run: ReferenceRun) -> Reference:
             if run.num_partial_sums > 1:
                 others += partial_sum_traces(training, run.num_partial_sums)
             if run.rounds_scores:
-                others.append(logarithm_trace(training))
+                others += logarithm_traces(training)
             if run.shards_classes and isinstance(training.loss, CrossEntropy) and training.loss.z_loss:
                 others.append(summed_z_loss_trace(training))
         else:

@@ -93,7 +93,8 @@ def assert_the_floor_needs(
     """The planted error is within a floor with this reference run, and far beyond a floor without it."""
     assert check(scenario, alter=alter).outcome is Outcome.EQUIVALENT
     module._confirming_reference.cache_clear()
-    monkeypatch.setattr(module, trace, lambda training: module._trace(training, None))
+    plain = module._trace(scenario.training, None)
+    monkeypatch.setattr(module, trace, lambda training: [plain] if trace.endswith("s") else plain)
     verdict = check(scenario, alter=alter)
     assert verdict.outcome is Outcome.DIVERGED
     assert verdict.worst_error > 100.0
@@ -134,7 +135,7 @@ def test_honest_ranks_of_a_ring_are_within_the_floor() -> None:
 @pytest.mark.usefixtures("logarithms_are_off")
 def test_a_ring_over_large_scores_is_within_the_floor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logarithms from large scores have larger errors than moved inputs or other summation orders show."""
-    assert_the_floor_needs("logarithm_trace", SCENARIO, monkeypatch)
+    assert_the_floor_needs("logarithm_traces", SCENARIO, monkeypatch)
 
 
 @pytest.mark.parametrize("exchange", [AttentionExchange.GATHER, AttentionExchange.ULYSSES])
@@ -177,11 +178,12 @@ class _SeesAll(_Causal):
         """No position."""
 
 
-def attend_by_logarithms(setup: Setup) -> None:
-    """Let the ranks' fused attention compute weights from logarithms, as a kernel may."""
+def attend_by_logarithms(setup: Setup, seed: int | None = None) -> None:
+    """Let the ranks' fused attention compute weights from logarithms, as a kernel may. A seed perturbs the logarithms."""
+    attention = LogarithmAttention(seed)
     for each in setup.model.modules():
         if isinstance(each, AttentionModule) and each.layer.fused:
-            each.attend = lambda *given: LogarithmAttention().attend_from_local(_SeesAll(), *given)  # type: ignore[method-assign]
+            each.attend = lambda *given: attention.attend_from_local(_SeesAll(), *given)  # type: ignore[method-assign]
 
 
 def test_honest_ranks_that_have_some_heads_are_within_the_floor() -> None:
@@ -192,7 +194,14 @@ def test_honest_ranks_that_have_some_heads_are_within_the_floor() -> None:
 @pytest.mark.usefixtures("logarithms_are_off")
 def test_fused_attention_of_some_heads_is_within_the_floor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights with errors in the last place, due to large scores, are no finding."""
-    assert_the_floor_needs("logarithm_trace", FUSED_SCENARIO, monkeypatch, alter=attend_by_logarithms)
+    assert_the_floor_needs("logarithm_traces", FUSED_SCENARIO, monkeypatch, alter=attend_by_logarithms)
+
+
+@pytest.mark.parametrize("seed", [11, 12, 13])
+def test_logarithms_rounded_another_way_are_within_the_floor(seed: int) -> None:
+    """A processor may round each logarithm to the neighbor of its float."""
+    verdict = check(FUSED_SCENARIO, alter=lambda setup: attend_by_logarithms(setup, seed))
+    assert verdict.outcome is Outcome.EQUIVALENT
 
 
 EXPLODING = Training(
