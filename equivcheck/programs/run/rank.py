@@ -224,7 +224,9 @@ class _RankRun:
     def _note(self, number: int, text: str) -> None:
         place = str(number)
         if self.raising is not None and place not in self.raising:
-            raise StatementFailed(f"{REFUSED}{place}: {text}")
+            # The operation's name lets known issues recognize the refusal.
+            name = "" if number == BACKWARD else f"{self.plan.display_name(number)}: "
+            raise StatementFailed(f"{REFUSED}{place}: {name}{text}")
         self.refusals.append(Refusal(statement=number, text=text))
 
     def _gradients(self) -> dict[str, torch.Tensor | None]:
