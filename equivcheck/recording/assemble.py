@@ -26,14 +26,14 @@ V = TypeVar("V", bound=Additive)
 
 
 class Cover(Enum):
-    """Whether the ranks' parts cover each element once, leave holes, or overlap."""
+    """Whether the ranks' parts cover each element once, leave out elements, or overlap."""
 
     ONCE = "once"
     """Each element is in exactly one distinct part."""
     HOLES = "holes"
     """Some elements are in no part."""
     OVERLAP = "overlap"
-    """Distinct parts share elements, so that their sums would count these twice."""
+    """Distinct parts share elements, so that a sum over parts would count these elements twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Part(Generic[V]):
     """One rank's elements in a tensor."""
 
     rank: int
-    """Rank that holds it."""
+    """Rank that holds the part."""
     piece: Piece
     """Position in the full tensor."""
     value: V
@@ -77,7 +77,7 @@ def assemble(parts: Sequence[Part[V]]) -> Assembled[V]:
 
 @lru_cache(maxsize=2**15)  # all steps and moments share it
 def _arrange(pieces: tuple[Piece, ...]) -> tuple[Cover, tuple[tuple[int, ...], ...]]:
-    """How pieces cover their tensor, and the numbers of those in the same position."""
+    """Return how pieces cover their tensor, and for each position the indices of the pieces in it."""
     found: dict[Piece, list[int]] = {}
     for number, piece in enumerate(pieces):
         if piece.numel:
@@ -92,7 +92,7 @@ def _arrange(pieces: tuple[Piece, ...]) -> tuple[Cover, tuple[tuple[int, ...], .
 
 
 def _position(piece: Piece) -> Piece:
-    """The piece with its box, in the shortest form: a full run is none."""
+    """Return the piece with its box in the shortest form: a run that covers the full box is dropped."""
     box = (piece.start, piece.size) if piece.start else ((0,) * len(piece.shape), piece.shape)
     run = None if piece.run == (0, math.prod(box[1])) else piece.run
     return replace(piece, name="", start=box[0], size=box[1], run=run, place=None)

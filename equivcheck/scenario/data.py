@@ -20,10 +20,11 @@ class Data:
 
     tag: ClassVar[str] = "rows"
     microbatches: tuple[int, ...]
-    """Rows in each microbatch, 1 to 65,536. There are 1 to 4 microbatches; their gradients accumulate before the optimizer
-    step."""
+    """Rows in each microbatch, 1 to 65,536. A step has 1 to 4 microbatches, whose gradients accumulate before the optimizer step.
+    """
     last_window: int | None = None
-    """Most microbatches that the last step runs, 1 to 4, after other steps: a trailing accumulation window. None for no limit."""
+    """Maximum number of microbatches, 1 to 4, in the last of several steps: a trailing accumulation window. None for no maximum.
+    """
     batch_dim: int = 0
     """Batch dim in inputs, outputs and targets, 0 or 1. With 1 the model transposes its input and its output."""
 
@@ -41,14 +42,14 @@ class Data:
 
     @property
     def batch(self) -> int:
-        """Rows in a step, without a limit by `last_window`."""
+        """Rows in a step that runs all microbatches, as if `last_window` were None."""
         return sum(self.microbatches)
 
     def has_trailing_window(self, steps: int) -> bool:
-        """Whether the last step has fewer microbatches than others, given the number of steps."""
+        """Whether the last of `steps` steps has fewer microbatches than the steps before it."""
         return steps > 1 and self.last_window is not None and self.last_window < len(self.microbatches)
 
     def microbatches_at(self, step: int, steps: int) -> tuple[int, ...]:
-        """Rows in each microbatch at a step, given the number of steps."""
+        """Rows in each microbatch at step `step` (from 0) of `steps` steps."""
         is_trailing = self.has_trailing_window(steps) and step == steps - 1
         return self.microbatches[: self.last_window] if is_trailing else self.microbatches

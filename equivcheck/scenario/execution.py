@@ -1,4 +1,7 @@
-"""How each rank executes forward and backward: compilation and activation checkpointing. Results must not depend on it."""
+"""How each rank executes forward and backward: compilation and activation checkpointing.
+
+Results must not depend on these options.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,13 @@ class Compile(PrintableEnum):
 
 
 class Checkpointing(PrintableEnum):
-    """Layers with activation checkpointing: they keep no activations and run again during backward."""
+    """Layers with activation checkpointing. Such a layer keeps no activations and runs its forward again during backward."""
 
     NONE = "none"
     ODD_LAYERS = "odd_layers"
     EVERY_LAYER = "every_layer"
     SELECTIVE = "selective"
-    """Every layer, but with its matrix products kept (`create_selective_checkpoint_contexts`)."""
+    """Every layer, except that the results of its matrix products are kept (`create_selective_checkpoint_contexts`)."""
 
 
 KEPT_PRODUCTS = ("mm", "addmm", "bmm")

@@ -42,12 +42,12 @@ class Layout:
             parallelism.require_ranks(self.mesh.size(*axes))
             if isinstance(parallelism, FSDP1) and parallelism.strategy.is_hybrid != (len(axes) == 2):
                 raise InvalidScenario(
-                    f"FSDP1.strategy {parallelism.strategy!r} is not valid on the axes {axes}. Expected a hybrid strategy "
-                    f"on {REPLICATE}, {SHARD}, and another one on a single axis."
+                    f"FSDP1.strategy {parallelism.strategy!r} is not valid on the axes {axes}. Expected: with the axes "
+                    f"{REPLICATE} and {SHARD}, a HYBRID strategy; with a single axis, a strategy that is not hybrid."
                 )
 
     def axes_of(self, parallelism: Parallelism) -> tuple[str, ...]:
-        """Mesh axes that a parallelism in this layout uses. Raises `InvalidScenario` if the mesh lacks them."""
+        """Mesh axes that a parallelism in this layout uses. Raises `InvalidScenario` if the mesh does not have these axes."""
         for names in parallelism.axes:
             if set(names) <= set(self.mesh.names):
                 return names

@@ -82,7 +82,7 @@ class Mesh:
         return tuple(reversed(found))
 
     def lines(self, name: str) -> tuple[tuple[int, ...], ...]:
-        """Ranks along an axis: one tuple for each position on the other axes."""
+        """Return groups of ranks that differ only along one axis: one tuple for each position on the other axes."""
         axis, found = self.names.index(name), dict[tuple[int, ...], list[int]]()
         for rank in range(self.num_ranks):
             coordinate = self.coordinate(rank)
@@ -90,5 +90,5 @@ class Mesh:
         return tuple(map(tuple, found.values()))
 
     def size(self, *names: str) -> int:
-        """Product of the named axes' sizes; an axis that the mesh lacks counts as 1."""
+        """Product of the named axes' sizes; an axis that the mesh does not have counts as 1."""
         return math.prod(axis.size for axis in self.axes if axis.name in names)

@@ -17,12 +17,12 @@ SHOWN_CHARACTERS = 60
 
 
 def option(*, default: T, limits: bool = True, calls: bool = True) -> T:
-    """A field of a parallelism.
+    """Declare a field of a parallelism.
 
     Args:
         default: Value with which the parallelism behaves as if it had no such option.
-        limits: False if no limit depends on the option.
-        calls: False if no expected call depends on it.
+        limits: False if no documented restriction depends on the option.
+        calls: False if the collectives that a run should call do not depend on the option.
 
     `tests/unit/test_options.py` compares both flags with the modules that read the field.
     """
@@ -71,7 +71,7 @@ def _print_pretty(value: Any, printer: Any, _cycle: bool) -> None:
 
 
 def invalid_field(noun: object, field: str, expected: str, why: str = "") -> InvalidScenario:
-    """Error for an invalid field: why the value is not valid, and which values are expected."""
+    """Return the error for an invalid field. The message says why the value is not valid and which values are expected."""
     reason = f": {why}" if why else ""
     return InvalidScenario(
         f"{type(noun).__name__}.{field} {short_repr(getattr(noun, field))} is not valid{reason}. Expected {expected}."

@@ -34,23 +34,24 @@ class Optimizer:
     elementwise: ClassVar[bool] = True
     """Whether each element's update depends only on that element's gradient and value."""
     updates_vectors: ClassVar[bool] = True
-    """Whether it accepts one-dimensional parameters."""
+    """Whether the optimizer accepts one-dimensional parameters."""
     decays: ClassVar[bool] = True
-    """Whether it supports weight decay."""
+    """Whether the optimizer supports weight decay."""
     without_dtensor: ClassVar[tuple[Implementation, ...]] = ()
     """Implementations that use an operation without a DTensor sharding strategy."""
     traceable: ClassVar[tuple[Implementation, ...]] = ()
     """Implementations that can be traced into a whole-step graph because they never read the step count as a number."""
     counts_in_float32: ClassVar[bool] = False
-    """Whether its step count is a float32 tensor regardless of the parameters' dtype."""
+    """Whether the optimizer's step count is a float32 tensor regardless of the parameters' dtype."""
     keeps_state_for_frozen: ClassVar[bool] = False
-    """Whether it creates state at construction, also for parameters with `requires_grad=False`."""
+    """Whether the optimizer creates state at construction, also for parameters with `requires_grad=False`."""
     scales_partial_sums: ClassVar[tuple[Implementation, ...]] = ()
     """Implementations that scale a Partial DTensor gradient nonlinearly before DTensor sums it over ranks."""
     uses_signs: ClassVar[bool] = False
-    """Whether the update uses each gradient element's sign. Rounding may flip it if the element is close to zero."""
+    """Whether the update uses each gradient element's sign. Rounding may change the sign of an element that is close to zero."""
     rounds_to: ClassVar[str] = ""
-    """Dtype that it computes updates in regardless of the parameters' dtype, named as in torch; empty for the parameters' own."""
+    """Dtype in which the optimizer computes updates, regardless of the parameters' dtype, named as in torch; empty for the
+    parameters' dtype."""
     lr: float = 0.05
     """Learning rate, above 0."""
     weight_decay: float = 0.0

@@ -17,7 +17,7 @@ class Resume:
     layout: Layout
     """Layout for the steps before the checkpoint, with any number of ranks."""
     steps: int = 1
-    """Steps before the checkpoint: at least 1, fewer than the training has."""
+    """Steps before the checkpoint: at least 1, fewer than the training's steps."""
     flatten_optimizer_state_dict: bool = False
     """`flatten_optimizer_state_dict` in `StateDictOptions`: whether optimizer state is saved flat, keyed by parameter name."""
 
@@ -101,5 +101,5 @@ def _layout(layout: Layout) -> str:
 
 
 def count(number: int, one: str, many: str = "") -> str:
-    """Number with a word in singular or plural: ``1 rank``, ``2 ranks``."""
+    """Return a number with a word in singular or plural, such as ``1 rank`` or ``2 ranks``."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"

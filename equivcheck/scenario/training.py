@@ -99,7 +99,7 @@ class Training:
 
     @property
     def has_trailing_window(self) -> bool:
-        """Whether the last step has fewer microbatches than others."""
+        """Whether the last step has fewer microbatches than the steps before it."""
         return self.data.has_trailing_window(self.steps)
 
     def microbatches_at(self, step: int) -> tuple[int, ...]:

@@ -41,7 +41,7 @@ def phases_left_out(single: UserTrace, traces: Sequence[UserTrace]) -> dict[Phas
 
 
 def _updates(trace: UserTrace) -> bool:
-    """Whether any parameter changes after the first step. True for one step, because its start is unknown."""
+    """Return whether any parameter changes after the first step. True for a single step, whose initial values are unknown."""
     values = [step.parameters.values for step in trace.steps]
     return len(values) == 1 or any(not np.array_equal(before, after) for before, after in pairwise(values))
 
@@ -75,7 +75,7 @@ def _absent(snapshot: Snapshot) -> Snapshot:
 
 
 def require_same_reports(single: UserTrace, traces: Sequence[UserTrace]) -> None:
-    """Raise `UsageError` if one device reports a value that no rank does, or the other way round."""
+    """Raise `UsageError` if one device reports a value that no rank reports, or if only ranks report a value."""
     names = [{piece.name for step in each.steps if step.reported for piece in step.reported.pieces} for each in (single, *traces)]
     for name in sorted(names[0] ^ set().union(*names[1:])):
         where = "on one device" if name in names[0] else "on ranks"

@@ -27,11 +27,11 @@ from equivcheck.worlds.trace.differences import Divergence
 from equivcheck.worlds.trace.moments import moments
 
 MOST_BYTES = 256 * 1024**2
-"""Memory for the values of unread verdicts. The newest verdict's values are always kept."""
+"""Maximum bytes for the values of unread verdicts. The newest verdict's values are always kept."""
 NO_MEAN = "your loss, or a layer such as batch norm, is not a mean over rows"
-"""Start of a hint that holds for many correct trainings, so it gives way to every other explanation."""
+"""Start of a hint that holds for many correct trainings. Any other explanation replaces such a hint."""
 OTHER_VALUES = "no cause was searched: your training gave other values when it ran again"
-"""Result if a second check differs from the first."""
+"""Message if a second check of the same training gives other values than the first."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -65,7 +65,7 @@ class Values:
 
 
 class KeptValues:
-    """Holder of one verdict's values. They are dropped if newer verdicts need the memory."""
+    """Holder of one verdict's values. The values are dropped if newer verdicts need the memory."""
 
     def __init__(self, values: Values) -> None:
         self.values: Values | None = values
@@ -73,7 +73,7 @@ class KeptValues:
 
 _kept: list[weakref.ref[KeptValues]] = []
 _last: list[tuple[object, UserDiagnosis]] = []
-"""The last diagnosis with the values that it explains."""
+"""Last diagnosis, with the values that it explains."""
 
 
 def keep(values: Values) -> KeptValues:
@@ -90,13 +90,13 @@ def keep(values: Values) -> KeptValues:
 
 
 class Diagnosing:
-    """Diagnosis of a verdict that may be read long after its check.
+    """Diagnosis of a verdict that may be read long after the check.
 
-    It copies the batches, and a model that was given as a module, because the user's code may change them in the meantime.
+    The user's code may change batches and the model in the meantime, so both are copied.
     """
 
     def __init__(self, first: Divergence, hint: str, task: Task, values: Values, check_again: Callable[[], UserVerdict]) -> None:
-        """`check_again` repeats the check if newer verdicts needed the memory of `values`."""
+        """`check_again` repeats the check if the memory of `values` was needed for newer verdicts."""
         self._first, self._hint, self._task, self._check_again = first, hint, _unshared(task), check_again
         self._kept, self._state = keep(values), read(ENTRIES)
 

@@ -38,7 +38,7 @@ def failure_lines(failure: Failure) -> list[str]:
 
 
 def stack_lines(failure: Failure) -> Iterator[str]:
-    """All stacks. Ranks with equal stacks share one."""
+    """Yield all stacks. Ranks with equal stacks share one entry."""
     stacks: dict[str, list[RankReport]] = defaultdict(list)
     for report in failure.reports:
         stacks[report.stack].append(report)
@@ -57,7 +57,7 @@ def _why_hung(failure: Failure) -> str:
 
 
 def _what(report: RankReport, *, is_plural: bool = False) -> str:
-    """Verb and object for one rank or several."""
+    """Return verb and object of a sentence about one rank or several ranks."""
     s = "" if is_plural else "s"
     match report.state:
         case RankState.RAISED:
@@ -74,7 +74,7 @@ def _what(report: RankReport, *, is_plural: bool = False) -> str:
 
 
 def _ranks(ranks: Iterable[int]) -> str:
-    """``rank 1``, ``ranks 0, 3``, or ``ranks 0 to 3`` for three or more in a row."""
+    """Format rank numbers: ``rank 1``, ``ranks 0, 3``, or ``ranks 0 to 3`` for three or more consecutive ranks."""
     first, *others = sorted(ranks)
     if not others:
         return f"rank {first}"
@@ -83,12 +83,12 @@ def _ranks(ranks: Iterable[int]) -> str:
 
 
 def _short_groups(text: str) -> str:
-    """Calls as written by `Call.describe`, but with ``on ranks 0 to 3`` for ``on ranks (0, 1, 2, 3)``."""
+    """Replace groups in calls that `Call.describe` wrote: ``on ranks (0, 1, 2, 3)`` becomes ``on ranks 0 to 3``."""
     return re.sub(r"ranks \((\d[\d, ]*)\)", lambda found: _ranks(map(int, re.findall(r"\d+", found[1]))), text)
 
 
 def _message(reports: Sequence[RankReport]) -> list[str]:
-    """The first rank's error message, or the last lines printed by its dead process."""
+    """Return the first rank's error message, or the last lines that its dead process printed."""
     first = reports[0]
     if first.state is RankState.DIED:
         label, lines = "printed: ", first.stack.rstrip().splitlines()[-MAX_LINES:]
@@ -103,7 +103,7 @@ def _message(reports: Sequence[RankReport]) -> list[str]:
 
 
 def _error_text(error: str) -> str:
-    """The message without its type, and without causes that it repeats."""
+    """Return the error message without its type, and without causes that the message repeats."""
     text, *causes = without_module(error).split(_CAUSED)
     message = text.partition(":")[2].strip()
     others = [cause for cause in causes if cause.partition(": ")[2].strip() not in message]

@@ -21,12 +21,12 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+), in (.*)(?:\n    (?! *File ")(.
 _NEXT_EXCEPTION = "Traceback (most recent call last):"
 _OWN = (f"{Path(__file__).parents[1]}{os.sep}", "site-packages/equivcheck/")
 _TORCH = (f"{Path(torch.__file__).parent}{os.sep}", "site-packages/torch/")
-"""Path prefixes. Packages on another host may be in another folder."""
+"""Path prefixes of torch's files. Packages on another host may be in another folder."""
 _LIBRARIES = ("site-packages", "dist-packages")
 _PYTHON = (f"{sysconfig.get_path('stdlib')}{os.sep}", "<frozen ")
 _PARALLEL = tuple(f"{folder}distributed{os.sep}" for folder in _TORCH)
 _CALLS = ("_call_impl", "forward")
-"""Functions in `nn.Module` whose `self` is the running module. Hooks run inside the first."""
+"""Functions in `nn.Module` whose `self` is the running module. Hooks run inside the first of them."""
 _MODULE = re.compile(r"\nin your ((?:module \S+|model) \(\w+\))")
 """Note added by `module_in_errors`, as it is printed after the error's text."""
 
@@ -37,7 +37,7 @@ _Frame = Sequence[str]
 def place_lines(stack: str) -> list[str]:
     """The user's deepest frame in a printed stack, as lines: ``train.py:24, in forward`` and its code.
 
-    If a library such as transformers is deeper, its deepest frame follows. If all frames are torch's, the deepest one is given.
+    If a library such as transformers is deeper, its deepest frame follows. If all frames are in torch, return the deepest frame.
     Empty for an empty stack.
     """
     exceptions: list[list[_Frame]] = [
@@ -94,7 +94,7 @@ def module_in_errors(names: TensorNames, module: nn.Module) -> Iterator[None]:
 
 
 def _add_module(error: Exception, modules: dict[int, tuple[str, nn.Module]]) -> None:
-    """Add the deepest module whose forward or hook ran. Modules to be parallelized by torch count, too."""
+    """Add the name of the deepest module whose forward or hook ran. A module that torch was parallelizing counts too."""
     found = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_code.co_name in _CALLS:

@@ -29,14 +29,17 @@ class InvalidLoss(UsageError):
 
 
 def note_on(error: Exception, dtype: torch.dtype | None) -> str:
-    """Note for an exception in the single-device run, with a hint if its message is known."""
+    """Return a note for an exception in the single-device run, with a hint if the exception's message is known."""
     how = "unchanged" if dtype is None else f"converted to {dtype} (dtype=None leaves them unchanged)"
     hints = [f". {hint}" for pattern, hint in _HINTS.items() if pattern.search(str(error))]
     return f"check_training: raised in the single-device run, with model and batches {how}{''.join(hints)}"
 
 
 def note_on_outputs(outputs: Any) -> tuple[str, ...]:
-    """Note for an exception in `loss` that says how to select one of the model's outputs; none if the output is a tensor."""
+    """Return a note for an exception in `loss` that says how to select one of the model's outputs.
+
+    No note if the output is a tensor.
+    """
     if isinstance(outputs, torch.Tensor):
         return ()
     key = next(iter(outputs), "logits") if isinstance(outputs, Mapping) else 0
@@ -47,7 +50,7 @@ def note_on_outputs(outputs: Any) -> tuple[str, ...]:
 
 
 def invalid_loss(value: Any) -> InvalidLoss | None:
-    """Error about a loss from which backward cannot start; None if it can."""
+    """Return an error if backward cannot start from this loss; None if it can."""
     if not isinstance(value, torch.Tensor):
         why, expected = f"it returned a {type(value).__name__}", "a tensor with one element, without .item() or float()"
     elif value.numel() != 1:

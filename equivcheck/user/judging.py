@@ -146,7 +146,7 @@ def _with_diagnosis(
 
 
 def _judged_without_parts(verdict: UserVerdict, diverged: UserVerdict, run: RoundedRun, result: RanksResult) -> UserVerdict:
-    """Judge ranks that differ from the run in parts, if the parts are another training than the full batch.
+    """Judge ranks that differ from the single-device run in parts, if that run also differs from the run over full batches.
 
     Ranks that agree with the full batch, such as those whose loss gathers rows, are INCONCLUSIVE.
     """
@@ -232,14 +232,14 @@ class UserCase:
 
     @property
     def apart_in_parts(self) -> str:
-        """Clause for the verdict if one device gets other values by processing the ranks' rows part by part. Else empty."""
+        """Clause for the verdict if one device gets other values when it processes the ranks' rows part by part; else empty."""
         where = self.first_moment_apart
         apart = f"{NO_MEAN}: one device that processes the ranks' rows part by part computes something else ({where})"
         return apart if where else ""
 
     @property
     def first_moment_apart(self) -> str:
-        """First step and phase at which one device gets other values by processing the ranks' rows part by part. Else empty."""
+        """First step and phase at which one device gets other values if it processes rows part by part; else empty."""
         return "" if self._far is None else f"step {self._far.step}, {self._far.phase.value}"
 
     def measures(self, calls: Sequence[Sequence[Call]]) -> Measures | None:
@@ -274,7 +274,10 @@ class UserCase:
 
     @cached_property
     def _far(self) -> Expected | None:
-        """The first moment at which the run over the ranks' parts differs by more than rounding; None if it agrees."""
+        """First compared step and phase at which the run over the ranks' parts differs by more than rounding.
+
+        None if both runs agree.
+        """
         return self.run.far_moment(self._quick, self._parts)
 
     def _readable(self, reference: Reference) -> Reference:

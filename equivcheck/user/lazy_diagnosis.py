@@ -14,19 +14,19 @@ class UserDiagnosis:
     """Results from the search for a cause, from the search for the first wrong module, and from the type checker."""
 
     cause: str = ""
-    """Mistake with the values of all ranks; empty without one."""
+    """Mistake with the values of all ranks; empty if no mistake reproduces them."""
     kinds: tuple[Cause, ...] = ()
     """Short names for the cause."""
     where: str = ""
-    """First module whose output, or output gradient, differs; empty without one."""
+    """First module whose output, or output gradient, differs; empty if no module is known."""
     types: str = ""
-    """Result from the spmd_types type checker; empty without one."""
+    """Result from the spmd_types type checker; empty if it did not run."""
     hint: str = ""
-    """A possible explanation; it proves nothing. Empty if there is a cause."""
+    """Possible explanation that is not proven. Empty if there is a cause."""
     unexplained: str = ""
-    """Why there is no cause, such as the number of tried mistakes; empty if there is one, or if nobody searched."""
+    """Why no cause is known, such as the number of tried mistakes. Empty if there is a cause, or if no search took place."""
     unfinished: str = ""
-    """Failed part of the diagnosis, with the error; empty if nothing failed."""
+    """Part of the diagnosis that failed, with its error; empty if nothing failed."""
 
 
 class LazyDiagnosis:
@@ -42,7 +42,7 @@ class LazyDiagnosis:
 
     @property
     def result(self) -> UserDiagnosis:
-        """Result of the diagnosis, which runs now if it has not yet."""
+        """Result of the diagnosis. The diagnosis runs now if it has not run before."""
         if self._diagnose is not None:
             self._result = self._diagnose()
             self._diagnose = None  # frees the training and its values

@@ -85,7 +85,7 @@ def train(  # noqa: PLR0913, PLR0917 - the training, its place, and the part to 
 
 @contextlib.contextmanager
 def _before_clipping(task: Task, read: GradientReader) -> Iterator[None]:
-    """Read gradients before clipping if the trainer on ranks does."""
+    """Read gradients before clipping, if the trainer on ranks reads them before clipping."""
     if not task.reads_unclipped:
         yield
         return
@@ -187,7 +187,7 @@ def _scale_loss(loss: Loss, factor: float) -> Loss:
 
 
 def _loss_and_others(value: Any) -> tuple[float | None, dict[str, torch.Tensor]]:
-    """A step's loss, and the other values that it returned."""
+    """Return a step's loss, and the other values that the step returned."""
     if not isinstance(value, Mapping):
         return _loss_value(value), {}
     return _loss_value(value.get("loss")), named_tensors({key: other for key, other in value.items() if key != "loss"})

@@ -11,7 +11,7 @@ from equivcheck.user.task import Task
 from equivcheck.user.traces.optimizers import has_hooks, optimizers_in
 
 NO_UPDATE = "no step changes a parameter, so a wrong update cannot show"
-"""Reason that agreement proves nothing, if all updates are zero."""
+"""Reason why agreement proves nothing if all updates are zero."""
 OTHER_PARAMETERS = "your optimizer has none of the model's parameters. Build it over the list that `optimizer` is called with"
 NO_STEP = "your optimizer never stepped. Does your `step` call optimizer.step()?"
 NO_GRADIENT = "no parameter had a gradient when your optimizer stepped. Does your `step` call backward before optimizer.step()?"
@@ -43,7 +43,7 @@ class _WatchedSteps:
             each.register_step_pre_hook(lambda optimizer, *_: self._read(optimizer))
 
     def why(self) -> str:
-        """The reason, without a verb for its consequence; empty if unknown."""
+        """Return the reason as a clause without its consequence; empty if the reason is unknown."""
         held = {parameter for each in self._optimizers for group in each.param_groups for parameter in group["params"]}
         if self._optimizers and not held & self._parameters:
             return OTHER_PARAMETERS

@@ -31,7 +31,7 @@ ONE_RANK = "the mesh has one rank, so this check says nothing about reductions o
 ONE_STEP = "only one step: an error that affects the next step (optimizer state, a missing sync) cannot show"
 """Note on a training with one step."""
 SAME_ROWS = "all data ranks got the same rows in every batch, so a missing reduction cannot show: use batches with different rows"
-"""Reason that agreement proves nothing, if all data ranks got the same rows."""
+"""Reason why agreement proves nothing if all data ranks got the same rows."""
 
 
 def notes_on(  # noqa: PLR0913 - a run, and where it ran
@@ -70,7 +70,7 @@ def _sees_nothing_parallel(run: Run) -> bool:
 
 
 def missing_evidence(task: Task, *, changes_parameters: bool) -> str:
-    """Reason why the verdict cannot be EQUIVALENT although all values agree. Empty if they are enough evidence."""
+    """Reason why the verdict cannot be EQUIVALENT although all values agree. Empty if the agreement is enough evidence."""
     if not changes_parameters:
         return reason_for_no_update(task)
     return SAME_ROWS if _same_rows(task) else ""

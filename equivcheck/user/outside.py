@@ -32,7 +32,10 @@ def state_outside(task: Task, model: nn.Module) -> tuple[str, ...]:
 
 
 def _kept_by(function: Any) -> Iterator[tuple[str, Any]]:
-    """Variables that a function closes over, arguments of a partial, and attributes of an object; also inside dicts and lists."""
+    """Yield variables that a function closes over, arguments of a partial, and attributes of an object.
+
+    Dicts and lists are searched too.
+    """
     if isinstance(function, functools.partial):
         yield from _kept_by(function.func)
         variables: dict[str, Any] = dict(enumerate(function.args)) | function.keywords  # type: ignore[assignment]

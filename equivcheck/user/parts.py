@@ -18,7 +18,7 @@ class Part:
     first_step: int = 0
     """Number of steps that earlier parts have trained."""
     load: Checkpointing | None = None
-    """Called before the first step; None for a training from the start."""
+    """Called before the first step; None if the part begins at the first step."""
     save: Checkpointing | None = None
     """Called after the last step; None without a checkpoint."""
     folder: Path = Path()
@@ -49,7 +49,7 @@ def second_part(task: Task) -> Task:
 
 
 def require_restart(task: Task) -> None:
-    """Check `resume`. Raises `UsageError` if it is not valid, or does not fit the other arguments."""
+    """Check `resume`. Raises `UsageError` if it is not valid, or contradicts the other arguments."""
     resume: Any = task.resume
     if resume is None:
         return

@@ -41,7 +41,7 @@ def quiet_ranks() -> Iterator[list[str]]:
 
 
 def _loggers_of_torch() -> Iterator[logging.Logger]:
-    """The root logger and torch's own, because torch's lines may reach handlers on both."""
+    """Yield the root logger and torch's own loggers, because torch's lines may reach handlers on both."""
     yield logging.root
     for name, logger in [*logging.root.manager.loggerDict.items()]:
         if name.startswith("torch") and isinstance(logger, logging.Logger):

@@ -54,7 +54,7 @@ def _module(path: Path) -> ModuleType:
 
 @contextlib.contextmanager
 def _found_first(folder: Path) -> Iterator[None]:
-    """Put a folder first on `sys.path` for a while; this process may import other things later."""
+    """Put a folder first on `sys.path` inside this context only, because the process may import other modules later."""
     sys.path.insert(0, str(folder))
     try:
         yield
@@ -64,7 +64,7 @@ def _found_first(folder: Path) -> Iterator[None]:
 
 
 def _line(path: Path, error: BaseException) -> str:
-    """Line in the recipe that raised, if it is known."""
+    """Return the line in the recipe that raised; empty if it is unknown."""
     trace, number = error.__traceback__, getattr(error, "lineno", None)
     while trace is not None:
         if Path(trace.tb_frame.f_code.co_filename) == path.resolve():

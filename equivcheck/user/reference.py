@@ -69,7 +69,7 @@ class SingleDeviceRun:
         return self._reference(NUM_PERTURBATIONS + NUM_CONFIRMATIONS, parts)
 
     def parts(self) -> Trace | None:
-        """Train on the data ranks' parts one by one, as microbatches.
+        """Train on one device with each data rank's part of the rows as a microbatch.
 
         None if there is one data rank, or if the user brings `shard` or `step`.
         """
@@ -82,7 +82,7 @@ class SingleDeviceRun:
             return self.train(seed=task.seed, batches=batches, model=build_model(task, cut))
 
     def far_moment(self, reference: Reference, parts: Trace | None) -> Expected | None:
-        """Return the first moment at which the run over parts loses more than half its digits; None if there is none."""
+        """Return the first compared point at which the run over parts loses more than half its digits; None if there is none."""
         return None if parts is None else far_moment(reference, parts)
 
     def _reference(self, num_copies: int, parts: Trace | None) -> Reference:
@@ -119,7 +119,7 @@ def reference_from(
 
 
 def far_moment(reference: Reference, trace: Trace) -> Expected | None:
-    """Return the first moment at which another run on one device loses more than half its digits; None if there is none."""
+    """Return the first compared point at which another run on one device loses more than half its digits; else None."""
     for expected, moment in zip(reference.moments, moments(trace), strict=True):
         if moment.snapshot.present != expected.present:
             return expected

@@ -54,11 +54,11 @@ class TrainingRun:
     """Result of a training on ranks."""
 
     left: Run | Failure
-    """Result, or the failure."""
+    """Results of all ranks, or their failure."""
     members: Ranks
     """The ranks that ran last."""
     notes: tuple[str, ...]
-    """Notes about torch's warnings."""
+    """Notes about warnings from torch."""
     before: tuple[UserTrace, ...] = ()
     """Each rank's trace before the checkpoint; empty if there is none, or if ranks failed before it."""
 
@@ -103,7 +103,7 @@ def _run_on(members: Ranks, task: Task, schedule_seed: int, deadline: float, par
 
 
 def _other_ranks_mesh(culprit: RankReport) -> UsageError:
-    """Error about a rank that uses another rank's mesh or group, with the line in the user's code."""
+    """Return an error about a rank that uses another rank's mesh or group, with the line in the user's code."""
     place = "".join(f" ({line})" for line in place_lines(culprit.stack)[:1])
     what = f"rank {culprit.rank} used a device mesh or process group of another rank{place}"
     return invalid(f"world {THREADS!r}", f"{what}, because {SHARED}", OWN_MESH)

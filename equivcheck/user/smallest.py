@@ -17,7 +17,7 @@ from equivcheck.user.verdict import UserVerdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Smallest:
-    """Result of `smallest`: a training without a smaller one of the same kind of verdict."""
+    """Result of `smallest`: a training of which no smaller variant has the same kind of verdict."""
 
     arguments: Mapping[str, Any]
     """Arguments for `check_training`."""
@@ -52,7 +52,7 @@ def smallest(**arguments: Any) -> Smallest:
 
 
 def _checked_or_none(arguments: Mapping[str, Any]) -> UserVerdict | None:
-    """None if the smaller training is not valid, for example because its rows cannot be split evenly."""
+    """Check a smaller training. None if it is not valid, for example because its rows cannot be split evenly."""
     try:
         return check_training(**arguments)
     except UsageError:

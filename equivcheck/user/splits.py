@@ -28,7 +28,7 @@ from equivcheck.worlds.world import World
 
 _ANY = Constraints(window=None, needs_even=False, has_microbatch_terms=False, sides=())
 _NUM_MORE = 3
-"""Data ranks in the split over more ranks than two."""
+"""Number of data ranks in the split that uses more than two ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ def _splits(given: Format, examples: Sequence[Example], num_ranks: int) -> dict[
 
 
 def _both(given: Format, examples: Sequence[Example], split: Presentation, *, is_list: bool) -> dict[str, Any]:
-    """The batch on one device, and the parts on ranks."""
+    """Return the batch for one device, and the parts for ranks."""
     all_rows = (*examples, *([given.without_labels(examples[0])] if split.has_blank else []))
     whole = given.microbatch(rows_of(given, all_rows))
     parts = [[given.microbatch(rows) for rows in own] for own in split.ranks]
@@ -164,7 +164,7 @@ def _own_part(task: Task, batch: dict[str, Any], mesh: DeviceMesh) -> Any:
 
 
 def _without_loss(step: TrainStep, key: str | None) -> TrainStep:
-    """Step on one part of a batch that returns no loss, because ranks may return the loss of their own rows."""
+    """Return the step on one part of a batch, changed to return no loss, because ranks may return the loss of their own rows."""
 
     @functools.wraps(step)
     def take_step(model: nn.Module, batch: Any, optimizer: Any, loss: Any, **keywords: Any) -> Any:

@@ -88,7 +88,7 @@ class Task:
     loss_axes: tuple[str, ...]
     """Axes whose ranks have the same rows, so that they must return the same loss."""
     shard: Callable[[Any, DeviceMesh], Any] | None = None
-    """Returns a rank's part of a batch; None for an equal part of the rows."""
+    """Returns a rank's part of a batch; None if each rank gets an equal part of the rows."""
     also: Callable[[nn.Module, Any], Mapping[str, Any]] | None = None
     """Returns further objects with state by name, from the module and the optimizer; None without any."""
     full_tensors: Callable[[nn.Module], Mapping[str, torch.Tensor]] | None = None
@@ -112,7 +112,7 @@ class Task:
     trainer: Trainer | None = None
     """Trains on ranks, instead of `parallelize` and `rank_step`; None without one."""
     rank_optimizer: Callable[..., Any] | None = None
-    """Replaces `optimizer` on ranks; None for the same function."""
+    """Called on ranks instead of `optimizer`; None for the same function."""
 
     def __post_init__(self) -> None:
         if num_required(self.optimizer) > 1:
@@ -246,7 +246,8 @@ def mesh_of(mesh: Any) -> tuple[tuple[str, int], ...]:
 def data_axes_of(mesh: tuple[tuple[str, int], ...], given: Sequence[str] | None, *, user_shards: bool) -> tuple[str, ...]:
     """Return the axes along which rows are split.
 
-    The user's `given` axes win. Otherwise axis names decide, and unknown names raise `UsageError` unless the user shards batches.
+    The user's `given` axes are used if there are any. Otherwise axis names decide, and unknown names raise `UsageError` unless
+    the user shards batches.
     """
     names = tuple(name for name, _ in mesh)
     if given is not None:

@@ -15,9 +15,10 @@ API = "check_training"
 
 
 def invalid(argument: str, why: str, expected: str, *, hint: str = "", api: str = API) -> UsageError:
-    """Error about an invalid argument.
+    """Return the error about an invalid argument.
 
-    `argument` is its name, with its value if that helps. `expected` describes valid values. `hint` is a result of `did_you_mean`.
+    `argument` is the argument's name, with its value if that helps. `expected` describes valid values. `hint` is a result of
+    `did_you_mean`.
     """
     return UsageError(f"{api}: {argument} is not valid: {why}. {hint}Expected {expected}.")
 

@@ -43,7 +43,7 @@ class UserVerdict(Judgement):
     def cause(self) -> str:
         """Why the training diverged: a mistake that, made on one device, reproduces all values on the ranks.
 
-        Empty if none does.
+        Empty if no known mistake does.
         """
         return self.diagnosis.result.cause
 
@@ -64,12 +64,12 @@ class UserVerdict(Judgement):
 
     @property
     def hint(self) -> str:
-        """A possible explanation if no cause is known; it proves nothing. Empty without one."""
+        """Possible explanation, not proven, if no cause is known. Empty if there is none."""
         return self.diagnosis.result.hint
 
     @property
     def unfinished(self) -> str:
-        """Failed part in the diagnosis, with its error. Empty if nothing failed."""
+        """Part of the diagnosis that failed, with its error. Empty if nothing failed."""
         return self.diagnosis.result.unfinished
 
     def describe(self, *, verbose: bool = False) -> str:
@@ -95,12 +95,15 @@ class UserVerdict(Judgement):
         return [*lines, *(f"note:  {note}" for note in (*self.notes, found.unfinished) if note)]
 
     def _error(self) -> NotEquivalent:
-        """An error without the diagnosis until it is read, because Hypothesis raises many while it shrinks and reads few."""
+        """Return an error that contains the diagnosis only after it is read.
+
+        Hypothesis raises many such errors while it shrinks, and reads few.
+        """
         return NotEquivalent(replace(self, diagnosis=LazyDiagnosis()).describe(), self.describe)
 
 
 def _by_key(names: tuple[str, ...]) -> str:
-    """State by key: ``exp_avg of 4 parameters``, or its name if only one parameter has it."""
+    """List optimizer state by key, such as ``exp_avg of 4 parameters``. If only one parameter has a key, give the full name."""
     owners: dict[str, list[str]] = defaultdict(list)
     for name in names:
         owners[name.rpartition("/")[2]].append(name)

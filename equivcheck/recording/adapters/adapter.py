@@ -1,4 +1,4 @@
-"""All that changes a recorded tensor's name or position: declared cuts, Megatron's attributes and the name map."""
+"""Everything that changes the name or position of a recorded tensor: declared cuts, Megatron's attributes and the name map."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from equivcheck.worlds.trace.trace import Piece, Slot
 
 
 class Adapter:
-    """Gives tensors their names and positions in the full model. Tensors that it does not know stay unchanged."""
+    """Gives tensors their names and positions in the full model. Unknown tensors stay unchanged."""
 
     def __init__(self, declared: DeclaredCuts, sources: Sequence[Source]) -> None:
         self._declared, self._sources = declared, sources
@@ -37,7 +37,10 @@ class Adapter:
         self._adopted: list[Copies] = []
 
     def learn(self, roots: Sequence[nn.Module], slots: Sequence[Slot], buffers: Sequence[Row]) -> None:
-        """Find out about a model's tensors. Raises `UsageError` if cuts, attributes or names do not fit them."""
+        """Find names and positions for a model's tensors.
+
+        Raises `UsageError` if cuts, attributes or names contradict the tensors.
+        """
         owners = {id(own): module for root in roots for module in root.modules() for own in module.parameters(recurse=False)}
         parameters = {piece.name: slot.parameter for slot in slots for piece in slot.pieces if piece.name}
         shapes = {piece.name: piece.shape for slot in slots for piece in slot.pieces if piece.name}
@@ -62,11 +65,11 @@ class Adapter:
 
     @property
     def copies(self) -> tuple[Slot, ...]:
-        """Tensors that an optimizer updates instead of the model's parameters, with their positions in these."""
+        """Tensors that the optimizer updates in place of parameters, such as float32 master weights, with positions in them."""
         return tuple(slot for copies in self._adopted for slot in copies.slots)
 
     def move_parameters(self, slots: Sequence[Slot], choice: int) -> None:
-        """Move parameters, and later copies with the same values, each by the machine epsilon for the model's dtype."""
+        """Change parameters, and later their copies in optimizers, by one machine epsilon of the model's dtype."""
         self._choice = choice
         self._unmoved |= {id(slot.parameter): values_of(slot).to("cpu", copy=True) for slot in slots}
         self._move(slots)
@@ -83,7 +86,7 @@ class Adapter:
     def adopt_copies(self, tensors: Sequence[torch.Tensor], slots: Sequence[Slot]) -> tuple[Slot, ...]:
         """Before an optimizer's first step, find the parameters that its tensors copy.
 
-        Raises `UsageError` if a tensor copies none.
+        Raises `UsageError` if a tensor is not a copy of a parameter.
         """
         copies = self._copies_before_move(tensors, slots) or find_copies(tensors, slots)
         found = {id(slot.parameter) for slot in copies.slots}
@@ -97,9 +100,9 @@ class Adapter:
         return copies.slots
 
     def _copies_before_move(self, tensors: Sequence[torch.Tensor], slots: Sequence[Slot]) -> Copies | None:
-        """Find and move copies that were made before the parameters were moved; None unless all were.
+        """Find and move copies that were made before the parameters were moved. None if some are not found.
 
-        Only an optimizer that steps belongs to the job, so copies wait until then. No update has read them before.
+        Only an optimizer that steps belongs to the job, so copies wait until the first step. No update has read them before.
         """
         if not self._unmoved:
             return None
@@ -113,14 +116,14 @@ class Adapter:
         return found
 
     def require_right_copies(self) -> None:
-        """Check once, after an update, that each copy belongs to its parameter. Raises `UsageError` if not."""
+        """Check once, after an update, that each copy belongs to its parameter. Raises `UsageError` if a copy does not."""
         for copies in self._adopted:
             copies.require_equal()
         self._adopted, self._unmoved = [replace(copies, unsure=()) for copies in self._adopted], {}
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Clauses about tensor positions, for a verdict."""
+        """Clauses about positions of tensors, for a verdict."""
         found = []
         if self._attributed:
             found.append(f"{len(self._attributed)} parameters are shards by their attribute tensor_model_parallel")
@@ -130,14 +133,17 @@ class Adapter:
         return tuple(found)
 
     def entries(self, moment: Moment, rows: Sequence[Row], *, exactly: bool = False) -> Iterator[Entry]:
-        """Sketch tensors under their names and positions in the full model."""
+        """Sketch tensors, and yield each sketch with the name and position in the full model."""
         placed = [new for row in rows for new in self.place_row(row)]
         for entry in entries_of(moment, placed, exactly=exactly):
             own = self._dtypes.get(entry.piece.name.partition("/")[0], "")
             yield replace(entry, model_dtype=own) if own not in ("", entry.dtype) else entry
 
     def place_row(self, row: Row) -> Iterator[Row]:
-        """Split a tensor into views, each with its position in the full model."""
+        """Split a row's local tensor into contiguous views.
+
+        Yield each view as a row with its position in the unsharded tensor.
+        """
         pieces, tensor = row
         local = local_of(tensor)
         if not any(map(self._is_changed, pieces)) or local.numel() != sum(piece.numel for piece in pieces):
@@ -173,5 +179,5 @@ class Adapter:
 
 
 def _base(name: str) -> str:
-    """The parameter's name, without the state's key."""
+    """Return the parameter's name in a state's name, without the state's key."""
     return name.partition("/")[0]

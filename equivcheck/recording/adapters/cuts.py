@@ -69,13 +69,13 @@ class DeclaredCuts:
         return None if number is None else (self.mesh().get_coordinate()[number], self.axes[number][1])
 
     def unmatched_cuts(self, names: Sequence[str]) -> list[str]:
-        """Declared names and patterns that no parameter matches."""
+        """Return the declared names and patterns that no parameter matches."""
         return [pattern for pattern in self.cuts if not any(fnmatchcase(name, pattern) for name in names)]
 
     def moves(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Move]:
         """Return how each declared tensor is moved into its full tensor.
 
-        `shapes` are local. Raises `UsageError` if a cut does not fit.
+        `shapes` are local. Raises `UsageError` if a cut contradicts a shape.
         """
         if not self.cuts:
             return {}
@@ -95,7 +95,7 @@ class DeclaredCuts:
         return found
 
     def _full_shape(self, shape: tuple[int, ...], cuts: Sequence[Cut]) -> tuple[int, ...]:
-        """Full shape if shards are equal, unless components declare a dim's full size."""
+        """Return the full shape, if all shards are equal or components declare a dim's full size."""
         sizes, full = dict(self.axes), list(shape)
         for dim, axis, *_ in cuts:
             if -len(shape) <= dim < len(shape):
@@ -128,7 +128,7 @@ def load_cuts(file: Path) -> dict[str, Any]:
 
 @contextmanager
 def _errors_of_record() -> Iterator[None]:
-    """Remove the name of `check_training` from errors."""
+    """Remove the name `check_training` from errors, because the user called `record`."""
     try:
         yield
     except UsageError as error:

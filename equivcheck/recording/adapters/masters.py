@@ -1,6 +1,7 @@
 """Finds the model's parameters if an optimizer updates copies, as Megatron's, apex's and DeepSpeed's do in float32.
 
-A copy holds the values of its parameter, in more digits. So it is found by its values, if no attribute refers to it.
+A copy holds its parameter's values with more digits. If no attribute refers to a copy, the parameter with equal values is
+searched.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from equivcheck.recording.tensors import local_of
 from equivcheck.worlds.trace.trace import Piece, Slot
 
 _Key = tuple[int, torch.dtype, int]
-"""Element count, dtype, and exact hash over the bits."""
+"""Key of a tensor by its content: number of elements, dtype, and exact hash of the bits."""
 Values = Callable[[Slot], torch.Tensor]
-"""Gives the values with which a parameter is compared."""
+"""Function that returns the values with which a parameter is compared."""
 
 
 def values_of(slot: Slot) -> torch.Tensor:
-    """A parameter's local elements, in one dim."""
+    """Return a parameter's local elements as a one-dimensional tensor."""
     return local_of(slot.parameter).reshape(-1)
 
 
@@ -37,10 +38,13 @@ class Copies:
     slots: tuple[Slot, ...] = ()
     """Each copy, with its elements' positions in the model's parameters."""
     unsure: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
-    """Copies and parameters that only their order distinguishes from others with equal values."""
+    """Pairs of copy and parameter that were chosen by order only, because other parameters have equal values."""
 
     def require_equal(self) -> None:
-        """Check after an update that each copy in `unsure` still has its parameter's values. Raises `UsageError` if not."""
+        """Check after an update that each copy in `unsure` still has its parameter's values.
+
+        Raises `UsageError` if one has not.
+        """
         for copy, parameter in self.unsure:
             found, expected = copy.reshape(-1).to(torch.float64), parameter.reshape(-1).to(torch.float64)
             if not torch.allclose(found, expected, rtol=2 * torch.finfo(parameter.dtype).eps, atol=0.0):
@@ -69,7 +73,7 @@ def find_copies(tensors: Sequence[torch.Tensor], slots: Sequence[Slot], values: 
 
 
 def _marked(tensors: Sequence[torch.Tensor], slots: Sequence[Slot]) -> Iterator[tuple[int, Slot]]:
-    """Copies that Megatron's attributes refer to, with the slots of their parameters."""
+    """Yield the copies that Megatron's attributes refer to, each as an index with its parameter's slot."""
     wanted = {id(tensor): tensor for tensor in tensors}
     for slot in slots:
         main = getattr(slot.parameter, "main_param", None)
@@ -82,7 +86,7 @@ def _marked(tensors: Sequence[torch.Tensor], slots: Sequence[Slot]) -> Iterator[
 
 
 def _copy_slot(copy: torch.Tensor, slot: Slot, values: Values) -> Slot:
-    """Slot for a copy. It may have only some consecutive elements, as in Megatron's distributed optimizer."""
+    """Return the slot of a copy. The copy may have only some consecutive elements, as in Megatron's distributed optimizer."""
     rounded = local_of(copy).reshape(-1).to(slot.parameter.dtype)
     parameter = values(slot).to(rounded.device)
     count = len(rounded)
@@ -101,7 +105,10 @@ def _copy_slot(copy: torch.Tensor, slot: Slot, values: Values) -> Slot:
 def _with_equal_values(
     tensors: Sequence[torch.Tensor], slots: Sequence[Slot], values: Values
 ) -> tuple[list[tuple[torch.Tensor, Slot]], list[tuple[torch.Tensor, torch.Tensor]]]:
-    """Pairs with equal values after rounding. Pairs for which only the order decides are also returned as the second list."""
+    """Return pairs of tensors and parameters that have equal values after rounding.
+
+    The second list contains the pairs that were chosen by order only.
+    """
     by_key: dict[_Key, list[Slot]] = {}
     for slot in slots if tensors else ():
         by_key.setdefault(_key(values(slot), slot.parameter.dtype), []).append(slot)
@@ -126,9 +133,11 @@ def _key(local: torch.Tensor, dtype: torch.dtype) -> _Key:
 
 
 def _pieces_of_flat(copy: torch.Tensor, slots: Sequence[Slot], values: Values) -> tuple[Piece, ...]:
-    """Positions in a flat tensor that copies several parameters, or in this rank's equal part; empty if it copies none.
+    """Return positions for a flat tensor that copies several parameters, or this rank's equal part of them.
 
-    Parameters follow each other as in the storage that they share, or in the model's order.
+    Empty if it is no such copy.
+
+    Parameters are in the order of the storage that they share, or in the model's order.
     """
     may_be_flat = copy.dim() == 1 and len(copy) > 0 and not isinstance(copy, DTensor)
     found = [
@@ -142,7 +151,7 @@ def _pieces_of_flat(copy: torch.Tensor, slots: Sequence[Slot], values: Values) -
 
 
 def _flat_layouts(slots: Sequence[Slot]) -> Iterator[tuple[list[tuple[int, Slot]], int]]:
-    """Flat tensors that parameters may form: each parameter's offset, and the total size."""
+    """Yield flat tensors that parameters may form: each parameter with its offset, and the total size."""
     plain = [slot for slot in slots if len(slot.pieces) == 1 and slot.pieces[0].run is None]
     shared: dict[tuple[int, torch.dtype], list[Slot]] = {}
     for slot in plain:
@@ -162,7 +171,7 @@ def _flat_layouts(slots: Sequence[Slot]) -> Iterator[tuple[list[tuple[int, Slot]
 
 
 def _pieces_if_equal(copy: torch.Tensor, first: int, places: Sequence[tuple[int, Slot]], values: Values) -> tuple[Piece, ...]:
-    """Positions in a flat tensor from `first` on, if `copy` has the same values; otherwise empty."""
+    """Return positions in a flat tensor from `first` on if `copy` has the same values; otherwise an empty tuple."""
     pieces, end = [], first
     start = max(bisect_right(places, first, key=itemgetter(0)) - 1, 0)
     for offset, slot in takewhile(lambda place: place[0] < first + len(copy), islice(places, start, None)):

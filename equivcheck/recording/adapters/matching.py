@@ -41,24 +41,24 @@ def match_names(
 
 
 def _modules(traces: Sequence[RankTrace]) -> dict[str, None]:
-    """Modules with outputs, inner ones first."""
+    """Return the names of modules with outputs, inner modules first."""
     found = {output.module for trace in traces for step in trace.steps for output in step.outputs}
     return dict.fromkeys(sorted(found, key=len, reverse=True))
 
 
 def _shapes(traces: Sequence[RankTrace]) -> dict[str, tuple[int, ...]]:
-    """Full shapes by name, without state."""
+    """Return full shapes by name, without optimizer state."""
     pieces = {id(entry.piece): entry.piece for trace in traces for step in trace.steps for entry in step.entries}
     return {piece.name: piece.shape for piece in pieces.values() if "/" not in piece.name}
 
 
 def _mapped(sources: Sequence[Source], own: Shapes, known: Shapes) -> dict[str, str]:
-    """New names from the map."""
+    """Return each tensor's new name according to the map."""
     for source in sources:
         if source.is_fused or source.is_transposed:
             raise UsageError(
-                f"names entry {source.target!r} is not valid for compare: fused and transposed tensors are placed while they are "
-                "recorded. Expected this entry in the names for record."
+                f"names entry {source.target!r} is not valid: it splits or transposes a tensor, which only `record` can do. "
+                "Expected this entry in the names for record, not in those for compare."
             )
     for name in unmatched_sources(sources, list(own)):
         raise UsageError(f"names entry with {name!r} is not valid: the second run has no such tensor. Expected one of its names.")
@@ -88,7 +88,7 @@ class _Way:
     """Function for the other run's names."""
 
     def pairs(self, first: Iterable[str], other: Iterable[str], *, is_module: bool = False) -> dict[str, str]:
-        """Pairs from the other run's name to the first run's. If two names become equal, the later one counts."""
+        """Return the first run's name for each name in the other run. If two names become equal, the later one counts."""
         end = "." if is_module else ""
         own = {self.first(name + end).strip("."): name for name in first}
         others = {self.other(name + end).strip("."): name for name in other}
@@ -96,7 +96,7 @@ class _Way:
 
 
 def _way(first: Shapes, other: Shapes) -> _Way | None:
-    """The first way in which all names of the run with fewer names match, mostly with equal shapes."""
+    """Return the first way in which all names of the run with fewer names match, most of them with equal shapes."""
     for way in _ways(list(first), list(other)):
         pairs = way.pairs(first, other)
         num_same_shape = sum(first[own] == other[name] for name, own in pairs.items())
@@ -122,7 +122,7 @@ def _ways(first: Sequence[str], other: Sequence[str]) -> Iterator[_Way]:
 
 
 def _dotted_prefix(names: Sequence[str]) -> str:
-    """Modules that all names begin with."""
+    """Return the longest dotted prefix with which all names begin."""
     modules = zip(*(name.split(".")[:-1] for name in names), strict=False)
     return "".join(f"{own[0]}." for own in takewhile(lambda own: len({*own}) == 1, modules))
 
@@ -132,7 +132,7 @@ def _drop(words: AbstractSet[str]) -> Rename:
 
 
 def _with_names(trace: RankTrace, names: Mapping[str, str], modules: Mapping[str, str]) -> RankTrace:
-    """The trace with other names for tensors, and for modules with outputs."""
+    """Return the trace with other names for tensors, and for modules with outputs."""
     pieces: dict[int, Piece] = {}
 
     def rename(piece: Piece) -> Piece:

@@ -22,7 +22,7 @@ _EXPERT_NUMBER = re.compile(r"(?<=\.local_experts\.)\d+|(?<=\.linear_fc[12]\.wei
 
 
 def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
-    """Return a parameter's gradient, or, if it has none, ``main_grad``, in which Megatron accumulates."""
+    """Return a parameter's gradient, else its ``main_grad``, in which Megatron accumulates gradients."""
     if parameter.grad is not None:
         return parameter.grad
     main = getattr(parameter, "main_grad", None)
@@ -30,10 +30,10 @@ def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
 
 
 def shard_of(name: str, parameter: torch.Tensor, owner: nn.Module | None, declared: tuple[int, int] | None) -> Move | None:
-    """Move a tensor-parallel shard into the full parameter; None if the parameter is no shard.
+    """Return the move of a tensor-parallel shard into the full parameter; None if the parameter is no shard.
 
-    `owner` is the module with this parameter. `declared` are rank and size in the tensor-parallel group, if the user
-    passed a mesh. Raises `UsageError` if neither is known, or if the shard has no such dim.
+    `owner` is the module with this parameter. `declared` are rank and size in the tensor-parallel group, if the user passed a
+    mesh. Raises `UsageError` if neither is known, or if the shard has no such dim.
     """
     if not getattr(parameter, "tensor_model_parallel", False):
         return None
@@ -41,8 +41,8 @@ def shard_of(name: str, parameter: torch.Tensor, owner: nn.Module | None, declar
     shape = tuple(parameter.shape)
     if not 0 <= dim < len(shape) or shape[dim] % stride:
         raise UsageError(
-            f"partition_dim {dim} of parameter {name!r} is not valid: its shard has shape {shape}. Expected one of its dims, "
-            f"with {stride} equal parts."
+            f"partition_dim {dim} of parameter {name!r} is not valid: its shard has shape {shape}. Expected a dim of this "
+            f"shape, with a size that is divisible by partition_stride {stride}."
         )
     group = getattr(owner, "tp_group", None)
     if isinstance(group, dist.ProcessGroup):
@@ -59,7 +59,7 @@ def shard_of(name: str, parameter: torch.Tensor, owner: nn.Module | None, declar
 
 
 def _place_in(kind: str) -> tuple[int, int] | None:
-    """Rank and size in a parallel group of `megatron.core`; None if it is not initialized."""
+    """Return rank and size in a parallel group of `megatron.core`; None if it is not initialized."""
     state: Any = sys.modules.get("megatron.core.parallel_state")  # never imported here: it is slow, and not everybody's
     if state is None or not state.model_parallel_is_initialized():
         return None
@@ -69,7 +69,7 @@ def _place_in(kind: str) -> tuple[int, int] | None:
 def expert_names(
     parameters: Mapping[str, torch.Tensor], declared: tuple[int, int] | None
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """New names for expert-parallel parameters, with the expert's number in the full model; and names without such a number.
+    """Return new names for expert-parallel parameters, with expert numbers in the full model; and names with an unknown number.
 
     `declared` are rank and size in the expert-parallel group, if the user passed a mesh.
     """

@@ -14,14 +14,15 @@ from equivcheck.recording.adapters.parts import Ints, Move, swap_last_dims
 from equivcheck.worlds.trace.trace import Piece
 
 Names = Mapping[str, str | Mapping[str, Any]]
-"""The other run's name for a tensor, and the source: this run's name, or a table with more about it."""
+"""For each new name, which is the other run's name for a tensor: this run's name, or a table that says how tensors are combined.
+"""
 
 _FORM = (
     "a name, {name = 'NAME', transpose = true}, {parts = ['NAME', ...], dim = 0, groups = 1} or {tied = ['NAME', ...]}, with as "
     "many * in each name as in the new one"
 )
 _KEYS = {"name": {"transpose"}, "parts": {"dim", "groups", "transpose"}, "tied": {"transpose"}}
-"""Other keys that a table may have, by the key with names."""
+"""For each key of a table that holds names, the other keys that the table may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,18 +32,18 @@ class Source:
     target: str
     """New name, maybe with ``*``."""
     names: tuple[str, ...]
-    """This run's names; several if they are fused, or tied."""
+    """Names in this run. There are several if the new tensor fuses them, or if they are tied."""
     is_fused: bool = False
-    """Whether each name is only a part in the new tensor."""
+    """Whether each of `names` is only a part of the new tensor."""
     dim: int = 0
     """Dim along which parts are fused."""
     groups: int = 1
-    """Number by which each part is divided, because the parts alternate."""
+    """Number of equal groups into which each part is divided, because the groups of all parts alternate in the fused tensor."""
     is_transposed: bool = False
     """Whether the last two dims are swapped, before parts are fused."""
 
     def matches(self, name: str) -> Iterator[tuple[int, tuple[str, ...]]]:
-        """Positions in `names` that match, with the texts that stand for ``*``."""
+        """Yield positions in `names` whose pattern matches, with the texts that stand for ``*``."""
         for number, pattern in enumerate(self.names):
             expression = "(.*)".join(map(re.escape, pattern.split("*")))
             if found := re.fullmatch(expression, name):
@@ -58,7 +59,7 @@ class Place:
     is_transposed: bool = False
     """Whether to swap the last two dims first."""
     move: Move | None = None
-    """Move into the fused tensor, after the swap; None if it is not fused."""
+    """Move into the fused tensor, after the swap; None if the tensor is not fused."""
 
 
 def require_names(names: Any) -> tuple[Source, ...]:
@@ -119,7 +120,7 @@ def load_toml(file: Path) -> dict[str, Any]:
 
 
 def places_of(sources: Sequence[Source], shapes: Mapping[str, Ints]) -> dict[str, Place]:
-    """New places by name, for each tensor that the map mentions. `shapes` are full shapes.
+    """Return the position in the other run, by name, for each tensor that the map mentions. `shapes` are full shapes.
 
     The first entry that matches counts. Raises `UsageError` if two tensors get one name, or if parts do not fit together.
     """
@@ -147,7 +148,7 @@ def places_of(sources: Sequence[Source], shapes: Mapping[str, Ints]) -> dict[str
 
 
 def unmatched_sources(sources: Sequence[Source], names: Sequence[str]) -> list[str]:
-    """Names in a map without a matching tensor."""
+    """Return the names in a map that no tensor matches."""
     own = [pattern for source in sources for pattern in source.names]
     found = {source.names[number] for source in sources for name in names for number, _ in source.matches(name)}
     return [pattern for pattern in own if pattern not in found]
@@ -159,7 +160,7 @@ def _filled(target: str, texts: Sequence[str]) -> str:
 
 
 def _moves(source: Source, target: str, names: Sequence[str | None], shapes: Mapping[str, Ints]) -> list[Move | None]:
-    """Each part's move into the fused tensor."""
+    """Return each part's move into the fused tensor."""
     if not source.is_fused:
         return [None] * len(names)
 

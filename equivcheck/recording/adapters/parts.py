@@ -24,7 +24,7 @@ class Part:
     """View on the local elements, with the box's size as its shape."""
 
     def transpose(self) -> Part:
-        """Swap the last two dims. Raises `UsageError` if there are fewer."""
+        """Swap the last two dims. Raises `UsageError` if there are fewer than two dims."""
         piece = self.piece
         if len(piece.shape) < 2:
             raise UsageError(
@@ -47,7 +47,7 @@ def swap_last_dims(values: Ints) -> Ints:
 
 
 def parts_of(piece: Piece, values: torch.Tensor) -> Iterator[Part]:
-    """Split a piece into boxes, in its order. `values` are its elements, with any shape."""
+    """Split a piece into boxes, in the order of its elements. `values` are the piece's elements, with any shape."""
     start, size = piece.start or (0,) * len(piece.shape), piece.size or piece.shape
     offset, length = piece.run or (0, math.prod(size))
     if length == math.prod(size):
@@ -83,7 +83,7 @@ def _boxes_of_run(start: Ints, size: Ints, offset: int, length: int) -> Iterator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """Moves a tensor into a larger one: its indices along one dim go to boxes there, in order."""
+    """Moves a tensor into a larger one. Indices along one dim go to boxes of the larger tensor, in order."""
 
     dim: int
     """Dim along which the tensor is split."""

@@ -1,4 +1,4 @@
-"""Compares runs if the optimizer in one updates copies of the parameters in another dtype, and in the other it does not."""
+"""Compares runs of which only one has an optimizer that updates copies of the parameters in another dtype."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def match_copies(
     """Choose for each parameter what to compare: copies in the optimizer, or the model's own values.
 
     If both runs have copies, both are compared, and the model's own values have their dtype in the name. If one run has copies,
-    they are compared with the other run's parameters, unless these have the model's dtype. Returns the runs, and clauses about
-    copies in one run only.
+    they are compared with the other run's parameters, unless these parameters have the model's dtype. Returns the runs, and
+    clauses about copies in one run only.
     """
     one, other = _with_chosen(first, second), _with_chosen(second, first)
     notes = []

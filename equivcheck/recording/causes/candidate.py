@@ -13,11 +13,11 @@ from equivcheck.recording.causes.evidence import Evidence, Sums, Tensors, rms
 from equivcheck.recording.compare.verdict import relative_error
 
 CLEARER = 8.0
-"""A relation must fit so many times better than any other, and than no mistake at all."""
+"""Factor by which a relation must fit better than any other relation, and better than no mistake at all."""
 FINEST = 1 / 16
 """Errors below this share of the tolerance count as equal: rounding decides which is smaller."""
 FEWEST = 8
-"""Sums for each of several fitted coefficients. Fewer may fit by chance."""
+"""Required number of sums for each of several fitted coefficients. A fit to fewer sums may agree by chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,7 +35,7 @@ class Candidate:
     fitted: int = 0
     """Coefficients that were fitted to the second run."""
     is_exact: bool = True
-    """Whether it predicts all sums, and not only minimum, maximum and norm."""
+    """Whether the mistake predicts all sums, and not only minimum, maximum and norm."""
 
     def worst(self, names: Iterable[str]) -> float:
         """Largest error over some tensors; infinite if the mistake says nothing about one of them."""
@@ -97,7 +97,7 @@ def _fits(evidence: Evidence, candidate: Candidate) -> bool:
 
 
 def _numbers(evidence: Evidence, name: str) -> int:
-    """Number of independent sums in a tensor's sketch."""
+    """Return the number of independent sums in a tensor's sketch."""
     tensor = evidence.first.tensors[evidence.step, evidence.moment, name]
     return min(tensor.numel, len(evidence.expected_sums[name]))
 

@@ -17,7 +17,7 @@ from equivcheck.recording.trace import Clip, Moment
 MAX_LEFT_OUT = 24
 """Largest number of tensors to try as missing from the norm."""
 TINY = 1e-6
-"""torch adds it to a norm before it divides."""
+"""Number that torch adds to a norm before dividing by it."""
 
 
 def wrong_clipping(evidence: Evidence) -> Iterator[Candidate]:
@@ -69,7 +69,7 @@ def _clips(run: RecordedRun, number: int) -> Iterator[Clip]:
 
 
 def _squares(run: RecordedRun, number: int) -> Mapping[str, float]:
-    """Squared norm of each complete gradient before clipping."""
+    """Return the squared norm of each complete gradient before clipping."""
     return {
         name: tensor.sketch.value.squares
         for name, tensor in run.tensors_at(number, Moment.UNCLIPPED).items()
@@ -83,7 +83,7 @@ def _largest(evidence: Evidence) -> float:
 
 
 def _local_norms(run: RecordedRun, number: int) -> dict[int, float]:
-    """Norm of each rank's own parts before clipping."""
+    """Return the norm of each rank's own parts before clipping."""
     squares: dict[int, list[float]] = {}
     for rank, entry in entries_of(run, number, Moment.UNCLIPPED):
         squares.setdefault(rank, []).append(entry.sketch.squares)
@@ -91,7 +91,7 @@ def _local_norms(run: RecordedRun, number: int) -> dict[int, float]:
 
 
 def _combinations(norms: Sequence[float]) -> Iterator[tuple[str, float]]:
-    """Wrong ways to combine local norms, as `equivcheck.diagnosis.mistakes.clipping` has them."""
+    """Yield wrong ways to combine local norms, the same ways as in `equivcheck.diagnosis.mistakes.clipping`."""
     yield "summed", math.fsum(norms)
     yield "combined by their maximum", max(norms)
     yield "averaged", math.fsum(norms) / len(norms)
@@ -101,7 +101,7 @@ def _combinations(norms: Sequence[float]) -> Iterator[tuple[str, float]]:
 
 
 def _locally(evidence: Evidence, norms: Mapping[int, float], limit: float) -> Candidate:
-    """Each rank's own parts, scaled by a factor of its own."""
+    """Return the candidate in which each rank scales its own parts by a factor of its own."""
     before = {
         (rank, entry.piece): entry.sketch.sums for rank, entry in entries_of(evidence.second, evidence.step, Moment.UNCLIPPED)
     }
@@ -117,9 +117,9 @@ def _locally(evidence: Evidence, norms: Mapping[int, float], limit: float) -> Ca
 
 
 def clipped_early(evidence: Evidence) -> Candidate | None:
-    """Return the mistake that ranks clip before the reduction: they clip different gradients, and then have the same ones.
+    """Return the mistake that ranks clip before the reduction, else None.
 
-    Else None.
+    Ranks then clip different gradients, and have the same gradients afterwards.
     """
     second, step = evidence.second, evidence.step
     clipped = second.tensors_at(step, Moment.GRADIENT)

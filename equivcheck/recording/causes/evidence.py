@@ -33,15 +33,15 @@ class Evidence:
     step: int
     """Step with the first difference."""
     moment: Moment
-    """Moment with the first difference."""
+    """Point in the step (`Moment`) with the first difference."""
     wrong: tuple[str, ...]
-    """Tensors with a difference at this moment."""
+    """Tensors with a difference at `step` and `moment`."""
     is_one_rank: bool = False
-    """Whether the second run is the record of one of its ranks."""
+    """Whether the second run contains only one rank's record."""
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Names to compare at this moment: both runs have all elements, in floating point without NaN."""
+        """Names of tensors to compare. Both runs have all elements of these tensors, in floating point without NaN."""
         return tuple(
             name for name in self.first.tensors_at(self.step, self.moment) if self._is_comparable((self.step, self.moment, name))
         )
@@ -55,30 +55,30 @@ class Evidence:
 
     @cached_property
     def expected_sums(self) -> Tensors:
-        """The first run's sums at this moment."""
+        """The first run's sums at `step` and `moment`."""
         return self.sums(self.first, self.step, self.moment)
 
     @cached_property
     def found_sums(self) -> Tensors:
-        """The second run's sums at this moment; if replicas differ, those of the lowest rank."""
+        """The second run's sums at `step` and `moment`; if replicas differ, those of the lowest rank."""
         return self.sums(self.second, self.step, self.moment)
 
     @cached_property
     def limits(self) -> Mapping[str, float]:
-        """Allowed distance for each tensor at this moment."""
+        """Allowed distance for each tensor at `step` and `moment`."""
         return {name: self.tolerance((self.step, self.moment, name)) for name in self.names}
 
     @cached_property
     def spreads(self) -> Mapping[str, float]:
-        """Largest distance between replicas in the second run, for each tensor at this moment."""
+        """Largest distance between replicas in the second run, for each tensor at `step` and `moment`."""
         return {name: spread(self.second_tensor(name)) for name in self.names}
 
     def second_tensor(self, name: str) -> Assembled[Sketch]:
-        """The second run's tensor at this moment."""
+        """Return the second run's tensor at `step` and `moment`."""
         return self.second.tensors[self.step, self.moment, name].sketch
 
     def sums(self, run: RecordedRun, step: int, moment: Moment) -> Tensors:
-        """One run's complete tensors at any moment."""
+        """Return the sums of a run's complete tensors at a step and moment."""
         return {
             name: tensor.sketch.value.sums
             for name, tensor in run.tensors_at(step, moment).items()
@@ -126,7 +126,7 @@ def spread(tensor: Assembled[Sketch]) -> float:
 
 
 def linear_combination(*terms: tuple[float, Tensors]) -> dict[str, Sums]:
-    """Linear combination of tensors. Only tensors in all terms are kept."""
+    """Return a linear combination of tensors. A tensor that is not in all terms is left out."""
     names = [name for name in terms[0][1] if all(name in tensors for _, tensors in terms)]
     return {name: np.sum([factor * tensors[name] for factor, tensors in terms], axis=0) for name in names}
 
@@ -156,18 +156,18 @@ def full_tensors(found: Mapping[str, Assembled[Sketch]], total: Callable[[Assemb
 
 
 def steps_of(run: RecordedRun, number: int) -> Iterator[tuple[int, RecordedStep]]:
-    """Each rank and its record of a step."""
+    """Yield each rank and its record of a step."""
     return zip((trace.header.rank for trace in run.ranks), run.records.get(number, ()), strict=False)
 
 
 def entries_of(run: RecordedRun, number: int, moment: Moment) -> Iterator[tuple[int, Entry]]:
-    """Each rank's parts at a moment, except partial sums."""
+    """Yield each rank and its parts at a moment, except partial sums."""
     for tensor in run.tensors_at(number, moment).values():
         yield from (each for each in zip(tensor.ranks, tensor.entries, strict=True) if each[1].addends is None)
 
 
 def accumulated_gradients(run: RecordedRun, number: int, microbatch: int) -> dict[str, Assembled[Sketch]]:
-    """Gradients found right before a backward pass."""
+    """Return the gradients found right before a backward pass."""
     parts: dict[str, list[Part[Sketch]]] = {}
     for rank, record in steps_of(run, number):
         for entry in record.entries:
@@ -177,12 +177,12 @@ def accumulated_gradients(run: RecordedRun, number: int, microbatch: int) -> dic
 
 
 def num_microbatches(run: RecordedRun, number: int) -> int:
-    """How many backward passes a step has, or 1 if this is not known."""
+    """Return the number of backward passes in a step, or 1 if it is unknown."""
     return max((step.num_backwards for _, step in steps_of(run, number)), default=1) or 1
 
 
 def num_data_ranks(run: RecordedRun, number: int) -> int:
-    """Ranks with samples of their own, or all ranks if samples are not known."""
+    """Return the number of ranks that have samples of their own, or of all ranks if samples are unknown."""
     samples = {step.samples for _, step in steps_of(run, number) if any(step.samples)}
     return len(samples) or len(run.ranks)
 

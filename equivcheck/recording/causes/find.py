@@ -27,7 +27,7 @@ from equivcheck.recording.trace import Moment
 from equivcheck.worlds.trace.differences import Difference
 
 SHOWN_LATER = (Moment.OUTPUT, Moment.LOSS, Moment.NORM)
-"""Moments that no cause explains. Mistakes show in gradients or updates after them as well."""
+"""Points in a step whose differences no cause explains. A mistake also shows later, in gradients or updates."""
 
 
 def find_cause(
@@ -96,7 +96,7 @@ def _has_right_gradients_before_clipping(evidence: Evidence) -> bool:
 
 
 def _on_some_ranks(evidence: Evidence) -> Diagnosis | None:
-    """A mistake that ranks make in their replicas: some of them, or each in other tensors."""
+    """Return a mistake that ranks make in their replicas: some ranks only, or each rank in other tensors."""
     wrong = {name: ranks_with_other_values(evidence, name) for name in evidence.wrong}
     words: dict[str, list[int]] = {}
     causes = set[Cause]()

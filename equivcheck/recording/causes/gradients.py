@@ -29,7 +29,7 @@ from equivcheck.recording.sketch import Sketch
 from equivcheck.recording.trace import Moment
 
 LEAST_SCALE = 16.0
-"""A power of two from here on counts as a loss scaler's factor."""
+"""Smallest power of two that counts as a loss scaler's factor."""
 NEAR = 1e-3
 """Relative tolerance for ratios of losses."""
 
@@ -55,9 +55,9 @@ def _lost(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def _scaled_by_counts(evidence: Evidence) -> Iterator[Candidate]:
-    """Numbers of ranks or microbatches as factors of all gradients. Ways with the same factor share a sentence.
+    """Yield all gradients multiplied by numbers of ranks or microbatches.
 
-    Some of the gradients may be twice as large for many reasons.
+    Ways with the same factor share a sentence. Some of the gradients may be twice as large for many reasons.
     """
     others = {*evidence.names} - {*evidence.wrong}
     if evidence.is_one_rank or any(rms(evidence.expected_sums[name]) > evidence.limits[name] for name in others):
@@ -100,7 +100,7 @@ def _has_zero_loss(evidence: Evidence) -> bool:
 
 
 def _loss(run: RecordedRun, step: int) -> float:
-    """Sum over the scalars on which `backward` was called, averaged over ranks with any."""
+    """Return the sum of the scalars on which `backward` was called, averaged over the ranks with such a scalar."""
     own = [math.fsum(record.losses) for _, record in steps_of(run, step) if record.losses]
     return math.fsum(own) / len(own) if own else 0.0
 
@@ -127,7 +127,7 @@ def scaled_gradients(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def _unreduced(evidence: Evidence) -> Iterator[Candidate]:
-    """Replicas differ, and their mean or sum is right."""
+    """Yield candidates if replicas differ but their mean or sum is right."""
     replicas = {name: evidence.second_tensor(name) for name in evidence.names if evidence.spreads[name] > evidence.limits[name]}
     if not replicas or all(_are_multiples(evidence, name) for name in evidence.wrong):
         return
@@ -145,7 +145,7 @@ def _unreduced(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def _are_multiples(evidence: Evidence, name: str) -> bool:
-    """Whether each replica is the right gradient times a factor, so that none comes from the rank's own samples."""
+    """Whether each replica is the right gradient times a factor, so that no replica is a gradient over the rank's own samples."""
     right = evidence.expected_sums[name]
     own = [part.value.sums for group in evidence.second_tensor(name).replicas for part in group]
     square = float(right @ right)
@@ -153,7 +153,7 @@ def _are_multiples(evidence: Evidence, name: str) -> bool:
 
 
 def _groups_that_agree(evidence: Evidence, names: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Groups of ranks whose replicas agree; empty unless they are the same for all tensors."""
+    """Return groups of ranks whose replicas agree; empty if the groups are not the same for all tensors."""
     found: set[tuple[tuple[int, ...], ...]] = set()
     for name in names:
         for replicas in evidence.second_tensor(name).replicas:
@@ -166,13 +166,13 @@ def _groups_that_agree(evidence: Evidence, names: Sequence[str]) -> tuple[tuple[
 
 
 def _have_own_samples(evidence: Evidence, groups: Sequence[Sequence[int]]) -> bool:
-    """Whether ranks in one group have different samples. Ranks of tensor parallelism have the same."""
+    """Whether ranks in one group have different samples. Tensor-parallel ranks have the same samples."""
     samples = {rank: step.samples for rank, step in steps_of(evidence.second, evidence.step)}
     return any(len({samples[rank] for rank in group}) > 1 for group in groups)
 
 
 def _unreduced_microbatches(evidence: Evidence) -> str:
-    """Words for the microbatches whose gradients differ between ranks; empty if they are all or not known."""
+    """Return words for the microbatches whose gradients differ between ranks; empty if all do, or if it is unknown."""
     count = num_microbatches(evidence.second, evidence.step)
     states = [accumulated_gradients(evidence.second, evidence.step, number) for number in range(1, count)]
     if not states or not all(states):
@@ -196,7 +196,10 @@ def _is_own(evidence: Evidence, before: Mapping[str, Assembled[Sketch]], after: 
 
 
 def _stale(evidence: Evidence) -> Iterator[Candidate]:
-    """Gradients of the step before. If the first step had none, they may be a step late from the beginning."""
+    """Yield the gradients of the step before.
+
+    If the first step had no gradients, ranks may use gradients one step late from the beginning.
+    """
     step, moment = evidence.step, evidence.moment
     if step:
         before = evidence.sums(evidence.first, step - 1, moment)
@@ -204,7 +207,7 @@ def _stale(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def _not_zeroed(evidence: Evidence) -> Iterator[Candidate]:
-    """Gradients from the step before are added. After clipping, these are the clipped ones."""
+    """Yield the sum with the gradients of the step before. If the step clips, the clipped gradients are added."""
     left = evidence.sums(evidence.second, evidence.step - 1, Moment.GRADIENT)
     words = "{gradients} not zeroed between steps: each step adds to those of earlier steps"
     if not left:

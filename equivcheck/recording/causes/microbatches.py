@@ -48,7 +48,7 @@ def _weighted(  # noqa: PLR0913, PLR0917 - a cause, its words, and its relation
 
 
 def _samples_of_microbatches(run: RecordedRun, step: int) -> list[Samples]:
-    """Each microbatch's samples over all ranks."""
+    """Return each microbatch's samples over all ranks."""
     found: dict[int, Samples] = {}
     for _, record in steps_of(run, step):
         for number, samples in enumerate(record.samples):
@@ -76,7 +76,7 @@ def _lost_or_repeated(evidence: Evidence, parts: Sequence[Tensors]) -> Iterator[
 
 
 def _accumulated_again(evidence: Evidence, parts: Sequence[Tensors]) -> Iterator[Candidate]:
-    """Accumulated gradients are divided or summed again at each microbatch."""
+    """Yield accumulated gradients that are divided or summed again at each microbatch."""
     count, ranks = len(parts), len(evidence.second.ranks)
     cause = Cause.RESCALED_EACH_MICROBATCH
     for full, more in ((float(count), ""), (1.0, " again")):
@@ -90,7 +90,7 @@ def _accumulated_again(evidence: Evidence, parts: Sequence[Tensors]) -> Iterator
 
 
 def _from_one_rank(evidence: Evidence, parts: Sequence[Tensors], ranks: Sequence[int]) -> Iterator[Candidate]:
-    """One rank's gradients on every rank. `ranks` have the microbatches' samples."""
+    """Yield one rank's gradients on every rank. `ranks` are the ranks that have the microbatches' samples."""
     for number, rank in enumerate(ranks):
         words = f"{{gradients}} copied from rank {rank} to every rank, not reduced"
         weights = [float(len(parts)) * (at == number) for at in range(len(parts))]

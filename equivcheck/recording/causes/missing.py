@@ -28,7 +28,7 @@ def missing_gradients(evidence: Evidence) -> Diagnosis | None:
 
 
 def untied_weights(evidence: Evidence, differences: Sequence[TensorDifference]) -> Diagnosis | None:
-    """Name parameters of the second run that are copies of a parameter in the first run, and have a part of its gradient."""
+    """Name parameters of the second run that copy a parameter of the first run and have a part of that parameter's gradient."""
     first, second, step = evidence.first, evidence.second, evidence.step
     moment = next((each for each in GRADIENTS if (step, each) in first.moments & second.moments), None)
     if moment is None:
@@ -51,7 +51,7 @@ def untied_weights(evidence: Evidence, differences: Sequence[TensorDifference]) 
 
 
 def _original(first: RecordedRun, second: RecordedRun, step: int, copy: str) -> str | None:
-    """The first run's parameter with the same initial values as one that only the second run has."""
+    """Return the first run's parameter that has the same initial values as a parameter that only the second run has."""
     key = (step, Moment.START, copy)
     own = second.tensors.get(key)
     if own is None or own.exact is None or key in first.tensors:

@@ -11,11 +11,11 @@ from equivcheck.recording.causes.evidence import Evidence, rms
 from equivcheck.recording.compare.verdict import relative_error
 
 SMALL, LARGE = 0.01, 0.1
-"""A tolerance below, and a distance above, this share of the norm: permuted elements are far from their places."""
+"""Elements count as permuted if the tolerance is below the first, and the distance above the second share of the norm."""
 FEWEST = 4
-"""Least number of elements with an order."""
+"""Least number of elements for which an order is recognized."""
 NAMED = 2
-"""Tensors that are named with another name."""
+"""Maximum number of tensors that are listed with another tensor's name."""
 
 
 def moved_elements(evidence: Evidence, noun: str) -> Iterator[Candidate]:
@@ -38,7 +38,7 @@ def _exchanged(evidence: Evidence, noun: str) -> Iterator[Candidate]:
 
 
 def _source(evidence: Evidence, name: str) -> str | None:
-    """The only other tensor in the first run with the second run's values and shape."""
+    """Return the only other tensor in the first run that has the second run's values and shape."""
     tensors, place = evidence.first.tensors, (evidence.step, evidence.moment)
     found = [
         other
@@ -51,7 +51,7 @@ def _source(evidence: Evidence, name: str) -> str | None:
 
 
 def _permuted_error(evidence: Evidence, name: str) -> float:
-    """Differences in norm, minimum and maximum, in units of the tolerance; infinite if elements are near their places."""
+    """Differences in norm, minimum and maximum, in units of the tolerance; infinite if elements are near their positions."""
     one = evidence.first.tensors[evidence.step, evidence.moment, name]
     before, after, limit = one.sketch.value, evidence.second_tensor(name).value, evidence.limits[name]
     assert before is not None

@@ -42,7 +42,7 @@ def wrong_samples(first: RecordedRun, second: RecordedRun, step: int) -> Diagnos
 
 
 def _steps_for_one(second: RecordedRun, step: int, wanted: Counter[int]) -> int:
-    """Number of steps of the second run that together have the samples of one step of the first; 0 if there is none."""
+    """Return how many steps of the second run together have the samples of one step of the first; 0 if none do."""
     found: Counter[int] = Counter()
     for number, at in enumerate(each for each in second.steps if each >= step):
         found += Counter(sample for samples in _ranks_by_samples(second, at) for sample in samples)
@@ -57,7 +57,7 @@ def _has_same_microbatches(run: RecordedRun, step: int) -> bool:
 
 
 def _ranks_by_samples(run: RecordedRun, step: int) -> dict[Samples, list[int]]:
-    """Ranks with the same samples, by their samples."""
+    """Return the ranks that have the same samples, by samples."""
     found: dict[Samples, list[int]] = {}
     for rank, record in steps_of(run, step):
         samples = tuple(sorted(sample for part in record.samples for sample in part))

@@ -17,15 +17,15 @@ from equivcheck.recording.compare.settings import IMPLEMENTATION, parameter_grou
 from equivcheck.recording.trace import Moment
 
 Settings = Mapping[str, Any]
-"""A parameter group's settings. Those of other types than numbers and strings keep their printed form."""
+"""A parameter group's settings. Settings that are not numbers or strings are kept as printed."""
 Pair = tuple[Settings, Settings]
-"""Settings of a group in both runs."""
+"""One parameter group's settings in both runs."""
 NO_MISTAKES = (*IMPLEMENTATION, "optimizer", "initial_lr", "params")
 """Settings that change no value, and the optimizer's class, which a wrapper may change."""
 
 
 def groups_at(run: RecordedRun, step: int) -> list[Settings]:
-    """Distinct parameter groups over all ranks."""
+    """Return the distinct parameter groups over all ranks."""
     return [{name: _value(text) for name, text in group.items()} for group in parameter_groups(run, step)]
 
 
@@ -37,7 +37,7 @@ def _value(text: str) -> Any:
 
 
 def pairs_at(evidence: Evidence, step: int) -> list[Pair]:
-    """Pairs of parameter groups in both runs that may belong together: in order, or all pairs if their numbers differ."""
+    """Return pairs of parameter groups in both runs that may belong together: in order, or all pairs if their numbers differ."""
     one, other = (groups_at(run, step) for run in (evidence.first, evidence.second))
     if len(one) == len(other):
         return list(zip(one, other, strict=True))
@@ -56,7 +56,7 @@ def has_linear_decay(settings: Settings) -> bool:
 
 
 def number(settings: Settings, name: str) -> float:
-    """Return a setting as a number, or 0 if it is none."""
+    """Return a setting as a number, or 0 if it is not a number."""
     value = settings.get(name)
     return float(value) if isinstance(value, (int, float)) else 0.0
 

@@ -28,13 +28,13 @@ def wrong_start(evidence: Evidence) -> Diagnosis:
 
 
 def _hashes(run: RecordedRun, step: int) -> dict[str, ExactHash]:
-    """Exact hashes of complete initial parameters."""
+    """Return the exact hashes of complete initial parameters."""
     found = {name: tensor.exact for name, tensor in run.tensors_at(step, Moment.START).items()}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def _wrong_ranks(evidence: Evidence) -> list[int]:
-    """Ranks with wrong replicas; empty if all ranks have them, or if ranks hold shards."""
+    """Return the ranks with wrong replicas; empty if all replicas are wrong, or if ranks hold shards."""
     found = [ranks_with_other_values(evidence, name) for name in evidence.wrong]
     wrong = {rank for ranks in found for rank in ranks}
     return sorted(wrong) if len(wrong) < len(evidence.second.ranks) else []

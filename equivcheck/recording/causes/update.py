@@ -28,7 +28,7 @@ class Update:
     def candidate(self, cause: Cause, words: str, moves: Sequence[Tensors], *, size: float = 1.0, fitted: int = 0) -> Candidate:
         """Compare B's parameters with the results from other updates.
 
-        If there are several, the nearest counts for each tensor.
+        If there are several results, the nearest one counts for each tensor.
         """
         evidence = self.evidence
         candidates = [
@@ -45,7 +45,7 @@ class Update:
 
 
 def update_of(evidence: Evidence) -> Update | None:
-    """The update at the first wrong step; None if the parameters before it were not recorded."""
+    """Return the update at the first wrong step; None if the parameters before it were not recorded."""
     one, other = (_parameters_before(run, evidence.step, evidence) for run in (evidence.first, evidence.second))
     if not one or not other:
         return None

@@ -23,7 +23,7 @@ from equivcheck.recording.compare.verdict import relative_error
 from equivcheck.recording.trace import Moment
 
 PRECISE = 64.0
-"""Differences must be so many times the tolerance before a factor separates two step counts."""
+"""Factor by which differences must exceed the tolerance before two step counts can be told apart."""
 NEARLY = 1e-6
 """Share of a difference that Adam's `eps` may explain."""
 
@@ -46,7 +46,7 @@ def wrong_updates(update: Update) -> Iterator[Candidate]:
 
 
 def _without_update(update: Update) -> Candidate:
-    """Parameters as before the update, which may come a step late."""
+    """Return the candidate in which parameters stay as before the update. The update may come one step late."""
     evidence, step = update.evidence, update.evidence.step
     later = evidence.sums(evidence.second, step + 1, Moment.UPDATE)
     changed = [name for name in evidence.wrong if name in later and (later[name] != evidence.found_sums[name]).any()]
@@ -59,7 +59,7 @@ def _without_update(update: Update) -> Candidate:
 
 
 def _still_shards(evidence: Evidence) -> Iterator[Candidate]:
-    """Ranks whose shards do not change at all, although they have gradients."""
+    """Yield ranks whose shards do not change at all, although these ranks have gradients."""
     run, step = evidence.second, evidence.step
     gradients = {(rank, entry.piece) for rank, entry in entries_of(run, step, Moment.GRADIENT) if entry.sketch.squares}
     before = {
@@ -78,7 +78,7 @@ def _still_shards(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def _of_sgd(update: Update, settings: Settings) -> Iterator[Candidate]:
-    """Momentum that is lost, the gradients of the step before, and several steps in place of one."""
+    """Yield momentum that is lost, the gradients of the step before, and several updates in place of one."""
     if settings.get("optimizer") != "SGD" or settings.get("nesterov") or settings.get("maximize"):
         return
     evidence, step, momentum = update.evidence, update.evidence.step, number(settings, "momentum")
@@ -103,7 +103,7 @@ def _of_sgd(update: Update, settings: Settings) -> Iterator[Candidate]:
 
 
 def _when_lost(update: Update, settings: Settings) -> str:
-    """Words for the steps before which momentum is lost, from the step after the first one."""
+    """Return words for the steps before which momentum is lost, from the step after the first one."""
     evidence, step = update.evidence, update.evidence.step
     gradients = evidence.sums(evidence.second, step + 1, Moment.GRADIENT)
     after = evidence.sums(evidence.second, step + 1, Moment.UPDATE)
@@ -116,7 +116,7 @@ def _when_lost(update: Update, settings: Settings) -> str:
 
 
 def _step_counts(update: Update, settings: Settings) -> Iterator[Candidate]:
-    """Adam's bias correction with another step count, if its gradients are large compared with `eps`."""
+    """Yield Adam's bias correction with another step count, if gradients are large compared with `eps`."""
     betas = settings.get("betas")
     error = max(update.evidence.trivial_error(name) for name in update.evidence.wrong)
     if not isinstance(betas, tuple) or update.evidence.first.steps[0] or error < PRECISE:
@@ -136,7 +136,7 @@ def _correction(betas: tuple[float, float], count: int) -> float:
 
 
 def _decays(update: Update, groups: Sequence[Settings]) -> Iterator[Candidate]:
-    """Decay in B other than that of its settings."""
+    """Yield updates with another weight decay in B than its settings say."""
     tensors, evidence = update.evidence.first.tensors, update.evidence
     are_vectors = all(len(tensors[evidence.step, evidence.moment, name].entries[0].piece.shape) < 2 for name in evidence.wrong)
     has_group_without = any(not number(group, "weight_decay") for group in groups)
@@ -153,7 +153,7 @@ def _decays(update: Update, groups: Sequence[Settings]) -> Iterator[Candidate]:
 
 
 def _lost_moments(update: Update, settings: Settings) -> Iterator[Candidate]:
-    """Adam's first moment at the end shows since when gradients have been averaged."""
+    """Yield lost state of Adam. The first moment at the end shows since which step gradients have been averaged."""
     evidence, betas = update.evidence, settings.get("betas")
     steps = evidence.second.steps
     gradients = [evidence.sums(evidence.second, step, Moment.GRADIENT) for step in steps]
@@ -181,7 +181,7 @@ def _lost_moments(update: Update, settings: Settings) -> Iterator[Candidate]:
 
 
 def _scaled(update: Update) -> Iterator[Candidate]:
-    """The factor with the best fit."""
+    """Yield the factor on updates that fits best."""
     found = update.fit([update.moved])
     if found is not None:
         factor = float(found[0])

@@ -17,13 +17,13 @@ from equivcheck.worlds.trace.trace import Piece
 COARSE = ("bfloat16", "float16")
 """Dtypes to try."""
 FEWEST = 4
-"""Least number of rounded values. Fewer may be rounded by chance."""
+"""Least number of rounded values. Fewer values may have few digits by chance."""
 SAME = 1e-12
-"""Relative tolerance for sums over the same squares in another order."""
+"""Relative tolerance for sums of the same squares in another order."""
 
 
 def rounded_values(evidence: Evidence, cause: Cause, noun: str) -> Iterator[Candidate]:
-    """Yield coarser dtypes, if all minima and maxima of the wrong tensors have their digits, and A's do not."""
+    """Yield each coarser dtype that can represent all minima and maxima of the wrong tensors in B, but not those in A."""
     for dtype in COARSE:
         found, right = (
             [value for name in evidence.wrong for value in _extremes(run.tensors[evidence.step, evidence.moment, name])]
@@ -39,7 +39,7 @@ def rounded_values(evidence: Evidence, cause: Cause, noun: str) -> Iterator[Cand
 
 
 def _extremes(tensor: RecordedTensor) -> list[float]:
-    """Minimum and maximum of each part, without zeros."""
+    """Return minimum and maximum of each part, without zeros."""
     found = (value for entry in tensor.distinct for value in (entry.sketch.minimum, entry.sketch.maximum))
     return [value for value in found if value]
 
@@ -49,7 +49,7 @@ def _has_digits(value: float, dtype: str) -> bool:
 
 
 def _rounding_error(evidence: Evidence, name: str, eps: float) -> float:
-    """0 if rounding to this machine epsilon explains the distance, else infinite."""
+    """Return 0 if rounding to this machine epsilon explains the distance, else infinity."""
     expected = evidence.expected_sums[name]
     return 0.0 if rms(evidence.found_sums[name] - expected) <= eps * rms(expected) else math.inf
 
@@ -68,7 +68,7 @@ def shards_with_equal_values(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def _ranks_with_equal_shards(tensor: RecordedTensor) -> set[int]:
-    """Ranks of a tensor's shards, if each shard has the values of another one; otherwise empty."""
+    """Return the ranks of a tensor's shards if each shard has the values of another shard; otherwise an empty set."""
     shards: dict[Piece, tuple[int, float, float, float]] = {}
     for rank, entry in zip(tensor.ranks, tensor.entries, strict=True):
         shards.setdefault(entry.piece, (rank, entry.sketch.squares, entry.sketch.minimum, entry.sketch.maximum))

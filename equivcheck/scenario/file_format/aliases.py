@@ -1,4 +1,4 @@
-"""Former names in scenario JSON. They are still read, but only current names are written."""
+"""Former names in scenario JSON. Former names can still be read, but only current names are written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FORMER_VALUES: dict[type[Enum], dict[str, Enum]] = {
     ActivationSharding: {"whole": ActivationSharding.REPLICATED},
     Wrapping: {"whole": Wrapping.ROOT_ONLY},
 }
-"""For each enum, members by their former values."""
+"""Current member of each enum, by the member's former value in JSON."""
 
 FORMER_FIELDS: dict[type, dict[str, str]] = {
     Attention: {"heads": "num_heads", "kv_heads": "num_kv_heads", "head_width": "head_dim"},

@@ -23,9 +23,9 @@ from equivcheck.scenario.parallelisms.base import Parallelism
 from equivcheck.scenario.scenario import Scenario
 
 FORMAT = 2
-"""Format that is written. It increases when older readers could not read the new format."""
+"""Number of the JSON format that `to_json` writes. It increases if older versions of equivcheck could not read a new format."""
 _FORMATS = f"1 to {FORMAT}"
-"""Formats that can be read."""
+"""Format numbers that `from_json` can read."""
 
 CASE = "scenario"
 """Value under ``kind`` in a scenario file."""

@@ -45,10 +45,10 @@ NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 """Strings for the floats that JSON lacks."""
 
 PARALLELISM_TAGS: dict[str, type[Parallelism]] = {kind.tag: kind for kind in PARALLELISMS}
-"""Known parallelisms by tag; registering a layout adds to it."""
+"""Known parallelisms by tag. Registering a layout adds the layout's parallelism."""
 
 LAYER_TAGS: dict[str, type[AnyLayer]] = {kind.tag: kind for kind in (Layer, Attention, GatedMLP, Experts)}
-"""Known kinds of layers by tag; registering a kind adds to it."""
+"""Known kinds of layers by tag. Registering a kind of layer adds its tag."""
 
 FAMILIES: dict[type, Mapping[str, type]] = {
     Optimizer: {kind.__name__: kind for kind in OPTIMIZERS},
@@ -142,7 +142,7 @@ def _structure_float(value: Any, _: type) -> float:
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise MisfitError(f"{quote(value)} is not valid: a float cannot hold it. Expected a number.")
+        raise MisfitError(f"{quote(value)} is too large for a float. Expected a number with absolute value below 1.8e308.")
     return number
 
 

@@ -22,7 +22,7 @@ SHOWN_CHARACTERS = 40
 
 
 class MisfitError(ValueError):
-    """Invalid data at one place in a JSON object. `below` is the path to it from the object that is being read."""
+    """Invalid data in a JSON object. `below` is the path from the object that is being read to the invalid data."""
 
     def __init__(self, problem: str, below: str = "") -> None:
         super().__init__(problem)
@@ -30,20 +30,20 @@ class MisfitError(ValueError):
 
 
 def quote(value: object) -> str:
-    """A JSON value on one line, shortened."""
+    """Return a JSON value as one shortened line for an error message."""
     text = json.dumps(value, default=repr)
     return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."
 
 
 def wrong_type(value: object, expected: str) -> MisfitError:
-    """Error for a value with the wrong type."""
+    """Return the error for a value with the wrong type."""
     name = JSON_TYPES.get(type(value), f"a {type(value).__name__}")
     reason = "" if value is None else f": it is {name}"
     return MisfitError(f"{quote(value)} is not valid{reason}. Expected {expected}.")
 
 
 def unknown_field(name: str, known: Sequence[str]) -> MisfitError:
-    """Error for a key that the class does not have."""
+    """Return the error for a key that the class does not have."""
     place = name if name.isidentifier() and len(name) <= SHOWN_CHARACTERS else quote(name)
     return MisfitError(
         f"unknown field. Expected one of: {', '.join(known)}." if known else "unknown field. Expected no other field.",

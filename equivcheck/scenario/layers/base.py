@@ -61,12 +61,12 @@ class AnyLayer:
 
     @property
     def frozen(self) -> bool:
-        """Whether its parameters have `requires_grad=False`."""
+        """Whether the layer's parameters have `requires_grad=False`."""
         return False
 
     @property
     def bias(self) -> bool:
-        """Whether any linear in it has a bias."""
+        """Whether any linear in the layer has a bias."""
         return False
 
     @property
@@ -86,12 +86,12 @@ class AnyLayer:
 
     @property
     def shares(self) -> int | None:
-        """Index of an earlier layer whose weight it shares; None for its own weight."""
+        """Index of an earlier layer whose weight this layer shares; None for its own weight."""
         return None
 
     @property
     def auxiliary(self) -> AuxiliaryLinear | None:
-        """When its auxiliary linear runs; None if it has none."""
+        """Steps at which the layer's auxiliary linear runs; None if the layer has no auxiliary linear."""
         return None
 
     @property
@@ -110,15 +110,15 @@ class AnyLayer:
         return not self.residual and not self.dropout and self.shape_op is None
 
     def out_features(self, in_features: int) -> int:
-        """Output features for a number of input features."""
+        """Number of output features for `in_features` input features."""
         return in_features
 
     def refusal(self, in_features: int) -> tuple[str, str] | None:  # noqa: ARG002 - used by overriding methods
-        """Name of a field that does not allow this many input features, and the allowed values; None if all fields do."""
+        """Return the name of a field that does not allow `in_features`, and its allowed values; None if all fields allow it."""
         return None
 
     def with_fields(self, **changes: object) -> Self:
-        """Copy with changed fields; fields that this kind of layer lacks are ignored."""
+        """Copy with changed fields; fields that this kind of layer does not have are ignored."""
         names = {field.name for field in fields(self)}
         return replace(self, **{name: value for name, value in changes.items() if name in names})
 
@@ -127,10 +127,10 @@ class AnyLayer:
         return self
 
     def without_routing(self) -> AnyLayer:
-        """Closest layer without data-dependent routing; the layer itself if it has none."""
+        """Return the closest layer without data-dependent routing, or the layer itself if it has no such routing."""
         return self
 
     @property
     def has_matrices_only(self) -> bool:
-        """Whether all its parameters have exactly two dims."""
+        """Whether all parameters of the layer have exactly two dims."""
         return not self.bias and self.norm is None

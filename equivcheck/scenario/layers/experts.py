@@ -11,7 +11,7 @@ from equivcheck.scenario.noun import frozen_dataclass, invalid_field, require_be
 from equivcheck.system.choice import PrintableEnum
 
 MAX_EXPERTS = 32
-"""Maximum number of experts. It is above the limit for generated scenarios, because ranks may need a multiple."""
+"""Maximum number of experts. Generated scenarios usually have fewer, but the number of ranks may require a larger multiple."""
 MAX_CHOSEN = 2
 MAX_BALANCE = 1.0
 
@@ -48,14 +48,15 @@ class Experts(AnyLayer):
     shared: bool = False
     """Whether an additional expert computes every position, unweighted."""
     dispatched: bool = False
-    """Whether each expert computes only the positions routed to it. Otherwise it computes all, and the others are masked out."""
+    """Whether each expert computes only the positions routed to it.
+    Otherwise each expert computes all positions, and results for other positions are masked out."""
     balance: float = 0.0
     """Coefficient for a load-balancing loss, 0 to 1; 0 disables it.
 
     The loss is ``balance * num_experts * sum(f * P)`` over experts (https://arxiv.org/abs/2101.03961, equation 4). ``f`` is an
-    expert's fraction of all assignments in a microbatch, without gradient. ``P`` is its mean share in the scores over all
-    positions. The term is averaged over rows even if the main loss is a sum, and each microbatch is weighted by its fraction of
-    the step's rows."""
+    expert's fraction of all assignments in a microbatch, without gradient. ``P`` is the expert's mean share in the scores over
+    all positions. The term is averaged over rows even if the main loss is a sum, and each microbatch is weighted by its fraction
+    of the step's rows."""
     activation: Activation = Activation.SILU
     """Activation on the gate projection."""
     bias: bool = False
@@ -90,7 +91,10 @@ class Experts(AnyLayer):
         return False
 
     def rounded_up(self, multiple: int) -> Experts:
-        """Round hidden features and number of experts up to a multiple. If that exceeds the limit, use the multiple itself."""
+        """Round hidden features and number of experts up to a multiple.
+
+        If a rounded number exceeds its maximum, use the multiple itself.
+        """
         hidden, experts = -(-self.hidden // multiple) * multiple, -(-self.num_experts // multiple) * multiple
         return replace(
             self,

@@ -37,7 +37,8 @@ class Layer(AnyLayer):
     shares: int | None = None
     """Index of an earlier layer whose weight this layer shares; None for its own weight."""
     auxiliary: AuxiliaryLinear | None = None
-    """When a second linear without bias is added to the first: never, or at steps 0, 2, 4 and so on. None if there is none."""
+    """When a second linear without bias is added to the first: never, or at steps 0, 2, 4 and so on.
+    None if the layer has no second linear."""
     shape_op: ShapeOp | None = None
     """Last operation on the output; None disables it."""
 
@@ -56,7 +57,7 @@ class Layer(AnyLayer):
         return self.width
 
     def refusal(self, in_features: int) -> tuple[str, str] | None:
-        """Refuses a residual if input and output features differ."""
+        """Refuse a residual connection if input and output features differ."""
         if self.residual and self.width != in_features:
             return "residual", f"False, or equal input ({in_features}) and output ({self.width}) features"
         return None

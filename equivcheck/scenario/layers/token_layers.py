@@ -12,8 +12,7 @@ from equivcheck.scenario.noun import frozen_dataclass, invalid_field, require_be
 MAX_LENGTH = 16
 MAX_VOCABULARY = 64
 MAX_HEADS = 32
-"""Maximum number of heads. It is above the limit for generated scenarios: resuming on 7 ranks after 4 may need a multiple of 28.
-"""
+"""Maximum number of heads. Generated scenarios usually have fewer, but a run that resumes on 7 ranks after 4 may need 28."""
 MAX_HEAD_WIDTH = 8
 MAX_HIDDEN = 32
 MAX_DROPOUT = 0.9
@@ -41,7 +40,7 @@ class Tokens:
             raise invalid_field(self, "padding", f"None or a token from 0 to {self.vocabulary - 1}")
 
     def rounded_up(self, multiple: int) -> Tokens:
-        """Round the vocabulary up to a multiple; if that exceeds the limit, use the multiple itself."""
+        """Round the vocabulary up to a multiple; if the result exceeds the maximum, use the multiple itself."""
         up = -(-self.vocabulary // multiple) * multiple
         vocabulary = up if up <= MAX_VOCABULARY else min(multiple, MAX_VOCABULARY)
         return replace(self, vocabulary=vocabulary, padding=None if self.padding is None else self.padding % vocabulary)
@@ -52,9 +51,9 @@ class Head:
     """Output projection from features to vocabulary logits: ``linear(norm(x))``."""
 
     tied: bool = False
-    """Whether it shares the embedding's weight."""
+    """Whether the head shares the embedding's weight."""
     bias: bool = False
-    """Whether it has a bias."""
+    """Whether the head has a bias."""
     norm: Norm | None = None
     """Normalization before the linear, with learned weights; None disables it."""
 
@@ -102,8 +101,8 @@ class Attention(AnyLayer):
     def rounded_up(self, multiple: int) -> Attention:
         """Make the product of number and size of heads a multiple, with the smallest increase in both.
 
-        If no product fits the limits, the smallest fitting sizes are used. Key and value heads stay grouped if their product is a
-        multiple too.
+        If no allowed sizes have such a product, the smallest fitting sizes are used. Key and value heads stay grouped if their
+        product is a multiple too.
         """
         step = 1 + self.rotary
         sizes = [(heads, width) for heads in range(1, MAX_HEADS + 1) for width in range(step, MAX_HEAD_WIDTH + 1, step)]
@@ -140,6 +139,6 @@ class GatedMLP(AnyLayer):
         require_between(self, "dropout", 0.0, MAX_DROPOUT)
 
     def rounded_up(self, multiple: int) -> GatedMLP:
-        """Round the hidden features up to a multiple; if that exceeds the limit, use the multiple itself."""
+        """Round the hidden features up to a multiple; if the result exceeds the maximum, use the multiple itself."""
         up = -(-self.hidden // multiple) * multiple
         return replace(self, hidden=up if up <= MAX_HIDDEN else min(multiple, MAX_HIDDEN))

@@ -43,7 +43,7 @@ class ParameterFacts(Protocol):
 
     @property
     def trained(self) -> bool:
-        """Whether it has `requires_grad=True`."""
+        """Whether the parameter has `requires_grad=True`."""
 
     @property
     def colwise_dim(self) -> int | None:
@@ -55,11 +55,11 @@ class ParameterFacts(Protocol):
 
     @property
     def unit_dim(self) -> int | None:
-        """Dim that sharding by heads or hidden features splits; None if it replicates the parameter."""
+        """Dim that sharding by heads or hidden features splits; None if such sharding replicates the parameter."""
 
     @property
     def expert_dim(self) -> int | None:
-        """Dim that indexes experts; None if it belongs to no expert."""
+        """Dim that indexes experts; None if the parameter belongs to no expert."""
 
 
 @frozen_dataclass
@@ -74,12 +74,13 @@ class Parallelism:
     traceable: ClassVar[bool] = False
     """Whether a step can be traced as one graph because no hooks run outside its operations."""
     shards_positions: ClassVar[bool] = False
-    """Whether ranks along its axes hold different positions in the same sequences, so that rows must be sequences."""
+    """Whether ranks along the parallelism's axes hold different positions in the same sequences, so that rows must be sequences.
+    """
     shards_experts: ClassVar[bool] = False
-    """Whether ranks along its axes share out a layer's experts or similar units."""
+    """Whether each rank along the parallelism's axes holds some of a layer's experts or similar units."""
 
     stage_position: ClassVar[StagePosition | None] = None
-    """Position in a layout with a pipeline. None if it works with the model's forward only."""
+    """Position in a layout with a pipeline. None if the parallelism works with the model's forward only."""
 
     @property
     def trains_local_tensors(self) -> bool:
@@ -88,7 +89,10 @@ class Parallelism:
 
     @property
     def propagates_placements(self) -> bool:
-        """Whether activations are DTensors over its axes. Their placements propagate, and the loss is that of the full batch."""
+        """Whether activations are DTensors over the parallelism's axes.
+
+        Placements propagate through the model, and the loss is that of the full batch.
+        """
         return False
 
     def shard_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: ARG002 - used by overriding methods

@@ -36,7 +36,7 @@ class ShardingStrategy(PrintableEnum):
 
     @property
     def is_hybrid(self) -> bool:
-        """Whether it shards along one mesh axis and replicates along another."""
+        """Whether the strategy shards along one mesh axis and replicates along another."""
         return self in (ShardingStrategy.HYBRID_SHARD, ShardingStrategy.HYBRID_SHARD_ZERO2)
 
 
@@ -62,7 +62,7 @@ class DDP(Parallelism):
     find_unused_parameters: bool = False
     """Whether DDP searches the graph for parameters without gradient."""
     no_sync: bool = option(default=False, limits=False)
-    """Whether all microbatches except the last run under `no_sync`; otherwise each one is reduced."""
+    """Whether all microbatches except the last run under `no_sync`; otherwise each microbatch's gradients are reduced."""
     zero_redundancy: bool = False
     """Whether `ZeroRedundancyOptimizer` assigns each parameter to one rank, which updates and broadcasts it."""
     parameters_as_bucket_view: bool = False
@@ -157,7 +157,7 @@ class MeshDims(PrintableEnum):
     SHARD = "shard"
     """`dp` and `dp_shard` shard; `dp_replicate` replicates."""
     REPLICATE = "replicate"
-    """All axes replicate; several are flattened."""
+    """All axes replicate. Several axes are flattened into one."""
 
 
 @frozen_dataclass
@@ -191,9 +191,8 @@ class FSDP2(Parallelism):
 
     Backward then gathers only over that many neighbours on the sharding axis. None reshards to the whole axis."""
     reshard_after_backward: bool = option(default=True, limits=False)
-    """Whether each microbatch's backward reshards the parameters. Otherwise only the last microbatch's does
-    (`set_reshard_after_backward`).
-    """
+    """Whether each microbatch's backward reshards the parameters.
+    Otherwise only the last microbatch's backward reshards them (`set_reshard_after_backward`)."""
     explicit_prefetch: bool = option(default=False, limits=False)
     """Whether layers prefetch explicitly: the next one in forward, the previous one in backward
     (`set_modules_to_forward_prefetch`, `set_modules_to_backward_prefetch`)."""

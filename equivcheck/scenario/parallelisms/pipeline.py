@@ -50,7 +50,8 @@ class Pipeline(Parallelism):
     boundaries: tuple[int, ...] = ()
     """First layer in each stage except stage 0, strictly increasing; empty for balanced stages."""
     scale_grads: bool = option(default=False, calls=False)
-    """Whether torch divides gradients by the number of chunks after each microbatch; otherwise the loss is divided before."""
+    """Whether torch divides gradients by the number of chunks after each microbatch; otherwise the loss is divided before
+    backward."""
     static_shapes: bool = option(default=False, limits=False, calls=False)
     """Whether activation shapes are passed to the stages; otherwise torch infers them in an extra pass."""
 

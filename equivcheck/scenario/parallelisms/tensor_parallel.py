@@ -63,8 +63,8 @@ class PlannedParallelism(Parallelism):
     plan: tuple[LayerPlan, ...] = (LayerPlan(),)
     """One entry per layer, 1 to 8.
 
-    An entry before a layer that is not in the plan must replicate its output. So must the last entry, unless a head in the plan
-    follows."""
+    An entry before a layer that is not in the plan must replicate its output. The last entry must also replicate its output,
+    unless a head in the plan follows."""
     source: Split = Split.NOT_IN_PLAN
     """How the token embedding is sharded; no effect on a model without tokens. Position embeddings are replicated."""
     source_output: ActivationSharding = ActivationSharding.REPLICATED
@@ -106,8 +106,8 @@ class PlannedParallelism(Parallelism):
         for before, entry in pairwise(self.plan):
             if entry.split is Split.NOT_IN_PLAN and before.output is not ActivationSharding.REPLICATED:
                 raise InvalidScenario(
-                    f"{name}.plan with output {before.output!r} before Split.NOT_IN_PLAN is not valid. "
-                    "Expected ActivationSharding.REPLICATED."
+                    f"{name}.plan with output {before.output!r} before Split.NOT_IN_PLAN is not valid: the next layer is not "
+                    "in the plan. Expected output ActivationSharding.REPLICATED."
                 )
 
     def shard_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: D102 - as inherited

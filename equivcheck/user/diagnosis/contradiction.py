@@ -50,7 +50,7 @@ class RealValues:
                 raise Contradicted(f"step {step}, {phase.value} of {piece.name} on rank {rank}")
 
     def _limit(self, expected: Expected, name: str, real: Vector, other: Vector) -> float:
-        """At least the limit of the complete comparison for these values."""
+        """Return a bound that is at least the tolerance in the complete comparison of these values."""
         row = expected.table.rows.get(name)
         own, tolerance = (0.0, 0.0) if row is None else (float(expected.norms[row]), float(expected.tolerances[row]))
         size = max(own, float(np.linalg.norm(real)), float(np.linalg.norm(other)))
@@ -70,7 +70,10 @@ def are_gradients_scaled(diverged: DivergedTraining) -> bool:
 
 
 def _are_multiples(expected: Expected, snapshot: Snapshot, right: TensorsByName) -> bool:
-    """Whether each tensor may be a multiple of the right one. Each has its own factor: a step may clip tensors separately."""
+    """Whether each tensor may be a multiple of the right gradient.
+
+    Factors may differ, because a step may clip tensors separately.
+    """
     for piece, real in values_by_piece(snapshot):
         if real is not None and piece.name in right and right[piece.name].shape == piece.shape:
             own, tolerance = select_piece(right[piece.name], piece), expected.tolerances[expected.table.rows[piece.name]]

@@ -14,10 +14,10 @@ _NONE: _Sources = (frozenset(), frozenset())
 
 
 class Dependencies:
-    """Records which modules' inputs and outputs are computed from which others in one step."""
+    """Records, for the inputs and outputs of modules in one step, from which other inputs and outputs each is computed."""
 
     def __init__(self, seen: Sequence[ModuleTensor], parameters: Mapping[str, torch.Tensor]) -> None:
-        """`seen` is in execution order, with nodes. `parameters` are the model's, by name."""
+        """`seen` lists recorded tensors in execution order, with their autograd nodes. `parameters` are the model's, by name."""
         own = [each for each in seen if not each.key.is_gradient]
         self._order = {each.key: number for number, each in enumerate(own)}
         self._names = {id(tensor): name for name, tensor in parameters.items()}
@@ -31,7 +31,10 @@ class Dependencies:
         self._sources: dict[Key, _Sources] = {each.key: self._reached[each.node] for each in own if each.node is not None}
 
     def is_computed_from(self, key: Key, source: Key) -> bool:
-        """Whether a tensor depends on an earlier one. If one of them has no autograd node, the order of execution decides."""
+        """Whether a tensor depends on an earlier tensor.
+
+        If either tensor has no autograd node, the order of execution decides.
+        """
         later, earlier = key._replace(is_gradient=False), source._replace(is_gradient=False)
         if self._order[later] <= self._order[earlier]:
             return False
@@ -39,9 +42,9 @@ class Dependencies:
         return earlier in self._sources[later][0] if known else True
 
     def nearest_parameters(self, key: Key) -> frozenset[str]:
-        """Names of the parameters between a tensor and the recorded tensors before it.
+        """Return the names of the parameters used between a tensor and the recorded tensors before it.
 
-        If there are none, those of the nearest earlier tensor that has some.
+        If no parameter is used there, take the nearest earlier tensor for which some are.
         """
         tensor = key._replace(is_gradient=False)
         before = sorted(self._sources.get(tensor, _NONE)[0], key=self._order.__getitem__, reverse=True)

@@ -78,7 +78,7 @@ class DivergedTraining(Evidence):
         return found
 
     def call_counts(self, known: int) -> list[tuple[int, str]]:
-        """Return how many microbatches, backward passes and module calls a step has, each with words for a sentence.
+        """Return how many microbatches, backward passes and module calls a step has, each with a phrase for the report.
 
         Leaves out 1 and `known`.
         """
@@ -89,7 +89,7 @@ class DivergedTraining(Evidence):
         return [(number, words) for number, words in named if number > 1 and number != known]
 
     def repeated_writes(self) -> str:
-        """Clause about the first wrong buffer that every rank writes several times as often as one device; empty if none."""
+        """Describe the first wrong buffer that every rank writes several times as often as one device; empty if there is none."""
         single, runs = self.observed.device.writes, [run.writes for run in self.observed.ranks]
         for name in self.differing(Phase.BUFFER):
             counts = {run.get(name, 0) for run in runs}
@@ -100,7 +100,7 @@ class DivergedTraining(Evidence):
         return ""
 
     def _repeated_calls(self) -> list[tuple[int, str]]:
-        """The outermost module that every rank calls several times as often as one device, with that number."""
+        """Return the outermost module that every rank calls several times as often as one device, with that factor."""
         single, runs = self.observed.device.calls, [run.calls for run in self.observed.ranks]
         for name, count in single.items():
             times = {run[name] / count for run in runs if name in run}

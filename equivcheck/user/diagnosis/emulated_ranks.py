@@ -35,7 +35,7 @@ from equivcheck.worlds.trace.trace import Snapshot, Trace
 
 
 class EmulatedUserRanks(EmulatedRanks):
-    """Ranks emulated on one device, each with its own model, and train with the user's single-device step."""
+    """Emulates ranks on one device. Each rank has its own model and trains with the user's single-device step."""
 
     def __init__(self, diverged: DivergedTraining, *, own_rows: bool, one: bool = False) -> None:
         self.diverged, self.task, self.own_rows = diverged, diverged.task, own_rows
@@ -139,7 +139,7 @@ class EmulatedUserRanks(EmulatedRanks):
         self._call_events(self.before_update, rank)
 
     def _check(self, rank: int, step: int, phase: Phase, values: Gradients) -> None:
-        """Compare a rank's values with the real rank's; with all real ranks' if only this rank is emulated."""
+        """Compare a rank's values with the real rank's. If only this rank is emulated, compare with all real ranks."""
         if self.require is not None:
             for real in [rank] if len(self.models) > 1 else range(len(self.coordinates)):
                 self.require(step, phase, real, values)
@@ -163,7 +163,7 @@ class EmulatedUserRanks(EmulatedRanks):
             self._end_backward(rank)
 
     def _fresh_gradients(self, rank: int, loss: torch.Tensor | None, backward: Callable[[], None]) -> Gradients:
-        """The gradients of one backward pass only, which runs unless it is known."""
+        """Return the gradients of one backward pass. The pass runs unless its gradients are known."""
         place = (self.own_rows, rank if self.own_rows else 0, self._step[rank], self._count[rank])
         known = None if self.known is None or loss is None else self.known.gradients(place, loss, self.models[rank])
         if known is not None:
@@ -186,7 +186,7 @@ class EmulatedUserRanks(EmulatedRanks):
         return self.clip_rank(rank, tensors, kind, scale)
 
     def _as_reported(self, trace: UserTrace, found: Sequence[Trace]) -> UserTrace:
-        """The trace without losses and state that the real ranks do not report."""
+        """Return the trace without the losses and state that the real ranks do not report."""
         steps = tuple(
             replace(own, loss=None) if all(other.steps[step].loss is None for other in found) else own
             for step, own in enumerate(trace.steps)

@@ -49,7 +49,7 @@ Wrong = Callable[[DivergedTraining, StepFacts], Iterator[Mistake]]
 
 
 def _clippings_after_gradients(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
-    """Wrong clippings, if a trainer records gradients before it clips, so that updates differ first."""
+    """Yield wrong clippings if a trainer records gradients before it clips, because updates are then the first difference."""
     if diverged.task.reads_unclipped:
         yield from wrong_clippings(diverged, facts)
 
@@ -90,19 +90,19 @@ The order matters: the first matching candidate is reported.
 """
 
 UPDATES = (local_statistics, wrong_settings, wrong_updates)
-"""Mistakes that change nothing before an update."""
+"""Functions that yield mistakes without an effect before an optimizer update."""
 LONGEST_SECONDS = 60.0
 """Time limit for the search, in seconds."""
 FACTORS = (Cause.SCALED, Cause.NOT_UNSCALED)
-"""Causes that stand for any constant factor. They are dropped if another cause fits."""
+"""Causes that stand for any constant factor. Such causes are dropped if another cause also fits."""
 OTHER_ROWS = (Cause.MEAN_OF_MEANS, Cause.SAME_ROWS)
-"""Causes that each candidate on the ranks' own rows repeats, so no such candidate is reported in addition to them."""
+"""Causes to which no second cause is added. Each candidate that uses the ranks' own rows would repeat such a cause."""
 SAME_MEANING = (
     {Cause.REPLICAS_IN_NORM, Cause.ANOTHER_NORM},
     {Cause.HYPERPARAMETER, Cause.DECAY_EVERYWHERE},
     {Cause.AVERAGE_OF_WEIGHTS, Cause.STALE},
 )
-"""Causes that are one mistake in different words. Only the first that fits is reported."""
+"""Sets of causes that are one mistake in different words. Only the first cause that fits is reported."""
 MOST = 2
 """Maximum number of reported causes."""
 NOTHING_TRIED = "no known fault changes only this"
@@ -137,7 +137,9 @@ class _Correct:
 
 
 def _emulation(diverged: DivergedTraining) -> tuple[StepFacts, Emulate] | None:
-    """Emulate correct ranks, and return a function that emulates others; None if the correct ones differ from one device.
+    """Emulate correct ranks, and return a function that emulates ranks with a mistake.
+
+    None if correct ranks differ from one device.
 
     Ranks compute on all rows only if they have no other rows, or do not reproduce one device with their own.
     """
@@ -178,7 +180,10 @@ def _correct(diverged: DivergedTraining, known: KnownBackward, *, own_rows: bool
 
 
 def _run(train: Callable[[], tuple[Trace, ...]]) -> tuple[Trace, ...] | None:
-    """An emulation's traces; None if its values contradict the ranks', or if torch or the user's code rejects the mistake."""
+    """Return an emulation's traces.
+
+    None if the values contradict those of the ranks, or if torch or the user's code rejects the mistake.
+    """
     try:
         return train()
     except Exception:
@@ -192,7 +197,7 @@ def _differs(diverged: DivergedTraining, traces: tuple[Trace, ...]) -> bool:
 
 
 def _fits(diverged: DivergedTraining, facts: StepFacts, emulate: Emulate) -> tuple[list[Mistake], str]:
-    """Candidates that reproduce everything, at most `MOST` different causes; and why there are none."""
+    """Return at most `MOST` candidates with different causes that reproduce all values, and why there are none."""
     found: list[Mistake] = []
     clock, num_tried, are_scaled = WorkClock(), 0, diverged.first.phase not in COMPUTED or are_gradients_scaled(diverged)
     for candidate in _candidates(diverged, facts):
@@ -206,7 +211,10 @@ def _fits(diverged: DivergedTraining, facts: StepFacts, emulate: Emulate) -> tup
 
 
 def _candidates(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
-    """Mistakes that may show first in the phase of the first difference. If the last update is right, so are all before."""
+    """Yield mistakes that may show first in the phase of the first difference.
+
+    If the last update agrees, earlier updates agree too.
+    """
     first, updates_agree = diverged.first, _last_update_agrees(diverged)
     for wrong, phases in CATALOGUE:
         if first.phase in phases and not (updates_agree and wrong in UPDATES):
@@ -221,7 +229,7 @@ def _last_update_agrees(diverged: DivergedTraining) -> bool:
 
 
 def _says_more(candidate: Mistake, found: set[Cause]) -> bool:
-    """Whether a candidate says something else than the causes already found."""
+    """Whether a candidate has another meaning than the causes already found."""
     if not found:
         return True
     if candidate.own_rows and not found.isdisjoint(OTHER_ROWS):

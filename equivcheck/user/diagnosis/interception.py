@@ -119,7 +119,10 @@ def _is_euclidean(norm: Any, tensors: Iterable[torch.Tensor]) -> bool:
 
 
 def _only_loss(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> torch.Tensor | None:
-    """The loss; None if the pass has other gradients than one, selected inputs, or a graph that stays."""
+    """Return the loss.
+
+    None if the pass has explicit gradients, selected inputs, or a graph that is retained.
+    """
     loss, *options = arguments or (None,)
     is_plain = all(option is None or option is False for option in (*options, *keywords.values()))
     return loss if isinstance(loss, torch.Tensor) and is_plain else None

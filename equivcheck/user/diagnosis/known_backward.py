@@ -12,10 +12,10 @@ from torch import nn
 from equivcheck.oracle.reference.reduction import Gradients
 
 Place = tuple[bool, int, int, int]
-"""Whether ranks compute on their own rows; rank, step, and number of a backward pass in its step."""
+"""Key of a backward pass: whether ranks compute on their own rows, the rank, the step, and the number of the pass in its step."""
 
 MOST_BYTES = 512 * 1024**2
-"""Memory for gradients and parameters."""
+"""Maximum bytes for cached gradients and parameters."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 

@@ -33,7 +33,7 @@ class Key(NamedTuple):
     call: int
     """Number of the module's call in the step, from 0."""
     is_input: bool
-    """Whether the module receives the tensor. Otherwise it returns it."""
+    """Whether the module receives the tensor. Otherwise the module returns the tensor."""
     number: int
     """Number of the tensor among the module's inputs or outputs, from 0."""
     is_gradient: bool
@@ -51,7 +51,7 @@ class ModuleTensor:
     values: torch.Tensor
     """This rank's elements in float64."""
     node: Any = None
-    """Autograd node that made the tensor; None for a gradient, for a tensor without one, and on ranks."""
+    """Autograd node that made the tensor; None for a gradient, for a tensor without a node, and on ranks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -140,7 +140,7 @@ class _Watch:
         self.seen.append(ModuleTensor(key=key, piece=piece, values=values, node=node))
 
     def _piece_by_weight(self, owner: nn.Module, key: Key, values: torch.Tensor) -> Piece | None:
-        """A plain tensor's position along its last dim, if the layer's weight is sharded along the matching dim."""
+        """Return a plain tensor's position along its last dim, if the layer's weight is sharded along the matching dim."""
         weight = owner._parameters.get("weight")
         if weight is None or not isinstance(owner, nn.Linear) or not values.dim():
             return None
@@ -154,7 +154,7 @@ class _Watch:
 
 
 def _view_of(value: Any) -> Any:
-    """A view with its own gradient: only the part that comes from this module, and not from other users of the tensor."""
+    """Return a view whose gradient contains only the part from this module, without the parts from other users of the tensor."""
     return value.view_as(value) if isinstance(value, torch.Tensor) and value.requires_grad else value
 
 

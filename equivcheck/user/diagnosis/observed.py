@@ -37,13 +37,13 @@ class ObservedRun:
     settings: tuple[Settings, ...]
     """Optimizer settings at each step's update; empty for a step without an update."""
     calls: Mapping[str, int]
-    """Calls of each module in the first step, by name; those under activation checkpointing count again."""
+    """Calls of each module in the first step, by name; calls that activation checkpointing repeats count again."""
     writes: Mapping[str, int]
     """In-place operations on each buffer in the first step, by name. DDP's broadcasts do not count."""
 
 
 class ObservedRuns:
-    """Further runs of a training. Each runs when it is first read."""
+    """Further runs of a training. Each run starts when its result is first read."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -115,5 +115,5 @@ def _observed(task: Task, reader: Reader, batches: list[Any], counts: Counter[in
 
 
 def _versions(reader: Reader) -> list[tuple[str, torch.Tensor, int]]:
-    """Buffers with the number of in-place operations on them so far, which torch counts for autograd."""
+    """Return the buffers with the number of in-place operations on each so far, which torch counts for autograd."""
     return [(name, buffer, buffer._version) for name, buffer in reader.names.buffers(reader.module)]

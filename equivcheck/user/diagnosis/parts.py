@@ -22,10 +22,10 @@ class Status(Enum):
 
     RIGHT = "right"
     PARTIAL = "partial"
-    """Only the sum or the mean over some ranks is right."""
+    """The sum or the mean over some ranks is right, but no rank's tensor is."""
     WRONG = "wrong"
     UNKNOWN = "unknown"
-    """Not right in any known way, but the ranks may split the tensor in another way."""
+    """Not right in any known way, but the ranks may split the tensor in a way that was not tried."""
 
 
 class Order(Enum):
@@ -54,7 +54,8 @@ class Sum(NamedTuple):
 
 
 Layout = dict[str, Split | Sum | None]
-"""For each axis with more than one rank: how ranks along it share a tensor. None if they all have the same values."""
+"""For each axis with more than one rank: how a tensor is distributed over the ranks along that axis.
+None if all ranks have the same values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +73,8 @@ class Agreement:
 class PartComparer:
     """Compares the tensors on ranks with full tensors, one tensor after the other.
 
-    It remembers how earlier tensors with right values were split. If a later tensor has the same split and its values differ,
-    it is wrong. Otherwise its ranks may split it in a new way.
+    A comparer remembers how earlier tensors with right values were split. A later tensor with the same split is wrong if its
+    values differ. Otherwise its ranks may split it in a new way.
     """
 
     def __init__(self, task: Task, coordinates: Sequence[RankCoordinate], eps: float) -> None:
@@ -175,7 +176,7 @@ def _summed_axes(layout: Layout) -> list[str]:
 
 
 def _take(full: torch.Tensor, split: Split, count: int, index: int) -> torch.Tensor:
-    """The part with this index of `count` equal parts."""
+    """Return one of `count` equal parts of the full tensor, by its index."""
     if split.order is Order.CHUNKS:
         return full.chunk(count, split.dim)[index]
     if split.order is Order.STRIDED:

@@ -90,7 +90,7 @@ def _full_mask(diverged: DivergedTraining, name: str, lacking: MissingReduction)
 
 
 def _missing(diverged: DivergedTraining, name: str) -> MissingReduction | None:
-    """The reduction over the fewest axes that makes a gradient right at the first wrong step."""
+    """Return the reduction over the fewest axes with which a gradient is right at the first wrong step."""
     expected = diverged.expected_values(diverged.first.step, Phase.GRADIENT).get(name)
     if expected is None or name not in diverged.updated:
         return None
@@ -127,7 +127,7 @@ def _all_elements(part: Part) -> npt.NDArray[np.bool_]:
 
 
 def _wrong_elements(parts: Mapping[Line, Part], eps: float) -> dict[Line, npt.NDArray[np.bool_]]:
-    """Elements that are wrong on some rank, or zero on each rank, for the lines with wrong elements."""
+    """Return, for each line with wrong elements, a mask of the elements that are wrong on some rank or zero on every rank."""
     found = {}
     for line, (right, values) in parts.items():
         is_wrong = (np.abs(values - right) > eps**0.5 * np.abs(right).max(initial=0.0)).any(axis=0)
@@ -137,13 +137,16 @@ def _wrong_elements(parts: Mapping[Line, Part], eps: float) -> dict[Line, npt.ND
 
 
 def _is_sum(right: Vector, values: Vector, divisor: int, mask: npt.NDArray[np.bool_], eps: float) -> bool:
-    """Whether the sum over ranks gives the right elements. Equal parts are a factor, not a missing reduction."""
+    """Whether the sum over ranks gives the right elements.
+
+    If all ranks have equal values, a factor is wrong and no reduction is missing.
+    """
     right, values = right[mask], values[:, mask]
     return bool(np.ptp(values, axis=0).any()) and _is_close(values.sum(0) / divisor, right, eps)
 
 
 def _is_close(values: Vector, right: Vector, eps: float) -> bool:
-    """A loose test. The run with the reduction decides."""
+    """Whether values agree within a loose tolerance. The run with the reduction decides later."""
     return bool(np.linalg.norm(values - right) <= eps**0.5 * np.linalg.norm(right))
 
 
@@ -153,7 +156,7 @@ def _peers(diverged: DivergedTraining, rank: int, axes: Sequence[str]) -> Iterat
 
 
 def _gradients(diverged: DivergedTraining) -> list[dict[str, Vector]]:
-    """Each rank's gradients at the first wrong step, flat, limited to the elements that the rank holds."""
+    """Return each rank's gradients at the first wrong step as flat arrays, limited to the elements that the rank holds."""
     found = []
     for trace in diverged.traces:
         parts: dict[str, list[np.ndarray]] = {}

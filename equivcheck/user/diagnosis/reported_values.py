@@ -16,7 +16,8 @@ from equivcheck.worlds.trace.differences import Phase
 from equivcheck.worlds.trace.pieces import full_tensors_of
 
 Norm = Callable[[int, Sequence[float]], float]
-"""Returns a rank's norm. The list has each rank's squares, summed over its own elements."""
+"""Function that returns a rank's gradient norm.
+Its list argument has, for each rank, the sum of squares over that rank's own elements."""
 Way = tuple[Cause, str, Norm]
 """A cause, words after "your step returns a gradient norm that", and the norm."""
 Explanation = tuple[Cause, str]
@@ -26,7 +27,10 @@ Values = npt.NDArray[np.float64]
 
 
 def wrong_reported_values(diverged: DivergedTraining) -> list[Diagnosis]:
-    """Return why a reported number is wrong, if only it differs, and one mistake gives all ranks' values at all steps."""
+    """Return why a reported number is wrong.
+
+    Empty unless only this number differs, and one mistake gives all ranks' values at all steps.
+    """
     first = diverged.first
     is_only = all((each.phase, each.tensor) == (first.phase, first.tensor) for each in diverged.divergences)
     if first.phase not in (Phase.LOSS, Phase.REPORTED) or not is_only:
@@ -55,7 +59,7 @@ def _wrong_norm(diverged: DivergedTraining, found: Values) -> Explanation | None
 
 
 def _wrong_reduction(diverged: DivergedTraining, found: Values) -> Explanation | None:
-    """A number that is multiplied by a count, or that each rank computes from its own rows only."""
+    """Return an explanation if a number is multiplied by a count, or if each rank computes it from its own rows only."""
     right = np.array([[_expected(diverged, step)] for step in range(diverged.num_steps)])
     for count, words in diverged.counts.items():
         if _agree(diverged, right * count, found):
@@ -71,13 +75,13 @@ def _wrong_reduction(diverged: DivergedTraining, found: Values) -> Explanation |
 
 
 def _expected(diverged: DivergedTraining, step: int) -> float:
-    """One device's number at a step; NaN if it reports none."""
+    """Return one device's number at a step; NaN if one device reports none."""
     value = diverged.expected_values(step, diverged.first.phase).get(diverged.first.tensor)
     return math.nan if value is None or value.size != 1 else float(value.sum())
 
 
 def _peers(diverged: DivergedTraining, axes: Sequence[str]) -> list[list[int]]:
-    """For each rank, the ranks that differ from it only along some axes."""
+    """Return, for each rank, the ranks that differ from it only along some axes."""
     places = diverged.coordinates
     return [[other.rank for other in places if other.differs_only_along(own, axes)] for own in places]
 
@@ -93,7 +97,7 @@ def _is_gradient_norm(diverged: DivergedTraining) -> bool:
 
 
 def _reported(diverged: DivergedTraining) -> list[list[float]]:
-    """Each rank's number at each step; NaN if it reports none."""
+    """Return each rank's number at each step; NaN if the rank reports none."""
     name, is_loss = diverged.first.tensor, diverged.first.phase is Phase.LOSS
     found = []
     for step in range(diverged.num_steps):
@@ -107,7 +111,7 @@ def _reported(diverged: DivergedTraining) -> list[list[float]]:
 
 
 def _squares_of_ranks(diverged: DivergedTraining, step: int) -> list[float]:
-    """Each rank's gradient elements, squared and summed."""
+    """Return, for each rank, the sum of its squared gradient elements."""
     held, right = held_elements(diverged), diverged.expected_values(step, Phase.GRADIENT)
     return [
         sum(float((values[held.by(name, rank).numpy()] ** 2).sum()) for name, values in right.items())

@@ -37,7 +37,7 @@ class RestartLoss:
     sentence: str
     """The lost state in words."""
     reproduces: bool
-    """Whether one device that continues from the ranks' state reproduces all their values."""
+    """Whether one device that continues from the ranks' state reproduces all values on the ranks."""
 
 
 NOTHING_LOST = (
@@ -83,7 +83,7 @@ class _Lost:
 
     @property
     def items(self) -> list[str]:
-        """Each kind of lost state in words."""
+        """Return a phrase for each kind of lost state."""
         found = [f"parameter{'s' * (len(self.parameters) > 1)} {tensors(list(self.parameters))}"] if self.parameters else []
         if self.state:
             owners, keys = (list(dict.fromkeys(name.rpartition("/")[part] for name in self.state)) for part in (0, 2))
@@ -121,7 +121,7 @@ def _lost_between(saved: Sequence[TrainingState], loaded: Sequence[TrainingState
 
 
 def _differing(saved: Sequence[Snapshot], loaded: Sequence[Snapshot], ranks: set[int]) -> dict[str, Vector | None]:
-    """Tensors that are missing or differ after loading, in full. Adds the ranks with other values to `ranks`."""
+    """Return the full values of tensors that are missing or differ after loading. Adds the ranks with other values to `ranks`."""
     before, after = assemble_tensors(saved), assemble_tensors(loaded)
     found: dict[str, Vector | None] = {name: None for name in before if name not in after}
     ranks |= set(range(len(loaded))) if found else set()
@@ -137,7 +137,10 @@ def _differing(saved: Sequence[Snapshot], loaded: Sequence[Snapshot], ranks: set
 
 
 def _state_on_other_ranks(saved: Sequence[TrainingState], loaded: Sequence[TrainingState]) -> dict[int, set[str]]:
-    """Optimizer state that a rank had before, and now only other ranks have, although the rank has the parameter."""
+    """Return optimizer state that a rank had before saving, and that only other ranks have after loading.
+
+    The rank still has the parameter.
+    """
     found: dict[int, set[str]] = {}
     for rank, (before, after) in enumerate(zip(saved, loaded, strict=False)):
         held = {piece.name for piece in after.parameters.pieces}

@@ -54,7 +54,7 @@ def opinion_of_types(task: Task) -> str:
 
 
 def _typed_step(task: Task, spmd: Any) -> bool:
-    """Train on the first batch under the checker; False if no parameter has a type."""
+    """Train on the first batch under the type checker. Returns False if no parameter has a type."""
     from spmd_types.checker import typecheck
 
     task, mesh = task_and_mesh(task)

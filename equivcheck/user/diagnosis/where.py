@@ -62,7 +62,7 @@ def where_of(diverged: DivergedTraining) -> str:
 
 
 def _as_compared(diverged: DivergedTraining, trace: UserTrace) -> UserTrace:
-    """The trace without phases that the reference leaves out."""
+    """Return the trace without the phases that the reference leaves out."""
     moments = diverged.reference.moments
     present = {moment.phase for moment in moments if any(moment.present)}
     left_out = {phase for phase in (Phase.LOSS, Phase.GRADIENT) if phase not in present}
@@ -91,7 +91,7 @@ class _Search:
         self._agreements: dict[Key, Agreement] = {}
 
     def sentence(self) -> str:
-        """Describe the first place at which the ranks differ; empty if it is in doubt."""
+        """Describe the first place at which the ranks differ; empty if the place is in doubt."""
         forward = [key for key in self._expected if not key.is_gradient and self._may_matter(key)]
         self._compare(forward, (1.0,))
         wrong = self._first_unexplained(forward, Status.WRONG)
@@ -116,7 +116,7 @@ class _Search:
         return self._about(named) if named else self._if_all_agree([*forward, *backward], ONLY_PARAMETERS)
 
     def _may_matter(self, key: Key) -> bool:
-        """Whether the loss may depend on a tensor: it has a gradient, or it cannot have one."""
+        """Whether the loss may depend on a tensor: the tensor has a gradient, or cannot have one."""
         return self._expected[key].node is None or key._replace(is_gradient=True) in self._expected
 
     def _compares_loss(self) -> bool:
@@ -137,7 +137,7 @@ class _Search:
                     break
 
     def _first_unexplained(self, keys: Iterable[Key], status: Status) -> Key | None:
-        """The first tensor with this status from which no right tensor is computed."""
+        """Return the first tensor with this status that is not computed from a tensor with right values."""
         right = self._right()
         found = (key for key in keys if self._agreements[key].status is status)
         return next((key for key in found if not any(self._follows(other, key) for other in right)), None)
@@ -147,7 +147,7 @@ class _Search:
         return [key for key, agreement in found if agreement.status is Status.RIGHT]
 
     def _follows(self, later: Key, key: Key) -> bool:
-        """Whether a tensor is computed from another one, both in forward or both in backward."""
+        """Whether one tensor is computed from another. Both tensors belong to forward, or both to backward."""
         if later.is_gradient != key.is_gradient:
             return False
         return self._dependencies.is_computed_from(*((key, later) if key.is_gradient else (later, key)))
@@ -175,7 +175,7 @@ class _Search:
         return f"; not compared before it: {_shorten(list(map(_name, found)))}" if found else ""
 
     def _before(self, key: Key, status: Status) -> list[Key]:
-        """Tensors of this status from which a tensor is computed, without a right tensor in between."""
+        """Return the tensors with this status from which a tensor is computed without a right tensor in between."""
         right = [each for each in self._right() if self._follows(key, each)]
         found = [each for each, agreement in self._agreements.items() if agreement.status is status and self._follows(key, each)]
         return [each for each in found if not any(self._follows(other, each) for other in right)]

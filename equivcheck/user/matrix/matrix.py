@@ -27,11 +27,11 @@ OF_TRAINING = (
     *("model", "batches", "loss", "optimizer", "reduction", "scheduler", "step", "dtype", "seed"),
     *("also", "keep_dtype", "dropout_masks"),
 )
-"""Arguments for the single-device run. All layouts share them, so that their rows are comparable."""
+"""Arguments for the single-device run. All layouts use the same values, so that their rows are comparable."""
 OF_LAYOUT = tuple(name for name in ARGUMENTS if name not in OF_TRAINING)
 """Arguments that each layout may set."""
 REQUIRED = tuple(name for name, each in ARGUMENTS.items() if each.default is each.empty or name == "parallelize")
-"""Arguments without a default, and `parallelize`, which only a trainer replaces."""
+"""Arguments without a default, and `parallelize`, which may be left out only if a trainer is given."""
 EXPECTED = "expected"
 """Further key in a layout: its expected outcome."""
 
@@ -45,8 +45,8 @@ class Matrix:
     """One training under many layouts.
 
     `layouts` maps a name to a dict with the layout's own arguments for `check_training`: `mesh`, `parallelize`, and any other
-    that does not affect the single-device run. All other arguments are shared. If both set one, the layout's value counts. A
-    layout that is wrong on purpose sets ``"expected": "diverged"``::
+    that does not affect the single-device run. All other arguments are shared. If an argument is given in both, the layout's
+    value counts. A layout that is wrong on purpose sets ``"expected": "diverged"``::
 
         Matrix(
             model=build, batches=batches, loss=loss, optimizer=optimizer,
@@ -154,6 +154,6 @@ def _outcome(name: str, value: object) -> Outcome:
 
 
 def _cpu_seconds() -> float:
-    """CPU time for this process and its children, because ranks may be processes."""
+    """Return the CPU time of this process and its children, because ranks may be processes."""
     own = os.getpid()
     return time.process_time() + sum(used for process, used in cpu_seconds_of_family(own).items() if process != own)

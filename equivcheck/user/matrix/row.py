@@ -22,11 +22,11 @@ class LayoutRow:
     expected: Outcome
     """Expected outcome; EQUIVALENT unless the layout is wrong on purpose."""
     verdict: UserVerdict | None
-    """Verdict from `check_training`; None if it raised."""
+    """Verdict from `check_training`; None if `check_training` raised."""
     error: str = ""
     """Exception in one line if `check_training` raised; else empty."""
     milliseconds: float
-    """CPU time for the check, children included. Shown, never judged."""
+    """CPU time for the check, children included. It is only shown and does not affect the outcome."""
 
     @property
     def is_as_expected(self) -> bool:

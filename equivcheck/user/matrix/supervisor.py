@@ -74,7 +74,7 @@ class _Supervisor:
             self._report_lost(checker)
 
     def _start_checkers(self, message: Layouts) -> None:
-        """The first process to read the recipe knows how many layouts there are; start the others then."""
+        """Start the other processes after the first one has read the recipe, because only then the number of layouts is known."""
         if self._known is None:
             self._known = {row.name: row for row in message.rows}
             self._waiting.extend(chosen(self._names, tuple(self._known)))

@@ -18,7 +18,7 @@ class Alteration:
     """A mistake in an optimizer's updates. The defaults change nothing."""
 
     num_shards: int = 1
-    """Each shard of a parameter is optimized as if it were a parameter."""
+    """Number of shards of each parameter; each shard is optimized as if it were a full parameter."""
     shard_dim: int = 0
     """Dim along which parameters are split; 0 for vectors."""
     skips: frozenset[str] = frozenset()
@@ -28,13 +28,13 @@ class Alteration:
     gradient_factor: float = 1.0
     """Factor for gradients."""
     update_factors: Mapping[str, float] = field(default_factory=dict)
-    """Factors for updates, by parameter. Weight decay is no part of the update."""
+    """Factors for updates, by parameter. Weight decay is not multiplied."""
     loses_state_after: int | None = None
-    """Steps after which the optimizer is built again. None for never."""
+    """Steps after which the optimizer is built again. None if it is never built again."""
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """Other names, if the optimizer decides by names."""
+    """Names to give to parameters, for an optimizer that decides by parameter names."""
     changes_groups: Callable[[list[dict[str, Any]]], None] | None = None
-    """Changes settings in parameter groups."""
+    """Function that changes settings in the optimizer's parameter groups."""
 
 
 class Altered(torch.optim.Optimizer):

@@ -26,7 +26,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
 }
 """Shapes by name. Some have fewer rows than ranks, so that some ranks have empty shards."""
 EDGES: dict[str, tuple[int, ...]] = {"embedding.weight": (7, 4), "head.weight": (7, 4), "scale": ()}
-"""Shapes that some cases have as well. `fully_shard` refuses parameters without dims."""
+"""Shapes that only some cases contain. `fully_shard` refuses parameters without dims."""
 
 
 class Placed(PrintableEnum):
@@ -55,7 +55,7 @@ class OptimizerCase:
     seed: int
     """Seed for parameters and gradients."""
     saved_after: int | None = None
-    """Steps before the optimizer's state is saved and loaded into a new optimizer. None without."""
+    """Steps before the optimizer's state is saved and loaded into a new optimizer. None if the case saves no checkpoint."""
 
     def __str__(self) -> str:
         shapes = ", ".join(f"{name} {list(shape)}" for name, shape in self.shapes)
@@ -87,7 +87,10 @@ def _drawn(generator: np.random.Generator, shape: tuple[int, ...]) -> torch.Tens
 
 
 def drawn_cases(num: int, placements: Sequence[Placed], steps: int, seed: int) -> list[OptimizerCase]:
-    """Draw cases with one to eight parameters each. They go through `placements` in turn, half of them with a checkpoint."""
+    """Draw `num` cases with one to eight parameters each.
+
+    Case i uses the next of `placements`, cyclically; half of the cases save and load a checkpoint.
+    """
     generator = np.random.default_rng(seed)
     found = []
     for number in range(num):

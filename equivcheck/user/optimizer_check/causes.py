@@ -1,4 +1,4 @@
-"""Why an optimizer differs on ranks: a mistake that gives all their values if one device makes it, too."""
+"""Why an optimizer differs on ranks: search for a mistake that, made on one device, gives the values on all ranks."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _mistakes(task: Task, case: OptimizerCase, first: Divergence) -> Iterator[Mi
 
 
 def _scaled_update(task: Task, case: OptimizerCase, first: Divergence) -> Mistake | None:
-    """The first differing parameter's update has another size."""
+    """Return a mistake in which the update of the first differing parameter has another size; None if that is not so."""
     scale = _update_factor(task, case, first)
     if scale is None:
         return None
@@ -99,7 +99,7 @@ def _scaled_update(task: Task, case: OptimizerCase, first: Divergence) -> Mistak
 
 
 def _update_factor(task: Task, case: OptimizerCase, first: Divergence) -> float | None:
-    """The first wrong update relative to the right one, from one element; None if it is unknown."""
+    """Return the ratio of the first wrong update to the right one, measured at one element. None if it is unknown."""
     if first.phase is not Phase.UPDATE or first.step or first.difference is not Difference.VALUE:
         return None
     named = [*case.model().named_parameters()]

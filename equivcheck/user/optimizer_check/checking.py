@@ -142,7 +142,10 @@ class OptimizerCheck:
         )
 
     def _cause(self, *cases: tuple[OptimizerCase, UserVerdict]) -> str:
-        """The cause in the first case that has one. One parameter may be too few, for example if it is the one without update."""
+        """Return the cause found in the first case that has one.
+
+        One parameter may be too few, for example if that parameter is the one without an update.
+        """
         causes = (cause_of(self._task(case), case, verdict, self._check_task) for case, verdict in cases)
         return next(filter(None, causes), "")
 
@@ -167,7 +170,7 @@ class OptimizerCheck:
         return (case, verdict) if found is None else self._shrunk(*found)
 
     def _task(self, case: OptimizerCase) -> Task:
-        """A training without a model or a loss."""
+        """Return the case as a training without a model or a loss."""
         axes = mesh_of(self.mesh)
         resume = None
         if case.saved_after is not None:
@@ -199,7 +202,7 @@ def _kind_of(verdict: UserVerdict) -> tuple[Outcome, Phase | None]:
 
 
 def _all(batch: Any, mesh: Any) -> Any:  # noqa: ARG001 - the form of `shard`
-    """Every rank gets full gradients."""
+    """Return the full gradients, because every rank gets all of them."""
     return batch
 
 

@@ -12,7 +12,7 @@ from equivcheck.user.failure_text import failure_lines
 from equivcheck.user.optimizer_check.cases import OptimizerCase
 
 _MOST = 4
-"""Cases that a line names."""
+"""Maximum number of cases that a line names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class OptimizerVerdict(Judgement):
     case: OptimizerCase | None = None
     """The smallest case that differs or fails; None if all agree."""
     cause: str = ""
-    """Why it differs: a mistake that, made on one device, gives all values on the ranks. Empty if none is known."""
+    """Why the optimizer differs: a mistake that, made on one device, gives all values on the ranks. Empty if none is known."""
 
     def describe(self) -> str:
         """Return the verdict as text, wrapped to the terminal's width."""

@@ -34,7 +34,7 @@ def on_narrowing(run: SingleDeviceRun) -> tuple[str, ...]:
 
 
 def on_precision(task: Task, traces: tuple[UserTrace, ...], outcome: Outcome) -> tuple[str, ...]:
-    """Name the `precision` that the ranks use, if they were compared under another one and are not EQUIVALENT."""
+    """Name the `precision` that the ranks use, if the check used another `precision` and the outcome is not EQUIVALENT."""
     seen = next((trace.low_precision for trace in traces if trace.low_precision is not None), None)
     if outcome not in (Outcome.DIVERGED, Outcome.INCONCLUSIVE) or seen is None or _agree(seen, task.precision):
         return ()
@@ -47,7 +47,7 @@ def on_precision(task: Task, traces: tuple[UserTrace, ...], outcome: Outcome) ->
 
 
 def _agree(seen: Precision, given: Precision | None) -> bool:
-    """Whether nothing that was seen contradicts the given precision. Unseen fields may have any value."""
+    """Whether the given precision agrees with everything observed on ranks. Fields that were not observed may have any value."""
     if isinstance(seen, LowPrecision) or not isinstance(given, MixedPrecision):
         return seen == given
     return all(getattr(seen, field.name) in (None, getattr(given, field.name)) for field in fields(seen))

@@ -15,7 +15,7 @@ def when_backward_ends(action: Callable[[], None]) -> None:
 
 
 def in_backward() -> bool:
-    """Whether this thread now runs a backward pass."""
+    """Whether this thread is currently running a backward pass."""
     return torch._C._current_graph_task_id() != -1  # -1 outside of backward
 
 

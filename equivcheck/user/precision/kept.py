@@ -1,7 +1,7 @@
 """Replace float32 by float64 wherever a model asks for float32.
 
-Norms, softmaxes and losses in many models compute in float32 whatever the model's type is. Then no tolerance below float32's
-would hold.
+Norms, softmaxes and losses in many models compute in float32, whatever the model's type is. No tolerance smaller than float32's
+would hold for such models.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from equivcheck.user.usage import invalid
 
 
 def require_kept(task: Task) -> None:
-    """Check `keep_dtype`. Raises `UsageError` if it is not a bool or does not fit `dtype` and `precision`."""
+    """Check `keep_dtype`. Raises `UsageError` if it is not a bool or contradicts `dtype` or `precision`."""
     if not isinstance(task.keep_dtype, bool):
         raise invalid(f"keep_dtype {task.keep_dtype!r:.100}", "it is not a bool", "True or False")
     if task.keep_dtype and (task.dtype is not torch.float64 or task.precision is not None):

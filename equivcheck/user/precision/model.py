@@ -113,7 +113,10 @@ class RoundedModel(nn.Module):
         return self.jitter.rounded(tensor, tensor.to(torch_type(kind)))
 
     def _load(self) -> None:
-        """Cast the current parameters into the copies, unless nothing changed: then backward may still need the old ones."""
+        """Cast the current parameters into the copies.
+
+        Without a change, the old copies stay, because backward may still need them.
+        """
         for own, others in zip(self.module.modules(), zip(*(each.modules() for each in self._copies), strict=True), strict=True):
             for other in others:
                 other.training = own.training
@@ -149,7 +152,7 @@ class RoundedModel(nn.Module):
                 leaf.grad = None
 
     def _as_reduced(self, leaf: torch.Tensor, master: torch.Tensor) -> torch.Tensor:
-        """A part's gradient in the reduction type; zeros if only other parts have a gradient."""
+        """Return a part's gradient in the reduction type. It is zero if only other parts have a gradient."""
         kind = self.rounding.reduce
         gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
         return self.jitter.rounded(gradient, gradient.to(master.dtype if kind is None else torch_type(kind), copy=True))
@@ -174,8 +177,8 @@ def has_own_parameters(unit: nn.Module, units: Sequence[nn.Module]) -> bool:
 def sum_gradients_inside(inputs: Any) -> Any:
     """Make backward add a module's gradients for an input before it adds gradients from other modules.
 
-    FSDP2 does so, because it passes a unit's inputs through an autograd function. In low precision the order matters if several
-    units read one activation, such as an encoder's output.
+    FSDP2 adds in this order, because it passes a unit's inputs through an autograd function. In low precision the order matters
+    if several units read one activation, such as an encoder's output.
     """
     watched = [tensor for tensor in tensors_of(inputs) if tensor.requires_grad]
     if not watched or not torch.is_grad_enabled():
@@ -185,7 +188,7 @@ def sum_gradients_inside(inputs: Any) -> Any:
 
 
 class _Identity(torch.autograd.Function):
-    """Several tensors, unchanged."""
+    """Return several tensors unchanged."""
 
     @staticmethod
     def forward(_ctx: Any, *tensors: torch.Tensor) -> Any:

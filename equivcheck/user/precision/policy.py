@@ -48,7 +48,10 @@ def require_precision(task: Task) -> None:
 
 
 def rounding_of(task: Task, *, in_parts: bool = True) -> Rounding:
-    """Return where the ranks round, and into how many parts they split the rows; one part if not `in_parts`."""
+    """Return the points at which ranks round, and the number of parts into which they split the rows.
+
+    The number is 1 if not `in_parts`.
+    """
     *outer, inner = [size for name, size in task.mesh if name in task.data_axes] or [1]
     if task.shard is not None or not in_parts:
         outer, inner = [], 1  # only the user's `shard` knows a rank's part
@@ -60,17 +63,20 @@ def rounding_of(task: Task, *, in_parts: bool = True) -> Rounding:
 
 
 def _reduced_in(policy: MixedPrecision) -> ElementType | None:
-    """Reduction type; None for the master parameters' type."""
+    """Return the reduction type; None stands for the master parameters' type."""
     return policy.reduce or (policy.param if is_torch_in(FULLY_SHARD_WITHOUT_GRAD_DTYPE) else None)
 
 
 def sums_in_parts(task: Task) -> bool:
-    """Whether ranks may round partial sums unknown to one device, because of a non-data axis or the user's `shard`."""
+    """Whether ranks may round partial sums unknown to one device.
+
+    Reasons are a mesh axis without data parallelism, and the user's `shard`.
+    """
     return task.shard is not None or any(size > 1 for name, size in task.mesh if name not in task.data_axes)
 
 
 def computes_in_few_digits(rounding: Rounding) -> bool:
-    """Whether matrix products are in bfloat16 or float16. They accumulate in float32, in any memory layout."""
+    """Whether matrix products are in bfloat16 or float16. Such products accumulate in float32, in any memory layout."""
     return rounding.autocast is not None or rounding.compute in (ElementType.BFLOAT16, ElementType.FLOAT16)
 
 

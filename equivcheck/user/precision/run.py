@@ -1,4 +1,4 @@
-"""The single-device run for ranks that round: it uses their parts and rounds in the same way."""
+"""The single-device run for ranks that round: it computes the same parts of the rows and rounds at the same points."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from equivcheck.worlds.trace.trace import Trace
 FLOAT32_EPS = eps_of(torch.float32)
 
 _OTHER_DIVISIONS = (Division.BEFORE, Division.SCALED, Division.AROUND)
-"""Other points at which ranks may divide a gradient sum."""
+"""Other points in a step at which ranks may divide a gradient sum."""
 
 
 class RoundedRun(SingleDeviceRun):
@@ -86,7 +86,7 @@ class RoundedRun(SingleDeviceRun):
     def confirming_reference(self, parts: Trace | None) -> Reference:  # noqa: ARG002 - this run is in parts itself
         """Return the reference with noise from many copies with perturbed rounding.
 
-        Runs that divide gradients at another moment widen the noise, too.
+        The noise also covers runs that divide gradients at another point of the step.
         """
         with one_thread():
             others = [self.train(seed=self.task.seed, division=division) for division in _OTHER_DIVISIONS]
@@ -97,7 +97,7 @@ class RoundedRun(SingleDeviceRun):
         return None
 
     def far_moment(self, reference: Reference, parts: Trace | None) -> Expected | None:  # noqa: ARG002 - of runs of its own
-        """Return the first moment at which, without rounding, a run over the ranks' parts is far from a run over full batches."""
+        """Return the first compared point at which runs over parts and over full batches differ clearly without rounding."""
         exact, limit = self._exact_run.task, float(np.sqrt(self._exact_run.eps))
 
         def spread(module: nn.Module) -> tuple[nn.Module, Task]:

@@ -17,7 +17,10 @@ from equivcheck.worlds.trace.trace import Slot, Snapshot
 
 
 class StepBuffers:
-    """Reads the buffers of a model's modules in each step. A module may replace its tensors."""
+    """Reads the buffers of a model's modules in each step.
+
+    Buffers are read by attribute, because a module may replace its tensors.
+    """
 
     def __init__(self, owners: Sequence[tuple[str, nn.Module, str]]) -> None:
         """`owners` are the buffers' names, modules and attributes."""

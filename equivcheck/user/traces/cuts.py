@@ -16,7 +16,7 @@ from equivcheck.user.usage import invalid
 from equivcheck.worlds.trace.trace import Piece
 
 Components = int | Sequence[int]
-"""Components of a fused dim: the number of equal ones, or the size of each."""
+"""Components of a fused dim: the number of components of equal size, or the size of each component."""
 Cut = tuple[int, str] | tuple[int, str, Components]
 """Tensor dim and mesh axis, and the dim's components if the axis splits each of them."""
 Cuts = Mapping[str, Sequence[Cut]]
@@ -83,7 +83,7 @@ class ShardBoxes:
                 self._boxes[name] = dim, tuple(_in_full(*each, shape, dim) for each in zip(boxes, starts, strict=True))
 
     def boxes_of(self, name: str) -> tuple[int, tuple[Piece, ...]]:
-        """The dim along which a parameter's boxes are joined, and this rank's boxes, if the parameter has cuts."""
+        """Return the dim along which a parameter's boxes are joined, and this rank's boxes. The parameter must have cuts."""
         return self._boxes[name]
 
     def place(self, piece: Piece) -> tuple[Piece, ...]:

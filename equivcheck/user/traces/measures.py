@@ -70,7 +70,7 @@ def first_gradients(moments: Iterable[Expected]) -> Expected | None:
 
 
 def _calls_per_step(calls: Sequence[Call], num_steps: int) -> tuple[int, int]:
-    """Calls and bytes in the step with the fewest. Other steps may contain setup, such as DDP's bucket rebuild."""
+    """Return calls and bytes in the step with the fewest calls. Other steps may contain setup, such as DDP's bucket rebuild."""
     steps: list[list[int]] = [[] for _ in range(num_steps)]
     for call in calls:
         if call.stage not in _NOT_TRAINING:

@@ -28,7 +28,7 @@ class TensorNames:
         self.shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
     def parameters(self, module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-        """Distinct parameters by name. A shared parameter has its first name, unless another parameter has taken that."""
+        """Distinct parameters by name. A shared parameter has its first name, unless another parameter already has that name."""
         return self._named(module, "named_parameters")
 
     def buffers(self, module: nn.Module) -> list[tuple[str, torch.Tensor]]:

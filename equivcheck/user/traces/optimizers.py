@@ -42,7 +42,10 @@ def optimizers_in(value: Any) -> list[Optimizer]:
 
 
 def has_hooks(optimizer: Optimizer) -> bool:
-    """Whether hooks can be registered. They cannot in `PostLocalSGDOptimizer`, which never calls `Optimizer.__init__`."""
+    """Whether hooks can be registered.
+
+    Hooks cannot be registered in `PostLocalSGDOptimizer`, which never calls `Optimizer.__init__`.
+    """
     return hasattr(optimizer, "_optimizer_step_pre_hooks")
 
 
@@ -69,7 +72,7 @@ class GradientReader:
         self._by_closure: set[int] = set()
 
     def begin(self, step: int) -> None:
-        """Forget the gradients of earlier steps."""
+        """Discard the gradients of earlier steps."""
         self._step, self._found, self._by_closure, self._unclipped = step, {}, set(), None
 
     def gradients(self) -> Snapshot:
@@ -90,7 +93,7 @@ class GradientReader:
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
-        """Read gradients when the user's optimizers step, and when others step on the model's parameters in backward hooks."""
+        """Read gradients when the user's optimizers step, and when other optimizers step on model parameters in hooks."""
         with ExitStack() as handles:
             for number, each in enumerate(self.optimizers):
                 if has_hooks(each):
@@ -123,7 +126,10 @@ class GradientReader:
         mark(Stage.UPDATE, self._step)
 
     def _read_at(self, number: int) -> set[int] | None:
-        """Parameters to read when an optimizer steps; None for all. Inner optimizers that step have their own reading."""
+        """Return the ids of the parameters to read when an optimizer steps; None for all.
+
+        Parameters of inner optimizers that have stepped are left out, because they were read then.
+        """
         if len(self._owned) == 1:
             return None
         inner = [self._owned[other] for other in self._stepped if other > number]

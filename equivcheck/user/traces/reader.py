@@ -25,7 +25,7 @@ from equivcheck.user.usage import invalid
 from equivcheck.worlds.trace.trace import Piece, Slot, Snapshot
 
 Place = Callable[[Piece], tuple[Piece, ...]]
-"""Function that moves a piece from a local parameter to its position in the full one, which may be several pieces."""
+"""Function that moves a piece of a local parameter to its position in the full parameter. The result may be several pieces."""
 
 
 def own_slots(slots: Sequence[Slot], tensors: Sequence[torch.Tensor | None], place: Place) -> list[Slot]:
@@ -173,7 +173,7 @@ class Reader:
         return _snapshot_at(slots, tensors, self._pieces, self._place)
 
     def pieces_of_parameter(self, name: str, tensor: torch.Tensor) -> tuple[Piece, ...]:
-        """Positions of a parameter's local tensor in the full one. Raises `UsageError` if it does not fit `cuts`."""
+        """Positions of a parameter's local tensor in the full one. Raises `UsageError` if its shape contradicts `cuts`."""
         return pieces_of(name, tensor) if isinstance(tensor, DTensor) else self._place(piece_of(name, tensor))
 
     def slots(self) -> tuple[Slot, ...]:
@@ -191,7 +191,10 @@ class Reader:
         return self._slots
 
     def _gather(self, parts: Sequence[tuple[nn.Parameter, torch.Tensor | None]]) -> list[tuple[str, torch.Tensor | None]]:
-        """Gather tensors in the place of parameters. A full tensor made only from missing tensors is missing."""
+        """Gather tensors by putting them in the place of parameters.
+
+        A full tensor is missing if all its parts are missing.
+        """
         assert self.full_tensors is not None, "asked for only where the user has given it"
         given = [torch.full_like(parameter.data, float("nan")) if part is None else part for parameter, part in parts]
         with in_place_of_parameters(self.module, given):
@@ -209,7 +212,10 @@ def _unmoved(piece: Piece) -> tuple[Piece, ...]:
 
 
 def _members(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """State by key. Lists, as LBFGS keeps them, become one key per member. None is left out."""
+    """Yield optimizer state by key.
+
+    A list, such as LBFGS keeps, gives one key per member. Values that are None are left out.
+    """
     for key, value in values.items():
         if isinstance(value, (list, tuple)):
             yield from _members({f"{key}.{index}": member for index, member in enumerate(value)})

@@ -55,6 +55,6 @@ def reported_snapshot(values: Mapping[str, torch.Tensor]) -> Snapshot:
 def with_reports_at_all_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
     """Give every step a snapshot of reported values, empty if none were reported.
 
-    All runs then have the same number of moments.
+    All runs then have the same number of compared points.
     """
     return tuple(step if step.reported else replace(step, reported=NOTHING) for step in steps)

@@ -40,7 +40,7 @@ class UserTrace(Trace):
     casting: tuple[str, ...] = ()
     """Names of modules that cast their inputs, as FSDP2 units do."""
     checkpoint: TrainingState | None = None
-    """State saved, or that was there after loading; None without a checkpoint."""
+    """State that was saved, or that was there after loading; None without a checkpoint."""
 
 
 def numbers_in(state: Any, path: str = "") -> dict[str, float]:

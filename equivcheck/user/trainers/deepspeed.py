@@ -39,15 +39,16 @@ class DeepSpeed:
     pipeline: Mapping[str, Any] = field(default_factory=dict)
     """Arguments for `PipelineModule`, such as ``partition_method``."""
     restart: Mapping[str, Any] | None = None
-    """Configuration of a new engine that loads the first engine's checkpoint after one update. None for one engine.
+    """Configuration of a new engine that loads the first engine's checkpoint after one update.
 
-    With ``{"checkpoint": {"load_universal": True}}`` in it, the checkpoint is converted to DeepSpeed's universal format.
-    """
+    None if one engine trains all steps.
+
+    With ``{"checkpoint": {"load_universal": True}}`` in it, the checkpoint is converted to DeepSpeed's universal format."""
     gradients_are: Literal["unclipped", "clipped"] = "unclipped"
-    """ZeRO keeps unclipped gradients until its step."""
+    """``"unclipped"``, because ZeRO keeps unclipped gradients until its step."""
 
     def reference_step(self) -> Callable[..., Any]:
-        """Mean over microbatches, and clipping as configured."""
+        """Return the step for one device: the mean over microbatches, with clipping as configured."""
         for config in (self.config, self.restart or self.config):
             if "gradient_clipping" not in config:  # 0.18.3 does not clip then, 0.19.8 clips at 1.0
                 why = "its config has no gradient_clipping, whose default depends on DeepSpeed's version"

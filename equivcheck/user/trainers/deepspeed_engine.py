@@ -23,7 +23,7 @@ def import_deepspeed() -> ModuleType:
     """Import DeepSpeed for the CPU, and let it use this process's group.
 
     Its first start compiles shared-memory collectives for some minutes, and waits forever for the lock of a killed start. gloo
-    does not need them. It refuses float16 on most CPUs, although torch computes with it.
+    does not need these collectives. DeepSpeed refuses float16 on most CPUs, although torch computes in float16.
     """
     deepspeed = import_framework("DeepSpeed", "deepspeed", "deepspeed", oldest="0.18.2", DS_ACCELERATOR="cpu", DS_BUILD_OPS="0")
     comm = import_module("deepspeed.comm.torch")  # `from deepspeed.comm import torch` gives torch itself

@@ -1,6 +1,6 @@
 """Local gradients, parameters and optimizer state in DeepSpeed's engines.
 
-All of it is private. Tried with DeepSpeed 0.18.2 to 0.19.8.
+The attributes that this module reads are private. Tried with DeepSpeed 0.18.2 to 0.19.8.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from equivcheck.user.trainers.protocol import LocalPart
 LOW = (torch.bfloat16, torch.float16)
 """Element types of parameters whose optimizer updates a float32 copy."""
 Found = tuple[torch.Tensor, int | None] | None
-"""Local elements, and their offset if they are a run. None if this rank has none."""
+"""Local elements, and their offset if they are consecutive elements of the flattened tensor. None if this rank has no elements.
+"""
 
 
 class EngineReader:
@@ -36,7 +37,7 @@ class EngineReader:
         return [*self._parts(self._gradient)]
 
     def parameters(self) -> list[LocalPart]:
-        """Parameters as the optimizer updates them: in float32."""
+        """Parameters in float32, as the optimizer updates them."""
         return [*self._parts(self._parameter)]
 
     @property
@@ -105,7 +106,10 @@ class EngineReader:
         return local, 0 if fragment is None else fragment.lp_fragment_address.start
 
     def _fragment(self, parameter: Any) -> tuple[torch.Tensor, int, int] | None:
-        """Tensor that the optimizer updates, first element and length in it. None if this rank updates no part of it."""
+        """Return the tensor that the optimizer updates, with the first element and the length of this parameter in it.
+
+        None if this rank updates no part of the parameter.
+        """
         if not parameter.requires_grad:
             return None
         if hasattr(parameter, "ds_id"):
@@ -127,7 +131,7 @@ def _is_zero(engine: Any) -> bool:
 
 
 def _partition(parameter: Any, shape: tuple[int, ...], local: torch.Tensor) -> Found:
-    """A ZeRO-3 partition without the padding of the last ranks."""
+    """Return a parameter's ZeRO-3 partition without the padding on the last ranks."""
     size = parameter.ds_tensor.numel()
     start = dist.get_rank() * size
     length = min(size, math.prod(shape) - start)

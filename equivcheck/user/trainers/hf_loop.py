@@ -1,4 +1,4 @@
-"""Train with transformers' `Trainer` or a subclass, such as TRL's, take batches in order, and record each update."""
+"""Train with transformers' `Trainer` or a subclass, such as TRL's. Batches are taken in order, and each update is recorded."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class HFLoop:
     arguments: Any
     """Class for the trainer's arguments."""
     given: Mapping[str, Any]
-    """The user's arguments."""
+    """Arguments that the user gave for the trainer."""
     keywords: Mapping[str, Any] = field(default_factory=dict)
     """Other keywords for the trainer."""
     methods: Mapping[str, Any] = field(default_factory=dict)
-    """Methods that replace the trainer's."""
+    """Methods that replace methods of the trainer's class, by name."""
 
     def train(
         self, model: nn.Module, batches: Sequence[Sequence[Any]], make_optimizer: Callable[[list[Any]], Any], record: Record
@@ -84,7 +84,7 @@ def _in_order(base: Any, batches: list[dict[str, Any]], methods: Mapping[str, An
             return total
 
         def _get_grad_norm(self, *given: Any, **keywords: Any) -> Any:
-            """Keep the norm, which the trainer only logs."""
+            """Return the gradient norm, and keep it, because the trainer only logs it."""
             found = super()._get_grad_norm(*given, **keywords)
             self.norm = float(found)
             return found
@@ -97,11 +97,11 @@ def _reader(transformers: Any, trainer: Any, model: nn.Module, record: Record) -
         """Reads gradients before the optimizer's step, and parameters after it."""
 
         def on_pre_optimizer_step(self, *_given: Any, **_keywords: Any) -> None:
-            """Gradients are clipped here."""
+            """Read gradients, which are clipped already."""
             record.before_update(gradient_parts([*model.named_parameters()]))
 
         def on_optimizer_step(self, *_given: Any, **_keywords: Any) -> None:
-            """The trainer sets gradients to zero after this."""
+            """Read parameters, before the trainer sets gradients to zero."""
             record.after_update(trainer.take_loss(), local_parts(model.named_parameters()), norm=trainer.norm)
 
     return Reading()

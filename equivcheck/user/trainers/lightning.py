@@ -41,10 +41,10 @@ class Lightning:
     parallelize: Callable[[nn.Module, Any], Any] | None = None
     """Applied to the model and Lightning's device mesh in `configure_model`, as `ModelParallelStrategy` needs it."""
     gradients_are: Literal["unclipped", "clipped"] = "unclipped"
-    """Lightning clips after its callbacks have seen the gradients."""
+    """``"unclipped"``, because Lightning clips after its callbacks have seen the gradients."""
 
     def reference_step(self) -> Callable[..., Any]:
-        """Mean over microbatches, and clipping as configured."""
+        """Return the step for one device: the mean over microbatches, with clipping as configured."""
         if self.module is not None and self.parallelize is not None:
             raise invalid("trainer Lightning", "it has a module and parallelize", "one of them: configure_model of your module")
         strategy, precision = self.arguments.get("strategy"), self.arguments.get("precision") or "32"
@@ -141,12 +141,12 @@ def _reader_class(lightning: ModuleType) -> Any:
             self.model, self.record, self.loss, self.has_gradients = model, record, 0.0, False
 
         def on_before_optimizer_step(self, *_given: Any) -> None:
-            """Lightning runs this in the optimizer's closure, between backward and clipping."""
+            """Read gradients. Lightning calls this in the optimizer's closure, between backward and clipping."""
             self.record.before_update(gradient_parts([*self.model.named_parameters()]))
             self.has_gradients = True
 
         def on_train_batch_end(self, _trainer: Any, _module: Any, outputs: Any, *_given: Any) -> None:
-            """Lightning runs this for each microbatch, and has divided the loss by their number."""
+            """Read loss and parameters. Lightning calls this for each microbatch, with the loss divided by their number."""
             self.loss += float(outputs["loss"])
             if self.has_gradients:
                 self.record.after_update(self.loss, local_parts(self.model.named_parameters()))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def local_parts(named: Iterable[tuple[str, torch.Tensor | None]]) -> list[LocalPart]:
-    """Copy tensors. If a tensor is missing, such as a frozen parameter's gradient, it has no part."""
+    """Copy tensors. If a tensor is missing, such as a frozen parameter's gradient, the result has no part for it."""
     return [
         LocalPart(name=name, shape=tuple(tensor.shape), tensor=tensor.detach().clone())
         for name, tensor in named

@@ -1,6 +1,7 @@
 """Adapter for megatron-core: tensor and sequence parallelism, pipelines, experts, DDP, DistributedOptimizer.
 
-Tried with megatron-core 0.16 on torch 2.13, on the CPU, in float32. It is imported on ranks only, in the world ``gloo``.
+Tried with megatron-core 0.16 on torch 2.13, on the CPU, in float32. megatron-core is imported on ranks only, in the world
+``gloo``.
 """
 
 from __future__ import annotations
@@ -53,10 +54,10 @@ class MegatronCore:
     optimizer: Mapping[str, Any] = field(default_factory=dict)
     """`OptimizerConfig` fields, such as ``clip_grad``. The optimizer itself comes from `check_training`."""
     gradients_are: Literal["unclipped", "clipped"] = "unclipped"
-    """Megatron clips in its optimizer's step."""
+    """``"unclipped"``, because Megatron clips in its optimizer's step."""
 
     def reference_step(self) -> Callable[..., Any]:
-        """Mean over microbatches, and clipping as configured."""
+        """Return the step for one device: the mean over microbatches, with clipping as configured."""
         low = [name for given in (self.transformer, self.optimizer) for name in ("bf16", "fp16", "fp8") if given.get(name)]
         if low:
             raise invalid("trainer MegatronCore", f"its {low[0]} needs a GPU", "float32")
@@ -157,7 +158,7 @@ def _replaced(groups: Sequence[dict[str, Any]], make_optimizer: Callable[[list[A
 
 
 def _run_schedule(megatron: SimpleNamespace, wrapped: Any, microbatches: Sequence[Any], loss: Any) -> float | None:
-    """Forward and backward over an update's microbatches, with all reductions. Returns the loss on the last stage."""
+    """Run forward and backward over an update's microbatches, with all reductions. Returns the loss on the last stage."""
     run = megatron.pipeline_parallel.get_forward_backward_func()
     rows, length = _rows_and_length(microbatches)
 
@@ -183,7 +184,7 @@ def _run_schedule(megatron: SimpleNamespace, wrapped: Any, microbatches: Sequenc
 
 
 def _rows_and_length(microbatches: Sequence[Any]) -> tuple[int, int]:
-    """First input's shape, because stages must know which shape they receive."""
+    """Return the first input's shape, because stages must know which shape they receive."""
     inputs, _ = microbatches[0]
     first = next(iter(inputs.values())) if isinstance(inputs, dict) else inputs[0] if isinstance(inputs, tuple) else inputs
     return int(first.shape[0]), int(first.shape[1])

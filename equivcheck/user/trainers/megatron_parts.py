@@ -1,4 +1,4 @@
-"""Places in full tensors for megatron-core's tensor-parallel shards, pipeline stages, experts and optimizer shards."""
+"""Positions of megatron-core's tensor-parallel shards, pipeline stages, experts and optimizer shards in full tensors."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _row_aligned(start: int, stop: int, num_columns: int, rows_of_band: int) -> 
 
 
 def placed_parameters(megatron: SimpleNamespace, module: nn.Module) -> list[Placed]:
-    """Return places for all parameters in a rank's module."""
+    """Return all parameters in a rank's module, with their positions in full tensors."""
     return [_placed(megatron, module, name, parameter) for name, parameter in module.named_parameters()]
 
 
@@ -95,7 +95,7 @@ def _placed(megatron: SimpleNamespace, module: nn.Module, name: str, parameter: 
 
 
 def _global_name(state: Any, module: nn.Module, name: str) -> str:
-    """Replace local by global numbers for experts and layers."""
+    """Replace local numbers of experts and layers in a name by global numbers."""
     expert = re.match(r"(.*\blocal_experts)\.(\d+)\.(.*)", name)
     layer = re.match(r"(.*?\blayers)\.(\d+)\.", name)
     if expert:
@@ -109,7 +109,10 @@ def _global_name(state: Any, module: nn.Module, name: str) -> str:
 
 
 def state_parts_of(optimizer: Any, placed: list[Placed]) -> Iterator[LocalPart]:
-    """Megatron's optimizer state. If the optimizer is distributed, each rank keeps it for its own runs only."""
+    """Yield Megatron's optimizer state.
+
+    If the optimizer is distributed, each rank has state only for its own runs of elements.
+    """
     by_parameter = {id(each.parameter): each for each in placed}
     for one in getattr(optimizer, "chained_optimizers", [optimizer]):
         if getattr(one, "optimizer", None) is None:
@@ -134,7 +137,7 @@ def _owners(one: Any) -> Iterator[tuple[Any, Any, int]]:
 
 
 def gradient_runs(optimizer: Any, placed: list[Placed]) -> Iterator[LocalPart]:
-    """Gradients in `main_grad`. With DistributedOptimizer, only this rank's run is reduced."""
+    """Yield the gradients in `main_grad`. With DistributedOptimizer, only this rank's run of elements is reduced."""
     by_parameter = {id(each.parameter): each for each in placed}
     for one in getattr(optimizer, "chained_optimizers", [optimizer]):
         if getattr(one, "optimizer", None) is None:

@@ -75,14 +75,14 @@ def _to_numbers(tensor: Any, as_numpy: bool = False, record_stream: bool = False
 
 class _NoStream:
     def wait_stream(self, _other: Any) -> None:
-        """CPU tensors are always complete."""
+        """Return at once, because CPU tensors are always complete."""
 
     def record_event(self) -> _NoStream:
-        """Return an event that is over."""
+        """Return an event that has already occurred."""
         return self
 
     def synchronize(self) -> None:
-        """Nothing is pending."""
+        """Return at once, because no work is pending."""
 
 
 @contextlib.contextmanager

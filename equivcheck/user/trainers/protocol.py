@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LocalPart:
-    """Elements that a rank holds of a tensor, and their place in the full tensor. No rank gathers the full tensor."""
+    """Elements of a tensor that a rank holds, and their position in the full tensor. No rank gathers the full tensor."""
 
     name: str
     """Name of the parameter in the model that equivcheck handed over; with ``/key`` for optimizer state."""
@@ -45,8 +45,8 @@ class LocalPart:
 def import_framework(trainer: str, module: str, packages: str, *, oldest: str = "", **environment: str) -> ModuleType:
     """Import a trainer's framework on a rank, after setting the variables that describe this process, and `environment`.
 
-    Raises `UsageError` if it is not installed or older than the version `oldest`, or if ranks are simulated, because a framework
-    keeps state for the process.
+    Raises `UsageError` if the framework is not installed or older than the version `oldest`, or if ranks are simulated, because a
+    framework keeps state for the process.
     """
     import torch.distributed as dist
 
@@ -81,7 +81,7 @@ class Record(Protocol):
     """Functions with which an adapter records the values of each update on this rank."""
 
     def before_update(self, parts: Sequence[LocalPart], *, scale: float = 1.0) -> None:
-        """Record gradients after all reductions, once for each update. They are divided by `scale`, a loss scale."""
+        """Record gradients after all reductions, once for each update. The gradients are divided by `scale`, a loss scale."""
 
     def after_update(self, loss: float | None, parts: Sequence[LocalPart], *, norm: float | None = None) -> None:
         """Record parameters, the loss over this rank's rows, and the gradient norm that the trainer reports."""
@@ -94,8 +94,8 @@ class Trainer(Protocol):
     """Adapter for a trainer that owns backward, reduction, clipping and step.
 
     equivcheck owns initial weights, batches, the optimizer, ranks, the single-device run, and tolerances. The adapter owns the
-    trainer's configuration. It says when values are read and where a rank's elements lie in the full tensor, but it gathers
-    nothing.
+    trainer's configuration. The adapter decides when values are read and gives the positions of a rank's elements in the full
+    tensor, but does not gather tensors.
     """
 
     @property
@@ -103,9 +103,9 @@ class Trainer(Protocol):
         """Whether `Record.before_update` gets gradients before or after clipping."""
 
     def reference_step(self) -> Callable[..., Any]:
-        """Return the same step on one device, ``step(model, microbatches, optimizer, loss)``: accumulation, clipping.
+        """Return the step for one device, ``step(model, microbatches, optimizer, loss)``, with equal accumulation and clipping.
 
-        If ranks record a norm, it returns ``{"loss": ..., "norm": ...}``.
+        If ranks record a norm, the step returns ``{"loss": ..., "norm": ...}``.
         """
 
     def train(  # noqa: PLR0913, PLR0917 - all that a trainer does not own

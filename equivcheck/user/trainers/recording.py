@@ -23,7 +23,10 @@ from equivcheck.worlds.trace.trace import Piece, Slot, Snapshot, Step
 
 
 def trainer_trace(task: Task, part: Part) -> UserTrace:
-    """Run the task's trainer on this rank and return its trace. Raises `UsageError` if it recorded another number of updates."""
+    """Run the task's trainer on this rank and return its trace.
+
+    Raises `UsageError` if the trainer recorded another number of updates than there are batches.
+    """
     trainer = task.trainer
     assert trainer is not None, "asked for only with a trainer"
     if part.save is not None or part.load is not None:

@@ -44,9 +44,11 @@ class TrainerKind:
 def configurations(
     kind: TrainerKind, name: str, config: Mapping[str, Any], stages: Sequence[int]
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the configuration with each stage, by name. If no stages are given: with its own, or with all if it has none.
+    """Return the configuration with each stage, by name.
 
-    Raises `UsageError` if stages are given for a trainer without them.
+    Without given stages, use the configuration's own stage, or all stages if it has none.
+
+    Raises `UsageError` if stages are given for a trainer without stages.
     """
     if kind.with_stage is None:
         if stages:
@@ -68,7 +70,10 @@ def check_configurations(  # noqa: PLR0913 - options
     listener: Listener,
     brought: TrainerModel | None = None,
 ) -> MatrixResult:
-    """Check each configuration with all pairs. `brought` replaces the built-in model."""
+    """Check each configuration with all pairs of microbatches per update and clipping limit.
+
+    `brought` replaces the built-in model.
+    """
     small, rows = brought or kind.model, list[LayoutRow]()
     for name, config in configs.items():
         for number in accumulate:
@@ -97,7 +102,7 @@ def _batches(small: TrainerModel, num_ranks: int, num_microbatches: int) -> list
 
 
 def _rounded(build: Callable[[], nn.Module], precision: MixedPrecision) -> nn.Module:
-    """Build a model whose initial weights a low precision represents, because master weights start from rounded ones."""
+    """Build a model whose initial weights are exact in low precision, because master weights start from rounded weights."""
     assert precision.param is not None, "trainers compute in it"
     return build().to(getattr(torch, precision.param.value))
 
@@ -109,7 +114,7 @@ def is_undecided(found: MatrixResult) -> bool:
 
 
 def _layers() -> nn.Module:
-    """Layers of odd sizes, which partitions cut anywhere."""
+    """Build layers of odd sizes, so that partitions may split them anywhere."""
     return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
 
 
@@ -125,14 +130,14 @@ def _llama() -> nn.Module:
 
 
 def _tokens(rows: int, generator: torch.Generator) -> Any:
-    """Tokens, with unequal numbers of labels by row."""
+    """Draw tokens, with different numbers of labels in each row."""
     tokens = torch.randint(0, 32, (rows, 8), generator=generator)
     is_ignored = torch.arange(8) < torch.randint(0, 7, (rows, 1), generator=generator)
     return {"input_ids": tokens, "labels": tokens.masked_fill(is_ignored, -100)}, None
 
 
 def _squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Loss in float32, also of outputs in low precision."""
+    """Return the squared error in float32, also for outputs in low precision."""
     return nn.functional.mse_loss(outputs.to(targets.dtype), targets)
 
 

@@ -37,10 +37,10 @@ class HFTrainer:
     shifts_labels: bool = True
     """Whether the model predicts the next token, so that each row's first label has no loss."""
     gradients_are: Literal["unclipped", "clipped"] = "clipped"
-    """The trainer's callbacks see gradients after clipping."""
+    """``"clipped"``, because the trainer's callbacks see gradients after clipping."""
 
     def reference_step(self) -> Callable[..., Any]:
-        """Average over all labels in an update, and clip as configured."""
+        """Return the step for one device. It averages over all labels in an update and clips as configured."""
         low = [name for name in ("bf16", "fp16") if self.arguments.get(name)]
         if low:
             raise invalid("trainer HFTrainer", f"its {low[0]} rounds at other places than one device", f"{low[0]}=False")

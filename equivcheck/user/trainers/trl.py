@@ -26,7 +26,7 @@ ROWS: dict[str, dict[str, str]] = {
     "Reward": {"chosen": "a b", "rejected": "a a"},
     "GRPO": {"prompt": "a"},
 }
-"""A row for each trainer's constructor, which asks for a data set. Nothing is trained on it."""
+"""One row of data for each trainer's constructor, which requires a data set. No trainer trains on this row."""
 OWN: dict[str, dict[str, Any]] = {
     "SFT": {},
     "DPO": {"precompute_ref_log_probs": True},
@@ -53,10 +53,13 @@ class TRL:
     trainer: Any = None
     """Your subclass of TRL's trainer, if you have one."""
     gradients_are: Literal["unclipped", "clipped"] = "clipped"
-    """The trainer's callbacks see gradients after clipping."""
+    """``"clipped"``, because the trainer's callbacks see gradients after clipping."""
 
     def reference_step(self) -> Callable[..., Any]:
-        """Average over labels in an update for SFT and most GRPO losses, and over microbatches for the others."""
+        """Return the step for one device.
+
+        It averages over labels in an update for SFT and most GRPO losses, and over microbatches for other losses.
+        """
         if self.kind not in ROWS:
             raise invalid(f"trainer TRL with kind {self.kind!r}", "there is no adapter for it", f"one of {', '.join(ROWS)}")
         if self.arguments.get("bf16") or self.arguments.get("fp16"):
@@ -114,7 +117,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "DPO": {"_precompute_ref_logps": lambda _trainer, dataset, *_given: dataset},
     "GRPO": {"_prepare_inputs": lambda _trainer, batch: batch},
 }
-"""Methods replaced because batches have their results: the reference model's log-probabilities, and sampled completions."""
+"""Methods that are replaced because batches already contain their results: the reference model's log-probabilities, and
+completions."""
 
 
 def _no_reward(completions: Sequence[Any], **_columns: Any) -> list[float]:
@@ -132,7 +136,7 @@ def _trainer_inputs(kind: str, batch: Mapping[str, torch.Tensor], microbatches: 
 
 
 def _tokenizer() -> Any:
-    """Build the smallest tokenizer, because constructors tokenize a row."""
+    """Build the smallest tokenizer, because TRL's constructors tokenize a row."""
     from tokenizers import Tokenizer, models, pre_tokenizers  # type: ignore[import-not-found, unused-ignore]
     from transformers import PreTrainedTokenizerFast  # type: ignore[import-not-found, unused-ignore]
 

@@ -1,4 +1,4 @@
-"""TRL's losses on one device, in plain PyTorch. They get a model's output and the batch."""
+"""TRL's losses on one device, in plain PyTorch. Each loss gets a model's output and the batch."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ def _log_probabilities(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tens
 
 
 def sft_loss(output: Any, batch: Batch) -> torch.Tensor:
-    """Mean over labels."""
+    """Return the mean loss over labels."""
     labels = batch["labels"][:, 1:].flatten()
     return functional.cross_entropy(output.logits[:, :-1].flatten(0, 1), labels, ignore_index=IGNORED)
 
 
 def reward_loss(output: Any, _batch: Batch) -> torch.Tensor:
-    """Mean over pairs."""
+    """Return the mean loss over pairs."""
     chosen, rejected = output.logits[:, 0].chunk(2)
     return -functional.logsigmoid(chosen - rejected).mean()
 
 
 def dpo_loss(output: Any, batch: Batch, beta: float = 0.1) -> torch.Tensor:
-    """Mean over pairs."""
+    """Return the mean loss over pairs."""
     inputs = model_inputs(batch)
     scores = (_log_probabilities(output.logits, inputs["input_ids"]) * inputs["completion_mask"][:, 1:]).sum(1)
     chosen, rejected = scores.chunk(2)
@@ -66,7 +66,10 @@ def dpo_loss(output: Any, batch: Batch, beta: float = 0.1) -> torch.Tensor:
 
 
 def grpo_loss(output: Any, batch: Batch, *, mean_over: str = "tokens") -> torch.Tensor:
-    """Mean over tokens (dapo), or mean over tokens and then over rows (grpo). Ratios are 1, because there is one pass."""
+    """Return the mean loss over tokens (dapo), or the mean over tokens in each row, averaged over rows (grpo).
+
+    Ratios are 1, because each batch is trained on once.
+    """
     tokens, mask = model_inputs(batch)["input_ids"], batch["completion_mask"]
     found = _log_probabilities(output.logits, tokens)[:, -mask.shape[1] :]
     losses = -(found - found.detach()).exp() * batch["advantages"][:, None] * mask

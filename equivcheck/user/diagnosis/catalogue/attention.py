@@ -18,7 +18,8 @@ from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 HIDDEN = -1e4
 """Scores up to this value hide a key, as torch's and transformers' masks do."""
 Change = Callable[[torch.Tensor], torch.Tensor]
-"""Returns which keys a query sees, from which it should see. Shape: (..., positions, positions)."""
+"""Function from a mask of the keys that each query should see to a mask of the keys that it does see.
+Shape: (..., positions, positions)."""
 
 
 def wrong_masks(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
@@ -67,14 +68,17 @@ def _call_with_masks(forward: Callable[..., Any], change: Change, *inputs: Any, 
 
 
 class ChangedMasks(TorchFunctionMode):
-    """Function mode that changes attention masks. It finds them as arguments, and in `masked_fill`, `where` and additions."""
+    """Function mode that changes attention masks.
+
+    Masks are found in the arguments of attention, and in `masked_fill`, `where` and additions.
+    """
 
     def __init__(self, change: Change) -> None:
         super().__init__()
         self._change = change
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function with another mask if it has one for square scores."""
+        """Call the function with a changed mask if it uses a mask for square attention scores."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "").strip("_")
         if func is functional.scaled_dot_product_attention:
@@ -119,7 +123,7 @@ def _is_mask(mask: Any, scores: Any) -> bool:
 
 
 def _is_added(mask: Any, scores: Any) -> bool:
-    """Whether a tensor has only zeros and low values."""
+    """Return whether a mask contains only zeros and low values, so that it can be added to scores."""
     if not _is_square(mask, scores) or not mask.is_floating_point():
         return False
     return bool(((mask == 0.0) | (mask <= HIDDEN)).all()) and bool((mask <= HIDDEN).any())

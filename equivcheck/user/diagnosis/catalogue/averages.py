@@ -50,7 +50,7 @@ def wrong_averages(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mis
 
 
 def _averages(diverged: DivergedTraining) -> dict[str, Average]:
-    """The first tensors that differ, if each averages a parameter on one device."""
+    """Return the first tensors that differ, if each is a running average of a parameter on one device."""
     names = diverged.differing(diverged.first.phase)
     if any(name in diverged.updated for name in names):
         return {}
@@ -73,7 +73,7 @@ def _average(steps: list[TensorsByName], name: str, sources: tuple[str, ...]) ->
 
 
 def _follows(pairs: list[tuple[np.ndarray, np.ndarray]]) -> float | None:
-    """The constant share by which the first tensor in each pair moves towards the second; None if there is none."""
+    """The constant share by which the first tensor in each pair moves towards the second; None if the share is not constant."""
     if any(average.shape != parameter.shape for average, parameter in pairs) or len(pairs) < 2:
         return None
     moves = np.concatenate([(new - old).reshape(-1) for (old, _), (new, _) in itertools.pairwise(pairs)])

@@ -1,4 +1,4 @@
-"""Gradient clipping by another rule, or at another moment, than on one device."""
+"""Gradient clipping that uses another rule, or another point of the step, than on one device."""
 
 from __future__ import annotations
 

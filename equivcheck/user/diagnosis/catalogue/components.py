@@ -1,4 +1,4 @@
-"""Fused weights, such as query, key and value in one: split as one block, or read from the wrong places."""
+"""Mistakes in fused weights, such as query, key and value in one: split as one block, or read from the wrong places."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class _Order:
     """An order of a tensor's indices along one dim."""
 
     dim: int
-    """Dim."""
+    """Dim along which the indices are reordered."""
     indices: torch.Tensor
-    """Index in the other tensor, for each index."""
+    """For each new index along the dim, the index in the original tensor."""
 
 
 Orders = Mapping[str, _Order]
@@ -156,12 +156,15 @@ def wrong_components(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[
 
 
 def _misread(sizes: Sequence[int], num_ranks: int) -> torch.Tensor:
-    """Index in the components, for each index in blocks: the inverse of `order_in_blocks`."""
+    """Return the index in the components for each index in blocks: the inverse of `order_in_blocks`."""
     return order_in_blocks(sizes, num_ranks).argsort()
 
 
 def _sizes_that_fit(found: np.ndarray, right: np.ndarray, dim: int, num_ranks: int, is_block: bool) -> tuple[int, ...]:
-    """Components that explain initial values if they are read as one block, or a block read as components; empty if none do."""
+    """Return component sizes with which one order gives the other order of initial values; empty if there are none.
+
+    If `is_block`, the ranks' values are the components read as one block, otherwise one block read as components.
+    """
     order = order_in_blocks if is_block else _misread
     fitting = component_sizes(right.shape[dim], num_ranks)
     return next((sizes for sizes in fitting if np.array_equal(found, right.take(order(sizes, num_ranks).numpy(), dim))), ())
@@ -179,7 +182,7 @@ def _read_reordered(ranks: EmulatedUserRanks, *, orders: Orders) -> None:
 
 
 def _reordered(snapshot: Snapshot, orders: Orders) -> Snapshot:
-    """Reorder a single device's tensors, and optimizer state in their shapes."""
+    """Return a single device's tensors, and optimizer state with the same shapes, in another order."""
     values, place = snapshot.values.copy(), 0
     for piece, present in zip(snapshot.pieces, snapshot.present, strict=True):
         order = orders.get(piece.name.partition("/")[0])

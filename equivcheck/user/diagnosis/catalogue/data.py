@@ -35,8 +35,8 @@ PARTS = "your `shard` returns wrong parts (one device that averages over them co
 def wrong_rows(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
     """Yield mistakes with a batch's rows.
 
-    Examples: ranks average their means although they count different numbers, all ranks have the same rows, or inputs are
-    paired with another rank's targets.
+    Examples: ranks average their means although they have different numbers of labels, all ranks have the same rows, or inputs
+    are paired with another rank's targets.
     """
     if not diverged.has_own_rows:
         return
@@ -72,7 +72,7 @@ def _means_of_means(diverged: DivergedTraining, words: str) -> Iterator[Mistake]
 
 
 def _describe_parts(diverged: DivergedTraining) -> str:
-    """Describe the mistake. If the user shards batches, compare the parts' rows with the batch."""
+    """Return words for the mistake. If the user shards batches, compare each part's rows with the batch."""
     if diverged.first.phase is Phase.BUFFER:
         return BUFFERS
     if diverged.task.shard is None:
@@ -116,7 +116,7 @@ def _rows_from(diverged: DivergedTraining, source: int, _rank: int) -> tuple[Any
 
 
 def _paired_rows(diverged: DivergedTraining, first: int, second: int, rank: int) -> list[Any]:
-    """A rank's batches with inputs from `first` ranks further on, and targets from `second` ranks further on."""
+    """Return a rank's batches: inputs from the rank `first` places further on, targets from `second` places further on."""
     batches = []
     for number in range(len(diverged.task.batches)):
         left, right = (microbatches(diverged.shares[(rank + by) % diverged.task.num_ranks][number]) for by in (first, second))

@@ -71,7 +71,7 @@ Forward = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Split:
-    """One rank's layer, with each rank's weight elements."""
+    """One rank's layer, with the weight elements that each rank holds."""
 
     ranks: EmulatedUserRanks
     rank: int

@@ -34,7 +34,7 @@ class Addition:
     """An addition in a user's step through which a gradient flows, such as a loss plus an auxiliary loss."""
 
     place: str
-    """The line in the user's code, with file and number."""
+    """File and line number of the addition in the user's code."""
     values: tuple[float, float]
     """The terms in the first step's first microbatch."""
 
@@ -52,7 +52,7 @@ def wrong_loss_terms(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[
 
 
 def _factors(diverged: DivergedTraining, term: float) -> Iterator[float]:
-    """Known numbers and their inverses, then the factor that explains the first loss."""
+    """Yield known numbers and their inverses, then the factor that explains the first loss."""
     yield from (factor for size in diverged.counts for factor in (float(size), 1 / size))
     losses = [trace.steps[0].loss for trace in diverged.traces if trace.steps[0].loss is not None]
     right = diverged.single.steps[0].loss

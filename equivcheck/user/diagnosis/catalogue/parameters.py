@@ -24,7 +24,10 @@ SYNC_OFF = "as FSDP2 leaves gradients while their sync is off (`set_requires_gra
 
 
 def missing_gradients(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield mistakes if ranks step with gradients that are None: they are lost, or are added to gradients of a later step."""
+    """If ranks step with gradients that are None, yield mistakes.
+
+    The missing gradients are either lost, or added to the gradients of a later step.
+    """
     if diverged.first.difference is not Difference.MISSING or diverged.first.phase is not Phase.GRADIENT:
         return
     missing = [[_missing_in(step.gradients, diverged.updated) for step in trace.steps] for trace in diverged.traces]
@@ -52,7 +55,7 @@ def _missing_in(gradients: Snapshot, names: Sequence[str]) -> set[str]:
 
 
 def _lose_gradients(ranks: EmulatedUserRanks, *, missing: Sequence[Sequence[set[str]]], keeps: bool) -> None:
-    """Set gradients to None, by rank and step, and add them to later ones if `keeps`."""
+    """Set each rank's missing gradients to None at each step. If `keeps`, add them to the gradients of a later step."""
     kept: dict[tuple[int, str], torch.Tensor] = {}
 
     def lose(rank: int, step: int) -> None:
@@ -128,7 +131,7 @@ def _boxes(ranks: EmulatedUserRanks, rank: int) -> list[tuple[str, torch.Tensor,
 
 
 def _state_in_shape(ranks: EmulatedUserRanks, rank: int, value: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-    """State in the parameter's current shape."""
+    """Return the optimizer state that has the parameter's current shape, with names."""
     state = ranks.optimizers[rank].state.get(value, {})
     return [(key, kept) for key, kept in state.items() if isinstance(kept, torch.Tensor) and kept.shape == value.shape]
 

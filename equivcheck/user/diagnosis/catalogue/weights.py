@@ -44,7 +44,10 @@ def wrong_weights(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mist
 
 
 def _measured(diverged: DivergedTraining, facts: StepFacts, change: partial[None], step: int) -> list[float] | None:
-    """Weights at one step, after a run with the earlier ones; None if no weights give the ranks' gradients."""
+    """Measure the weights at one step, given the weights at earlier steps.
+
+    None if no weights reproduce the ranks' gradients.
+    """
     ranks, parts = EmulatedUserRanks(diverged, own_rows=facts.own_rows), list[Gradients]()
     ranks.num_backward = facts.num_backward
     change(ranks)
@@ -77,7 +80,7 @@ def _flat(part: Gradients, name: str, size: int) -> Vector:
 
 
 def _as_ratio(weight: float) -> float:
-    """The near ratio of two counts, or else the weight."""
+    """Return the ratio of two small integers if the weight is close to one, else the weight itself."""
     ratio = float(Fraction(weight).limit_denominator(MAX_DENOMINATOR))
     return ratio if abs(ratio - weight) < 1e-9 else weight
 
@@ -87,5 +90,5 @@ def _weigh_gradients(ranks: EmulatedUserRanks, *, weights: Sequence[Sequence[flo
 
 
 def _weigh_losses(ranks: EmulatedUserRanks, *, weights: Sequence[Sequence[float]]) -> None:
-    """Weigh the losses of the steps with known weights, and not those of the next one."""
+    """Multiply the losses of the steps that have known weights. The next step's losses are not multiplied."""
     ranks.loss_weights = [weight for each in (*weights, [1.0] * ranks.num_backward) for weight in each]
