@@ -16,7 +16,7 @@ _PARAMETERS = inspect.signature(check_batching).parameters
 
 
 class Batching:
-    """The arguments for `check_batching`. ``equivcheck batching RECIPE`` checks the one that a file defines.
+    """The arguments for `check_batching`. ``equivcheck batching RECIPE`` checks the `Batching` that a file defines.
 
     Raises `UsageError` if an argument is unknown or missing.
     """

@@ -1,7 +1,7 @@
 """How a step weighs each model output, if no weights per example explain the parameters' gradients.
 
-The outputs agree in two presentations. Then the gradient at one position is the same loss times another weight, and all positions
-of an example have the same ratio. Outputs such as two heads may have different normalisers, each with its own count.
+If outputs agree in two presentations, gradients at one position differ only by the loss's weight. All positions of an example
+then have the same ratio. Outputs such as two heads may have different normalisers, each with its own count.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from equivcheck.scenario.scenario import count
 from equivcheck.worlds.trace.tensors import Vector
 
 _MIN_INDEPENDENT = 5
-"""Presentations and gradient elements needed to prove a sum from two losses."""
+"""Number of independent presentations and gradient elements needed to prove a sum of two losses."""
 
 
 def cause_by_output(runs: Runs, plain: Sequence[Presentation], window: int | None) -> str:
@@ -54,7 +54,7 @@ def fits_by_output(runs: Runs, normaliser: Normaliser, window: int | None) -> bo
 
 
 Place = tuple[Presentation, Example]
-"""An example in a presentation."""
+"""A presentation, and one example in it."""
 
 
 def _fits_pair(runs: Runs, normaliser: Normaliser, window: int | None, one: Place, other: Place) -> bool:
@@ -74,7 +74,7 @@ def _fits_pair(runs: Runs, normaliser: Normaliser, window: int | None, one: Plac
 
 
 def _weight(runs: Runs, normaliser: Normaliser, window: int | None, place: Place, number: int) -> float:
-    """An example's weight, with the counts in one output. Never 0."""
+    """Return an example's weight, which is never 0, from the counts in one output."""
     presentation, example = place
     gradients = runs.observation(presentation).gradients
     examples = [each for rows in presentation.microbatches for each in rows.examples]
@@ -90,7 +90,7 @@ def _only_example(presentation: Presentation) -> Example:
 def _of_ratios(
     runs: Runs, ratios: Sequence[Sequence[dict[int, float]]], shown: Sequence[Presentation], window: int | None
 ) -> str:
-    """Each example has one weight in each output."""
+    """Say how the step weighs each output, if each example has one weight in each output."""
     names = runs.observation(runs.whole).names
     wrong: dict[str, list[str]] = {}
     for number, name in enumerate(names):
@@ -119,7 +119,7 @@ def _values_in_splits(ratios: Sequence[dict[int, float]], shown: Sequence[Presen
 
 
 def _beside_outputs(runs: Runs) -> str:
-    """The gradients of the model's outputs agree."""
+    """Say what differs if the gradients of the model's outputs agree."""
     come_through = _come_through_outputs(runs)
     if come_through is None:
         return ""
@@ -138,7 +138,7 @@ def _come_through_outputs(runs: Runs) -> bool | None:
 
 
 def _gradients_through_outputs(runs: Runs) -> Vector | None:
-    """Parameter gradients, computed from output gradients in the whole batch. None if this is not possible."""
+    """Return parameter gradients, computed from output gradients in the whole batch. None if this is not possible."""
     watch, model, table = runs.watch(runs.whole), runs.build(), runs.gradient_moment.table
     watch.observation(runs.whole, runs.is_by_row)  # marks final outputs
     found = np.zeros(table.total)
@@ -158,7 +158,7 @@ def _gradients_through_outputs(runs: Runs) -> Vector | None:
 def _fitting(
     runs: Runs, number: int, ratios: Sequence[dict[int, float]], shown: Sequence[Presentation], window: int | None
 ) -> Normaliser | None:
-    """First normaliser with the output's own counts that gives all ratios."""
+    """Return the first normaliser that explains all ratios with the output's own counts."""
     counts = {key: _num_positions(each[number]) for key, each in runs.observation(runs.whole).gradients.items()}
     copies = {id(each): replace(each, num_counted=counts[id(each)]) for each in runs.examples}
     whole = _with_copies(runs.whole, copies)
@@ -187,7 +187,7 @@ def _with_copies(presentation: Presentation, copies: dict[int, Example]) -> Pres
 
 
 def _of_two_parts(runs: Runs, shown: Sequence[Presentation], window: int | None) -> str:
-    """Say which two normalisers explain output gradients as a sum with two terms. Empty if none do."""
+    """Say which two normalisers explain output gradients as a sum with two terms. Empty if no two normalisers do."""
     gradients = [np.stack([_flat(runs, each, example) for each in shown]) for example in runs.examples]
     if min(min(each.shape) for each in gradients) < _MIN_INDEPENDENT or not all(np.isfinite(each).all() for each in gradients):
         return ""

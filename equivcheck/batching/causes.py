@@ -23,7 +23,7 @@ from equivcheck.presentations.rows import Example, Rows, Side
 from equivcheck.scenario.scenario import count
 
 _PLAIN = (Kind.WHOLE, Kind.SPLIT, Kind.BLANK, Kind.TWICE)
-"""Kinds without more padding or packing than the user's batch."""
+"""Kinds of presentations without more padding or packing than the user's batch."""
 
 
 def cause_of(runs: Runs, given: Format, window: int | None, shown: Sequence[Presentation], wrong: Sequence[Presentation]) -> str:
@@ -68,7 +68,7 @@ def cause_of(runs: Runs, given: Format, window: int | None, shown: Sequence[Pres
 
 
 def _normaliser(runs: Runs, presentations: Sequence[Presentation], window: int | None) -> Normaliser | None:
-    """First normaliser to predict the gradients in all presentations."""
+    """Return the first normaliser that predicts the gradients in all presentations."""
     for each in candidates(window, has_ranks=any(one.ranks for one in presentations)):
         if fits_within_example(each, runs, window) and all(fits(each, runs, one, window) for one in presentations):
             return each
@@ -76,21 +76,21 @@ def _normaliser(runs: Runs, presentations: Sequence[Presentation], window: int |
 
 
 def _or_other(found: Normaliser, runs: Runs, given: Format, presentations: Sequence[Presentation], window: int | None) -> str:
-    """Clause if a mean over examples predicts the same as one over tokens, because counts are equal."""
+    """Return a clause if a mean over examples predicts the same gradients as a mean over tokens, because counts are equal."""
     other = replace(found, unit=Unit.EXAMPLES)
     is_other = given.has_tokens and found.unit is Unit.TOKENS and all(fits(other, runs, one, window) for one in presentations)
     return f", or {other}" if is_other else ""
 
 
 def _grows_with_microbatches(runs: Runs, twice: Presentation) -> bool:
-    """Whether the batch three times changes the gradients twice as much as the batch twice."""
+    """Whether three copies of the batch change the gradients twice as much as two copies do."""
     once, two = runs.gradients(runs.whole), runs.gradients(twice)
     thrice = replace(twice, microbatches=twice.microbatches[:1] * 3)
     return runs.fits(runs.gradients(thrice), once + 2.0 * (two - once))
 
 
 def _of_ranks(runs: Runs, every: Sequence[Presentation], wrong: Sequence[Presentation], window: int | None) -> str:
-    """All presentations on one device agree."""
+    """Say how the step on ranks weighs examples, if all presentations on one device agree."""
     local = [runs.local_gradients(each) for each in wrong]
     if local[0] and any((each != local[0][0]).any() for each in local[0]):
         for name, combine in (("mean", np.mean), ("sum", np.sum)):
@@ -140,7 +140,7 @@ def _of_padding(runs: Runs, given: Format, place: Presentation) -> str:
 
 
 def _each_row_by_itself(place: Presentation, rows: Rows) -> Presentation:
-    """Each row in its own microbatch, as long as before."""
+    """Return a presentation with each row in its own microbatch, and with the same length as before."""
     alone = [replace(rows, rows=(row,), extra=rows.length - sum(example.length for example in row)) for row in rows.rows]
     return replace(place, microbatches=tuple(alone))
 
@@ -185,7 +185,10 @@ def _of_packing(runs: Runs, given: Format, place: Presentation) -> str:
 
 
 def _of_packed_loss(runs: Runs, given: Format, place: Presentation, row: Sequence[Example]) -> str:
-    """The model's outputs agree. If only the first document has labels, the gradients must be those with this document only."""
+    """Say how packing changes the loss if the model's outputs agree.
+
+    If only the first document has labels, gradients must equal those of this document by itself.
+    """
     others = [given.without_labels(example) for example in row[1:]]
     name = _output_over_border(runs, place)
     has_single_output = len(runs.observation(place).names) < 2
@@ -199,7 +202,10 @@ def _of_packed_loss(runs: Runs, given: Format, place: Presentation, row: Sequenc
 
 
 def _output_over_border(runs: Runs, place: Presentation) -> str | None:
-    """Name of an output with gradients at a document's last positions that it has not in its own row. None without one."""
+    """Return the name of an output that has gradients at a document's last positions only if another document follows.
+
+    None if there is none.
+    """
     packed, whole = runs.observation(place), runs.observation(runs.whole)
     if packed.names != whole.names:
         return None
@@ -213,7 +219,7 @@ def _output_over_border(runs: Runs, place: Presentation) -> str | None:
 
 
 def _other_token(given: Format, examples: Sequence[Example]) -> int:
-    """Another token in the batch than the one in padding."""
+    """Return a token of the batch that is not the padding token."""
     tokens = given.field_with(Role.TOKENS)
     assert tokens is not None
     values = torch.cat([example.values[tokens] for example in examples])

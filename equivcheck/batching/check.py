@@ -56,7 +56,7 @@ def check_batching(  # noqa: PLR0913 - one for each thing that users bring, all 
     such presentation trains one step from the same parameters. Gradients and parameters must equal those of the whole batch in
     one microbatch, within rounding that further runs measure::
 
-        verdict = check_batching(
+    verdict = check_batching(
             model=build,
             batch={"input_ids": tokens, "labels": labels},
             step=step,  # called as step(model, microbatches, optimizer, loss)
@@ -66,7 +66,7 @@ def check_batching(  # noqa: PLR0913 - one for each thing that users bring, all 
 
     Rows with equal lengths are cut to unequal ones, because equal lengths hide many mistakes.
 
-    :param model: A function that builds the same model at each call, or a module, of which each run gets a copy.
+    :param model: A function that builds the same model at each call, or a module, which each run copies.
     :param step: Called as ``step(model, microbatches, optimizer, loss)`` with a list of batches like `batch`. Trains
         one step on them. It may return the loss, which is then compared, too, or None.
     :param batch: Tensors in dicts, tuples or lists, with rows as their first dim: at least two rows. The verdict says how each

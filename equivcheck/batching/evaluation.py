@@ -1,4 +1,4 @@
-"""Evaluation in other batches: the loss over all examples must not depend on the split."""
+"""Evaluation over other batches of the same examples. The loss over all examples must not depend on the split."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _CAUSES: dict[str, Callable[[list[float], list[int]], Any]] = {
     ),
     "the evaluation is that of the last batch only": lambda values, _: values[-1],
 }
-"""How results of single batches, with their numbers of rows, are combined by mistake."""
+"""Mistaken ways to combine the results of single batches, given their numbers of rows."""
 _CLOSE = 1e-5
-"""Relative difference between a mean over batches and the evaluation, above rounding in float32."""
+"""Relative difference up to which a mean over batches counts as the evaluation. It is larger than rounding in float32."""
 _KINDS = (Kind.SPLIT, Kind.BLANK, Kind.PADDED)
 
 
@@ -102,7 +102,7 @@ def _evaluated(
 
 
 def _measured(evaluate: Evaluate, task: Task, batches: list[Any]) -> tuple[float, float]:
-    """Loss over the whole batch and its tolerance, from perturbed parameters."""
+    """Return the loss over the whole batch, and its tolerance, measured with perturbed parameters."""
     model = build_model(task)
     types = [parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()]
     eps = max(map(eps_of, types), default=eps_of(torch.float64))

@@ -73,7 +73,7 @@ def _checked(step: Step) -> BatchingVerdict:
 
 
 def _verdict(step: Step, runs: Runs, given: Format, ranks: RankRuns | None) -> BatchingVerdict:
-    """The verdict before any presentation is compared."""
+    """Return the verdict as it is before any presentation is compared."""
     return BatchingVerdict(
         outcome=Outcome.EQUIVALENT,
         world="one device" if ranks is None else ranks.world_name,
@@ -154,14 +154,17 @@ def _judged(verdict: BatchingVerdict, runs: Runs, given: Format, step: Step, sho
 
 
 def _fits_declared(runs: Runs, given: Format, declared: Normaliser, fitting: Sequence[Normaliser], window: int | None) -> bool:
-    """Whether the whole batch has the declared normaliser, if need be with the own counts of each output, such as two heads."""
+    """Whether the whole batch has the declared normaliser.
+
+    If several outputs exist, such as two heads, each may have its own counts.
+    """
     if declared in fitting or (_may_count_first(given, declared) and _MASKED in fitting):
         return True
     return fits_by_output(runs, declared, window)
 
 
 def _scaled(verdict: BatchingVerdict, runs: Runs, given: Format, declared: Normaliser, window: int | None) -> BatchingVerdict:
-    """The verdict, unless all gradients have a constant factor."""
+    """Return the verdict, changed to DIVERGED if all gradients have a constant factor."""
     factor = constant_factor(runs, given, declared, window)
     if runs.is_one(factor):
         return verdict
@@ -180,7 +183,7 @@ def _may_count_first(given: Format, declared: Normaliser) -> bool:
 
 
 def _explained(verdict: BatchingVerdict, runs: Runs, given: Format, step: Step, shown: Sequence[Presentation]) -> BatchingVerdict:
-    """Add the cause, and the examples' weights."""
+    """Add the cause, and the examples' weights, to the verdict."""
     wrong = [each for each, result in zip(shown, verdict.results, strict=False) if result.divergence is not None]
     if not wrong and verdict.divergence is not None:
         assert step.evaluate is not None
@@ -208,7 +211,7 @@ def _may_overflow(result: PresentationResult) -> bool:
 
 
 def _fitting(runs: Runs, step: Step) -> list[Normaliser]:
-    """Normalisers to predict the whole batch from single examples."""
+    """Return the normalisers that predict the whole batch from single examples."""
     if step.microbatch_loss:
         return []
     window = step.window
@@ -238,7 +241,10 @@ def _agreeing(
 
 
 def _weights(runs: Runs, presentation: Presentation, declared: Normaliser | None) -> str:
-    """Clause with each example's weight in a presentation and in the whole batch; empty if weights do not explain both."""
+    """Return each example's weight, as a clause, in a presentation and in the whole batch.
+
+    Empty if weights do not explain both.
+    """
     found, expected = measured_weights(runs, presentation), measured_weights(runs, runs.whole)
     if found is None or expected is None or not np.isfinite([found, expected]).all():
         return ""

@@ -54,7 +54,7 @@ class Across(PrintableEnum):
     """How the losses of several ranks are combined. It has no effect on one device."""
 
     JOINT = ""
-    """Like more microbatches on one device."""
+    """Ranks count like further microbatches on one device."""
     MEAN = ", on each rank, then the mean over ranks"
     SUM = ", on each rank, then the sum over ranks"
     JOINT_MEAN = ", then divided by the number of ranks"
@@ -86,7 +86,10 @@ class Normaliser:
         return f"mean over {self.unit.value} {of}"
 
     def shares(self, runs: Runs, presentation: Presentation, window: int | None, single: Normaliser | None = None) -> Vector:
-        """Each example's weight, relative to a step with this example only. The latter has the normaliser `single`, if given."""
+        """Return each example's weight relative to a step with this example only.
+
+        If `single` is given, it is that step's normaliser.
+        """
         weights, of_single = self.weights(presentation, window), self if single is None else single
         own = [of_single.weights(step, window)[id(example)] for example, step in zip(runs.examples, runs.singles, strict=True)]
         pairs = zip(runs.examples, own, strict=True)
@@ -165,7 +168,7 @@ NORMALISERS = {
 
 
 def candidates(window: int | None, *, has_ranks: bool = False) -> Iterator[Normaliser]:
-    """Yield normalisers, the most usual ones first."""
+    """Yield normalisers, the most common first."""
     for across in Across if has_ranks else (Across.JOINT,):
         for over in Over:
             if over in _WITH_WINDOW and window is None:
@@ -180,7 +183,8 @@ def fits(
 ) -> bool:
     """Whether a normaliser predicts a presentation's gradients from single examples' gradients.
 
-    Each single example's step is divided by the same normaliser, so only ratios count. On ranks it may be another, `single`.
+    Each single example's step is divided by the same normaliser, so only ratios count. On ranks, single examples may have another
+    normaliser, `single`.
     """
     actual = runs.gradients(presentation)
     if not np.isfinite(actual).all():
@@ -196,7 +200,7 @@ def fits_within_example(normaliser: Normaliser, runs: Runs, window: int | None) 
     """Whether an example's gradients follow from steps over half its labels and over the other half.
 
     This distinguishes a mean over tokens from a sum. True if no example can be split so, or if no weights of the halves explain
-    the example: then its loss is no sum over tokens, such as DPO's.
+    the example: then its loss, such as DPO's, is not a sum over tokens.
     """
     if runs.halves is None:
         return True
@@ -210,9 +214,11 @@ def fits_within_example(normaliser: Normaliser, runs: Runs, window: int | None) 
 
 
 def measured_weights(runs: Runs, presentation: Presentation) -> Vector | None:
-    """Each single example's share in a presentation's gradients by least squares; None if no shares explain them.
+    """Return each single example's share in a presentation's gradients, by least squares.
 
-    All shares are NaN if they are unknown: if a gradient is not finite, or if several shares give the same gradients.
+    None if no shares explain the gradients.
+
+    All shares are NaN if a gradient is not finite, or if several shares give the same gradients.
     """
     actual = runs.gradients(presentation)
     singles = np.stack(runs.single_gradients, axis=1)

@@ -29,9 +29,9 @@ class Output:
     node: Any
     """Autograd's node; None without a graph."""
     is_final: bool = False
-    """Whether it has positions or rows, and the model computes no other such output from it."""
+    """Whether the output has positions or rows, and no other such output is computed from it."""
     gradient: torch.Tensor | None = None
-    """Gradient in the step; None if none arrived."""
+    """Gradient in the step; None if backward computed no gradient for it."""
 
     def add(self, gradient: torch.Tensor) -> None:
         """Add a gradient."""
@@ -47,7 +47,7 @@ class Observed:
     names: tuple[str, ...] = ()
     """Words for final outputs with gradients, such as ``'logits'``."""
     gradients: Mapping[int, tuple[torch.Tensor, ...]] = field(default_factory=dict)
-    """Each example's gradients of these outputs, summed if it occurs more than once."""
+    """Each example's gradients of these outputs, summed if the example occurs more than once."""
     finals: Mapping[int, tuple[torch.Tensor, ...]] = field(default_factory=dict)
     """Each example's values in these outputs."""
     padding: tuple[tuple[int, ...], ...] = ()
@@ -78,13 +78,13 @@ class Watch:
 
     @property
     def gradients(self) -> list[dict[str, torch.Tensor]]:
-        """Each call's final outputs' gradients, by name."""
+        """For each call of the model: the gradients of its final outputs, by name."""
         return [
             {each.name: each.gradient for each in call if each.is_final and each.gradient is not None} for call in self._calls
         ]
 
     def observation(self, presentation: Presentation, is_by_row: Callable[[torch.Tensor, Rows], bool]) -> Observed:
-        """Each example's outputs and gradients. `is_by_row` says if a tensor has a row for each example."""
+        """Return each example's outputs and gradients. `is_by_row` says if a tensor has a row for each example."""
         values: dict[int, tuple[torch.Tensor, ...]] = {}
         gradients: dict[int, tuple[torch.Tensor, ...]] = {}
         finals: dict[int, tuple[torch.Tensor, ...]] = {}
@@ -123,7 +123,10 @@ class Watch:
 def _chosen(
     calls: Sequence[Sequence[Output]], rows: Rows, is_by_row: Callable[[torch.Tensor, Rows], bool]
 ) -> tuple[list[Output], bool]:
-    """Outputs with positions, or else those with a row for each example; and whether they have positions."""
+    """Return the outputs with positions, or else the outputs with a row for each example.
+
+    Also return whether they have positions.
+    """
     outputs = [each for call in calls for each in call if each.value.dim()]
     by_position = [each for each in outputs if each.value.shape[:2] == (len(rows.rows), rows.length)]
     by_row = [] if by_position or rows.is_packed else [each for each in outputs if is_by_row(each.value, rows)]
@@ -137,21 +140,24 @@ def _with_gradients(outputs: Sequence[Output]) -> list[Output]:
 
 
 def _name(output: Output, calls: Sequence[Sequence[Output]]) -> str:
-    """Words such as ``'logits'``, or ``'logits' of call 2`` if the model is called more than once for a microbatch."""
+    """Return words such as ``'logits'``, or ``'logits' of call 2`` if the model is called more than once for a microbatch."""
     number = next(number for number, call in enumerate(calls, 1) if output in call)
     name = repr(output.name) if output.name else ""
     return name if len(calls) == 1 else f"{name} of call {number}".strip()
 
 
 def _mark_final(outputs: Sequence[Output]) -> None:
-    """Mark outputs from which another one was computed, such as hidden states: their gradients mix positions."""
+    """Mark final outputs.
+
+    An output from which another is computed, such as hidden states, is not final: its gradients mix positions.
+    """
     for output in outputs:
         others = [each.node for each in outputs if each.node is not None and each.node is not output.node]
         output.is_final = output.node is None or output.node not in _nodes_before(others)
 
 
 def _nodes_before(nodes: Sequence[Any]) -> set[Any]:
-    """Nodes that autograd reaches from these nodes."""
+    """Return the autograd nodes that can be reached from these nodes."""
     found: set[Any] = set()
     left = list(nodes)
     while left:
@@ -163,7 +169,7 @@ def _nodes_before(nodes: Sequence[Any]) -> set[Any]:
 
 
 def _distances(gradient: torch.Tensor, rows: Rows) -> set[int]:
-    """Distances of padding with a gradient to the next example in its row; 0 without one."""
+    """Return the distances from padding that has a gradient to the next example in its row; 0 if no example follows."""
     inside = torch.zeros(gradient.shape[:2], dtype=torch.bool)
     starts: dict[int, int] = {}
     for row, start, example in rows.positions:
@@ -175,7 +181,10 @@ def _distances(gradient: torch.Tensor, rows: Rows) -> set[int]:
 
 
 def _plain(output: Any) -> Any:
-    """A model's output as nested containers. In transformers it is a dict, elsewhere often a dataclass."""
+    """Return a model's output as nested containers.
+
+    In transformers, an output is a dict; elsewhere it is often a dataclass.
+    """
     if isinstance(output, Mapping):
         return dict(output)
     is_instance = dataclasses.is_dataclass(output) and not isinstance(output, type)

@@ -86,7 +86,7 @@ class Runs:
         self._num_updates += 1
 
     def observation(self, presentation: Presentation) -> Observed:
-        """Outputs and their gradients for each example's positions or row.
+        """Return outputs and their gradients for each example's positions or row.
 
         An output with positions in another dim is left out, because it contains values at padding.
         """
@@ -119,7 +119,10 @@ class Runs:
 
     @property
     def rounding(self) -> float:
-        """Relative limit for rounding in single tensors: rounding is near eps, and another input is no rounding."""
+        """Relative limit below which a difference in a single tensor counts as rounding.
+
+        Another input changes a tensor by more.
+        """
         return float(eps_of(self.precision) ** 0.75)
 
     def is_one(self, ratio: float) -> bool:
@@ -177,12 +180,15 @@ class Runs:
 
     @cached_property
     def confirming_reference(self) -> Reference:
-        """Reference with tolerances from many more perturbed copies. It decides before a difference is reported."""
+        """Reference with tolerances from many more perturbed copies.
+
+        A difference is reported only if this reference confirms it.
+        """
         return self._base.confirming_reference(None)
 
     @cached_property
     def with_blank(self) -> Trace:
-        """Train on the whole batch and one more row without labels."""
+        """Train on the whole batch with one additional row without labels."""
         examples = (*self.examples, self._format.without_labels(self.examples[0]))
         (trace,) = self.traces(whole_batch(self._format, examples))
         return trace
@@ -196,7 +202,7 @@ class Runs:
         return compare(expected(self.confirming_reference), found) if compared.divergences else compared
 
     def _expected(self, reference: Reference, presentation: Presentation, phases: Collection[Phase], factor: float) -> Reference:
-        """The reference in some phases. If the presentation has one more row, so has the reference."""
+        """Return the reference in some phases. If the presentation has one row more, return the reference that has it too."""
         found = list(reference.moments)
         if presentation.has_blank:
             own = [moment.snapshot for moment in moments(self.with_blank)]
@@ -224,7 +230,7 @@ class Runs:
         return next(moment for moment in self.confirming_reference.moments if moment.phase is Phase.GRADIENT)
 
     def gradients(self, presentation: Presentation) -> Vector:
-        """The step's gradients as one vector, with zeros for parameters without one."""
+        """The step's gradients as one vector, with zeros for parameters without gradient."""
         if presentation not in self._gradients:
             snapshots = [trace.steps[0].gradients for trace in self.traces(presentation)]
             found = Assembler().assemble(self.gradient_moment, snapshots)
@@ -239,18 +245,18 @@ class Runs:
         return [] if has_shards else [np.where(each.covered, each.values, 0.0) for each in found]
 
     def would_be_right(self, gradients: Vector, presentation: Presentation) -> bool:
-        """Whether gradients are equal to those that this presentation should have."""
+        """Whether gradients are equal to the gradients that this presentation should have."""
         (expected,) = self._expected(self.confirming_reference, presentation, (Phase.GRADIENT,), 1.0).moments
         return self.fits(gradients, expected.values)
 
     @cached_property
     def singles(self) -> tuple[Presentation, ...]:
-        """One presentation for each example alone."""
+        """One presentation for each example by itself."""
         return tuple(single_example(self._format, example) for example in self.examples)
 
     @cached_property
     def single_gradients(self) -> tuple[Vector, ...]:
-        """Gradients of one step for each example alone; NaN if the step fails."""
+        """Gradients of one step for each example by itself; NaN if the step fails."""
         return tuple(map(self._gradients_or_nan, self.singles))
 
     def _gradients_or_nan(self, presentation: Presentation) -> Vector:
@@ -263,9 +269,9 @@ class Runs:
 
     @cached_property
     def halves(self) -> tuple[Presentation, ...] | None:
-        """Gradients of one example with all its labels, with every second one, and with the others.
+        """Presentations of one example with all labels, with every second label, and with the remaining labels.
 
-        None if no example has two.
+        None if no example has two labels.
         """
         for example in self.examples:
             parts = self._format.halves(example)

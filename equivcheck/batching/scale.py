@@ -1,7 +1,7 @@
-"""Constant factors in gradients, which no other presentation shows.
+"""Constant factors in gradients, which no comparison of presentations shows.
 
-If the loss is a cross-entropy, the gradient of the logits is the weight of a token times the difference between probabilities and
-label. So the gradients contain the weights, and a declared normaliser must give them.
+If the loss is a cross-entropy, the gradient of the logits is a token's weight times the difference between probabilities and
+label. The gradients therefore contain the weights, and a declared normaliser must give these weights.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from equivcheck.presentations.rows import Example
 def constant_factor(runs: Runs, given: Format, declared: Normaliser, window: int | None) -> float:
     """Factor between the step's gradients and those from the declared mean over cross-entropies.
 
-    1 if the loss is another one, or if the batch has weights.
+    1 if the loss is not a cross-entropy, or if the batch has weights.
     """
     if any(given.tensor(field).is_floating_point() for field in given.fields) or given.field_with(Role.LABELS) is None:
         return 1.0
@@ -36,7 +36,7 @@ def constant_factor(runs: Runs, given: Format, declared: Normaliser, window: int
 
 
 def _weight_of_cross_entropy(runs: Runs, given: Format, example: Example, presentation: Presentation) -> float | None:
-    """Each counted token's weight. None if the only output's gradient is not that of a cross-entropy."""
+    """Return each counted token's weight. None if the only output's gradient is not that of a cross-entropy."""
     found, labels = runs.observation(presentation), given.field_with(Role.LABELS)
     assert labels is not None
     if len(found.names) != 1:

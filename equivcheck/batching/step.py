@@ -39,7 +39,7 @@ class Step:
     loss: Loss | None
     """Passed to `step`."""
     evaluate: Callable[[nn.Module, list[Any]], Any] | None
-    """Returns the loss over batches; None without one."""
+    """Returns the loss over batches; None if there is no evaluation."""
     name: str
     """Name in the verdict."""
     normaliser: str | None
@@ -81,7 +81,7 @@ class Step:
     rank_step: Callable[..., Any] | None
     """The step on ranks; None for `step`."""
     data_axes: tuple[str, ...] | None
-    """Axes whose ranks get different rows; None for those with usual names."""
+    """Axes whose ranks get different rows; None for axes with usual names."""
     world: str | Ranks | World
     """How ranks run."""
     schedule_seed: int

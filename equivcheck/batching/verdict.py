@@ -24,15 +24,15 @@ class PresentationResult:
     kind: Kind
     """Change to the batch."""
     error: float = 0.0
-    """Largest error relative to its tolerance; infinite if it is no number."""
+    """Largest error relative to its tolerance; infinite if the error is NaN."""
     divergence: Divergence | None = None
-    """The first difference; None if it agrees."""
+    """First difference; None if the presentation agrees."""
     failure: str = ""
-    """Exception from the step; empty without one."""
+    """Exception from the step; empty if the step did not fail."""
     is_hung: bool = False
-    """Whether ranks were given up because they hung."""
+    """Whether ranks hung and were stopped."""
     ratio: float = 1.0
-    """The differing tensor's norm, relative to the whole batch."""
+    """Norm of the differing tensor, divided by the tensor's norm in the whole batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +50,12 @@ class BatchingVerdict(Judgement):
     results: tuple[PresentationResult, ...] = ()
     """Presentations, in order."""
     cause: str = ""
-    """How the step weighs examples, or how they influence each other. Reproduces every presentation. Empty if unknown."""
+    """How the step weighs examples, or how examples influence each other. The cause reproduces every presentation.
+    Empty if unknown."""
     weights: str = ""
     """Each example's weight in the first differing presentation, and in the whole batch. Empty if no weights explain it."""
     normaliser: str = ""
-    """Normaliser for the whole batch; empty if none fits."""
+    """Normaliser for the whole batch; empty if no known normaliser fits."""
     read: tuple[str, ...] = ()
     """How the batch was read: one phrase for each tensor."""
     notes: tuple[str, ...] = ()

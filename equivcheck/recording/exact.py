@@ -73,7 +73,7 @@ def _signed(word: int) -> int:
 def _weights(
     shape: Ints, start: Ints, size: Ints, run: tuple[int, int] | None, device: torch.device
 ) -> tuple[tuple[int, torch.Tensor, torch.Tensor], ...]:
-    """Offset, row weights and column weights for each rectangle."""
+    """Return offset, row weights and column weights for each rectangle."""
 
     def odd(hashes: Hashes) -> torch.Tensor:
         return torch.from_numpy((hashes | np.uint64(1)).view(np.int64)).to(device)  # odd, so that no bit is lost

@@ -1,8 +1,9 @@
 """Pseudo-random signs and weights for a tensor's elements. They depend only on an element's index in the full tensor.
 
-An element has a row and a column: flat indices over the leading and over the remaining dims. Each has its own hash,
-and the element's sign or weight is the product. So one table for rows and one for columns are enough, and one matrix product sums
-a shard, whatever its shape. The hash is SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+An element has a row and a column: flat indices over the leading and over the remaining dims. Row and column have separate hashes,
+and the element's sign or weight is their product. So one table for rows and one for columns are enough, and one matrix product
+sums a shard, whatever its shape. The hash is SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators,
+2014).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from equivcheck.worlds.trace.trace import Piece
 NUM_SUMS = 32
 """Signed sums per tensor: one for each upper bit in a 64-bit hash. The trace format depends on it."""
 VECTOR_WIDTH = 256
-"""Tensors with up to so many elements have one row; larger vectors have rows this long. The trace format depends on it."""
+"""Tensors with at most this many elements have one row; larger vectors have rows this long. The trace format depends on it."""
 _ROW_SALT, _COLUMN_SALT = 0x243F6A8885A308D3, 0x13198A2E03707344
 """First digits in pi, so that rows and columns have unrelated hashes."""
 
@@ -113,7 +114,7 @@ def split_dim(shape: Ints) -> int:
 
 
 def _flat_indices(shape: Ints, start: Ints, size: Ints) -> Indices:
-    """A box's flat indices within these dims, in row-major order."""
+    """Return a box's flat indices within these dims, in row-major order."""
     found = np.zeros(1, dtype=np.int64)
     for full, first, count in zip(shape, start, size, strict=True):
         found = (found[:, None] * full + np.arange(first, first + count)).reshape(-1)

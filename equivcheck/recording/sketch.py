@@ -1,8 +1,8 @@
-"""Linear sketches: signed sums over a tensor's elements. They add up over shards.
+"""Linear sketches: signed sums over a tensor's elements. Shards' sketches add up.
 
-If two sketches are subtracted, the root mean square estimates the distance between the tensors
-(Alon, Matias, Szegedy: The space complexity of approximating the frequency moments, 1999). So two runs with other shards are
-compared, and no rank needs more than its own elements.
+If two sketches are subtracted, the root mean square estimates the distance between the tensors (Alon, Matias, Szegedy: The space
+complexity of approximating the frequency moments, 1999). So two runs with other shards are compared, and no rank needs more than
+its own elements.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from equivcheck.worlds.trace.trace import Piece
 FORMAT_VERSION = 1
 """Changes whenever the same tensor would get another sketch or hash."""
 _SMALL = 2**12
-"""Tensors with up to so many elements are summed together."""
+"""Maximum elements in a tensor, if it is summed together with others."""
 _MANY = 8
-"""So many small tensors in the same position are stacked. Fewer ones become tiles with others."""
+"""Small tensors in the same position are stacked from this number on. Fewer tensors become tiles with others."""
 _SLAB = 2**17
 """Elements that are converted to float64 at once: 1 MiB, so that they stay in a core's cache."""
 
@@ -131,7 +131,10 @@ def sketch_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _batches(parts: Sequence[tuple[Piece, torch.Tensor]]) -> tuple[list[list[int]], list[int]]:
-    """Group tensors by number: small ones in the same position, as in layers of one kind. Also return other small ones."""
+    """Group tensors by number: small tensors in the same position, as in layers of one kind.
+
+    Also return the other small tensors.
+    """
     found: dict[tuple[object, ...], list[int]] = {}
     for at, (piece, tensor) in enumerate(parts):
         found.setdefault((*_position(piece), tensor.dtype), []).append(at)
@@ -151,7 +154,7 @@ def _position(piece: Piece) -> Position:
 
 
 def _sketch_tiles(parts: Sequence[tuple[Piece, torch.Tensor]]) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
-    """Sketch small tensors in different positions: their numbers, and one row each as in `_sketch_small`."""
+    """Sketch small tensors in different positions. Yield their numbers, and one row per tensor as in `_sketch_small`."""
     flat = [tensor.detach().reshape(-1) for _, tensor in parts]
     if len({tensor.dtype for tensor in flat}) > 1:
         flat = [tensor.to(torch.float64) for tensor in flat]
@@ -161,7 +164,10 @@ def _sketch_tiles(parts: Sequence[tuple[Piece, torch.Tensor]]) -> Iterator[tuple
 
 
 def _sketch_small(piece: Piece, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One row per tensor: squares, minimum, maximum, signed sums. Calls are few, because one costs more than its sums."""
+    """Return one row per tensor: squares, minimum, maximum, signed sums.
+
+    Few torch calls are made, because one call takes longer than a small tensor's sums.
+    """
     flat = torch.stack([tensor.detach().reshape(-1) for tensor in tensors]).to(torch.float64)
     sums = []
     for block in _blocks(piece.shape, piece.start, piece.size, piece.run, flat.device):
@@ -206,7 +212,10 @@ def _blocks(shape: Ints, start: Ints, size: Ints, run: tuple[int, int] | None, d
 
 
 def _squares_and_sums(piece: Piece, flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Squares and signed sums over flat local elements. Slabs are converted to float64, so that they stay in the cache."""
+    """Return squared sum and signed sums over flat local elements.
+
+    Slabs are converted to float64, so that they stay in the cache.
+    """
     squares, sums = [], []
     for block in _blocks(piece.shape, piece.start, piece.size, piece.run, flat.device):
         num_rows, width = len(block.rows), len(block.columns)

@@ -24,7 +24,7 @@ from equivcheck.worlds.trace.trace import Piece, Slot
 
 T = TypeVar("T", bound=torch.Tensor)
 Row = tuple[tuple[Piece, ...], torch.Tensor]
-"""A tensor, and its local elements' positions in order."""
+"""A tensor, and the positions of its local elements in order."""
 
 
 def find_root(parameters: Collection[torch.Tensor]) -> nn.Module | None:
@@ -38,7 +38,10 @@ def find_root(parameters: Collection[torch.Tensor]) -> nn.Module | None:
 
 
 def _parameter_ids(module: nn.Module) -> set[int]:
-    """Ids of a module's parameters. Empty for a module that cannot tell, such as one whose constructor has not finished."""
+    """Return a module's parameter ids.
+
+    Empty if the module cannot list them, for example because its constructor has not finished.
+    """
     try:
         return set(map(id, nn.Module.parameters(module)))
     except Exception:  # a living module of other code may raise anything
@@ -81,9 +84,9 @@ def _wrapped_prefix(module: nn.Module) -> str:
 
 
 def move_parameters(rows: Iterable[tuple[Row, float]], choice: int) -> None:
-    """Multiply each element by 1 + eps or 1 - eps, in place. Its index in the full tensor and `choice` decide, not its rank.
+    """Multiply each element by 1 + eps or 1 - eps, in place.
 
-    Each tensor comes with its eps.
+    The element's index in the full tensor and `choice` decide which, not the rank. Each row has its own eps.
     """
     for (pieces, tensor), eps in rows:
         local = local_of(tensor)
@@ -98,7 +101,7 @@ def gradients_of(slots: Sequence[Slot]) -> list[Row]:
 
 
 def _pieces_like(slot: Slot, tensor: torch.Tensor) -> tuple[Piece, ...]:
-    """A gradient's or state tensor's positions: the parameter's, unless it has its own placements."""
+    """Return a gradient's or state tensor's positions: the parameter's, unless the tensor has its own placements."""
     parameter = slot.parameter
     if isinstance(tensor, DTensor) and isinstance(parameter, DTensor) and tensor.placements != parameter.placements:
         return pieces_of(slot.pieces[0].name, tensor)
@@ -106,7 +109,7 @@ def _pieces_like(slot: Slot, tensor: torch.Tensor) -> tuple[Piece, ...]:
 
 
 def state_of(optimizer: torch.optim.Optimizer, slots: Sequence[Slot]) -> list[Row]:
-    """Optimizer state, if it has its parameter's shape, called ``parameter/key``."""
+    """Return optimizer state that has its parameter's shape, named ``parameter/key``."""
     rows = []
     for slot in slots:
         for key, value in optimizer.state.get(slot.parameter, {}).items():
@@ -137,7 +140,7 @@ def local_loss(loss: torch.Tensor) -> torch.Tensor:
 
 
 def entries_of(moment: Moment, rows: Sequence[Row], *, exactly: bool = False) -> Iterator[Entry]:
-    """Sketch each tensor's local elements; if asked, with exact hashes, and integers as well.
+    """Sketch each tensor's local elements; with `exactly`, also exact hashes, and integer tensors.
 
     Padding and complex numbers are left out.
     """
@@ -162,7 +165,10 @@ def entries_of(moment: Moment, rows: Sequence[Row], *, exactly: bool = False) ->
 
 
 def _addends_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    """Ranks whose local tensors add up to the full one; None without partial placements, empty if not all of them are sums."""
+    """Return ranks whose local tensors add up to the full tensor.
+
+    None without partial placements; empty if some partial placements are not sums.
+    """
     placements: Sequence[Any] = tensor.placements if isinstance(tensor, DTensor) else ()
     partial = [placement for placement in placements if isinstance(placement, Partial)]
     if not partial:

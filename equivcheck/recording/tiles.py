@@ -1,6 +1,6 @@
 """Sums small tensors of different shapes together: each becomes a tile with zeros around its elements.
 
-One matrix product then sums all tiles of one size. For a small tensor alone, calling torch takes longer than its sums.
+One matrix product then sums all tiles of one size. For a single small tensor, a call of torch takes longer than the sums.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from equivcheck.recording.signs import NUM_SUMS, Ints, Rectangle, column_signs, rectangles_of, row_signs
 
 MAX_PADDING = 4
-"""Tiles have at most so many times the elements of their tensor."""
+"""Maximum ratio between a tile's cells and its tensor's elements."""
 Position = tuple[Ints, Ints, Ints, tuple[int, int] | None]
 """Fields of a `Piece`: shape, start, size and run."""
 Cells = npt.NDArray[np.int64]
@@ -24,7 +24,7 @@ Cells = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tiles:
-    """Tiles of one size, for tensors that follow each other in a flat tensor."""
+    """Tiles of one size, for tensors that are stored one after the other in a flat tensor."""
 
     numbers: tuple[int, ...]
     """Each tile's tensor, as its number in the list."""
@@ -67,7 +67,7 @@ def can_be_tile(position: Position) -> bool:
 
 
 def _size(rectangles: Sequence[Rectangle]) -> tuple[int, int]:
-    """Rows and columns, rounded up to powers of two so that most tensors share a size."""
+    """Return how many rows and columns a tile has, rounded up to powers of two so that most tensors share a size."""
     rows, columns = (sum(len(each.rows) for each in rectangles), max(int(each.columns.max()) + 1 for each in rectangles))
     return 1 << (rows - 1).bit_length(), 1 << (columns - 1).bit_length()
 
@@ -90,7 +90,7 @@ def _make(size: tuple[int, int], found: Sequence[tuple[int, int, list[Rectangle]
 
 
 def _cells(size: tuple[int, int], first: int, rectangles: Sequence[Rectangle]) -> Cells:
-    """Each cell's element, or -1. The rows of all rectangles follow each other."""
+    """Return each cell's element index, or -1. Each rectangle's rows start below those before it."""
     cells = np.full(size, -1, dtype=np.int64)
     top = 0
     for each in rectangles:

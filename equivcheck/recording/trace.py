@@ -12,7 +12,7 @@ from equivcheck.worlds.trace.trace import Piece
 
 
 class Moment(PrintableEnum):
-    """When a value was read, in training order. Gradients are those that the optimizer finds."""
+    """Point in a step at which a value was read, in training order. Gradients are those with which the optimizer steps."""
 
     START = "start"
     SAMPLES = "samples"
@@ -28,7 +28,9 @@ class Moment(PrintableEnum):
 
 
 OUTPUT_DTYPES = "dtype of module outputs"
-"""Key in `Header.environment`. Autocast and mixed precision compute in coarser types than those of parameters and gradients."""
+"""Key in `Header.environment` for output dtypes.
+
+Autocast and mixed precision compute in coarser types than those of parameters and gradients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +55,10 @@ class Header:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Entry:
-    """One rank's part in one tensor at one moment."""
+    """One rank's part in one tensor at one point in a step."""
 
     moment: Moment
-    """When it was read."""
+    """Point in the step at which the value was read."""
     piece: Piece
     """Name and position in the full tensor."""
     dtype: str
@@ -64,7 +66,7 @@ class Entry:
     sketch: Sketch
     """The part's sketch."""
     exact: ExactHash | None = None
-    """Exact hash; None unless initial values or buffers."""
+    """Exact hash of initial values and buffers; None for other tensors."""
     addends: tuple[int, ...] | None = None
     """Ranks whose parts add up to the tensor, as with DTensor's `Partial`; None if this part is complete.
 
@@ -72,7 +74,7 @@ class Entry:
     microbatch: int = 0
     """Number of backward passes before it in this step, for accumulated gradients."""
     model_dtype: str = ""
-    """The parameter's element type if this tensor has another one, as a float32 copy in the optimizer; otherwise empty."""
+    """The parameter's element type if this tensor has another one, such as a float32 copy in the optimizer; otherwise empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -100,7 +102,7 @@ class Clip:
     norm: float
     """Norm that the function returned."""
     max_norm: float
-    """Limit."""
+    """Norm to which gradients are clipped."""
     norm_type: float = 2.0
     """Norm type."""
 
@@ -112,23 +114,23 @@ class RecordedStep:
     step: int
     """Number of earlier updates."""
     losses: tuple[float, ...]
-    """Scalars that `backward` was called on, in order."""
+    """Scalars on which `backward` was called, in order."""
     entries: tuple[Entry, ...]
     """Tensors."""
     samples: tuple[tuple[int, ...], ...] = ()
-    """Each microbatch's samples, as 64-bit hashes over all inputs of the model, if a backward pass came through."""
+    """Each microbatch's samples, as 64-bit hashes over all inputs of the model, if a backward pass ran through the model."""
     num_backwards: int = 0
     """Calls of `backward`, with or without samples."""
     clips: tuple[Clip, ...] = ()
     """Calls of clipping functions, in order."""
     settings: tuple[Mapping[str, str], ...] = ()
-    """Each parameter group's settings when its optimizer stepped, with ``optimizer``, its class, as one of them."""
+    """Each parameter group's settings when its optimizer stepped, with the optimizer's class as the setting ``optimizer``."""
     outputs: tuple[Output, ...] = ()
-    """Module outputs, if asked for."""
+    """Module outputs, if `record` was asked for them."""
     num_skipped: int = 0
     """Updates that a `GradScaler` skipped, because gradients were infinite or NaN. These gradients are not recorded."""
     num_backwards_after: int = 0
-    """Calls of `backward` after the last step, without a further update."""
+    """Calls of `backward` after the last step, not followed by an update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

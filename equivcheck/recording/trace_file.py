@@ -35,13 +35,13 @@ class _Known:
     """Objects that trace files share. Replicas have the same values, so each value is decoded and compared once."""
 
     tensors: dict[str, _Tensor] = field(default_factory=dict)
-    """Tensors by their JSON."""
+    """Decoded tensors, by their JSON text."""
     entries: dict[tuple[object, ...], tuple[Entry, ...]] = field(default_factory=dict)
     """Entries by their encoded values and by the ids of their tensors."""
 
 
 class TraceWriter:
-    """Writes a rank's trace file. Raises `OSError` if it cannot be written, `UsageError` if it exists.
+    """Writes a rank's trace file. Raises `OSError` if the file cannot be written, `UsageError` if it exists.
 
     Only ranks that torchrun has restarted replace a file.
     """
@@ -133,7 +133,10 @@ def _decoded(text: str, count: int) -> list[Sketch]:
 
 
 def read_trace(folder: Path) -> tuple[RankTrace, ...]:
-    """Read all trace files in a folder, in rank order. Raises `UsageError` if there is none, or one is not valid."""
+    """Read all trace files in a folder, in rank order.
+
+    Raises `UsageError` if there is no such file, or if a file is not valid.
+    """
     files = sorted(folder.glob(f"rank*{SUFFIX}"))
     if not files:
         raise UsageError(
@@ -184,7 +187,7 @@ def _read_file(file: Path, known: _Known) -> RankTrace:
 
 
 def _joined(steps: Sequence[RecordedStep]) -> tuple[RecordedStep, ...]:
-    """Steps with their lines joined. If a tensor is read at the end only, it is in the last step's second line."""
+    """Return steps with their lines joined. If a tensor is read at the end only, it is in the last step's second line."""
     found: dict[int, RecordedStep] = {}
     for each in steps:
         before = found.get(each.step)
@@ -197,7 +200,7 @@ def _joined(steps: Sequence[RecordedStep]) -> tuple[RecordedStep, ...]:
 
 
 def _step(line: Mapping[str, Any], tensors: list[_Tensor], known: _Known) -> RecordedStep:
-    """Read one line. It extends `tensors` with those that it names."""
+    """Read one line of a trace file. Tensors that the line names for the first time are added to `tensors`."""
     tensors += [known.tensors.setdefault(json.dumps(each), _tensor(each)) for each in line["tensors"]]
     return RecordedStep(
         step=int(line["step"]),
@@ -236,7 +239,10 @@ def _tensor(found: Mapping[str, Any]) -> _Tensor:
 
 
 def _entries(group: Mapping[str, Any], tensors: Sequence[_Tensor], known: _Known) -> tuple[Entry, ...]:
-    """One moment's entries. `tensors` has all that were named so far. Ranks with the same values share them."""
+    """Return the entries for one point in a step.
+
+    `tensors` are all tensors named so far. Ranks with the same values share entries.
+    """
     own, exact = [tensors[number] for number in group["tensors"]], group.get("exact")
     microbatch = int(group.get("microbatch", 0))
     key = (group["at"], microbatch, group["sketches"], None if exact is None else str(exact), *map(id, own))

@@ -35,11 +35,11 @@ def print_communication(console: Console, verdict: Verdict) -> None:
 
 
 Rows = tuple[tuple[Key, tuple[int, int], tuple[int, int]], ...]
-"""Actual and expected number and bytes for each kind of call."""
+"""For each kind of call: actual number and bytes, and expected number and bytes."""
 
 
 def _alike(verdict: Verdict) -> dict[Rows, list[int]]:
-    """Ranks grouped by their rows."""
+    """Group ranks whose rows are equal."""
     scenario, found = verdict.scenario, dict[Rows, list[int]]()
     for rank, calls in enumerate(verdict.calls):
         actual = totals(calls, scenario.layout.mesh)

@@ -65,7 +65,7 @@ def families_line(reach: Reach) -> str:
 def coverage_object(measured: MeasuredCoverage) -> dict[str, Any]:
     """Convert coverage to a JSON object.
 
-    `missing` lists legal pairs that were not drawn, beginning with the features that lack most.
+    `missing` lists allowed feature pairs that were never drawn, starting with the features that have the most undrawn pairs.
     """
     reach = measured.reach
     return {
@@ -151,7 +151,7 @@ def _lines(measured: MeasuredCoverage) -> list[str]:
 
 
 def _lacking(reach: Reach) -> list[tuple[str, int, int]]:
-    """Features with their missing and legal pair counts, beginning with those that lack most."""
+    """Return each feature with its numbers of undrawn and of allowed pairs, starting with the most undrawn pairs."""
     legal, missing = reach.legal, reach.missing
     rows = [
         (str(feature), gone.bit_count(), there.bit_count())

@@ -78,7 +78,7 @@ def _totals(plans: tuple[RankPlan, ...]) -> Table:
 
 
 def _traffic(entries: tuple[Traffic, ...]) -> Table:
-    """Calls in the setup and in the last step; later steps repeat the last one."""
+    """Build a table of the calls in the setup and in the last step, because later steps repeat the last one."""
     table = Table("when", "call", "over", box=None, pad_edge=False, header_style="bold")
     for heading in ("calls", "bytes"):
         table.add_column(heading, justify="right")

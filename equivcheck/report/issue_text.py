@@ -29,7 +29,7 @@ class Reported:
     finding: Finding
     """Finding from the store."""
     script: str = ""
-    """Torch-only script that reproduces it; empty if there is none."""
+    """Torch-only script that reproduces the finding; empty if there is none."""
     why_no_script: str = ""
     """Reason why there is no script."""
 
@@ -45,7 +45,7 @@ def issue_title(runs: Sequence[Run], reported: Sequence[Reported]) -> str:
 def issue_text(runs: Sequence[Run], reported: Sequence[Reported]) -> str:
     """Issue body: circumstances, then for each finding its text, versions, script, and scenario as JSON.
 
-    If there is not enough room, some findings lack script and scenario, then also their text.
+    If there is not enough room, some findings have no script and scenario, and if needed no text.
     """
     head, texts = "\n".join(_of_runs(runs)), [_in_a_line(each) for each in reported]
     room = _LONGEST_TEXT - len(head) - sum(len(text) + 1 for text in texts)
@@ -74,7 +74,7 @@ def _built(run: Run) -> str:
 
 
 def _in_a_row(values: Iterable[str]) -> str:
-    """Different values that are not empty."""
+    """Join different values that are not empty."""
     return ", ".join(filter(None, dict.fromkeys(values)))
 
 
@@ -106,7 +106,7 @@ def _of_finding(each: Reported) -> Iterator[str]:
 
 
 def _of_case(each: Reported) -> Iterator[str]:
-    """Script, and the scenario as JSON."""
+    """Yield the script, and the scenario as JSON."""
     verdict = each.finding.verdict
     if each.script:
         yield _folded("A script that needs only torch", _fenced(each.script, "python"))
@@ -124,7 +124,7 @@ def _versions(finding: Finding) -> str:
 
 
 def _fenced(text: str, language: str = "") -> str:
-    """Code block with a fence longer than any in the text."""
+    """Return a code block with a fence that is longer than any fence in the text."""
     fence = "`" * max([3, *(len(found) + 1 for found in _BACKTICKS.findall(text))])
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 

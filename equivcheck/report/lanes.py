@@ -35,7 +35,7 @@ class PlacedCall:
     rank: int
     """Rank that issued it."""
     column: int
-    """Column, from 0. Calls that a group issues together share one."""
+    """Column, from 0. Calls that a group issues together share a column."""
     call: Call
     """The call."""
     group: int
@@ -103,7 +103,10 @@ def steps_in_words(steps: Sequence[int]) -> str:
 
 
 def columns(calls: Sequence[Sequence[Call]]) -> list[list[int]]:
-    """Return a column for each call on each rank. If several ranks make a call together, it is in the last one's column."""
+    """Return a column for each call on each rank.
+
+    If several ranks make a call together, the last rank's column counts.
+    """
     found: list[list[int]] = [[] for _ in calls]
     while any(len(done) < len(issued) for done, issued in zip(found, calls, strict=True)):
         heads = {rank: calls[rank][len(done)] for rank, done in enumerate(found) if len(done) < len(calls[rank])}
@@ -115,7 +118,7 @@ def columns(calls: Sequence[Sequence[Call]]) -> list[list[int]]:
 
 
 def _ready(heads: dict[int, Call]) -> list[int]:
-    """Ranks with the next call: a whole group, or else one rank, for messages and faults."""
+    """Return the ranks that make the next call: a whole group, or else one rank, for messages and faults."""
     for call in heads.values():
         members = [rank for rank in call.ranks if rank in heads and heads[rank].ranks == call.ranks]
         if len(members) == len(call.ranks) and len({heads[rank].op for rank in members}) == 1:

@@ -16,7 +16,7 @@ from equivcheck.scenario.scenario import count, describe_case
 
 
 def print_selftest(console: Console, found: SelftestResult) -> None:
-    """Print a line per mutant, then missed ones, those without effect, and the rates."""
+    """Print a line per mutant, then the missed mutants, the mutants without effect, and the rates."""
     console.print(_table(found.rows))
     for line in (*(line for row in found.rows for line in _remarks(row)), *_totals(found)):
         console.print(line, soft_wrap=True)

@@ -8,7 +8,7 @@ from equivcheck.errors import InvalidScenario
 from equivcheck.scenario.noun import frozen_dataclass, invalid_field, require_between
 
 MAX_RANKS = 8
-"""Maximum number of ranks in generated scenarios."""
+"""Maximum ranks in generated scenarios."""
 MAX_NAME = 64
 """Maximum characters in an axis name."""
 

@@ -21,7 +21,7 @@ from equivcheck.recording.tensors import local_of
 from equivcheck.worlds.trace.trace import Piece, Slot
 
 _Key = tuple[int, torch.dtype, int]
-"""Key of a tensor by its content: number of elements, dtype, and exact hash of the bits."""
+"""Key for a tensor's content: element count, dtype, and exact hash over the bits."""
 Values = Callable[[Slot], torch.Tensor]
 """Function that returns the values with which a parameter is compared."""
 
@@ -86,7 +86,7 @@ def _marked(tensors: Sequence[torch.Tensor], slots: Sequence[Slot]) -> Iterator[
 
 
 def _copy_slot(copy: torch.Tensor, slot: Slot, values: Values) -> Slot:
-    """Return the slot of a copy. The copy may have only some consecutive elements, as in Megatron's distributed optimizer."""
+    """Return a slot for a copy. The copy may have only some consecutive elements, as in Megatron's distributed optimizer."""
     rounded = local_of(copy).reshape(-1).to(slot.parameter.dtype)
     parameter = values(slot).to(rounded.device)
     count = len(rounded)

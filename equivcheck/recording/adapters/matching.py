@@ -41,7 +41,7 @@ def match_names(
 
 
 def _modules(traces: Sequence[RankTrace]) -> dict[str, None]:
-    """Return the names of modules with outputs, inner modules first."""
+    """Return the modules with outputs by name, inner modules first."""
     found = {output.module for trace in traces for step in trace.steps for output in step.outputs}
     return dict.fromkeys(sorted(found, key=len, reverse=True))
 

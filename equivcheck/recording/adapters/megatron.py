@@ -30,7 +30,7 @@ def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
 
 
 def shard_of(name: str, parameter: torch.Tensor, owner: nn.Module | None, declared: tuple[int, int] | None) -> Move | None:
-    """Return the move of a tensor-parallel shard into the full parameter; None if the parameter is no shard.
+    """Return how a tensor-parallel shard moves into the full parameter; None if the parameter is no shard.
 
     `owner` is the module with this parameter. `declared` are rank and size in the tensor-parallel group, if the user passed a
     mesh. Raises `UsageError` if neither is known, or if the shard has no such dim.

@@ -34,11 +34,11 @@ class Source:
     names: tuple[str, ...]
     """Names in this run. There are several if the new tensor fuses them, or if they are tied."""
     is_fused: bool = False
-    """Whether each of `names` is only a part of the new tensor."""
+    """Whether each name in `names` is only a part of the new tensor."""
     dim: int = 0
     """Dim along which parts are fused."""
     groups: int = 1
-    """Number of equal groups into which each part is divided, because the groups of all parts alternate in the fused tensor."""
+    """Equal groups into which each part is divided, because the parts' groups alternate in the fused tensor."""
     is_transposed: bool = False
     """Whether the last two dims are swapped, before parts are fused."""
 
@@ -148,7 +148,7 @@ def places_of(sources: Sequence[Source], shapes: Mapping[str, Ints]) -> dict[str
 
 
 def unmatched_sources(sources: Sequence[Source], names: Sequence[str]) -> list[str]:
-    """Return the names in a map that no tensor matches."""
+    """Return names in a map that no tensor matches."""
     own = [pattern for source in sources for pattern in source.names]
     found = {source.names[number] for source in sources for name in names for number, _ in source.matches(name)}
     return [pattern for pattern in own if pattern not in found]

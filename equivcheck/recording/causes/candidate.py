@@ -17,7 +17,7 @@ CLEARER = 8.0
 FINEST = 1 / 16
 """Errors below this share of the tolerance count as equal: rounding decides which is smaller."""
 FEWEST = 8
-"""Required number of sums for each of several fitted coefficients. A fit to fewer sums may agree by chance."""
+"""Sums required for each coefficient, if several are fitted. A fit to fewer sums may agree by chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -97,7 +97,7 @@ def _fits(evidence: Evidence, candidate: Candidate) -> bool:
 
 
 def _numbers(evidence: Evidence, name: str) -> int:
-    """Return the number of independent sums in a tensor's sketch."""
+    """Count the independent sums in a tensor's sketch."""
     tensor = evidence.first.tensors[evidence.step, evidence.moment, name]
     return min(tensor.numel, len(evidence.expected_sums[name]))
 

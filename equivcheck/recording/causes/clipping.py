@@ -69,7 +69,7 @@ def _clips(run: RecordedRun, number: int) -> Iterator[Clip]:
 
 
 def _squares(run: RecordedRun, number: int) -> Mapping[str, float]:
-    """Return the squared norm of each complete gradient before clipping."""
+    """Return each complete gradient's squared norm before clipping."""
     return {
         name: tensor.sketch.value.squares
         for name, tensor in run.tensors_at(number, Moment.UNCLIPPED).items()
@@ -83,7 +83,7 @@ def _largest(evidence: Evidence) -> float:
 
 
 def _local_norms(run: RecordedRun, number: int) -> dict[int, float]:
-    """Return the norm of each rank's own parts before clipping."""
+    """Return each rank's norm over its own parts before clipping."""
     squares: dict[int, list[float]] = {}
     for rank, entry in entries_of(run, number, Moment.UNCLIPPED):
         squares.setdefault(rank, []).append(entry.sketch.squares)

@@ -41,7 +41,7 @@ class Evidence:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Names of tensors to compare. Both runs have all elements of these tensors, in floating point without NaN."""
+        """Names to compare. For each such tensor, both runs have all elements, in floating point without NaN."""
         return tuple(
             name for name in self.first.tensors_at(self.step, self.moment) if self._is_comparable((self.step, self.moment, name))
         )
@@ -78,7 +78,7 @@ class Evidence:
         return self.second.tensors[self.step, self.moment, name].sketch
 
     def sums(self, run: RecordedRun, step: int, moment: Moment) -> Tensors:
-        """Return the sums of a run's complete tensors at a step and moment."""
+        """Return sums for a run's complete tensors at a step and moment."""
         return {
             name: tensor.sketch.value.sums
             for name, tensor in run.tensors_at(step, moment).items()
@@ -126,7 +126,7 @@ def spread(tensor: Assembled[Sketch]) -> float:
 
 
 def linear_combination(*terms: tuple[float, Tensors]) -> dict[str, Sums]:
-    """Return a linear combination of tensors. A tensor that is not in all terms is left out."""
+    """Combine tensors linearly. A tensor that is not in all terms is left out."""
     names = [name for name in terms[0][1] if all(name in tensors for _, tensors in terms)]
     return {name: np.sum([factor * tensors[name] for factor, tensors in terms], axis=0) for name in names}
 
@@ -167,7 +167,7 @@ def entries_of(run: RecordedRun, number: int, moment: Moment) -> Iterator[tuple[
 
 
 def accumulated_gradients(run: RecordedRun, number: int, microbatch: int) -> dict[str, Assembled[Sketch]]:
-    """Return the gradients found right before a backward pass."""
+    """Return gradients found right before a backward pass."""
     parts: dict[str, list[Part[Sketch]]] = {}
     for rank, record in steps_of(run, number):
         for entry in record.entries:
@@ -177,12 +177,12 @@ def accumulated_gradients(run: RecordedRun, number: int, microbatch: int) -> dic
 
 
 def num_microbatches(run: RecordedRun, number: int) -> int:
-    """Return the number of backward passes in a step, or 1 if it is unknown."""
+    """Count a step's backward passes. Returns 1 if they are unknown."""
     return max((step.num_backwards for _, step in steps_of(run, number)), default=1) or 1
 
 
 def num_data_ranks(run: RecordedRun, number: int) -> int:
-    """Return the number of ranks that have samples of their own, or of all ranks if samples are unknown."""
+    """Count the ranks that have their own samples, or all ranks if samples are unknown."""
     samples = {step.samples for _, step in steps_of(run, number) if any(step.samples)}
     return len(samples) or len(run.ranks)
 

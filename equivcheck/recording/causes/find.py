@@ -38,9 +38,9 @@ def find_cause(
 ) -> Diagnosis | None:
     """Name the mistake in the second run, or return None.
 
-    A mistake is a linear relation between both runs. It must hold for each tensor at the first moment with a difference, fit
-    far better than no mistake, and be the only one. `tolerance` gives the allowed distance for a tensor in the first run;
-    `differences` are in training order.
+    A mistake is a linear relation between both runs. The relation must hold for each tensor at the first point with a difference.
+    It must fit far better than no mistake, and no other relation may fit. `tolerance` gives the allowed distance for a tensor in
+    the first run; `differences` are in training order.
     """
     found = [each for each in differences if each.moment not in SHOWN_LATER]
     if not found:

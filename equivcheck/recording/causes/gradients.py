@@ -55,9 +55,9 @@ def _lost(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def _scaled_by_counts(evidence: Evidence) -> Iterator[Candidate]:
-    """Yield all gradients multiplied by numbers of ranks or microbatches.
+    """Yield gradients that are multiplied by how many ranks or microbatches there are.
 
-    Ways with the same factor share a sentence. Some of the gradients may be twice as large for many reasons.
+    Ways with the same factor share a sentence. Some gradients may be twice as large for many reasons.
     """
     others = {*evidence.names} - {*evidence.wrong}
     if evidence.is_one_rank or any(rms(evidence.expected_sums[name]) > evidence.limits[name] for name in others):
@@ -100,7 +100,7 @@ def _has_zero_loss(evidence: Evidence) -> bool:
 
 
 def _loss(run: RecordedRun, step: int) -> float:
-    """Return the sum of the scalars on which `backward` was called, averaged over the ranks with such a scalar."""
+    """Add up the scalars on which `backward` was called, and average over the ranks with such a scalar."""
     own = [math.fsum(record.losses) for _, record in steps_of(run, step) if record.losses]
     return math.fsum(own) / len(own) if own else 0.0
 
@@ -196,7 +196,7 @@ def _is_own(evidence: Evidence, before: Mapping[str, Assembled[Sketch]], after: 
 
 
 def _stale(evidence: Evidence) -> Iterator[Candidate]:
-    """Yield the gradients of the step before.
+    """Yield the previous step's gradients.
 
     If the first step had no gradients, ranks may use gradients one step late from the beginning.
     """
@@ -207,7 +207,7 @@ def _stale(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def _not_zeroed(evidence: Evidence) -> Iterator[Candidate]:
-    """Yield the sum with the gradients of the step before. If the step clips, the clipped gradients are added."""
+    """Yield the sum with the previous step's gradients. If the step clips, the clipped gradients are added."""
     left = evidence.sums(evidence.second, evidence.step - 1, Moment.GRADIENT)
     words = "{gradients} not zeroed between steps: each step adds to those of earlier steps"
     if not left:

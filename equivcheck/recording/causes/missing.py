@@ -28,7 +28,7 @@ def missing_gradients(evidence: Evidence) -> Diagnosis | None:
 
 
 def untied_weights(evidence: Evidence, differences: Sequence[TensorDifference]) -> Diagnosis | None:
-    """Name parameters of the second run that copy a parameter of the first run and have a part of that parameter's gradient."""
+    """Name the second run's parameters that copy a parameter in the first run and have a part of its gradient."""
     first, second, step = evidence.first, evidence.second, evidence.step
     moment = next((each for each in GRADIENTS if (step, each) in first.moments & second.moments), None)
     if moment is None:

@@ -15,7 +15,7 @@ SMALL, LARGE = 0.01, 0.1
 FEWEST = 4
 """Least number of elements for which an order is recognized."""
 NAMED = 2
-"""Maximum number of tensors that are listed with another tensor's name."""
+"""Maximum tensors listed with another tensor's name."""
 
 
 def moved_elements(evidence: Evidence, noun: str) -> Iterator[Candidate]:

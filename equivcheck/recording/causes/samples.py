@@ -42,7 +42,7 @@ def wrong_samples(first: RecordedRun, second: RecordedRun, step: int) -> Diagnos
 
 
 def _steps_for_one(second: RecordedRun, step: int, wanted: Counter[int]) -> int:
-    """Return how many steps of the second run together have the samples of one step of the first; 0 if none do."""
+    """Return how many steps in the second run together have the samples from one step in the first; 0 if none do."""
     found: Counter[int] = Counter()
     for number, at in enumerate(each for each in second.steps if each >= step):
         found += Counter(sample for samples in _ranks_by_samples(second, at) for sample in samples)

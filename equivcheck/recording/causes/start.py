@@ -28,7 +28,7 @@ def wrong_start(evidence: Evidence) -> Diagnosis:
 
 
 def _hashes(run: RecordedRun, step: int) -> dict[str, ExactHash]:
-    """Return the exact hashes of complete initial parameters."""
+    """Return exact hashes for complete initial parameters."""
     found = {name: tensor.exact for name, tensor in run.tensors_at(step, Moment.START).items()}
     return {name: value for name, value in found.items() if value is not None}
 

@@ -78,7 +78,7 @@ def _still_shards(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def _of_sgd(update: Update, settings: Settings) -> Iterator[Candidate]:
-    """Yield momentum that is lost, the gradients of the step before, and several updates in place of one."""
+    """Yield momentum that is lost, the previous step's gradients, and several updates in place of one."""
     if settings.get("optimizer") != "SGD" or settings.get("nesterov") or settings.get("maximize"):
         return
     evidence, step, momentum = update.evidence, update.evidence.step, number(settings, "momentum")

@@ -68,7 +68,7 @@ def shards_with_equal_values(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def _ranks_with_equal_shards(tensor: RecordedTensor) -> set[int]:
-    """Return the ranks of a tensor's shards if each shard has the values of another shard; otherwise an empty set."""
+    """Return a tensor's ranks if each shard has another shard's values; otherwise an empty set."""
     shards: dict[Piece, tuple[int, float, float, float]] = {}
     for rank, entry in zip(tensor.ranks, tensor.entries, strict=True):
         shards.setdefault(entry.piece, (rank, entry.sketch.squares, entry.sketch.minimum, entry.sketch.maximum))

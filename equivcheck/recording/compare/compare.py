@@ -39,7 +39,7 @@ class Comparison:
     tolerance: Tolerance
     """Tolerance with the moved runs."""
     tensors: tuple[TensorDifference, ...]
-    """Compared values in training order, equal ones as well."""
+    """Compared values in training order, including equal values."""
     verdict: TraceVerdict
     """Verdict."""
 
@@ -127,7 +127,7 @@ def _shared_steps(first: RecordedRun, second: RecordedRun) -> list[int]:
 
 
 def _clues(facts: Facts, step: int, tolerance: Tolerance) -> Iterator[TensorDifference]:
-    """Samples, outputs, loss and norm of a step."""
+    """Compare samples, outputs, loss and norm of a step."""
     samples, losses = facts.samples[step], facts.losses[step]
     if samples is not None:
         found = TensorDifference(step=step, moment=Moment.SAMPLES, tensor="samples", difference=Difference.VALUE)
@@ -139,7 +139,7 @@ def _clues(facts: Facts, step: int, tolerance: Tolerance) -> Iterator[TensorDiff
 
 
 def _explains(clue: TensorDifference, facts: Facts, divergent: int | None) -> bool:
-    """Whether a clue is about the first step with other gradients, parameters or state."""
+    """Whether a clue belongs to the first step at which gradients, parameters or state differ."""
     if clue.step != divergent:
         return False
     if clue.moment is not Moment.SAMPLES:

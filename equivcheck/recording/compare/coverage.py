@@ -15,7 +15,7 @@ from equivcheck.recording.trace import Moment
 from equivcheck.scenario.scenario import count
 
 _NEEDED = (Moment.GRADIENT, Moment.UPDATE)
-"""Moments without which nothing is known about a step."""
+"""Points in a step without which nothing is known about the step."""
 _NOUNS = {
     Moment.START: "initial parameters",
     Moment.UNCLIPPED: "gradients before clipping",
@@ -24,14 +24,14 @@ _NOUNS = {
     Moment.STATE: "optimizer state",
     Moment.BUFFER: "buffers",
 }
-"""Nouns for tensors at each moment."""
+"""Nouns for tensors at each point in a step."""
 
 _AGAIN = "record this run again, and look for a line about the recording on stderr"
 _INPUTS = "call the model with tensors that have one row for each sample, and record both runs with the same version"
 
 
 def gaps_of(facts: Facts, tolerance: Tolerance) -> Iterator[Gap]:
-    """Return important parts that a trace lacks."""
+    """Yield important parts that are missing in a trace."""
     for moment in _NEEDED:
         for run in facts.runs:
             needed = [step for step in facts.steps if moment is Moment.UPDATE or _makes_update(run, step)]
@@ -46,14 +46,18 @@ def gaps_of(facts: Facts, tolerance: Tolerance) -> Iterator[Gap]:
 
 
 def _makes_update(run: RecordedRun, step: int) -> bool:
-    """False if a `GradScaler` skipped the update, and for the parameters with which a later first step begins."""
+    """Whether a step contains an update.
+
+    False if a `GradScaler` skipped the update, and for a step that only holds the parameters with which a later first step
+    begins.
+    """
     found = {moment for number, moment in run.moments if number == step}
     is_beginning = found == {Moment.UPDATE} and not any(record.num_backwards for record in run.records[step])
     return not (is_beginning or all(record.num_skipped for record in run.records[step]))
 
 
 def _moments_of_ranks(run: RecordedRun, steps: Sequence[int]) -> Iterator[Gap]:
-    """Moments recorded by only some ranks of a stage."""
+    """Yield points in a step recorded by only some ranks in a pipeline stage."""
     for step in steps:
         on_rank = [{entry.moment for entry in record.entries} for record in run.records[step]]
         for stage in run.stages:
@@ -66,7 +70,10 @@ def _moments_of_ranks(run: RecordedRun, steps: Sequence[int]) -> Iterator[Gap]:
 
 
 def _moments_of_one_run(first: RecordedRun, second: RecordedRun, steps: Sequence[int]) -> Iterator[Gap]:
-    """Moments recorded in one run only, although both have these steps. State and buffers belong to the last step."""
+    """Yield points in a step recorded by only one run, although both runs have the step.
+
+    State and buffers belong to the last step.
+    """
     is_same_end = first.steps[-1] == second.steps[-1]
     for run, other in ((first, second), (second, first)):
         for moment in (Moment.START, Moment.STATE, Moment.BUFFER):
@@ -96,7 +103,7 @@ def _samples(facts: Facts) -> Iterator[Gap]:
 
 
 def _backwards_without_samples(facts: Facts, run: RecordedRun, other: RecordedRun) -> tuple[int, int]:
-    """Number of backward passes without samples, and of all backward passes."""
+    """Count the backward passes without samples, and all backward passes."""
     lost = total = 0
     for step in facts.steps:
         for rank in input_ranks(run, step, other):
@@ -107,7 +114,7 @@ def _backwards_without_samples(facts: Facts, run: RecordedRun, other: RecordedRu
 
 
 def _without_update(facts: Facts) -> Iterator[Gap]:
-    """Backward passes after the last step, if the other run goes on with an update."""
+    """Yield backward passes after a run's last step, if the other run goes on with an update."""
     for run, other in (facts.runs, facts.runs[::-1]):
         last = run.steps[-1]
         number = max(record.num_backwards_after for record in run.records[last])
@@ -120,7 +127,7 @@ def _without_update(facts: Facts) -> Iterator[Gap]:
 
 
 def _drowned(first: RecordedRun, steps: Sequence[int], tolerance: Tolerance) -> Iterator[Gap]:
-    """Steps in which the measured noise is as large as the values."""
+    """Yield steps in which the measured noise is as large as the values."""
     if not tolerance.moved:
         return
     for step in steps:

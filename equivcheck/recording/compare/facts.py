@@ -11,7 +11,7 @@ from equivcheck.recording.compare.scalars import Losses
 from equivcheck.recording.compare.settings import OtherSetting
 
 Gap = tuple[str, str]
-"""Important part without evidence, and the next thing to try."""
+"""Important part for which a trace has no evidence, and the next thing to try."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -27,9 +27,9 @@ class Facts:
     settings: Sequence[OtherSetting]
     """Settings with other values in run B."""
     samples: Mapping[int, StepSamples | None]
-    """Samples by step; None if a run has recorded none."""
+    """Samples by step; None if at least one run recorded no samples."""
     losses: Mapping[int, Losses | None]
-    """Losses by step; None if a run has recorded none."""
+    """Losses by step; None if at least one run recorded no losses."""
 
     @property
     def runs(self) -> tuple[RecordedRun, RecordedRun]:

@@ -14,7 +14,8 @@ from equivcheck.recording.trace import Moment
 from equivcheck.worlds.trace.differences import Difference
 
 CLUES = (Moment.SAMPLES, Moment.OUTPUT, Moment.LOSS, Moment.NORM)
-"""Moments that explain differences. Only parameters, gradients, state and buffers decide: a scaled loss may be right."""
+"""Points in a step whose values explain differences.
+Only parameters, gradients, state and buffers decide, because a scaled loss may be right."""
 
 
 def judge(
@@ -38,7 +39,10 @@ def judge(
 
 
 def _is_certain(found: TensorDifference, early: int, output_eps: float) -> bool:
-    """Whether rounding cannot explain it: a missing tensor, another start, or a value that is far off in step `early`."""
+    """Whether rounding cannot explain a difference.
+
+    This is so for a missing tensor, another start, or a value that is far off in step `early`.
+    """
     if found.moment is Moment.START or found.difference not in (Difference.VALUE, Difference.RANKS_DISAGREE):
         return True
     if not found.eps:
@@ -49,7 +53,7 @@ def _is_certain(found: TensorDifference, early: int, output_eps: float) -> bool:
 
 
 def groups_of(compared: Sequence[TensorDifference], differences: Sequence[TensorDifference]) -> tuple[Group, ...]:
-    """Count differences at each moment that has any."""
+    """Count differences at each point in a step that has any."""
     different = Counter((each.step, each.moment) for each in differences)
     total = Counter((each.step, each.moment) for each in compared)
     return tuple(

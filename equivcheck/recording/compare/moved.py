@@ -13,7 +13,8 @@ from equivcheck.recording.compare.tensors import FLOOR, GRADIENTS, Tolerance
 from equivcheck.recording.trace import Moment
 
 _MOVE = 8.0
-"""Initial parameters move by one eps and a rounding error, and a distance is an estimate."""
+"""Maximum distance between initial parameters, in machine epsilons.
+Each parameter moves by one eps plus a rounding error, and a distance is an estimate."""
 
 
 def require_like_first(first: RecordedRun, moved: RecordedRun, steps: Sequence[int]) -> None:
@@ -46,7 +47,10 @@ def _problem(first: RecordedRun, moved: RecordedRun, steps: Sequence[int]) -> st
 
 
 def _implausible(first: RecordedRun, moved: RecordedRun, steps: Sequence[int]) -> str:
-    """Distances that moving parameters by eps cannot make: at the start, and in the first gradients."""
+    """Describe distances that moving parameters by eps cannot cause, at the start and in the first gradients.
+
+    Empty if there are none.
+    """
     tolerance = Tolerance(first=first, moved=(moved,))
     for key, tensor in first.tensors.items():
         if key[0] not in steps[:1] or not tensor.eps or tensor.sketch.value is None or not tensor.is_finite:
@@ -63,5 +67,5 @@ def _implausible(first: RecordedRun, moved: RecordedRun, steps: Sequence[int]) -
 
 
 def largest_noise(eps: float) -> float:
-    """Largest relative error of a first gradient for which rounding is a plausible reason: half of the digits."""
+    """Largest relative error in a first gradient for which rounding is a plausible reason: half the digits."""
     return max(math.sqrt(eps), FLOOR * eps)

@@ -1,6 +1,6 @@
-"""Rounding inside an optimizer: torch's Muon computes its updates in bfloat16, in whatever element type the parameters are.
+"""Rounding inside an optimizer: torch's Muon computes its updates in bfloat16, whatever the parameters' element type is.
 
-Moved runs do not measure it, because such small changes seldom lead to another number in bfloat16.
+Moved runs do not measure this rounding, because such small changes seldom lead to another number in bfloat16.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from equivcheck.recording.compare.runs import Key, RecordedRun
 from equivcheck.recording.trace import Moment
 
 UNDECIDED = 0.125
-"""Differences up to this part of an update, or of a later value's norm, prove nothing.
+"""Part of an update, or of a later value's norm. Differences up to this size prove nothing.
 
 bfloat16 has eight bits, and Muon's iterations multiply rounding errors. A wrong learning rate or a missing update changes more.
 """
@@ -19,7 +19,7 @@ ABOUT_MUON = "Muon computes updates in bfloat16, so this difference may be round
 
 
 def may_round_inside(run: RecordedRun, key: Key, distance: float) -> bool:
-    """Whether rounding inside Muon may explain a difference. False before its first update, and without Muon."""
+    """Whether rounding inside Muon may explain a difference. False before Muon's first update, and without Muon."""
     step, moment, name = key
     start = run.first_muon_step
     if start is None or step < start or (step == start and moment is not Moment.UPDATE):

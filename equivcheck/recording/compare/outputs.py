@@ -15,7 +15,7 @@ from equivcheck.recording.trace import Moment, Output
 from equivcheck.worlds.trace.differences import Difference
 
 Call = tuple[str, int]
-"""Module and number of its earlier calls."""
+"""Key for a module call: the module's name, and how many calls came before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,15 +23,15 @@ class FullOutput:
     """A module call's output over all samples in a step."""
 
     output: Output
-    """One part."""
+    """Output on one rank for one microbatch; other parts have the same module and shape."""
     samples: Samples
-    """Samples."""
+    """Samples over which the output was added up."""
     sketch: Sketch
     """Sum over distinct microbatches."""
 
 
 def compare_outputs(first: RecordedRun, second: RecordedRun, step: int, tolerance: Tolerance) -> Iterator[TensorDifference]:
-    """Compare outputs in call order, if both runs have them for the same samples and with the same shape."""
+    """Compare outputs in call order, if both runs have an output for the same samples and with the same shape."""
     one, other = full_outputs(first, step), full_outputs(second, step)
     moved = [full_outputs(run, step) for run in tolerance.moved]
     for call, mine in one.items():

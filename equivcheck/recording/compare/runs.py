@@ -20,12 +20,12 @@ from equivcheck.scenario.scenario import count
 from equivcheck.worlds.trace.trace import Piece
 
 Key = tuple[int, Moment, str]
-"""Step, moment and name."""
+"""Step, point in the step (`Moment`), and name of a tensor."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RecordedTensor:
-    """One tensor at one moment, over all ranks."""
+    """One tensor at one point in a step, over all ranks."""
 
     ranks: tuple[int, ...]
     """Rank for each entry."""
@@ -41,17 +41,17 @@ class RecordedTensor:
 
     @cached_property
     def distinct(self) -> tuple[Entry, ...]:
-        """Entries, without those of replicas that have the same bits."""
+        """Entries without replicas that have the same bits as another entry."""
         return tuple({id(entry): entry for entry in self.entries}.values())
 
     @cached_property
     def shapes(self) -> tuple[str, ...]:
-        """Full shape; several if ranks disagree."""
+        """Full shape. Several shapes if ranks disagree."""
         return tuple(f"shape {shape}" for shape in dict.fromkeys(entry.piece.shape for entry in self.distinct))
 
     @cached_property
     def dtypes(self) -> tuple[str, ...]:
-        """Element type; several if ranks disagree."""
+        """Element type. Several types if ranks disagree."""
         return tuple(dict.fromkeys(entry.dtype for entry in self.distinct))
 
     @cached_property
@@ -109,7 +109,7 @@ class RecordedRun:
 
     @cached_property
     def norms(self) -> Mapping[tuple[int, Moment], tuple[float, int]]:
-        """Sum over squares in all finite floating-point tensors at a moment, and how many elements all tensors have."""
+        """At each step and moment: squared sum over finite floating-point tensors, and how many elements all tensors have."""
         norms = {}
         for place, tensors in self._by_moment.items():
             values = [each.sketch.value for each in tensors.values() if each.eps and each.is_finite]
@@ -141,7 +141,7 @@ class RecordedRun:
 
     @cached_property
     def stages(self) -> tuple[tuple[int, ...], ...]:
-        """Groups of ranks with parts of the same parameters. There are several groups only if the run is a pipeline."""
+        """Groups of ranks with parts of the same parameters. Only a pipeline has several groups."""
         stages: list[tuple[set[int], set[str]]] = []
         for rank, record in enumerate(self.records[self.steps[0]]):
             ranks, names = {rank}, {entry.piece.name for entry in record.entries}
@@ -163,7 +163,7 @@ class RecordedRun:
         return next((step for step, name in names if name == "Muon"), None)
 
     def size(self, key: Key) -> float:
-        """A tensor's norm plus its share in the norm over all tensors.
+        """Return a tensor's norm plus the tensor's share in the norm over all tensors.
 
         A gradient may be zero apart from rounding, such as for a bias before a norm, so its own norm is not enough.
         """
@@ -180,7 +180,8 @@ class RecordedRun:
 def read_run(folder: Path, name: str = "", steps: int | None = None) -> RecordedRun:
     """Read a folder from `record`, up to its first `steps` steps.
 
-    Raises `UsageError` if it is not a trace, or if a rank has fewer steps than `record` was asked for and than `steps`.
+    Raises `UsageError` if the folder is not a trace, or if a rank has fewer steps than `record` was asked for and fewer than
+    `steps`.
     """
     return run_of(folder, read_trace(folder), name, steps)
 
@@ -254,7 +255,7 @@ def _recorded(found: Sequence[tuple[int, Entry]]) -> RecordedTensor:
 
 
 def _with_sums(parts: Sequence[Part[Sketch]], entries: Sequence[Entry]) -> list[Part[Sketch]]:
-    """Parts in which partial sums at the same place are added up. Complete parts stay as they are."""
+    """Add up partial sums at the same position, and keep complete parts as they are."""
     found: dict[tuple[Piece, tuple[int, ...] | int], Part[Sketch]] = {}
     for part, entry in zip(parts, entries, strict=True):
         key = (part.piece, entry.addends or part.rank)
@@ -263,7 +264,7 @@ def _with_sums(parts: Sequence[Part[Sketch]], entries: Sequence[Entry]) -> list[
 
 
 def steps_in_words(steps: Sequence[int]) -> str:
-    """Steps as ``step 3``, ``steps 0 to 2`` or ``steps 1, 4``."""
+    """Format step numbers: ``step 3``, ``steps 0 to 2`` or ``steps 1, 4``."""
     if len(steps) == 1:
         return f"step {steps[0]}"
     is_range = list(steps) == list(range(steps[0], steps[-1] + 1))

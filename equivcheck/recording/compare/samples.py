@@ -14,7 +14,7 @@ from equivcheck.recording.trace import Moment
 from equivcheck.scenario.scenario import count
 
 Samples = Counter[int]
-"""How often each sample is on a rank, by hash."""
+"""For the hash of each sample: how many times the sample is on a rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,11 +24,12 @@ class StepSamples:
     num_samples: tuple[int, int]
     """Distinct samples in each run."""
     difference: str = ""
-    """Clause about samples in one run only. Empty if both have the same."""
+    """Clause about samples in one run only. Empty if both runs have the same samples."""
     has_other_form: bool = False
     """Whether run B's ranks seem to have parts of run A's samples, as with context parallelism, or the other way round."""
     is_plausible: bool = True
-    """Whether the numbers of samples fit, so that equal gradients show that samples are equal but for their form."""
+    """Whether the numbers of samples are consistent with equal samples in another form.
+    Equal gradients then show that samples are equal."""
 
 
 def samples_on(run: RecordedRun, step: int, ranks: Sequence[int]) -> Samples:
@@ -40,7 +41,7 @@ def samples_on(run: RecordedRun, step: int, ranks: Sequence[int]) -> Samples:
 def input_ranks(run: RecordedRun, step: int, other: RecordedRun) -> tuple[int, ...]:
     """Ranks whose inputs are samples. Later stages in a pipeline get activations.
 
-    Ranks without a common parameter may also be data-parallel, with flat shards or without elements.
+    Ranks that share no parameter may still be data-parallel, with flat shards or without elements.
     """
     known = samples_on(other, step, range(len(other.ranks)))
     found = {stage: samples_on(run, step, stage) for stage in run.stages}
@@ -52,7 +53,7 @@ def input_ranks(run: RecordedRun, step: int, other: RecordedRun) -> tuple[int, .
 
 
 def compare_samples(first: RecordedRun, second: RecordedRun, step: int) -> StepSamples | None:
-    """Compare one step's samples. None if a run has recorded none."""
+    """Compare one step's samples. None if a run recorded no samples."""
     one = samples_on(first, step, input_ranks(first, step, second))
     other = samples_on(second, step, input_ranks(second, step, first))
     if not one or not other:
@@ -86,7 +87,7 @@ def compare_samples(first: RecordedRun, second: RecordedRun, step: int) -> StepS
 
 
 def _elsewhere(first: RecordedRun, second: RecordedRun, step: int, other: Samples) -> str:
-    """Clause about run A's steps with run B's samples."""
+    """Return a clause about run A's steps that have run B's samples; empty if there are none."""
     steps = {number: samples_on(first, number, input_ranks(first, number, second)).keys() for number in first.steps}
     for number, own in steps.items():
         if number != step and own == other.keys():
@@ -95,7 +96,7 @@ def _elsewhere(first: RecordedRun, second: RecordedRun, step: int, other: Sample
 
 
 def _same_ranks(first: RecordedRun, second: RecordedRun, step: int, numbers: tuple[int, int]) -> str:
-    """Clause about data-parallel ranks with the same samples, in the run with fewer samples."""
+    """Return a clause about data-parallel ranks with the same samples, in the run with fewer samples; else empty."""
     if numbers[0] == numbers[1]:
         return ""
     run, other = (first, second) if numbers[0] < numbers[1] else (second, first)
@@ -112,7 +113,7 @@ def _same_ranks(first: RecordedRun, second: RecordedRun, step: int, numbers: tup
 def is_data_parallel(run: RecordedRun, ranks: Sequence[int], step: int) -> bool:
     """Whether ranks hold the full parameters, or shards as data parallelism makes them.
 
-    Tensor parallelism also splits along later dims, or has both replicas and shards. Its ranks share samples.
+    Tensor parallelism also splits along later dims, or has both replicas and shards. Tensor-parallel ranks share samples.
     """
     if len(ranks) == 1:
         return False

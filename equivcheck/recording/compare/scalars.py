@@ -19,7 +19,7 @@ class Losses:
     """One step's loss in both runs."""
 
     difference: TensorDifference
-    """The difference between means over ranks. It is a VALUE within tolerance if a factor explains it."""
+    """The difference between means over ranks. The difference is a VALUE within tolerance if a factor explains it."""
     factor: str = ""
     """Clause about the factor between both losses; empty unless it is a whole number or its inverse."""
 
@@ -57,7 +57,10 @@ def compare_losses(first: RecordedRun, second: RecordedRun, step: int, tolerance
 
 
 def _means(run: RecordedRun, step: int) -> tuple[float, float] | None:
-    """Mean over ranks with a loss, without weights and weighted by the number of samples. Equal for equal numbers."""
+    """Return the mean over ranks with a loss, unweighted and weighted by numbers of samples.
+
+    Both means are the same if all numbers are equal.
+    """
     found = [(math.fsum(record.losses), sum(map(len, record.samples))) for record in run.records[step] if record.losses]
     if not found:
         return None
@@ -66,7 +69,7 @@ def _means(run: RecordedRun, step: int) -> tuple[float, float] | None:
 
 
 def _factor(one: float, other: float, allowed: float) -> str:
-    """Clause about a whole factor, as from a gradient scaler, or from sums in place of means."""
+    """Return a clause about an integer factor between two losses, as from a gradient scaler, or from sums in place of means."""
     if not one or not other or not math.isfinite(one) or not math.isfinite(other):
         return ""
     ratio = other / one
@@ -100,7 +103,7 @@ def compare_norms(first: RecordedRun, second: RecordedRun, step: int, tolerance:
 
 
 def _norms(run: RecordedRun, step: int) -> list[tuple[float, ...]]:
-    """Norms over ranks, for each call; empty if ranks differ in their number of calls."""
+    """Return each call's norms over ranks; empty if ranks differ in their number of calls."""
     clips = [record.clips for record in run.records[step]]
     if len({len(own) for own in clips}) > 1:
         return []
@@ -108,7 +111,7 @@ def _norms(run: RecordedRun, step: int) -> list[tuple[float, ...]]:
 
 
 def _by_rank(values: Sequence[float]) -> str:
-    """One number, or numbers with their ranks."""
+    """Format one number, or several numbers with their ranks."""
     texts = [f"{value:.6g}" for value in values]
     if len(set(texts)) == 1:
         return texts[0]

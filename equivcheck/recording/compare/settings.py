@@ -1,4 +1,4 @@
-"""Compare environments and optimizer settings. They explain differences, and never are one."""
+"""Compare environments and optimizer settings. They may explain a difference, but never make runs differ by themselves."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def other_settings(first: RecordedRun, second: RecordedRun, steps: list[int]) ->
 
 
 def parameter_groups(run: RecordedRun, step: int) -> list[dict[str, str]]:
-    """Distinct parameter groups over all ranks."""
+    """Return the distinct parameter groups over all ranks."""
     groups = [dict(group) for record in run.records[step] for group in record.settings]
     return [group for at, group in enumerate(groups) if group not in groups[:at]]
 
@@ -63,7 +63,7 @@ def _limits(run: RecordedRun, step: int) -> str:
 
 
 def other_environment(first: RecordedRun, second: RecordedRun) -> Iterator[str]:
-    """Clauses about other environments, such as another version of torch."""
+    """Yield clauses about differences between environments, such as another version of torch."""
     environments = [run.ranks[0].header.environment for run in (first, second)]
     for name in sorted({*environments[0], *environments[1]}):
         one, other = (environment.get(name, "not set") for environment in environments)

@@ -15,11 +15,11 @@ from equivcheck.recording.trace import Moment
 from equivcheck.worlds.trace.differences import Difference
 
 FLOOR = 64.0
-"""Rounding may change a tensor by this many machine epsilons, relative to its norm."""
+"""Machine epsilons, relative to a tensor's norm, by which rounding may change the tensor."""
 NOISE = 4.0
-"""Differences up to this many times the measured rounding noise are expected."""
+"""Factor on the measured rounding noise up to which differences are expected."""
 GRADIENTS = (Moment.UNCLIPPED, Moment.GRADIENT)
-"""Moments with gradients."""
+"""Points in a step whose tensors are gradients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,10 @@ class Tolerance:
         return FLOOR * self.first.tensors[key].eps * self.first.size(key) + NOISE * self.noise(key)
 
     def between(self, key: Key, second: RecordedRun) -> float:
-        """Allowed distance between runs A and B. It is larger if only one updates copies of parameters in another dtype."""
+        """Allowed distance between runs A and B.
+
+        The distance is larger if only one run updates copies of parameters in another dtype.
+        """
         return FLOOR * rounding_of(key, self.first, second) + NOISE * self.noise(key)
 
     def noise(self, key: Key) -> float:
@@ -51,7 +54,7 @@ class Tolerance:
 
 
 def keys_of(first: RecordedRun, second: RecordedRun) -> list[Key]:
-    """Return tensors in either run at moments in both, in training order."""
+    """Return both runs' tensors in training order, at points in a step recorded by both."""
     order, in_both, partial = list(Moment), first.moments & second.moments, first.partial | second.partial
     found = [key for key in dict.fromkeys([*first.tensors, *second.tensors]) if key[:2] in in_both and key not in partial]
     return sorted(found, key=lambda key: (key[0], order.index(key[1])))
@@ -81,7 +84,10 @@ def compare_tensors(
 
 
 def _missing(found: TensorDifference, lacks: RecordedRun, tensor: RecordedTensor | None) -> TensorDifference:
-    """A tensor in one run only. A gradient of zero counts as equal to none: if it matters, the update differs."""
+    """Describe a tensor found in one run only.
+
+    A zero gradient counts as equal to a missing one: if it matters, the update differs.
+    """
     value = None if tensor is None else tensor.sketch.value
     if found.moment in GRADIENTS and value is not None and value.squares == 0.0:
         return replace(found, difference=Difference.VALUE, detail=f"zero, and none in {lacks.name}")
@@ -91,7 +97,7 @@ def _missing(found: TensorDifference, lacks: RecordedRun, tensor: RecordedTensor
 def _other_form(
     found: TensorDifference, first: RecordedRun, one: RecordedTensor, second: RecordedRun, other: RecordedTensor
 ) -> TensorDifference | None:
-    """Another shape or dtype, or parts with holes or overlaps."""
+    """Describe a tensor whose shape or dtype differs, or whose parts leave out or repeat elements."""
     forms = ((Difference.SHAPE, one.shapes, other.shapes), (Difference.DTYPE, one.dtypes, other.dtypes))
     for kind, expected, actual in forms:
         is_copy = kind is Difference.DTYPE and (one.model_dtype or other.model_dtype)

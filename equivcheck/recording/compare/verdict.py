@@ -13,13 +13,13 @@ from equivcheck.system.printable import wrap_lines
 from equivcheck.worlds.trace.differences import Difference
 
 _MAX_GROUPS = 5
-"""Further moments in `describe`."""
+"""Maximum further points in a step that `describe` shows."""
 _MAX_LINES = 4
-"""Notes, and also gaps, in `describe`."""
+"""Maximum notes, and maximum gaps, in `describe`."""
 
 
 def relative_error(distance: float, allowed: float) -> float:
-    """Distance divided by the allowed distance; infinite if only the allowed distance is 0, and 0 if both are."""
+    """Return distance / allowed distance: infinity if only the allowed distance is 0, and 0 if both are 0."""
     return distance / allowed if allowed else math.inf if distance else 0.0
 
 
@@ -30,7 +30,7 @@ class TensorDifference:
     step: int
     """Step, from 0."""
     moment: Moment
-    """Moment within the step."""
+    """Point in the step at which the value was recorded."""
     tensor: str
     """Name of a tensor or module; else ``samples``, ``loss`` or ``norm``."""
     difference: Difference
@@ -46,7 +46,7 @@ class TensorDifference:
     detail: str = ""
     """Clause with both sides, such as ``shape (4, 3) in B, (4, 2) in A``."""
     is_undecided: bool = False
-    """Whether the traces leave open if it differs, for example because both runs have NaN."""
+    """Whether the traces do not show if the value differs, for example because both runs have NaN."""
 
     @property
     def error(self) -> float:
@@ -55,7 +55,7 @@ class TensorDifference:
 
     @property
     def is_different(self) -> bool:
-        """Whether it is a difference that rounding does not explain."""
+        """Whether the values differ by more than rounding explains."""
         return self.difference is not Difference.VALUE or not self.distance <= self.allowed
 
     def __str__(self) -> str:
@@ -63,14 +63,14 @@ class TensorDifference:
 
     @property
     def evidence(self) -> str:
-        """Both sides, or the distance."""
+        """Return the values of both sides, or their distance."""
         measured = f"distance {self.distance:.3g} at norm {self.norm:.3g}, rounding explains {self.allowed:.2g}"
         return self.detail or measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Values that differ at one moment."""
+    """Values that differ at one point in a step."""
 
     step: int
     """Step."""
@@ -104,11 +104,11 @@ class TraceVerdict(Judgement):
     differences: tuple[TensorDifference, ...] = ()
     """Differing values, in training order."""
     groups: tuple[Group, ...] = ()
-    """Numbers of differences at each moment, in training order."""
+    """Numbers of differences at each point in a step, in training order."""
     notes: tuple[str, ...] = ()
-    """Differences in environments, settings and scaled losses. They decide nothing."""
+    """Differences in environments, settings and scaled losses. Notes do not affect the outcome."""
     gaps: tuple[str, ...] = ()
-    """Important parts, missing in a trace. Runs with a gap are never EQUIVALENT."""
+    """Important parts that are missing in a trace. Runs with a gap are never EQUIVALENT."""
     coverage: tuple[str, ...] = ()
     """Compared moments and steps, and omitted parts."""
 
@@ -131,7 +131,7 @@ class TraceVerdict(Judgement):
         return "\n".join(wrap_lines([f"{self.outcome.value.upper()}: {self._in_short()}", *lines]))
 
     def _first_tensor(self) -> str:
-        """Name, and evidence unless the reason has it."""
+        """Return the first tensor's name, with the evidence unless the reason contains it."""
         assert self.first is not None
         if self.first.moment in (Moment.SAMPLES, Moment.LOSS, Moment.NORM):
             return ""

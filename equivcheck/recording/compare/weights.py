@@ -9,11 +9,11 @@ from equivcheck.recording.compare.verdict import TensorDifference
 from equivcheck.recording.trace import Moment
 
 _MAX_NAMES = 3
-"""Parameters listed with another name."""
+"""Maximum parameters listed with another name."""
 
 
 def other_start(wrong: Sequence[TensorDifference], first: RecordedRun, second: RecordedRun) -> str:
-    """Clause about run B's initial parameters, if run A has them under other names or in other places."""
+    """Return a clause about run B's initial parameters if run A has them under other names or at other positions."""
     step = wrong[0].step
     own = {
         (tensor.exact.in_place, tensor.shapes): name
@@ -37,7 +37,7 @@ def other_start(wrong: Sequence[TensorDifference], first: RecordedRun, second: R
 
 
 def num_rounded(first: RecordedRun, second: RecordedRun, wrong: Sequence[str]) -> int:
-    """How many initial parameters, except `wrong` ones, differ in some bits."""
+    """Return how many initial parameters differ in some bits. Parameters in `wrong` do not count."""
     pairs = [
         (tensor.exact, second.tensors[key].exact)
         for key, tensor in first.tensors.items()

@@ -25,7 +25,7 @@ _NOUNS = {
     Moment.STATE: ("optimizer state tensor", ""),
     Moment.BUFFER: ("buffer", ""),
 }
-"""Noun for each moment's tensors, and an addition."""
+"""For each point in a step: a noun for the tensors recorded there, and an addition to the sentence."""
 _HINTS = {
     Moment.START: "load the same checkpoint in both runs, or set the same seed right before the model is built",
     Moment.SAMPLES: "give all ranks together the samples of A at each step: look at the sampler, its seed, and the batch size",
@@ -38,11 +38,11 @@ _HINTS = {
     Moment.STATE: "look at the optimizer state: how it is sharded, loaded or reset",
     Moment.BUFFER: "look at the buffers: whether ranks update them with their own samples only",
 }
-"""The next thing to try, by the first moment that differs."""
+"""The next thing to try, by the first point in a step that differs."""
 
 
 def headline(first: TensorDifference, differences: Sequence[TensorDifference], groups: Sequence[Group], facts: Facts) -> str:
-    """Sentence about the first moment that differs."""
+    """Return a sentence about the first point in a step that differs."""
     group = next(each for each in groups if (each.step, each.moment) == (first.step, first.moment))
     if first.moment in CLUES:
         return _clue(first)
@@ -58,7 +58,7 @@ def headline(first: TensorDifference, differences: Sequence[TensorDifference], g
 
 
 def _clue(found: TensorDifference) -> str:
-    """Clause about samples, an output, a loss or a norm."""
+    """Return a clause about samples, an output, a loss or a norm."""
     words = {
         Moment.SAMPLES: found.detail,
         Moment.OUTPUT: f"the output of {found.tensor} differs",
@@ -69,13 +69,13 @@ def _clue(found: TensorDifference) -> str:
 
 
 def _concerns(setting: OtherSetting, first: TensorDifference) -> bool:
-    """Whether a setting has an effect at the first moment that differs."""
+    """Whether a setting has an effect at the first point in a step that differs."""
     moment = Moment.GRADIENT if setting.name == "max_norm" else Moment.UPDATE
     return setting.may_explain and first.moment is moment and setting.step <= first.step
 
 
 def agreeing(compared: Sequence[TensorDifference], first: TensorDifference, facts: Facts) -> str:
-    """Clause about equal values before the first difference."""
+    """Return a clause about equal values before the first difference."""
     order = list(Moment)
     place = (first.step, order.index(first.moment))
     before = [each for each in compared if (each.step, order.index(each.moment)) < place and not each.is_different]
@@ -98,7 +98,7 @@ def agreeing(compared: Sequence[TensorDifference], first: TensorDifference, fact
 
 
 def notes_of(facts: Facts, compared: Sequence[TensorDifference], differences: Sequence[TensorDifference]) -> Iterator[str]:
-    """Notes about differences that decide nothing, such as library versions."""
+    """Return notes about differences that do not affect the outcome, such as library versions."""
     yield from (f"at step {each.step}, {each}" for each in facts.settings)
     yield from other_environment(*facts.runs)
     for run in facts.runs:

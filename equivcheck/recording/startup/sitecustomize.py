@@ -1,6 +1,7 @@
 """Starts the recording in a Python process that `equivcheck record` runs, as soon as torch has been imported.
 
-Python imports the first `sitecustomize` on its path at startup. This one then runs the one that it hides, if there is one.
+Python imports the first `sitecustomize` on its path at startup. This module then runs the `sitecustomize` that it hides, if there
+is one.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def _start() -> None:
 
 
 def _run_hidden() -> None:
-    """Import the `sitecustomize` that this one hides, in its place."""
+    """Import the `sitecustomize` that this module hides, in this module's place."""
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != _HERE]
     hidden = PathFinder.find_spec("sitecustomize", sys.path)
     if hidden is not None and hidden.loader is not None:

@@ -1,1 +1,1 @@
-"""Watches a training process: hooks and replaced functions read values and change none."""
+"""Watches a training process. Hooks and replaced functions read values and do not change them."""

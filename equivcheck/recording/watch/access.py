@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 def has_values() -> bool:
     """Whether tensors have values now.
 
-    They have none while torch compiles or traces, inside `torch.func` transforms, or while a CUDA graph is captured.
+    Tensors have no values while torch compiles or traces, inside `torch.func` transforms, or while a CUDA graph is captured.
     """
     return not (
         torch.compiler.is_compiling()

@@ -27,7 +27,7 @@ from equivcheck.recording.watch.recorder import Recorder
 
 @contextlib.contextmanager
 def install_hooks(recorder: Recorder) -> Iterator[None]:
-    """Call the recorder at this process's module calls, backward passes, clipping and optimizer steps."""
+    """Call the recorder when this process calls modules, runs backward passes, clips gradients or updates parameters."""
     replaced = (
         (torch.autograd, "backward", recorder.backward),
         (torch.autograd, "grad", recorder.gradients),
@@ -61,7 +61,7 @@ def _eager(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _replaced(owner: Any, name: str, around: Callable[..., Any]) -> Iterator[None]:
-    """Call `around` with the replaced function and its arguments."""
+    """Replace a function by one that calls `around` with the original function and its arguments."""
     replaced = getattr(owner, name)
 
     @functools.wraps(replaced)

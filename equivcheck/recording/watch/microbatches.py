@@ -37,7 +37,7 @@ class Call:
 
 
 class Microbatches:
-    """Follows module calls and backward passes within a step. All threads of a process share it."""
+    """Follows module calls and backward passes within a step. All threads of a process share one object."""
 
     def __init__(self) -> None:
         self._local = threading.local()
@@ -94,13 +94,13 @@ class Microbatches:
             node.register_prehook(lambda _: self._reach(call))
 
     def _is_data(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor has values, and no model of this process made them, as a generator makes its discriminator's."""
+        """Whether a tensor has values and no model of this process computed it, as a generator computes discriminator inputs."""
         storage = _storage(tensor)
         return storage is not None and storage not in self._activations
 
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
-        """Run a backward pass. Passes inside it, as reentrant checkpoints run them, belong to it."""
+        """Run a backward pass. Passes inside this pass, such as those of reentrant checkpoints, belong to it."""
         self._depth += 1
         try:
             yield
@@ -113,12 +113,12 @@ class Microbatches:
 
     @property
     def is_inside_backward(self) -> bool:
-        """Whether a backward pass runs."""
+        """Whether a backward pass is running."""
         return bool(self._depth)
 
     @contextlib.contextmanager
     def gradients(self) -> Iterator[None]:
-        """Run `torch.autograd.grad`. It does not accumulate gradients, so it does not count as a microbatch."""
+        """Run `torch.autograd.grad`. Because it does not accumulate gradients, it does not count as a microbatch."""
         self._num_gradients += 1
         try:
             yield
@@ -153,7 +153,7 @@ class Microbatches:
 
 
 def _storage(tensor: torch.Tensor) -> StorageWeakRef | None:
-    """A tensor's storage; None on the meta device, for a fake tensor, and inside a functorch transform."""
+    """Return a tensor's storage; None on the meta device, for a fake tensor, and inside a functorch transform."""
     try:
         storage = local_of(tensor).untyped_storage()
         return None if storage.device.type == "meta" else StorageWeakRef(storage)  # type: ignore[no-untyped-call]

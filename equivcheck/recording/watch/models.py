@@ -17,7 +17,7 @@ from equivcheck.worlds.trace.trace import Slot
 class Models:
     """Modules that own the trained parameters.
 
-    A module has a prefix in all names, such as ``module1.``, if an earlier one has the same names.
+    A module has a prefix in all names, such as ``module1.``, if an earlier module has the same names.
     """
 
     def __init__(self, adapter: Adapter) -> None:
@@ -45,7 +45,7 @@ class Models:
     def add_optimized(self, parameters: Collection[torch.Tensor]) -> list[Slot]:
         """Watch the owner of an optimizer's parameters, or find the model's parameters from their copies.
 
-        Returns slots for new parameters or copies. Raises `UsageError` if there is neither.
+        Returns slots for new parameters or copies. Raises `UsageError` if neither is found.
         """
         known = {id(slot.parameter) for slot in self.trained_slots}
         unknown = [parameter for parameter in parameters if id(parameter) not in known]
@@ -57,7 +57,10 @@ class Models:
         return [slot for slot in self.slots if id(slot.parameter) not in known]
 
     def _add_root(self, root: nn.Module) -> None:
-        """Replace all modules inside the root, and modules whose parameters it owns as well, as a model owns its stages'."""
+        """Add a root module.
+
+        It replaces roots inside it, and roots whose parameters it owns, as a model owns those of its stages.
+        """
         inside, owned = set(map(id, root.modules())), set(map(id, root.parameters()))
         others = [each for each in self.roots if id(each) not in inside and not owned >= set(map(id, each.parameters()))]
         self.roots = [*others, root]
@@ -79,7 +82,7 @@ class Models:
         return [slot for slot in self.trained_slots if id(slot.parameter) in wanted]
 
     def new_names(self, before: Sequence[Slot]) -> Mapping[str, str]:
-        """Map earlier names to the present ones. They differ if the root was replaced."""
+        """Map earlier names to the present ones. Names differ if the root was replaced."""
         now = {id(slot.parameter): slot.pieces for slot in self.slots}
         return {
             old.name: new.name for slot in before for old, new in zip(slot.pieces, now.get(id(slot.parameter), ()), strict=False)

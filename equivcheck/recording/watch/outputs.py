@@ -15,7 +15,10 @@ from equivcheck.recording.watch.samples import tensors_in
 
 
 class Outputs:
-    """Outputs of the modules inside one call of a model. They are sketched at once, because a script may change them in place."""
+    """Module outputs inside one call of a model.
+
+    Each output is sketched at once, because a script may change them in place.
+    """
 
     def __init__(self) -> None:
         self._inside: list[set[str]] = [set()]
@@ -28,7 +31,7 @@ class Outputs:
     def leave(self, name: str | None, output: Any) -> None:
         """Record the output of the module that was entered last, with its name; None if it is not recorded.
 
-        A wrapper has its module's name, so only the innermost one is recorded.
+        A wrapper has its module's name, so only the innermost module is recorded under a name.
         """
         inside = self._inside.pop()
         if name is None:
@@ -56,5 +59,5 @@ class Outputs:
 
 
 def _is_complete(tensor: torch.Tensor) -> bool:
-    """Whether this rank has all of the tensor's elements."""
+    """Whether this rank has all the tensor's elements."""
     return not isinstance(tensor, DTensor) or all(isinstance(placement, Replicate) for placement in tensor.placements)

@@ -1,4 +1,4 @@
-"""Reads the tensors of a training at each moment of a step."""
+"""Reads a training's tensors at each compared point in a step."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from equivcheck.recording.watch.step_record import StepRecord, rename_entry
 from equivcheck.worlds.trace.trace import Slot
 
 _MAX_ACCUMULATED = 8
-"""Accumulated gradients are read before so many microbatches of a step, apart from the first."""
+"""Maximum microbatches in a step, apart from the first, before which accumulated gradients are read."""
 
 
 class Reader:
-    """Reads values of the training into the record of the current step."""
+    """Reads the training's values into the current step's record."""
 
     def __init__(self, adapter: Adapter, moved: int) -> None:
         self._adapter, self._moved = adapter, moved
@@ -44,7 +44,7 @@ class Reader:
             self._read_start(before, new, is_wanted=is_wanted)
 
     def _read_start(self, before: Sequence[Slot], new: Sequence[Slot], *, is_wanted: bool) -> None:
-        """Read new parameters, and rename the others if their root was replaced."""
+        """Read new parameters, and rename the other parameters if their root was replaced."""
         names = self.models.new_names(before)
         self.record.rename(names)
         self._parameters = [rename_entry(entry, names) for entry in self._parameters]
@@ -53,7 +53,7 @@ class Reader:
         self.record.entries += start if is_wanted else []
 
     def read_before_backward(self, tensors: Any, number: int) -> None:
-        """Read losses, and the gradients that earlier microbatches have left."""
+        """Read losses, and the gradients that earlier microbatches have accumulated."""
         given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         # Pipelines also start backward passes from nodes in the graph.
         self.record.losses += [local_loss(each) for each in given if isinstance(each, torch.Tensor) and each.numel() == 1]
@@ -71,7 +71,7 @@ class Reader:
         self.record.entries += self._adapter.entries(Moment.UNCLIPPED, gradients_of(self.models.slots_for(parameters)))
 
     def read_update(self, optimizer: torch.optim.Optimizer, *, is_wanted: bool) -> None:
-        """Read settings and gradients as an optimizer finds them."""
+        """Read settings and gradients at the start of an optimizer's step."""
         self.optimizers[id(optimizer)] = optimizer
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         before = self.models.slots

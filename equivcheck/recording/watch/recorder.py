@@ -24,7 +24,7 @@ from equivcheck.recording.watch.reader import Reader
 
 
 class Recorder:
-    """Follows a process's training and writes a trace. It changes no value in the training.
+    """Follows a process's training and writes a trace. The recorder changes no value in the training.
 
     `hooks.install_hooks` calls its public methods. Methods with `own` as their first argument replace a function in torch.
     """
@@ -51,7 +51,7 @@ class Recorder:
         self._guard(self._end)
 
     def _guard(self, work: Callable[..., object], *arguments: Any) -> None:
-        """Run a part. An error ends the recording, never the job."""
+        """Run a part of the recording. An error ends the recording, but not the job."""
         # A forked process has this recorder as well: it may train, unless its parent does.
         if self._is_over or self._process not in {None, os.getpid()} or not has_values():
             return
@@ -115,7 +115,7 @@ class Recorder:
         self._microbatches.close(module, inputs, output, is_wanted=self._is_wanted)
 
     def compile(self, own: Callable[..., None], module: nn.Module, *arguments: Any, **keywords: Any) -> None:
-        """Compile a module in place. Torch then calls no hook outside the graph, so they are called here."""
+        """Compile a module in place. Torch then calls no hook outside the graph, so those hooks are called here."""
         own(module, *arguments, **keywords)
         compiled: Any = module._compiled_call_impl
 
@@ -192,7 +192,7 @@ class Recorder:
     # Updates
 
     def before_update(self, optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> Any:
-        """Read gradients and settings. If the optimizer gets a closure, they are read after its first call."""
+        """Read gradients and settings. If the optimizer gets a closure, gradients are read after the closure's first call."""
         own, *rest = arguments
         closure = rest[0] if rest else keywords.get("closure")
         if closure is None or self._is_over:
@@ -268,7 +268,7 @@ class Recorder:
         self._stop()
 
     def _say_why_empty(self) -> None:
-        """Print why nothing was recorded, unless this process trains nothing, as a launcher."""
+        """Print why nothing was recorded. Nothing is printed if this process trains nothing, such as a launcher."""
         if self._step:
             why = f"the training took {self._step} steps, and the first step to record is {self._wanted.start}"
         else:

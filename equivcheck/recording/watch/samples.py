@@ -1,8 +1,8 @@
-"""Bit-exact hashes for samples: the rows of a batch. They show if two runs train on the same samples.
+"""Bit-exact hashes for samples: the rows of a batch. Equal hashes show that two runs train on the same samples.
 
 A hash does not depend on the row's position in the batch, nor on the device. Context- and sequence-parallel ranks hold a part of
-each row, and hash this part, so their hashes equal none of a complete row. Zeros at a row's end, as padding with 0
-adds them, do not change the hash. Other padding does, so equal training samples may have other hashes in batches of another size.
+each row, and hash this part, so their hashes equal none of a complete row. Zeros at a row's end, as padding with 0 adds them, do
+not change the hash. Other padding does, so equal training samples may have other hashes in batches of another size.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def hash_samples(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """Hash each sample over all tensors with as many rows as the first: int64 with shape (rows,), on the first one's device.
+    """Hash each sample over all tensors with as many rows as the first: int64 with shape (rows,), on the first tensor's device.
 
     None if no tensor has rows. Tensors without a dim, such as a temperature, and tensors of another length belong to no sample.
     """

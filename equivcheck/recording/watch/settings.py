@@ -10,7 +10,7 @@ import torch
 def settings_of(optimizer: torch.optim.Optimizer) -> Iterator[Mapping[str, str]]:
     """Yield the settings of each parameter group, with the optimizer's class as ``optimizer``.
 
-    Tensors with one element, such as a learning rate on a GPU, have their values. Other objects are left out.
+    A tensor with one element, such as a learning rate on a GPU, is replaced by its value. Other objects are left out.
     """
     for group in optimizer.param_groups:
         values = {name: _value(value) for name, value in group.items() if name != "params"}

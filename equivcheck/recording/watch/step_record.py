@@ -28,7 +28,7 @@ class StepRecord:
     losses: list[torch.Tensor] = field(default_factory=list)
     """Scalars from which backward passes started."""
     clips: list[tuple[Any, float, float]] = field(default_factory=list)
-    """Norm, limit and norm type of each clipping."""
+    """Norm, maximum norm and norm type of each clipping."""
     settings: list[Mapping[str, str]] = field(default_factory=list)
     """Settings of each parameter group."""
     num_skipped: int = 0
@@ -76,7 +76,7 @@ def _samples(calls: Sequence[Call]) -> Iterator[int]:
 
 
 def _norm(norm: Any) -> float:
-    """A norm as a number; NaN if ranks hold parts of it, because adding them up would communicate."""
+    """Return a norm as a number; NaN if ranks hold parts of the norm, because adding up these parts would communicate."""
     if isinstance(norm, DTensor) and not all(isinstance(placement, Replicate) for placement in norm.placements):
         return math.nan
     return float(local_of(norm) if isinstance(norm, torch.Tensor) else norm)

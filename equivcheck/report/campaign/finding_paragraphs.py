@@ -53,7 +53,7 @@ def group_findings(findings: Iterable[KeptFinding]) -> tuple[FindingGroup, ...]:
 
 
 def _cause_of(verdict: CaseVerdict) -> Hashable:
-    """The diagnosed cause. Without a diagnosis, findings with the same error or difference share a cause."""
+    """Return the diagnosed cause as a key. Without a diagnosis, findings with the same error or difference share a key."""
     if verdict.outcome is Outcome.DIVERGED and verdict.diagnosis is not None:
         return verdict.diagnosis.cause
     return what_is_wrong(verdict) if is_shrunk(verdict) else _UNFINISHED
@@ -68,7 +68,7 @@ def _order(finding: KeptFinding) -> tuple[bool, bool, Size]:
 KEPT = {Kept.NEW: "new", Kept.BETTER: "seen before, now with a smaller case", Kept.SEEN: "seen before"}
 _SECTIONS = {False: "trainings", True: "tensor programs"}
 _LABEL = "  first: "
-"""Widest label. Continuation lines have the same indent."""
+"""Width of the widest label. Continuation lines are indented by this width."""
 _LONGEST_IN_SHORT = 150
 _NAMED_LAYOUTS = 3
 
@@ -143,7 +143,7 @@ def _evidence(verdict: CaseVerdict) -> Iterator[tuple[str, str]]:
 
 
 def _first(first: Divergence) -> str:
-    """``step 0, gradient of layers.0.linear.weight[0, 0] on rank 1: expected 0.529657, actual 1.05931 (4.7e+14 x tolerance)``."""
+    """Describe a difference, such as ``step 0, gradient of layers.0.weight[0, 0] on rank 1: expected 0.529, actual 1.059``."""
     index = list(first.index) if first.index else ""
     where = f"step {first.step}, {first.phase.value} of {first.tensor}{index} {ranks_with_value(first)}"
     expected, actual = _in_few_digits(first.expected, first.actual)
@@ -151,7 +151,7 @@ def _first(first: Divergence) -> str:
 
 
 def _in_few_digits(*values: str) -> Sequence[str]:
-    """Six digits per number. Texts, and numbers that differ only in later digits, stay unchanged."""
+    """Shorten numbers to six digits. Texts, and numbers that differ only in later digits, stay unchanged."""
     try:
         short = [f"{float(value):.6g}" for value in values]
     except ValueError:
@@ -173,7 +173,7 @@ def _layouts(group: FindingGroup) -> str:
 
 
 def _more(summary: Summary, finding: KeptFinding) -> str:
-    """Command that shows more, or the case itself if the store does not have it."""
+    """Return a command that shows more, or the case itself if the store does not have it."""
     if finding.kept is Kept.UNKEPT:
         return f"  case:  {to_json(finding.verdict.case)}"
     return f"  more:  {own_command('replay', finding.fingerprint, *store_option(summary))}"

@@ -86,7 +86,10 @@ def progress_text(event: Ticked, plan: Plan) -> str:
 
 
 def _left(event: Ticked, plan: Plan) -> str:
-    """Expected time left, by time and by the rate of checks. Afterwards, running checks, shrinking and the control finish."""
+    """Return words for the time left, from the time limit and the rate of checks.
+
+    After that time, running checks, shrinking and the control still finish.
+    """
     seconds = plan.seconds - event.seconds
     if plan.num_checks is not None and event.tally.num_checks:
         missing = plan.num_checks - event.tally.num_checks

@@ -95,7 +95,7 @@ def _num(tally: Tally, outcome: Outcome) -> int:
 
 
 def _known(tally: Tally, issue: str) -> dict[str, int]:
-    """Checks that showed an issue, checks that could tell, and checks changed to avoid it."""
+    """Return how many checks showed an issue, how many could have shown it, and how many were changed to avoid it."""
     return {"checks": tally.known[issue], "of": tally.decided[issue], "avoided": tally.avoided[issue]}
 
 
@@ -120,7 +120,7 @@ def round_to_3_digits(number: float) -> float | None:
 
 
 def _of_case(figure: str, number: float | None, case: Checkable | None) -> dict[str, Any] | None:
-    """A figure with its case; None without a case."""
+    """Convert a figure with its case to a JSON object; None if there is no case."""
     return None if case is None else {figure: number, "words": describe_case(case), "scenario": json.loads(to_json(case))}
 
 

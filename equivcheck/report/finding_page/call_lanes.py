@@ -29,7 +29,7 @@ class LaneBlock:
     ranks: int
     """Lane count."""
     left_out: int
-    """Calls without room."""
+    """Number of calls that are not drawn, because there is no room."""
 
     @property
     def width(self) -> int:
@@ -43,7 +43,7 @@ class LaneBlock:
 
     @property
     def num_unmatched(self) -> int:
-        """How many calls only part of a group has made."""
+        """Number of calls that only some members of a group have made."""
         return sum(one.is_unmatched for one in self.calls)
 
 
@@ -59,7 +59,7 @@ def lane_blocks(calls: Sequence[Sequence[Call]], mesh: Mesh) -> list[LaneBlock]:
 
 
 def _links(placed: Sequence[PlacedCall]) -> tuple[tuple[int, int, int], ...]:
-    """Lines from the first to the last member in each group with a common call."""
+    """Return lines from the first to the last member of each group that makes a call together."""
     ends: dict[tuple[int, tuple[int, ...], str], list[int]] = {}
     for one in placed:
         if one.call.op not in MESSAGES and not one.is_unmatched:

@@ -26,7 +26,7 @@ class RankBox:
     y: int
     """Upper edge."""
     is_wrong: bool
-    """Whether it has the first difference or failure."""
+    """Whether the rank has the first difference or failure."""
     words: str
     """State if the rank failed; empty for other ranks."""
 
@@ -114,7 +114,7 @@ def _cut(parallelism: Parallelism, parameter: Parameter) -> str:
 
 
 def _grouped(held: Sequence[str]) -> str:
-    """``ranks 0, 1: 2 x 3; rank 2: 1 x 3``, or one shape ``on every rank``."""
+    """Format local shapes: ``ranks 0, 1: 2 x 3; rank 2: 1 x 3``, or one shape ``on every rank``."""
     if len(set(held)) <= 1:
         return f"{held[0]} on every rank" if held else ""
     ranks: dict[str, list[str]] = {}

@@ -36,7 +36,7 @@ _MOST_STACKS = 60_000
 
 
 _SAID_ALREADY = "why:"
-"""Evidence line that repeats the headline."""
+"""Beginning of the evidence line that repeats the headline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +50,11 @@ class PageContext:
     commands: tuple[str, ...] = ()
     """Commands that check the case again and write the script."""
     kept: Finding | None = None
-    """Finding in a store; None for a scenario checked just now."""
+    """Finding in a store; None for a scenario that was checked just now."""
 
 
 RunAgain = Callable[[Any], SecondRun]
-"""Runs a verdict's ranks once more."""
+"""Function that runs a verdict's ranks once more."""
 
 
 @singledispatch
@@ -128,7 +128,7 @@ def _values(verdict: Verdict, again: SecondRun, context: PageContext) -> dict[st
 
 
 def _sections(again: SecondRun) -> dict[str, str]:
-    """Section names by id. Comparing sections are left out if there is nothing to compare."""
+    """Return section names by id. Sections that compare values are left out if there is nothing to compare."""
     compared = {"tensors": "Tensors on ranks"} if again.moments else {}
     by_step = {"steps": "Losses and errors by step"} if again.moments else {}
     calls, last = {"calls": "Calls of each rank"}, {"again": "Run it again"}
@@ -143,7 +143,7 @@ def headline(verdict: CaseVerdict) -> Headline:
 
 
 def _wrong_ranks(verdict: Verdict, tensors: Sequence[DrawnTensor]) -> frozenset[int]:
-    """Ranks with the first difference or failure."""
+    """Return the ranks with the first difference or failure."""
     first = verdict.divergence
     if first is None:
         culprit = verdict.failure.culprit if verdict.failure else None
@@ -195,7 +195,7 @@ def _plots(rows: list[StepRow]) -> dict[str, Any]:
 
 
 def _unexpected(verdict: Verdict, again: SecondRun) -> Iterator[Divergence]:
-    """Unexpected calls, one per kind, at the first rank with it."""
+    """Yield unexpected calls: one per kind, at the first rank that makes it."""
     if verdict.unmodelled or again.failure is not None or verdict.beyond or verdict.scenario.resume is not None:
         return
     found: dict[Any, Divergence] = {}

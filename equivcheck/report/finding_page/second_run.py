@@ -30,14 +30,14 @@ Alter = Callable[[Setup], None]
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Compared:
-    """Values at one moment in a training, on one device and on the ranks."""
+    """Values at one compared point of a training, on one device and on the ranks."""
 
     expected: Expected
     """Values on one device."""
     snapshots: tuple[Snapshot, ...]
     """Each rank's values."""
     assembled: Assembled
-    """Values assembled from the ranks; a loss is the mean over the ranks with one."""
+    """Values assembled from the ranks; a loss is the mean over the ranks that have a loss."""
     errors: Vector
     """Error per tensor, relative to tolerance."""
 
@@ -47,7 +47,7 @@ class SecondRun:
     """Values for the page, from a second run on the ranks."""
 
     moments: tuple[Compared, ...] = ()
-    """All moments in the training; empty if the ranks left no values."""
+    """Values at all compared points of the training; empty if the ranks left no values."""
     divergences: tuple[Divergence, ...] = ()
     """All differences, in order."""
     calls: tuple[tuple[Call, ...], ...] = ()
@@ -55,11 +55,12 @@ class SecondRun:
     failure: Failure | None = None
     """Failure; None if all ranks finished."""
     note: str = ""
-    """Reason why values are missing, or why the verdict's difference does not show. Empty if nothing is missing."""
+    """Reason why values are missing, or why the second run does not have the verdict's difference. Empty if nothing is missing.
+    """
 
 
 def run_once_more(verdict: Verdict, alter: Alter | None = None, deadline: float = 60.0) -> SecondRun:
-    """Run the ranks again: in sim, which records calls, or in the verdict's world if sim does not show the fault.
+    """Run the ranks again: in the world sim, which records calls, or in the verdict's world if sim does not show the fault.
 
     `alter` must be the mutant that the verdict was found with. If the ranks cannot run, the result is a note.
     """
@@ -127,13 +128,13 @@ class StepRow:
     expected_loss: float
     """Loss on one device."""
     loss: float
-    """Mean loss over the ranks with one."""
+    """Mean loss over the ranks that have a loss."""
     errors: dict[Phase, float]
     """Largest error per part of the step, relative to tolerance."""
 
 
 def step_rows(moments: Sequence[Compared]) -> list[StepRow]:
-    """Return a row for each step. Optimizer state and buffers belong to the last one."""
+    """Return a row for each step. Optimizer state and buffers belong to the last step."""
     losses: dict[int, tuple[float, float]] = {}
     errors: dict[int, dict[Phase, float]] = {}
     for moment in moments:
@@ -152,7 +153,8 @@ def phases_of(rows: Sequence[StepRow]) -> list[Phase]:
 
 
 _START_SECONDS = 120.0
-"""Allowance for the process's start, on top of two runs: in sim, and in the verdict's world if sim shows nothing."""
+"""Seconds for the process to start, in addition to the time of two runs: on simulated ranks, and in the verdict's world if
+simulated ranks show nothing."""
 _POLL_SECONDS = 1.0
 
 

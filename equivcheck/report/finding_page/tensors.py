@@ -1,4 +1,4 @@
-"""Tensors as cells on ranks: held elements, and wrong ones."""
+"""Tensors drawn as cells on ranks, with held elements and wrong elements marked."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ class DrawnTensor:
 
 
 def drawn_tensors(again: SecondRun, scenario: Scenario) -> tuple[DrawnTensor, ...]:
-    """Tensors with the first differences. Losses are left out, because no rank holds a part of them."""
+    """Return the tensors with the first differences. Losses are left out, because no rank holds a part of them."""
     chosen = [found for found in again.divergences if found.phase is not Phase.LOSS and found.tensor != "norm"]
     return tuple(drawn for found in chosen[:MAX_TENSORS] for drawn in _drawn(again.moments, found, _mesh(scenario, found.step)))
 
 
 def _mesh(scenario: Scenario, step: int) -> Mesh:
-    """Mesh that runs a step: before a checkpoint, the first layout's."""
+    """Return the mesh that runs a step. Before a checkpoint, this is the first layout's mesh."""
     resume = scenario.resume
     return resume.layout.mesh if resume is not None and step < resume.steps else scenario.layout.mesh
 
@@ -110,7 +110,7 @@ def _of_moment(moment: Compared, row: int, found: Divergence, mesh: Mesh) -> Dra
 
 
 def _marks(moment: Compared, row: int, rank: int) -> tuple[Flags, Flags, Vector]:
-    """Elements that a rank holds, those beyond their part of the tolerance, and their values."""
+    """Return a mask for held elements, a mask for elements beyond tolerance, and the rank's values."""
     table, expected = moment.expected.table, moment.expected
     size = math.prod(table.shapes[row])
     start = table.offsets[row]
@@ -137,12 +137,12 @@ def _disagreeing(marks: list[tuple[Flags, Flags, Vector]]) -> list[tuple[Flags, 
 
 
 def _sides(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Rows and columns; all dims except the last are rows."""
+    """Return rows and columns for a shape. All dims except the last are rows."""
     return (math.prod(shape[:-1]), shape[-1]) if shape else (1, 1)
 
 
 def _cells(flags: Flags, sides: tuple[int, int], step: int) -> Flags:
-    """Whether any element in each cell is marked."""
+    """Return, for each cell, whether any of its elements is marked."""
     rows, columns = (math.ceil(side / step) for side in sides)
     padded = np.zeros((rows * step, columns * step), dtype=np.bool_)
     padded[: sides[0], : sides[1]] = flags.reshape(sides)
@@ -150,7 +150,7 @@ def _cells(flags: Flags, sides: tuple[int, int], step: int) -> Flags:
 
 
 def _path(cells: Flags) -> str:
-    """Marked cells as rectangles; neighbors in a row share one."""
+    """Return an SVG path with the marked cells as rectangles; neighbors in a row share a rectangle."""
     parts = []
     for y, row in enumerate(cells):
         edges = np.flatnonzero(np.diff(np.concatenate(([0], row.astype(np.int8), [0]))))

@@ -12,12 +12,12 @@ LEFT, RIGHT, TOP, BOTTOM = 58, 418, 22, 172
 _MAX_POINTS = 200
 """Maximum number of points per line, because more cannot be seen."""
 _UNITS = ((3600.0, 2.0, "hours"), (60.0, 2.0, "minutes"), (1.0, 0.0, "seconds"))
-"""Time units: seconds per unit, least count to use the unit, and its name."""
+"""Time units: seconds per unit, smallest number for which the unit is used, and its name."""
 _DECADES = (-6, 1)
-"""Powers of ten for errors. Smaller errors count as the smallest."""
+"""Powers of ten for errors. Smaller errors are drawn at the smallest power."""
 _BARS_PER_DECADE = 4
 _POWERS = (-6.0, 18.0)
-"""Powers of ten for a logarithmic scale. Values outside it count as its ends."""
+"""Powers of ten for a logarithmic scale. Values outside the scale are drawn at its ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ def line(points: Sequence[tuple[float, float]], *, most: float | None = None, un
 
 
 def plot(series: Mapping[str, Sequence[float | None]], *, log: bool = False) -> Plot:
-    """Curves over steps from 0, without None values.
+    """Return curves over steps from 0, without None values.
 
     On a logarithmic scale, zero is at its lower end and infinity at its upper end.
     """
@@ -196,7 +196,7 @@ def error_bars(sizes: Sequence[tuple[float, int]]) -> Bars:
 
 
 def round_steps(most: float) -> list[float]:
-    """Three to six round numbers from 0 to `most`."""
+    """Return three to six round numbers from 0 to `most`."""
     power = 10 ** math.floor(math.log10(most))
     width = next(power * step for step in (0.2, 0.5, 1, 2) if most / (power * step) <= 5.5)
     return [round(number * width, 9) for number in range(int(most / width + 1e-9) + 1)]

@@ -25,7 +25,7 @@ class Headline:
 
 
 def footer() -> str:
-    """Versions and time for the page's last line."""
+    """Return versions and time for the page's last line."""
     return f"equivcheck {equivcheck.__version__}, torch {version('torch')}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC."
 
 

@@ -96,5 +96,5 @@ def _measures(row: LayoutRow) -> dict[str, Any]:
 
 
 def _number(value: float | None) -> float | str | None:
-    """Infinity and NaN as text, because JSON lacks them."""
+    """Return infinity and NaN as text, because JSON has no such numbers."""
     return value if value is None or math.isfinite(value) else str(value)

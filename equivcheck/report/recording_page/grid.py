@@ -1,4 +1,4 @@
-"""Cells of the tables about two recorded runs: one for each moment and step, or for each tensor and moment."""
+"""Cells of the tables about two recorded runs: one for each step and point in it, or for each tensor and point."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Cell:
     """Table cell with a mark, so it can be read without its colour."""
 
     style: str
-    """CSS class: ``same``, ``differs``, ``single`` (only one run has it), ``undecided`` or ``unseen``."""
+    """CSS class: ``same``, ``differs``, ``single`` (only one run has the value), ``undecided`` or ``unseen``."""
     text: str
     """Mark and error."""
     title: str = ""
@@ -24,11 +24,11 @@ class Cell:
 
 
 UNSEEN = Cell(style="unseen", text="-", title="not compared")
-"""Neither run has it, or it is not compared."""
+"""Cell for values that neither run has, or that are not compared."""
 
 
 def cell_of(found: Sequence[TensorDifference]) -> Cell:
-    """One cell for some values. A missing tensor, or one in another form, counts more than the largest error."""
+    """Return one cell for several values. A missing tensor, or a tensor in another form, is shown before the largest error."""
     if not found:
         return UNSEEN
     wrong = [each for each in found if each.is_different]
@@ -55,7 +55,7 @@ def _other(first: TensorDifference, num_wrong: int, num_all: int) -> Cell:
 
 
 def error_text(error: float) -> str:
-    """Error relative to tolerance, with two digits."""
+    """Format an error relative to tolerance with two digits."""
     if not math.isfinite(error):
         return "∞"
     return f"{error:.2g}" if error < 100 else f"{float(f'{error:.2g}'):,.0f}" if error < 1e5 else f"{error:.0e}"

@@ -45,7 +45,7 @@ def write_page(file: Path, compared: Comparison) -> None:
 
 
 def _lines(verdict: TraceVerdict) -> Iterator[tuple[str, str]]:
-    """Parts of the verdict with their labels, but for those that tables show."""
+    """Yield parts of the verdict with their labels, except for the parts that tables show."""
     if verdict.first is not None:
         yield "first", f"{verdict.first.tensor}: {verdict.first.evidence}"
     if verdict.diagnosis is not None:

@@ -1,4 +1,4 @@
-"""Samples by ranks and steps, and those that only one run has."""
+"""Samples by ranks and steps, and samples that only one run has."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from equivcheck.report.recording_page.tables import MAX_RANKS, Row, Table, shown
 from equivcheck.scenario.scenario import count
 
 _MAX_LINES = 20
-"""Lines about samples that only one run has."""
+"""Maximum lines about samples that only one run has."""
 
 
 def sample_tables(compared: Comparison) -> Iterator[Table]:
-    """Number of samples, for each rank and step, in each run; none if neither run has samples."""
+    """Yield a table with the number of samples for each rank and step, in each run. No table if neither run has samples."""
     runs = compared.facts.runs
     steps, _ = shown_steps(compared)
     known = [[_samples(run, step) for step in steps] for run in runs]
@@ -37,7 +37,7 @@ def _of_rank(run: RecordedRun, step: int, rank: int) -> RecordedStep | None:
 
 
 def _samples(run: RecordedRun, step: int) -> set[int]:
-    """Samples on all ranks."""
+    """Return the samples on all ranks."""
     return {sample for record in run.records.get(step, ()) for sample in _flat(record)}
 
 
@@ -59,7 +59,7 @@ def _cell(step: RecordedStep | None, elsewhere: Collection[int]) -> Cell:
 
 
 def sample_lines(compared: Comparison) -> list[str]:
-    """Places of samples that only one run has."""
+    """Return lines with step, rank and rows for samples that only one run has."""
     first, second = compared.facts.runs
     found = [*_lines(first, second), *_lines(second, first)]
     left = len(found) - _MAX_LINES

@@ -28,9 +28,9 @@ class Row:
     name: str
     """Heading."""
     cells: tuple[Cell, ...]
-    """One for each column."""
+    """One cell for each column."""
     is_first: bool = False
-    """Whether it has the first divergence."""
+    """Whether the row has the first divergence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +71,9 @@ def steps_table(compared: Comparison) -> Table:
 
 
 def shown_steps(compared: Comparison) -> tuple[Sequence[int], str]:
-    """Return the steps that get a column, and a sentence about the others.
+    """Return the steps that get a column, and a sentence about the other steps.
 
-    If there are many steps, those around the first difference are shown.
+    If there are many steps, the steps around the first difference are shown.
     """
     steps = sorted({step for run in compared.facts.runs for step in run.steps})
     first = compared.verdict.first
@@ -90,7 +90,7 @@ def step_names(steps: Sequence[int]) -> tuple[str, ...]:
 
 
 def _recorded_moments(run: RecordedRun) -> frozenset[tuple[int, Moment]]:
-    """Steps and moments that any rank has recorded."""
+    """Return the steps, with the points in them, that any rank has recorded."""
     found: set[tuple[int, Moment]] = set()
     for record in chain.from_iterable(run.records.values()):
         moments = {entry.moment for entry in record.entries}
@@ -135,14 +135,17 @@ def tensors_table(compared: Comparison) -> Table:
 
 
 def _most_important(names: Sequence[str], found: Mapping[tuple[Moment, str], TensorDifference]) -> list[str]:
-    """Names for the rows: all tensors that differ, then tensors that agree, until there is no room. The order stays."""
+    """Choose names for the rows: all tensors that differ, then tensors that agree, until there is no room.
+
+    The order does not change.
+    """
     wrong = {name for (_, name), each in found.items() if each.is_different}
     chosen = {*sorted(names, key=lambda name: name not in wrong)[:_MAX_TENSORS]}
     return [name for name in names if name in chosen]
 
 
 def replica_tables(compared: Comparison) -> Iterator[Table]:
-    """Build tables with tensors by ranks, in each run, for replicas that disagree at the first moment at which some do."""
+    """Build tables with tensors by ranks, in each run, for replicas that disagree at the first point at which any do."""
     wrong = [each for each in compared.tensors if each.difference is Difference.RANKS_DISAGREE]
     for run in compared.facts.runs:
         rows = [row for each in wrong if each.moment is wrong[0].moment and (row := _replica_row(run, each)) is not None]
@@ -155,7 +158,10 @@ def replica_tables(compared: Comparison) -> Iterator[Table]:
 
 
 def _replica_row(run: RecordedRun, found: TensorDifference) -> Row | None:
-    """Distance of each rank from the first rank that holds the same elements; None if no ranks of this run disagree."""
+    """Return a row with each rank's distance from the first rank that holds the same elements.
+
+    None if no ranks of this run disagree.
+    """
     tensor = run.tensors.get((found.step, found.moment, found.tensor))
     apart = {
         part.rank: part.value.distance(replicas[0].value)

@@ -36,7 +36,7 @@ class ShownFinding:
     record: Record
     """Finding's status over all runs."""
     fails: bool
-    """Whether it makes the run fail."""
+    """Whether the finding makes the run fail."""
     cause: str
     """Cause in a sentence, or the difference."""
     text: str = ""
@@ -44,7 +44,7 @@ class ShownFinding:
     code: str = ""
     """Smallest case, as code; may be empty."""
     commands: tuple[str, ...] = ()
-    """Commands that check it again, and write a page and a script."""
+    """Commands that check the finding again, and write a page and a script."""
     note: str = ""
     """Reason why something is missing; empty if nothing is."""
 
@@ -58,18 +58,18 @@ class ShownFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownFindings:
-    """A run's findings. Those that make it fail come first."""
+    """A run's findings. Findings that make the run fail come first."""
 
     shown: tuple[ShownFinding, ...]
     """Findings shown in full."""
     named: tuple[Record, ...]
     """Findings shown by name only, because the page has no more room."""
     num_more: int
-    """How many more there are."""
+    """Further findings, as a number."""
 
 
 def shown_findings(store: Path, run: Run, decided: Sequence[Record], unkept: Mapping[str, Any]) -> ShownFindings:
-    """Findings for a run's page. `unkept` contains cases, as JSON values, for findings that the store lacks."""
+    """Findings for a run's page. `unkept` contains cases, as JSON values, for findings that the store does not have."""
     order = sorted(decided, key=lambda record: (not fails(run, record), not record.standing.shows))
     shown, room = [], _MOST_TEXT
     for record in order:

@@ -81,13 +81,13 @@ def moment(began: str) -> str:
 
 
 _NUM_EARLIER = 20
-"""Runs in the last table, including this one."""
+"""Number of runs in the last table, including this run."""
 
 
 def write_page(file: Path, store: Path, run: str = "") -> PastRun:
     """Write the HTML page about the run whose id has this prefix, or the last run, and return the run.
 
-    Raises `UsageError` if there is none, and `HistoryFailed` if the history cannot be read.
+    Raises `UsageError` if there is no such run, and `HistoryFailed` if the history cannot be read.
     """
     history = History(store)
     past = find_run(history, run)
@@ -134,7 +134,7 @@ def _values(store: Path, history: History, past: PastRun) -> dict[str, Any]:
 
 
 def _unkept(summary: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Scenarios by fingerprint, for findings that no store has."""
+    """Return scenarios by fingerprint, for findings that no store has."""
     findings = summary["findings"] if summary else []
     return {found["fingerprint"]: found["verdict"]["scenario"] for found in findings if found["verdict"]}
 

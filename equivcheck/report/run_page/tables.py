@@ -20,7 +20,7 @@ class LayoutRow:
     outcomes: Mapping[Outcome, int]
     """All outcomes with their check counts."""
     seconds: float
-    """Seconds for all its checks."""
+    """Seconds for all checks of the layout."""
     share: float
     """Share of the seconds for all layouts, 0 to 1."""
     median_ms: float | None
@@ -30,7 +30,7 @@ class LayoutRow:
 
     @property
     def checks(self) -> int:
-        """How many checks there were."""
+        """Number of checks."""
         return sum(self.outcomes.values())
 
     @property
@@ -45,7 +45,7 @@ class LayoutRow:
 
 
 def layout_rows(noted: Noted) -> list[LayoutRow]:
-    """A row per layout, by name."""
+    """Return a row per layout, by name."""
     figures = noted.summary["layouts"] if noted.summary else {}
     total = sum(noted.costs.values()) or 1.0
     names = sorted({*noted.costs, *(layout for layout, _ in noted.outcomes)})
@@ -63,7 +63,7 @@ def layout_rows(noted: Noted) -> list[LayoutRow]:
 
 
 def all_layouts(rows: Sequence[LayoutRow]) -> LayoutRow:
-    """Sum over all rows."""
+    """Return the sum over all rows."""
     return LayoutRow(
         name="all",
         outcomes={outcome: sum(row.outcomes[outcome] for row in rows) for outcome in Outcome},
@@ -79,9 +79,9 @@ class PairCell:
     """Feature pairs between two parts of a scenario."""
 
     missing: int
-    """Legal pairs not drawn."""
+    """Number of allowed pairs that were not drawn."""
     legal: int
-    """Legal pairs; 0 if the parts have none."""
+    """Number of allowed pairs; 0 if the parts have none."""
 
     @property
     def percent(self) -> int:

@@ -23,7 +23,7 @@ from equivcheck.scenario.parallelisms.base import Parallelism
 from equivcheck.scenario.scenario import Scenario
 
 FORMAT = 2
-"""Number of the JSON format that `to_json` writes. It increases if older versions of equivcheck could not read a new format."""
+"""JSON format that `to_json` writes. The number increases if older versions could not read a new format."""
 _FORMATS = f"1 to {FORMAT}"
 """Format numbers that `from_json` can read."""
 

@@ -48,7 +48,7 @@ PARALLELISM_TAGS: dict[str, type[Parallelism]] = {kind.tag: kind for kind in PAR
 """Known parallelisms by tag. Registering a layout adds the layout's parallelism."""
 
 LAYER_TAGS: dict[str, type[AnyLayer]] = {kind.tag: kind for kind in (Layer, Attention, GatedMLP, Experts)}
-"""Known kinds of layers by tag. Registering a kind of layer adds its tag."""
+"""Known layer kinds by tag. Registering a layer kind adds its tag."""
 
 FAMILIES: dict[type, Mapping[str, type]] = {
     Optimizer: {kind.__name__: kind for kind in OPTIMIZERS},

@@ -110,7 +110,7 @@ class AnyLayer:
         return not self.residual and not self.dropout and self.shape_op is None
 
     def out_features(self, in_features: int) -> int:
-        """Number of output features for `in_features` input features."""
+        """How many output features there are for `in_features` input features."""
         return in_features
 
     def refusal(self, in_features: int) -> tuple[str, str] | None:  # noqa: ARG002 - used by overriding methods

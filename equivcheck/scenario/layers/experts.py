@@ -11,7 +11,7 @@ from equivcheck.scenario.noun import frozen_dataclass, invalid_field, require_be
 from equivcheck.system.choice import PrintableEnum
 
 MAX_EXPERTS = 32
-"""Maximum number of experts. Generated scenarios usually have fewer, but the number of ranks may require a larger multiple."""
+"""Maximum experts. Generated scenarios usually have fewer, but ranks may require a larger multiple."""
 MAX_CHOSEN = 2
 MAX_BALANCE = 1.0
 

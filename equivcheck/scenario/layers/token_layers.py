@@ -12,7 +12,7 @@ from equivcheck.scenario.noun import frozen_dataclass, invalid_field, require_be
 MAX_LENGTH = 16
 MAX_VOCABULARY = 64
 MAX_HEADS = 32
-"""Maximum number of heads. Generated scenarios usually have fewer, but a run that resumes on 7 ranks after 4 may need 28."""
+"""Maximum heads. Generated scenarios usually have fewer, but a run that resumes on 7 ranks after 4 may need 28."""
 MAX_HEAD_WIDTH = 8
 MAX_HIDDEN = 32
 MAX_DROPOUT = 0.9
