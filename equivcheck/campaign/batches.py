@@ -21,7 +21,7 @@ C = TypeVar("C", bound=Checkable)
 _BATCH = 500
 """Cases per batch."""
 FRESH = 10
-"""Cases per Hypothesis run; the first is the simplest. Longer runs mostly vary earlier cases: among 500, about 70 would be new.
+"""Cases per Hypothesis run; the first case is the simplest. Longer runs mostly vary earlier cases: about 70 in 500 would be new.
 """
 
 _SETTINGS = settings(
@@ -40,7 +40,7 @@ _SETTINGS = settings(
 class FaultShown(Exception):
     """Raised by `take` to make Hypothesis shrink the current case.
 
-    Hypothesis tries smaller cases and keeps those that raise again.
+    Hypothesis tries smaller cases and keeps each raising case.
     """
 
 
@@ -80,7 +80,7 @@ def batch_seed(campaign_seed: int, *place: int) -> int:
 def draw(plan: Plan, take: Callable[[Any], None]) -> float:
     """Draw the cases of the campaign's first worker in this process, and pass them to `take` for the plan's seconds.
 
-    Each case comes once a batch. Returns the seconds this took.
+    Each case comes once a batch. Returns the seconds spent drawing.
     """
     started = time.monotonic()
     assert plan.strategy is not None

@@ -26,24 +26,25 @@ if TYPE_CHECKING:
     from equivcheck.programs.run.rank import DTensorTarget
 
 MAX_DRAWN = 500
-"""Cases after which a fault counts as not caught or not reachable."""
+"""Maximum cases to draw. After them, a fault counts as not caught or not reachable."""
 _CHUNK = 100
 """Cases drawn at once."""
 _SHARE = 0.1
-"""Share of a worker's work that the control may take before the campaign ends."""
+"""Largest share of a worker's work that the control may take before the campaign ends."""
 _PATIENCE_SHARE, _LEAST_PATIENCE = 0.08, 2.0
-"""A fault that no case has shown is replaced by the next one after this share of the campaign's time, but not before these
-seconds.
-"""
+"""Share of the campaign's time, and minimum seconds. After them, a fault that no case has shown is replaced by the next fault."""
 _USUAL_RANKS = 4
-"""Maximum number of ranks in a control's scenarios, unless the fault needs more."""
+"""Maximum ranks in a control's scenarios, unless the fault needs more."""
 
 CheckWithFault = Callable[[Checkable, Any], CaseVerdict]
-"""Checks a case with a planted fault."""
+"""Check function for a case with a planted fault."""
 
 
 def choose_control(plan: Plan) -> ControlRun | None:
-    """Choose a planted bug, the control, by the plan's seed. None if the plan has no controls, or none applies to its layouts."""
+    """Choose a planted bug, the control, by the plan's seed.
+
+    None if the plan has no controls, or if no control applies to its layouts.
+    """
     candidates = plan.controls(plan) if plan.controls is not None else ()
     if not candidates:
         return None
@@ -52,7 +53,7 @@ def choose_control(plan: Plan) -> ControlRun | None:
 
 
 def applicable_mutants(plan: Plan) -> tuple[Mutant, ...]:
-    """Mutants for the plan's layouts. If possible, only those whose simplest layout is one of these layouts."""
+    """Mutants for the plan's layouts. If possible, only mutants whose simplest layout is one of these layouts."""
     from equivcheck.layouts.composition.registry import layout_names
     from equivcheck.mutants.registry import mutants_of
 
@@ -94,8 +95,8 @@ def applicable_faults(plan: Plan) -> tuple[Fault, ...]:
 class ControlRun:
     """Plants a bug in one case after another until the check catches it.
 
-    Some bugs show in few cases. If the campaign has a time limit, a bug that takes too long is replaced by the next one. A
-    short campaign therefore ends with a caught control, unless the check misses everything.
+    Some bugs show in few cases. If the campaign has a time limit, a bug that takes too long is replaced by the next bug. A short
+    campaign therefore ends with a caught control, unless the check misses everything.
     """
 
     def __init__(self, plan: Plan, faults: Sequence[Fault]) -> None:
@@ -127,12 +128,12 @@ class ControlRun:
         return self._control
 
     def is_due(self, seconds: float, *, is_late: bool = False) -> bool:
-        """Whether the control may take time now, after `seconds` of work. Late in a campaign it always may."""
+        """Whether the control may take time now, after `seconds` of work. Late in a campaign, the answer is always yes."""
         has_time = is_late or self._seconds_before + self._control.seconds <= seconds * _SHARE
         return self.has_waiting and not self._control.caught and has_time
 
     def draw(self) -> None:
-        """Draw more cases if none is waiting. Call it between batches, because Hypothesis runs do not nest."""
+        """Draw more cases if no case is waiting. Call it between batches, because Hypothesis runs do not nest."""
         if self._waiting or self.is_over:
             return
         seed = batch_seed(self._plan.seed, zlib.crc32(self._fault.name.encode()), self._drawn)

@@ -36,7 +36,7 @@ class NodeWork:
     name: str
     """The machine's name."""
     num_workers: int
-    """Room for worker processes; 0 if it never took part."""
+    """Room for worker processes; 0 if the machine never took part."""
     num_checks: int
     """Checks done."""
     seconds: float
@@ -93,9 +93,9 @@ class Summary:
     broken: str = ""
     """Error and traceback if the checker itself failed; empty if it did not."""
     unkept: str = ""
-    """Reason why some findings are only in this summary; empty if the store has all."""
+    """Reason why some findings are only in this summary; empty if the store has all findings."""
     control: Control | None = None
-    """Result of the control. None if there was none, or the campaign ended before it was decided."""
+    """Result of the control. None if there was no control, or if the campaign ended before a decision."""
     num_cut_off: int = 0
     """Workers stopped in the middle of a check, because the campaign was over."""
     nodes: tuple[NodeWork, ...] = ()
@@ -109,7 +109,7 @@ class Summary:
 
 Event = Started | Ticked | KeptFinding | NodeLost | Summary
 Listener = Callable[[Event], None]
-"""Called in the supervisor's thread. An exception from it ends the campaign."""
+"""Function called with events in the supervisor's thread. An exception from it ends the campaign."""
 
 
 class NodeWorks:

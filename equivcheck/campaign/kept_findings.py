@@ -36,7 +36,7 @@ class KeptFindings:
         return self._found[mark].verdict
 
     def keep(self, verdict: CaseVerdict) -> KeptFinding | None:
-        """Keep a verdict that is new, has a smaller case, or has more information. Returns None for any other."""
+        """Keep a verdict that is new, has a smaller case, or has more information. Returns None for any other verdict."""
         mark = fingerprint(verdict)
         kept = self._stored(verdict)
         before = self._found.get(mark)
@@ -49,7 +49,7 @@ class KeptFindings:
         return self._found[mark]
 
     def try_again(self) -> None:
-        """Write again the findings that could not be written when they were found."""
+        """Try again to write the findings that could not be written when they were found."""
         self.unkept = ""
         for mark, finding in self._found.items():
             if finding.kept is Kept.UNKEPT:
@@ -66,18 +66,18 @@ class KeptFindings:
 
 
 Place = tuple[int, int]
-"""Worker number, and the number of processes that this worker has had before."""
+"""Worker number, and how many processes this worker has had before."""
 
 
 class Shrinkers:
-    """Table of the workers that shrink findings."""
+    """Table with each worker and the findings it shrinks."""
 
     def __init__(self) -> None:
         self._at: dict[str, Place] = {}
         self._left = deque[str]()
 
     def claim(self, mark: str, place: Place) -> bool:
-        """Reserve a finding for a worker to shrink. Returns False if another worker already has it."""
+        """Reserve a finding for a worker to shrink. Returns False if another worker already has the finding."""
         return self._at.setdefault(mark, place) == place
 
     def of(self, place: Place) -> tuple[str, ...]:
@@ -85,12 +85,12 @@ class Shrinkers:
         return tuple(mark for mark, other in self._at.items() if other == place)
 
     def leave(self, mark: str) -> None:
-        """Free a fingerprint for the next worker that finds it or calls `take`."""
+        """Release a fingerprint for the next worker to find it or to call `take`."""
         del self._at[mark]
         self._left.append(mark)
 
     def take(self, place: Place) -> str | None:
-        """Reserve the finding that has been free the longest for a worker.
+        """Reserve, for a worker, the finding that has been free the longest.
 
         Returns its fingerprint, or None if no finding is free.
         """

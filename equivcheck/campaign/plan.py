@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 USUAL_CHECK_SECONDS = 0.25
-"""Mean seconds per check, with the cases drawn for it: 0.24 over 20,000 checks in all layouts."""
+"""Mean seconds per check, including the drawing of cases for it: 0.24 over 20,000 checks in all layouts."""
 
 
 class Fault(Protocol):
@@ -57,14 +57,14 @@ class Check(Protocol):
         coarse: bool = False,
         beyond: bool = False,
     ) -> CaseVerdict:
-        """Return the verdict. An exception means that the checker itself is broken, and ends the campaign.
+        """Return the verdict. If this function raises, the checker itself is broken, and the campaign ends.
 
         `alter` plants a fault. `coarse` has the meaning it has in `equivcheck.check`. `beyond` ignores torch's known limits.
         """
 
 
 def oracle_check(case: Checkable, /, **options: Any) -> CaseVerdict:
-    """Call `check_case`, imported here so that other imports do not import torch."""
+    """Call `check_case`. It is imported here so that other imports do not import torch."""
     from equivcheck.checking.cases import check_case
 
     return check_case(case, **options)
@@ -82,7 +82,7 @@ def explaining_check(case: Checkable, /, *, deadline: float, alter: Any = None, 
 
 
 def generated_scenarios(plan: Plan) -> SearchStrategy[Scenario]:
-    """Strategy for scenarios of the plan's layouts. A few are compiled, and one in nine resumes from a checkpoint."""
+    """Strategy for scenarios of the plan's layouts. A few scenarios are compiled, and one in nine resumes from a checkpoint."""
     from equivcheck.strategies import executions, scenarios
     from equivcheck.strategies.layout import IN_SIXTY
     from equivcheck.strategies.scenario import MORE_RESUMES
@@ -96,7 +96,7 @@ def generated_scenarios(plan: Plan) -> SearchStrategy[Scenario]:
 
 
 def frontier_scenarios(plan: Plan) -> SearchStrategy[Scenario]:
-    """Strategy for scenarios of the plan's layouts that ignores torch's known limits."""
+    """Strategy for scenarios with the plan's layouts, possibly violating torch's known limits."""
     from equivcheck.strategies import frontier
 
     return frontier(layouts=plan.layouts or None, max_ranks=plan.max_ranks)
@@ -118,7 +118,7 @@ class Plan:
     seconds: float = math.inf
     """Time budget, above 0. It starts when all workers are ready."""
     num_checks: int | None = None
-    """Number of checks, at least 1; None for no limit. Shrinking and checks beyond limits do not count."""
+    """Number of checks, at least 1; None for no maximum. Shrinking, and checks ignoring torch's limits, do not count."""
     num_workers: int = 1
     """Worker processes, at least 1."""
     world: str = "sim"
@@ -126,7 +126,7 @@ class Plan:
     layouts: tuple[str, ...] = ()
     """Tags of the parallelisms to draw from; empty for all."""
     max_ranks: int = MAX_RANKS
-    """Maximum number of ranks per case, 1 to 8."""
+    """Maximum ranks per case, 1 to 8."""
     deadline: float = 30.0
     """Seconds for which ranks may be idle, or compute without communicating, before they count as hung (`Patience`)."""
     stuck_seconds: float = 180.0
@@ -139,11 +139,12 @@ class Plan:
     check: Check = oracle_check
     """Check for each case; picklable."""
     strategy: Callable[[Plan], SearchStrategy[Any]] | None = generated_scenarios
-    """Strategy for scenarios; picklable; None for none."""
+    """Strategy for scenarios; picklable; None if no scenarios are checked."""
     programs: Callable[[Plan], SearchStrategy[Any]] | None = None
-    """Strategy for tensor programs; picklable; None for none."""
+    """Strategy for tensor programs; picklable; None if no programs are checked."""
     frontier: Callable[[Plan], SearchStrategy[Scenario]] | None = None
-    """Strategy for scenarios beyond torch's limits, used in one batch in ten; picklable. None to check no such scenarios."""
+    """Strategy for scenarios possibly violating torch's limits, used in one batch in ten; picklable.
+    None to check no such scenarios."""
     controls: Callable[[Plan], Sequence[Fault]] | None = None
     """Faults to choose the control from; picklable; None for no control."""
 
@@ -177,5 +178,5 @@ class Plan:
         return min(self.seconds, self.checks_of(0) * USUAL_CHECK_SECONDS)
 
     def with_more_time(self) -> Plan:
-        """The plan with twice the time per check, to confirm failures that too little time may have caused."""
+        """Return the plan with twice the time per check, to confirm failures that too little time may have caused."""
         return replace(self, deadline=2 * self.deadline, stuck_seconds=2 * self.stuck_seconds)

@@ -32,7 +32,7 @@ class Shard:
         return f"{self.number}/{self.of}"
 
     def seed(self, campaign_seed: int) -> int:
-        """Seed of this part. If there is one part only, it has the campaign's seed."""
+        """Seed of this part. A single part has the campaign's seed."""
         return campaign_seed if self.of == 1 else batch_seed(campaign_seed, self.number, self.of) % 2**_SEED_BITS
 
 

@@ -38,7 +38,7 @@ from equivcheck.worlds.workers.link import Stop
 from equivcheck.worlds.workers.supervision import Interruption
 
 _MOST_FALSE_STARTS = 2
-"""Maximum number of consecutive processes that may end before their first check. More are not a coincidence."""
+"""Maximum consecutive processes that may end before their first check. More of them are not a coincidence."""
 _STOP_SECONDS = 1.0
 """Seconds that workers have to finish their check after an interruption."""
 _QUIET_SECONDS, _FAILED_SECONDS = 3.0, 17.0
@@ -51,8 +51,8 @@ def fuzz(
 ) -> Summary:
     """Check generated cases until the plan's time is up, and keep the failures. The default `crew` runs on this machine.
 
-    SIGINT or SIGTERM ends it early with a summary; the second one raises `KeyboardInterrupt`. Raises `StoreFailed` if the store
-    cannot be written at the start. Findings that cannot be kept later are only in the summary.
+    SIGINT or SIGTERM ends the campaign early with a summary; a second signal raises `KeyboardInterrupt`. Raises `StoreFailed` if
+    the store cannot be written at the start. Findings that cannot be kept later are only in the summary.
     """
     store.require_writable()
     with Interruption() as interruption:
@@ -135,7 +135,7 @@ class _Campaign:
 
     @property
     def _seconds(self) -> float:
-        """Seconds since the clock started. The clock stops when the last worker is done."""
+        """Seconds since the clock started. The clock stops when the last worker has ended."""
         if self._start is None:
             return 0.0
         at_work = any(not worker.done for worker in self._crew.workers)
@@ -230,7 +230,7 @@ class _Campaign:
             self._employ(worker, verdict)
 
     def _lost_with_node(self, worker: Worker, lost: NodeLost) -> None:
-        """Replace a worker: at once if it has a suspect or the control, else when there is room.
+        """Replace a worker: immediately if it has a suspect or the control, else when there is room.
 
         A lost machine says nothing about the case that was being checked there.
         """
@@ -281,7 +281,7 @@ class _Campaign:
             self._keep(replace(suspect, reason=f"{suspect.reason} (not checked again: the campaign ended first)"))
 
     def _employ(self, before: Worker, suspect: CaseVerdict | None = None) -> None:
-        """Replace a process: to check its suspect again, even if the time is up, or to draw."""
+        """Replace a process. The new one checks the suspect again, even if the time is up, or draws cases."""
         number, incarnation = before.place
         if suspect is not None or not (self._over or self._broken or self._checks_left(before) <= 0):
             plan = self._plan if suspect is None else self._plan.with_more_time()

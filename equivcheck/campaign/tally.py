@@ -15,15 +15,18 @@ from equivcheck.programs.verdict import ProgramVerdict
 from equivcheck.scenario.case import Checkable
 
 _LOG_RATIO = math.log(1.05)
-"""Bucket width: a quantile is off by at most 2.5 %."""
+"""Logarithm of the bucket width. A quantile is off by at most 2.5 %."""
 _SMALLEST = 1e-6
 """Smaller numbers count as 0."""
 _ZERO = math.floor(math.log(_SMALLEST) / _LOG_RATIO)
-"""Bucket for 0."""
+"""Number of the bucket for 0."""
 
 
 class Histogram:
-    """Histogram of positive numbers, such as seconds or relative errors. It is small enough to send between processes."""
+    """Histogram of positive numbers, such as seconds or relative errors.
+
+    A histogram is small enough to send between processes.
+    """
 
     def __init__(self) -> None:
         self._buckets: Counter[int] = Counter()
@@ -42,7 +45,7 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many values were added."""
+        """Number of values added."""
         return self._buckets.total()
 
     @property
@@ -51,7 +54,7 @@ class Histogram:
         return [(_middle(bucket), number) for bucket, number in sorted(self._buckets.items())]
 
     def quantile(self, share: float) -> float:
-        """The smallest value that a share (0 to 1) of all numbers does not exceed; NaN if there are none."""
+        """The smallest value that a share (0 to 1) of all numbers does not exceed; NaN if no numbers were added."""
         left = share * self.count
         for bucket, number in sorted(self._buckets.items()):
             left -= number
@@ -69,13 +72,13 @@ class Tally:
     """Counted results from some checks."""
 
     outcomes: Counter[tuple[str, Outcome]] = field(default_factory=Counter)
-    """Checks by layout name, or `tensor_program`, and outcome."""
+    """Number of checks, by layout name (or `tensor_program`) and outcome."""
     durations: dict[str, Histogram] = field(default_factory=dict)
     """Seconds per check, by the same names."""
     errors: dict[tuple[str, ...], Histogram] = field(default_factory=dict)
     """Largest error in each equivalent check, relative to tolerance, by the case's names: layout and optimizer."""
     beyond: Counter[Outcome] = field(default_factory=Counter)
-    """Checks beyond torch's limits by outcome. Apart from findings, no other count includes them."""
+    """Checks ignoring torch's limits, by outcome. Apart from findings, no other count includes them."""
     known: Counter[str] = field(default_factory=Counter)
     """Checks with a known upstream issue, by its id."""
     decided: Counter[str] = field(default_factory=Counter)
@@ -112,7 +115,7 @@ class Tally:
 
     @property
     def num_undecided(self) -> int:
-        """Number of checks that are equivalent up to some step and undecided afterwards."""
+        """How many checks are equivalent up to some step and undecided afterwards."""
         return sum(number for (outcome, _), number in self.reasons.items() if outcome is Outcome.EQUIVALENT)
 
     def errors_of(self, name: str | None = None) -> Histogram:

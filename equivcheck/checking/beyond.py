@@ -14,7 +14,7 @@ from equivcheck.worlds.failure import RankState
 def check_beyond(scenario: Scenario, *, world: str = "sim", deadline: float = 60.0, coarse: bool = False) -> Verdict:
     """Check a scenario without applying torch's known limits. A scenario within all limits is checked as usual.
 
-    If a limit applies: UNSUPPORTED means that every rank raises, and KNOWN that a known issue explains the failure. Silently
+    If a limit is violated, UNSUPPORTED means that every rank raises, and KNOWN that a known issue explains the failure. Silently
     wrong values, hangs, and errors on only some ranks are findings, and their reason names the limit.
     """
     limit = why_unsupported(scenario)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from equivcheck.programs.verdict import ProgramVerdict
 
 BEYOND = "no calls are predicted beyond the limits of a layout"
-"""Reason why calls are not compared with predictions if limits are ignored."""
+"""Reason why calls are not compared with predictions if torch's known limits are ignored."""
 RESUMED = "calls that save and load a checkpoint are not predicted"
 """Reason why calls are not compared with predictions if the first steps ran under another layout."""
 
@@ -118,7 +118,7 @@ def _judge(scenario: Scenario, runner: Runner, *, beyond: bool, coarse: bool) ->
 
 
 def _fails_without_issue(verdict: Verdict, runner: Runner, *, coarse: bool) -> bool:
-    """Whether ranks still fail if the scenario is changed to avoid the known issue."""
+    """Whether ranks still fail after the scenario was changed to avoid the known issue."""
     from equivcheck.oracle.known_issues.known import known_issues
 
     issue = next(issue for issue in known_issues() if issue.id == verdict.known)
@@ -144,7 +144,7 @@ def _compared_with_reference(verdict: Verdict, result: RanksResult, calls: tuple
 
 
 def _marked_known(verdict: Verdict) -> Verdict:
-    """The verdict, as KNOWN if an issue on file explains the failure."""
+    """Return the verdict, changed to KNOWN if a known issue explains the failure."""
     if not verdict.outcome.is_finding:
         return verdict
     from equivcheck.oracle.known_issues.known import known_issue

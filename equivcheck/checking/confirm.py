@@ -13,7 +13,7 @@ V = TypeVar("V", bound=CaseVerdict)
 CONFIRMING = "gloo"
 """World in which findings from other worlds are checked again."""
 CONFIRMING_SECONDS = 15.0
-"""Deadline for its ranks. A hanging run takes that long."""
+"""Seconds after which ranks in the confirming world count as hung. A run that hangs takes that long."""
 
 
 def may_be_confirmed(verdict: CaseVerdict) -> bool:

@@ -43,36 +43,36 @@ confirm_option = click.option("--confirm", is_flag=True, help="Check a finding a
 
 
 def seconds_option(text: str, default: float | None = None, *, names: tuple[str, ...] = ("--seconds",), **options: Any) -> Option:
-    """``--seconds``, or another option in seconds. The help shows the default if there is one."""
+    """Return the option ``--seconds``, or another option in seconds. The help shows the default if there is one."""
     kind, is_shown = click.FloatRange(min=0, min_open=True), default is not None
     return click.option(*names, type=kind, default=default, show_default=is_shown, help=text, **options)
 
 
 def deadline_option(default: float) -> Option:
-    """``--deadline``."""
+    """Return the option ``--deadline``."""
     text = "Ranks count as hung after this many seconds without progress (idle, or no communication)."
     return seconds_option(text, default, names=("--deadline",))
 
 
 def seed_option(text: str = "Seed of the generator; always printed.  [default: random]", default: int | None = None) -> Option:
-    """``--seed``."""
+    """Return the option ``--seed``."""
     return click.option("--seed", type=click.IntRange(min=0), default=default, show_default=default is not None, help=text)
 
 
 def choice_option(name: str, default: Enum, text: str) -> Option:
-    """An option for one of the values of the default's enum. The command gets the value, not the member."""
+    """Return an option that takes a value of the default's enum. The command gets the value, not the member."""
     values = click.Choice([member.value for member in type(default)])
     return click.option(name, type=values, default=default.value, show_default=True, help=text)
 
 
 def world_option(default: str | None, text: str = "How ranks run.", *, may_stand: bool = False) -> Option:
-    """``--world``. If `may_stand`, it also accepts torchrun, in which every process runs the command."""
+    """Return the option ``--world``. If `may_stand`, it also accepts torchrun, in which every process runs the command."""
     worlds = click.Choice(WORLDS_WITH_DATA) if may_stand else _WorldOfItsOwn(LOCAL_WORLDS)
     return click.option("--world", type=worlds, default=default, show_default=default is not None, help=text)
 
 
 def shard_option(text: str) -> Option:
-    """``--shard``, such as ``2/8``."""
+    """Return the option ``--shard``, such as ``2/8``."""
     return click.option("--shard", metavar="I/N", default="1/1", callback=_as_shard, help=text)
 
 
@@ -86,7 +86,7 @@ def _as_shard(context: click.Context, parameter: click.Parameter, value: str) ->
 
 
 class _WorldOfItsOwn(click.Choice[str]):
-    """World started by the command itself."""
+    """Choice between the worlds that a command starts itself."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Reject torchrun with a hint at the command that accepts it."""
@@ -110,7 +110,7 @@ def check_layouts(context: click.Context, parameter: click.Parameter, value: tup
 
 
 def output_file(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:  # noqa: ARG001
-    """Raise `click.BadParameter` if no file can be written there, before the command does its work."""
+    """Raise `click.BadParameter` if the file cannot be written, before the command does its work."""
     if value is not None and not value.parent.is_dir():
         raise click.BadParameter(f"folder {value.parent} does not exist. Expected a file in an existing folder")
     if value is not None and value.exists() and not value.is_file():
@@ -124,7 +124,7 @@ html_option = click.option(
 
 
 def write_page(html: Path | None, write: Callable[[Path], object]) -> None:
-    """Write a page if `html` is given. A failure is only a line on stderr, because the results are printed as well."""
+    """Write a page if `html` is given. A failure only prints a line on stderr, because the results are printed as well."""
     if html is None:
         return
     try:
@@ -143,7 +143,7 @@ COLUMNS = 80
 
 
 def console(*, stderr: bool = False, width: int = 160) -> Console:
-    """Console on stdout or stderr, as wide as the terminal, or `width` columns wide if the stream is no terminal."""
+    """Return a console on stdout or stderr, as wide as the terminal, or `width` columns wide if the stream is not a terminal."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout

@@ -55,7 +55,7 @@ def environment_options(command: F) -> F:
 
 
 def environments(pythons: tuple[Installation, ...], cache: Path | None, index_url: str) -> Environments:
-    """Environments with torch versions. Their creation is reported on stderr."""
+    """Return environments with torch versions. Creating an environment prints a line on stderr."""
     return Environments(
         given={installation.version: installation for installation in pythons},
         cache=(cache or default_cache()).absolute(),

@@ -38,7 +38,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tell:
-    """Message to a node: pass this message to a worker."""
+    """Message to a node: pass a message on to a worker."""
 
     place: tuple[int, int]
     """Worker number and process number."""
@@ -99,7 +99,7 @@ class WorkerMessage:
 
 
 Answer = tuple[WorkerMessage, ...] | NodeLost
-"""Result from one exchange with a node."""
+"""Result from one exchange with a node: messages, or the loss of the node."""
 
 
 class Cluster(Protocol):
@@ -113,11 +113,11 @@ class Cluster(Protocol):
         """Begin an exchange of messages: send orders to a node."""
 
     def answers(self) -> Iterator[tuple[str, Answer]]:
-        """Yield the exchanges that end within a moment. After its `NodeLost`, a node must get no more orders."""
+        """Wait briefly, and yield the exchanges that end in this time. After its `NodeLost`, a node must get no more orders."""
 
 
 def relay(link: SupervisorLink, cluster: Cluster) -> None:
-    """Pass on orders and messages until the campaign stops or no node is left."""
+    """Pass on orders and messages until the campaign stops or all nodes are lost."""
     waiting = defaultdict[str, list[Order]](list)
     left = set(cluster.names)
     for name in left:

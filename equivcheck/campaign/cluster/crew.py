@@ -32,13 +32,13 @@ from equivcheck.worlds.workers.process import Ended, WorkerProcess
 
 _HOST_AND_PORT = re.compile(r"(?!.*//)\S+:[0-9]{1,5}")
 CONNECT_SECONDS = 300.0
-"""Limit for the cluster's answer, including the import of Ray on a busy machine. A refused connection fails at once."""
+"""Seconds in which the cluster must answer, including the import of Ray on a busy machine. A refused connection fails at once."""
 JOIN_SECONDS = 900.0
-"""Limit for the nodes to join after the cluster has answered. It is longer than all limits for a single node."""
+"""Seconds in which the nodes must join after the cluster has answered. Each limit for a single node is shorter."""
 _TICK = 0.2
 """Seconds that the supervisor waits for messages."""
 _END_SECONDS = 10.0
-"""Limit for the nodes to end their processes."""
+"""Seconds in which the nodes must end their processes."""
 
 
 class ClusterFailed(EquivCheckError):
@@ -50,7 +50,7 @@ class RemoteWorker:
     """A worker process on a node; see `Worker`."""
 
     bridge: WorkerProcess
-    """Relay for its messages."""
+    """Bridge process to which messages for the worker are sent."""
     node: str
     """Name of the machine."""
     place: tuple[int, int]
@@ -58,7 +58,7 @@ class RemoteWorker:
     suspect: CaseVerdict | None
     """Verdict to check again in its own process; None if the worker draws cases."""
     done: bool = False
-    """Whether it has sent its last message."""
+    """Whether the worker has sent its last message."""
 
     def send(self, message: object) -> None:
         """Send a message to the worker."""
@@ -92,7 +92,7 @@ class ClusterWorkers:
 
     @property
     def num_workers(self) -> int:
-        """Number of worker processes for which all nodes together have room."""
+        """How many worker processes all nodes together can run."""
         return sum(node.num_workers for node in self.nodes if not node.lost)
 
     @property
@@ -108,7 +108,7 @@ class ClusterWorkers:
         worker.order(Start(plan=plan, place=place))
 
     def messages(self) -> Iterator[tuple[RemoteWorker, Any]]:
-        """Wait a moment and yield messages with their workers; see `CampaignWorkers.messages`."""
+        """Wait briefly and yield messages with their workers; see `CampaignWorkers.messages`."""
         message: Any = None
         wait = _TICK
         while not isinstance(message, Ended) and self._bridge.poll(wait):

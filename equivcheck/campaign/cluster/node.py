@@ -10,11 +10,11 @@ from equivcheck.campaign.workers.crew import LocalWorkers
 from equivcheck.campaign.workers.messages import Progress
 
 _ANSWER_SECONDS = 0.2
-"""Seconds that progress messages may wait for more. Other messages are relayed at once."""
+"""Seconds that progress messages may wait for further messages. Other messages are relayed at once."""
 
 
 class NodeServer:
-    """Starts workers on this cluster machine. They end with this object and with its process."""
+    """Starts workers on this cluster machine. Workers end with this object and with its process."""
 
     def __init__(self) -> None:
         self._crew = LocalWorkers()

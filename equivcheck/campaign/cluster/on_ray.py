@@ -20,14 +20,14 @@ from equivcheck.campaign.workers.messages import NodeLost
 from equivcheck.worlds.workers.link import SupervisorLink
 
 _PROBE_SECONDS = 5.0
-"""Limit for the cluster's head to accept a connection."""
+"""Seconds in which the cluster's head must accept a connection."""
 _NODE_SECONDS = 300.0
-"""Limit for a node to report its versions, and again for its actor to start. Each starts an interpreter, maybe on a busy machine.
-"""
+"""Seconds in which a node must report its versions, and again for its actor to start.
+Each starts an interpreter, maybe on a busy machine."""
 _TICK = 0.2
 """Seconds between two checks for the campaign's end."""
 _CLOSE_SECONDS = 3.0
-"""Limit for the nodes to end their workers, before their actors are killed."""
+"""Seconds in which the nodes must end their workers, before their actors are killed."""
 
 
 def main(fd: int) -> None:
@@ -62,7 +62,7 @@ class RayCluster:
         self._running[self._actors[name].exchange.remote(orders)] = name
 
     def answers(self) -> Iterator[tuple[str, Answer]]:
-        """Yield the exchanges that end within a moment."""
+        """Wait briefly, and yield the exchanges that end in this time."""
         first, others = ray.wait(list(self._running), timeout=_TICK)
         more, _ = ray.wait(others, num_returns=len(others), timeout=0) if others else ([], [])
         for ended in (*first, *more):
@@ -180,7 +180,7 @@ def _versions_function() -> Callable[[], dict[str, str]]:
 
 
 def _other_versions(there: dict[str, str]) -> str:
-    """Difference in versions, such as ``it has torch 2.12.1, this machine 2.13.0``; empty if there is none."""
+    """Difference in versions, such as ``it has torch 2.12.1, this machine 2.13.0``; empty if all versions are equal."""
     here = _versions_function()()
     other = [f"it has {name} {there[name]}, this machine {here[name]}" for name in here if there[name] != here[name]]
     return " and ".join(other)

@@ -27,7 +27,7 @@ class Feature:
     noun: str
     """Class with the field's declaration, so subclasses share the feature. A parallelism counts as its own class."""
     field: str
-    """Field name; with ``[]`` for the elements of a tuple."""
+    """Field name; followed by ``[]`` for the elements of a tuple."""
     value: str
     """Value as code, or its bucket: 0, 1, 2 and 3+ for integers and lengths, else `default`, 0 or `other`."""
 

@@ -25,7 +25,7 @@ KEPT_EXAMPLES = 4
 
 
 class Examples:
-    """A few scenarios for each feature, with different layouts if possible, and all pairs of features seen together."""
+    """A few scenarios per feature, with different layouts if possible. Also knows all pairs of features seen together."""
 
     def __init__(self) -> None:
         self._kept: dict[Feature, dict[str, Scenario]] = {}
@@ -33,7 +33,7 @@ class Examples:
         self._layouts: dict[Feature, set[str]] = {}
 
     def add(self, scenario: Scenario) -> None:
-        """Count a scenario, and keep it if one of its features has too few examples."""
+        """Note a scenario's features, and keep the scenario if one of its features has too few examples."""
         found = features(scenario)
         for feature in found:
             self._beside.setdefault(feature, set()).update(found)
@@ -43,7 +43,7 @@ class Examples:
                 kept.setdefault(scenario.layout.name, scenario)
 
     def of(self, feature: Feature) -> Iterable[Scenario]:
-        """Scenarios with a feature."""
+        """Return the kept scenarios with a feature."""
         return self._kept.get(feature, {}).values()
 
     def came_together(self, one: Feature, other: Feature) -> bool:
@@ -51,7 +51,7 @@ class Examples:
         return other in self._beside[one]
 
     def pairs_never_drawn(self) -> list[tuple[Feature, Feature]]:
-        """Pairs that never occurred, although some layout had both features in different scenarios."""
+        """Return pairs that never occurred together, although some layout had both features in different scenarios."""
         pairs = combinations(sorted(self._beside), 2)
         return [
             pair
@@ -96,7 +96,7 @@ def _crossed(base: Scenario, source: Scenario, feature: Feature) -> Iterator[Sce
 
 
 def _on_one_rank(scenario: Scenario) -> Scenario | None:
-    """The scenario with all axes reduced to size 1, so that any number of rows can be split."""
+    """Return the scenario with all axes reduced to size 1, because any number of rows can then be split."""
     axes = tuple(Axis(name=axis.name, size=1) for axis in scenario.layout.mesh.axes)
     try:
         return replace(scenario, layout=replace(scenario.layout, mesh=Mesh(axes=axes)))
@@ -127,7 +127,7 @@ def _with(value: Any, path: Path, new: Any) -> Any:
 
 
 def _repaired(scenario: Scenario | None) -> Scenario | None:
-    """The nearest supported scenario, with rows distributed as the strategies do; None if there is none."""
+    """The nearest supported scenario, with rows distributed as the strategies do; None if no such scenario exists."""
     if scenario is None:
         return None
     # A crossed scenario may be malformed: an object of another class in a tuple, or a plan that is too short.

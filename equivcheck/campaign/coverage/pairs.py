@@ -79,7 +79,7 @@ _OF_ANY_MODEL = {"None", "NOT_IN_PLAN", "LINEAR_MEAN", "LINEAR_SUM", "MSE_MEAN",
 
 
 def family_of(feature: Feature) -> ModelFamily:
-    """Only family of models that can have a feature; rows for features of all models."""
+    """Return a feature's only possible model family. The result is `rows` if all models can have the feature."""
     chosen = (feature.noun, feature.field) in _CHOSEN and feature.value.rpartition(".")[2] not in _OF_ANY_MODEL
     if chosen or feature.noun in _OF_TOKENS:
         return ModelFamily.TOKENS
@@ -88,7 +88,7 @@ def family_of(feature: Feature) -> ModelFamily:
 
 
 def by_families(pairs: Pairs) -> dict[ModelFamily, int]:
-    """Number of pairs per family. A pair belongs to tokens if one feature does, else to sequences if one does."""
+    """Pairs per family, counted. A pair belongs to tokens if one of its features does, else to sequences if one of them does."""
     order = tuple(ModelFamily)
     families = [order.index(family_of(feature)) for feature in pairs.features]
     masks = [sum(1 << number for number, family in enumerate(families) if family == each) for each in range(len(order))]

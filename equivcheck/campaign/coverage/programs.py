@@ -11,11 +11,12 @@ from equivcheck.programs.nouns.program import Constant, Leaf, Operation, Redistr
 from equivcheck.programs.verdict import ProgramVerdict
 
 Place = tuple[str, int, str]
-"""Operation, argument index, and placement: ``S``, ``P(sum)``, ``R S`` on two axes; ``value`` if the argument is computed."""
+"""An operation, the index of an argument, and its placement:
+``S``, ``P(sum)``, or ``R S`` on two axes; ``value`` if it is computed."""
 
 
 class ProgramReach:
-    """Operations with argument placements that checks have reached. It is small enough to send between processes."""
+    """Operations with argument placements that checks have reached. The object is small enough to send between processes."""
 
     def __init__(self) -> None:
         self.num_programs = 0
@@ -40,7 +41,7 @@ class ProgramReach:
         return len({*places_of(program)} - self.places)
 
     def merge(self, other: ProgramReach) -> None:
-        """Add another object's counts."""
+        """Add everything counted by another object."""
         self.num_programs += other.num_programs
         self.places |= other.places
         self.refused.update(other.refused)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Reach:
-    """Feature pairs in drawn scenarios, counting shipped features only. It is small enough to send between processes."""
+    """Feature pairs in drawn scenarios, counting shipped features only. The object is small enough to send between processes."""
 
     def __init__(self) -> None:
         self.num_scenarios = 0
@@ -52,19 +52,19 @@ class Reach:
 
     @property
     def legal(self) -> Pairs:
-        """Legal pairs: those in the table, and those drawn."""
+        """Allowed pairs: pairs in the table, and drawn pairs."""
         known = legal_pairs()
         return Pairs(known.features, tuple(one | other for one, other in zip(known.rows, self.drawn_pairs.rows, strict=True)))
 
     @property
     def missing(self) -> Pairs:
-        """Legal pairs not drawn yet."""
+        """Allowed pairs not drawn yet."""
         legal, drawn = self.legal, self.drawn_pairs
         return Pairs(legal.features, tuple(one & ~other for one, other in zip(legal.rows, drawn.rows, strict=True)))
 
     @property
     def share(self) -> float:
-        """Share of the legal pairs drawn so far, 0 to 1."""
+        """Share of allowed pairs drawn so far, 0 to 1."""
         return self.drawn_pairs.count / max(1, self.legal.count)
 
 
@@ -77,7 +77,7 @@ def num_shipped() -> int:
 def shipped_features(scenario: Scenario) -> tuple[tuple[int, ...], int]:
     """A scenario's features as sorted numbers and as a bit mask. Features outside the table are left out.
 
-    The last few are cached, because selection asks several times about one scenario.
+    The last few results are cached, because selection asks several times about one scenario.
     """
     known = _numbers()
     numbers = tuple(sorted(known[feature] for feature in features(scenario) if feature in known))
@@ -118,13 +118,13 @@ class Triples:
         self._thirds[pairs] |= mask
 
     def gain(self, scenario: Scenario) -> int:
-        """How many new triples a scenario would add, plus 2/3 for each new pair."""
+        """How many new triples a scenario would add, and 2/3 for each new pair."""
         pairs, mask = self._pairs(scenario)
         new = mask & ~self._thirds[pairs]
         return int.from_bytes(new.tobytes(), "little").bit_count() // 3
 
     def _pairs(self, scenario: Scenario) -> tuple[_Pairs, _Bits]:
-        """All pairs of a scenario's features by number, and all its features as a bit mask."""
+        """Return the pairs of a scenario's features by number, and all its features as a bit mask."""
         numbers, mask = shipped_features(scenario)
         found = np.array(numbers, dtype=np.intp)
         first, second = _two_of(len(numbers))

@@ -1,4 +1,4 @@
-"""Comparison between two verdicts with one fingerprint: which case is the better example?"""
+"""Comparison between two verdicts with the same fingerprint: which case is the better example?"""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Recheck(PrintableEnum):
 def compare_recheck(kept: CaseVerdict, verdict: CaseVerdict) -> Recheck:
     """Compare a later verdict with the stored one.
 
-    Returns `UNTOLD` if the later one is unsupported, or undecided at some step.
+    Returns `UNTOLD` if the later verdict is unsupported, or undecided at some step.
     """
     if verdict.is_clear:
         return Recheck.DOES_NOT
@@ -47,7 +47,7 @@ def undecided_reason(verdict: CaseVerdict) -> str:
 
 
 def showing_of_recheck(kept: CaseVerdict, verdict: CaseVerdict) -> Showing:
-    """Convert a later verdict to whether a torch version shows the finding.
+    """Convert a later verdict into an answer whether a torch version shows the finding.
 
     A case that fails in another way counts as `CANNOT_RUN`.
     """
@@ -61,7 +61,7 @@ def showing_of_recheck(kept: CaseVerdict, verdict: CaseVerdict) -> Showing:
 
 
 class Fate(PrintableEnum):
-    """Change of a finding since it was made, as a new check shows it. Summaries print the values."""
+    """Result of checking a finding again, compared with the original check. Summaries print the values."""
 
     STILL = "still shows"
     NEW = "new here"
@@ -130,7 +130,7 @@ def _does_not(finding: Finding, here: Version) -> tuple[Fate, str]:
 
 
 def _between(what: str, finding: Finding, before: Version, after: Version) -> str:
-    """``fixed in 2.14.1`` if a bisection has no version between the two, else ``fixed between 2.13.0 and 2.14.1``."""
+    """Return ``fixed in 2.14.1`` if a bisection tests no version between the two, else ``fixed between 2.13.0 and 2.14.1``."""
     versions = finding.shown_in.versions if finding.shown_in else ()
     if (str(before), str(after)) in pairwise(versions):
         return f"{what} in {after}"
@@ -138,7 +138,7 @@ def _between(what: str, finding: Finding, before: Version, after: Version) -> st
 
 
 def _known_of(finding: Finding) -> list[tuple[Version, bool]]:
-    """Versions with a known answer, oldest first."""
+    """Return the versions with a known answer, oldest first."""
     return sorted((dict(_measured(finding)) | {Version(Version(finding.environment.torch).public): True}).items())
 
 

@@ -37,7 +37,7 @@ class BrokenFinding(UsageError):
 
 
 class StoreFailed(EquivCheckError):
-    """A finding cannot be written. Earlier findings are unharmed."""
+    """A finding cannot be written. Earlier findings are not affected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ def write_finding(folder: Path, verdict: CaseVerdict, shown_in: ShownIn | None =
 def write_versions(finding: Finding, shown_in: ShownIn) -> None:
     """Add a bisection result to a finding's folder.
 
-    Raises `BrokenFinding` if the folder now holds another case, and `StoreFailed` if it cannot be written.
+    Raises `BrokenFinding` if the folder now holds another case, and `StoreFailed` if the file cannot be written.
     """
     if load_finding(finding.path).verdict.case != finding.verdict.case:
         raise BrokenFinding(f"finding {finding.path} now holds another case, so the versions are not written")

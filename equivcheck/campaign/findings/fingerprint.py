@@ -19,8 +19,7 @@ _BLURRED = (
     (re.compile(r"N(?:, ?N)+,?"), "N"),
     (re.compile(r"\s+"), " "),
 )
-"""Text that differs between two messages about one fault: DTensor placements, addresses, paths, numbers, list lengths, line
-breaks."""
+"""Parts that differ between two messages about one fault: placements, addresses, paths, numbers, list lengths, line breaks."""
 
 
 def fingerprint(verdict: CaseVerdict) -> str:
@@ -43,9 +42,10 @@ def what_is_wrong(verdict: CaseVerdict) -> tuple[str, ...]:
 
 
 def _of_hang(failure: Failure) -> tuple[str, ...]:
-    """A simulated deadlock is a timeout elsewhere, so both get one fingerprint.
+    """Return the fingerprint's text for a hang.
 
-    If a rank was still computing, the calls of the waiting ranks only say how far they had come.
+    A simulated deadlock is a timeout in other worlds, so both get one fingerprint. If a rank was still computing, the calls of
+    the waiting ranks only say how far they had come.
     """
     if any(report.state is RankState.RUNNING for report in failure.reports):
         return ("endless",)
@@ -55,7 +55,7 @@ def _of_hang(failure: Failure) -> tuple[str, ...]:
 
 
 def kind_of_tensor(name: str) -> str:
-    """Tensor name without indices; for optimizer state only its key."""
+    """Return a tensor's name without indices; for optimizer state, only the key."""
     return blur(name.rsplit("/", 1)[-1])
 
 

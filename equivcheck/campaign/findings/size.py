@@ -15,9 +15,8 @@ from equivcheck.scenario import CrossEntropy, Data, Layer, LayerPlan, Model, Par
 from equivcheck.scenario.case import Checkable
 
 Size = tuple[int, ...]
-"""Tuple that orders cases by size. A scenario's has: ranks, parts beyond linear layers, layers, steps, rows, widths, settings not
-at default.
-"""
+"""Tuple that orders cases by size.
+A scenario's size has: ranks, parts beyond linear layers, layers, steps, rows, widths, settings not at default."""
 _WITHIN = ("vocabulary", "num_heads", "num_kv_heads", "head_dim", "hidden")
 """Size fields inside a layer or embedding, without its input and output."""
 _SIZES = ("features", "width", "length", *_WITHIN, "microbatches", "steps", "seed")
@@ -28,7 +27,7 @@ _USUAL = (Model, Data, ParameterGroup, Layer, LayerPlan)
 
 @singledispatch
 def size_of(case: Checkable) -> Size:
-    """A case's size, a tuple. If several cases fail in the same way, the smallest is kept."""
+    """Return a case's size. If several cases fail in the same way, the smallest is kept."""
     raise TypeError(f"case {type(case).__name__} is not valid: unknown class. Expected Scenario or TensorProgram")
 
 
@@ -50,7 +49,7 @@ def _(scenario: Scenario) -> Size:
 
 @size_of.register
 def _(program: TensorProgram) -> Size:
-    """Statements, ranks, axes, elements, axes that are not replicated, and settings not at default."""
+    """Return statements, ranks, axes, elements, axes that are not replicated, and settings not at default."""
     tensors = [each for each in program.statements if isinstance(each, (Leaf, Constant))]
     placed = [each for each in program.statements if isinstance(each, (Leaf, Constant, Redistribution))]
     return (
@@ -114,7 +113,7 @@ def _setting(value: Any, path: str) -> Iterator[str]:
 
 
 def _item(value: Any, path: str) -> Iterator[str]:
-    """Kind of an object in a scenario, unless it is the usual kind, and its settings."""
+    """Yield the kind of an object in a scenario, unless it is the usual kind, and its settings."""
     if not isinstance(value, _USUAL):
         yield f"{path} {type(value).__name__}"
     yield from _of(value, path)

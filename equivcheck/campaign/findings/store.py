@@ -22,9 +22,9 @@ from equivcheck.system.choice import PrintableEnum
 
 _LOCK, _NEW, _OLD = ".lock", ".new-", ".old-"
 _LOCK_SECONDS = 30.0
-"""Limit for waiting for another writer. Each writer holds the lock for a few milliseconds."""
+"""Seconds to wait for another writer. Each writer holds the lock for a few milliseconds."""
 _PROBED_BYTES = 2**16
-"""Bytes written to test for free space, more than any finding has."""
+"""Bytes written to test for free space. No finding is larger."""
 
 
 class Kept(PrintableEnum):
@@ -91,7 +91,7 @@ class FindingStore:
         return tuple(sorted(entry.name for entry in self.path.iterdir() if entry.is_dir() and not entry.name.startswith(".")))
 
     def load(self, prefix: str) -> Finding:
-        """Load the finding whose fingerprint has this prefix. Raises `UsageError` if there is none or several."""
+        """Load the finding whose fingerprint has this prefix. Raises `UsageError` if no finding or several findings have it."""
         matches = [mark for mark in self.fingerprints() if prefix and mark.startswith(prefix)]
         if len(matches) == 1:
             return load_finding(self.folder(matches[0]))
@@ -120,7 +120,7 @@ class FindingStore:
 
     @contextlib.contextmanager
     def _new_folder(self) -> Iterator[Path]:
-        """A new folder, removed at the end unless it was renamed."""
+        """Create a new folder. It is removed at the end unless it was renamed."""
         new = Path(tempfile.mkdtemp(prefix=_NEW, dir=self.path))
         try:
             new.chmod(0o755)
@@ -129,7 +129,7 @@ class FindingStore:
             _remove(new)
 
     def _kept(self, mark: str) -> Finding | None:
-        """The finding in the store. An unreadable folder counts as none, and is replaced."""
+        """The finding in the store. An unreadable folder counts as missing, and is replaced."""
         with contextlib.suppress(BrokenFinding):
             return load_finding(self.folder(mark))
         return None
@@ -137,7 +137,7 @@ class FindingStore:
     def _swap_in(self, new: Path, mark: str) -> None:
         """Swap a new folder in.
 
-        A folder cannot be renamed over another, so the old one steps aside first. `_repair` undoes half a swap.
+        A folder cannot be renamed over another, so the old folder is renamed first. `_repair` undoes half a swap.
         """
         old = self.path / f"{_OLD}{mark}"
         if self.folder(mark).exists():
@@ -146,7 +146,7 @@ class FindingStore:
         _remove(old)
 
     def _repair(self) -> None:
-        """Clear up after a writer killed. Requires the lock."""
+        """Clear up after a killed writer. Requires the lock."""
         for old in self.path.glob(f"{_OLD}*"):
             mark = old.name.removeprefix(_OLD)
             if self.folder(mark).exists():

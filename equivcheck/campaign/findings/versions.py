@@ -34,7 +34,7 @@ class ShownIn:
     """Torch versions that show a finding, found by bisection."""
 
     by: Method
-    """The test used."""
+    """How the versions were tested."""
     versions: tuple[str, ...]
     """All versions in question, oldest first."""
     measured: tuple[VersionAnswer, ...]
@@ -43,7 +43,7 @@ class ShownIn:
     def __str__(self) -> str:
         """Versions in words: ``begins in 2.11.0, still shows in 2.15.0``.
 
-        Each range has its ends, and says whether they are certain.
+        Each range names its ends, and says whether they are certain.
         """
         runs = list(self._runs())
         if not runs:
@@ -72,7 +72,7 @@ class ShownIn:
         return any(found.showing.shows is not Shows.CANNOT_RUN for found in self.measured)
 
     def _runs(self) -> Iterator[tuple[int, int]]:
-        """First and last index in `measured` for each range in which it shows."""
+        """First and last index in `measured` for each range in which the finding shows."""
         for shows, run in groupby(range(len(self.measured)), key=lambda place: self.measured[place].showing.shows):
             places = list(run)
             if shows is Shows.SHOWS:
@@ -102,7 +102,7 @@ class ShownIn:
         return ",".join(bounds)
 
     def _bound(self, place: int) -> str:
-        """The minor version, unless an older patch release with another answer was measured."""
+        """Return the minor version, or the patch version if an older patch release with another answer was measured."""
         release = Version(self.measured[place].torch).release
         if place and Version(self.measured[place - 1].torch).release[:2] == release[:2]:
             return self.measured[place].torch

@@ -1,4 +1,4 @@
-"""The history file. Runs are written while they go on, so a killed run leaves its counts."""
+"""The history file. Runs are written while they continue, so a killed run leaves its counts."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ FILE = "history.sqlite"
 """File name in the store's folder."""
 _SCHEMA = 2
 _SINCE_FIRST = {1: "ALTER TABLE run ADD COLUMN fail_on TEXT NOT NULL DEFAULT 'all'"}
-"""Statements that upgrade the database, one per schema version."""
+"""SQL statements to upgrade the database, one per schema version."""
 _LOCK_SECONDS = 30.0
-"""Limit for waiting for another writer. Each writer holds the lock for a few milliseconds."""
+"""Seconds to wait for another writer. Each writer holds the lock for a few milliseconds."""
 
 
 class HistoryFailed(EquivCheckError):
-    """The history cannot be read or written. The text names the file. Findings are unharmed."""
+    """The history cannot be read or written. The text names the file. Findings are not affected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +35,9 @@ class Figures:
     """A run's progress in numbers."""
 
     seconds: float
-    """Seconds since its first check."""
+    """Seconds since the run's first check."""
     checks: int
-    """Checks, without shrinking and without those beyond limits."""
+    """How many checks ran. Shrinking, and checks ignoring torch's limits, do not count."""
     pairs: int
     """Checked legal feature pairs."""
     of_pairs: int
@@ -57,7 +57,7 @@ class History:
         self.path = store / FILE
 
     def begin(self, run: Run) -> None:
-        """Add a run. Does nothing if it is already there, for example because it was added for a finding."""
+        """Add a run. Does nothing if the history already has the run, for example because it was added for a finding."""
         names = ", ".join(field.name for field in fields(Run))
         values = [value.value if isinstance(value, PrintableEnum) else value for value in astuple(run)]
         with self.open() as db:

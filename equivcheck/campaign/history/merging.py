@@ -14,7 +14,7 @@ from equivcheck.campaign.history.history import History
 from equivcheck.errors import UsageError
 
 _OF_RUNS = ("run", "outcome", "cost", "progress", "summary", "sighting")
-"""Tables with one or more rows per run. The first holds the runs themselves."""
+"""Tables with one or more rows per run. The first table holds the runs themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +26,13 @@ class Merged:
     kept: Counter[Kept]
     """Number of findings that were new, smaller, or seen before."""
     num_runs: int
-    """Runs missing from the history until now."""
+    """How many runs are new to the history."""
     broken: tuple[str, ...] = ()
-    """Invalid finding folders, with reasons. They are left out."""
+    """Invalid finding folders, with reasons. Such folders are left out."""
 
 
 def require_sources(sources: Sequence[Path], into: Path) -> None:
-    """Check the stores before merging. Raises `UsageError` if one does not exist, or is the destination."""
+    """Check the stores before merging. Raises `UsageError` if a store does not exist, or is the destination."""
     for source in sources:
         if not source.is_dir():
             raise UsageError(f"store {source} is not valid: no such folder. Expected a store's folder")
@@ -77,7 +77,7 @@ def _copy(theirs: sqlite3.Connection, ours: sqlite3.Connection, table: str, inse
 
 
 def _forget_unended(ours: sqlite3.Connection, run: str) -> None:
-    """Make room for a run that had not ended when it was merged before."""
+    """Delete a run merged before its end, so that it can be merged again."""
     if ours.execute("SELECT 1 FROM run WHERE id = ? AND ended = ''", (run,)).fetchone():
         for table in _OF_RUNS:
             ours.execute(f"DELETE FROM {table} WHERE {'id' if table == 'run' else 'run'} = ?", (run,))

@@ -26,19 +26,19 @@ class PastRun:
     """An earlier campaign with its final counts."""
 
     run: Run
-    """Facts known at its start."""
+    """Facts known at the start of the campaign."""
     ended: Ended | None
-    """How it ended; None while it runs or if it was killed."""
+    """How the campaign ended; None while it runs or if it was killed."""
     seconds: float
-    """Seconds since its first check."""
+    """Seconds since the campaign's first check."""
     checks: int
-    """Checks, without shrinking and without those beyond limits."""
+    """How many checks ran. Shrinking, and checks ignoring torch's limits, do not count."""
     pairs: int
     """Checked legal feature pairs."""
     of_pairs: int
     """All legal feature pairs; 0 before the first note."""
     num_findings: int
-    """How many findings showed in it."""
+    """How many findings showed in the campaign."""
 
     @property
     def rate(self) -> float:
@@ -75,7 +75,7 @@ def past_runs(history: History, until: str = ALWAYS) -> Iterator[PastRun]:
 
 
 def find_run(history: History, prefix: str = "") -> PastRun:
-    """Find the run whose id has this prefix, or the latest run. Raises `UsageError` if there is none or several."""
+    """Find the run whose id has this prefix, or the latest run. Raises `UsageError` if no run or several runs have it."""
     runs = list(past_runs(history))
     if not runs:
         raise UsageError(f"the history {history.path} has no run. Expected a store that `equivcheck fuzz` has used")
@@ -89,7 +89,7 @@ def find_run(history: History, prefix: str = "") -> PastRun:
 
 
 def run_details(history: History, run: Run) -> Noted:
-    """Details about a run."""
+    """Return details about a run."""
     with history.open(writes=False) as db:
         outcomes = db.execute("SELECT layout, outcome, checks FROM outcome WHERE run = ?", (run.id,)).fetchall()
         costs = db.execute("SELECT layout, seconds FROM cost WHERE run = ?", (run.id,)).fetchall()

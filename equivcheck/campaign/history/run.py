@@ -49,13 +49,13 @@ class Mode(PrintableEnum):
     """A campaign's purpose, which decides which findings make it fail."""
 
     PLAIN = "plain"
-    """A full check: each finding makes it fail."""
+    """A full check: each finding makes the campaign fail."""
     EXPLORE = "explore"
-    """A first look: findings do not make it fail."""
+    """A first look: findings do not make the campaign fail."""
     PR = "pr"
-    """Before a merge: findings unknown to the store make it fail."""
+    """Before a merge: findings unknown to the store make the campaign fail."""
     NIGHTLY = "nightly"
-    """Regular runs: findings that are new or back again make it fail."""
+    """Regular runs: findings that are new or back again make the campaign fail."""
 
     @property
     def replays(self) -> bool:
@@ -91,9 +91,9 @@ class Run:
     fail_on: FailOn = FailOn.ALL
     """Kinds of findings that can make this run fail."""
     shard: str = ""
-    """Part of a campaign, such as ``2/8``; empty for a whole one."""
+    """Part of a campaign, such as ``2/8``; empty for a whole campaign."""
     id: str = field(default_factory=lambda: secrets.token_hex(8))
-    """Random, so that histories from several machines can be merged."""
+    """Random id, so that histories from several machines can be merged."""
     began: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="microseconds"))
     """Start time in UTC."""
     torch: str = field(default_factory=lambda: environment().torch)

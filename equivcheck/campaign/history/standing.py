@@ -23,15 +23,15 @@ class Standing(PrintableEnum):
     """Status of a finding after the last run that gave a definite answer."""
 
     NEW = "new"
-    """It showed for the first time."""
+    """The finding showed for the first time."""
     STILL = "still there"
-    """It showed in the last deciding run and in the one before."""
+    """The finding showed in the last deciding run and in the one before."""
     BACK = "back again"
-    """It showed in the last deciding run and in an earlier one, but not in the one between."""
+    """The finding showed in the last deciding run and in an earlier run, but not in a run between them."""
     FIXED = "fixed"
-    """It did not show."""
+    """The finding did not show."""
     ON_FILE = "on file"
-    """It showed, but is now explained by a known issue."""
+    """The finding showed, but is now explained by a known issue."""
 
     @property
     def shows(self) -> bool:
@@ -62,7 +62,7 @@ class Acceptance:
     reason: str
     """Reason for the decision."""
     until: str
-    """Last day on which it holds, such as ``2026-01-31``."""
+    """Last day on which the decision holds, such as ``2026-01-31``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class Record:
     """History of a finding over all runs."""
 
     fingerprint: str
-    """Fingerprint shared by its verdicts."""
+    """Fingerprint shared by all verdicts on the finding."""
     name: str
     """Scenario name."""
     outcome: Outcome
@@ -86,7 +86,7 @@ class Record:
     decided_by: str
     """Id of the last deciding run."""
     accepted: Acceptance | None
-    """Decision that silences it; None if there is none, or it has expired."""
+    """Decision to ignore the finding; None if there is no decision, or if it has expired."""
 
     @property
     def is_open(self) -> bool:
@@ -95,7 +95,7 @@ class Record:
 
 
 def records(history: History, until: str = ALWAYS) -> tuple[Record, ...]:
-    """Records of findings that showed in runs up to `until`, newest first."""
+    """Return records of findings that showed in runs up to `until`, newest first."""
     if not history.path.exists():
         return ()
     with history.open(writes=False) as db:
@@ -105,7 +105,7 @@ def records(history: History, until: str = ALWAYS) -> tuple[Record, ...]:
 
 
 def accept(history: History, fingerprint: str, reason: str, until: date) -> None:
-    """Silence a finding up to and including a day. Raises `UsageError` for a past day or an empty reason."""
+    """Ignore a finding up to and including a day. Raises `UsageError` for a past day or an empty reason."""
     if until < _today():
         raise UsageError(f"last day {until} is not valid: it is over. Expected {_today()} or later")
     if not reason.strip():
@@ -115,7 +115,7 @@ def accept(history: History, fingerprint: str, reason: str, until: date) -> None
 
 
 def withdraw(history: History, fingerprint: str) -> None:
-    """Withdraw an acceptance."""
+    """Withdraw the decision to ignore a finding."""
     with history.open() as db:
         db.execute("DELETE FROM acceptance WHERE fingerprint = ?", (fingerprint,))
 
@@ -147,7 +147,7 @@ def _record(db: sqlite3.Connection, row: sqlite3.Row, until: str) -> Record | No
 
 
 _SHOWS = (Recheck.SHOWS, Recheck.DIFFERENTLY)
-"""Results that prove a finding is not fixed. A case that fails in another way is one of them."""
+"""Results which prove a finding unfixed. A case failing in another way also proves it."""
 
 
 def _standing(answers: Sequence[Recheck]) -> Standing:
@@ -177,7 +177,7 @@ _FAILING = {
 
 
 def records_decided_by(run: Run, records: Iterable[Record]) -> tuple[Record, ...]:
-    """Findings about which this run gave the last definite answer."""
+    """Return the findings about which this run gave the last definite answer."""
     return tuple(record for record in records if record.decided_by == run.id)
 
 

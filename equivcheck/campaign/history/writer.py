@@ -25,7 +25,7 @@ class HistoryWriter:
     """
 
     def __init__(self, store: FindingStore, run: Run) -> None:
-        """Add the run, after findings in the store that the history lacks. Raises `HistoryFailed`."""
+        """Add the run, after stored findings missing in the history. Raises `HistoryFailed`."""
         self.run, self.failed = run, ""
         self._history, self._noted = History(store.path), 0.0
         _enter_kept(self._history, store)
@@ -36,7 +36,7 @@ class HistoryWriter:
         self._guarded(lambda: self._write(event))
 
     def replayed(self, replayed: ReplayedFinding) -> None:
-        """Write what became of a finding checked again."""
+        """Write the result of checking a stored finding again."""
         kept = replayed.finding
         seen = compare_recheck(kept.verdict, replayed.verdict)
         self._guarded(lambda: self._history.see(self.run, kept.fingerprint, kept.verdict, seen))

@@ -32,7 +32,7 @@ class Candidate:
     def issues_decided_by(self, verdict: CaseVerdict) -> frozenset[str]:
         """Ids of the known issues about which a verdict gives an answer.
 
-        A verdict `known` answers for one issue only, because this one may hide others.
+        A verdict `known` answers for one issue only, because that issue may hide others.
         """
         if verdict.outcome is Outcome.KNOWN:
             return frozenset((verdict.known,))
@@ -42,7 +42,7 @@ class Candidate:
 class Avoidance:
     """Changes a case if its known issues have shown too often.
 
-    An issue is not avoided before it has shown once. After that, its past rate predicts whether the next check shows it. If
+    An issue is avoided only after it has shown once. The issue's past rate then predicts whether the next check shows it. If
     torch fixes the issue, the rate falls and the issue is no longer avoided.
     """
 
@@ -54,7 +54,7 @@ class Avoidance:
         self._met: set[str] = set()
 
     def candidate(self, case: Checkable) -> Candidate | None:
-        """Return the case to check in place of a drawn one; None if it has issues that cannot be avoided."""
+        """Return the case to check in place of a drawn one; None if the case has issues that cannot be avoided."""
         issues = _issues(case)
         if self._affords(case.summary_row[0], issues):
             return Candidate(case=case, could_show=issues)
@@ -91,13 +91,13 @@ def _(scenario: Scenario) -> frozenset[str]:
 
 @_issues.register
 def _(program: TensorProgram) -> frozenset[str]:
-    """Only issues in single operations. Avoiding issues in any operation would leave out all programs."""
+    """Return only issues in single operations, because avoiding issues in any operation would leave out all programs."""
     return frozenset(known.id for known in ON_FILE if known.operations and known.could_show(program))
 
 
 @singledispatch
 def avoiding_all(case: Checkable) -> Candidate | None:
-    """Change a case so that no known issue can show. None if no change helps; programs are never changed."""
+    """Change a case so that no known issue can show. None if no change helps. Programs are never changed."""
     return None if _issues(case) else Candidate(case=case)
 
 

@@ -13,7 +13,7 @@ from equivcheck.scenario import FSDP1, FSDP2, SPMD, LocalTensorParallel, Replica
 COMPILED_SHARE = 0.15
 """Largest share of a worker's expected time for compiled scenarios."""
 TRACED_SHARE = 0.1
-"""Largest share for traced steps. Without it, 5 % of the drawn scenarios took a third of the time."""
+"""Largest share for traced steps. Without this share, 5 % of the drawn scenarios took a third of the time."""
 
 
 class TimeBudget:
@@ -29,7 +29,7 @@ class TimeBudget:
         return expected == 0.0 or expected <= self._left
 
     def spend(self, scenario: Scenario) -> None:
-        """Subtract the expected duration. The measured one would depend on the machine's load."""
+        """Subtract the expected duration. A measured duration would depend on the machine's load."""
         self._left -= self._expected(scenario)
 
 
@@ -46,8 +46,8 @@ def expected_cost(scenario: Scenario) -> float:
 
     The unit is one rank, step, microbatch and layer under DDP, about 6 ms.
 
-    The formula was fitted to 4,000 drawn scenarios, and explains 78 % of the variance in log CPU time. A campaign does not
-    refit it, because then the same seed would not give the same checks.
+    The formula was fitted to 4,000 drawn scenarios, and explains 78 % of the variance in log CPU time. A campaign does not refit
+    it, because the same seed would then give other checks.
     """
     training = scenario.training
     work = training.steps * len(training.data.microbatches) * len(training.model.layers)
@@ -63,13 +63,13 @@ FIRST_WINDOW, WINDOW, CHECKS_FOR_ONE_MORE = 4, 10, 60
 """Scenarios drawn per check: four at first, when nearly everything is new, then one more after each 60 checks, up to ten. Then
 drawing takes as long as a cheap check."""
 WINDOW_OF_COMPILED = 4
-"""Compiled scenarios drawn per check. They cost hundreds of others, and each would bring something new."""
+"""Compiled scenarios drawn per check. One costs as much as hundreds of other scenarios, and each would bring something new."""
 WORTH_OF_A_PAIR = 200
-"""Number of new triples that count as much as one new pair."""
+"""How many new triples count as much as one new pair."""
 REGARDLESS_OF_COST_ONE_IN = 60
 """One check in this many ignores the cost: it takes the scenario with the most new features."""
 _REMEMBERED = 100_000
-"""Scenarios after which the set of checked ones is cleared: some megabytes."""
+"""Scenarios after which the set of checked scenarios is cleared, because it takes some megabytes."""
 
 
 class Selection:
@@ -84,7 +84,7 @@ class Selection:
         self._checked: set[int] = set()
 
     def wants(self, scenario: Scenario, *, may_be_known: bool = False) -> bool:
-        """Decide whether to check a scenario. If so, it counts as checked.
+        """Decide whether to check a scenario. A checked scenario is remembered.
 
         Hypothesis draws one scenario in several ways, and begins each batch with simple ones.
         """
@@ -104,10 +104,10 @@ class Selection:
 class Novelty:
     """Chooses the scenario with the most new features for its cost, compared with recent ones in its group.
 
-    New feature pairs and triples count relative to all that the scenario has. If they were only counted, models over sequences
-    would be preferred, because these have the most features and cost twice as much. If no scenario brings anything new, all are
-    chosen. Compiled scenarios, traced ones, and those with possible known issues are separate groups, because few of them
-    should be checked.
+    New feature pairs and triples count relative to all that the scenario has. If features were only counted, models over
+    sequences would be preferred, because these have the most features and cost twice as much. If no scenario brings anything new,
+    every scenario is chosen. Compiled scenarios, traced ones, and those with possible known issues are separate groups, because
+    only few such scenarios should be checked.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class Novelty:
         self._num_wanted = 0
 
     def wants(self, scenario: Scenario, *, may_be_known: bool = False) -> bool:
-        """Decide whether to check a scenario. If so, it counts as checked."""
+        """Decide whether to check a scenario. A checked scenario is remembered."""
         executions, gains = [layout.execution for layout in scenario.layouts], self._gains(scenario)
         compiles, traces = any(each.is_compiled for each in executions), any(each.whole_step for each in executions)
         window = WINDOW_OF_COMPILED if compiles else min(WINDOW, FIRST_WINDOW + self._num_wanted // CHECKS_FOR_ONE_MORE)
@@ -132,7 +132,7 @@ class Novelty:
         return wanted
 
     def _gains(self, scenario: Scenario) -> tuple[float, float]:
-        """A scenario's gain, and its share of new features divided by its cost."""
+        """Return a scenario's number of new features, and its share of new features divided by its cost."""
         gain = _worth(self._reach.gain(scenario) / 2, self._triples.gain(scenario))
         count = len(shipped_features(scenario)[0])
         return gain, gain / _worth(math.comb(count, 2), math.comb(count, 3)) / expected_cost(scenario)

@@ -8,9 +8,9 @@ from equivcheck.campaign.coverage.programs import ProgramReach
 from equivcheck.programs.nouns import TensorProgram
 
 WINDOW = 3
-"""Programs drawn per check. Drawing one costs a twentieth of a check."""
+"""Programs drawn per check. Drawing a program takes a twentieth of a check's time."""
 _REMEMBERED = 100_000
-"""Programs after which the set of checked ones is cleared."""
+"""Programs after which the set of checked programs is cleared."""
 
 
 class ProgramSelection:
@@ -22,7 +22,7 @@ class ProgramSelection:
         self._recent: dict[bool, deque[float]] = {each: deque(maxlen=WINDOW - 1) for each in (False, True)}
 
     def wants(self, program: TensorProgram, *, may_be_known: bool = False) -> bool:
-        """Decide whether to check a program. If so, it counts as checked."""
+        """Decide whether to check a program. A checked program is remembered."""
         mark = hash(program)
         if mark in self._checked:
             return False

@@ -25,21 +25,21 @@ def _without_others(program: TensorProgram) -> Iterator[TensorProgram]:
 
 
 def _without_readers(program: TensorProgram) -> Iterator[TensorProgram]:
-    """Leave out a statement and its descendants."""
+    """Remove a statement and its descendants."""
     numbers = range(len(program.statements))
     for number in reversed(numbers):
         yield from _of(program, [each for each in numbers if number not in _ancestors(program, each)])
 
 
 def _bypassed(program: TensorProgram) -> Iterator[TensorProgram]:
-    """Leave out a statement, and let its readers take one of its arguments."""
+    """Remove a statement, and let its readers read one of its arguments instead."""
     for number, statement in enumerate(program.statements):
         for argument in dict.fromkeys(_places(number, statement)):
             yield from _replaced(program, number, None, argument)
 
 
 def _as_leaf(program: TensorProgram) -> Iterator[TensorProgram]:
-    """Replace a statement by a leaf with the same shape, and leave out unread statements."""
+    """Replace a statement by a leaf with the same shape, and remove unread statements."""
     from equivcheck.programs.run.one_device import plan_of, value_of
 
     plan = plan_of(program)
@@ -159,7 +159,7 @@ def _places(number: int, statement: Statement) -> Places:
 
 
 def _ancestors(program: TensorProgram, number: int) -> list[int]:
-    """A statement and its ancestors, in order."""
+    """Return a statement and its ancestors, in order."""
     found = {number}
     for each in range(number, -1, -1):
         if each in found:
@@ -185,7 +185,7 @@ def _replaced(program: TensorProgram, number: int, statement: Statement | None, 
 
 
 def _again(program: TensorProgram, kept: list[int], instead: dict[int, int]) -> Iterator[Statement]:
-    """The kept statements, with distances to the new positions of their arguments."""
+    """Yield the kept statements, with distances to the new positions of their arguments."""
     for now, number in enumerate(kept):
         statement = program.statements[number]
         distances = tuple(now - kept.index(instead.get(place, place)) for place in _places(number, statement))
@@ -198,7 +198,7 @@ def _again(program: TensorProgram, kept: list[int], instead: dict[int, int]) -> 
 
 
 def _without_unread(program: TensorProgram) -> TensorProgram:
-    """Leave out unread leaves and constants, except for the last statement."""
+    """Remove unread leaves and constants, except for the last statement."""
     last = len(program.statements) - 1
     read = {place for number, each in enumerate(program.statements) for place in _places(number, each)}
     kept = [number for number, each in enumerate(program.statements) if number in read or number == last or arguments_of(each)]

@@ -12,11 +12,11 @@ from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome
 from equivcheck.worlds.work_clock import WorkClock
 
 DRAWING_SHARE = 0.6
-"""Hypothesis stops after this share of the time and leaves the rest for single changes."""
+"""Share of the time after which Hypothesis stops. The rest is left for single changes."""
 
 
 def _seconds_waited(verdict: CaseVerdict) -> float:
-    """Waiting time of a hang: its ranks compute nothing until they are given up."""
+    """Return how long a hang waited: its ranks compute nothing until they are stopped."""
     return verdict.seconds if verdict.outcome is Outcome.HUNG else 0.0
 
 
@@ -37,7 +37,7 @@ class Shrinking:
     """Search for a smaller case with the same failure, limited to `seconds` of work (`WorkClock`).
 
     Callers pass the verdicts on Hypothesis's proposals to `offer`; `finish` then tries single changes. Checks are coarse if a
-    coarse check sees the failure in the first case. The final case gets a full check.
+    coarse check finds the failure in the first case. The final case gets a full check.
     """
 
     def __init__(

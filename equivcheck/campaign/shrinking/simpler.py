@@ -52,7 +52,9 @@ _LESS_WITHIN: tuple[dict[str, Any], ...] = (
 
 
 def simpler_by(kind: Change[C], case: C, *, beyond: bool = False) -> Iterator[C]:
-    """Yield smaller cases (`size_of`) that can run and differ by one change. Repairs may make two equal, so each comes once.
+    """Yield smaller cases (`size_of`) that can run and differ by one change.
+
+    Repairs may make two cases equal, so each case comes once.
 
     `beyond` includes cases that only torch's own limits forbid.
     """
@@ -74,7 +76,7 @@ def _eagerly(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _on_fewer_ranks(scenario: Scenario) -> Iterator[Scenario]:
-    """Fewer ranks on one axis; pipeline stages become as even as possible."""
+    """Use fewer ranks on one axis. Pipeline stages become as even as possible."""
     layout = scenario.layout
     parallelisms = tuple(replace(each, boundaries=()) if isinstance(each, Pipeline) else each for each in layout.parallelisms)
     for number, axis in enumerate(layout.mesh.axes):
@@ -102,7 +104,7 @@ def _in_fewer_steps(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _of_less_data(scenario: Scenario) -> Iterator[Scenario]:
-    """Fewer microbatches and fewer rows in them. Too few rows are repaired to the layout's minimum."""
+    """Use fewer microbatches, and fewer rows in them. Too few rows are repaired to the layout's minimum."""
     training = scenario.training
     rows = training.data.microbatches
     shorter = [(1,), (2,), rows[:1], *(rows[:index] + rows[index + 1 :] for index in range(len(rows)))]
@@ -179,7 +181,10 @@ def _(_program: TensorProgram) -> tuple[Change[Any], ...]:
 
 
 def _without_layer(model: Model, index: int) -> Model:
-    """The other layers. If their widths do not match, no layer is residual or shares a weight."""
+    """Return the model without a layer.
+
+    If the widths of the other layers do not match, no layer is residual or shares a weight.
+    """
     features = model.features if index else model.in_features(1)
     layers = tuple(_after(layer, index) for number, layer in enumerate(model.layers) if number != index)
     with suppress(EquivCheckError):
@@ -219,14 +224,14 @@ def _without_entry(parallelism: Any, index: int) -> Any:
 
 
 def _with_model(training: Training, model: Model) -> Training:
-    """The training with another model, or unchanged if its optimizer does not accept the model."""
+    """Return the training with another model, or unchanged if its optimizer does not accept the model."""
     with suppress(EquivCheckError):
         return replace(training, model=model)
     return training
 
 
 def _narrower(model: Model) -> Iterator[Model]:
-    """Smaller widths: all layers together, then one by one."""
+    """Yield models with smaller widths: all layers together, then one by one."""
     for width in _WIDTHS:
         yield replace(model, features=width, layers=tuple(layer.with_fields(width=width) for layer in model.layers))
     for width in _WIDTHS:
@@ -239,7 +244,7 @@ def _narrower(model: Model) -> Iterator[Model]:
 
 
 def _fewer_tokens(model: Model) -> Iterator[Model]:
-    """Fewer positions, a smaller vocabulary, and smaller inner parts of layers."""
+    """Yield models with fewer positions, a smaller vocabulary, and smaller inner sizes of layers."""
     for length in _WIDTHS if model.length is not None else ():
         with suppress(EquivCheckError):
             yield replace(model, length=length)
@@ -253,7 +258,7 @@ def _fewer_tokens(model: Model) -> Iterator[Model]:
 
 
 def _plainer(training: Training) -> Iterator[Model]:
-    """Drop all layers' options, then one layer's."""
+    """Drop the options of all layers, then the options of one layer."""
     model = training.model
     plain = tuple(Layer(width=width, bias=training.optimizer.updates_vectors) for width in model.widths[1:])
     yield replace(model, layers=plain)

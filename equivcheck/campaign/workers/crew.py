@@ -28,7 +28,7 @@ class Node:
     name: str
     """Unique name."""
     num_workers: int
-    """Room for worker processes; 0 if it never took part."""
+    """Room for worker processes; 0 if the machine never took part."""
     lost: str = ""
     """Text ``lost: ...`` or ``left out: ...`` with the reason; empty while the machine takes part."""
 
@@ -37,11 +37,11 @@ class Worker(Protocol):
     """A worker, seen from its supervisor."""
 
     place: tuple[int, int]
-    """Worker number, and the number of processes that this worker has had before."""
+    """Worker number, and how many processes this worker has had before."""
     suspect: CaseVerdict | None
     """Verdict to check again in a process of its own; None if the worker draws cases."""
     done: bool
-    """Whether it has sent its last message."""
+    """Whether the worker has sent its last message."""
     node: str
     """Machine name; empty for this machine."""
 
@@ -59,7 +59,7 @@ class CampaignWorkers(Protocol[W]):
     """Workers still running."""
 
     def __enter__(self) -> Self:
-        """Start nothing; workers begin with `start`."""
+        """Start nothing. Workers begin with `start`."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """End all workers."""
@@ -76,9 +76,9 @@ class CampaignWorkers(Protocol[W]):
         """Start a worker, even if there is no room."""
 
     def messages(self) -> Iterator[tuple[W, Any]]:
-        """Wait a moment and yield messages with their workers.
+        """Wait briefly and yield messages with their workers.
 
-        The last message of a worker is `Ended`, `Lost` or `NodeLost`; then it is no longer in `workers`.
+        A worker's last message is `Ended`, `Lost` or `NodeLost`, and the worker is then no longer in `workers`.
         """
 
     def remove(self, worker: W) -> None:
@@ -108,7 +108,7 @@ class LocalWorkers(Pool[CheckingProcess]):
         self.workers.append(CheckingProcess(plan, place, suspect))
 
     def messages(self) -> Iterator[tuple[CheckingProcess, Any]]:
-        """Wait a moment and yield messages with their workers; see `CampaignWorkers.messages`."""
+        """Wait briefly and yield messages with their workers; see `CampaignWorkers.messages`."""
         for worker, message in super().messages():
             if isinstance(message, Ended | Stuck):
                 yield worker, self._ended(worker, message)

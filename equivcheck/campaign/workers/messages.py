@@ -26,7 +26,7 @@ class CheckOne:
     case: Checkable
     """Case to check."""
     beyond: bool = False
-    """Whether to run it even if torch does not support it."""
+    """Whether to run the case even if torch does not support it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class MayShrink:
     """Message to the worker: answer to a `Found` with `asks`."""
 
     yes: bool
-    """Whether to shrink; False if another worker does or did."""
+    """Whether to shrink; False if another worker shrinks or shrank the finding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,13 +107,13 @@ class Control:
     wrong: str
     """The mistake, in one sentence."""
     examples: int = 0
-    """Cases checked with the fault, up to the catch."""
+    """Cases checked with the fault, including the one that caught it."""
     seconds: float = 0.0
-    """Seconds spent on it."""
+    """Seconds spent on the control."""
     caught: bool = False
-    """Whether it was caught. If not, a clean result of the campaign proves nothing."""
+    """Whether the fault was caught. If not, a clean result of the campaign proves nothing."""
     passed_over: tuple[str, ...] = ()
-    """Faults planted before this one and given up, because no generated case showed them in time."""
+    """Faults planted before this one and dropped, because no generated case showed them in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,7 @@ class Lost:
     """Stands for a dead worker's last message: the process died, or was killed because it was stuck."""
 
     verdict: CaseVerdict | None
-    """Verdict on the case it was checking; None if it had begun none."""
+    """Verdict on the case it was checking; None if it had not begun a check."""
     seconds: float
     """Seconds since that check began."""
     printed: str

@@ -1,4 +1,4 @@
-"""Worker processes as their supervisor sees them, and single checks in their own process. If one dies, that is a verdict."""
+"""Worker processes as their supervisor sees them, and single checks in their own process. A dying process gives a verdict."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from equivcheck.worlds.patience import Patience, cpu_seconds_of_family
 from equivcheck.worlds.workers.process import Ended, WorkerProcess
 
 START_SECONDS = 120.0
-"""Allowance for imports on a cold disk or a busy machine, on top of the limit for a check."""
+"""Seconds for imports on a cold disk or a busy machine, in addition to the time for a check."""
 
 
 class CheckingProcess(WorkerProcess):
@@ -69,12 +69,12 @@ class CheckingProcess(WorkerProcess):
         return self._plan.stuck_seconds + (all_compile_seconds(case) if case else 0.0)
 
     def death(self) -> CaseVerdict | None:
-        """Return the verdict on the case during which the process died; None if it had begun none."""
+        """Return the verdict on the case during which the process died; None if it had not begun a check."""
         how = f"the process that simulated the ranks {self.how_it_ended()}"
         return self._verdict(Outcome.CRASHED, FailureKind.DIED, RankState.DIED, how)
 
     def hang(self) -> CaseVerdict | None:
-        """Kill the stuck process. Returns the verdict on its case with the stacks; None if it had begun none."""
+        """Kill the stuck process. Returns the verdict on its case with the stacks; None if it had not begun a check."""
         self.print_stacks()
         self.kill()
         how = f"the check did not end: {self._patience.exhausted()}"

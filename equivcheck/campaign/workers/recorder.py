@@ -1,4 +1,4 @@
-"""The case that a worker is checking, in memory shared with its supervisor. It survives the worker's death."""
+"""The case that a worker is checking, in memory shared with its supervisor. The memory survives the worker's death."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from equivcheck.system.files import unnamed_file
 
 _SIZE = 1 << 16
 _HEADER = struct.Struct("<QQ")
-"""Checks begun, and length of the pickled case."""
+"""Format of the header: checks begun, and length of the pickled case."""
 _COUNT = struct.Struct("<Q")
-"""The header's first part."""
+"""Format of the header's first part, the number of checks begun."""
 
 
 class Recorder:
@@ -31,7 +31,7 @@ class Recorder:
 
     @classmethod
     def create(cls) -> Recorder:
-        """Create an empty recorder. It vanishes with the last process that has it open."""
+        """Create an empty recorder. It is freed when the last process that has it open ends."""
         return cls(unnamed_file(_SIZE))
 
     @classmethod
@@ -60,11 +60,11 @@ class Recorder:
 
     @property
     def num_begun(self) -> int:
-        """Checks begun plus beats. It rises while the worker is alive."""
+        """Checks begun plus beats. The number increases while the worker is alive."""
         return int(_HEADER.unpack_from(self._memory)[0])
 
     def last_case(self) -> Checkable | None:
-        """Last recorded case; None if there is none or it did not fit."""
+        """Last recorded case; None if there is no case, or if it did not fit."""
         _, length = _HEADER.unpack_from(self._memory)
         if not length:
             return None

@@ -40,7 +40,7 @@ def main(fd: int, recorder_fd: int) -> None:
 
 
 def import_everything(plan: Plan) -> None:
-    """Import torch and the strategies, so that the campaign's clock does not count it."""
+    """Import torch and the strategies, so the campaign's clock does not include the imports."""
     if plan.check is oracle_check:
         importlib.import_module("equivcheck.checking.cases")
         preload()

@@ -18,8 +18,8 @@ from equivcheck.layouts.composition.registry import layout_names
 _CYCLE = 10
 """Batches after which the cycle repeats."""
 _BEYOND = frozenset((2,))
-"""Positions in a cycle, from 0, at which batches ignore torch's limits. One comes early because a short run has few batches, but
-after half a minute with supported scenarios."""
+"""Positions in a cycle, from 0, at which batches ignore torch's limits.
+One position is early because a short run has few batches, but it comes after half a minute with supported scenarios."""
 _FOCUSED = frozenset((3, 5, 8))
 """Positions in a cycle at which batches draw from one layout. If all layouts are drawn together, four features of one layout
 rarely meet."""
@@ -29,14 +29,14 @@ _STAY = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Kind of cases from which a batch is drawn."""
+    """A source from which a batch of cases is drawn."""
 
     strategy: SearchStrategy[Any]
-    """Strategy for its cases."""
+    """Strategy for the cases."""
     beyond: bool = False
     """Whether the check ignores torch's limits."""
     focus: str = ""
-    """The only layout; empty for all."""
+    """The only layout in the batch; empty for all layouts."""
 
 
 def sources(plan: Plan, worker: int) -> Iterator[Source]:
@@ -56,7 +56,7 @@ def sources(plan: Plan, worker: int) -> Iterator[Source]:
 
 
 def _focused(plan: Plan, worker: int) -> Iterator[Source] | None:
-    """Cycle through the layouts in an order that the seed decides; None if there is only one."""
+    """Cycle through the layouts in an order decided by the seed; None if there is only one layout."""
     names = list(plan.layouts or layout_names())
     if len(names) == 1:
         return None
@@ -71,13 +71,13 @@ def _source(plan: Plan, name: str) -> Source:
 
 
 PROGRAM_SECONDS = 0.12
-"""Mean seconds per check for tensor programs, with the programs drawn for it."""
+"""Mean seconds per check for tensor programs, including the drawing of programs for it."""
 LEAST_SHARE, MOST_SHARE = 0.1, 0.5
 """Minimum and maximum share of the time for tensor programs if there are trainings too."""
 
 
 class Reached(Protocol):
-    """Protocol for counting features that checks have reached."""
+    """Protocol for an object counting the features reached by checks."""
 
     def gain(self, case: Any, /) -> int:
         """How many new features a case would add."""
@@ -91,11 +91,11 @@ class Part:
     """Progress of a campaign on one kind of case: trainings or tensor programs."""
 
     reach: Reached
-    """Features reached by its checks."""
+    """Features reached by the checks."""
     seconds: float
     """Expected seconds per check."""
     num_checks: int = 0
-    """How many checks there were."""
+    """Number of checks."""
     gain: float = 1.0
     """Share of the last batch that brought a new feature pair, or a new operation with placements."""
     checks_of_batch: int = 0

@@ -11,7 +11,7 @@ from equivcheck.scenario.parallelisms import PARALLELISMS
 
 
 def warm_up() -> None:
-    """Import the checks and run each layout once. No thread remains, because a forked copy would lack it."""
+    """Import the checks and run each layout once. No thread remains, because a forked copy would not have it."""
     from equivcheck.campaign.workers.serving import import_everything
     from equivcheck.checking.check import check
     from equivcheck.worlds.pool import close_worlds

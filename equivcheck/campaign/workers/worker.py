@@ -34,7 +34,7 @@ from equivcheck.worlds.work_clock import WorkClock
 REPORT_SECONDS = 0.2
 """Seconds between two count messages."""
 _LATE_SHARE = 0.15
-"""In this last share of a campaign's time, a control that was not caught goes first."""
+"""Last share of a campaign's time. In it, an uncaught control is checked first."""
 _CONTROL_SECONDS = 2.0
 """Seconds after the campaign's time in which the control may still begin a check."""
 
@@ -133,7 +133,7 @@ class Worker:
 
     @property
     def is_spent(self) -> bool:
-        """Whether a rank that could not be stopped still runs here. Later findings of this process would prove nothing."""
+        """Whether a rank that could not be stopped still runs here. Later findings in this process would prove nothing."""
         return bool(abandoned_threads())
 
     @property
@@ -177,7 +177,7 @@ class Worker:
             raise FaultShown  # only here, because Hypothesis tells faults apart by the line that raises
 
     def _candidate(self, case: Checkable) -> Candidate | None:
-        """The case to check for a drawn one; None if it is not worth a check."""
+        """Return the case to check in place of a drawn case; None if the drawn case is not worth a check."""
         beyond = self._source.beyond
         if self._shrinking is not None:
             # While a case that avoids known issues is shrunk, smaller cases avoid them too.
@@ -241,7 +241,10 @@ class Worker:
             self._send(verdict.with_unfinished("shrinking", error))
 
     def _is_new(self, verdict: CaseVerdict) -> bool:
-        """Whether this worker sees the fault for the first time. Sends first and smaller cases to the supervisor."""
+        """Whether this worker sees the fault for the first time.
+
+        Sends the first case, and later smaller ones, to the supervisor.
+        """
         mark, size = fingerprint(verdict), size_of(verdict.case)
         self._tally.fingerprints[mark] += 1
         first = mark not in self._smallest

@@ -29,7 +29,7 @@ from equivcheck.worlds.trace.stage import Stage
 from equivcheck.worlds.trace.trace import Piece, Snapshot, Trace
 
 MAX_STEPS = 2
-"""Steps to run. The first creates optimizer state and buckets; the second is like all later ones."""
+"""Steps to run. The first step creates optimizer state and buckets. The second step is like all later steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Holding:
     shape: tuple[int, ...]
     """Full shape."""
     local_shape: tuple[int, ...]
-    """Shard shape. For a flat parameter, its number of elements."""
+    """Shard shape. For a flat parameter, the number of elements on the rank."""
     num_bytes: int
     """Shard size in bytes."""
 
@@ -57,7 +57,7 @@ class RankPlan:
     holdings: tuple[Holding, ...]
     """Shards for all parameters that have a part on this rank."""
     parameter_bytes: int
-    """Total parameter shard size in bytes. Gradients take as much."""
+    """Total parameter shard size in bytes. Gradients have the same size."""
     optimizer_bytes: int
     """Optimizer state size in bytes."""
     traffic: tuple[Traffic, ...]
@@ -71,7 +71,7 @@ class DryRun:
     scenario: Scenario
     """Scenario with the requested mesh size."""
     small: Scenario
-    """Scenario on a few ranks. All ran, for comparison."""
+    """Scenario on a few ranks, all of which ran for comparison."""
     plans: tuple[RankPlan, ...]
     """Plans for the first and the last rank."""
     problems: tuple[str, ...]
@@ -80,13 +80,13 @@ class DryRun:
     remarks: tuple[str, ...]
     """Call counts that differ from the small scenario's but match the prediction."""
     unmodelled: str
-    """Why calls cannot be predicted. Empty if they can."""
+    """Why calls cannot be predicted. Empty if calls can be predicted."""
     seconds: float
     """Duration in seconds."""
 
 
 def dry_run(scenario: Scenario) -> DryRun:
-    """Run a scenario's first and last rank alone, and all ranks on a small mesh for comparison.
+    """Run only a scenario's first and last rank, and all ranks on a small mesh for comparison.
 
     Raises `UsageError` if the layout cannot run the training or its ranks cannot run alone, and `RanksFailed` if a rank raises.
     """
@@ -184,7 +184,7 @@ def _misplaced(scenario: Scenario, plan: RankPlan, trace: Trace) -> Iterator[str
 
 
 def _misheld(scenario: Scenario, flat: FSDP1, plan: RankPlan, pieces: list[Piece]) -> Iterator[str]:
-    """Flat parameter shards with an unexpected size. Another parallelism may shard the flattened parameters too."""
+    """Describe flat parameter shards with an unexpected size. Another parallelism may shard the flattened parameters too."""
     mesh, is_sharded = scenario.layout.mesh, flat.strategy is not ShardingStrategy.NO_SHARD
     num_shards = mesh.size(DP, SHARD) if is_sharded else 1
     shard = plan.coordinates[mesh.names.index(scenario.layout.axes_of(flat)[-1])] if is_sharded else 0
@@ -197,7 +197,7 @@ def _misheld(scenario: Scenario, flat: FSDP1, plan: RankPlan, pieces: list[Piece
 
 
 def _units(flat: FSDP1, pieces: list[Piece]) -> list[list[Piece]]:
-    """Pieces by flat parameter. A parameter's name begins with ``layers.`` and its layer index."""
+    """Group pieces by flat parameter. A parameter's name begins with ``layers.`` and its layer index."""
     if flat.wrapping is Wrapping.ROOT_ONLY:
         return [pieces]
     return [list(unit) for _, unit in groupby(pieces, key=lambda piece: piece.name.split(".")[1])]
@@ -216,7 +216,7 @@ def _unpredicted(scenario: Scenario, rank: int, calls: Iterable[Call]) -> Iterat
 
 
 def _differing(found: tuple[Traffic, ...], expected: tuple[Traffic, ...], num_ranks: int) -> Iterator[str]:
-    """Calls whose number differs from the small world."""
+    """Describe calls whose number differs from the small world."""
     counts = [{(entry.step, entry.stage, entry.op, entry.axes): entry.num_calls for entry in side} for side in (found, expected)]
     for key in dict.fromkeys([*counts[0], *counts[1]]):
         here, there = (side.get(key, 0) for side in counts)

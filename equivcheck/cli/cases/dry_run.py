@@ -1,4 +1,4 @@
-"""`equivcheck dry-run`: check a layout at a size beyond this machine."""
+"""`equivcheck dry-run`: check a layout at a size that this machine cannot run."""
 
 from __future__ import annotations
 

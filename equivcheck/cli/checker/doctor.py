@@ -47,7 +47,7 @@ def doctor(as_json: bool) -> ExitCode:
 
 
 def _watched(probes: Iterator[Probe]) -> list[Probe]:
-    """All probes. A terminal shows the latest one until the table is printed."""
+    """Run all probes and return them. A terminal shows the latest probe until the table is printed."""
     from rich.live import Live
     from rich.text import Text
 

@@ -100,7 +100,10 @@ def versions(  # noqa: PLR0913, PLR0917 - options
 
 
 def _filled(matrix: Matrix, named: str, where: Environments, issues: tuple[KnownIssue, ...], output: Path) -> Matrix:
-    """Matrix with every named version. It is written after each, so an interruption loses at most one."""
+    """Return the matrix with every named version.
+
+    The matrix is written after each version, so an interruption loses at most one.
+    """
     from equivcheck.quality.versions.matrix import measure_version
 
     for version in where.find_versions(named):
@@ -130,7 +133,7 @@ def _is_checkout() -> bool:
 
 
 def _write_shows(matrix: Matrix) -> None:
-    """Update the measured entries of the table and keep the others."""
+    """Update the measured entries of the table of known issues, and keep all other entries."""
     from equivcheck.oracle.known_issues.known import all_known_issues
     from equivcheck.oracle.known_issues.showing import measured_results, table_path, written_table
     from equivcheck.quality.versions.matrix import shows_of

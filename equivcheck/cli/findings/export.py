@@ -65,7 +65,7 @@ def export(  # noqa: PLR0913, PLR0917 - an argument for each option
 
 
 def _verdict(finding: str, store: Path) -> tuple[CaseVerdict, str]:
-    """Verdict on a finding or on the case in a file, and the finding's torch version (empty for the installed one)."""
+    """Return the verdict on a finding or on the case in a file, and the finding's torch version (empty for the installed one)."""
     if not (os.path.isfile(finding) or finding == "-"):
         kept = find(finding, store)
         return kept.verdict, kept.environment.torch

@@ -100,7 +100,7 @@ def _report_finding(named: str, store: Path, page: Path, *, as_json: bool) -> Ex
 
 
 def _runs(store: Path, prefix: str, since: datetime | None) -> tuple[Run, ...]:
-    """Named run or the last one; or all runs since a moment, oldest first."""
+    """Return the named run or the last run; with `since`, all runs from that time on, oldest first."""
     from equivcheck.campaign.history.history import History
     from equivcheck.campaign.history.past import find_run, past_runs
 
@@ -136,7 +136,7 @@ def _report_issue(store: Path, runs: Sequence[Run], output: Path | None, *, as_j
 
 
 def _reported(store: Path, runs: Sequence[Run]) -> Iterator[Reported]:
-    """Findings that make a run fail, each once. Writes unreadable ones to stderr."""
+    """Findings that make a run fail, each once. Unreadable findings are named on stderr."""
     from equivcheck.campaign.findings.store import FindingStore
     from equivcheck.campaign.history.history import History
     from equivcheck.campaign.history.standing import failing

@@ -26,7 +26,10 @@ class NumberSource(PrintableEnum):
 
 
 def script_text(verdict: CaseVerdict, wanted: NumberSource, *, name: str, seen_on: str) -> str:
-    """Write the script. AUTO may run it once to choose its numbers. Raises `UsageError` if no script can express the case."""
+    """Write the script. AUTO may run the script once to choose its numbers.
+
+    Raises `UsageError` if no script can express the case.
+    """
     from equivcheck.export.script import script_of
     from equivcheck.layouts.base.script.numbers import Numbers, choose_numbers
     from equivcheck.oracle.verdict.verdict import Verdict
@@ -54,7 +57,7 @@ def script_text(verdict: CaseVerdict, wanted: NumberSource, *, name: str, seen_o
 
 
 def script_or_reason(verdict: CaseVerdict, *, seen_on: str) -> tuple[str, str]:
-    """Script and an empty reason, or an empty script and the reason why there is none."""
+    """Return a script and an empty reason, or an empty script and the reason why there is no script."""
     try:
         return script_text(verdict, NumberSource.AUTO, name=DEFAULT_NAME, seen_on=seen_on), ""
     except EquivCheckError as error:

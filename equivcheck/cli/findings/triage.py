@@ -67,7 +67,7 @@ def _listed(records: Sequence[Record], *, as_json: bool) -> ExitCode:
 
 
 def _find(prefix: str, records: Sequence[Record], store: Path) -> str:
-    """Look up the fingerprint with this prefix. Raises `UsageError` if there is none or several."""
+    """Look up the fingerprint with this prefix. Raises `UsageError` if no fingerprint or several have it."""
     marks = [record.fingerprint for record in records if prefix and record.fingerprint.startswith(prefix)]
     if len(marks) == 1:
         return marks[0]

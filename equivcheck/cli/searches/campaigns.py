@@ -80,7 +80,7 @@ def _replay(store: FindingStore, plan: Plan, writer: HistoryWriter) -> None:
 
 
 def _told(store: FindingStore, writer: HistoryWriter) -> tuple[Record, ...] | None:
-    """Findings whose status the run decided; None, with a line on stderr, if its history could not be written."""
+    """Return findings whose status the run decided. None, with a line on stderr, if the history could not be written."""
     from equivcheck.campaign.history.history import History, HistoryFailed
     from equivcheck.campaign.history.standing import records, records_decided_by
 

@@ -138,7 +138,7 @@ def fuzz(  # noqa: PLR0913, PLR0917 - options
 
 
 def _cluster(address: str | None, workers: int | None) -> contextlib.AbstractContextManager[ClusterWorkers | None]:
-    """Ray workers; None without an address."""
+    """Return workers on a Ray cluster; None without an address."""
     if address is None:
         return contextlib.nullcontext()
     from equivcheck.campaign.cluster.crew import connect_ray

@@ -48,7 +48,7 @@ def _known_names(context: click.Context, parameter: click.Parameter, value: tupl
 
 
 def _pairs(sweep: Sweep, operations: tuple[str, ...], seed: int, world: str, is_over: Callable[[], bool]) -> Pairs:
-    """Operation pairs. Runs all first operations for their results, until the time is over."""
+    """Return pairs of operations. All first operations run for their results, until the time is over."""
     from equivcheck.programs.sweep.pairs import Pairs
     from equivcheck.programs.sweep.results import first_programs, results_on
     from equivcheck.programs.sweep.second_programs import argument_positions

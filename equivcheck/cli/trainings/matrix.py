@@ -65,7 +65,7 @@ def print_row(row: LayoutRow, number: int) -> None:
 
 
 def print_found(found: MatrixResult, *, as_json: bool, verbose: bool = False) -> None:
-    """Print all rows, as JSON or as a table with the verdicts that are not as expected."""
+    """Print all rows, as JSON or as a table with each verdict that was not expected."""
     if as_json:
         from equivcheck.report.matrix.outputs import matrix_object
 

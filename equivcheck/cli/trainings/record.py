@@ -91,7 +91,10 @@ def record(  # noqa: PLR0913, PLR0917 - options
 
 
 def _isolating_option(command: tuple[str, ...]) -> str:
-    """An option with which Python does not import `sitecustomize` from PYTHONPATH; empty without one."""
+    """Return an option of the command with which Python does not import `sitecustomize` from PYTHONPATH.
+
+    Empty if there is none.
+    """
     if not re.fullmatch(r"(python|pypy)[\d.]*t?(\.exe)?", Path(command[0]).name):
         return ""
     own = itertools.takewhile(lambda each: re.match(r"-[^cm-]", each), command[1:])

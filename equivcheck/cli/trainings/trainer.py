@@ -15,7 +15,7 @@ from equivcheck.cli.trainings.matrix import exit_code_of, print_found, print_row
 
 
 def _numbers(kind: Callable[[str], Any], *, or_none: bool = False, least: float = 0) -> Callable[..., tuple[Any, ...]]:
-    """Return a callback that reads numbers such as ``1,3``, at least `least`; or no numbers, if that is allowed."""
+    """Return a callback that reads numbers such as ``1,3``, each at least `least`. With `or_none`, no numbers are allowed too."""
 
     def read(_context: click.Context, option: click.Parameter, given: str) -> tuple[Any, ...]:
         if or_none and not given:

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def take_rows(setup: Setup, mesh: DeviceMesh, *, propagates: bool = False) -> None:
-    """Give this rank its part of each microbatch, in row-major order over the mesh, before inner layouts take their parts.
+    """Give this rank its rows of each microbatch (outer layouts first).
 
-    Counts over a whole microbatch, such as tokens per expert, are summed over the ranks. Set `propagates` if the values are
-    DTensors, because DTensor then sums the counts itself.
+    Counts over a whole microbatch, such as tokens per expert, are all-reduced. `propagates`: activations are DTensors, so DTensor
+    reduces the counts.
     """
     if not propagates:
         for dim in range(mesh.ndim):

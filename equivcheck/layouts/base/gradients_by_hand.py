@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 
 def held_gradients(parameters: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Local gradients on this rank: a DTensor's shard, or the full plain tensor. Empty shards are left out."""
+    """Yield the local gradients on this rank: a DTensor's shard, or the full plain tensor. Empty shards are left out."""
     for parameter in parameters:
         if parameter.grad is not None:
             gradient = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
@@ -19,7 +19,7 @@ def held_gradients(parameters: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]
 
 
 def sum_gradients(parameters: Iterable[torch.Tensor], group: dist.ProcessGroup) -> None:
-    """Sum each gradient over a group, with one call for each."""
+    """Sum each gradient over a group, with one call for each gradient."""
     for gradient in held_gradients(parameters):
         dist.all_reduce(gradient, group=group)
 

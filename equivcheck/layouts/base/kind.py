@@ -28,13 +28,13 @@ class LayoutKind(ABC, Generic[P]):
     parallelism: type[P]
     """Dataclass with this parallelism's options."""
     model_limits: tuple[Limit, ...] = ()
-    """Layers and losses that it cannot run. They are checked before all other limits in the layout."""
+    """Layers and losses that the parallelism cannot run. They are checked before all other limits in the layout."""
     limits: tuple[Limit, ...] = ()
-    """Trainings that it cannot run."""
+    """Trainings that the parallelism cannot run."""
     layout_limits: tuple[LayoutLimit, ...] = ()
-    """Options, meshes and other parallelisms with which it cannot run any training."""
+    """Options, meshes and other parallelisms with which the parallelism cannot run any training."""
     communication: CommunicationModel = NO_COMMUNICATION_MODEL
-    """Predicts its collectives."""
+    """Predicts the parallelism's collectives."""
 
     @abstractmethod
     def apply(self, setup: Setup, parallelism: P, mesh: DeviceMesh) -> None:

@@ -28,7 +28,7 @@ def need(predicate: Need) -> Need:
 
 
 def show(predicate: Show) -> Show:
-    """Register a predicate that says whether a first divergence looks as a known issue makes it look."""
+    """Register a predicate that says whether a first divergence looks like the divergences of a known issue."""
     assert predicate.__name__ not in SHOWS, f"two predicates are named {predicate.__name__}"
     SHOWS[predicate.__name__] = predicate
     return predicate

@@ -33,7 +33,10 @@ def has_localized_tensors(model: nn.Module) -> bool:
 
 
 def local_tensor_slots(model: nn.Module) -> tuple[Slot, ...]:
-    """Return one slot for each distinct parameter. It covers the full parameter, or this rank's shard if the tensor is local."""
+    """Return one slot for each distinct parameter.
+
+    A slot covers the full parameter, or this rank's shard if the tensor is local.
+    """
     return tuple(
         Slot(parameter=parameter, pieces=(local_tensor_piece(canonical_name(name), parameter),))
         for name, parameter in model.named_parameters()
@@ -41,7 +44,7 @@ def local_tensor_slots(model: nn.Module) -> tuple[Slot, ...]:
 
 
 def local_tensor_piece(name: str, parameter: torch.Tensor) -> Piece:
-    """This rank's piece of a parameter: all of it, or a DTensor's local shard."""
+    """Return this rank's piece of a parameter: the full parameter, or a DTensor's local shard."""
     spec = _spec(parameter)
     return piece_of(name, parameter) if spec is None else box_of(name, tuple(spec.shape), spec.mesh, spec.placements)
 
@@ -49,18 +52,18 @@ def local_tensor_piece(name: str, parameter: torch.Tensor) -> Piece:
 def clip_across(_module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
     """Clip by the norm over all shards, and return the norm before clipping.
 
-    DDP leaves this to its users, because `clip_grad_norm_` only sees this rank's shards.
+    DDP does not do this, because `clip_grad_norm_` only sees this rank's shards.
     """
     return clip_by_norm_of_norms(parameters, clipping, _gradient)
 
 
 def norm_across(parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
-    """Norm over all shards of local tensors."""
+    """Return the norm over all shards of local tensors."""
     return norm_of_norms(parameters, clipping, _gradient)
 
 
 def _gradient(parameter: torch.Tensor) -> torch.Tensor | None:
-    """The gradient, as a DTensor if the parameter was one."""
+    """Return the gradient, as a DTensor if the parameter was a DTensor."""
     spec, gradient = _spec(parameter), parameter.grad
     if spec is None or gradient is None:
         return gradient
@@ -73,7 +76,7 @@ def _spec(parameter: torch.Tensor) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """This rank's shard."""
+    """One rank's shard of a parameter."""
 
     shape: tuple[int, ...]
     """The full parameter's shape."""
@@ -121,18 +124,18 @@ class ClipOverShards:
     """For each parallelism that shards parameters: its sharded parameters, and the group with their shards."""
 
     def __call__(self, _module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
-        """Clip the gradients and return the norm before."""
+        """Clip the gradients and return the norm before clipping."""
         return clip_over_groups(parameters, clipping, self.cuts)
 
     def total_norm(self, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
-        """Norm over all ranks' shards."""
+        """Return the norm over all ranks' shards."""
         return norm_over_groups(parameters, clipping, self.cuts)
 
 
 def clip_over_groups(
     parameters: list[torch.Tensor], clipping: ClipNorm, cuts: Sequence[tuple[Collection[torch.Tensor], dist.ProcessGroup]]
 ) -> torch.Tensor:
-    """Clip by the norm over all ranks' shards, and return the norm before."""
+    """Clip by the norm over all ranks' shards, and return the norm before clipping."""
     total = norm_over_groups(parameters, clipping, cuts)
     nn.utils.clip_grads_with_norm_(parameters, clipping.max_norm, total)
     return total
@@ -141,10 +144,10 @@ def clip_over_groups(
 def norm_over_groups(
     parameters: list[torch.Tensor], clipping: ClipNorm, cuts: Sequence[tuple[Collection[torch.Tensor], dist.ProcessGroup]]
 ) -> torch.Tensor:
-    """Norm over all ranks' shards.
+    """Return the norm over all ranks' shards.
 
-    Parameters sharded by the same parallelisms share one norm, combined over their groups. Replicated
-    parameters share another one.
+    Parameters sharded by the same parallelisms share one norm, combined over their groups. Replicated parameters share another
+    norm.
     """
     norm_type = float(clipping.norm_type.value)
     kinds: dict[tuple[bool, ...], list[torch.Tensor]] = {}
@@ -173,7 +176,7 @@ def combined_norm(norm: torch.Tensor, kind: NormType, group: dist.ProcessGroup) 
 
 
 def _norm(gradients: list[torch.Tensor], norm_type: float) -> torch.Tensor:
-    """This rank's norm, or 0 if no gradient has elements."""
+    """Return this rank's norm, or 0 if no gradient has elements."""
     held = [gradient for gradient in gradients if gradient.numel()]
     if not held:
         return gradients[0].new_zeros(())

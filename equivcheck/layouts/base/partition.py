@@ -15,12 +15,12 @@ from equivcheck.training.layers.parameters import Parameter, parameters_of
 
 
 def chunk_size(size: int, parts: int) -> int:
-    """Size of the first shard, which is the largest."""
+    """Return the size of the first shard, which is the largest."""
     return -(-size // parts)
 
 
 def chunk_sizes(size: int, parts: int) -> tuple[int, ...]:
-    """Size of each shard."""
+    """Return the size of each shard."""
     each = chunk_size(size, parts)
     return tuple(min(max(size - part * each, 0), each) for part in range(parts))
 
@@ -36,12 +36,12 @@ def shard_dim(parallelism: Parallelism, parameter: Parameter) -> int | None:
 
 
 def shard_shape(shape: Shape, dim: int, parts: int, part: int) -> Shape:
-    """Shape of shard number `part` along a dim."""
+    """Return the shape of shard number `part` along a dim."""
     return (*shape[:dim], chunk_sizes(shape[dim], parts)[part], *shape[dim + 1 :])
 
 
 def local_shape(layout: Layout, parameter: Parameter, coordinates: Mapping[str, int]) -> Shape:
-    """Shape of a parameter's local tensor on a rank, for layouts that shard along dims.
+    """Return the shape of a parameter's local tensor on a rank, for layouts that shard along dims.
 
     `coordinates` maps mesh axes to the rank's indices. For flat parameters see
     `equivcheck.layouts.parallelisms.fsdp1.flat_layout`.
@@ -65,7 +65,7 @@ class ShardedDim:
 
 
 def trained_shardings(training: Training, layout: Layout, *, least_dims: int = 1) -> Iterator[ShardedDim]:
-    """Every sharded dim in every trained parameter with at least `least_dims` dims."""
+    """Yield every sharded dim in every trained parameter with at least `least_dims` dims."""
     for parameter in parameters_of(training.model):
         if parameter.trained and len(parameter.shape) >= least_dims:
             for dim, size in enumerate(parameter.shape):

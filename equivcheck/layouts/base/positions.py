@@ -12,7 +12,7 @@ from equivcheck.scenario.mesh import CP
 
 
 def positions_of_ranks(parallelism: ContextParallel, length: int, size: int) -> tuple[tuple[int, ...], ...]:
-    """Positions of each rank in local order. Each position belongs to one rank."""
+    """Return the positions of each rank in local order. Each position belongs to one rank."""
     if parallelism.balance is LoadBalancer.CONTIGUOUS:
         return _chunks(length, size)
     chunks = _chunks(length, 2 * size)
@@ -25,7 +25,7 @@ def _chunks(length: int, count: int) -> tuple[tuple[int, ...], ...]:
 
 
 def longest_part(parallelism: ContextParallel, length: int, size: int) -> int:
-    """Largest number of positions on any rank. Collectives pad the other ranks' shards to it."""
+    """Largest number of positions on any rank. Collectives pad the other ranks' shards to this number."""
     return max(map(len, positions_of_ranks(parallelism, length, size)))
 
 

@@ -1,7 +1,7 @@
-"""When a layout reduces gradients and which element types it rounds to, so that the reference can round like it.
+"""When a layout reduces gradients and which element types it rounds to, so that the single-device run can round in the same way.
 
 Ranks compute gradients on parts of a microbatch and round each part before the sum. Gradients over the whole microbatch would
-round differently, so the reference computes part by part too.
+round differently, so the single-device run computes part by part too.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Division(PrintableEnum):
     """When a sum over data-parallel ranks is divided by the number of ranks or another divisor."""
 
     BEFORE = "before"
-    """Each summand is divided before the sum."""
+    """Each summand is divided before the sum is computed."""
     SCALED = "scaled"
     """Each summand is multiplied by the divisor's reciprocal before the sum."""
     AROUND = "around"
@@ -79,9 +79,9 @@ class Rounding:
     shards: int
     """Data-parallel ranks along the inner axis, which the first reduction stage sums over."""
     compute: ElementType | None = None
-    """Parameters, inputs and masks are cast to it. None for no cast."""
+    """Element type to which parameters, inputs and masks are cast. None for no cast."""
     output: ElementType | None = None
-    """The model's output is cast to it. None for no cast."""
+    """Element type to which the model's output is cast. None for no cast."""
     autocast: LowPrecision | None = None
     """Element type for `torch.autocast` around forward and loss. None for no autocast."""
     reduce: ElementType | None = None
@@ -95,11 +95,11 @@ class Rounding:
     when: WhenReduced = EACH
     """When gradients from several microbatches are reduced."""
     accumulates_reduced: bool = False
-    """Whether gradients accumulate in the reduction's element type, not in the one they were computed in."""
+    """Whether gradients accumulate in the reduction's element type, not in the type in which they were computed."""
     grad_dtype: bool = False
     """Whether backward directly makes gradients in the reduction's element type, not first in `compute`."""
     replicas_once: bool = False
-    """Whether first-stage sums accumulate over microbatches, and the second stage runs only after the last one."""
+    """Whether first-stage sums accumulate over microbatches, and the second stage runs only after the last microbatch."""
 
     @property
     def num_parts(self) -> int:

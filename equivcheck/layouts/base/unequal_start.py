@@ -1,4 +1,4 @@
-"""Unequal initial parameters and buffers, for wrappers that promise to broadcast the first rank's."""
+"""Unequal initial parameters and buffers, for wrappers that promise to broadcast the values on rank 0."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from equivcheck.layouts.composition.registry import kind_of
 from equivcheck.scenario import Layout, Training
 
 KEPT_PREDICTIONS = 64
-"""Maximum number of cached predictions, a few KiB each. Ranks with equal predictions share one."""
+"""Maximum number of cached predictions, a few KiB each. Ranks with equal predictions share a prediction."""
 
 UNPREDICTED_EXECUTION = (
     Unpredicted(
@@ -38,7 +38,7 @@ class Prediction:
     totals: Totals
     """Calls and bytes by step, stage, op and axes; empty without a prediction."""
     reason: str = ""
-    """Reason for no prediction; empty if there is one."""
+    """Why there is no prediction; empty if there is one."""
     left_out: tuple[Unpredicted, ...] = ()
     """Calls that are not predicted although others are."""
     open_bytes: frozenset[str] = frozenset()

@@ -17,7 +17,7 @@ from equivcheck.system.files import replace_text
 _MARKS = {"shows": "●", "does not": "○", "cannot run": "-"}
 
 Cell = tuple[str, str, str]
-"""CSS class, mark and title."""
+"""CSS class, mark and title of a table cell."""
 
 
 def write_page(
@@ -53,7 +53,7 @@ def _outcomes(versions: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _row(found: Mapping[str, Any]) -> tuple[Counter[str], tuple[tuple[str, float, float], ...], list[tuple[str, int, int]]]:
-    """Scenario counts, the same as a bar, and per world: working probes and all probes."""
+    """Return scenario counts, the same counts as a bar, and for each world the numbers of working probes and all probes."""
     counts = Counter(each["outcome"] for each in found["corpus"])
     ordered = {outcome.value: counts[outcome.value] for outcome in Outcome}
     probes = found["probes"]
@@ -63,7 +63,7 @@ def _row(found: Mapping[str, Any]) -> tuple[Counter[str], tuple[tuple[str, float
 
 
 def _scripts(versions: Mapping[str, Any], issues: Iterable[KnownIssue]) -> Iterator[tuple[KnownIssue, list[Cell]]]:
-    """Each known issue with a cell per version."""
+    """Yield each known issue with a cell per version."""
     for issue in issues:
         cells = []
         for version, found in versions.items():

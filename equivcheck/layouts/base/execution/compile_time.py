@@ -20,7 +20,7 @@ from equivcheck.scenario.case import Checkable
 from equivcheck.training.layers.registry import layer_kind
 
 COMPILE_SECONDS = 150.0
-"""Seconds allowed for compiling one pass, at least. Most passes take 5 s, but longer on a busy machine."""
+"""Minimum seconds allowed for compiling one pass. Most passes take 5 s, but they take longer on a busy machine."""
 _TIMES_EXPECTED = 4
 """Allowed compile time, as a multiple of the expected time."""
 START_SECONDS = 6.0
@@ -62,7 +62,7 @@ def compile_seconds(training: Training, layout: Layout) -> float:
 
 @singledispatch
 def all_compile_seconds(case: Checkable) -> float:  # noqa: ARG001
-    """Sum `compile_seconds` over a scenario's layouts. 0 for other cases, because they compile nothing."""
+    """Sum `compile_seconds` over a scenario's layouts. 0 for tensor programs, because they compile nothing."""
     return 0.0
 
 

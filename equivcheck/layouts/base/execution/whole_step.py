@@ -54,7 +54,7 @@ def trace_steps(setup: Setup) -> None:
 
 
 def traced_graphs(setup: Setup) -> tuple[GraphModule, ...]:
-    """The graphs traced so far for a setup that `trace_steps` changed."""
+    """Return the graphs traced so far for a setup that `trace_steps` changed."""
     steps = setup.update.__self__  # type: ignore[attr-defined]
     assert isinstance(steps, _WholeSteps), "trace_steps() has changed the setup"
     return tuple(graph.run for graph in steps.graphs.values())
@@ -63,7 +63,7 @@ def traced_graphs(setup: Setup) -> tuple[GraphModule, ...]:
 @dataclass(slots=True, eq=False)
 class _WholeSteps:
     setup: Setup
-    """A copy that computes a step without a graph, because the original's fields point to this object."""
+    """Copy of the setup that computes a step without a graph, because the original's fields point to this object."""
     optimizer: torch.optim.Optimizer = field(init=False)
     graphs: dict[object, _Graph] = field(default_factory=dict)
     results: dict[str, Nest] = field(default_factory=dict)
@@ -127,7 +127,7 @@ class _WholeSteps:
         }
 
     def _key(self, given: dict[str, Nest], index: int) -> object:
-        """Everything besides tensors that a graph depends on: even or odd step, learning rates, existing gradients and state."""
+        """Return a key for a graph: even or odd step, learning rates, and which gradients and state exist."""
         changing = any(layer.auxiliary is AuxiliaryLinear.EVEN_STEPS for layer in self.setup.training.model.layers)
         rates = tuple(group["lr"] for group in self.optimizer.param_groups)
         there = tuple(gradient is not None for gradient in given["gradients"])
@@ -169,7 +169,7 @@ class _WholeSteps:
         return leaves
 
     def _optimizer(self, parameters: dict[str, torch.Tensor], states: list[dict[str, torch.Tensor]]) -> torch.optim.Optimizer:
-        """An optimizer like the loop's, for other tensors."""
+        """Return an optimizer like the train loop's, for other tensors."""
         pairs = [(canonical_name(name), parameter) for name, parameter in parameters.items()]
         optimizer = self.setup.build_optimizer(self.setup.training, pairs)
         for group, original in zip(optimizer.param_groups, self.optimizer.param_groups, strict=True):
@@ -210,7 +210,7 @@ def _traced(step: Callable[[dict[str, Nest]], dict[str, Nest]], plan: Nest, tens
 
 
 def _has_effect(node: Node) -> bool:
-    """Whether a node must stay although nothing uses its result: other ranks may wait for a collective."""
+    """Whether a node must stay although nothing uses its result, because other ranks may wait for its collective."""
     return node.is_impure() or "c10d" in str(node.target)
 
 

@@ -37,7 +37,7 @@ class Traffic:
     axes: str
     """The group's mesh axes, such as ``dp`` or ``dp x tp``, without axes that have one rank. Other groups list their ranks."""
     num_calls: int
-    """Call count, at least 1."""
+    """Number of calls, at least 1."""
     num_bytes: int
     """Bytes in the rank's inputs, summed over all calls."""
 
@@ -95,14 +95,14 @@ def order_of(key: Key) -> tuple[int, int, str, str]:
 
 
 def group_name(names: Iterable[str], mesh: Mesh) -> str:
-    """Name of the group over these mesh axes. Axes with one rank are left out."""
+    """Return the name of the group over these mesh axes. Axes with one rank are left out."""
     wanted = set(names)
     return " x ".join(axis.name for axis in mesh.axes if axis.name in wanted and axis.size > 1)
 
 
 @lru_cache(maxsize=1024)
 def axes_of(ranks: tuple[int, ...], mesh: Mesh) -> str:
-    """Name of a group: its mesh axes, or its global ranks if they do not form a submesh."""
+    """Return the name of a group: its mesh axes, or its global ranks if they do not form a submesh."""
     coordinates = [mesh.coordinate(rank) for rank in ranks]
     along = [sorted({coordinate[axis] for coordinate in coordinates}) for axis in range(len(mesh.axes))]
     whole = all(len(found) in (1, axis.size) for found, axis in zip(along, mesh.axes, strict=True))

@@ -25,7 +25,7 @@ class Unpredicted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommunicationModel:
-    """Predicts the collective calls of one parallelism, which each function gets as its argument."""
+    """Predicts the collective calls of one parallelism, which is an argument of each function."""
 
     calls: Callable[[RankView, Any], Totals] = lambda _seat, _parallelism: {}
     """Calls on a rank that this parallelism causes."""
@@ -36,9 +36,9 @@ class CommunicationModel:
     unmodelled: tuple[Unpredicted, ...] = ()
     """Situations in which some or all operations are not predicted."""
     uneven: Callable[[Any], bool] = lambda _parallelism: False
-    """Whether ranks along its axes may communicate differently, or with other ranks than those along one axis."""
+    """Whether ranks along the parallelism's axes may communicate differently, or with ranks that are not along one axis."""
     sends_shards: bool = False
-    """Whether it sends shards from other parallelisms, so that ranks along all axes may communicate differently."""
+    """Whether the parallelism sends shards from other parallelisms, so that ranks along all axes may communicate differently."""
 
 
 UNSAID = Unpredicted(reason="this parallelism does not predict its communication", applies=lambda _training, _layout: True)

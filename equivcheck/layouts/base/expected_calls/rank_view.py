@@ -15,7 +15,7 @@ from equivcheck.worlds.trace.stage import Stage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A parameter with the shape that one rank holds of it."""
+    """A parameter, with the shape of the part that one rank holds."""
 
     parameter: Parameter
     """The full parameter."""
@@ -76,7 +76,7 @@ class RankView:
         return self.coordinate[self.layout.mesh.names.index(name)]
 
     def of_layer(self, index: int | None) -> tuple[Held, ...]:
-        """Parameters of a layer, or those outside all layers if `index` is None."""
+        """Parameters of a layer, or parameters outside all layers if `index` is None."""
         return tuple(held for held in self.held if held.layer == index)
 
     def has_gradient(self, held: Held, step: int) -> bool:
@@ -95,7 +95,7 @@ class RankView:
     def computes_frozen_gradients(self, index: int | None) -> bool:
         """Whether backward computes gradients for frozen parameters in a layer, or outside layers for None.
 
-        FSDP1 with use_orig_params does if the same flat parameter also holds a trained parameter.
+        FSDP1 with use_orig_params computes such gradients if the same flat parameter also holds a trained parameter.
         """
         views = [fsdp for fsdp in self.layout.of(FSDP1) if fsdp.use_orig_params]
         units = (self.held if fsdp.wrapping is Wrapping.ROOT_ONLY else self.of_layer(index) for fsdp in views)

@@ -19,7 +19,7 @@ from equivcheck.worlds.trace.stage import Stage
 def dtensor_clipping(view: RankView, axes: Iterable[str], kind: Iterable[Held]) -> Totals:
     """Expected collective calls in all steps for clipping one group of DTensor gradients.
 
-    Some of them are sharded along each of `axes`. All norms form one tensor, reduced over one axis after another. Some
+    Some of these gradients are sharded along each of `axes`. All norms form one tensor, reduced over one axis after another. Some
     torch versions combine the norms before they reduce. If no gradient exists, nothing is reduced.
     """
     clipping, ledger = view.training.clipping, Ledger(Stage.CLIPPING)
@@ -92,7 +92,7 @@ def gradient_reductions(view: RankView, axis: str, kind: Iterable[Held], *, flat
 
 
 def _sizes(view: RankView, parameters: Iterable[Held], step: int) -> Iterator[int]:
-    """Local elements of each gradient under all parallelisms in the layout."""
+    """Return the number of local elements of each gradient under all parallelisms in the layout."""
     coordinates = dict(zip(view.layout.mesh.names, view.coordinate, strict=True))
     for held in parameters:
         size = math.prod(local_shape(view.layout, held.parameter, coordinates))
@@ -101,11 +101,11 @@ def _sizes(view: RankView, parameters: Iterable[Held], step: int) -> Iterator[in
 
 
 AXES = (DP, REPLICATE, SHARD, EP, CP)
-"""Ranks along these mesh axes have different rows or positions."""
+"""Mesh axes whose ranks have different rows or positions."""
 
 
 def count_reductions(view: RankView) -> Totals:
-    """Expected collective calls in all steps to sum counts: one all-reduce over each axis, microbatch and layer that counts."""
+    """Expected collective calls in all steps to sum counts: one all-reduce for each axis, microbatch and layer with counts."""
     ledger, dispatches = Ledger(), [layer_kind(layer).dispatch(layer) for layer in view.training.model.layers]
     sizes = [dispatch.num_counted for dispatch in dispatches if dispatch is not None and dispatch.num_counted]
     for axis in AXES if sizes else ():

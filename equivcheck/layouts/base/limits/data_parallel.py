@@ -62,7 +62,7 @@ ROUNDING_LIMITS = (
 """Layouts whose rounding the single-device run cannot reproduce."""
 
 FIRST_BUCKET_MB = 1.0
-"""`DDPOptimizer`, which splits compiled graphs along DDP's buckets, assumes this size for the first one."""
+"""`DDPOptimizer`, which splits compiled graphs along DDP's buckets, assumes this size for the first bucket."""
 
 
 def _has_small_buckets(layout: Layout) -> bool:

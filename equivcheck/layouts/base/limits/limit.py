@@ -18,13 +18,13 @@ class Limit:
     reason: str
     """Text as ``<API>: <situation> is not supported: <consequence>``, without a final dot."""
     applies: Callable[[Training, Layout], bool]
-    """Whether a scenario is beyond the limit."""
+    """Whether the limit forbids a scenario."""
     repair: Callable[[Training, Layout], Training]
-    """Returns the nearest training within the limit. A repair must not break another limit."""
+    """Returns the nearest training that the limit allows. A repair must not break another limit."""
     upstream: bool = False
-    """Whether torch itself raises beyond the limit. A run there must be correct or fail on every rank, and `frontier` draws such
-    scenarios. Beyond other limits, results differ by definition.
-    """
+    """Whether torch itself raises if the limit is broken.
+    Such a run must be correct or fail on every rank, and `frontier` draws such scenarios. If another limit is broken, results
+    differ by definition."""
     torch: str = ""
     """Affected torch versions as a PEP 440 specifier. Empty for all versions."""
 
@@ -34,7 +34,7 @@ class UpstreamLimit(Limit):
     """A kind of training for which torch itself raises under a layout."""
 
     upstream: bool = True
-    """Torch raises."""
+    """True, because torch raises."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,15 +44,15 @@ class LayoutLimit:
     reason: str
     """Text as ``<API>: <situation> is not supported: <consequence>``, without a final dot."""
     applies: Callable[[Layout], bool]
-    """Whether a layout is beyond the limit."""
+    """Whether the limit forbids a layout."""
     repair: Callable[[Layout], Layout]
-    """Returns the nearest layout within the limit, on the same mesh if possible. A repair must not break another limit."""
+    """Returns the nearest layout that the limit allows, on the same mesh if possible. A repair must not break another limit."""
     torch: str = ""
     """Affected torch versions as a PEP 440 specifier. Empty for all versions."""
 
 
 def reason_with_versions(limit: Limit | LayoutLimit) -> str:
-    """The reason, followed by the affected versions if the limit does not hold for all: ``... (torch <2.11)``."""
+    """Return the reason, followed by the affected versions if the limit does not hold for all: ``... (torch <2.11)``."""
     return f"{limit.reason} (torch {limit.torch})" if limit.torch else limit.reason
 
 

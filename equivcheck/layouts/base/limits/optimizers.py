@@ -11,7 +11,7 @@ from equivcheck.scenario import FSDP2, SGD, Adafactor, AdamW, Implementation, La
 
 
 def keeps_dtensors(layout: Layout) -> bool:
-    """Whether the optimizer gets DTensors rather than local tensors, if the layout has any."""
+    """Whether the optimizer gets DTensors instead of local tensors, if the layout has DTensors."""
     return not any(parallelism.trains_local_tensors for parallelism in layout.parallelisms)
 
 

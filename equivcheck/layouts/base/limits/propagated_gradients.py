@@ -30,7 +30,7 @@ class PropagatedGradients:
     where: str
     """Class name, used in the reasons."""
     ranks: Callable[[Layout], int]
-    """Returns the ranks along its mesh axis."""
+    """Returns the number of ranks along the parallelism's mesh axis."""
     cuts_short: Applies
     """Whether a trained parameter is sharded along a dim shorter than the number of ranks."""
     leaves_pending: Applies
@@ -87,7 +87,7 @@ class PropagatedGradients:
         return UpstreamLimit(reason=self._with_option(reason), applies=applies, repair=repair, torch=torch)
 
     def _done_wrongly(self, refused: Limit, reason: str) -> Limit:
-        """The limit for versions that compute a wrong result without an error, so `frontier` cannot test it."""
+        """Return the limit for versions that compute a wrong result without an error. `frontier` cannot test such a limit."""
         reason = self._with_option(reason)
         return Limit(reason=reason, applies=refused.applies, repair=refused.repair, torch=NOT_REFUSED_IN_PLACE)
 

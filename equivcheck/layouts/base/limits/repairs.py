@@ -110,7 +110,7 @@ def with_labels(training: Training) -> Training:
 
 
 def with_loss(training: Training, **changes: object) -> Training:
-    """Replace fields in a cross-entropy loss. Other losses stay."""
+    """Replace fields in a cross-entropy loss. Other losses stay unchanged."""
     loss = training.loss
     return replace(training, loss=replace(loss, **changes)) if isinstance(loss, CrossEntropy) else training  # type: ignore[arg-type]
 
@@ -127,7 +127,7 @@ def with_rows(training: Training, multiple: int) -> Training:
 
 
 def with_equal_rows(training: Training) -> Training:
-    """Give every microbatch as many rows as the largest one."""
+    """Give every microbatch as many rows as the largest microbatch."""
     rows = training.data.microbatches
     return replace(training, data=replace(training.data, microbatches=(max(rows),) * len(rows)))
 
@@ -141,9 +141,9 @@ def with_positions(training: Training, multiple: int) -> Training:
 def with_widths(training: Training, multiple: int) -> Training:
     """Round features, widths, tokens and learned positions up to a multiple, so that equal sizes stay equal.
 
-    A size that would become too large is set to the multiple itself. Rounding it down would make sizes near the maximum
-    alternate between two layouts with different multiples, such as 30 and 32 for 3 and 4. From the smallest multiple, they grow
-    until both fit.
+    A size that would become too large is set to the multiple itself. Rounding it down would make sizes near the maximum alternate
+    between two layouts with different multiples, such as 30 and 32 for 3 and 4. If sizes start at the smallest multiple, they
+    grow until both layouts accept them.
     """
     model = training.model
     features, *widths = (_fitted(width, multiple, MAX_WIDTH) for width in model.widths)
@@ -262,7 +262,7 @@ def has_ties(model: Model) -> bool:
 
 
 def trained_auxiliaries(model: Model) -> set[AuxiliaryLinear]:
-    """When the trained auxiliary linear layers run."""
+    """Return the steps at which trained auxiliary linear layers run."""
     return {layer.auxiliary for layer in model.layers if layer.auxiliary is not None and not layer.frozen}
 
 

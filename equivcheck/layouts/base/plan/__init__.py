@@ -1,1 +1,1 @@
-"""Tensor-parallel plans: legal plans for a model, computation under a plan, and the calls it causes."""
+"""Tensor-parallel plans: legal plans for a model, computation under a plan, and the calls that a plan causes."""

@@ -51,7 +51,7 @@ def sharded_held(view: RankView, parallelism: PlannedParallelism) -> Iterator[He
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """One forward and backward through a linear layer."""
+    """One forward and backward pass through a linear layer."""
 
     step: int
     """Step, from 0."""
@@ -205,7 +205,10 @@ class PlannedCalls:
         return not self.view.training.model.layers[index].frozen or self.view.computes_frozen_gradients(index)
 
     def _region(self, once: Pass, weights: int, before: ActivationPlacement, after: ActivationPlacement) -> None:
-        """A layer whose ranks compute partial sums: gradients of replicated inputs and weights are summed over ranks."""
+        """Add the calls of a layer whose ranks compute partial sums.
+
+        Gradients of replicated inputs and weights are summed over ranks.
+        """
         whole, pending = ActivationPlacement.REPLICATED, ActivationPlacement.PARTIAL
         self._move(once, before, whole, once.inputs, times=1 + once.recomputed)
         self._move(once, pending, whole, once.inputs, times=int(once.differentiates))
@@ -218,20 +221,23 @@ class PlannedCalls:
         self.after_linear(once, plan, linear)
 
     def _activations(self, once: Pass, linear: LinearPlacements, before: ActivationPlacement, after: ActivationPlacement) -> None:
-        """Redistribute input and output, then their gradients in backward."""
+        """Add calls that redistribute input and output, then their gradients in backward."""
         self._move(once, before, linear.wanted, once.inputs, times=1 + once.recomputed)
         self._outputs(once, linear.made, after)
         if once.differentiates:
             self._move(once, linear.input_gradient, before, once.inputs)
 
     def _outputs(self, once: Pass, made: ActivationPlacement, after: ActivationPlacement) -> None:
-        """Redistribute the output, then its gradient in backward."""
+        """Add calls that redistribute the output, then its gradient in backward."""
         self._move(once, made, after, once.width, times=1 + once.completed)
         if once.differentiates or once.trained:
             self._move(once, after, ActivationPlacement.REPLICATED if made is ActivationPlacement.PARTIAL else made, once.width)
 
     def _move(self, once: Pass, source: ActivationPlacement, target: ActivationPlacement, features: int, times: int = 1) -> None:
-        """Redistribute between two placements. Between two sharded placements it gathers, because gloo has no all-to-all."""
+        """Redistribute between two placements.
+
+        A change between two sharded placements is a gather, because gloo has no all-to-all.
+        """
         if source is target or source is ActivationPlacement.REPLICATED:
             return
         if source is ActivationPlacement.PARTIAL:
@@ -252,7 +258,7 @@ class PlannedCalls:
             self.ledger.note(once.step, op, self.axes, num_elements * self.view.item_bytes * times, times)
 
     def _reduced(self, once: Pass, target: ActivationPlacement, features: int) -> tuple[str, int]:
-        """Reduction and its number of elements, with padding to equal shards for a reduce-scatter."""
+        """Return the reduction and its number of elements. A reduce-scatter is padded to equal shards."""
         if target is ActivationPlacement.REPLICATED:
             return "all_reduce.sum", once.rows * features
         if target is ActivationPlacement.ROWS:
@@ -260,12 +266,15 @@ class PlannedCalls:
         return "reduce_scatter.sum", once.rows * chunk_size(features, self.parts) * self.parts
 
     def _rows_of_part(self, once: Pass) -> int:
-        """Rows on the first rank if activations are sharded by rows. Sequences are sharded by positions and keep all rows."""
+        """Return the number of rows on the first rank if activations are sharded by rows.
+
+        Sequences are sharded by positions and keep all rows.
+        """
         length = once.rows if self.length is None else self.length
         return once.rows // length * chunk_size(length, self.parts) if length else 0
 
 
 def _keeps_for_its_own(layer: AnyLayer, parts: Sequence[LayerLinear], shapes: Container[str]) -> bool:
-    """Whether a layer saves tensors for its own gradients. A layer that only owns a bias does not."""
+    """Whether a layer saves tensors for its own gradients. A layer that only owns a bias saves none."""
     has_weights = layer.shares is None or any(f"{part.name}.weight" in shapes for part in parts)
     return has_weights or parts[-1].activated or layer.dropout > 0

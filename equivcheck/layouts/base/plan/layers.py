@@ -1,4 +1,4 @@
-"""Each layer's entry in a plan, under any layout, and its share of sequence positions."""
+"""Each layer's entry in a plan, under any layout, and each rank's part of the sequence positions."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class PlannedLayer:
     """A layer with its entry in the tensor-parallel plan."""
 
     site: LayerSite
-    """The layer and its input's placement. Without a plan, on one rank."""
+    """The layer and its input's placement. Without a plan, the site is on one rank."""
     plan: LayerPlan
-    """How the layer is split. Without a plan, outside the plan."""
+    """How the layer is split. Without a plan, the layer counts as not in the plan."""
 
     @property
     def num_parts(self) -> int:

@@ -57,7 +57,7 @@ class LinearPlan:
     """Outgoing placement."""
 
     leaves_dtensor: bool = False
-    """Whether the output stays a DTensor, which knows its full size."""
+    """Whether the output stays a DTensor, so that its full size is known."""
     is_by_rows: bool = False
     """Whether each rank computes its own rows with a replicated weight."""
 
@@ -72,8 +72,8 @@ def head_plan(model: Model, parallelism: PlannedParallelism) -> LinearPlan:
 def linear_plan(model: Model, part: LayerLinear, plan: LayerPlan, sharding: ActivationSharding) -> LinearPlan:
     """Return the plan for one linear layer inside a layer whose input has placement `sharding`.
 
-    Between the linear layers, activations are sharded by heads or hidden features if the layer is split within, by rows if it
-    computes on rows, and replicated otherwise.
+    Between the linear layers, activations are sharded by heads or hidden features if the layer is split by heads or hidden
+    features, by rows if it computes on rows, and replicated otherwise.
     """
     split, between = plan.split, ActivationSharding.REPLICATED
     if split is Split.HEADS_OR_HIDDEN:

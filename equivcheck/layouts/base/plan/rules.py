@@ -1,4 +1,4 @@
-"""Rules for tensor-parallel plans: which plans can run for which model.
+"""Rules for tensor-parallel plans: which plans can run with which model.
 
 Layers exchange local tensors, the default in `parallelize_module`. A local tensor does not know its full size, so activations
 between layers must be sharded evenly. Inside a layer torch also supports uneven shards.
@@ -54,7 +54,7 @@ TIED_HALVES: dict[Split, Split] = {
 """Maps the embedding's split to the split of a head tied to it."""
 
 UNFREEZES = "<2.11"
-"""In these versions, frozen parameters sharded by tensor parallelism get gradients."""
+"""Versions in which frozen parameters sharded by tensor parallelism get gradients."""
 
 
 def choice_of(layer: AnyLayer, split: Split) -> LayerSharding | None:
@@ -63,7 +63,10 @@ def choice_of(layer: AnyLayer, split: Split) -> LayerSharding | None:
 
 
 def num_routing_weights(layer: AnyLayer, split: Split) -> int | None:
-    """Number of routing weights per position if ranks compute partial sums of the layer's output. None otherwise."""
+    """Number of routing weights per position if ranks compute partial sums of the layer's output.
+
+    None if ranks compute no partial sums.
+    """
     choice = choice_of(layer, split)
     return None if choice is None else choice.weights
 
@@ -133,11 +136,11 @@ class PlanRule:
     reason: str
     """Text as ``<API>: <situation> is not supported: <consequence>``, without a final dot."""
     broken: Callable[[LayerSite, LayerPlan], bool]
-    """Whether the entry breaks the rule there."""
+    """Whether the entry breaks the rule for the layer."""
     repair: Callable[[Training, Layout, LayerSite], Training]
     """Returns the nearest training that satisfies the rule."""
     upstream: bool = False
-    """Whether torch raises beyond the rule, like `Limit.upstream`."""
+    """Whether torch raises if the rule is broken, like `Limit.upstream`."""
     is_within: bool = False
     """Whether the repair changes nothing that other layers or entries depend on."""
     of_dtensors: bool = False
@@ -232,7 +235,7 @@ RULES: tuple[PlanRule, ...] = (
 
 
 def legal_plans(place: LayerSite, *, beyond: bool = False, repaired: bool = False, local: bool = False) -> tuple[LayerPlan, ...]:
-    """Return the plan entries for a layer with which it and the layers after it can run.
+    """Return the plan entries with which a layer, and the layers after it, can run.
 
     The result is empty only if the input placement cannot occur. `beyond` ignores rules that torch enforces, `local` ignores
     rules for DTensors only, and `repaired` ignores rules whose repair changes this layer only.
@@ -294,7 +297,7 @@ def cuts(model: Model, parallelism: PlannedParallelism) -> Iterator[tuple[Parame
 
 
 def trained_shard_sizes(model: Model, parallelism: PlannedParallelism) -> Iterator[int]:
-    """Sizes of the sharded dims of trained parameters."""
+    """Yield the sizes of the sharded dims of trained parameters."""
     return (size for parameter, size in cuts(model, parallelism) if parameter.trained)
 
 
@@ -309,7 +312,7 @@ def computes_own_rows(model: Model) -> bool:
 
 
 def has_partial_gradients(model: Model, parallelism: PlannedParallelism) -> bool:
-    """Whether some parameter's gradient is partial, because each rank used the full parameter on some rows only."""
+    """Whether some parameter's gradient is partial, because each rank used the full parameter for some rows only."""
     *inputs, last = inputs_of(model, parallelism)
     if last is ActivationSharding.ROWS and model.head is not None and model.head.norm is not None:
         return True
@@ -321,7 +324,7 @@ def has_partial_gradients(model: Model, parallelism: PlannedParallelism) -> bool
 
 
 def norms_made_trainable(model: Model, layout: Layout) -> set[int]:
-    """Frozen layers whose norms become trainable through `SequenceParallel`, which handles inputs sharded by rows."""
+    """Return the frozen layers whose norms become trainable through `SequenceParallel`, which handles inputs sharded by rows."""
     return {
         index
         for parallelism in layout.of(TensorParallel)
@@ -344,7 +347,7 @@ def frozen_shards(model: Model, layout: Layout) -> set[str]:
 
 
 def has_empty_units(model: Model, parallelism: PlannedParallelism, tp: int) -> list[bool]:
-    """Return, for each layer and then for the parameters outside layers, whether the last rank holds no element of them."""
+    """Return, for each layer and then for the parameters outside layers, whether the last rank holds none of the elements."""
     cut = {parameter.full_name: size for parameter, size in cuts(model, parallelism)}
     return [
         all(parameter.full_name in cut and is_last_shard_empty(cut[parameter.full_name], tp) for parameter in unit)

@@ -21,7 +21,7 @@ _SHAPE_OPS: dict[ShapeOp, tuple[str, str]] = {
     ShapeOp.ONES: ("one added", "values + torch.ones_like(values)"),
     ShapeOp.ZEROS: ("zero added", "values + values.new_zeros((values.shape[0], 1))"),
 }
-"""Description and expression for each shape operation."""
+"""Comment and expression in a script for each shape operation."""
 _AGAIN = ", recomputed in backward"
 
 

@@ -71,9 +71,9 @@ class Draft:
     optimizer: tuple[str, dict[str, str]] | None = None
     """In parallel, the optimizer's class and extra arguments. None for the class used on one device."""
     clip_norm: str = ""
-    """In parallel, the expression that clips by norm. Empty for the one used on one device."""
+    """In parallel, the expression that clips by norm. Empty for the expression used on one device."""
     reading: tuple[str, ...] = ()
-    """Lines that read tensors, with `{label}` and `{attribute}`. Empty to read them one by one."""
+    """Lines that read tensors, with `{label}` and `{attribute}`. Empty if tensors are read one by one."""
     before_wrap: list[str] = field(default_factory=list)
     """Lines before wrapping, also on one device."""
     parameters: str = "model.parameters()"
@@ -83,9 +83,9 @@ class Draft:
     mixes_tensors: bool = False
     """Whether plain parameters and DTensors occur together, or DTensors on two meshes."""
     clip_value: str = ""
-    """In parallel, the expression that clips by value. Empty for the one used on one device."""
+    """In parallel, the expression that clips by value. Empty for the expression used on one device."""
     may_lack: bool = False
-    """Whether a rank leaves out tensors it does not hold."""
+    """Whether a rank leaves out tensors that it does not hold."""
     loss_rank: int = 0
     """Rank with the loss, if ranks leave out tensors they do not hold."""
     after_wrap: list[str] = field(default_factory=list)
@@ -109,17 +109,17 @@ ROUNDS = "the single-device run would have to round as the ranks do"
 
 
 def refuse(what: str, why: str) -> CannotExport:
-    """Return the error for an option that cannot be exported, with its name in the scenario and the reason."""
+    """Return the error for an option that cannot be exported, naming the option in the scenario and the reason."""
     return CannotExport(f"{what} cannot be exported: {why}")
 
 
 def loop_over_layers(draft: Draft, applied: str) -> list[str]:
-    """Code for a loop that applies an expression to each ``layer``, or only the expression if there is one layer."""
+    """Return code for a loop that applies an expression to each ``layer``, or only the expression if there is one layer."""
     if len(draft.form.layers) == 1:
         return [re.sub(r"\blayer\b", draft.form.layers[0], applied)]
     return [f"for layer in {layer_iterable(draft)}:", f"    {applied}"]
 
 
 def layer_iterable(draft: Draft) -> str:
-    """Code for an iterable over the layers."""
+    """Return code for an iterable over the layers."""
     return draft.form.stack if draft.form.is_all_layers else tuple_code(list(draft.form.layers))

@@ -57,7 +57,7 @@ class Form:
         return f"{self.paths[owner]}.{attribute}" if owner and owner in self.paths else canonical
 
     def translate_names(self, text: str) -> str:
-        """Replace parameter names of the scenario in a text by those of the script."""
+        """Replace parameter names of the scenario in a text by names of the script."""
         for owner in sorted(self.paths, key=len, reverse=True):
             text = text.replace(f"{owner}.", f"{self.paths[owner]}.")
         return text
@@ -131,7 +131,10 @@ class _Forms:
         return f"{stem}{index + 1}" if index else stem
 
     def _modules(self, index: int) -> list[tuple[str, str]]:
-        """Modules that form a plain layer, each with its canonical name. Modules without parameters have an empty name."""
+        """Return the modules that form a plain layer, each with its canonical name.
+
+        Modules without parameters have an empty name.
+        """
         layer, inputs = self.model.layers[index], self.model.in_features(index)
         assert isinstance(layer, Layer), "only linear layers are written as a sequence of modules"
         frozen = ".requires_grad_(False)" if layer.frozen else ""
@@ -182,7 +185,7 @@ class _Forms:
         return dict.fromkeys([*owners, *(("linear",) if isinstance(layer, Layer) else ())])
 
     def _units(self) -> list[str]:
-        """For each layer, its unit's index in the stack."""
+        """Return, for each layer, its unit's index in the stack."""
         paths = self._paths()
         return [str(index) if self.is_nested else paths[f"layers.{index}.linear"] for index in range(len(self.kinds))]
 
@@ -256,7 +259,7 @@ class _Forms:
         return [*lines, f"return values{swapped if self.transposes else ''}"]
 
     def _arguments(self) -> list[tuple[str, ...]]:
-        """For each layer, its arguments after the inputs."""
+        """Return, for each layer, its arguments after the inputs."""
         masked = [index for index, kind in enumerate(self.kinds) if kind.masked]
         return [
             tuple(f"masks[{masked.index(index)}]" if name == "mask" else name for name in kind.extras)

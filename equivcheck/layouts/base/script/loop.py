@@ -32,7 +32,7 @@ def train_lines(draft: Draft) -> list[str]:
 
 
 def ties(draft: Draft) -> list[str]:
-    """Lines of the script that make layers share weights."""
+    """Write lines that make layers share weights."""
     paths, model = draft.form.paths, draft.scenario.training.model
     shared = {index: layer.shares for index, layer in enumerate(model.layers) if layer.shares is not None}
     pairs = [(paths[f"layers.{own}.linear"], paths[f"layers.{other}.linear"]) for own, other in shared.items()]
@@ -114,7 +114,7 @@ def _microbatch(draft: Draft) -> list[str]:
 
 
 def single_device_lines(draft: Draft) -> list[str]:
-    """Lines for forward and backward on one device, if ranks have others."""
+    """Write lines for forward and backward on one device, if ranks run other lines."""
     return [*_backward(draft), "total = total + loss.detach()" if has_several_microbatches(draft) else "total = loss.detach()"]
 
 
@@ -132,7 +132,7 @@ def _backward(draft: Draft) -> list[str]:
 
 
 def loss_of(draft: Draft, outputs: str) -> str:
-    """Code for the loss between outputs and ``targets``."""
+    """Return code for the loss between outputs and ``targets``."""
     loss = draft.scenario.training.loss
     if isinstance(loss, CrossEntropy):
         return _label_loss(draft, loss, outputs)
@@ -169,12 +169,12 @@ def _label_loss(draft: Draft, loss: CrossEntropy, outputs: str) -> str:
 
 
 def share(draft: Draft) -> str:
-    """Code that weights a microbatch's loss in the step's mean. Empty if the loss is a sum."""
+    """Return code that weights a microbatch's loss in the step's mean. Empty if the loss is a sum."""
     return part_of_step(draft) if draft.scenario.training.loss.is_mean else ""
 
 
 def part_of_step(draft: Draft) -> str:
-    """Code that weights a microbatch's mean in the step's mean."""
+    """Return code that weights a microbatch's mean in the step's mean."""
     training = draft.scenario.training
     if not has_several_microbatches(draft):
         return ""
@@ -188,7 +188,7 @@ def part_of_step(draft: Draft) -> str:
 
 
 def full_copy(draft: Draft, tensor: str) -> str:
-    """Code for a full copy of a tensor."""
+    """Return code for a full copy of a tensor."""
     return (
         f"full({tensor})" if draft.has_dtensors or may_lack_gradients(draft.scenario.training) else f"{tensor}.detach().clone()"
     )
@@ -200,7 +200,7 @@ def may_lack_gradients(training: Training) -> bool:
 
 
 def reading(draft: Draft, label: str, attribute: str) -> list[str]:
-    """Lines that save one full tensor for each parameter."""
+    """Write lines that save one full tensor for each parameter."""
     if draft.reading:
         return [line.format(label=label, attribute=attribute) for line in draft.reading]
     variables, everything = draft.names
@@ -224,11 +224,11 @@ def _clipping(draft: Draft) -> list[str]:
 
 
 def order_of(clipping: ClipNorm) -> str:
-    """Code for the order of a norm."""
+    """Return code for the order of a norm."""
     return "torch.inf" if clipping.norm_type is NormType.INF else f"{clipping.norm_type.value}.0"
 
 
 def norm_arguments(clipping: ClipNorm) -> str:
-    """Code for the arguments of `clip_grad_norm_`: the maximum norm, and the norm type unless it is the default."""
+    """Return code for the arguments of `clip_grad_norm_`: the maximum norm, and the norm type unless it is the default."""
     kind = {NormType.ONE: ", norm_type=1.0", NormType.INF: ", norm_type=torch.inf"}.get(clipping.norm_type, "")
     return f"{clipping.max_norm!r}{kind}"

@@ -22,7 +22,7 @@ def mesh_of(draft: Draft, parallelism: Parallelism, *, named: bool = False) -> s
 
 
 def submesh_of(draft: Draft, axis: str) -> str:
-    """Return the code for one axis of the script's mesh, which several axes have."""
+    """Return the code for one axis of the script's mesh, which has several axes."""
     assert draft.scenario.layout.mesh.names != (axis,), "a mesh of one axis is not sliced"
     return f"mesh[{repr_of(axis)}]"
 
@@ -42,7 +42,7 @@ def inner_ranks(layout: Layout) -> int:
 
 
 def data_rank(draft: Draft) -> str:
-    """Code for a rank's data-parallel index."""
+    """Return code for a rank's data-parallel index."""
     inner = inner_ranks(draft.scenario.layout)
     return "dist.get_rank()" if inner == 1 else f"dist.get_rank() // {inner}"
 
@@ -60,7 +60,7 @@ def take_rows(draft: Draft) -> None:
 
 
 def last_number(draft: Draft) -> str:
-    """Code for the number of a step's last microbatch."""
+    """Return code for the number of a step's last microbatch."""
     training = draft.scenario.training
     return "len(microbatches) - 1" if training.has_trailing_window else str(len(training.data.microbatches) - 1)
 
@@ -81,7 +81,10 @@ def reduce_at_last_microbatch(draft: Draft, method: str = "set_requires_gradient
 
 
 def sum_gradients(draft: Draft, group: str, *then: str) -> None:
-    """Let the script sum each local gradient over a group, and then run the lines `then`, which call it ``gradient``."""
+    """Let the script sum each local gradient over a group, and then run the lines `then`.
+
+    In these lines it is called ``gradient``.
+    """
     draft.add(
         LoopPosition.BEFORE_READING,
         *held_gradients(draft),
@@ -92,7 +95,7 @@ def sum_gradients(draft: Draft, group: str, *then: str) -> None:
 
 
 def held_gradients(draft: Draft) -> list[str]:
-    """Lines that collect this rank's local gradients and skip empty ones."""
+    """Write lines that collect this rank's local gradients and skip empty gradients."""
     if has_dtensor_experts(draft.scenario.layout):
         return ["gradients = list(held_gradients(model.parameters()))"]  # expert parallelism adds this function to the script
     layout = draft.scenario.layout

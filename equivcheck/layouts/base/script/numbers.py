@@ -25,7 +25,7 @@ MOST_LITERALS = 120
 
 
 def choose_numbers(training: Training) -> Numbers:
-    """Choose between literals and seeded values. Literals repeat the finding exactly. Losses on labels always use them."""
+    """Choose between literals and seeded values. Literals repeat the finding exactly. Losses on labels always use literals."""
     if isinstance(training.loss, CrossEntropy):
         return Numbers.EXACT
     return Numbers.EXACT if count_numbers(training) <= MOST_LITERALS else Numbers.DRAWN
@@ -41,12 +41,12 @@ def count_numbers(training: Training) -> int:
 
 
 def constants(training: Training, form: Form, numbers: Numbers) -> list[str]:
-    """Lines that define the data, and the parameters if they are literals."""
+    """Write lines that define the data, and the parameters if they are literals."""
     return _drawn(training) if numbers is Numbers.DRAWN else _literals(training, form)
 
 
 def initial_lines(training: Training, numbers: Numbers) -> list[str]:
-    """Lines that load the initial parameters into the model."""
+    """Write lines that load the initial parameters into the model."""
     if numbers is Numbers.DRAWN:
         return []
     model = training.model
@@ -70,7 +70,7 @@ def _literals(training: Training, form: Form) -> list[str]:
 
 
 def _counted(training: Training) -> list[str]:
-    """Divisor for a label loss at each step."""
+    """Write the divisor of a label loss for each step."""
     if not isinstance(training.loss, CrossEntropy) or training.loss.summed:
         return []
     weights = ", weighted by class" * training.loss.class_weights + ", each with its weight" * training.loss.weighs_labels
@@ -104,7 +104,7 @@ def _drawn(training: Training) -> list[str]:
 
 
 def _shape(training: Training, *last: str) -> str:
-    """``{rows}``, positions and further dims in their order."""
+    """Return code for a shape: ``{rows}``, positions and further dims in their order."""
     length = () if training.model.length is None else (str(training.model.length),)
     dims = ["{rows}", *length, *last]
     return ", ".join([dims[1], dims[0], *dims[2:]] if training.data.batch_dim else dims)
@@ -120,7 +120,7 @@ def _tensors(batch: Batch) -> list[torch.Tensor]:
 
 
 def _nested(values: np.ndarray[tuple[int, ...], np.dtype[np.floating]]) -> str:
-    """Nested lists whose numbers read back exactly."""
+    """Return code for nested lists whose numbers read back exactly."""
     if values.ndim:
         return f"[{', '.join(map(_nested, values))}]"
     # The shortest text that reads back exactly in the element type. A float32 needs half as many digits.

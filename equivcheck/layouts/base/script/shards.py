@@ -16,7 +16,7 @@ from equivcheck.training.layers.parameters import parameters_of
 def read_local_shards(draft: Draft) -> None:
     """Let the script gather each parameter along its sharded dim, and clip by the norm over all shards.
 
-    If several parallelisms call it, the first call does everything.
+    If several parallelisms call this function, the first call does everything.
     """
     if draft.reading:
         return
@@ -60,7 +60,7 @@ def define_full_tensor(draft: Draft) -> None:
 
 
 def _unsharded(draft: Draft) -> list[str]:
-    """Lines that gather shards made by the outer parallelisms."""
+    """Write lines that gather shards made by the outer parallelisms."""
     _, *around = draft.scenario.layout.parallelisms
     if all(parallelism.trains_local_tensors for parallelism in around):
         return []
@@ -81,7 +81,7 @@ def _clip(clipping: ClipNorm) -> list[str]:
 
 
 def sharded_dims(draft: Draft) -> str:
-    """Code for a dict with the sharded dim of each parameter."""
+    """Return code for a dict with the sharded dim of each parameter."""
     cutting = draft.scenario.layout.of(PlannedParallelism, ExpertParallel)[0]
     parameters = parameters_of(draft.scenario.training.model)
     dims = {draft.form.name_of(found.full_name): shard_dim(cutting, found) for found in parameters}

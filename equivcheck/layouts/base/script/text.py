@@ -22,12 +22,12 @@ def indent_lines(lines: Iterable[str], levels: int = 1) -> list[str]:
 
 
 def block(opening: str, lines: Sequence[str]) -> list[str]:
-    """Code for a statement with an indented body, such as ``if parallel:``. Empty if the body is empty."""
+    """Return code for a statement with an indented body, such as ``if parallel:``. Empty if the body is empty."""
     return [opening, *indent_lines(lines)] if lines else []
 
 
 def call(name: str, *arguments: str, **keywords: object) -> str:
-    """Code for a function call. Keyword strings are code, None is left out, and other values use ``repr``."""
+    """Return code for a function call. Keyword strings are code, None is left out, and other values use ``repr``."""
     written = {key: value if isinstance(value, str) else repr(value) for key, value in keywords.items() if value is not None}
     named = [f"{key}={value}" for key, value in written.items()]
     return f"{name}({', '.join([*arguments, *named])})"
@@ -44,7 +44,7 @@ def paragraph(text: str) -> str:
 
 
 def format_code(lines: Iterable[str]) -> str:
-    """Join lines into a text and break long ones."""
+    """Join lines into a text and break long lines."""
     return "".join(f"{part}\n" for line in lines for part in break_line(line))
 
 
@@ -102,7 +102,7 @@ def _outermost(line: str) -> list[tuple[int, int]]:
 
 
 def _depths(line: str) -> Iterator[tuple[int, int]]:
-    """Yield each position outside strings with its bracket depth. A bracket itself counts as outside."""
+    """Yield each position outside strings with its bracket depth. A bracket itself counts as outside its pair."""
     depth, quote = 0, ""
     for position, character in enumerate(line):
         if quote:
@@ -119,7 +119,7 @@ def _depths(line: str) -> Iterator[tuple[int, int]]:
 
 
 def source_of(found: object) -> list[str]:
-    """Lines of a class or function from equivcheck for the script.
+    """Return the lines of a class or function from equivcheck for the script.
 
     Dataclasses lose ``kw_only``, because scripts pass arguments by position.
     """
