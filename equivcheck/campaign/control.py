@@ -16,7 +16,7 @@ from hypothesis.strategies import SearchStrategy
 from equivcheck.campaign.batches import EndBatch, batch_seed, run_batch
 from equivcheck.campaign.plan import Fault, Plan, generated_programs
 from equivcheck.campaign.workers.messages import Control
-from equivcheck.mutants.mutant import Family, Mutant
+from equivcheck.mutants.mutant import Family, Mutant, mistake_in
 from equivcheck.oracle.verdict.verdict import CaseVerdict
 from equivcheck.scenario.case import Checkable
 from equivcheck.scenario.mesh import MAX_RANKS
@@ -83,7 +83,7 @@ def program_faults(plan: Plan) -> tuple[ProgramFault, ...]:  # noqa: ARG001
     """All bugs that can be planted in tensor programs."""
     from equivcheck.programs.run.faults import FAULTS
 
-    return tuple(ProgramFault(name=name, wrong=str(getdoc(target)), plant=target) for name, target in FAULTS.items())
+    return tuple(ProgramFault(name=name, wrong=mistake_in(str(getdoc(target))), plant=target) for name, target in FAULTS.items())
 
 
 def applicable_faults(plan: Plan) -> tuple[Fault, ...]:

@@ -114,6 +114,12 @@ def fault(
     return register_fault
 
 
+def mistake_in(docstring: str) -> str:
+    """Return the mistake in a docstring such as ``Bug: gradients are lost.``, with a capital letter and without ``Bug:``."""
+    text = docstring.removeprefix("Bug: ")
+    return text[:1].upper() + text[1:]
+
+
 def register(  # noqa: PLR0913 - the fields of a mutant, by keyword
     function: Callable[..., object],
     *,
@@ -123,12 +129,12 @@ def register(  # noqa: PLR0913 - the fields of a mutant, by keyword
     causes: tuple[Cause, ...],
     minimum: Minimum,
 ) -> None:
-    """Register a built-in mutant. Its name is the function's, `wrong` is the docstring, and `family` is the folder."""
+    """Register a built-in mutant. Its name is the function's, `wrong` comes from the docstring, and `family` is the folder."""
     module = function.__module__
     BUILT_IN.setdefault(module, []).append(
         Mutant(
             name=function.__name__,
-            wrong=str(function.__doc__),
+            wrong=mistake_in(str(function.__doc__)),
             family=Family(module.split(".")[2]),
             layouts=layouts,
             applies=applies,

@@ -57,7 +57,7 @@ def _pairs_by_rank(model: Model, layout: Layout) -> Iterator[tuple[int, tuple[in
 
 @fault(layouts=layouts_with(Pipeline.tag), applies=_chunks, causes=(Cause.MICROBATCH_LOST, Cause.ROWS_LOST), minimum=ONE_RANK)
 def pipeline_chunk_lost(setup: Setup) -> None:
-    """The last chunk in each microbatch is left out."""
+    """Bug: the last chunk in each microbatch is left out."""
     use_pipe(setup, _LosesChunk)
 
 
@@ -77,7 +77,7 @@ class _LosesChunk(Pipe):
     minimum=ONE_RANK,
 )
 def pipeline_chunks_summed(setup: Setup) -> None:
-    """Chunk losses are summed instead of averaged."""
+    """Bug: chunk losses are summed instead of averaged."""
     use_pipe(setup, _CountsChunks)
 
 
@@ -104,7 +104,7 @@ def use_pipe(setup: Setup, kind: type[Pipe]) -> None:
     minimum=Minimum(ranks=1, layers=2, because="two stages on one rank have one layer each"),
 )
 def pipeline_stages_swapped(setup: Setup) -> None:
-    """Two stages on one rank are swapped."""
+    """Bug: two stages on one rank are swapped."""
     pipe = pipe_of(setup)
     if pipe is None:
         return
@@ -135,7 +135,7 @@ def _adds_up_norms(scenario: Scenario) -> bool:
     minimum=Minimum(layers=2, because="two ranks have one stage each, with one layer each"),
 )
 def pipeline_copies_not_summed(setup: Setup) -> None:
-    """Copies of a shared weight on several pipeline ranks keep separate gradients, which are not summed."""
+    """Bug: copies of a shared weight on several pipeline ranks keep separate gradients, which are not summed."""
     use_pipe(setup, _KeepsGradients)
 
 
@@ -153,7 +153,7 @@ class _KeepsGradients(Pipe):
     minimum=Minimum(layers=2, because="two ranks have one stage each, with one layer each"),
 )
 def pipeline_copies_summed_each_microbatch(setup: Setup) -> None:
-    """Gradients for copies of a shared weight are summed after each microbatch, so earlier microbatches count repeatedly."""
+    """Bug: gradients for copies of a shared weight are summed after each microbatch, so earlier microbatches count repeatedly."""
     use_pipe(setup, _SumsAgain)
 
 
@@ -181,7 +181,7 @@ class _SumsAgain(Pipe):
     minimum=Minimum(layers=2, because="two ranks have one stage each, with one layer each"),
 )
 def pipeline_copies_in_norm(setup: Setup) -> None:
-    """The clipping norm counts a shared weight once per copy."""
+    """Bug: the clipping norm counts a shared weight once per copy."""
     use_pipe(setup, _CountsCopies)
 
 

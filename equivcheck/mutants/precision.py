@@ -48,14 +48,14 @@ def _clips(scenario: Scenario) -> bool:
     causes=(Cause.REDUCED_IN_LOWER_PRECISION,),
 )
 def reduced_in_bfloat16(setup: Setup) -> None:
-    """Gradients are reduced in bfloat16 instead of the configured type."""
+    """Bug: gradients are reduced in bfloat16 instead of the configured type."""
     reduce_with(setup, partial(average_bucket_in, torch.bfloat16))
     reduce_scatter_with(setup, ReduceInBfloat16)
 
 
 @fault(layouts=EVERYWHERE, causes=(Cause.MASTERS_IN_LOWER_PRECISION,), minimum=ONE_RANK)
 def masters_in_bfloat16(setup: Setup) -> None:
-    """Parameters are rounded to bfloat16 between steps."""
+    """Bug: parameters are rounded to bfloat16 between steps."""
 
     def round_parameters(optimizer: Optimizer) -> None:
         with torch.no_grad():
@@ -67,13 +67,13 @@ def masters_in_bfloat16(setup: Setup) -> None:
 
 @fault(layouts=EVERYWHERE, causes=(Cause.NOT_UNSCALED, Cause.SCALED), minimum=ONE_RANK)
 def never_unscaled(setup: Setup) -> None:
-    """Gradients are never divided by the loss scale."""
+    """Bug: gradients are never divided by the loss scale."""
     setup.before_update.append(lambda optimizer, _step: scale(optimizer, LOSS_FACTOR))
 
 
 @fault(layouts=EVERYWHERE, applies=_clips, causes=(Cause.NOT_UNSCALED, Cause.SCALED), minimum=ONE_RANK)
 def unscaled_after_clipping(setup: Setup) -> None:
-    """Gradients are unscaled after clipping, so clipping sees scaled gradients."""
+    """Bug: gradients are unscaled after clipping, so clipping sees scaled gradients."""
     never_unscaled(setup)
     around_update(setup, before=lambda optimizer: scale(optimizer, 1.0 / LOSS_FACTOR))
 
@@ -99,7 +99,7 @@ def _shares_longer(scenario: Scenario) -> bool:
 
 @fault(layouts=EVERYWHERE, applies=all_of(is_eager, _recomputes_dropout), causes=(Cause.ANOTHER_MASK,), minimum=ONE_RANK)
 def mask_redrawn_by_recomputation(setup: Setup) -> None:
-    """Activation checkpointing recomputes a layer with a new dropout mask."""
+    """Bug: activation checkpointing recomputes a layer with a new dropout mask."""
     for module in setup.model.modules():
         if isinstance(module, Block) and module.recomputes and module.layer.dropout:
             _draw_again(module)
@@ -132,7 +132,7 @@ def other_mask(mask: torch.Tensor, layer: AnyLayer) -> torch.Tensor:
     minimum=Minimum(ranks=1, layers=2, steps=2, because="two layers share a weight, and the first step is right"),
 )
 def tied_weight_stale(setup: Setup) -> None:
-    """A shared weight is updated for one layer and keeps its initial value in the other."""
+    """Bug: a shared weight is updated for one layer and keeps its initial value in the other."""
     _untie(setup, FirstValues)
 
 
@@ -143,7 +143,7 @@ def tied_weight_stale(setup: Setup) -> None:
     minimum=Minimum(ranks=1, layers=2, because="two layers share a weight"),
 )
 def tied_weight_without_gradient(setup: Setup) -> None:
-    """One layer adds nothing to the gradient for its shared weight."""
+    """Bug: one layer adds nothing to the gradient for its shared weight."""
     _untie(setup, lambda: torch.Tensor.detach)
 
 

@@ -25,7 +25,7 @@ def _is_odd_one_out() -> bool:
 
 @fault(layouts=layouts_with(DDP.tag), applies=has_data_ranks, causes=(Cause.CALLS_DIFFER,))
 def rank_skips_reduction(setup: Setup) -> None:
-    """Rank 1 takes a branch that skips the gradient reduction."""
+    """Bug: rank 1 takes a branch that skips the gradient reduction."""
     module = setup.module
     if isinstance(module, DistributedDataParallel) and _is_odd_one_out():
         setup.accumulation = lambda _last: module.no_sync()
@@ -33,14 +33,14 @@ def rank_skips_reduction(setup: Setup) -> None:
 
 @fault(layouts=EVERYWHERE, applies=has_ranks, causes=(Cause.CALLS_DIFFER,))
 def rank_reduces_once_more(setup: Setup) -> None:
-    """Rank 1 takes a branch that issues one extra collective."""
+    """Bug: rank 1 takes a branch that issues one extra collective."""
     if _is_odd_one_out():
         setup.before_update.append(lambda _optimizer, _step: dist.all_reduce(torch.zeros(1)))
 
 
 @fault(layouts=EVERYWHERE, applies=has_ranks, causes=(Cause.CALLS_DIFFER,))
 def rank_swaps_calls(setup: Setup) -> None:
-    """Rank 1 issues two collectives in the opposite order."""
+    """Bug: rank 1 issues two collectives in the opposite order."""
     values = torch.zeros(1), torch.zeros(2)
     calls: list[Callable[[], object]] = [lambda: dist.all_reduce(values[0]), lambda: dist.broadcast(values[1], src=0)]
     if _is_odd_one_out():
@@ -55,7 +55,7 @@ def rank_swaps_calls(setup: Setup) -> None:
 
 @fault(layouts=layouts_with(DDP.tag, Replicate.tag), applies=all_of(is_eager, reduces_by_hooks), causes=(Cause.READ_BEFORE_DONE,))
 def read_before_done(setup: Setup) -> None:
-    """Averaged gradients are read before their asynchronous all-reduce has finished."""
+    """Bug: averaged gradients are read before their asynchronous all-reduce has finished."""
     unawaited = AverageWithoutWaiting()
     reduce_with(setup, unawaited)
     around_update(setup, before=lambda _optimizer: unawaited.wait())
@@ -63,7 +63,7 @@ def read_before_done(setup: Setup) -> None:
 
 @fault(layouts=EVERYWHERE, applies=has_ranks, causes=(Cause.RANK_FAILED,))
 def rank_raises(setup: Setup) -> None:
-    """Rank 1 raises, and the other ranks wait for it."""
+    """Bug: rank 1 raises, and the other ranks wait for it."""
     if _is_odd_one_out():
         setup.before_update.append(_raise)
 
@@ -74,6 +74,6 @@ def _raise(_optimizer: Optimizer, step: int) -> None:
 
 @fault(layouts=EVERYWHERE, applies=has_ranks, causes=(Cause.NOT_UPDATED, Cause.RANKS_DISAGREE, Cause.CALLS_DIFFER))
 def rank_skips_update(setup: Setup) -> None:
-    """Rank 1 skips its optimizer updates."""
+    """Bug: rank 1 skips its optimizer updates."""
     if _is_odd_one_out():
         setup.update = lambda _optimizer: None

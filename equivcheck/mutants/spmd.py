@@ -26,14 +26,14 @@ def _sums(scenario: Scenario) -> bool:
 
 @fault(layouts=layouts_with(SPMD.tag), applies=_sums, causes=(Cause.SAME_ROWS, Cause.SUMMED, Cause.SCALED))
 def full_batch_on_every_rank(setup: Setup) -> None:
-    """Every rank gets the full batch as if it were the rank's own rows."""
+    """Bug: every rank gets the full batch as if it were the rank's own rows."""
     if _is_propagated(setup):
         setup.take = lambda batch: distribute_batch(batch, mesh_of(setup))
 
 
 @fault(layouts=layouts_with(SPMD.tag), applies=all_of(is_eager, has_ranks), causes=(Cause.NOT_REDUCED, Cause.RANKS_DISAGREE))
 def partial_gradients_taken_as_reduced(setup: Setup) -> None:
-    """Partial gradients are used as if they had been summed over ranks."""
+    """Bug: partial gradients are used as if they had been summed over ranks."""
     if _is_propagated(setup):
         for module in setup.model.modules():
             if isinstance(module, (nn.Linear, nn.LayerNorm, nn.RMSNorm)):

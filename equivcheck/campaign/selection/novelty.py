@@ -132,7 +132,7 @@ class Novelty:
         return wanted
 
     def _gains(self, scenario: Scenario) -> tuple[float, float]:
-        """Return a scenario's number of new features, and its share of new features divided by its cost."""
+        """Return a scenario's gain in new pairs and triples, and its share of new ones divided by its cost."""
         gain = _worth(self._reach.gain(scenario) / 2, self._triples.gain(scenario))
         count = len(shipped_features(scenario)[0])
         return gain, gain / _worth(math.comb(count, 2), math.comb(count, 3)) / expected_cost(scenario)

@@ -51,7 +51,7 @@ class Prediction:
 
     @property
     def unmodelled(self) -> str:
-        """Reason why some calls are not predicted. Empty if all are."""
+        """Reason why some calls are not predicted. Empty if all calls are predicted."""
         return self.reason or "; ".join(unmodelled.reason for unmodelled in self.left_out)
 
     @property
@@ -97,13 +97,13 @@ def _uneven_axes(layout: Layout, parallelism: Any) -> tuple[str, ...]:
 
 
 def _reasons(training: Training, layout: Layout) -> Iterator[str]:
-    """Reasons why nothing can be predicted."""
+    """Yield the reasons why nothing can be predicted."""
     yield from (unmodelled.reason for unmodelled in UNPREDICTED_EXECUTION if unmodelled.applies(training, layout))
     yield from (unmodelled.reason for unmodelled in _declared(training, layout) if unmodelled.ops is None)
 
 
 def _declared(training: Training, layout: Layout) -> Iterator[Unpredicted]:
-    """Situations in a scenario that its parallelisms do not model."""
+    """Yield the situations in a scenario for which its parallelisms have no prediction."""
     for parallelism in layout.parallelisms:
         declared = kind_of(parallelism).communication.unmodelled
         yield from (unmodelled for unmodelled in declared if unmodelled.applies(training, layout))

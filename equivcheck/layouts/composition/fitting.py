@@ -18,7 +18,7 @@ from equivcheck.scenario.data import USUAL_ROWS
 def fit_scenario(case: Checkable, *, beyond: bool = False) -> Any:  # noqa: ARG001
     """Repair a scenario until no limit applies. Returns None if the repairs do not succeed.
 
-    Other cases have no limits. With `beyond`, limits that torch enforces are ignored if the scenario has one layout.
+    Tensor programs have no limits. With `beyond`, limits that torch enforces are ignored if the scenario has one layout.
     """
     return case
 
@@ -44,7 +44,7 @@ def fit_training(training: Training, *layouts: Layout, beyond: bool = False) -> 
 
 
 def row_multiple(layout: Layout, *, over_all_ranks: bool = False) -> int:
-    """Number that must divide each microbatch's rows: data-parallel ranks times pipeline chunks.
+    """Return the number that must divide each microbatch's rows: data-parallel ranks times pipeline chunks.
 
     With `over_all_ranks`, all ranks count, because parallelisms such as sequence parallelism also split rows.
     """
@@ -53,10 +53,10 @@ def row_multiple(layout: Layout, *, over_all_ranks: bool = False) -> int:
 
 
 def multiply_rows(training: Training, multiple: int) -> Training:
-    """Multiply the rows of all microbatches by a number, unless all are multiples of it already.
+    """Multiply the rows of all microbatches by a number, unless all numbers of rows are multiples of it already.
 
-    Microbatches with unequal numbers of rows stay unequal. The limits' own repair rounds to the nearest multiple, which can
-    make them equal.
+    Microbatches with unequal numbers of rows stay unequal. The limits' own repair rounds to the nearest multiple, which can make
+    them equal.
     """
     rows = training.data.microbatches
     if all(count % multiple == 0 for count in rows):

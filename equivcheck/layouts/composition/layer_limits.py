@@ -76,4 +76,4 @@ LAYER_LIMITS = (
         repair=_without_recomputed_routes,
     ),
 )
-"""Checked before the parallelisms' limits."""
+"""Limits that are checked before the parallelisms' limits."""

@@ -19,14 +19,14 @@ from equivcheck.system.torch_version import is_torch_in
 L = TypeVar("L", Limit, LayoutLimit)
 
 MAX_REPAIRS = 64
-"""Maximum number of repairs to a training. More repairs never end, because two of them undo each other."""
+"""Maximum number of repairs to a training. More repairs would never end, because two of them undo each other."""
 
 
 @singledispatch
 def why_unsupported(case: Checkable, *, beyond: bool = False) -> str | None:  # noqa: ARG001
-    """The reason why a scenario cannot run, or None. With `beyond`, limits that torch enforces are ignored.
+    """Return the reason why a scenario cannot run, or None. With `beyond`, limits that torch enforces are ignored.
 
-    Other cases have no limits: they fail when they run.
+    Tensor programs have no limits: they fail when they run.
     """
     return None
 
@@ -43,7 +43,7 @@ def _(scenario: Scenario, *, beyond: bool = False) -> str | None:
 
 
 def limit_reason(training: Training, layout: Layout, *, beyond: bool = False) -> str | None:
-    """The reason why a layout cannot run a training, or None. With `beyond`, limits that torch enforces are ignored."""
+    """Return the reason why a layout cannot run a training, or None. With `beyond`, limits that torch enforces are ignored."""
     limit = _first_layout_limit(layout) or _first_limit(training, layout, beyond)
     return None if limit is None else reason_with_versions(limit)
 
@@ -103,7 +103,7 @@ def repair_training_for_resume(training: Training, *layouts: Layout) -> Training
 
 
 def _here(limits: Iterable[L]) -> Iterator[L]:
-    """Limits that the installed torch has."""
+    """Yield the limits that hold for the installed torch version."""
     return (limit for limit in limits if is_torch_in(limit.torch))
 
 

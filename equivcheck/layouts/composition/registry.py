@@ -29,7 +29,7 @@ SHIPPED: dict[str, str] = {
     "expert_parallel": "expert_parallel.apply:ExpertParallelKind",
     "local_data_parallel": "local_data_parallel.apply:LocalDataParallelKind",
 }
-"""Kinds that ship with equivcheck, by tag. They are names because a check imports only the kinds that it uses."""
+"""Kinds that ship with equivcheck, by tag. Kinds are given by name, because a check imports only the kinds it uses."""
 
 COMPOSITIONS: tuple[str, ...] = (
     "ddp x tensor_parallel",
@@ -54,7 +54,7 @@ COMPOSITIONS: tuple[str, ...] = (
     "local_data_parallel x context_parallel x local_tensor_parallel",
     "local_data_parallel x pipeline",
 )
-"""Compositions generated, as `Layout.name` writes them."""
+"""Compositions that strategies generate, named as by `Layout.name`."""
 TIMES = " x "
 """Separator between tags."""
 
@@ -64,10 +64,10 @@ class BrokenLayout(EquivCheckError):
 
 
 def kind_of(parallelism: P) -> LayoutKind[P]:
-    """Return the `LayoutKind` of a parallelism. A kind that ships with equivcheck is imported without the others.
+    """Return the `LayoutKind` of a parallelism. If the kind ships with equivcheck, no other kind is imported.
 
-    Raises `UsageError` for a parallelism that is not registered, and `BrokenLayout` if it is a third party's and any entry
-    point is broken.
+    Raises `UsageError` for a parallelism that is not registered, and `BrokenLayout` if it is a third party's and any entry point
+    is broken.
     """
     if type(parallelism) in PARALLELISMS:
         return shipped_kind(parallelism.tag)
@@ -124,12 +124,12 @@ def kinds_of(name: str) -> tuple[LayoutKind[Any], ...]:
 
 
 def imports_of(layout: Layout) -> tuple[str, ...]:
-    """Modules to import before a layout's ranks start."""
+    """Return the modules to import before a layout's ranks start."""
     return tuple(name for parallelism in layout.parallelisms for name in kind_of(parallelism).imports(parallelism))
 
 
 def when_reduced(layout: Layout) -> WhenReduced:
-    """When the layout reduces gradients from several microbatches."""
+    """Return when the layout reduces gradients from several microbatches."""
     found = (kind_of(parallelism).when_reduced(parallelism, layout) for parallelism in layout.parallelisms)
     return next((when for when in found if when is not None), EACH)
 

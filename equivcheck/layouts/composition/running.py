@@ -76,10 +76,7 @@ class Runner:
             return RanksResult(run=run, before=before)
 
     def _change(self, scenario: Scenario) -> Callable[[Setup], None] | None:
-        """The function that changes each rank's setup.
-
-        A planted fault is the only change, so that it shows as it would elsewhere.
-        """
+        """Return the function that changes each rank's setup. If a fault is planted, nothing else is changed."""
         return read_full_tensors if self.alter is None and asks_full_tensors(scenario) else self.alter
 
     def _part(self, layout: Layout, scenario: Scenario, program: Callable[..., Trace], *arguments: Any) -> Run:

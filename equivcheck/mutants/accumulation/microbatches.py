@@ -55,7 +55,7 @@ def _accumulate(weight: Callable[[int], float], setup: Setup, microbatches: Sequ
 
 @fault(layouts=ACCUMULATES, applies=_averages, causes=(Cause.MICROBATCHES_SUMMED, Cause.SCALED), minimum=ONE_RANK)
 def microbatches_summed(setup: Setup) -> None:
-    """Microbatch means are summed, but not divided by their number."""
+    """Bug: microbatch means are summed, but not divided by their number."""
     data = setup.training.data
     _weigh(setup, lambda number: data.batch / data.microbatches[number])
 
@@ -64,48 +64,48 @@ def microbatches_summed(setup: Setup) -> None:
     layouts=ACCUMULATES, applies=has_microbatches, causes=(Cause.RESCALED_EACH_MICROBATCH, Cause.AVERAGED_TWICE), minimum=ONE_RANK
 )
 def microbatches_averaged_twice(setup: Setup) -> None:
-    """Gradients are divided twice by the number of microbatches."""
+    """Bug: gradients are divided twice by the number of microbatches."""
     count = num_microbatches(setup)
     _weigh(setup, lambda _number: 1.0 / count)
 
 
 @fault(layouts=ACCUMULATES, applies=has_microbatches, causes=(Cause.RESCALED_EACH_MICROBATCH,), minimum=ONE_RANK)
 def rescaled_each_microbatch(setup: Setup) -> None:
-    """Accumulated gradients are divided by the number of microbatches after each one."""
+    """Bug: accumulated gradients are divided by the number of microbatches after each one."""
     count = num_microbatches(setup)
     _weigh(setup, lambda number: float(count) ** (number + 1 - count))
 
 
 @fault(layouts=ACCUMULATES, applies=has_microbatches, causes=(Cause.MICROBATCH_LOST,), minimum=ONE_RANK)
 def only_last_microbatch(setup: Setup) -> None:
-    """Gradients are zeroed before each microbatch, so only the last one counts."""
+    """Bug: gradients are zeroed before each microbatch, so only the last one counts."""
     last = num_microbatches(setup) - 1
     _weigh(setup, lambda number: float(number == last))
 
 
 @fault(layouts=ACCUMULATES, applies=has_microbatches, causes=(Cause.MICROBATCH_LOST,), minimum=ONE_RANK)
 def only_first_microbatch(setup: Setup) -> None:
-    """Only the first microbatch's gradients count."""
+    """Bug: only the first microbatch's gradients count."""
     _weigh(setup, lambda number: float(number == 0))
 
 
 @fault(layouts=ACCUMULATES, applies=has_microbatches, causes=(Cause.MICROBATCH_LOST,), minimum=ONE_RANK)
 def last_microbatch_lost(setup: Setup) -> None:
-    """The last microbatch counts in the loss, but not in the gradients."""
+    """Bug: the last microbatch counts in the loss, but not in the gradients."""
     last = num_microbatches(setup) - 1
     _weigh(setup, lambda number: float(number != last))
 
 
 @fault(layouts=DATA_PARALLEL, applies=has_microbatches_of_ranks, causes=(Cause.ROWS_LOST, Cause.MICROBATCH_LOST))
 def last_microbatch_lost_on_one_rank(setup: Setup) -> None:
-    """The last rank leaves out its last microbatch's gradients."""
+    """Bug: the last rank leaves out its last microbatch's gradients."""
     if data_rank(setup) == data_ranks(setup) - 1:
         last_microbatch_lost(setup)
 
 
 @fault(layouts=ACCUMULATES, applies=_is_uneven, causes=(Cause.MEAN_OF_MEANS,), minimum=ONE_RANK)
 def mean_of_means(setup: Setup) -> None:
-    """Microbatch means are averaged with equal weights, although microbatches have different sizes."""
+    """Bug: microbatch means are averaged with equal weights, although microbatches have different sizes."""
     data, count = setup.training.data, num_microbatches(setup)
     _weigh(setup, lambda number: data.batch / data.microbatches[number] / count)
 
@@ -124,14 +124,14 @@ def waits_for_last(scenario: Scenario) -> bool:
 
 @fault(layouts=ACCUMULATES, applies=has_microbatches, causes=(Cause.MICROBATCH_LOST, Cause.ROWS_LOST), minimum=ONE_RANK)
 def same_microbatch(setup: Setup) -> None:
-    """The first microbatch is used for all, as if the data loader never advanced."""
+    """Bug: the first microbatch is used for all, as if the data loader never advanced."""
     inner = setup.compute
     setup.compute = lambda altered, microbatches, index: inner(altered, [microbatches[0]] * len(microbatches), index)
 
 
 @fault(layouts=("ddp", "replicate", "fsdp1", "fsdp2"), applies=_sums_over_ranks, causes=(Cause.AVERAGED_TWICE, Cause.SCALED))
 def sum_averaged_over_ranks(setup: Setup) -> None:
-    """A sum loss is not multiplied by the number of ranks, although gradients are averaged."""
+    """Bug: a sum loss is not multiplied by the number of ranks, although gradients are averaged."""
     setup.loss_scale /= data_ranks(setup)
 
 
@@ -142,7 +142,7 @@ def sum_averaged_over_ranks(setup: Setup) -> None:
     causes=(Cause.NOT_REDUCED, Cause.MICROBATCH_LOST),
 )
 def reduced_after_first_microbatch(setup: Setup) -> None:
-    """Gradients are reduced after the first microbatch, so later microbatches stay unreduced."""
+    """Bug: gradients are reduced after the first microbatch, so later microbatches stay unreduced."""
     inner, count = setup.accumulation, num_microbatches(setup)
     seen = 0
 
@@ -158,7 +158,7 @@ def reduced_after_first_microbatch(setup: Setup) -> None:
     layouts=ACCUMULATES, applies=has_microbatches, causes=(Cause.STEPPED_EACH_MICROBATCH, Cause.MICROBATCH_LOST), minimum=ONE_RANK
 )
 def stepped_each_microbatch(setup: Setup) -> None:
-    """The optimizer steps after each microbatch and zeroes its gradients."""
+    """Bug: the optimizer steps after each microbatch and zeroes its gradients."""
     inner, latest = setup.compute, list[torch.optim.Optimizer]()
     setup.before_step.append(lambda optimizer, _index: latest.append(optimizer))
 

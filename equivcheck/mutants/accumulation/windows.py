@@ -25,7 +25,7 @@ def _has_divided_window(scenario: Scenario) -> bool:
 
 @fault(layouts=EVERYWHERE, applies=_has_divided_window, causes=(Cause.TRAILING_WINDOW,), minimum=WINDOW)
 def trailing_window_divided_as_full(setup: Setup) -> None:
-    """The gradients of a trailing window are divided by the rows in a full window."""
+    """Bug: the gradients of a trailing window are divided by the rows in a full window."""
     training, last = setup.training, setup.training.steps - 1
     factor = training.rows_at(last) / training.data.batch
     setup.before_update.append(lambda optimizer, step: scale(optimizer, factor) if step == last else None)
@@ -38,7 +38,7 @@ def trailing_window_divided_as_full(setup: Setup) -> None:
     minimum=WINDOW,
 )
 def trailing_window_not_stepped(setup: Setup) -> None:
-    """The optimizer does not step for a trailing window, because it waits for as many microbatches as in a full one."""
+    """Bug: the optimizer does not step for a trailing window, because it waits for as many microbatches as in a full one."""
     inner, steps, last = setup.update, list[int](), setup.training.steps - 1
     setup.before_update.append(lambda _optimizer, step: steps.append(step))
 
@@ -57,7 +57,7 @@ def trailing_window_not_stepped(setup: Setup) -> None:
     minimum=Minimum(steps=2, because="the last of several steps has fewer microbatches, and one rank reduces nothing"),
 )
 def trailing_window_not_reduced(setup: Setup) -> None:
-    """Gradients are reduced at the last microbatch of a full window, which a trailing window does not reach."""
+    """Bug: gradients are reduced at the last microbatch of a full window, which a trailing window does not reach."""
     inner, count = setup.accumulation, num_microbatches(setup)
     seen = 0
 
@@ -71,7 +71,7 @@ def trailing_window_not_reduced(setup: Setup) -> None:
 
 @fault(layouts=ACCUMULATES, applies=all_of(has_trailing_window, is_divided), causes=(Cause.LABEL_COUNT,), minimum=WINDOW)
 def labels_of_first_window_counted(setup: Setup) -> None:
-    """Labels are counted in the first step only, and each later step divides by this number."""
+    """Bug: labels are counted in the first step only, and each later step divides by this number."""
     inner, divisors = setup.compute, list[float]()
 
     def compute(altered: Setup, microbatches: Sequence[Batch], index: int) -> float | None:

@@ -44,7 +44,7 @@ def _sends_by_value(scenario: Scenario) -> bool:
 
 @fault(layouts=WITH_DDP, applies=_sends_by_norm, causes=(Cause.CLIPPED_BEFORE_REDUCTION,))
 def clipped_before_reduction(setup: Setup) -> None:
-    """Each rank clips its own gradients before they are averaged."""
+    """Bug: each rank clips its own gradients before they are averaged."""
     clipping = setup.training.clipping
     if isinstance(clipping, ClipNorm):
         reduce_with(setup, partial(_clip_bucket, clipping))
@@ -58,7 +58,7 @@ def _clip_bucket(clipping: ClipNorm, bucket: GradBucket, group: dist.ProcessGrou
 
 @fault(layouts=WITH_DDP, applies=_sends_by_value, causes=(Cause.CLIPPED_BEFORE_REDUCTION,))
 def clamped_before_reduction(setup: Setup) -> None:
-    """Each rank clamps its own gradients before they are averaged."""
+    """Bug: each rank clamps its own gradients before they are averaged."""
     clipping = setup.training.clipping
     if isinstance(clipping, ClipValue):
         reduce_with(setup, partial(_clamp_bucket, clipping.clip_value))
@@ -71,7 +71,7 @@ def _clamp_bucket(limit: float, bucket: GradBucket, group: dist.ProcessGroup) ->
 
 @fault(layouts=BY_PARAMETERS, applies=clips_by_norm, causes=(Cause.PART_OF_NORM,), minimum=ONE_RANK)
 def clipped_by_own_norms(setup: Setup) -> None:
-    """Each parameter is clipped by its own norm instead of the total norm."""
+    """Bug: each parameter is clipped by its own norm instead of the total norm."""
     clip_with(setup, _clip_each)
 
 
@@ -84,7 +84,7 @@ def _clip_each(clipping: ClippingCall) -> torch.Tensor:
 
 @fault(layouts=BY_NORM, applies=clips_by_norm, causes=(Cause.NORM_MISREPORTED,), minimum=ONE_RANK)
 def norm_after_clipping_returned(setup: Setup) -> None:
-    """Clipping returns the norm after clipping instead of the norm before."""
+    """Bug: clipping returns the norm after clipping instead of the norm before."""
     inner = setup.clip_norm
 
     def clip_norm(module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
@@ -97,13 +97,13 @@ def norm_after_clipping_returned(setup: Setup) -> None:
 
 @fault(layouts=BY_NORM, applies=clips_by_norm, causes=(Cause.NOT_CLIPPED,), minimum=ONE_RANK)
 def not_clipped(setup: Setup) -> None:
-    """The norm is returned, but gradients are not clipped."""
+    """Bug: the norm is returned, but gradients are not clipped."""
     clip_with(setup, lambda clip: clip.right)
 
 
 @fault(layouts=BY_NORM, applies=clips_by_norm, causes=(Cause.SCALED,), minimum=ONE_RANK)
 def scaled_up_to_norm(setup: Setup) -> None:
-    """Gradients are scaled up to `max_norm` if their norm is smaller."""
+    """Bug: gradients are scaled up to `max_norm` if their norm is smaller."""
     clip_with(setup, _scale_to_norm)
 
 

@@ -125,7 +125,7 @@ def scale_down(parameters: list[torch.Tensor], factor: torch.Tensor) -> None:
 
 @fault(layouts=("fsdp2", "fsdp1", "tensor_parallel", *INNER_TENSOR_PARALLEL), applies=_clips_shards, causes=(Cause.LOCAL_NORM,))
 def local_norm(setup: Setup) -> None:
-    """Each rank clips by the norm over its local shards."""
+    """Bug: each rank clips by the norm over its local shards."""
     _clip_by_norm(setup, _of_own_shard)
 
 
@@ -137,7 +137,7 @@ def _of_own_shard(clipping: ClippingCall) -> torch.Tensor:
 
 @fault(layouts=("fsdp2", "fsdp1"), applies=_adds_norms, causes=(Cause.ANOTHER_NORM,))
 def norms_added_up(setup: Setup) -> None:
-    """The shards' norms are added up instead of combined into one norm."""
+    """Bug: the shards' norms are added up instead of combined into one norm."""
     _clip_by_norm(setup, _added_up)
 
 
@@ -155,7 +155,7 @@ def _added_up(clipping: ClippingCall) -> torch.Tensor:
     causes=(Cause.REPLICAS_IN_NORM,),
 )
 def replicas_in_norm(setup: Setup) -> None:
-    """The norm counts replicated gradients once per replica."""
+    """Bug: the norm counts replicated gradients once per replica."""
     _clip_by_norm(setup, _with_replicas)
 
 
@@ -169,19 +169,19 @@ def _with_replicas(clipping: ClippingCall) -> torch.Tensor:
 
 @fault(layouts=BY_PARAMETERS, applies=_clips_vectors, causes=(Cause.PART_OF_NORM,), minimum=ONE_RANK)
 def vectors_not_in_norm(setup: Setup) -> None:
-    """Biases and norm weights are clipped, but do not count in the norm."""
+    """Bug: biases and norm weights are clipped, but do not count in the norm."""
     _clip_by_norm(setup, lambda clip: clip.norm_of([parameter for parameter in clip.parameters if parameter.dim() > 1]))
 
 
 @fault(layouts=BY_PARAMETERS, applies=clips_by_norm, causes=(Cause.PART_OF_NORM, Cause.NOT_CLIPPED), minimum=ONE_RANK)
 def first_parameter_not_in_norm(setup: Setup) -> None:
-    """The first parameter is clipped, but does not count in the norm."""
+    """Bug: the first parameter is clipped, but does not count in the norm."""
     _clip_by_norm(setup, lambda clip: clip.norm_of(clip.parameters[1:]))
 
 
 @fault(layouts=BY_NORM, applies=clips_by_norm, causes=(Cause.ANOTHER_NORM,), minimum=ONE_RANK)
 def another_norm_type(setup: Setup) -> None:
-    """Gradients are clipped by another norm type than configured."""
+    """Bug: gradients are clipped by another norm type than configured."""
     inner = setup.clip_norm
 
     def clip_norm(module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:

@@ -55,13 +55,13 @@ class _OwnKeysOnly(ShardedSequence):
 
 @fault(layouts=CONTEXT_PARALLEL, applies=has_attention(), causes=(Cause.ATTENTION_MASK,))
 def attention_to_own_positions_only(setup: Setup) -> None:
-    """Queries attend to their own rank's keys only, because keys and values are not exchanged."""
+    """Bug: queries attend to their own rank's keys only, because keys and values are not exchanged."""
     exchange_with(setup, _OwnKeysOnly)
 
 
 @fault(layouts=CONTEXT_PARALLEL, applies=has_attention(exchange=AttentionExchange.RING), causes=(Cause.ATTENTION_MASK,))
 def ring_ends_before_last_block(setup: Setup) -> None:
-    """Ring attention stops one step early, so the last block is never seen."""
+    """Bug: Ring attention stops one step early, so the last block is never seen."""
     ranks = ranks_of(setup)
     for module in attentions(setup):
         assert ranks is not None, "attentions() yields nothing without context parallelism"
@@ -96,7 +96,7 @@ class _NeverRescaled(ShardedSequence):
 
 @fault(layouts=CONTEXT_PARALLEL, applies=has_attention(exchange=AttentionExchange.RING), causes=(Cause.SOFTMAX_OF_PART,))
 def ring_blocks_not_rescaled(setup: Setup) -> None:
-    """Ring attention does not rescale earlier blocks if a later block has a larger score."""
+    """Bug: Ring attention does not rescale earlier blocks if a later block has a larger score."""
     exchange_with(setup, _NeverRescaled)
 
 
@@ -124,13 +124,13 @@ class _LearningFromBefore(_LearningFrom):
 
 @fault(layouts=CONTEXT_PARALLEL, applies=has_attention(exchange=AttentionExchange.GATHER), causes=(Cause.KEY_VALUE_GRADIENT,))
 def key_gradients_sliced_not_reduced(setup: Setup) -> None:
-    """The backward of the key and value all-gather takes each rank's slice without summing over ranks."""
+    """Bug: the backward of the key and value all-gather takes each rank's slice without summing over ranks."""
     exchange_with(setup, _LearningFromOwn)
 
 
 @fault(layouts=CONTEXT_PARALLEL, applies=has_attention(exchange=AttentionExchange.RING), causes=(Cause.KEY_VALUE_GRADIENT,))
 def ring_gradients_overwritten(setup: Setup) -> None:
-    """Ring attention overwrites key and value gradients instead of accumulating them."""
+    """Bug: Ring attention overwrites key and value gradients instead of accumulating them."""
     exchange_with(setup, _LearningFromBefore)
 
 
@@ -145,7 +145,7 @@ class _OtherHeads(UlyssesSequence):
 
 @fault(layouts=CONTEXT_PARALLEL, applies=has_attention(_has_groups, AttentionExchange.ULYSSES), causes=(Cause.PERMUTED,))
 def heads_returned_in_another_order(setup: Setup) -> None:
-    """Ulysses attention returns each rank's heads as the next rank's heads."""
+    """Bug: Ulysses attention returns each rank's heads as the next rank's heads."""
     exchange_with(setup, _OtherHeads)
 
 
@@ -163,5 +163,5 @@ class _InOrderOfRanks(GatheredSequence):
     causes=(Cause.ATTENTION_MASK,),
 )
 def keys_left_in_rank_order(setup: Setup) -> None:
-    """Gathered keys and values stay in rank order, although ranks hold a head and a tail chunk, so masks are wrong."""
+    """Bug: gathered keys and values stay in rank order, although ranks hold a head and a tail chunk, so masks are wrong."""
     exchange_with(setup, _InOrderOfRanks)

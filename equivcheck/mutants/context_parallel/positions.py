@@ -38,7 +38,7 @@ def _has_long_parts(scenario: Scenario) -> bool:
 
 @fault(layouts=CONTEXT_PARALLEL, applies=has_attention(_turns), causes=(Cause.POSITIONS,))
 def rotary_positions_of_own_part(setup: Setup) -> None:
-    """Rotary positions restart at 0 on each context-parallel rank."""
+    """Bug: rotary positions restart at 0 on each context-parallel rank."""
     for module in attentions(setup, _turns):
         module.with_rotary = _place_from_start  # type: ignore[method-assign]
 
@@ -49,7 +49,7 @@ def _place_from_start(values: torch.Tensor) -> torch.Tensor:
 
 @fault(layouts=CONTEXT_PARALLEL, applies=all_of(is_sharded, learns_positions), causes=(Cause.POSITIONS,))
 def learned_positions_of_own_part(setup: Setup) -> None:
-    """Learned positions restart at 0 on each context-parallel rank."""
+    """Bug: learned positions restart at 0 on each context-parallel rank."""
     module = setup.model.positions
     if ranks_of(setup) is not None and isinstance(module, nn.Embedding):
         module.register_forward_pre_hook(lambda _module, inputs: (torch.arange(len(inputs[0])),), prepend=True)
@@ -57,7 +57,7 @@ def learned_positions_of_own_part(setup: Setup) -> None:
 
 @fault(layouts=CONTEXT_PARALLEL, applies=all_of(is_reordered, has_attention(is_causal)), causes=(Cause.ATTENTION_MASK,))
 def causal_mask_by_order_of_ranks(setup: Setup) -> None:
-    """The causal mask assumes contiguous shards, although ranks hold a head and a tail chunk."""
+    """Bug: the causal mask assumes contiguous shards, although ranks hold a head and a tail chunk."""
     ranks = ranks_of(setup)
     for module in attentions(setup, is_causal):
         assert ranks is not None, "attentions() yields nothing without context parallelism"
@@ -74,7 +74,7 @@ def _mask_by(module: AttentionModule, places: torch.Tensor) -> None:
 
 @fault(layouts=CONTEXT_PARALLEL, applies=has_attention(is_causal, AttentionExchange.GATHER), causes=(Cause.ATTENTION_MASK,))
 def causal_mask_counted_in_own_part(setup: Setup) -> None:
-    """The causal mask counts queries from each shard's start, but keys from the sequence's start."""
+    """Bug: the causal mask counts queries from each shard's start, but keys from the sequence's start."""
     for module in attentions(setup, is_causal):
         module.unseen = _from_own_start  # type: ignore[method-assign]
 
@@ -85,7 +85,7 @@ def _from_own_start(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
 
 @fault(layouts=CONTEXT_PARALLEL, applies=has_attention(is_causal, AttentionExchange.RING), causes=(Cause.ATTENTION_MASK,))
 def ring_blocks_masked_as_own(setup: Setup) -> None:
-    """Ring attention applies each rank's own causal mask to every block."""
+    """Bug: Ring attention applies each rank's own causal mask to every block."""
     for module in attentions(setup, is_causal):
         module.unseen = _as_in_own_block  # type: ignore[method-assign]
 
@@ -96,7 +96,7 @@ def _as_in_own_block(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
 
 @fault(layouts=CONTEXT_PARALLEL, applies=all_of(is_sharded, has_loss(), _has_long_parts), causes=(Cause.ANOTHER_LABEL,))
 def labels_shifted_after_split(setup: Setup) -> None:
-    """Labels are shifted within each context-parallel shard, so they wrap around at its end."""
+    """Bug: labels are shifted within each context-parallel shard, so they wrap around at its end."""
     if ranks_of(setup) is not None:
         inner, dim = setup.take, 1 - setup.training.data.batch_dim
 
@@ -109,7 +109,7 @@ def labels_shifted_after_split(setup: Setup) -> None:
 
 @fault(layouts=CONTEXT_PARALLEL, applies=all_of(is_reordered, has_loss()), causes=(Cause.ANOTHER_LABEL,))
 def labels_split_contiguously(setup: Setup) -> None:
-    """Labels are split into contiguous shards, although ranks hold a head and a tail chunk."""
+    """Bug: labels are split into contiguous shards, although ranks hold a head and a tail chunk."""
     ranks = ranks_of(setup)
     if ranks is not None:
         move = partial(_laid, torch.cat(ranks.parts), 1 - setup.training.data.batch_dim)

@@ -26,7 +26,7 @@ from equivcheck.training.setup import Setup
 
 @fault(layouts=DATA_PARALLEL, applies=has_data_ranks, causes=(Cause.AVERAGED_TWICE, Cause.SCALED))
 def averaged_twice(setup: Setup) -> None:
-    """Averaged gradients are divided again by the number of data-parallel ranks."""
+    """Bug: averaged gradients are divided again by the number of data-parallel ranks."""
     scale_gradients(setup, 1.0 / data_ranks(setup))
 
 
@@ -36,13 +36,13 @@ def averaged_twice(setup: Setup) -> None:
     causes=(Cause.AVERAGED_TWICE, Cause.SCALED),
 )
 def averaged_over_all_ranks(setup: Setup) -> None:
-    """Gradients are divided by the number of all ranks, including tensor-parallel ranks."""
+    """Bug: gradients are divided by the number of all ranks, including tensor-parallel ranks."""
     scale_gradients(setup, 1.0 / size_of(setup, TP))
 
 
 @fault(layouts=WITH_DDP, applies=reduces_by_hooks, causes=(Cause.NOT_REDUCED,))
 def parameter_left_out(setup: Setup) -> None:
-    """One parameter's gradient is left out when gradients are reduced."""
+    """Bug: one parameter's gradient is left out when gradients are reduced."""
     parameter = [parameter for parameter in setup.model.parameters() if parameter.requires_grad][-1]
     own: list[torch.Tensor] = []
     parameter.register_hook(lambda gradient: own.append(gradient.detach().clone()))  # type: ignore[no-untyped-call]
@@ -57,7 +57,7 @@ def _put_back(parameter: torch.Tensor, own: list[torch.Tensor], _optimizer: obje
 
 @fault(layouts=DATA_PARALLEL, applies=has_steps, causes=(Cause.NOT_ZEROED,), minimum=TWO_STEPS)
 def gradients_not_zeroed(setup: Setup) -> None:
-    """Gradients are not zeroed between steps, so they add up."""
+    """Bug: gradients are not zeroed between steps, so they add up."""
 
     def keep(optimizer: torch.optim.Optimizer, _schedule: object) -> None:
         optimizer.zero_grad = _nothing  # type: ignore[method-assign]
@@ -71,7 +71,7 @@ def _nothing(set_to_none: bool = True) -> None:
 
 @fault(layouts=DATA_PARALLEL, applies=has_steps, causes=(Cause.STALE,), minimum=TWO_STEPS)
 def gradients_of_last_step(setup: Setup) -> None:
-    """Each update uses the previous step's gradients, as if the reduction finished one step late."""
+    """Bug: each update uses the previous step's gradients, as if the reduction finished one step late."""
     kept: dict[torch.Tensor, torch.Tensor] = {}
     setup.before_update.append(lambda optimizer, _index: _delay(optimizer, kept))
 
@@ -93,5 +93,5 @@ def _delay(optimizer: torch.optim.Optimizer, kept: dict[torch.Tensor, torch.Tens
     minimum=ONE_RANK,
 )
 def zeroed_before_update(setup: Setup) -> None:
-    """Gradients are zeroed between clipping and the update."""
+    """Bug: gradients are zeroed between clipping and the update."""
     around_update(setup, before=lambda optimizer: scale(optimizer, 0.0))

@@ -27,13 +27,13 @@ def _has_offset(scenario: Scenario) -> bool:
 
 @fault(layouts=TAKES_ROWS, applies=has_data_ranks, causes=(Cause.SAME_ROWS, Cause.ROWS_LOST))
 def same_rows_everywhere(setup: Setup) -> None:
-    """Every rank reads the first rank's rows."""
+    """Bug: every rank reads the first rank's rows."""
     _take_rows_of(setup, 0)
 
 
 @fault(layouts=TAKES_ROWS, applies=has_data_ranks, causes=(Cause.ROWS_LOST, Cause.SAME_ROWS))
 def last_rows_lost(setup: Setup) -> None:
-    """The last rank reads the previous rank's rows, so its own rows are lost."""
+    """Bug: the last rank reads the previous rank's rows, so its own rows are lost."""
     _take_rows_of(setup, min(data_rank(setup), data_ranks(setup) - 2))
 
 
@@ -45,7 +45,7 @@ def _take_rows_of(setup: Setup, rank: int) -> None:
 
 @fault(layouts=TAKES_ROWS, applies=has_data_ranks, causes=(Cause.ROWS_LOST, Cause.SAME_ROWS))
 def shuffled_differently(setup: Setup) -> None:
-    """Each rank shuffles the batch differently, so some rows are read twice and others never."""
+    """Bug: each rank shuffles the batch differently, so some rows are read twice and others never."""
     inner, shift = setup.take, data_rank(setup)
     setup.take = lambda batch: inner(_moved(batch, lambda values, dim: values.roll(shift, dim)))
 
@@ -59,7 +59,7 @@ def _moved(batch: Batch, move: Callable[[torch.Tensor, int], torch.Tensor]) -> B
 
 @fault(layouts=DATA_PARALLEL, applies=has_data_ranks, causes=(Cause.ROWS_LOST,))
 def rank_left_out(setup: Setup) -> None:
-    """The last rank's rows count in the loss, but its gradients are zero."""
+    """Bug: the last rank's rows count in the loss, but its gradients are zero."""
     if data_rank(setup) == data_ranks(setup) - 1:
         setup.module.register_forward_hook(lambda _module, _inputs, outputs: _without_gradient(outputs))
 
@@ -71,7 +71,7 @@ def _without_gradient(outputs: torch.Tensor) -> torch.Tensor:
 
 @fault(layouts=DATA_PARALLEL, applies=has_data_ranks, causes=(Cause.UNEQUAL_START, Cause.RANKS_DISAGREE))
 def weights_not_broadcast(setup: Setup) -> None:
-    """Ranks start with different weights, as if rank 0 did not broadcast them."""
+    """Bug: ranks start with different weights, as if rank 0 did not broadcast them."""
     rank = data_rank(setup)
     with torch.no_grad():
         for parameter in setup.model.parameters():
@@ -80,7 +80,7 @@ def weights_not_broadcast(setup: Setup) -> None:
 
 @fault(layouts=DATA_PARALLEL, applies=_has_offset, causes=(Cause.UNEQUAL_START, Cause.RANKS_DISAGREE))
 def buffers_not_broadcast(setup: Setup) -> None:
-    """Ranks have different buffers, as if rank 0 did not broadcast them."""
+    """Bug: ranks have different buffers, as if rank 0 did not broadcast them."""
     module = ddp_of(setup)
     if module is not None:
         module.broadcast_buffers = False

@@ -28,25 +28,25 @@ def _looks_for_unused(scenario: Scenario) -> bool:
 
 @fault(layouts=WITH_DDP, applies=reduces_by_hooks, causes=(Cause.NOT_REDUCED,))
 def reduction_missing(setup: Setup) -> None:
-    """The gradient all-reduce never runs, so each rank updates with its own gradients."""
+    """Bug: the gradient all-reduce never runs, so each rank updates with its own gradients."""
     reduce_with(setup, keep_bucket)
 
 
 @fault(layouts=WITH_DDP, applies=reduces_by_hooks, causes=(Cause.SUMMED, Cause.SCALED))
 def gradients_summed(setup: Setup) -> None:
-    """Gradients are summed over ranks, but not divided by their number."""
+    """Bug: gradients are summed over ranks, but not divided by their number."""
     reduce_with(setup, sum_bucket)
 
 
 @fault(layouts=WITH_DDP, applies=reduces_by_hooks, causes=(Cause.NOT_REDUCED,))
 def last_bucket_kept(setup: Setup) -> None:
-    """The last gradient bucket is not reduced."""
+    """Bug: the last gradient bucket is not reduced."""
     reduce_with(setup, lambda bucket, group: (keep_bucket if bucket.is_last() else average_bucket)(bucket, group))
 
 
 @fault(layouts=WITH_DDP, applies=reduces_by_hooks, causes=(Cause.GRADIENT_LOST,))
 def last_bucket_lost(setup: Setup) -> None:
-    """The last gradient bucket is replaced with zeros."""
+    """Bug: the last gradient bucket is replaced with zeros."""
     reduce_with(setup, lambda bucket, group: zero_bucket(bucket, group) if bucket.is_last() else average_bucket(bucket, group))
 
 
@@ -57,14 +57,14 @@ def last_bucket_lost(setup: Setup) -> None:
     causes=(Cause.REDUCED_OVER_PART, Cause.NOT_REDUCED, Cause.CALLS_DIFFER),
 )
 def reduced_over_other_axis(setup: Setup) -> None:
-    """Gradients are averaged over tensor-parallel ranks instead of data-parallel ranks."""
+    """Bug: gradients are averaged over tensor-parallel ranks instead of data-parallel ranks."""
     group = mesh_of(setup).get_group(TP)
     reduce_with(setup, lambda bucket, _group: average_bucket(bucket, group))
 
 
 @fault(layouts=("ddp", "ddp x tensor_parallel"), applies=reduces_by_hooks, causes=(Cause.NOT_REDUCED,))
 def forward_without_sync(setup: Setup) -> None:
-    """Forward runs under `no_sync`, backward does not. Gradients are not reduced, because DDP decides in the forward."""
+    """Bug: forward runs under `no_sync`, backward does not. Gradients are not reduced, because DDP decides in the forward."""
     module, inner = ddp_of(setup), setup.forward_context
     if module is None:
         return
@@ -79,7 +79,7 @@ def forward_without_sync(setup: Setup) -> None:
 
 @fault(layouts=("ddp",), applies=reduces_by_hooks, causes=(Cause.NOT_REDUCED,))
 def inner_module_called(setup: Setup) -> None:
-    """The wrapped module is called instead of the DDP wrapper, so its hooks never run."""
+    """Bug: the wrapped module is called instead of the DDP wrapper, so its hooks never run."""
     setup.parts = [part.module if isinstance(part, DistributedDataParallel) else part for part in setup.parts]
 
 
@@ -90,7 +90,7 @@ def inner_module_called(setup: Setup) -> None:
     causes=(Cause.NOT_REDUCED, Cause.RANK_FAILED),
 )
 def unused_parameters_not_found(setup: Setup) -> None:
-    """A layer is unused in a step but `find_unused_parameters` is off, so its bucket is never reduced."""
+    """Bug: a layer is unused in a step but `find_unused_parameters` is off, so its bucket is never reduced."""
     before = setup.parts[0]
     if not isinstance(before, DistributedDataParallel):
         return

@@ -62,7 +62,7 @@ def _has_equal_microbatches(scenario: Scenario) -> bool:
 
 @fault(layouts=COUNTED, applies=all_of(has_experts(_balances), _is_counted), causes=CAUSES)
 def balance_of_own_rows(setup: Setup) -> None:
-    """The load-balancing loss uses each rank's own expert counts, which are not summed over ranks."""
+    """Bug: the load-balancing loss uses each rank's own expert counts, which are not summed over ranks."""
     setup.full_counts = counts_of_microbatch
 
 
@@ -73,7 +73,7 @@ def balance_of_own_rows(setup: Setup) -> None:
     minimum=Minimum(ranks=4, because="it takes two axes with two ranks each"),
 )
 def balance_counted_along_last_axis(setup: Setup) -> None:
-    """The load-balancing loss uses expert counts summed over the last mesh axis only."""
+    """Bug: the load-balancing loss uses expert counts summed over the last mesh axis only."""
     names = axis_names(setup)
     setup.full_counts = counts_of_microbatch
     sum_counts(setup, mesh_of(setup).get_group(names.index(_last([name for name in names if size_of(setup, name) > 1]))))
@@ -99,13 +99,13 @@ def _changed(
 
 @fault(layouts=COUNTED, applies=all_of(has_experts(_balances), _is_counted), causes=CAUSES)
 def balance_divided_by_ranks(setup: Setup) -> None:
-    """The load-balancing loss is divided by the number of ranks, although it is already averaged."""
+    """Bug: the load-balancing loss is divided by the number of ranks, although it is already averaged."""
     _reweigh(setup, 1 / size_of(setup, *AXES))
 
 
 @fault(layouts=PLAIN_ROUTERS, applies=has_experts(_balances), causes=CAUSES, minimum=ONE_RANK)
 def balance_counted_twice(setup: Setup) -> None:
-    """The load-balancing loss is added twice, as if recomputation in backward added it again."""
+    """Bug: the load-balancing loss is added twice, as if recomputation in backward added it again."""
     _reweigh(setup, 2)
 
 
@@ -116,20 +116,20 @@ def balance_counted_twice(setup: Setup) -> None:
     minimum=ONE_RANK,
 )
 def balance_summed_over_microbatches(setup: Setup) -> None:
-    """The load-balancing loss is summed over microbatches, not averaged."""
+    """Bug: the load-balancing loss is summed over microbatches, not averaged."""
     _reweigh(setup, num_microbatches(setup))
 
 
 @fault(layouts=PLAIN_ROUTERS, applies=has_experts(_balances), causes=CAUSES, minimum=ONE_RANK)
 def balance_without_gradient(setup: Setup) -> None:
-    """The load-balancing loss has no gradient, because scores are detached."""
+    """Bug: the load-balancing loss has no gradient, because scores are detached."""
     for module in experts_of(setup, _balances):
         _change(module.router, lambda load: load._replace(shares=load.shares.detach()))
 
 
 @fault(layouts=PLAIN_ROUTERS, applies=all_of(has_experts(_balances), has_microbatches), causes=CAUSES, minimum=ONE_RANK)
 def choices_of_earlier_microbatches_counted(setup: Setup) -> None:
-    """The load-balancing loss uses expert counts accumulated since the step began, not for one microbatch."""
+    """Bug: the load-balancing loss uses expert counts accumulated since the step began, not for one microbatch."""
     inner, kept = setup.full_counts, list[torch.Tensor]()
 
     def full_counts(model: nn.Module, counts: Counts, batch: Batch, index: int) -> Counts:

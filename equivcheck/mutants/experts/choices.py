@@ -30,13 +30,13 @@ def _shares_beside_two(layer: Experts) -> bool:
 
 @fault(layouts=PLAIN_ROUTERS, applies=has_experts(), causes=(Cause.EXPERT_CHOICE,), minimum=ONE_RANK)
 def rows_given_to_next_expert(setup: Setup) -> None:
-    """Each row is computed by the expert after the chosen one, with the chosen one's weight."""
+    """Bug: each row is computed by the expert after the chosen one, with the chosen one's weight."""
     reroute(setup, lambda _router, _inputs, routed: (routed[0].roll(1, -1), routed[1].roll(1, -1)))
 
 
 @fault(layouts=PLAIN_ROUTERS, applies=has_experts(chooses_two), causes=(Cause.EXPERT_CHOICE,), minimum=ONE_RANK)
 def second_expert_left_out(setup: Setup) -> None:
-    """The chosen expert with the lower score computes nothing."""
+    """Bug: the chosen expert with the lower score computes nothing."""
 
     def keep_best_expert(_router: Router, _inputs: torch.Tensor, routed: Routed) -> Routed:
         best = torch.zeros_like(routed[0]).scatter(-1, routed[1].detach().argmax(-1, keepdim=True), value=True)
@@ -47,7 +47,7 @@ def second_expert_left_out(setup: Setup) -> None:
 
 @fault(layouts=BY_ROWS, applies=has_experts(), causes=(Cause.EXPERT_CHOICE,), minimum=ONE_RANK)
 def rows_beyond_capacity_dropped(setup: Setup) -> None:
-    """Rows over an expert's capacity are dropped on each rank."""
+    """Bug: rows over an expert's capacity are dropped on each rank."""
 
     def drop_beyond_capacity(router: Router, _inputs: torch.Tensor, routed: Routed) -> Routed:
         flat = routed[0].flatten(0, -2)
@@ -60,7 +60,7 @@ def rows_beyond_capacity_dropped(setup: Setup) -> None:
 
 @fault(layouts=PLAIN_ROUTERS, applies=has_experts(_shares_weighted), causes=(Cause.SHARED_EXPERT,), minimum=ONE_RANK)
 def shared_expert_weighted(setup: Setup) -> None:
-    """The shared expert's output is multiplied by the routing weights."""
+    """Bug: the shared expert's output is multiplied by the routing weights."""
     for module in experts_of(setup, _shares_weighted):
         _weigh_shared(module)
 
@@ -78,7 +78,7 @@ def _weigh_shared(module: ExpertsModule) -> None:
 
 @fault(layouts=PLAIN_ROUTERS, applies=has_experts(_shares_beside_two), causes=(Cause.SHARED_EXPERT,), minimum=ONE_RANK)
 def shared_expert_added_for_each_choice(setup: Setup) -> None:
-    """The shared expert's output is added once per chosen expert."""
+    """Bug: the shared expert's output is added once per chosen expert."""
     for module in experts_of(setup, _shares_beside_two):
         assert module.shared is not None, "only layers with a shared expert are selected"
         module.shared.register_forward_hook(_times(module.layer.top_k))

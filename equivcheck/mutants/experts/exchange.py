@@ -65,13 +65,13 @@ class _AsComputed(Exchange):
 
 @fault(layouts=EXPERT_PARALLEL, applies=_sends(_are_several), causes=(Cause.EXPERT_ROWS,))
 def rows_not_put_back_in_order(setup: Setup) -> None:
-    """Expert outputs are sent back in expert order instead of arrival order."""
+    """Bug: expert outputs are sent back in expert order instead of arrival order."""
     _exchange_by(setup, _AsComputed)
 
 
 @fault(layouts=EXPERT_PARALLEL, applies=_sends(_are_several), causes=(Cause.EXPERT_ROWS,))
 def rows_split_by_counts_in_another_order(setup: Setup) -> None:
-    """Each rank reads its row counts per expert in reverse order, so it splits rows wrongly."""
+    """Bug: each rank reads its row counts per expert in reverse order, so it splits rows wrongly."""
     for module in experts_of(setup):
         if module.by_units is not None:
             module.compute_units = partial(_reversed, module.compute_units)  # type: ignore[method-assign]
@@ -94,7 +94,7 @@ class _OfSent(Exchange):
     causes=(Cause.CALLS_DIFFER, Cause.EXPERT_ROWS),
 )
 def counts_sent_taken_for_counts_received(setup: Setup) -> None:
-    """Each rank expects as many rows as it sends, because counts are not exchanged."""
+    """Bug: each rank expects as many rows as it sends, because counts are not exchanged."""
     _exchange_by(setup, _OfSent)
 
 
@@ -110,13 +110,13 @@ class _Skipping(Exchange):
     minimum=Minimum(ranks=3, because="there are at least two experts, and one rank must have none"),
 )
 def rank_without_experts_skips_exchange(setup: Setup) -> None:
-    """A rank without experts skips the all-to-all."""
+    """Bug: a rank without experts skips the all-to-all."""
     _exchange_by(setup, _Skipping)
 
 
 @fault(layouts=EXPERT_PARALLEL, applies=all_of(_sends(_is_any), has_equal_experts), causes=(Cause.EXPERT_CHOICE,))
 def rows_sent_to_next_rank(setup: Setup) -> None:
-    """Rows are sent to the rank after the one with the chosen expert."""
+    """Bug: rows are sent to the rank after the one with the chosen expert."""
     ranks = size_of(setup, EP)
     reroute(
         setup,

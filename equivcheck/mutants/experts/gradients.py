@@ -70,19 +70,19 @@ def keep_own_gradients(setup: Setup, chosen: Named) -> None:
 
 @fault(layouts=EXPERT_PARALLEL, applies=all_of(has_experts(), _has_ranks), causes=(Cause.SUMMED, Cause.SCALED))
 def expert_gradients_summed(setup: Setup) -> None:
-    """Expert gradients are not divided by the number of expert-parallel ranks, whose rows they include."""
+    """Bug: expert gradients are not divided by the number of expert-parallel ranks, whose rows they include."""
     _multiply(setup, size_of(setup, EP), _names_of_experts(setup).__contains__)
 
 
 @fault(layouts=EXPERT_PARALLEL, applies=all_of(has_experts(), _has_ranks), causes=(Cause.AVERAGED_TWICE, Cause.SCALED))
 def expert_gradients_averaged_twice(setup: Setup) -> None:
-    """Expert gradients are divided twice by the number of expert-parallel ranks."""
+    """Bug: expert gradients are divided twice by the number of expert-parallel ranks."""
     _multiply(setup, 1 / size_of(setup, EP), _names_of_experts(setup).__contains__)
 
 
 @fault(layouts=EXPERT_PARALLEL, applies=all_of(has_experts(), _has_ranks, has_equal_experts), causes=(Cause.REDUCED_OVER_OTHERS,))
 def expert_gradients_averaged_as_replicated(setup: Setup) -> None:
-    """Expert gradients are averaged over ranks with different experts, as if the experts were replicated."""
+    """Bug: expert gradients are averaged over ranks with different experts, as if the experts were replicated."""
     parameters, size = _parameters(setup, _names_of_experts(setup).__contains__), size_of(setup, EP)
     group = mesh_of(setup).get_group(axis_names(setup).index(EP))
 
@@ -97,19 +97,19 @@ def expert_gradients_averaged_as_replicated(setup: Setup) -> None:
 
 @fault(layouts=EXPERT_PARALLEL, applies=all_of(has_experts(), _has_ranks), causes=OWN_ROWS)
 def router_gradient_of_own_rows(setup: Setup) -> None:
-    """Router gradients are not reduced over expert-parallel ranks."""
+    """Bug: router gradients are not reduced over expert-parallel ranks."""
     keep_own_gradients(setup, lambda name: name.endswith("router.weight"))
 
 
 @fault(layouts=EXPERT_PARALLEL, applies=_has_ranks, causes=OWN_ROWS)
 def only_experts_reduced(setup: Setup) -> None:
-    """Only expert gradients are right; all others are not reduced over expert-parallel ranks."""
+    """Bug: only expert gradients are right; all others are not reduced over expert-parallel ranks."""
     names = _names_of_experts(setup)
     keep_own_gradients(setup, lambda name: name not in names)
 
 
 @fault(layouts=EXPERT_PARALLEL, applies=_has_ranks, causes=(Cause.SUMMED, Cause.SCALED))
 def all_but_experts_summed(setup: Setup) -> None:
-    """All gradients except the experts' are summed over expert-parallel ranks, not averaged."""
+    """Bug: all gradients except the experts' are summed over expert-parallel ranks, not averaged."""
     names = _names_of_experts(setup)
     _multiply(setup, size_of(setup, EP), lambda name: name not in names)

@@ -72,7 +72,7 @@ class _CopiesNothing(LocalRegion):
 
 @fault(layouts=LOCAL, applies=_cuts(), causes=(Cause.PARTIAL_INPUT_GRADIENT, Cause.RANKS_DISAGREE))
 def experts_copy_to_region_missing(setup: Setup) -> None:
-    """Neither the experts' input gradient nor the routing weights' gradient is summed over tensor-parallel ranks."""
+    """Bug: neither the experts' input gradient nor the routing weights' gradient is summed over tensor-parallel ranks."""
     _move_by(setup, _CopiesNothing)
 
 
@@ -83,7 +83,7 @@ class _CopiesRows(LocalRegion):
 
 @fault(layouts=LOCAL, applies=_cuts(), causes=(Cause.PARTIAL_INPUT_GRADIENT, Cause.RANKS_DISAGREE))
 def router_learns_from_partial_sum(setup: Setup) -> None:
-    """The routing weights' gradient is not summed over tensor-parallel ranks, so each router learns from a partial sum."""
+    """Bug: the routing weights' gradient is not summed over tensor-parallel ranks, so each router learns from a partial sum."""
     _move_by(setup, _CopiesRows)
 
 
@@ -94,13 +94,13 @@ class _AddsEach(LocalRegion):
 
 @fault(layouts=LOCAL, applies=_cuts(_has_bias), causes=(Cause.BIAS_ON_EVERY_RANK,))
 def bias_of_experts_added_on_every_rank(setup: Setup) -> None:
-    """Each tensor-parallel rank adds the bias in the experts' down projection, so it counts several times."""
+    """Bug: each tensor-parallel rank adds the bias in the experts' down projection, so it counts several times."""
     _move_by(setup, _AddsEach)
 
 
 @fault(layouts=LOCAL, applies=_cuts(_has_halves), causes=(Cause.PERMUTED, Cause.UNEQUAL_START))
 def gate_and_up_of_experts_split_as_one(setup: Setup) -> None:
-    """The experts' gate and up projections are fused before they are split over ranks, so each rank gets wrong halves."""
+    """Bug: the experts' gate and up projections are fused before they are split over ranks, so each rank gets wrong halves."""
     initial, found = material(setup.training).parameters, dict[str, torch.Tensor]()
     layers, ranks = _cut_layers(setup.training.model, layout_of(setup)), size_of(setup, TP)
     for each in parameters_of(setup.training.model):

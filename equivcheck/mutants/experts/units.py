@@ -26,7 +26,7 @@ def _divides_units(scenario: Scenario) -> bool:
 
 @fault(layouts=SHARDED, applies=_divides_units, causes=(Cause.SUMMED, Cause.SCALED))
 def expert_units_without_divide_factor(setup: Setup) -> None:
-    """`fully_shard` divides expert gradients by the data-parallel ranks only, as it does for other parameters."""
+    """Bug: `fully_shard` divides expert gradients by the data-parallel ranks only, as it does for other parameters."""
     (fsdp,) = layout_of(setup).of(FSDP2)
     for unit in expert_modules(setup.model):
         assert isinstance(unit, FSDPModule), "every expert unit is an FSDPModule"
@@ -35,7 +35,7 @@ def expert_units_without_divide_factor(setup: Setup) -> None:
 
 @fault(layouts=SHARDED, applies=_divides_units, causes=(Cause.AVERAGED_TWICE, Cause.SCALED))
 def expert_units_divided_explicitly_too(setup: Setup) -> None:
-    """Expert gradients are divided explicitly, although `fully_shard` has divided them already."""
+    """Bug: expert gradients are divided explicitly, although `fully_shard` has divided them already."""
     model, ranks = setup.model, size_of(setup, EP)
 
     def divide(_optimizer: object, _step: int) -> None:

@@ -47,19 +47,19 @@ def _normalises_some(layer: Experts) -> bool:
 
 @fault(layouts=PLAIN_ROUTERS, applies=has_experts(), causes=(Cause.ROUTER_WEIGHTS,), minimum=ONE_RANK)
 def router_weights_applied_twice(setup: Setup) -> None:
-    """Routing weights are applied twice."""
+    """Bug: routing weights are applied twice."""
     reroute(setup, lambda _router, _inputs, routed: (routed[0], routed[1].square()))
 
 
 @fault(layouts=PLAIN_ROUTERS, applies=has_experts(), causes=(Cause.ROUTER_WEIGHTS,), minimum=ONE_RANK)
 def router_weights_not_applied(setup: Setup) -> None:
-    """Routing weights are not applied."""
+    """Bug: routing weights are not applied."""
     reroute(setup, lambda _router, _inputs, routed: (routed[0], routed[0] + routed[1] * 0))
 
 
 @fault(layouts=PLAIN_ROUTERS, applies=has_experts(chooses_two), causes=(Cause.ROUTER_WEIGHTS,), minimum=ONE_RANK)
 def router_weights_swapped(setup: Setup) -> None:
-    """The two chosen experts' weights are swapped."""
+    """Bug: the two chosen experts' weights are swapped."""
 
     def swap_weights(_router: Router, _inputs: torch.Tensor, routed: Routed) -> Routed:
         chosen, weights = routed
@@ -70,7 +70,7 @@ def router_weights_swapped(setup: Setup) -> None:
 
 @fault(layouts=PLAIN_ROUTERS, applies=has_experts(_normalises_some), causes=(Cause.ROUTER_WEIGHTS,), minimum=ONE_RANK)
 def router_weights_not_normalised(setup: Setup) -> None:
-    """Routing weights are not normalised."""
+    """Bug: routing weights are not normalised."""
 
     def use_raw_scores(router: Router, inputs: torch.Tensor, routed: Routed) -> Routed:
         return routed[0], _scores(router, inputs) * routed[0]
@@ -80,7 +80,7 @@ def router_weights_not_normalised(setup: Setup) -> None:
 
 @fault(layouts=PLAIN_ROUTERS, applies=has_experts(_normalises_some), causes=(Cause.ROUTER_WEIGHTS,), minimum=ONE_RANK)
 def router_weights_normalised_before_choice(setup: Setup) -> None:
-    """Routing weights are normalised over all experts instead of the chosen ones."""
+    """Bug: routing weights are normalised over all experts instead of the chosen ones."""
 
     def normalise_over_all(router: Router, inputs: torch.Tensor, routed: Routed) -> Routed:
         scores = _scores(router, inputs)
@@ -91,20 +91,20 @@ def router_weights_normalised_before_choice(setup: Setup) -> None:
 
 @fault(layouts=PLAIN_ROUTERS, applies=has_experts(), causes=(Cause.ROUTER_WEIGHTS,), minimum=ONE_RANK)
 def router_weighs_other_side(setup: Setup) -> None:
-    """Routing weights multiply the experts' input instead of their output, or vice versa."""
+    """Bug: routing weights multiply the experts' input instead of their output, or vice versa."""
     for module in experts_of(setup):
         module.layer = module.layer.with_fields(weighs_input=not module.layer.weighs_input)
 
 
 @fault(layouts=PLAIN_ROUTERS, applies=has_experts(), causes=(Cause.EXPERT_GRADIENT, Cause.GRADIENT_LOST), minimum=ONE_RANK)
 def router_scores_detached(setup: Setup) -> None:
-    """Routing weights are detached, so they have no gradient."""
+    """Bug: routing weights are detached, so they have no gradient."""
     reroute(setup, lambda _router, _inputs, routed: (routed[0], routed[1].detach() + routed[1] * 0))
 
 
 @fault(layouts=PLAIN_ROUTERS, applies=has_experts(), causes=(Cause.EXPERT_GRADIENT,), minimum=ONE_RANK)
 def experts_input_detached(setup: Setup) -> None:
-    """The experts' input is detached, as if a dispatch without backward had sent it."""
+    """Bug: the experts' input is detached, as if a dispatch without backward had sent it."""
     for module in experts_of(setup):
         for name in ("routed", "dispatched"):
             setattr(module, name, partial(_detached, getattr(module, name)))

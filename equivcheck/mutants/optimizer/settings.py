@@ -74,14 +74,14 @@ def _settings(
 
 @_settings(causes=(Cause.DECAY_EVERYWHERE, Cause.HYPERPARAMETER))
 def decay_on_groups_without(training: Training) -> Training:
-    """Weight decay is applied to parameter groups without weight decay."""
+    """Bug: weight decay is applied to parameter groups without weight decay."""
     decay = training.optimizer.weight_decay
     return replace(training, groups=tuple(replace(group, weight_decay=group.weight_decay or decay) for group in training.groups))
 
 
 @_settings(causes=(Cause.DECAY_COUPLED,))
 def decay_coupled(training: Training) -> Training:
-    """Weight decay is coupled to gradients instead of decoupled, or vice versa."""
+    """Bug: weight decay is coupled to gradients instead of decoupled, or vice versa."""
     optimizer = training.optimizer
     if not _has_decay(training):
         return training
@@ -95,7 +95,7 @@ def decay_coupled(training: Training) -> Training:
 
 @_settings(causes=(Cause.DECAY_TWICE, Cause.HYPERPARAMETER), applies=_decays)
 def decay_twice(training: Training) -> Training:
-    """Weight decay is applied twice."""
+    """Bug: weight decay is applied twice."""
     groups = tuple(replace(group, weight_decay=2.0 * group.weight_decay) for group in training.groups)
     optimizer = replace(training.optimizer, weight_decay=2.0 * training.optimizer.weight_decay)
     return replace(training, groups=groups, optimizer=optimizer)
@@ -103,19 +103,19 @@ def decay_twice(training: Training) -> Training:
 
 @_settings(causes=(Cause.HYPERPARAMETER, Cause.DECAY_EVERYWHERE))
 def groups_forgotten(training: Training) -> Training:
-    """Parameter groups are ignored, so all parameters use the default settings."""
+    """Bug: parameter groups are ignored, so all parameters use the default settings."""
     return replace(training, groups=())
 
 
 @_settings(causes=(Cause.HYPERPARAMETER,))
 def group_rates_forgotten(training: Training) -> Training:
-    """Each group's learning rate is ignored; all use the optimizer's."""
+    """Bug: each group's learning rate is ignored; all use the optimizer's."""
     return replace(training, groups=tuple(replace(group, lr_factor=1.0) for group in training.groups))
 
 
 @_settings(causes=(Cause.HYPERPARAMETER,))
 def beta2_lowered(training: Training) -> Training:
-    """The squared-gradient average decays ten times faster, such as with beta2 0.99 instead of 0.999."""
+    """Bug: the squared-gradient average decays ten times faster, such as with beta2 0.99 instead of 0.999."""
     betas = getattr(training.optimizer, "betas", None)
     if betas is None:
         return training
@@ -124,27 +124,27 @@ def beta2_lowered(training: Training) -> Training:
 
 @_settings(causes=(Cause.HYPERPARAMETER,))
 def betas_swapped(training: Training) -> Training:
-    """The two betas are swapped."""
+    """Bug: the two betas are swapped."""
     betas = getattr(training.optimizer, "betas", None)
     return training if betas is None else _with(training, betas=betas[::-1])
 
 
 @_settings(causes=(Cause.HYPERPARAMETER,), applies=_has_digits_of_float64)
 def eps_enlarged(training: Training) -> Training:
-    """Denominators get a 100 times larger eps, such as 1e-6 instead of 1e-8."""
+    """Bug: denominators get a 100 times larger eps, such as 1e-6 instead of 1e-8."""
     eps = getattr(training.optimizer, "eps", None)
     return _with(training, eps=100.0 * eps) if isinstance(eps, float) else training
 
 
 @_settings(causes=(Cause.HYPERPARAMETER,))
 def amsgrad_forgotten(training: Training) -> Training:
-    """`amsgrad` is off, so second moments may shrink."""
+    """Bug: `amsgrad` is off, so second moments may shrink."""
     return _with(training, amsgrad=False) if isinstance(training.optimizer, Adam) else training
 
 
 @_settings(causes=(Cause.HYPERPARAMETER,))
 def momentum_forgotten(training: Training) -> Training:
-    """Momentum is 0, so updates use the current gradient only."""
+    """Bug: momentum is 0, so updates use the current gradient only."""
     optimizer = training.optimizer
     if isinstance(optimizer, SGD):
         return _with(training, momentum=0.0, dampening=0.0, nesterov=False)
@@ -153,7 +153,7 @@ def momentum_forgotten(training: Training) -> Training:
 
 @_settings(causes=(Cause.HYPERPARAMETER,))
 def nesterov_forgotten(training: Training) -> Training:
-    """`nesterov` is off."""
+    """Bug: `nesterov` is off."""
     # Not Muon, because its first step differs by bfloat16 rounding only.
     return _with(training, nesterov=False) if isinstance(training.optimizer, SGD) else training
 
@@ -163,19 +163,19 @@ def nesterov_forgotten(training: Training) -> Training:
     minimum=TWO_STEPS,
 )
 def dampening_forgotten(training: Training) -> Training:
-    """`dampening` is 0."""
+    """Bug: `dampening` is 0."""
     return _with(training, dampening=0.0) if isinstance(training.optimizer, SGD) else training
 
 
 @_settings(causes=(Cause.HYPERPARAMETER,))
 def maximize_forgotten(training: Training) -> Training:
-    """`maximize` is off, so parameters descend."""
+    """Bug: `maximize` is off, so parameters descend."""
     return _with(training, maximize=False)
 
 
 @fault(layouts=EVERYWHERE, applies=all_of(is_eager, updates_exceed_rounding), causes=(Cause.HYPERPARAMETER,))
 def rate_scaled_by_ranks(setup: Setup) -> None:
-    """The learning rate is multiplied by the number of ranks, although gradients are averaged."""
+    """Bug: the learning rate is multiplied by the number of ranks, although gradients are averaged."""
     factor, build = mesh_of(setup).size(), setup.build_optimizer
 
     def build_faster(training: Training, parameters: Iterable[tuple[str, torch.Tensor]]) -> torch.optim.Optimizer:

@@ -33,13 +33,13 @@ def _has_microbatches(scenario: Scenario) -> bool:
     minimum=Minimum(ranks=2, steps=2, because="with one rank the schedule is right, and so is the first step"),
 )
 def schedule_stepped_each_rank(setup: Setup) -> None:
-    """The schedule advances once per rank in each step."""
+    """Bug: the schedule advances once per rank in each step."""
     _step_schedule(setup, mesh_of(setup).size())
 
 
 @fault(layouts=EVERYWHERE, applies=_has_microbatches, causes=(Cause.SCHEDULE,), minimum=TWO_STEPS)
 def schedule_stepped_each_microbatch(setup: Setup) -> None:
-    """The schedule advances once per microbatch."""
+    """Bug: the schedule advances once per microbatch."""
     _step_schedule(setup, num_microbatches(setup))
 
 
@@ -57,7 +57,7 @@ def _step_schedule(setup: Setup, times: int) -> None:
 
 @fault(layouts=EVERYWHERE, applies=_has_schedule, causes=(Cause.SCHEDULE,), minimum=TWO_STEPS)
 def schedule_stuck(setup: Setup) -> None:
-    """The schedule never advances."""
+    """Bug: the schedule never advances."""
     rates: list[float] = []
 
     def hold(optimizer: Optimizer, _step: int) -> None:
@@ -86,7 +86,7 @@ def _resumes_with_state(scenario: Scenario) -> bool:
 
 @fault(layouts=EVERYWHERE, applies=_counts, causes=(Cause.STEP_COUNT,), minimum=TWO_STEPS)
 def step_not_counted(setup: Setup) -> None:
-    """The optimizer treats each step as the first."""
+    """Bug: the optimizer treats each step as the first."""
 
     def forget(optimizer: Optimizer, _step: int) -> None:
         for state in setup.state_of(optimizer).values():
@@ -98,7 +98,7 @@ def step_not_counted(setup: Setup) -> None:
 
 @fault(layouts=_RESUMABLE, applies=_resumes_with_state, causes=(Cause.STATE_LOST,), minimum=TWO_STEPS)
 def state_not_restored(setup: Setup) -> None:
-    """A checkpoint restores parameters, but not optimizer state."""
+    """Bug: a checkpoint restores parameters, but not optimizer state."""
     if setup.span is None or setup.span.start == 0:
         return
     kept: dict[int, Any] = {}

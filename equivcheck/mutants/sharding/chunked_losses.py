@@ -20,7 +20,7 @@ def _has_chunks(scenario: Scenario) -> bool:
 
 @fault(layouts=("fsdp2",), applies=_has_chunks, causes=(Cause.SCALED,), minimum=ONE_RANK)
 def chunks_averaged(setup: Setup) -> None:
-    """The losses of chunks are averaged, although each one is already divided by the tokens of all chunks."""
+    """Bug: the losses of chunks are averaged, although each one is already divided by the tokens of all chunks."""
     inner = setup.loss
     num_chunks = max((fsdp.loss_chunks for fsdp in layout_of(setup).of(FSDP2)), default=1)
 

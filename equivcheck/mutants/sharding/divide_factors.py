@@ -30,7 +30,7 @@ def _sums_units(scenario: Scenario) -> bool:
     on_dtensor_values=True,
 )
 def default_divide_factor(setup: Setup) -> None:
-    """The loss is divided by the rows of all ranks, and `fully_shard` divides gradients by the number of ranks as well."""
+    """Bug: the loss is divided by the rows of all ranks, and `fully_shard` divides gradients by the number of ranks as well."""
     for module in fsdp_modules(setup):
         module.set_gradient_divide_factor(float(data_ranks(setup)))
 
@@ -43,7 +43,7 @@ def default_divide_factor(setup: Setup) -> None:
     on_dtensor_values=True,
 )
 def divide_factor_of_root_only(setup: Setup) -> None:
-    """The divide factor 1.0 is set for the root only, so the gradients of layers are divided by the number of ranks."""
+    """Bug: the divide factor 1.0 is set for the root only, so the gradients of layers are divided by the number of ranks."""
     for name, module in setup.model.named_modules():
         if name and isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(float(data_ranks(setup)))

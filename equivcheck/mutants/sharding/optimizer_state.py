@@ -55,7 +55,7 @@ def _cuts_weights(scenario: Scenario) -> bool:
     minimum=TWO_STEPS,
 )
 def state_lost(setup: Setup) -> None:
-    """Optimizer state is cleared before each step."""
+    """Bug: optimizer state is cleared before each step."""
     state_of = setup.state_of
 
     def forget(optimizer: torch.optim.Optimizer, _index: int) -> None:
@@ -71,7 +71,7 @@ def state_lost(setup: Setup) -> None:
     minimum=Minimum(steps=2, because="it takes two shards, and the first step has no state yet"),
 )
 def state_of_another_rank(setup: Setup) -> None:
-    """Each rank continues with the next rank's optimizer-state shard, as if a resume had mixed up ranks."""
+    """Bug: each rank continues with the next rank's optimizer-state shard, as if a resume had mixed up ranks."""
     seen: list[int] = []
 
     def exchange(optimizer: torch.optim.Optimizer, index: int) -> None:
@@ -113,7 +113,7 @@ def _take_from_next(setup: Setup, values: torch.Tensor) -> None:
     causes=(Cause.LOCAL_STATISTICS,),
 )
 def statistics_of_shards(setup: Setup) -> None:
-    """An optimizer that needs full matrices gets shards."""
+    """Bug: an optimizer that needs full matrices gets shards."""
     shards = _Shards(setup)
     setup.build_optimizer, setup.update, setup.state_of = shards.build, shards.update, shards.state
     setup.before_step.append(shards.zero)

@@ -35,32 +35,32 @@ def _shards_replicas(scenario: Scenario) -> bool:
 
 @fault(layouts=FULLY_SHARDED, applies=has_data_ranks, causes=(Cause.SUMMED, Cause.SCALED))
 def reduce_scatter_sums(setup: Setup) -> None:
-    """Reduce-scatter sums gradients, but does not divide them by the number of ranks."""
+    """Bug: reduce-scatter sums gradients, but does not divide them by the number of ranks."""
     for module in fsdp_modules(setup):
         module.set_gradient_divide_factor(1.0)
 
 
 @fault(layouts=("fsdp1", "fsdp1 x tensor_parallel"), applies=has_data_ranks, causes=(Cause.SUMMED, Cause.SCALED))
 def flat_gradients_summed(setup: Setup) -> None:
-    """Flat gradients are summed over ranks, but not divided by their number."""
+    """Bug: flat gradients are summed over ranks, but not divided by their number."""
     scale_gradients(setup, data_ranks(setup))
 
 
 @fault(layouts=FULLY_SHARDED, applies=is_sharded, causes=(Cause.NOT_REDUCED, Cause.REDUCED_OVER_PART))
 def reduce_scatter_missing(setup: Setup) -> None:
-    """Each rank keeps its chunk from its own gradients, without a reduction over shards."""
+    """Bug: each rank keeps its chunk from its own gradients, without a reduction over shards."""
     reduce_scatter_with(setup, TakeOwnChunk)
 
 
 @fault(layouts=FULLY_SHARDED, applies=is_sharded, causes=(Cause.STATE_OF_ANOTHER, Cause.PERMUTED))
 def reduce_scatter_shifted(setup: Setup) -> None:
-    """Each rank gets the next rank's chunk from the reduce-scatter."""
+    """Bug: each rank gets the next rank's chunk from the reduce-scatter."""
     reduce_scatter_with(setup, TakeNextChunk)
 
 
 @fault(layouts=("fsdp2",), applies=_replicates_shards, causes=(Cause.REDUCED_OVER_PART, Cause.NOT_REDUCED))
 def replicas_not_reduced(setup: Setup) -> None:
-    """Gradients are reduced over shards, but not over replicas."""
+    """Bug: gradients are reduced over shards, but not over replicas."""
     if REPLICATE in axis_names(setup):
         for module in fsdp_modules(setup):
             forget_replicas(module, mesh_of(setup)[SHARD])
@@ -68,7 +68,7 @@ def replicas_not_reduced(setup: Setup) -> None:
 
 @fault(layouts=("fsdp2",), applies=_replicates_shards, causes=(Cause.SUMMED, Cause.SCALED))
 def divided_by_shards_only(setup: Setup) -> None:
-    """Gradients are summed over shards and replicas, but divided by the number of shards only."""
+    """Bug: gradients are summed over shards and replicas, but divided by the number of shards only."""
     scale_gradients(setup, size_of(setup, REPLICATE))
 
 
@@ -79,11 +79,11 @@ def divided_by_shards_only(setup: Setup) -> None:
     minimum=Minimum(ranks=4, because="it takes two replicas with two shards each, because one shard each is a known issue"),
 )
 def flat_divided_by_shards_only(setup: Setup) -> None:
-    """Flat gradients are summed over shards and replicas, but divided by the number of shards only."""
+    """Bug: flat gradients are summed over shards and replicas, but divided by the number of shards only."""
     scale_gradients(setup, size_of(setup, REPLICATE))
 
 
 @fault(layouts=("fsdp2", "fsdp1"), applies=_shards_replicas, causes=(Cause.SUMMED, Cause.SCALED))
 def divided_by_replicas_only(setup: Setup) -> None:
-    """Gradients are summed over shards and replicas, but divided by the number of replicas only."""
+    """Bug: gradients are summed over shards and replicas, but divided by the number of replicas only."""
     scale_gradients(setup, size_of(setup, SHARD))

@@ -34,7 +34,7 @@ def _reduce_nothing(_reduced: torch.Tensor) -> None:
 
 @fault(layouts=("fsdp2",), applies=_hooks, causes=(Cause.SUMMED, Cause.SCALED))
 def replica_hook_sums(setup: Setup) -> None:
-    """The hook sums gradients over replicas, but does not divide them by the number of replicas."""
+    """Bug: the hook sums gradients over replicas, but does not divide them by the number of replicas."""
     if REPLICATE in axis_names(setup):
         group = mesh_of(setup).get_group(REPLICATE)
         for module in fsdp_modules(setup):
@@ -43,7 +43,7 @@ def replica_hook_sums(setup: Setup) -> None:
 
 @fault(layouts=("fsdp2",), applies=_hooks_units, causes=(Cause.REDUCED_OVER_PART, Cause.NOT_REDUCED))
 def replica_hook_of_root_only(setup: Setup) -> None:
-    """Only the root has a hook, so the gradients of layers are not reduced over replicas."""
+    """Bug: only the root has a hook, so the gradients of layers are not reduced over replicas."""
     for name, module in setup.model.named_modules():
         if name and isinstance(module, FSDPModule):
             module.set_all_reduce_hook(_reduce_nothing)

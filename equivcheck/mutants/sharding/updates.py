@@ -43,7 +43,7 @@ def _shares_updates(scenario: Scenario) -> bool:
 
 @fault(layouts=FULLY_SHARDED, applies=all_of(_has_tail, updates_exceed_rounding), causes=(Cause.NOT_UPDATED,))
 def padded_tail_not_updated(setup: Setup) -> None:
-    """Rows in a padded last shard are never updated."""
+    """Bug: rows in a padded last shard are never updated."""
     update = setup.update
 
     def but_tails(optimizer: torch.optim.Optimizer) -> None:
@@ -69,7 +69,7 @@ def _tail(parameter: torch.Tensor) -> torch.Tensor | None:
 
 @fault(layouts=OPTIMIZERS, applies=all_of(is_not_resumed, updates_exceed_rounding), causes=(Cause.NOT_UPDATED,), minimum=ONE_RANK)
 def optimizer_of_unwrapped_parameters(setup: Setup) -> None:
-    """The optimizer holds the parameters from before wrapping, so the model is never updated."""
+    """Bug: the optimizer holds the parameters from before wrapping, so the model is never updated."""
     build = setup.build_optimizer
 
     def build_for_copies(training: Training, parameters: Iterable[tuple[str, torch.Tensor]]) -> torch.optim.Optimizer:
@@ -84,7 +84,7 @@ def _copy(parameter: torch.Tensor) -> torch.Tensor:
 
 @fault(layouts=FULLY_SHARDED, applies=all_of(has_steps, updates_exceed_rounding), causes=(Cause.STALE,), minimum=TWO_STEPS)
 def parameters_not_gathered_again(setup: Setup) -> None:
-    """Parameters are not resharded after backward, so the next forward uses outdated values."""
+    """Bug: parameters are not resharded after backward, so the next forward uses outdated values."""
     accumulation = setup.accumulation
 
     def keeping(last: bool) -> AbstractContextManager[object]:
@@ -97,7 +97,7 @@ def parameters_not_gathered_again(setup: Setup) -> None:
 
 @fault(layouts=OPTIMIZERS, applies=all_of(has_steps, updates_exceed_rounding), causes=(Cause.STALE,), minimum=TWO_STEPS)
 def parameters_of_last_step(setup: Setup) -> None:
-    """Each step computes with the previous step's initial parameters."""
+    """Bug: each step computes with the previous step's initial parameters."""
     compute, earlier = setup.compute, list[list[torch.Tensor]]()
 
     def on_old(altered: Setup, microbatches: Any, index: int) -> float | None:
@@ -124,5 +124,5 @@ def _overwrite(held: list[torch.Tensor], values: list[torch.Tensor]) -> None:
     causes=(Cause.NOT_UPDATED, Cause.RANKS_DISAGREE),
 )
 def updated_shards_not_sent(setup: Setup) -> None:
-    """Each rank updates its share, but does not broadcast it."""
+    """Bug: each rank updates its share, but does not broadcast it."""
     setup.before_training.append(lambda optimizer, _schedule: disable_broadcasts(optimizer))

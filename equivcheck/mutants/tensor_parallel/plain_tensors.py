@@ -94,7 +94,7 @@ def _kept_own(ranks: AxisRanks) -> AxisRanks:
     minimum=AFTER_A_LAYER,
 )
 def norm_gradient_of_own_rows(setup: Setup) -> None:
-    """On plain tensors, norm gradients are not summed over ranks with different rows or positions."""
+    """Bug: on plain tensors, norm gradients are not summed over ranks with different rows or positions."""
     for module in setup.model.modules():
         if isinstance(module, LocalNorm):
             module.ranks = _kept_own(module.ranks)
@@ -107,7 +107,7 @@ def norm_gradient_of_own_rows(setup: Setup) -> None:
     minimum=AFTER_A_LAYER,
 )
 def replicated_weight_gradient_of_own_rows(setup: Setup) -> None:
-    """On plain tensors, gradients for a replicated layer are not summed over ranks with different rows or positions."""
+    """Bug: on plain tensors, gradients for a replicated layer are not summed over ranks with different rows or positions."""
     for module in _linears(setup):
         if module.enter.target is ActivationPlacement.ROWS:
             _keep_own(module, module.ranks)
@@ -124,7 +124,7 @@ def _keep_own(module: LocalLinear, ranks: AxisRanks) -> None:
 
 @fault(layouts=PLAIN, applies=_plans(_sums_gradient), causes=(Cause.PARTIAL_INPUT_GRADIENT, Cause.RANKS_DISAGREE))
 def copy_to_region_missing(setup: Setup) -> None:
-    """On plain tensors, the input gradient for a column-parallel layer is not summed over ranks."""
+    """Bug: on plain tensors, the input gradient for a column-parallel layer is not summed over ranks."""
     for module in _linears(setup):
         if _is_copied(module.enter):
             module.enter = replace(module.enter, gradient_source=module.enter.gradient_target)
@@ -132,7 +132,7 @@ def copy_to_region_missing(setup: Setup) -> None:
 
 @fault(layouts=PLAIN, applies=_plans(_sums_output), causes=(Cause.PARTIAL_OUTPUT, Cause.RANKS_DISAGREE))
 def reduce_from_region_missing(setup: Setup) -> None:
-    """On plain tensors, the output from a row-parallel layer is not summed over ranks."""
+    """Bug: on plain tensors, the output from a row-parallel layer is not summed over ranks."""
     for module in _linears(setup):
         if _is_summed(module.leave):
             module.leave = replace(module.leave, source=module.leave.target)
@@ -140,7 +140,7 @@ def reduce_from_region_missing(setup: Setup) -> None:
 
 @fault(layouts=PLAIN, applies=_plans(_sums_output), causes=(Cause.OUTPUT_AVERAGED,))
 def reduce_from_region_averages(setup: Setup) -> None:
-    """On plain tensors, the output from a row-parallel layer is averaged over ranks instead of summed."""
+    """Bug: on plain tensors, the output from a row-parallel layer is averaged over ranks instead of summed."""
     for module in _linears(setup):
         if _is_summed(module.leave):
             module.register_forward_pre_hook(lambda module, inputs: (inputs[0] / module.ranks.size,))
@@ -160,7 +160,7 @@ def _biases(scenario: Scenario) -> Iterator[str]:
 
 @fault(layouts=PLAIN, applies=all_of(_plans(_sums_output), _has_summed_bias), causes=(Cause.BIAS_ON_EVERY_RANK,))
 def bias_within_reduce_from_region(setup: Setup) -> None:
-    """On plain tensors, each rank adds a row-parallel layer's bias before the sum, so it counts several times."""
+    """Bug: on plain tensors, each rank adds a row-parallel layer's bias before the sum, so it counts several times."""
 
     def add_bias_again(module: Any, _inputs: Any, outputs: torch.Tensor) -> torch.Tensor:
         times: int = module.ranks.size - 1
@@ -174,7 +174,7 @@ def bias_within_reduce_from_region(setup: Setup) -> None:
 
 @fault(layouts=PLAIN, applies=_plans(_shares_out_tokens), causes=(Cause.ANOTHER_ROW,))
 def tokens_of_others_looked_up(setup: Setup) -> None:
-    """On plain tensors, each rank also looks up other ranks' tokens, in its own rows."""
+    """Bug: on plain tensors, each rank also looks up other ranks' tokens, in its own rows."""
     for module in setup.model.modules():
         if isinstance(module, LocalEmbedding) and module.start is not None:
             _look_up_all(module)
@@ -202,7 +202,7 @@ def _has_parted_loss(scenario: Scenario) -> bool:
 
 @fault(layouts=PLAIN, applies=_has_parted_loss, causes=(Cause.SOFTMAX_OF_PART,))
 def maximum_of_own_logits(setup: Setup) -> None:
-    """On plain tensors, each rank subtracts its own maximum logit before the exponentials are summed over ranks."""
+    """Bug: on plain tensors, each rank subtracts its own maximum logit before the exponentials are summed over ranks."""
     inner = setup.loss
     if size_of(setup, TP) > 1:
         setup.loss = lambda training, logits, *rest: inner(training, logits - logits.detach().amax(-1, keepdim=True), *rest)

@@ -61,13 +61,13 @@ def _drops_on_several(scenario: Scenario) -> bool:
 
 @fault(layouts=TENSOR_PARALLEL, applies=all_of(is_eager, has_layer(_is_square)), causes=(Cause.PERMUTED,))
 def sharded_along_wrong_dim(setup: Setup) -> None:
-    """A square weight is sharded along the wrong dim."""
+    """Bug: a square weight is sharded along the wrong dim."""
     _change_weights(setup, _is_square, ("linear.weight", "auxiliary.weight"), lambda weight, _layer: weight.T)
 
 
 @fault(layouts=TENSOR_PARALLEL, applies=all_of(is_eager, has_layer(_has_halves)), causes=(Cause.PERMUTED,))
 def fused_weight_split_in_halves(setup: Setup) -> None:
-    """A column-parallel weight is split as if it were two fused weights, so each rank gets a part from either half."""
+    """Bug: a column-parallel weight is split as if it were two fused weights, so each rank gets a part from either half."""
     _change_weights(setup, _has_halves, ("linear.weight", "linear.bias", "auxiliary.weight"), _halves_interleaved)
 
 
@@ -112,7 +112,7 @@ def _part(whole: torch.Tensor, piece: Piece) -> torch.Tensor:
 
 @fault(layouts=TENSOR_PARALLEL, applies=all_of(is_eager, _tells_order), causes=(Cause.PERMUTED,))
 def columns_gathered_in_another_order(setup: Setup) -> None:
-    """A column-parallel layer's output shards are gathered in the wrong order."""
+    """Bug: a column-parallel layer's output shards are gathered in the wrong order."""
 
     def roll(_module: nn.Module, _inputs: Any, outputs: torch.Tensor) -> torch.Tensor:
         return outputs.roll(-(-outputs.shape[-1] // tp), dims=-1)
@@ -129,7 +129,7 @@ def columns_gathered_in_another_order(setup: Setup) -> None:
     minimum=Minimum(layers=2, because="the layer before must leave its output sharded by rows"),
 )
 def rows_gathered_in_another_order(setup: Setup) -> None:
-    """Under sequence parallelism, rows are gathered in the wrong order."""
+    """Bug: under sequence parallelism, rows are gathered in the wrong order."""
 
     def roll(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return (transform(inputs[0], values=lambda x: _rolled(x, 1), gradients=lambda x: _rolled(x, -1)), *inputs[1:])
@@ -147,7 +147,7 @@ def _rolled(tensor: Any, shards: int) -> torch.Tensor:
 
 @fault(layouts=TENSOR_PARALLEL, applies=all_of(is_eager, _drops_on_several), causes=(Cause.ANOTHER_MASK, Cause.RANKS_DISAGREE))
 def masks_drawn_on_each_rank(setup: Setup) -> None:
-    """Tensor-parallel ranks draw different dropout masks."""
+    """Bug: tensor-parallel ranks draw different dropout masks."""
     if rank_along(setup, TP) == 0:
         return
     inner, layers = setup.take, setup.training.model.layers

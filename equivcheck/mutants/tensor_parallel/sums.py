@@ -64,7 +64,7 @@ def _linears(block: Block) -> Iterator[nn.Linear]:
     causes=(Cause.PARTIAL_INPUT_GRADIENT, Cause.RANKS_DISAGREE),
 )
 def column_input_gradient_not_reduced(setup: Setup) -> None:
-    """The input gradient for a column-parallel layer is not summed over ranks."""
+    """Bug: the input gradient for a column-parallel layer is not summed over ranks."""
     _change_input_gradients(setup, treat_as_reduced)
 
 
@@ -74,7 +74,7 @@ def column_input_gradient_not_reduced(setup: Setup) -> None:
     causes=(Cause.INPUT_GRADIENT_SUMMED_TWICE, Cause.SCALED),
 )
 def column_input_gradient_reduced_twice(setup: Setup) -> None:
-    """The input gradient for a column-parallel layer is summed over ranks twice."""
+    """Bug: the input gradient for a column-parallel layer is summed over ranks twice."""
     _change_input_gradients(setup, reduce_twice)
 
 
@@ -91,7 +91,7 @@ def _change_input_gradients(setup: Setup, gradients: TensorFunction) -> None:
     minimum=Minimum(layers=2, because="the layer before must leave its output sharded by rows"),
 )
 def norm_gradient_not_reduced(setup: Setup) -> None:
-    """Under sequence parallelism, norm gradients are not summed over ranks."""
+    """Bug: under sequence parallelism, norm gradients are not summed over ranks."""
     for block, _ in blocks(setup, _is_norm_of_rows):
         assert block.norm is not None, "only layers with a norm are selected"
         use_through(block.norm, keep_partial_gradient)
@@ -104,7 +104,7 @@ def norm_gradient_not_reduced(setup: Setup) -> None:
     minimum=Minimum(layers=2, because="the layer before must leave its output sharded by rows"),
 )
 def replicated_layer_gradient_not_reduced(setup: Setup) -> None:
-    """Under sequence parallelism, gradients for a replicated layer are not summed over ranks."""
+    """Bug: under sequence parallelism, gradients for a replicated layer are not summed over ranks."""
     for block, _ in blocks(setup, _is_whole_on_rows):
         for linear in _linears(block):
             use_through(linear, keep_partial_gradient)
@@ -112,7 +112,7 @@ def replicated_layer_gradient_not_reduced(setup: Setup) -> None:
 
 @fault(layouts=TENSOR_PARALLEL, applies=all_of(is_eager, has_layer(_is_row_with_bias)), causes=(Cause.BIAS_ON_EVERY_RANK,))
 def row_bias_on_every_rank(setup: Setup) -> None:
-    """Each rank adds a row-parallel layer's bias before the sum, so it counts several times."""
+    """Bug: each rank adds a row-parallel layer's bias before the sum, so it counts several times."""
 
     def add(module: nn.Linear, _inputs: Any, outputs: Any) -> Any:
         return outputs + (outputs.device_mesh.size() - 1) * module.bias.detach()
@@ -123,7 +123,7 @@ def row_bias_on_every_rank(setup: Setup) -> None:
 
 @fault(layouts=TENSOR_PARALLEL, applies=all_of(is_eager, has_layer(_is_row)), causes=(Cause.OUTPUT_AVERAGED,))
 def row_output_averaged(setup: Setup) -> None:
-    """The output from a row-parallel layer is averaged over ranks instead of summed."""
+    """Bug: the output from a row-parallel layer is averaged over ranks instead of summed."""
     for block, _ in blocks(setup, _is_row):
         for linear in _linears(block):
             linear.register_forward_pre_hook(lambda _module, inputs: (inputs[0] / inputs[0].device_mesh.size(), *inputs[1:]))
@@ -131,7 +131,7 @@ def row_output_averaged(setup: Setup) -> None:
 
 @fault(layouts=TENSOR_PARALLEL, applies=all_of(is_eager, has_layer(_is_row)), causes=(Cause.PARTIAL_OUTPUT, Cause.RANKS_DISAGREE))
 def row_output_not_reduced(setup: Setup) -> None:
-    """The output from a row-parallel layer is not summed over ranks."""
+    """Bug: the output from a row-parallel layer is not summed over ranks."""
     for block, _ in blocks(setup, _is_row):
         for linear in _linears(block):
             linear.register_forward_hook(

@@ -60,14 +60,14 @@ def _attentions(setup: Setup, chosen: Chosen) -> Iterator[tuple[AttentionModule,
 
 @fault(layouts=EVERYWHERE, applies=has_layer(_is_causal), causes=(Cause.ATTENTION_MASK,), minimum=ONE_RANK)
 def causal_mask_lost(setup: Setup) -> None:
-    """The causal mask is missing, so queries see later positions."""
+    """Bug: the causal mask is missing, so queries see later positions."""
     for module, _ in _attentions(setup, _is_causal):
         _see(module, None)
 
 
 @fault(layouts=TENSOR_PARALLEL, applies=has_layer(_is_causal_over_parts), causes=(Cause.ATTENTION_MASK,))
 def causal_mask_of_part(setup: Setup) -> None:
-    """The causal mask counts queries from the start of each sequence shard."""
+    """Bug: the causal mask counts queries from the start of each sequence shard."""
     for module, place in _attentions(setup, _is_causal_over_parts):
         positions = torch.arange(place.site.model.length or 1)
         _see(module, positions > (positions % place.part_length)[:, None])
@@ -80,14 +80,14 @@ def _see(module: AttentionModule, unseen: torch.Tensor | None) -> None:
 
 @fault(layouts=TENSOR_PARALLEL, applies=has_layer(_turns_parts), causes=(Cause.POSITIONS,))
 def rotary_positions_restarted(setup: Setup) -> None:
-    """Rotary positions restart at 0 in each sequence shard."""
+    """Bug: rotary positions restart at 0 in each sequence shard."""
     for module, place in _attentions(setup, _turns_parts):
         _place(module, torch.arange(place.site.model.length or 1) % place.part_length)
 
 
 @fault(layouts=TENSOR_PARALLEL, applies=has_layer(_turns_parts), causes=(Cause.POSITIONS,))
 def rotary_positions_off_by_one(setup: Setup) -> None:
-    """Rotary positions are off by one in the last sequence shard."""
+    """Bug: rotary positions are off by one in the last sequence shard."""
     for module, place in _attentions(setup, _turns_parts):
         positions = torch.arange(place.site.model.length or 1)
         _place(module, positions + (positions >= (place.num_parts - 1) * place.part_length))
@@ -104,7 +104,7 @@ def _place(module: AttentionModule, positions: torch.Tensor) -> None:
     minimum=ONE_RANK,
 )
 def kv_heads_repeated_in_another_order(setup: Setup) -> None:
-    """Key and value heads are repeated in the wrong order, so queries use other heads."""
+    """Bug: key and value heads are repeated in the wrong order, so queries use other heads."""
     for module, _ in _attentions(setup, _repeats_several):
         groups = module.layer.num_heads // module.layer.num_kv_heads
         module.repeat_kv_heads = _repeating(groups)  # type: ignore[assignment,method-assign]
@@ -120,7 +120,7 @@ def _repeating(groups: int) -> Callable[[torch.Tensor], torch.Tensor]:
     causes=(Cause.KV_HEADS, Cause.NOT_REDUCED, Cause.RANKS_DISAGREE),
 )
 def copied_kv_gradients_not_summed(setup: Setup) -> None:
-    """Gradients for replicated key and value heads are not summed over tensor-parallel ranks."""
+    """Bug: gradients for replicated key and value heads are not summed over tensor-parallel ranks."""
     for module, place in _attentions(setup, _copies_heads):
         heads, ranks = module.layer.num_heads, place.site.tp
         own = torch.arange(heads) * ranks // heads == rank_along(setup, TP)

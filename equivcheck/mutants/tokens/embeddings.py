@@ -40,7 +40,7 @@ def _embeds_in_parts(scenario: Scenario) -> bool:
 
 @fault(layouts=EVERYWHERE, applies=all_of(is_eager, _has_padding), causes=(Cause.PADDING_TRAINED,), minimum=ONE_RANK)
 def padding_row_trained(setup: Setup) -> None:
-    """`padding_idx` is not set, so the padding row gets a gradient."""
+    """Bug: `padding_idx` is not set, so the padding row gets a gradient."""
     for module in setup.model.modules():
         if isinstance(module, nn.Embedding):
             module.padding_idx = None
@@ -48,7 +48,7 @@ def padding_row_trained(setup: Setup) -> None:
 
 @fault(layouts=TENSOR_PARALLEL, applies=_embeds_in_parts, causes=(Cause.POSITIONS,))
 def learned_positions_counted_from_parts(setup: Setup) -> None:
-    """Learned positions restart at 0 in each sequence shard."""
+    """Bug: learned positions restart at 0 in each sequence shard."""
     part = length_of_part(setup)
     _positions(setup).register_forward_pre_hook(lambda _module, inputs: (inputs[0] % part,), prepend=True)
 
@@ -66,14 +66,14 @@ def _positions(setup: Setup) -> nn.Module:
 
 @fault(layouts=TENSOR_PARALLEL, applies=all_of(shards_vocabulary, learns_positions), causes=(Cause.POSITIONS,))
 def positions_added_on_every_rank(setup: Setup) -> None:
-    """Each tensor-parallel rank adds learned positions before the sum, so they count several times."""
+    """Bug: each tensor-parallel rank adds learned positions before the sum, so they count several times."""
     others = size_of(setup, TP) - 1
     _positions(setup).register_forward_hook(lambda _module, _inputs, outputs: outputs + others * outputs.detach())
 
 
 @fault(layouts=TENSOR_PARALLEL, applies=shards_vocabulary, causes=(Cause.ANOTHER_ROW,))
 def tokens_of_other_ranks_not_masked(setup: Setup) -> None:
-    """Each rank also looks up other ranks' tokens, in its first row, without masking them."""
+    """Bug: each rank also looks up other ranks' tokens, in its first row, without masking them."""
     _look_up(setup, _unmasked)
 
 
@@ -85,7 +85,7 @@ def _unmasked(rows: torch.Tensor, tokens: torch.Tensor, first: int) -> torch.Ten
 
 @fault(layouts=TENSOR_PARALLEL, applies=shards_vocabulary, causes=(Cause.OUTPUT_AVERAGED, Cause.ANOTHER_ROW))
 def embedding_averaged_over_ranks(setup: Setup) -> None:
-    """Vocabulary-parallel embeddings are averaged over ranks instead of summed."""
+    """Bug: vocabulary-parallel embeddings are averaged over ranks instead of summed."""
     _look_up(setup, partial(_share, size_of(setup, TP)))
 
 
@@ -120,13 +120,13 @@ def _ties_trained(scenario: Scenario) -> bool:
 
 @fault(layouts=EVERYWHERE, applies=all_of(is_eager, _ties_trained), causes=(Cause.UNTIED,), minimum=ONE_RANK)
 def tied_head_without_gradient(setup: Setup) -> None:
-    """A tied head adds nothing to the embedding's gradient."""
+    """Bug: a tied head adds nothing to the embedding's gradient."""
     _use_head_through(setup, torch.Tensor.detach)
 
 
 @fault(layouts=EVERYWHERE, applies=all_of(is_eager, _ties_trained), causes=(Cause.UNTIED,), minimum=ONE_RANK)
 def tied_embedding_without_gradient(setup: Setup) -> None:
-    """A tied embedding gets its gradient from the head only."""
+    """Bug: a tied embedding gets its gradient from the head only."""
     embedding = getattr(setup.model, "embedding", None)
     if embedding is not None:
         use_through(embedding, torch.Tensor.detach)
@@ -139,7 +139,7 @@ def tied_embedding_without_gradient(setup: Setup) -> None:
     minimum=TWO_STEPS,
 )
 def tied_head_stale(setup: Setup) -> None:
-    """A tied head keeps the embedding's initial weight; gradients still go to the embedding."""
+    """Bug: a tied head keeps the embedding's initial weight; gradients still go to the embedding."""
     _use_head_through(setup, FirstValues())
 
 

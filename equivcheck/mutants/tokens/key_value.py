@@ -42,7 +42,7 @@ def _attentions(setup: Setup) -> Iterator[tuple[AttentionModule, int]]:
 
 @fault(layouts=EVERYWHERE, applies=_is_grouped, causes=(Cause.KV_HEADS,), minimum=ONE_RANK)
 def kv_gradient_of_one_copy(setup: Setup) -> None:
-    """A repeated key and value head gets its gradient from the first copy only."""
+    """Bug: a repeated key and value head gets its gradient from the first copy only."""
     for module, copies in _attentions(setup):
         module.repeat_kv_heads = partial(_with_gradient_of_first, copies)  # type: ignore[method-assign]
 
@@ -53,7 +53,7 @@ def _with_gradient_of_first(copies: int, values: torch.Tensor) -> torch.Tensor:
 
 @fault(layouts=EVERYWHERE, applies=_is_grouped, causes=(Cause.KV_HEADS,), minimum=ONE_RANK)
 def kv_gradients_averaged(setup: Setup) -> None:
-    """A repeated key and value head gets the mean gradient over its copies instead of the sum."""
+    """Bug: a repeated key and value head gets the mean gradient over its copies instead of the sum."""
     for module, copies in _attentions(setup):
         module.repeat_kv_heads = partial(_averaging, module.repeat_kv_heads, copies)  # type: ignore[method-assign]
 
@@ -64,7 +64,7 @@ def _averaging(inner: Callable[[torch.Tensor], torch.Tensor], copies: int, value
 
 @fault(layouts=TENSOR_PARALLEL, applies=_turns_heads, causes=(Cause.POSITIONS,))
 def rotary_keys_shifted_on_one_rank(setup: Setup) -> None:
-    """Rotary positions for keys are one too large on the last tensor-parallel rank."""
+    """Bug: rotary positions for keys are one too large on the last tensor-parallel rank."""
     if rank_along(setup, TP) != size_of(setup, TP) - 1:
         return
     splits = [entry.split for entry in layout_of(setup).of(TensorParallel)[0].plan]

@@ -34,7 +34,7 @@ def _count(setup: Setup, *targets: torch.Tensor) -> float:
 
 @fault(layouts=DATA_PARALLEL, applies=all_of(has_data_ranks, counts_labels), causes=(Cause.LABEL_COUNT,))
 def labels_counted_by_each_rank(setup: Setup) -> None:
-    """Each rank divides its loss by its own counted labels, and gradients are averaged."""
+    """Bug: each rank divides its loss by its own counted labels, and gradients are averaged."""
     ranks, take = data_ranks(setup), setup.take
 
     def divisors(batches: Sequence[Batch]) -> list[float]:
@@ -45,13 +45,13 @@ def labels_counted_by_each_rank(setup: Setup) -> None:
 
 @fault(layouts=EVERYWHERE, applies=all_of(has_microbatches, counts_labels), causes=(Cause.LABEL_COUNT,), minimum=ONE_RANK)
 def labels_counted_by_microbatch(setup: Setup) -> None:
-    """Each microbatch's loss is divided by its own counted labels, and these means are averaged."""
+    """Bug: each microbatch's loss is divided by its own counted labels, and these means are averaged."""
     _divide(setup, lambda batches: [len(batches) * _count(setup, batch.targets) for batch in batches])
 
 
 @fault(layouts=DATA_PARALLEL, applies=all_of(has_data_ranks, has_microbatches, counts_labels), causes=(Cause.LABEL_COUNT,))
 def labels_counted_by_microbatch_of_each_rank(setup: Setup) -> None:
-    """Each rank divides each microbatch's loss by its own counted labels, as `reduction="mean"` does."""
+    """Bug: each rank divides each microbatch's loss by its own counted labels, as `reduction="mean"` does."""
     ranks, take = data_ranks(setup), setup.take
     _divide(setup, lambda batches: [ranks * len(batches) * _count(setup, take(batch).targets) for batch in batches])
 
@@ -60,7 +60,7 @@ def labels_counted_by_microbatch_of_each_rank(setup: Setup) -> None:
     layouts=EVERYWHERE, applies=all_of(counts_labels, ignores_labels), causes=(Cause.LABEL_COUNT, Cause.SCALED), minimum=ONE_RANK
 )
 def ignored_labels_counted(setup: Setup) -> None:
-    """The loss is divided by the number of all labels, including ignored ones."""
+    """Bug: the loss is divided by the number of all labels, including ignored ones."""
     _divide(setup, lambda batches: [float(sum(labels_of(batch.targets).numel() for batch in batches))] * len(batches))
 
 
@@ -71,7 +71,7 @@ def ignored_labels_counted(setup: Setup) -> None:
     minimum=ONE_RANK,
 )
 def labels_counted_without_class_weights(setup: Setup) -> None:
-    """Labels are weighted by class in the loss, but not in the divisor."""
+    """Bug: labels are weighted by class in the loss, but not in the divisor."""
     loss, outputs = replace(cross_entropy_of(setup), class_weights=False), setup.training.model.out_features
 
     def divisors(batches: Sequence[Batch]) -> list[float]:
@@ -82,7 +82,7 @@ def labels_counted_without_class_weights(setup: Setup) -> None:
 
 @fault(layouts=EVERYWHERE, applies=is_divided, causes=(Cause.LABEL_COUNT, Cause.SCALED), minimum=ONE_RANK)
 def labels_not_counted(setup: Setup) -> None:
-    """The loss is summed over labels, but not divided."""
+    """Bug: the loss is summed over labels, but not divided."""
     _divide(setup, lambda batches: [1.0] * len(batches))
 
 
@@ -92,6 +92,6 @@ def labels_not_counted(setup: Setup) -> None:
     causes=(Cause.AVERAGED_TWICE, Cause.SCALED, Cause.LABEL_COUNT),
 )
 def labels_of_all_ranks_counted_and_averaged(setup: Setup) -> None:
-    """The loss is divided by all ranks' labels, and gradients are averaged over ranks as well."""
+    """Bug: the loss is divided by all ranks' labels, and gradients are averaged over ranks as well."""
     ranks = data_ranks(setup)
     _divide(setup, lambda batches: [batch.divisor * ranks for batch in batches])

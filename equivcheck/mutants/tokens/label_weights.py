@@ -46,7 +46,7 @@ def weigh_again(setup: Setup, weights: Callable[[CrossEntropy, int, torch.Tensor
 
 @fault(layouts=EVERYWHERE, applies=_averages_sequences, causes=(Cause.LABEL_WEIGHTS,), minimum=ONE_RANK)
 def tokens_averaged_instead_of_sequences(setup: Setup) -> None:
-    """The loss is the mean over all counted labels, not over sequences."""
+    """Bug: the loss is the mean over all counted labels, not over sequences."""
     weigh_again(setup, _per_token, count=True)
 
 
@@ -56,13 +56,13 @@ def _per_token(loss: CrossEntropy, classes: int, labels: torch.Tensor) -> torch.
 
 @fault(layouts=EVERYWHERE, applies=_averages_sequences, causes=(Cause.LABEL_WEIGHTS,), minimum=ONE_RANK)
 def sequences_averaged_over_ignored_labels(setup: Setup) -> None:
-    """Each sequence's sum is divided by its length, not by its counted labels."""
+    """Bug: each sequence's sum is divided by its length, not by its counted labels."""
     weigh_again(setup, lambda loss, classes, labels: label_weights(loss, classes, labels.clamp(min=0)))
 
 
 @fault(layouts=EVERYWHERE, applies=has_row_weights, causes=(Cause.LABEL_WEIGHTS, Cause.SCALED), minimum=ONE_RANK)
 def row_weights_lost(setup: Setup) -> None:
-    """Rows are not weighted, but the divisor is the sum of their weights."""
+    """Bug: rows are not weighted, but the divisor is the sum of their weights."""
     weigh_again(setup, _without_rows)
 
 
@@ -77,7 +77,7 @@ def _without_rows(loss: CrossEntropy, classes: int, labels: torch.Tensor) -> tor
     minimum=ONE_RANK,
 )
 def row_weights_not_counted(setup: Setup) -> None:
-    """Rows are weighted in the loss, but not in the divisor."""
+    """Bug: rows are weighted in the loss, but not in the divisor."""
     loss, classes = cross_entropy_of(setup), setup.training.model.out_features
 
     def change(batches: list[Batch]) -> list[Batch]:
@@ -91,7 +91,7 @@ def row_weights_not_counted(setup: Setup) -> None:
 
 @fault(layouts=DATA_PARALLEL, applies=all_of(has_data_ranks, has_row_weights), causes=(Cause.LABEL_WEIGHTS,))
 def row_weights_of_first_rank(setup: Setup) -> None:
-    """Each rank weights its rows like the first rank's."""
+    """Bug: each rank weights its rows like the first rank's."""
     ranks = data_ranks(setup)
 
     def of_first(targets: torch.Tensor, dim: int) -> torch.Tensor:

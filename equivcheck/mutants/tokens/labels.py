@@ -63,19 +63,19 @@ def _relabel_parts(setup: Setup, change: Move) -> None:
 
 @fault(layouts=EVERYWHERE, applies=ignores_labels, causes=(Cause.ANOTHER_LABEL,), minimum=ONE_RANK)
 def ignored_label_replaced(setup: Setup) -> None:
-    """Ignored labels count as token 0."""
+    """Bug: ignored labels count as token 0."""
     _relabel(setup, lambda labels: labels.masked_fill(labels == IGNORED, 0))
 
 
 @fault(layouts=TENSOR_PARALLEL, applies=_labels_long_parts, causes=(Cause.ANOTHER_LABEL,))
 def labels_shifted_within_parts(setup: Setup) -> None:
-    """Labels are shifted within each sequence shard, so they wrap around at its end."""
+    """Bug: labels are shifted within each sequence shard, so they wrap around at its end."""
     _relabel_parts(setup, lambda labels: labels.roll(-1, -1))
 
 
 @fault(layouts=TENSOR_PARALLEL, applies=_labels_parts, causes=(Cause.ANOTHER_LABEL,))
 def label_lost_at_borders(setup: Setup) -> None:
-    """The last label in each sequence shard is ignored."""
+    """Bug: the last label in each sequence shard is ignored."""
     _relabel_parts(setup, _without_last)
 
 
@@ -85,13 +85,13 @@ def _without_last(labels: torch.Tensor) -> torch.Tensor:
 
 @fault(layouts=DATA_PARALLEL, applies=all_of(has_data_ranks, _has_z_loss), causes=(Cause.ANOTHER_LOSS,))
 def z_loss_summed_over_ranks(setup: Setup) -> None:
-    """The z-loss is summed over data-parallel ranks, although the cross-entropy is averaged."""
+    """Bug: the z-loss is summed over data-parallel ranks, although the cross-entropy is averaged."""
     change_loss(setup, z_loss=cross_entropy_of(setup).z_loss * data_ranks(setup))
 
 
 @fault(layouts=EVERYWHERE, applies=_has_z_loss, causes=(Cause.ANOTHER_LOSS,), minimum=ONE_RANK)
 def z_loss_lost(setup: Setup) -> None:
-    """The z-loss is missing."""
+    """Bug: the z-loss is missing."""
     change_loss(setup, z_loss=0.0)
 
 
@@ -99,11 +99,11 @@ def z_loss_lost(setup: Setup) -> None:
     layouts=EVERYWHERE, applies=has_loss(lambda loss: loss.label_smoothing > 0.0), causes=(Cause.ANOTHER_LOSS,), minimum=ONE_RANK
 )
 def label_smoothing_lost(setup: Setup) -> None:
-    """Labels are not smoothed, as if a vocabulary-parallel loss lacked `label_smoothing`."""
+    """Bug: labels are not smoothed, as if a vocabulary-parallel loss lacked `label_smoothing`."""
     change_loss(setup, label_smoothing=0.0)
 
 
 @fault(layouts=EVERYWHERE, applies=has_loss(lambda loss: loss.class_weights), causes=(Cause.ANOTHER_LOSS,), minimum=ONE_RANK)
 def class_weights_lost(setup: Setup) -> None:
-    """Class weights are missing."""
+    """Bug: class weights are missing."""
     change_loss(setup, class_weights=False)

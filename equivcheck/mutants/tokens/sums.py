@@ -67,7 +67,7 @@ def _is_gated_within(place: PlannedLayer) -> bool:
     causes=(Cause.PARTIAL_INPUT_GRADIENT, Cause.RANKS_DISAGREE),
 )
 def head_input_gradient_not_reduced(setup: Setup) -> None:
-    """The input gradient for a vocabulary-parallel head is not summed over ranks."""
+    """Bug: the input gradient for a vocabulary-parallel head is not summed over ranks."""
     _change_head_input(setup, treat_as_reduced)
 
 
@@ -77,7 +77,7 @@ def head_input_gradient_not_reduced(setup: Setup) -> None:
     causes=(Cause.INPUT_GRADIENT_SUMMED_TWICE, Cause.SCALED),
 )
 def head_input_gradient_reduced_twice(setup: Setup) -> None:
-    """The input gradient for a vocabulary-parallel head is summed over ranks twice."""
+    """Bug: the input gradient for a vocabulary-parallel head is summed over ranks twice."""
     _change_head_input(setup, reduce_twice)
 
 
@@ -92,7 +92,7 @@ def _change_head_input(setup: Setup, gradients: TensorFunction) -> None:
     causes=(Cause.PARTIAL_INPUT_GRADIENT, Cause.RANKS_DISAGREE),
 )
 def sharded_heads_input_gradient_not_reduced(setup: Setup) -> None:
-    """The input gradient is not summed over ranks in layers with sharded heads or hidden features."""
+    """Bug: the input gradient is not summed over ranks in layers with sharded heads or hidden features."""
     for module, place in layers_of(setup, _is_within_after_something):
         for part in layer_kind(place.site.layer).linears(place.site.layer):
             if part.reads_input:
@@ -101,7 +101,7 @@ def sharded_heads_input_gradient_not_reduced(setup: Setup) -> None:
 
 @fault(layouts=TENSOR_PARALLEL, applies=_norms_positions, causes=(Cause.NOT_REDUCED, Cause.RANKS_DISAGREE))
 def norm_gradient_of_part(setup: Setup) -> None:
-    """Under sequence parallelism, a token model's norm gradients are not summed over ranks."""
+    """Bug: under sequence parallelism, a token model's norm gradients are not summed over ranks."""
     for norm in _norms(setup):
         use_through(norm, keep_partial_gradient)
 
@@ -119,7 +119,7 @@ def _norms(setup: Setup) -> Iterator[nn.Module]:
     causes=(Cause.SUMMED, Cause.SCALED),
 )
 def logits_gradient_summed(setup: Setup) -> None:
-    """The logits' gradient is summed over tensor-parallel ranks, although they all compute the same gradient."""
+    """Bug: the logits' gradient is summed over tensor-parallel ranks, although they all compute the same gradient."""
     ranks = size_of(setup, TP)
     if ranks > 1:
         setup.model.get_submodule("head").register_forward_hook(
@@ -129,7 +129,7 @@ def logits_gradient_summed(setup: Setup) -> None:
 
 @fault(layouts=TENSOR_PARALLEL, applies=has_layer(_is_gated_within), causes=(Cause.PERMUTED, Cause.UNEQUAL_START))
 def gate_and_up_split_as_one(setup: Setup) -> None:
-    """Gate and up projections are fused before they are split over ranks, so each rank gets wrong halves."""
+    """Bug: gate and up projections are fused before they are split over ranks, so each rank gets wrong halves."""
     initial, found = material(setup.training).parameters, dict[str, torch.Tensor]()
     for _, place in layers_of(setup, _is_gated_within):
         for name in ("weight", "bias"):

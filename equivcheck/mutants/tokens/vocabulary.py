@@ -46,7 +46,7 @@ def _shares_softmax(scenario: Scenario) -> bool:
 
 @fault(layouts=TENSOR_PARALLEL, applies=shards_vocabulary, causes=(Cause.ANOTHER_ROW,))
 def vocabulary_mask_off_by_one(setup: Setup) -> None:
-    """Each rank masks the last token in its vocabulary shard, so it is embedded as 0."""
+    """Bug: each rank masks the last token in its vocabulary shard, so it is embedded as 0."""
     if size_of(setup, TP) > 1:
         use_through(_embedding(setup), _without_last_row)
 
@@ -68,7 +68,7 @@ def _without_last_row(weight: torch.Tensor) -> torch.Tensor:
 
 @fault(layouts=TENSOR_PARALLEL, applies=_has_later_tokens, causes=(Cause.ANOTHER_ROW,))
 def vocabulary_offset_off_by_one(setup: Setup) -> None:
-    """Each rank after the first subtracts one too many from its tokens, so it looks up the previous row."""
+    """Bug: each rank after the first subtracts one too many from its tokens, so it looks up the previous row."""
     ranks, source = size_of(setup, TP), setup.training.model.source
     assert source is not None, "the mutant applies to token models only"
     size = chunk_size(source.vocabulary, ranks)
@@ -84,7 +84,7 @@ def vocabulary_offset_off_by_one(setup: Setup) -> None:
 
 @fault(layouts=TENSOR_PARALLEL, applies=_gathers_logits, causes=(Cause.PERMUTED,))
 def logits_gathered_in_another_order(setup: Setup) -> None:
-    """Sharded logits are gathered in the wrong order."""
+    """Bug: sharded logits are gathered in the wrong order."""
     shift = chunk_size(setup.training.model.out_features, size_of(setup, TP))
     if size_of(setup, TP) > 1:
         setup.model.get_submodule("head").register_forward_hook(lambda _module, _inputs, logits: logits.roll(-shift, -1))
@@ -92,7 +92,7 @@ def logits_gathered_in_another_order(setup: Setup) -> None:
 
 @fault(layouts=TENSOR_PARALLEL, applies=_shares_softmax, causes=(Cause.SOFTMAX_OF_PART,))
 def softmax_maximum_not_reduced(setup: Setup) -> None:
-    """Each rank subtracts its own maximum logit before the exponentials are summed over ranks."""
+    """Bug: each rank subtracts its own maximum logit before the exponentials are summed over ranks."""
     if size_of(setup, TP) > 1:
         setup.loss = partial(_by_own_maximum, size_of(setup, TP))
 
@@ -105,7 +105,7 @@ def _by_own_maximum(ranks: int, training: Training, logits: torch.Tensor, labels
 
 @fault(layouts=TENSOR_PARALLEL, applies=_shares_softmax, causes=(Cause.SOFTMAX_OF_PART, Cause.RANKS_DISAGREE))
 def softmax_denominator_not_reduced(setup: Setup) -> None:
-    """Each rank divides by the sum over its own exponentials, not over all."""
+    """Bug: each rank divides by the sum over its own exponentials, not over all."""
     if size_of(setup, TP) > 1:
         setup.loss = _by_own_denominator(rank_along(setup, TP), size_of(setup, TP))
 

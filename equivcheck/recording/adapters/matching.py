@@ -57,8 +57,8 @@ def _mapped(sources: Sequence[Source], own: Shapes, known: Shapes) -> dict[str, 
     for source in sources:
         if source.is_fused or source.is_transposed:
             raise UsageError(
-                f"names entry {source.target!r} is not valid: it splits or transposes a tensor, which only `record` can do. "
-                "Expected this entry in the names for record, not in those for compare."
+                f"names entry {source.target!r} is not valid for compare: it splits or transposes a tensor, which only `record` "
+                "can do. Expected this entry in the names for record, not in those for compare."
             )
     for name in unmatched_sources(sources, list(own)):
         raise UsageError(f"names entry with {name!r} is not valid: the second run has no such tensor. Expected one of its names.")

@@ -366,7 +366,7 @@ OF_LAYOUTS: list[Invalid] = [
     (
         TensorParallel,
         {"plan": (LayerPlan(output=ActivationSharding.ROWS), LayerPlan(split=Split.NOT_IN_PLAN))},
-        "TensorParallel.plan with output ActivationSharding.ROWS before Split.NOT_IN_PLAN is not valid. Expected Activati",
+        "TensorParallel.plan with output ActivationSharding.ROWS before Split.NOT_IN_PLAN is not valid: the next layer is",
     ),
     (TensorParallel, {"plan": ()}, "TensorParallel.plan of length 0 is not valid. Expected 1 to 8 entries, one per layer."),
     (
@@ -417,12 +417,12 @@ OF_LAYOUTS: list[Invalid] = [
     (
         Layout,
         {"mesh": HYBRID, "parallelisms": (FSDP1(),)},
-        "FSDP1.strategy ShardingStrategy.FULL_SHARD is not valid on the axes ('dp_replicate', 'dp_shard'). Expected a",
+        "FSDP1.strategy ShardingStrategy.FULL_SHARD is not valid on the axes ('dp_replicate', 'dp_shard'). Expected: ",
     ),
     (
         Layout,
         {"mesh": MESH, "parallelisms": (FSDP1(strategy=ShardingStrategy.HYBRID_SHARD),)},
-        "FSDP1.strategy ShardingStrategy.HYBRID_SHARD is not valid on the axes ('dp',). Expected a hybrid strategy on",
+        "FSDP1.strategy ShardingStrategy.HYBRID_SHARD is not valid on the axes ('dp',). Expected: with the axes",
     ),
     (a_scenario, {"schedule_seed": -1}, "Scenario.schedule_seed -1 is not valid. Expected 0 to 4294967295"),
     (Resume, {"layout": LAYOUT, "steps": 0}, "Resume.steps 0 is not valid. Expected at least 1"),

@@ -50,7 +50,7 @@ class ContextParallelCalls:
                 self.exchange(step, attention_shape, rows, 1 + recomputed, int(differentiates))
 
     def _held(self, index: int, attention_shape: AttentionShape | None) -> AttentionShape | None:
-        """This rank's heads if tensor parallelism splits heads."""
+        """Return this rank's heads, if tensor parallelism splits heads."""
         plans = self.view.layout.of(PlannedParallelism)
         if attention_shape is None or not plans or plans[0].plan[index].split is not Split.HEADS_OR_HIDDEN:
             return attention_shape
@@ -60,17 +60,20 @@ class ContextParallelCalls:
         )
 
     def _block(self, attention_shape: AttentionShape, rows: int) -> int:
-        """Bytes in this rank's keys and values, padded to the longest shard."""
+        """Return the bytes in this rank's keys and values, padded to the longest shard."""
         return 2 * rows * attention_shape.num_kv_heads * self.longest * attention_shape.width * self.view.item_bytes
 
     def _gathered(self, step: int, attention_shape: AttentionShape, rows: int, forwards: int, backwards: int) -> None:
-        """One all-gather for keys and values, one reduce-scatter for their gradients."""
+        """Count one all-gather for keys and values, and one reduce-scatter for their gradients."""
         own = self._block(attention_shape, rows)
         self._note(step, "all_gather", own, forwards)
         self._note(step, "reduce_scatter.sum", own * self.size, backwards)
 
     def _by_heads(self, step: int, attention_shape: AttentionShape, rows: int, forwards: int, backwards: int) -> None:
-        """Two all-to-alls: positions to heads for queries, keys and values, and back for the output. Backward reverses them."""
+        """Count two all-to-alls: positions to heads for queries, keys and values, and back for the output.
+
+        Backward reverses them.
+        """
         group = attention_shape.num_heads // max(attention_shape.num_kv_heads, 1)
         share = chunk_sizes(attention_shape.num_kv_heads, self.size)[self.view.index(CP)]
         of_one = rows * attention_shape.width * self.view.item_bytes
@@ -80,7 +83,10 @@ class ContextParallelCalls:
             self._note(step, "all_to_all", back * heads, times)
 
     def _round_trips(self, step: int, attention_shape: AttentionShape, rows: int, forwards: int, backwards: int) -> None:
-        """Keys and values visit all other ranks. In backward their gradients travel with them and then return to the owner."""
+        """Count the sends of keys and values to all other ranks.
+
+        In backward, gradients travel with them and then return to the owner.
+        """
         block, turns = self._block(attention_shape, rows), self.size - 1
         for op in ("send", "recv"):
             self._note(step, op, block, forwards * turns)

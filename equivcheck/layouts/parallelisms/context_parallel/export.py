@@ -37,7 +37,7 @@ def write(draft: Draft, parallelism: ContextParallel) -> None:
 
 
 def _scale(draft: Draft, parts: tuple[tuple[int, ...], ...]) -> None:
-    """Scale a mean over this rank's positions to its share in the mean over all positions."""
+    """Scale a mean over this rank's positions, so that the sum over ranks is the mean over all positions."""
     if not draft.scenario.training.loss.is_mean:
         return
     if not all(parts):
@@ -84,7 +84,7 @@ def _define(draft: Draft, exchange: AttentionExchange) -> None:
 
 
 def _source(found: object) -> list[str]:
-    """Source without keyword-only dataclasses, equivcheck imports and lint comments."""
+    """Return source without keyword-only dataclasses, equivcheck imports and lint comments."""
     text = "\n".join(source_of(found))
     for here, there in (
         (": AttentionHooks", ": Any"),

@@ -20,7 +20,7 @@ from equivcheck.scenario.mesh import CP
 from equivcheck.training.layers.registry import layer_kind
 
 USUAL_LENGTH = 4
-"""Sequence length for a repaired model that had single rows."""
+"""Sequence length that a repair gives to a model whose rows were single vectors."""
 
 
 def _of_sequences(training: Training, _layout: Layout) -> Training:

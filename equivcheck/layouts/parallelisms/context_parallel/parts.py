@@ -26,7 +26,7 @@ def set_sequence(setup: Setup, sequence: Sequence) -> None:
 
 
 def take_positions(setup: Setup, ranks: PositionRanks) -> None:
-    """Select this rank's positions in inputs, targets and dropout masks before inner layouts take their share."""
+    """Select this rank's positions in inputs, targets and dropout masks before inner layouts select their rows."""
     inner = setup.take
     setup.take = lambda batch: inner(positions_of(batch, ranks.own))
 

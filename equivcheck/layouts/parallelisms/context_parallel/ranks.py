@@ -23,7 +23,7 @@ from equivcheck.layouts.base.partition import chunk_sizes
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class PositionRanks:
-    """The ranks that share sequences, seen from one of them."""
+    """The ranks that share sequences, as seen from one rank."""
 
     group: ProcessGroup
     """Process group."""
@@ -49,7 +49,7 @@ class PositionRanks:
 
     @property
     def longest(self) -> int:
-        """Number of positions on the rank with the most."""
+        """Largest number of positions on any rank."""
         return max(map(len, self.parts))
 
     def slots(self) -> torch.Tensor:

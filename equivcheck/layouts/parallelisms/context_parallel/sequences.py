@@ -1,4 +1,4 @@
-"""How attention reads other ranks' positions: by gathering them, by exchanging heads, or by passing them round a ring.
+"""How attention reads other ranks' positions: by gathering them, by exchanging heads, or by passing keys and values round a ring.
 
 Ring attention (https://arxiv.org/abs/2310.01889) combines the softmax block by block. In backward, keys and values go round once
 more together with their gradients, and the gradients take one more turn to reach their rank.
@@ -21,7 +21,7 @@ from equivcheck.training.layers.sequence import AttentionHooks, Sequence
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Ring:
-    """Keys and values of one layer while ranks pass them round."""
+    """Keys and values of one layer, which ranks pass round a ring."""
 
     ranks: PositionRanks
     """Ranks in the ring."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 SENT_AS: dict[Compression, ElementType] = {Compression.FP16: ElementType.FLOAT16, Compression.BF16: ElementType.BFLOAT16}
-"""Element type that gradients are reduced in."""
+"""Element type in which gradients are reduced."""
 
 
 class DDPKind(LayoutKind[DDP]):
@@ -34,7 +34,7 @@ class DDPKind(LayoutKind[DDP]):
     communication = DDP_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: DDP, mesh: DeviceMesh) -> None:
-        """Wrap each part, and set its options."""
+        """Wrap the model, or each stage of a pipeline, and set options."""
         import torch
         from torch.nn.parallel import DistributedDataParallel
 
@@ -79,13 +79,13 @@ class DDPKind(LayoutKind[DDP]):
         return ("equivcheck.layouts.parallelisms.ddp.zero_redundancy",) if parallelism.zero_redundancy else ()
 
     def when_reduced(self, parallelism: DDP, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
-        """Gradients are reduced at the last microbatch, with `no_sync` before. Each rank keeps full gradients."""
+        """Return that gradients are reduced at the last microbatch, with `no_sync` before. Each rank keeps full gradients."""
         return WhenReduced(once=parallelism.no_sync, whole=True)
 
     def rounding(self, parallelism: DDP, layout: Layout, precision: Precision) -> Rounding | None:  # noqa: ARG002
-        """Rounding by autocast and by gradient compression.
+        """Return the rounding by autocast and by gradient compression.
 
-        DDP multiplies gradients by the reciprocal of the world size while it copies them to a bucket. It divides them if they
+        DDP multiplies gradients by the reciprocal of the world size while it copies them to a bucket. DDP divides gradients that
         are views of the bucket (reducer.cpp), and compression hooks divide, too (`default_hooks`).
         """
         reduce = SENT_AS.get(parallelism.compression)
@@ -108,7 +108,7 @@ class DDPKind(LayoutKind[DDP]):
         write(draft, parallelism)
 
     def import_known(self) -> None:
-        """Register its known-issue predicates."""
+        """Register the predicates for known issues with DDP."""
         import equivcheck.layouts.parallelisms.ddp.known  # noqa: F401
 
 

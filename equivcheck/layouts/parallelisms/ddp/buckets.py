@@ -1,8 +1,8 @@
 """Predicts the buckets in which `DistributedDataParallel` reduces gradients, from sizes only.
 
 The gradient that reaches the cap closes its bucket, so a bucket may exceed the cap. In the first backward, DDP reduces all
-gradients in one bucket. Then it knows the order in which gradients become ready, and rebuilds the buckets once. With
-find_unused_parameters it follows the parameters' order from the start and never rebuilds.
+gradients in one bucket. After this backward, the order in which gradients become ready is known, and DDP rebuilds the buckets
+once. With find_unused_parameters DDP follows the parameters' order from the start and never rebuilds.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def rebuilt_buckets(bucketing: Bucketing) -> tuple[tuple[int, ...], ...]:
 
 
 def reductions(bucketing: Bucketing) -> Iterator[Reductions]:
-    """Reductions in each backward pass that synchronizes; the iterator never ends."""
+    """Yield the reductions in each backward pass that synchronizes. The iterator never ends."""
     used_map = USED_MAP_ITEM_BYTES * len(bucketing.num_bytes)
     initial = _bytes(bucketing, initial_buckets(bucketing))
     if bucketing.static_graph:

@@ -62,7 +62,7 @@ def ddp_totals(view: RankView, ddp: DDP, axes: str, *, has_buffers: bool = True)
 
 
 def reductions_before_rebuild(ddp: DDP) -> int:
-    """Number of reductions before DDP rebuilds its buckets; -1 if it never does."""
+    """Number of reductions before DDP rebuilds its buckets; -1 if DDP never rebuilds them."""
     if ddp.static_graph:
         return 2
     return -1 if ddp.find_unused_parameters else 1
@@ -83,10 +83,10 @@ def bucketing_of(view: RankView, ddp: DDP) -> Bucketing:
 
 
 def _ready(view: RankView, ddp: DDP) -> tuple[str, ...]:
-    """Parameters in the order in which backward has their gradients ready.
+    """Return parameters in the order in which backward completes their gradients.
 
-    Forward first turns former DTensors back into DTensors, one after the other. Their gradients come after all others, in reverse
-    order. Unused parameters are last in any case.
+    Forward first turns former DTensors back into DTensors, one after the other. Such parameters' gradients come after all others,
+    in reverse order. Unused parameters are last in any case.
     """
     ready = ready_parameters(view.training.model, autocast=ddp.autocast is not None)
     plans = view.layout.of(TensorParallel)
@@ -123,7 +123,10 @@ def update_totals(view: RankView, ddp: DDP) -> Totals:
 
 
 def _parts(view: RankView, num_ranks: int) -> list[list[Held]]:
-    """Parameters that each rank updates. Groups are sorted by size; each parameter goes to the rank with the least so far."""
+    """Parameters that each rank updates.
+
+    Groups are sorted by size; each parameter goes to the rank with the fewest elements so far.
+    """
     parts: list[list[Held]] = [[] for _ in range(num_ranks)]
     sizes = [0] * num_ranks
     for group in _groups(view):

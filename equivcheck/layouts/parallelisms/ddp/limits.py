@@ -35,7 +35,7 @@ from equivcheck.scenario.mesh import TP
 def as_reduced(training: Training, layout: Layout) -> Training:
     """Return the training as DDP sees it.
 
-    Over tensor parallelism no parameter is frozen for DDP, because its local tensors are trainable.
+    Over tensor parallelism no parameter is frozen for DDP, because DDP gets local tensors, which are trainable.
     """
     return without_frozen(training) if layout.has(TensorParallel) else training
 

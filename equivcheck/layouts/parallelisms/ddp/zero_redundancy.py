@@ -38,7 +38,7 @@ def use_zero_redundancy(setup: Setup, mesh: DeviceMesh, *, parameters_as_bucket_
 
 
 def local_state(optimizer: torch.optim.Optimizer) -> State:
-    """Optimizer state for the parameters that this rank updates."""
+    """Return optimizer state for the parameters that this rank updates."""
     assert isinstance(optimizer, ZeroRedundancyOptimizer), "the layout builds it"
     state: State = optimizer.optim.state
     return state

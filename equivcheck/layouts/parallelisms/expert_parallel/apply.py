@@ -52,9 +52,9 @@ class ExpertParallelKind(LayoutKind[ExpertParallel]):
             read_plain_shards(setup, parallelism, mesh)
 
     def when_reduced(self, parallelism: ExpertParallel, layout: Layout) -> WhenReduced | None:  # noqa: ARG002 - of the base class
-        """Gradients are reduced once, after the last microbatch.
+        """Return that gradients are reduced once, after the last microbatch.
 
-        Data parallelism around expert parallelism decides for itself.
+        None if data parallelism around the experts decides.
         """
         return ONCE if layout.parallelisms[-1].tag == ExpertParallel.tag else None
 
@@ -65,5 +65,5 @@ class ExpertParallelKind(LayoutKind[ExpertParallel]):
         write(draft, parallelism)
 
     def import_known(self) -> None:
-        """Register its known-issue predicates."""
+        """Register the predicates for known issues with experts."""
         import equivcheck.layouts.parallelisms.expert_parallel.known  # noqa: F401

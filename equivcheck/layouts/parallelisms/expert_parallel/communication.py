@@ -15,7 +15,7 @@ from equivcheck.scenario.mesh import EP
 from equivcheck.training.layers.registry import layer_kind
 
 FORWARD = 3
-"""All-to-alls in a layer's forward: row counts for each expert, rows to experts, and their outputs back."""
+"""Number of all-to-alls in a layer's forward: row counts for each expert, rows to experts, and outputs back."""
 
 
 def _all_calls(view: RankView, parallelism: ExpertParallel) -> Totals:
@@ -36,7 +36,7 @@ def _clipping(view: RankView, parallelism: ExpertParallel, experts: list[Held]) 
 
 
 def _exchanges(view: RankView, step: int, index: int) -> int:
-    """A layer's all-to-alls in one microbatch. Backward returns the gradients that rows and outputs need."""
+    """Count a layer's all-to-alls in one microbatch. Backward returns the gradients that rows and outputs need."""
     layer = view.training.model.layers[index]
     dispatch = layer_kind(layer).dispatch(layer)
     if dispatch is None:
@@ -48,7 +48,7 @@ def _exchanges(view: RankView, step: int, index: int) -> int:
 
 
 def _held(view: RankView, parallelism: ExpertParallel) -> Iterator[Held]:
-    """Parameters with this rank's expert shards."""
+    """Yield parameters, with this rank's expert shards."""
     ranks = view.layout.mesh.size(EP)
     for held in view.held:
         dim = shard_dim(parallelism, held.parameter)

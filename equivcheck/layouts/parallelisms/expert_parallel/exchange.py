@@ -25,7 +25,7 @@ from equivcheck.training.layers.module import RoutedModule
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Exchange:
-    """Exchange of rows for one layer's experts over an axis, seen from one rank."""
+    """Exchange of rows for one layer's experts over an axis, as seen from one rank."""
 
     layer: RoutedModule
     """Layer that holds only this rank's experts."""
@@ -60,7 +60,7 @@ class Exchange:
         return made[order.argsort()]
 
     def nothing(self) -> torch.Tensor:
-        """A zero that depends on empty parameters, so that backward makes the same collective calls on every rank.
+        """Return a zero that depends on empty parameters, so that backward makes the same collective calls on every rank.
 
         During forward, a wrapper may have replaced the parameters by plain tensors.
         """
@@ -69,7 +69,7 @@ class Exchange:
         return found
 
     def counts_of_arrivals(self, counts: torch.Tensor) -> torch.Tensor:
-        """Number of rows from each rank for each of this rank's experts, shape (ranks, own experts)."""
+        """Count rows from each rank for each of this rank's experts. Shape: (ranks, own experts)."""
         own, ranks = self.num_units[self.rank], len(self.num_units)
         arriving = counts.new_empty(own * ranks)
         dist.all_to_all_single(arriving, counts, [own] * ranks, list(self.num_units), group=self.group)
@@ -104,21 +104,21 @@ def shard_units(model: nn.Module, mesh: DeviceMesh, keep: Keep) -> None:
 
 
 def own_tensor(parameter: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    """This rank's experts as a plain tensor."""
+    """Return this rank's experts as a plain tensor."""
     size = parameter.shape[0]
     start = min(chunk_size(size, mesh.size()) * mesh.get_local_rank(), size)
     return parameter.narrow(0, start, chunk_sizes(size, mesh.size())[mesh.get_local_rank()]).clone()
 
 
 def dtensor_of_all(parameter: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    """All experts as a DTensor with `Shard(0)`."""
+    """Return all experts as a DTensor with `Shard(0)`."""
     return distribute_tensor(parameter, mesh, [Shard(0)])
 
 
 def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Return a model's expert parameters and its other parameters, before the first forward.
 
-    After forward, `DistributedDataParallel` may have replaced them by local tensors that only the optimizer knows.
+    After forward, `DistributedDataParallel` may have replaced parameters by local tensors that only the optimizer knows.
     """
     dispatching = [layer for layer in model.modules() if isinstance(layer, RoutedModule)]
     own = [parameter for layer in dispatching for parameter in layer.units().parameters()]

@@ -44,7 +44,7 @@ def write(draft: Draft, parallelism: ExpertParallel) -> None:
 
 
 def exchange_keeping(storage: ExpertStorage) -> Callable[..., object]:
-    """Function for the script's `exchange` that makes this rank's shard of the experts."""
+    """Return a function for the script's `exchange` that makes this rank's shard of the experts."""
     from equivcheck.layouts.parallelisms.expert_parallel import exchange
 
     return exchange.own_tensor if storage is ExpertStorage.PLAIN else exchange.dtensor_of_all
@@ -72,7 +72,7 @@ def _define(draft: Draft, keep: Callable[..., object]) -> None:
 
 
 def _source(found: object) -> list[str]:
-    """Source without equivcheck's types."""
+    """Return source without equivcheck's types."""
     text = "\n".join(source_of(found))
     for here, there in (
         ("isinstance(layer, RoutedModule)", 'hasattr(layer, "by_units")'),

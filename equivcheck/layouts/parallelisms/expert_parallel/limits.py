@@ -59,7 +59,7 @@ WHOLE_PARAMETERS = Limit(
 
 
 def _with_equal_parts(training: Training, layout: Layout) -> Training:
-    """Round experts up, so that each rank gets as many."""
+    """Round the number of experts up, so that each rank gets equally many."""
 
     def round_up_units(_index: int, layer: AnyLayer) -> AnyLayer:
         return layer if layer_kind(layer).dispatch(layer) is None else layer.rounded_up(layout.mesh.size(EP))

@@ -29,7 +29,7 @@ class FSDP1Kind(LayoutKind[FSDP1]):
     communication = FSDP1_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: FSDP1, mesh: DeviceMesh) -> None:
-        """Wrap the model, read its flat parameters, and clip by its own method."""
+        """Wrap the model, read its flat parameters, and clip by FSDP's own method."""
         from torch.distributed.fsdp import FullyShardedDataParallel
 
         from equivcheck.layouts.base.data_rows import take_rows
@@ -46,14 +46,14 @@ class FSDP1Kind(LayoutKind[FSDP1]):
         take_rows(setup, mesh)
 
     def when_reduced(self, parallelism: FSDP1, layout: Layout) -> WhenReduced:
-        """Gradients are reduced at the last microbatch, with `no_sync` before.
+        """Return that gradients are reduced at the last microbatch, with `no_sync` before.
 
         Ranks keep full gradients only if nothing is sharded.
         """
         return WhenReduced(once=parallelism.no_sync, whole=not is_sharded(layout))
 
     def rounding(self, parallelism: FSDP1, layout: Layout, precision: Precision) -> Rounding | None:
-        """Rounding by `mixed_precision`."""
+        """Return the rounding by `mixed_precision`."""
         policy = parallelism.mixed_precision
         if policy is None:
             return None
@@ -73,7 +73,7 @@ class FSDP1Kind(LayoutKind[FSDP1]):
         write(draft, parallelism)
 
     def import_known(self) -> None:
-        """Register its known-issue predicates."""
+        """Register the predicates for known issues with FSDP1."""
         import equivcheck.layouts.parallelisms.fsdp1.known  # noqa: F401
 
 

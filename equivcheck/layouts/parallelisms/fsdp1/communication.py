@@ -18,7 +18,7 @@ _FREED_AFTER_FORWARD = (ShardingStrategy.FULL_SHARD, ShardingStrategy.HYBRID_SHA
 
 
 class FSDP1Calls(UnitCalls[FSDP1]):
-    """Predicts the collective calls of `FullyShardedDataParallel`, in its order."""
+    """Predicts the collective calls of `FullyShardedDataParallel`, in the order in which FSDP makes them."""
 
     def __init__(self, view: RankView, fsdp: FSDP1) -> None:
         super().__init__(view, fsdp)
@@ -45,7 +45,10 @@ class FSDP1Calls(UnitCalls[FSDP1]):
                 unit.gathered = False
 
     def _frees(self, unit: Unit, step: int, reduces: bool) -> bool:
-        """Whether a unit counts as resharded after backward. With use_orig_params, even a unit without gradients does."""
+        """Whether a unit counts as resharded after backward.
+
+        With use_orig_params, even a unit without gradients counts as resharded.
+        """
         if self.fsdp.strategy in _FREED_AFTER_FORWARD:
             return True
         return reduces and (self.fsdp.use_orig_params or self.view.differentiates(unit.last_layer, step))
@@ -67,7 +70,7 @@ class FSDP1Calls(UnitCalls[FSDP1]):
             self.ledger.note(step, "all_reduce.sum", self.replicas, shard)
 
     def _num_flat(self, held: tuple[Held, ...]) -> int:
-        """Elements in a flat parameter, including padding between and after parameters."""
+        """Count the elements in a flat parameter, including padding between and after parameters."""
         total = flat_starts([parameter.numel for parameter in held], alignment_of(self.view.training, self.fsdp))[-1]
         return chunk_size(total, self.parts) * self.parts if self.fsdp.use_orig_params else total
 

@@ -48,7 +48,7 @@ def _wrapped_layers(form: Form, options: dict[str, object]) -> list[str]:
 
 
 def _read(draft: Draft, parallelism: FSDP1) -> None:
-    """Gather shards to compare them: a shard holds a slice from one original parameter, or from several in a flat one."""
+    """Gather shards to compare them: a shard holds a slice from one original parameter, or from several in a flat parameter."""
     layout = draft.scenario.layout
     sharded = parallelism.strategy is not ShardingStrategy.NO_SHARD and layout.mesh.size(DP, SHARD) > 1
     draft.definitions.append(_unflattened(draft.scenario.training, layout, sharded=sharded))
@@ -90,7 +90,7 @@ _LOCAL = (
 
 
 def _units(draft: Draft, parallelism: FSDP1, *, local: bool) -> list[str]:
-    """Lines that store each unit's parameter shapes before FSDP flattens them."""
+    """Write lines that store each unit's parameter shapes before FSDP flattens them."""
     shape = "local(parameter).shape" if local else "parameter.shape"
     if parallelism.use_orig_params:
         return [f"units = [{{name: {shape}}} for name, parameter in model.named_parameters()]"]

@@ -1,7 +1,7 @@
 """Predicts parameter positions in `FullyShardedDataParallel`'s flat parameters, from sizes only.
 
 With use_orig_params, each parameter starts at a multiple of 16 bytes in the unit's compute dtype (`_get_aligned_numel` in
-torch.distributed.fsdp). All shards have the same length, but the last ones may be shorter or empty.
+torch.distributed.fsdp). All shards have the same length, but the last shards may have less or no data.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ ALIGNMENT_BYTES = 16
 
 
 def alignment_of(training: Training, fsdp: FSDP1) -> int:
-    """Number of elements to a multiple of which parameters are aligned in the flat parameter; 1 without use_orig_params."""
+    """Return the number of elements to which parameters are aligned in the flat parameter; 1 without use_orig_params."""
     computed = computed_in(training.precision, fsdp.mixed_precision)
     return ALIGNMENT_BYTES // ITEM_BYTES[computed.value] if fsdp.use_orig_params else 1
 
 
 def flat_starts(numels: Sequence[int], alignment: int) -> tuple[int, ...]:
-    """First index of each parameter in the flat parameter, and at the end the flat parameter's size."""
+    """Return each parameter's first index in the flat parameter, and at the end the flat parameter's size."""
     starts, end = [], 0
     for numel in numels:
         starts.append(-(-end // alignment) * alignment)
@@ -31,7 +31,7 @@ def flat_starts(numels: Sequence[int], alignment: int) -> tuple[int, ...]:
 
 
 def held_of(numels: Sequence[int], alignment: int, num_shards: int, shard: int) -> tuple[int, ...]:
-    """Elements of each parameter that are in one shard of the flat parameter."""
+    """Return how many elements of each parameter are in one shard of the flat parameter."""
     *starts, end = flat_starts(numels, alignment)
     length = -(-end // num_shards)
     first, last = shard * length, (shard + 1) * length

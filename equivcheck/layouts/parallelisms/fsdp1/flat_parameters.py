@@ -25,7 +25,7 @@ def clip_flat(module: FullyShardedDataParallel, clipping: ClipNorm) -> torch.Ten
 
 
 def flat_slots(root: nn.Module) -> tuple[Slot, ...]:
-    """One slot for each original parameter, or for each flat parameter without use_orig_params."""
+    """Return one slot for each original parameter, or for each flat parameter without use_orig_params."""
     slots: list[Slot] = []
     for prefix, handle in _handles(root):
         pieces = [_piece(handle, index, prefix) for index in range(handle.flat_param._num_params)]
@@ -44,7 +44,7 @@ def release(root: FullyShardedDataParallel) -> None:
 
 
 def _handles(root: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Each unit's handle with its canonical name prefix, in the single-device optimizer's order."""
+    """Yield each unit's handle with its canonical name prefix, in the single-device optimizer's order."""
     for name, unit in root.named_modules():
         if isinstance(unit, FullyShardedDataParallel) and unit._handle is not None:
             prefix = canonical_name(f"{name}." if name else "")
@@ -61,14 +61,14 @@ def _piece(handle: Any, index: int, prefix: str) -> Piece:
 
 
 def _box(name: str, local: tuple[int, ...], spec: Any) -> Piece:
-    """Piece that a unit's ranks hold together: a full parameter, or a tensor-parallel shard."""
+    """Return the piece that a unit's ranks hold together: a full parameter, or a tensor-parallel shard."""
     if spec is None:
         return Piece(name=name, shape=local)
     return box_of(name, tuple(spec.shape), spec.mesh, spec.placements)
 
 
 def _padded(handle: Any, pieces: list[Piece]) -> tuple[Piece, ...]:
-    """A flat parameter's pieces without alignment, and the padding at its shard's end."""
+    """Return a flat parameter's pieces without alignment, and the padding at its shard's end."""
     total, ends = handle.flat_param.numel(), list(accumulate((piece.numel for piece in pieces), initial=0))
     placed = [replace(piece, place=(start, total)) for piece, start in zip(pieces, ends, strict=False)]
     rest = total - ends[-1]

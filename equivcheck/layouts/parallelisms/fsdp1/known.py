@@ -30,7 +30,7 @@ def unit_of_nothing(scenario: Scenario) -> bool:
 
 @show
 def left_unreduced(scenario: Scenario, divergence: Divergence) -> bool:
-    """Whether replicas disagree, or all have the sum divided by the number of replicas because their gradients are equal."""
+    """Whether replicas disagree, or all replicas have the sum divided by their number because their gradients are equal."""
     if divergence.difference is Difference.RANKS_DISAGREE:
         return True
     replicas = scenario.layout.mesh.size(REPLICATE)
@@ -75,7 +75,7 @@ def _some_rank_has_nothing_trained(scenario: Scenario, fsdp: FSDP1) -> bool:
 
 
 def _trained_on(shard: int, part: int, scenario: Scenario, fsdp: FSDP1) -> Iterator[int]:
-    """Each trained parameter's elements in one shard on one tensor-parallel rank."""
+    """Yield the number of each trained parameter's elements in one shard on one tensor-parallel rank."""
     ranks, alignment = scenario.layout.mesh.size(DP, SHARD), alignment_of(scenario.training, fsdp)
     for unit in _units(scenario, fsdp):
         held = held_of(_numels(scenario, unit, part), alignment, ranks, shard)
@@ -83,12 +83,12 @@ def _trained_on(shard: int, part: int, scenario: Scenario, fsdp: FSDP1) -> Itera
 
 
 def _numels(scenario: Scenario, unit: list[Parameter], part: int) -> list[int]:
-    """Elements in each unit parameter on one tensor-parallel rank."""
+    """Return the number of elements in each unit parameter on one tensor-parallel rank."""
     return [math.prod(local_shape(scenario.layout, parameter, {TP: part})) for parameter in unit]
 
 
 def _units(scenario: Scenario, fsdp: FSDP1) -> list[list[Parameter]]:
-    """Parameters in each flat parameter."""
+    """Return the parameters in each flat parameter."""
     parameters = parameters_of(scenario.training.model)
     return [list(parameters)] if fsdp.wrapping is Wrapping.ROOT_ONLY else group_by_layer(parameters)
 

@@ -147,7 +147,7 @@ NORM_OF_FLAT_PARTS = replace(
 
 
 def has_unit_of_nothing(training: Training, layout: Layout) -> bool:
-    """Whether tensor parallelism leaves some rank an empty flat parameter."""
+    """Whether some rank's flat parameter is empty because of tensor parallelism."""
     if not layout.has(PlannedParallelism):
         return False
     of_nothing = has_empty_units(training.model, parallelism_of(layout, PlannedParallelism), layout.mesh.size(TP))

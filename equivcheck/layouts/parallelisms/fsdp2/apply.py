@@ -90,11 +90,14 @@ class FSDP2Kind(LayoutKind[FSDP2]):
         take_rows(setup, mesh, propagates=parallelism.mesh_dims is not None)
 
     def when_reduced(self, parallelism: FSDP2, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
-        """Gradients are reduced at the last microbatch, with gradient sync off before. Ranks keep sharded gradients."""
+        """Return that gradients are reduced at the last microbatch, with gradient sync off before.
+
+        Ranks keep sharded gradients.
+        """
         return WhenReduced(once=parallelism.no_sync, whole=False)
 
     def rounding(self, parallelism: FSDP2, layout: Layout, precision: Precision) -> Rounding | None:
-        """Rounding by `mixed_precision`."""
+        """Return the rounding by `mixed_precision`."""
         policy = parallelism.mixed_precision
         if policy is None:
             return None
@@ -120,7 +123,7 @@ class FSDP2Kind(LayoutKind[FSDP2]):
         write(draft, parallelism)
 
     def import_known(self) -> None:
-        """Register its known-issue predicates."""
+        """Register the predicates for known issues with FSDP2."""
         import equivcheck.layouts.parallelisms.fsdp2.known  # noqa: F401
 
 
@@ -158,7 +161,7 @@ def _shard(model: nn.Module, experts: Sequence[nn.Module], fsdp: FSDP2, mesh: De
 
 
 def _mesh_dims(mesh_dims: MeshDims, mesh: DeviceMesh) -> DataParallelMeshDims:
-    """Name the axes that shard and those that replicate."""
+    """Name the axes that shard and the axes that replicate."""
     from torch.distributed.fsdp import DataParallelMeshDims
 
     names = mesh.mesh_dim_names
@@ -169,7 +172,7 @@ def _mesh_dims(mesh_dims: MeshDims, mesh: DeviceMesh) -> DataParallelMeshDims:
 
 
 def _token_units(model: Any, fsdp: FSDP2) -> list[list[nn.Module]]:
-    """Units outside the layers. A pipeline stage may lack the embedding or the head."""
+    """Return units outside the layers. A pipeline stage may have no embedding or no head."""
     units: list[list[nn.Module]] = []
     if fsdp.embedding_unit and model.embedding is not None:
         units.append([model.embedding])
@@ -233,7 +236,7 @@ def _start_microbatch(model: FSDPModule, fsdp: FSDP2, last: bool) -> AbstractCon
 
 
 def _policy(policy: MixedPrecision | None, *, is_root: bool) -> MixedPrecisionPolicy:
-    """A unit's mixed-precision policy. Only the root casts outputs."""
+    """Return a unit's mixed-precision policy. Only the root casts outputs."""
     import torch
     from torch.distributed.fsdp import MixedPrecisionPolicy
 

@@ -51,15 +51,15 @@ class Unit:
     is_root: bool = False
     """Whether the unit is the root, with all parameters outside other units."""
     is_of_experts: bool = False
-    """Whether the unit has a layer's DTensor experts. That layer's unit contains it."""
+    """Whether the unit has a layer's DTensor experts. The layer's unit contains this unit."""
     is_head: bool = False
     """Whether the unit has only the head."""
     is_embedding: bool = False
     """Whether the unit has only the token embedding, which backward does not gather."""
     gathered: bool = False
-    """Whether this rank has full parameters now."""
+    """Whether this rank has the unit's full parameters now."""
     resharded: bool = False
-    """Whether the unit is resharded to `reshard_to` ranks, so that fewer ranks have to gather."""
+    """Whether the unit is resharded to `reshard_to` ranks, so that a gather covers fewer ranks."""
 
 
 class UnitCalls(ABC, Generic[F]):
@@ -99,7 +99,7 @@ class UnitCalls(ABC, Generic[F]):
 
 
 class FSDP2Calls(UnitCalls[FSDP2]):
-    """Predicts the collective calls of `fully_shard`, in its order."""
+    """Predicts the collective calls of `fully_shard`, in the order in which it makes them."""
 
     def __init__(self, view: RankView, fsdp: FSDP2) -> None:
         super().__init__(view, fsdp, fsdp.layers_per_unit)
@@ -109,7 +109,7 @@ class FSDP2Calls(UnitCalls[FSDP2]):
         self.units = tuple(replace(unit, held=tuple(held)) for unit, held in zip(split, sharded, strict=True) if held)
 
     def _neighbours(self, count: int) -> str:
-        """Neighbours that share resharded parameters."""
+        """Return the group of neighbours that share resharded parameters."""
         mesh, axis = self.view.layout.mesh, self.view.layout.mesh.names.index(self.view.layout.axes_of(self.fsdp)[-1])
 
         def group(coordinate: tuple[int, ...]) -> tuple[int, ...]:
@@ -125,7 +125,7 @@ class FSDP2Calls(UnitCalls[FSDP2]):
             unit.resharded = self.fsdp.reshard_to is not None
 
     def _backward(self, step: int, last: bool) -> None:
-        """Count one backward. Each unit prefetches the previous one, dropped if it needs no backward."""
+        """Count one backward. Each unit prefetches the previous unit, unless that unit needs no backward."""
         frees = last or self.fsdp.reshard_after_backward
         stays = [unit.gathered and not frees for unit in self.units]
         for number in reversed(range(len(self.units))):
@@ -140,7 +140,10 @@ class FSDP2Calls(UnitCalls[FSDP2]):
             unit.gathered, unit.resharded = stays[number], unit.resharded and not frees
 
     def _asked_for(self, number: int) -> int:
-        """Unit that a unit prefetches: the one that ended forward before it, or with explicit_prefetch the previous layer."""
+        """Return the unit that a unit prefetches.
+
+        It is the unit that ended forward before it, or with explicit_prefetch the previous layer.
+        """
         unit = self.units[number]
         told = self.fsdp.explicit_prefetch and not (unit.is_of_experts or unit.is_root or unit.is_head)
         layers = [before for before in range(number) if not (self.units[before].is_of_experts or self.units[before].is_embedding)]
@@ -156,7 +159,7 @@ class FSDP2Calls(UnitCalls[FSDP2]):
         unit.gathered = True
 
     def _part(self, parameters: Iterable[Held]) -> int:
-        """Elements in a rank's padded shards of some parameters."""
+        """Count the elements in a rank's padded shards of some parameters."""
         return sum(held.padded_part(shard_dim(self.fsdp, held.parameter) or 0, self.parts) for held in parameters)
 
     def _reduce(self, unit: Unit, step: int, last: bool) -> None:
@@ -172,7 +175,7 @@ class FSDP2Calls(UnitCalls[FSDP2]):
 
 
 def reduce_op(view: RankView) -> str:
-    """Operation that reduces gradients over data ranks in the training's precision."""
+    """Return the operation that reduces gradients over data ranks in the training's precision."""
     return "avg" if averages(ElementType(view.training.precision.value)) and averaging_ranks(view.layout) > 1 else "sum"
 
 
@@ -191,7 +194,10 @@ def units_of(view: RankView, wrapping: Wrapping, count: int = 1) -> tuple[Unit, 
 
 
 def split_expert_units(units: Iterable[Unit], layout: Layout) -> Iterator[Unit]:
-    """Return the units with DTensor experts as separate units. Their forward ends before that of the layer's unit."""
+    """Return the units with DTensor experts as separate units.
+
+    The forward of such a unit ends before that of the layer's unit.
+    """
     for unit in units:
         experts = [held for held in unit.held if is_dtensor_expert(layout, held.parameter)]
         for layer in dict.fromkeys(held.layer for held in experts):
@@ -227,7 +233,7 @@ def _all_calls(view: RankView, fsdp: FSDP2) -> Totals:
 
 
 def _owners_totals(view: RankView, fsdp: FSDP2) -> Totals:
-    """Distributed Muon's calls: shards to each matrix's owner, and updates back."""
+    """Count the calls for distributed Muon: shards to each matrix's owner, and updates back."""
     ledger, axis = Ledger(Stage.UPDATE), view.layout.axes_of(fsdp)[-1]
     parts, index = view.layout.mesh.size(axis), view.index(axis)
     owned = list(enumerate(held for held in view.held if held.trained))
@@ -247,7 +253,7 @@ def _cut(fsdp: FSDP2, held: Held) -> int:
 
 
 def _kinds(view: RankView) -> list[list[Held]]:
-    """Parameters clipped together: by whether they were DTensors before FSDP, or by the axes that shard plain tensors."""
+    """Group parameters clipped together: by whether they were DTensors before FSDP, or by the axes that shard plain tensors."""
     kinds: dict[tuple[str, ...] | bool, list[Held]] = {}
     for held in view.held:
         kinds.setdefault(_kind(view, held), []).append(held)

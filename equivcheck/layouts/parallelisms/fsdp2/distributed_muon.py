@@ -24,7 +24,7 @@ class DistributedMuon(torch.optim.Muon):
     def __init__(
         self, groups: Iterable[Any], group: dist.ProcessGroup, owners: Mapping[torch.Tensor, int], **settings: Any
     ) -> None:
-        """Takes `Muon`'s arguments, the group, and each parameter's owner as a rank within the group."""
+        """Like `Muon`, and in addition with the group, and each parameter's owner as a rank within the group."""
         super().__init__(groups, **settings)
         self.group, self.owners = group, owners
         self.nothing = _local(next(iter(owners))).detach().new_empty(0)
@@ -42,7 +42,7 @@ class DistributedMuon(torch.optim.Muon):
         return loss
 
     def _momentum(self, parameter: torch.Tensor, settings: dict[str, Any]) -> torch.Tensor:
-        """This rank's shard to orthogonalize."""
+        """Update the momentum, and return this rank's shard to orthogonalize."""
         state = self.state[parameter]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
@@ -54,7 +54,7 @@ class DistributedMuon(torch.optim.Muon):
     def _orthogonalised(
         self, moved: dict[torch.Tensor, torch.Tensor], settings: Mapping[torch.Tensor, dict[str, Any]]
     ) -> dict[torch.Tensor, torch.Tensor]:
-        """This rank's orthogonalized update shards, by parameter."""
+        """Return this rank's orthogonalized update shards, by parameter."""
         if not moved:
             return {}
         count, rank = self.group.size(), self.group.rank()
@@ -72,7 +72,7 @@ class DistributedMuon(torch.optim.Muon):
         return dict(zip(chain(*owned), chain(*found), strict=True))
 
     def _exchanged(self, sent: list[list[torch.Tensor]], shapes: list[list[torch.Size]]) -> list[list[torch.Tensor]]:
-        """Exchange matrices with each rank in the group. `shapes` are the received ones."""
+        """Exchange matrices with each rank in the group. `shapes` are the shapes of received matrices."""
         flat = torch.cat([self.nothing, *(matrix.reshape(-1) for some in sent for matrix in some)])
         outgoing = [sum(matrix.numel() for matrix in some) for some in sent]
         incoming = [sum(shape.numel() for shape in some) for some in shapes]
@@ -86,7 +86,7 @@ class DistributedMuon(torch.optim.Muon):
 
 
 def _orthogonal(update: torch.Tensor, settings: dict[str, Any]) -> torch.Tensor:
-    """Muon's update without learning rate and momentum."""
+    """Return Muon's update without learning rate and momentum."""
     matrix = nn.Parameter(torch.zeros_like(update))
     matrix.grad = -update
     own = {name: settings[name] for name in ("ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")}
@@ -96,13 +96,13 @@ def _orthogonal(update: torch.Tensor, settings: dict[str, Any]) -> torch.Tensor:
 
 
 def _shapes(parameters: Iterable[torch.Tensor], count: int, number: int) -> list[torch.Size]:
-    """One rank's shard shapes."""
+    """Return one rank's shard shapes."""
     dims = [(each, _dim(each)) for each in parameters]
     return [torch.Size((*each.shape[:dim], _sizes(each, count)[number], *each.shape[dim + 1 :])) for each, dim in dims]
 
 
 def _sizes(parameter: torch.Tensor, count: int) -> list[int]:
-    """All shard sizes along the sharded dim."""
+    """Return all shard sizes along the sharded dim."""
     return list(chunk_sizes(parameter.shape[_dim(parameter)], count))
 
 

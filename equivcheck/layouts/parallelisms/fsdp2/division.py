@@ -14,12 +14,12 @@ Later versions average over shards if it is the shard count, and sum over replic
 
 
 def averaging_ranks(layout: Layout) -> int:
-    """Ranks over which gradients are averaged. Other parallelisms may shard rows over more ranks."""
+    """Return the number of ranks over which gradients are averaged. Other parallelisms may shard rows over more ranks."""
     return layout.mesh.size(DP, REPLICATE, SHARD)
 
 
 def hooks_replicas(fsdp: FSDP2, layout: Layout) -> bool:
-    """Whether a hook reduces gradients over replicas, so that `fully_shard` only knows shards."""
+    """Whether a hook reduces gradients over replicas, so that `fully_shard` only sees the sharding axis."""
     return fsdp.replica_hook and REPLICATE in layout.mesh.names
 
 
@@ -29,7 +29,7 @@ def averages(element_type: ElementType) -> bool:
 
 
 def expert_divide_factor(fsdp: FSDP2, layout: Layout) -> float:
-    """Divide factor for units of experts, whose gradients also contain the rows of all expert-parallel ranks."""
+    """Return the divide factor for units of experts, whose gradients also contain the rows of all expert-parallel ranks."""
     return (fsdp.gradient_divide_factor or averaging_ranks(layout)) * layout.mesh.size(EP)
 
 

@@ -149,7 +149,7 @@ def _scale(draft: Draft, fsdp: FSDP2) -> None:
 
 
 def _options(draft: Draft, fsdp: FSDP2) -> dict[str, object]:
-    """Keyword arguments for `fully_shard`."""
+    """Return the keyword arguments for `fully_shard`."""
     options: dict[str, object] = {"mesh": _mesh(draft, fsdp)}
     if hooks_replicas(fsdp, draft.scenario.layout):
         options["mesh"] = submesh_of(draft, SHARD)
@@ -180,7 +180,7 @@ def _mesh_dims(fsdp: FSDP2, layout: Layout) -> str:
 
 
 def _wraps(draft: Draft, count: int, options: dict[str, object]) -> list[str]:
-    """Loop that shards layers, or lists of `count` layers."""
+    """Write a loop that shards layers, or lists of `count` layers."""
     if count == 1 or len(draft.form.layers) == 1:
         return loop_over_layers(draft, call("fully_shard", "layer", **options))
     sharded = call("fully_shard", f"layers[first : first + {count}]", **options)
@@ -188,7 +188,7 @@ def _wraps(draft: Draft, count: int, options: dict[str, object]) -> list[str]:
 
 
 def _prefetches(draft: Draft, count: int) -> list[str]:
-    """Loop that lets neighbouring units prefetch each other, by each unit's first layer."""
+    """Write a loop that lets neighbouring units prefetch each other, by each unit's first layer."""
     if len(draft.form.layers) == 1:
         return []
     draft.need("itertools", "pairwise")

@@ -61,7 +61,7 @@ def off_by_epsilons(scenario: Scenario, divergence: Divergence) -> bool:
 
 
 def _cuts(scenario: Scenario) -> Iterator[tuple[int, int]]:
-    """Size and rank count for each sharded gradient dim."""
+    """Yield the size and the number of ranks for each sharded gradient dim."""
     layout = scenario.layout
     of_dtensors = [one for one in layout.parallelisms if not isinstance(one, ExpertParallel) or has_dtensor_experts(layout)]
     for parameter in parameters_of(scenario.training.model):
@@ -80,7 +80,10 @@ def _has_gradient(parameter: Parameter, parallelism: Parallelism, layout: Layout
 
 
 def _fewest(scenario: Scenario, parameter: Parameter, dim: int) -> int:
-    """A dim's size on the last rank with elements after tensor or expert parallelism; the full size if neither shards it."""
+    """Return a dim's size on the last rank with elements after tensor or expert parallelism.
+
+    The full size if neither shards it.
+    """
     layout = scenario.layout
     for parallelism in layout.of(PlannedParallelism, ExpertParallel):
         if shard_dim(parallelism, parameter) == dim:
@@ -101,7 +104,7 @@ def divided_apart_on_one_shard(scenario: Scenario) -> bool:
 
 
 def _divide_factors(fsdp: FSDP2, scenario: Scenario) -> list[float | None]:
-    """Divide factors in a model's units."""
+    """Return the divide factors in a model's units."""
     layout, parameters = scenario.layout, parameters_of(scenario.training.model)
     kinds = {is_dtensor_expert(layout, parameter) for parameter in parameters if parameter.trained}
     return [expert_divide_factor(fsdp, layout) if of_experts else fsdp.gradient_divide_factor for of_experts in kinds]
@@ -109,7 +112,7 @@ def _divide_factors(fsdp: FSDP2, scenario: Scenario) -> list[float | None]:
 
 @need
 def sums_of_head_wait(scenario: Scenario) -> bool:
-    """Sums over shards wait for the last microbatch, and a chunked head reduces its norm apart from its linear."""
+    """Whether sums over shards wait for the last microbatch, and a chunked head reduces its norm separately from its linear."""
     training, head = scenario.training, scenario.training.model.head
     return (
         len(training.data.microbatches) > 1
@@ -122,14 +125,14 @@ def sums_of_head_wait(scenario: Scenario) -> bool:
 
 @need
 def one_element_of_head_norm(scenario: Scenario) -> bool:
-    """The first rank has one element of the norm's weight in the head."""
+    """Whether the first rank has one element of the norm's weight in the head."""
     ranks = scenario.layout.mesh.size(DP, SHARD)
     return -(-scenario.training.model.in_features(len(scenario.training.model.layers)) // ranks) == 1
 
 
 @show
 def of_the_head(_scenario: Scenario, divergence: Divergence) -> bool:
-    """The tensor belongs to the head."""
+    """Whether the tensor belongs to the head."""
     return divergence.tensor.startswith("head.")
 
 

@@ -100,7 +100,7 @@ def cuts_last_dims_unevenly(training: Training, layout: Layout) -> bool:
 
 
 def _tp_parts(layout: Layout, parameter: Parameter, dim: int) -> int:
-    """Number of tensor-parallel shards along a dim."""
+    """Return the number of tensor-parallel shards along a dim."""
     is_cut = any(shard_dim(parallelism, parameter) == dim for parallelism in layout.of(PlannedParallelism))
     return layout.mesh.size(TP) if is_cut else 1
 

@@ -1,1 +1,1 @@
-"""Explicit data parallelism: plain tensors' gradients are averaged after a step's last backward."""
+"""Explicit data parallelism: gradients of plain tensors are averaged after a step's last backward."""

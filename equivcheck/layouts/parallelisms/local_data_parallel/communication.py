@@ -1,4 +1,4 @@
-"""Expected calls for explicit data parallelism: one all-reduce for each gradient, or one for all together."""
+"""Expected calls for explicit data parallelism: one all-reduce for each gradient, or one all-reduce for all gradients."""
 
 from __future__ import annotations
 

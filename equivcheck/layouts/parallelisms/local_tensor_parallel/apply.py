@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LocalTensorParallelKind(LayoutKind[LocalTensorParallel]):
-    """Keeps this rank's parameter shards, and adds collectives around the modules that have them."""
+    """Keeps this rank's parameter shards, and adds collectives around the modules that hold shards."""
 
     parallelism = LocalTensorParallel
     limits = LIMITS
@@ -50,7 +50,7 @@ class LocalTensorParallelKind(LayoutKind[LocalTensorParallel]):
         read_plain_shards(setup, parallelism, mesh)
 
     def write_script(self, draft: Draft, parallelism: LocalTensorParallel) -> None:
-        """Replace the script's modules by the sharded ones that ranks run here."""
+        """Replace the script's modules by the sharded modules that ranks run here."""
         from equivcheck.layouts.parallelisms.local_tensor_parallel.export import write
 
         write(draft, parallelism)

@@ -17,7 +17,7 @@ from equivcheck.scenario.mesh import TP
 class LocalCalls(PlannedCalls):
     """Predicts the collective calls of tensor parallelism on plain tensors.
 
-    They are redistributions, and sums of gradients in each backward if ranks use a replicated parameter for different rows.
+    The calls are redistributions, and sums of gradients in each backward if ranks use a replicated parameter for different rows.
     """
 
     def after_linear(self, once: Pass, plan: LinearPlan, linear: LinearPlacements) -> None:

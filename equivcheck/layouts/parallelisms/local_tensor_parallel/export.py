@@ -1,4 +1,4 @@
-"""Writes tensor parallelism on plain tensors into a script: it contains the same modules and collectives as the ranks here."""
+"""Writes tensor parallelism on plain tensors into a script, with the same modules and collectives as on the ranks here."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class _Parts:
         self.weights = class_weights(num_classes, logits.dtype) if loss.class_weights else logits.new_ones(num_classes)
 
     def total(self) -> torch.Tensor:
-        """Loss sum over all counted labels, equal on all ranks."""
+        """Return the loss, summed over all labels that are not ignored; equal on all ranks."""
         largest = self.ranks.maximum(torch.cat([self.logits.detach(), self._column(-torch.inf)], -1).amax(-1))
         sums = [(self.logits - largest.unsqueeze(-1)).exp().sum(-1), self._of_labels()]
         if self.loss.label_smoothing:
@@ -59,7 +59,7 @@ class _Parts:
         return total
 
     def _of_labels(self) -> torch.Tensor:
-        """Each label's logit if this rank has its class, else zero."""
+        """Return each label's logit if this rank has its class, else zero."""
         num_own = self.logits.shape[-1]
         own = self.labels - self.ranks.first_index(self.num_classes)
         own = torch.where((own >= 0) & (own < num_own), own, num_own)

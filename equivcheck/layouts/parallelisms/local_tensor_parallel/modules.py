@@ -59,7 +59,7 @@ class LocalLinear(nn.Module):
         return self.ranks.move(functional.linear(entered, weight), self.leave) + self.bias_of_output(bias)
 
     def bias_of_output(self, bias: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a replicated bias, in the form in which it is added to the output."""
+        """Return this rank's part of a replicated bias, in the form in which it is added to the output."""
         if self.leave.target is ActivationPlacement.ROWS:
             return self.ranks.copy_to_region(bias)
         return self.ranks.move(bias, self.cut_bias)
@@ -85,7 +85,10 @@ class LocalNorm(nn.Module):
 
 
 class LocalEmbedding(nn.Module):
-    """This rank's shard of an embedding, split by tokens or by features, or a replicated one, with a redistributed output."""
+    """This rank's shard of an embedding, split by tokens or by features, or a replicated embedding.
+
+    The output is redistributed..
+    """
 
     def __init__(self, full: nn.Embedding, ranks: AxisRanks, leave: Redistribution, dim: int | None) -> None:
         super().__init__()
@@ -100,7 +103,7 @@ class LocalEmbedding(nn.Module):
         return self.ranks.move(self.own_tokens(tokens, self.start), self.leave)
 
     def own_tokens(self, tokens: torch.Tensor, start: int) -> torch.Tensor:
-        """Look up this rank's tokens. Tokens of other ranks look up a row of zeros."""
+        """Look up this rank's tokens. Tokens on other ranks get rows of zeros."""
         num_rows, own = self.weight.shape[0], tokens - start
         own = torch.where((own >= 0) & (own < num_rows), own, num_rows)
         rows = torch.cat([self.weight, self.weight.new_zeros(1, self.weight.shape[1])])
@@ -157,7 +160,7 @@ def replace_modules(setup: Setup, parallelism: LocalTensorParallel, mesh: Device
 
 
 def _kind(collectives: Collectives) -> type[AxisRanks]:
-    """Class for the collectives. spmd_types is an optional dependency, so it is imported only on request."""
+    """Return the class for the collectives. spmd_types is an optional dependency, so it is imported only on request."""
     if collectives is Collectives.FUNCTIONAL:
         return AxisRanks
     from equivcheck.layouts.parallelisms.local_tensor_parallel.typed_regions import TypedRanks

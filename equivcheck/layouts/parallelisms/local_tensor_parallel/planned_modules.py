@@ -1,4 +1,7 @@
-"""Modules that a plan replaces, and the redistributions around them. It imports no torch, so that ranks and scripts share it."""
+"""Modules that a plan replaces, and the redistributions around them.
+
+This module imports no torch, so that ranks and scripts share it.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ REDUCE_PARTIAL = Redistribution(
     gradient_target=ActivationPlacement.REPLICATED,
     features=0,
 )
-"""Partial sums to replicated values."""
+"""Redistribution from partial sums to replicated values."""
 COPY_TO_PARTIAL = Redistribution(
     source=ActivationPlacement.REPLICATED,
     target=ActivationPlacement.REPLICATED,
@@ -65,11 +68,11 @@ COPY_TO_PARTIAL = Redistribution(
     gradient_target=ActivationPlacement.REPLICATED,
     features=0,
 )
-"""Replicated values from which each rank computes a partial sum, so backward sums their gradients."""
+"""Redistribution for replicated values from which each rank computes a partial sum. Backward sums their gradients over ranks."""
 
 
 def linear_input(plan: LinearPlan, features: int) -> Redistribution:
-    """Redistribution before a linear layer."""
+    """Return the redistribution before a linear layer."""
     linear, before = _linear(plan), OF_SHARDING[plan.input]
     return Redistribution(
         source=before,
@@ -81,23 +84,23 @@ def linear_input(plan: LinearPlan, features: int) -> Redistribution:
 
 
 def linear_output(plan: LinearPlan, features: int) -> Redistribution:
-    """Redistribution after a linear layer."""
+    """Return the redistribution after a linear layer."""
     return _leaving(_linear(plan).made, plan.output, features)
 
 
 def region_input(input: ActivationSharding, features: int) -> Redistribution:
-    """Redistribution that replicates a layer's input, so that all ranks compute on the same input."""
+    """Return the redistribution that replicates a layer's input, so that all ranks compute on the same input."""
     whole, before = ActivationPlacement.REPLICATED, OF_SHARDING[input]
     return Redistribution(source=before, target=whole, gradient_source=whole, gradient_target=before, features=features)
 
 
 def region_output(output: ActivationSharding, features: int) -> Redistribution:
-    """Reduction of a layer's partial sums."""
+    """Return the reduction of a layer's partial sums."""
     return _leaving(ActivationPlacement.PARTIAL, output, features)
 
 
 def embedding_output(split: Split, output: ActivationSharding, features: int) -> Redistribution:
-    """Redistribution after an embedding."""
+    """Return the redistribution after an embedding."""
     return _leaving(_LINEARS.get(split, WHOLE).made, output, features)
 
 
@@ -115,7 +118,7 @@ def _linear(plan: LinearPlan) -> LinearPlacements:
 class PlannedModule:
     """Module that the plan replaces, with redistributions around it.
 
-    A norm layer has none, an embedding one after it, and a linear layer one before and one after it.
+    A norm layer has no redistribution, an embedding has one after it, and a linear layer has one before and one after it.
     """
 
     name: str
@@ -125,7 +128,7 @@ class PlannedModule:
     leave: Redistribution | None = None
     """Output redistribution."""
     dims: tuple[int | None, int | None] = (None, None)
-    """Sharded dims in weight and bias; None for a replicated one."""
+    """Sharded dims in weight and bias; None for a replicated tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +147,7 @@ class PlannedRegion:
 
 @lru_cache(maxsize=KEPT_MODELS)
 def planned_modules(model: Model, parallelism: LocalTensorParallel) -> tuple[PlannedModule, ...]:
-    """Return all modules that the plan replaces, in the model's order. Cached because every rank asks for them."""
+    """Return all modules that the plan replaces, in the model's order. The result is cached because every rank needs it."""
     planning = _Planning(model, parallelism)
     layers = (
         planning.layer(index, layer)
@@ -156,7 +159,7 @@ def planned_modules(model: Model, parallelism: LocalTensorParallel) -> tuple[Pla
 
 @lru_cache(maxsize=KEPT_MODELS)
 def planned_regions(model: Model, parallelism: LocalTensorParallel) -> tuple[PlannedRegion, ...]:
-    """All layers that compute partial sums, in the model's order."""
+    """Return all layers that compute partial sums, in the model's order."""
     inputs, found = inputs_of(model, parallelism), parameters_of(model)
     cut = [(each, shard_dim(parallelism, each)) for each in found]
     return tuple(

@@ -1,7 +1,7 @@
 """Differentiable activation redistributions over an axis, called regions in Megatron.
 
-They use functional collectives, whose own backward supports neither unequal shards nor gradients with another placement than the
-values. Unequal shards are padded here.
+The functions use functional collectives, whose own backward supports neither unequal shards nor gradients with another placement
+than the values. Unequal shards are padded here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules impor
 
 @dataclass(slots=True, kw_only=True)
 class AxisRanks:
-    """The ranks along one mesh axis, seen from one of them. Mutable."""
+    """The ranks along one mesh axis, as seen from one rank. Mutable."""
 
     group: ProcessGroup
     """Process group."""
@@ -48,7 +48,7 @@ class AxisRanks:
         return used
 
     def bias_on_first_rank(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Return a replicated parameter on the first rank and zeros on the others, so that a sum over ranks counts it once.
+        """Return a replicated parameter on the first rank and zeros on the others, so that a sum over ranks contains it once.
 
         All ranks already have the sum's gradient, so backward communicates nothing.
         """
@@ -62,12 +62,12 @@ class AxisRanks:
         return min(chunk_size(size, self.size) * self.index, size)
 
     def own_part(self, values: torch.Tensor, dim: int) -> torch.Tensor:
-        """This rank's shard along a dim, as a view."""
+        """Return this rank's shard along a dim, as a view."""
         size = values.shape[dim]
         return values.narrow(dim, self.first_index(size), chunk_sizes(size, self.size)[self.index])
 
     def own_parameter(self, parameter: torch.Tensor, dim: int | None) -> nn.Parameter:
-        """This rank's shard of a parameter along a dim; the full parameter if `dim` is None."""
+        """Return this rank's shard of a parameter along a dim; the full parameter if `dim` is None."""
         assert isinstance(parameter, nn.Parameter), type(parameter)
         if dim is None or self.size == 1:
             return parameter
@@ -157,7 +157,7 @@ class BiasOnFirstRank(torch.autograd.Function):
 
 
 def dim_of(lies: ActivationPlacement) -> int:
-    """Dim along which an activation is sharded, counted from the end: rows or positions, or features."""
+    """Return the dim along which an activation is sharded, counted from the end: rows or positions, or features."""
     return -2 if lies is ActivationPlacement.ROWS else -1
 
 

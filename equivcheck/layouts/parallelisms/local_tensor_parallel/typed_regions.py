@@ -45,7 +45,7 @@ class TypedRanks(AxisRanks):
         return parameter if self.size == 1 else self._copied(parameter)
 
     def bias_on_first_rank(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Return a replicated parameter as a partial sum that counts it once."""
+        """Return a replicated parameter as a partial sum, so that a sum over ranks contains it once."""
         return (
             parameter
             if self.size == 1

@@ -47,5 +47,5 @@ class PipelineKind(LayoutKind[Pipeline]):
         write(draft, parallelism)
 
     def import_known(self) -> None:
-        """Register its known-issue predicates."""
+        """Register the predicates for known issues with pipelines."""
         import equivcheck.layouts.parallelisms.pipeline.known  # noqa: F401

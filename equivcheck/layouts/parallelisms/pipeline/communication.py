@@ -45,19 +45,19 @@ def _all_calls(view: RankView, pipeline: Pipeline) -> Totals:
 
 
 def _line(view: RankView) -> tuple[int, ...]:
-    """Global ranks in the rank's pipeline."""
+    """Return the global ranks in the rank's pipeline."""
     mesh, number = view.layout.mesh, view.index(PP)
     return next(line for line in mesh.lines(PP) if mesh.coordinate(line[number]) == view.coordinate)
 
 
 def _copied(view: RankView, pipeline: Pipeline) -> tuple[SharedWeight, ...]:
-    """Weights with copies on this rank and others."""
+    """Return the weights with copies on this rank and on other ranks."""
     found = weights_of_several_ranks(view.training.model, pipeline, view.layout.mesh.size(PP))
     return tuple(weight for weight in found if view.index(PP) in weight.ranks)
 
 
 def _held(view: RankView, pipeline: Pipeline) -> tuple[Held, ...]:
-    """Parameters in the rank's stages, and copies of other ranks' weights."""
+    """Return the parameters in the rank's stages, and copies of other ranks' weights."""
     ranks, model = view.layout.mesh.size(PP), view.training.model
     spans, stages = layers_of_stages(pipeline, ranks, len(model.layers)), stages_of_rank(pipeline, view.index(PP), ranks)
     layers = {index for stage in stages for index in spans[stage]}
@@ -71,7 +71,10 @@ def _held(view: RankView, pipeline: Pipeline) -> tuple[Held, ...]:
 
 
 def _num_rounds(pipeline: Pipeline, ranks: int) -> int:
-    """Rounds in which neighbouring stages' ranks meet. Each pair meets in the first round with both ranks free."""
+    """Return in how many rounds ranks with neighbouring stages meet.
+
+    Each pair meets in the first round in which both are free.
+    """
     of_stage = rank_of_stages(pipeline, ranks)
     pairs = {tuple(sorted((of_stage[stage - 1], of_stage[stage]))) for stage in range(1, len(of_stage))}
     rounds: list[set[int]] = []

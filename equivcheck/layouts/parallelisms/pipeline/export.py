@@ -55,27 +55,27 @@ WRITTEN = (Pipeline, LocalDataParallel)
 
 
 def _loss_number(parallelism: Pipeline, ranks: int) -> int:
-    """Pipeline rank with the last stage."""
+    """Return the pipeline rank with the last stage."""
     return 0 if parallelism.schedule.is_v else ranks - 1
 
 
 def _group(draft: Draft, parallelism: Pipeline) -> str | None:
-    """Expression for the pipeline's process group; None if it has all ranks."""
+    """Return an expression for the pipeline's process group; None if the group has all ranks."""
     return f"{mesh_of(draft, parallelism)}.get_group()" if draft.loss_axes else None
 
 
 def _rank(draft: Draft) -> str:
-    """Expression for the rank's number in its pipeline."""
+    """Return an expression for the rank's number in its pipeline."""
     return "pipe_rank" if draft.loss_axes else "dist.get_rank()"
 
 
 def _rows(draft: Draft) -> tuple[int, ...]:
-    """Rows of each microbatch on one rank."""
+    """Return the rows of each microbatch on one rank."""
     return tuple(rows // draft.scenario.layout.num_data_ranks for rows in draft.scenario.training.data.microbatches)
 
 
 def _stage_class(draft: Draft) -> list[str]:
-    """Class for stages that take extra inputs, or that end with more than a layer."""
+    """Write the class for stages that take extra inputs, or that end with more than a layer."""
     extras, model = draft.form.extras, draft.scenario.training.model
     made = [
         "super().__init__()",
@@ -119,7 +119,7 @@ def _stage_class(draft: Draft) -> list[str]:
 
 
 def _embedded_by(model: Model) -> tuple[str, ...]:
-    """Embedding modules by name."""
+    """Return the embedding modules by name."""
     if model.source is None:
         return ()
     return ("embedding", "positions") if model.source.learned_positions else ("embedding",)
@@ -174,7 +174,7 @@ def _build(draft: Draft, parallelism: Pipeline, ranks: int, spans: tuple[range, 
 
 
 def _stage(draft: Draft, parallelism: Pipeline, num_stages: int, spans: tuple[range, ...]) -> str:
-    """Code for one stage."""
+    """Return code for one stage."""
     layers = "model[STAGES[number].start : STAGES[number].stop]"
     if draft.form.stack != "model":
         layers = "Stage(model, STAGES[number])"
@@ -209,7 +209,7 @@ def _define_shapes(draft: Draft, spans: tuple[range, ...]) -> None:
 
 
 def _loss_fn(draft: Draft, parallelism: Pipeline, rows: tuple[int, ...]) -> str:
-    """Define a chunk's loss as its share in the step's loss, and return code for it."""
+    """Define a chunk's loss as its part of the step's loss, and return code for it."""
     training = draft.scenario.training
     loss, arguments = loss_of(draft, "outputs").replace("[step]", "[loss_fn.step]"), "outputs, targets"
     chunks = 1 if parallelism.scale_grads else parallelism.num_chunks

@@ -58,7 +58,7 @@ def stage_behind_frozen_layers(scenario: Scenario) -> bool:
 
 
 def _behind_frozen_layers(scenario: Scenario) -> set[int]:
-    """Stages behind frozen layers only, without the first stage."""
+    """Return the stages behind frozen layers only, without the first stage."""
     return stages_behind_frozen_layers(scenario.training.model, scenario.layout) if scenario.layout.has(Pipeline) else set()
 
 
@@ -100,7 +100,7 @@ def weight_shared_in_a_row(scenario: Scenario) -> bool:
 
 
 def _between_uses(scenario: Scenario) -> Iterator[tuple[AnyLayer, ...]]:
-    """Layers after a trained weight's use, up to and including the next use in the same stage behind the first."""
+    """Yield the layers after a trained weight's use, up to and including the next use in the same stage behind the first."""
     pipeline, layers = _pipeline(scenario), scenario.training.model.layers
     for span in () if pipeline is None else _spans(scenario, pipeline)[1:]:
         for index in span:
@@ -115,7 +115,7 @@ def _has_trained(layers: tuple[AnyLayer, ...]) -> bool:
 
 
 def rank_of_stages_without_gradients(scenario: Scenario) -> bool:
-    """Some rank has only stages without trained layers, or without gradients (`split_backward_behind_frozen_layers`)."""
+    """Whether some rank has only stages without trained layers, or without gradients (`split_backward_behind_frozen_layers`)."""
     pipeline = _pipeline(scenario)
     if pipeline is None:
         return False

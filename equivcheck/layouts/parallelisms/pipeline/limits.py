@@ -113,7 +113,7 @@ MEAN_SCALED = Limit(
 
 
 def _others(layout: Layout, *positions: StagePosition | None) -> tuple[Parallelism, ...]:
-    """Other parallelisms applied at one of these positions."""
+    """Return the other parallelisms applied at one of these positions."""
     return tuple(each for each in layout.parallelisms if not isinstance(each, Pipeline) and each.stage_position in positions)
 
 

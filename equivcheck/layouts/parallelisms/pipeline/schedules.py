@@ -41,7 +41,7 @@ SCHEDULES: dict[PipelineSchedule, str] = {
     PipelineSchedule.ZBV: "ScheduleZBVZeroBubble",
     PipelineSchedule.DUAL_PIPE_V: "ScheduleDualPipeV",
 }
-"""Class names in torch."""
+"""Class name in torch for each schedule."""
 
 
 class StageLayers(nn.Module):
@@ -89,11 +89,11 @@ class Copy:
     group: dist.ProcessGroup
     """Process group for the ranks with a copy."""
     counts: bool
-    """Whether this copy counts in the norm over all gradients. Exactly one copy of each weight counts."""
+    """Whether this copy counts in the norm over all gradients. Exactly one copy of each weight is counted."""
 
     @property
     def weight(self) -> nn.Parameter:
-        """Parameter. Parallelisms around the stage may replace it."""
+        """The weight as a parameter. Parallelisms around the stage may replace the parameter."""
         return self.model.get_parameter(self.name)
 
     def sum_gradients(self) -> None:
@@ -121,7 +121,7 @@ class Pipe:
     step: int = 0
     """Index of the current step."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """Full model's names of shared weights whose first use is elsewhere, by their names in this rank's stages."""
+    """Names in the full model for shared weights that another rank uses first, by their names in this rank's stages."""
     divisor: float = 1.0
     """Divisor for losses over labels in the current step."""
     schedules: dict[int, Any] = field(default_factory=dict)
@@ -152,14 +152,14 @@ class Pipe:
             copy.sum_gradients()
 
     def clip(self, _module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
-        """Clip by the norm over all stages; torch leaves that to users. Each shared weight counts once."""
+        """Clip by the norm over all stages; torch does not do this. Each shared weight counts once."""
         counted_elsewhere = {copy.weight for copy in self.copies if not copy.counts}
         norm = self.total_norm([parameter for parameter in parameters if parameter not in counted_elsewhere], clipping)
         clip_to_norm(parameters, clipping, norm)
         return norm
 
     def total_norm(self, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
-        """Norm over the gradients of these parameters, their shards on other ranks, and all stages."""
+        """Return the norm over the gradients of these parameters, their shards on other ranks, and all stages."""
         norm = self.setup.total_norm(parameters, clipping)
         # Without gradients it is a float32, whatever the other ranks send.
         return combined_norm(norm.to(getattr(torch, self.setup.training.precision.value)), clipping.norm_type, self.group)
@@ -176,7 +176,7 @@ class Pipe:
         return losses
 
     def _schedule(self, part: Batch, rows: int) -> Any:
-        """Schedule for microbatches with `rows` rows over all ranks, built once."""
+        """Return the schedule for microbatches with `rows` rows over all ranks. Each schedule is built once."""
         if rows not in self.schedules:
             self.schedules[rows] = self._build(part, rows)
         return self.schedules[rows]
@@ -195,7 +195,7 @@ class Pipe:
         return lambda outputs, targets: self.loss(outputs, targets, counted)
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor, rows: int) -> torch.Tensor:
-        """Share of some rows in the step's loss, scaled for backward."""
+        """Return the part of the step's loss that comes from some rows, scaled for backward."""
         setup = self.setup
         loss = scale_loss(setup, setup.loss(setup.training, outputs, targets, self.divisor), rows, self.step)
         return loss if setup.gradient_scale == 1.0 else loss * setup.gradient_scale
@@ -205,7 +205,7 @@ class Pipe:
         return PipelineStage(called, number, self.num_stages, torch.device("cpu"), group=self.group, **shapes)
 
     def _shapes(self, module: StageLayers, part: Batch) -> dict[str, Any]:
-        """Example input and output for the stage, with shape, element type and need for a gradient."""
+        """Return an example input and output for the stage, with shape, element type and need for a gradient."""
         model, rows = self.setup.training.model, part.rows // self.parallelism.num_chunks
         first, last = module.indices[0], module.indices[-1]
         trained, is_last = trained_layers(model), last == len(model.layers) - 1
@@ -242,7 +242,7 @@ def build_pipeline(setup: Setup, parallelism: Pipeline, mesh: DeviceMesh) -> Non
 def finish_pipeline(setup: Setup) -> None:
     """Clip by the norm over all stages, and give shared weights their names in the full model.
 
-    It runs after parallelisms around the stages, because they may replace parameters and the norm over one stage.
+    This function runs after parallelisms around the stages, because they may replace parameters and the norm over one stage.
     """
     pipe = pipe_of(setup)
     assert pipe is not None, "the pipeline is applied before it is finished"
@@ -252,13 +252,13 @@ def finish_pipeline(setup: Setup) -> None:
 
 
 def pipe_of(setup: Setup) -> Pipe | None:
-    """The rank's pipe; None under a layout without stages."""
+    """Return the rank's pipe; None under a layout without stages."""
     pipe = getattr(setup.compute, "__self__", None)
     return pipe if isinstance(pipe, Pipe) else None
 
 
 def _copies(setup: Setup, shared: Sequence[SharedWeight], rank: int) -> Iterator[Copy]:
-    """This rank's copies of shared weights. Every rank must call it, because all ranks create each group."""
+    """Yield this rank's copies of shared weights. Every rank must call this function, because all ranks create each group."""
     assert setup.layout is not None, "a layout is applied"
     lines = setup.layout.mesh.lines(PP)
     for weight in shared:

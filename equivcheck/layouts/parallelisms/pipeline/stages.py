@@ -16,7 +16,7 @@ ALWAYS_SPLIT = (PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, PipelineSchedule.ZBV)
 
 
 Use = tuple[str, int]
-"""Canonical module name and stage or rank, for one use of a shared weight."""
+"""One use of a shared weight: canonical module name, and stage or rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class SharedWeight:
     uses: tuple[Use, ...]
     """Uses with their ranks, owner first."""
     trained: bool
-    """Whether it requires a gradient."""
+    """Whether the weight requires a gradient."""
 
     @property
     def owner(self) -> str:
@@ -40,7 +40,7 @@ class SharedWeight:
 
     @property
     def first_rank(self) -> int:
-        """Rank that uses the weight first. Only its copy counts as a parameter of the full model."""
+        """Rank that uses the weight first. Only the copy on this rank counts as a parameter of the full model."""
         return self.uses[0][1]
 
     @property
@@ -50,19 +50,19 @@ class SharedWeight:
 
 
 def stages_of_rank(pipeline: Pipeline, rank: int, ranks: int) -> tuple[int, ...]:
-    """Stages of a rank in rising order: round-robin, or down the ranks and up again."""
+    """Return the stages of a rank in rising order: round-robin, or down the ranks and up again."""
     if pipeline.schedule.is_v:
         return rank, 2 * ranks - 1 - rank
     return tuple(range(rank, ranks * pipeline.stages_per_rank, ranks))
 
 
 def rank_of_stages(pipeline: Pipeline, ranks: int) -> dict[int, int]:
-    """Rank of each stage."""
+    """Return the rank of each stage."""
     return {stage: rank for rank in range(ranks) for stage in stages_of_rank(pipeline, rank, ranks)}
 
 
 def layers_of_stages(pipeline: Pipeline, ranks: int, num_layers: int) -> tuple[range, ...]:
-    """Layers of each stage: split at the given boundaries, or as evenly as possible with the longer stages first."""
+    """Return the layers of each stage: split at the given boundaries, or as evenly as possible with the longer stages first."""
     if pipeline.boundaries:
         starts: Sequence[int] = (0, *pipeline.boundaries)
     else:
@@ -72,18 +72,18 @@ def layers_of_stages(pipeline: Pipeline, ranks: int, num_layers: int) -> tuple[r
 
 
 def num_stages(layout: Layout) -> int:
-    """Number of stages in a layout with a pipeline."""
+    """Return the number of stages in a layout with a pipeline."""
     return layout.mesh.size(PP) * parallelism_of(layout, Pipeline).stages_per_rank
 
 
 def stage_of_layers(layout: Layout, num_layers: int) -> tuple[int, ...]:
-    """Stage of each layer."""
+    """Return the stage of each layer."""
     spans = layers_of_stages(parallelism_of(layout, Pipeline), layout.mesh.size(PP), num_layers)
     return tuple(stage for stage, layers in enumerate(spans) for _ in layers)
 
 
 def stages_behind_frozen_layers(model: Model, layout: Layout) -> set[int]:
-    """Stages with only frozen layers before them, except the first stage. Their inputs need no gradient."""
+    """Return the stages with only frozen layers before them, except the first stage. Inputs of such stages need no gradient."""
     if model.source is not None and not model.source.frozen:
         return set()
     stages, trained = stage_of_layers(layout, len(model.layers)), trained_layers(model)

@@ -44,14 +44,14 @@ class ReplicateKind(LayoutKind[Replicate]):
         take_rows(setup, mesh)
 
     def when_reduced(self, parallelism: Replicate, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
-        """Gradients are reduced at the last microbatch, with `no_sync` before.
+        """Return that gradients are reduced at the last microbatch, with `no_sync` before.
 
         Only `DistributedDataParallel` keeps full gradients.
         """
         return WhenReduced(once=parallelism.no_sync, whole=parallelism.implementation is Replicator.DDP)
 
     def rounding(self, parallelism: Replicate, layout: Layout, precision: Precision) -> Rounding | None:  # noqa: ARG002
-        """Rounding by gradient compression."""
+        """Return the rounding by gradient compression."""
         reduce = SENT_AS.get(parallelism.compression)
         if reduce is None:
             return None

@@ -18,7 +18,7 @@ def _all_calls(view: RankView, replicate: Replicate) -> Totals:
 
 
 def _fsdp_totals(view: RankView, replicate: Replicate) -> Totals:
-    """Calls in all steps; only gradients are reduced, unit by unit."""
+    """Count the calls in all steps. Only gradients are reduced, unit by unit."""
     ledger, units = Ledger(), units_of(view, replicate.wrapping)
     axes, op = view.axes(*view.layout.axes_of(replicate)), f"all_reduce.{reduce_op(view)}"
     for step in range(view.training.steps):

@@ -29,7 +29,7 @@ def synchronises_only(model: Any, last: bool) -> AbstractContextManager[object]:
 
 
 def wrapper_of(model: nn.Module) -> DistributedDataParallel | None:
-    """The `DistributedDataParallel` inside a replicated model; None for any other model."""
+    """Return the `DistributedDataParallel` inside a replicated model; None for any other model."""
     from torch.distributed._composable.replicate import DDP, replicate
 
     if not isinstance(model, DDP):

@@ -24,7 +24,7 @@ class SPMDKind(LayoutKind[SPMD]):
     communication = SPMD_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: SPMD, mesh: DeviceMesh) -> None:
-        """Make parameters and batches DTensors. Losses and gradients are then the whole batch's."""
+        """Make parameters and batches DTensors. Losses and gradients are then those of the whole batch."""
         from equivcheck.layouts.base.data_rows import take_rows
         from equivcheck.layouts.base.distribute import distribute_batch, distribute_parameters, redistribute_gradients
 
@@ -41,5 +41,5 @@ class SPMDKind(LayoutKind[SPMD]):
         write(draft, parallelism)
 
     def import_known(self) -> None:
-        """Register its known-issue predicates."""
+        """Register the predicates for known issues with SPMD."""
         import equivcheck.layouts.parallelisms.spmd.known  # noqa: F401

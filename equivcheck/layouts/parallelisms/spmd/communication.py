@@ -1,7 +1,7 @@
 """Expected calls for DTensor propagation with replicated parameters: one sum for each gradient.
 
-A linear loss has the same gradient for all rows. In backward it stays replicated until an operation needs an activation sharded
-by rows, so the last layers' biases get their gradients without communication.
+A linear loss has the same gradient for all rows. In backward, this gradient stays replicated until an operation needs an
+activation sharded by rows, so the last layers' biases get their gradients without communication.
 """
 
 from __future__ import annotations

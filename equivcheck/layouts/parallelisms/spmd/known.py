@@ -39,7 +39,7 @@ def unlike_gradients_added_up(scenario: Scenario) -> bool:
 
 @need
 def one_row_after_several(scenario: Scenario) -> bool:
-    """Whether a rank has several rows in the first microbatch, and one row in a later one."""
+    """Whether a rank has several rows in the first microbatch, and one row in a later microbatch."""
     (first, *later), ranks = scenario.training.data.microbatches, scenario.layout.num_data_ranks
     return first > ranks and ranks in later
 

@@ -51,12 +51,15 @@ NO_SQUARED_LOSS = UpstreamLimit(
 
 
 def _norms(model: Model) -> tuple[Norm | None, ...]:
-    """The norm before each layer, then before the head."""
+    """Return the norm before each layer, then the norm before the head."""
     return (*(layer.norm for layer in model.layers), model.head.norm if model.head else None)
 
 
 def _without(norm: Norm) -> Callable[[Training, Layout], Training]:
-    """Build a repair that removes a norm. On the model's inputs, whose features are not sharded, it becomes RMSNorm."""
+    """Build a repair that removes a norm.
+
+    A norm on the model's inputs, whose features are not sharded, is replaced by RMSNorm.
+    """
 
     def remove_norm(training: Training, _layout: Layout) -> Training:
         model = training.model

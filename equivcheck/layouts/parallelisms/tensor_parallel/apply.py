@@ -69,7 +69,7 @@ class TensorParallelKind(LayoutKind[TensorParallel]):
         write(draft, parallelism)
 
     def import_known(self) -> None:
-        """Register its known-issue predicates."""
+        """Register the predicates for known issues with tensor parallelism."""
         import equivcheck.layouts.parallelisms.tensor_parallel.known  # noqa: F401
 
 

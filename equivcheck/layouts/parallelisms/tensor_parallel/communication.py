@@ -37,7 +37,10 @@ class TensorParallelCalls(PlannedCalls):
     """
 
     def computes_as(self, plan: LinearPlan, once: Pass) -> LinearPlacements:
-        """Return the placements of a linear layer under the plan. They differ if it has fewer features than ranks."""
+        """Return the placements of a linear layer under the plan.
+
+        The placements differ if the layer has fewer features than ranks.
+        """
         if plan.split is Split.COLWISE and once.width < self.parts:
             return NARROW_COLUMN
         if plan.split is Split.ROWWISE and once.inputs < self.parts:
