@@ -32,7 +32,7 @@ def train_lines(draft: Draft) -> list[str]:
 
 
 def ties(draft: Draft) -> list[str]:
-    """Write lines that make layers share weights."""
+    """Write lines to make layers share weights."""
     paths, model = draft.form.paths, draft.scenario.training.model
     shared = {index: layer.shares for index, layer in enumerate(model.layers) if layer.shares is not None}
     pairs = [(paths[f"layers.{own}.linear"], paths[f"layers.{other}.linear"]) for own, other in shared.items()]
@@ -169,12 +169,12 @@ def _label_loss(draft: Draft, loss: CrossEntropy, outputs: str) -> str:
 
 
 def share(draft: Draft) -> str:
-    """Return code that weights a microbatch's loss in the step's mean. Empty if the loss is a sum."""
+    """Return code to weight a microbatch's loss in the step's mean. Empty if the loss is a sum."""
     return part_of_step(draft) if draft.scenario.training.loss.is_mean else ""
 
 
 def part_of_step(draft: Draft) -> str:
-    """Return code that weights a microbatch's mean in the step's mean."""
+    """Return code to weight a microbatch's mean in the step's mean."""
     training = draft.scenario.training
     if not has_several_microbatches(draft):
         return ""
@@ -200,7 +200,7 @@ def may_lack_gradients(training: Training) -> bool:
 
 
 def reading(draft: Draft, label: str, attribute: str) -> list[str]:
-    """Write lines that save one full tensor for each parameter."""
+    """Write lines to save one full tensor for each parameter."""
     if draft.reading:
         return [line.format(label=label, attribute=attribute) for line in draft.reading]
     variables, everything = draft.names

@@ -95,7 +95,7 @@ def sum_gradients(draft: Draft, group: str, *then: str) -> None:
 
 
 def held_gradients(draft: Draft) -> list[str]:
-    """Write lines that collect this rank's local gradients and skip empty gradients."""
+    """Write lines to collect this rank's local gradients and skip empty gradients."""
     if has_dtensor_experts(draft.scenario.layout):
         return ["gradients = list(held_gradients(model.parameters()))"]  # expert parallelism adds this function to the script
     layout = draft.scenario.layout

@@ -41,12 +41,12 @@ def count_numbers(training: Training) -> int:
 
 
 def constants(training: Training, form: Form, numbers: Numbers) -> list[str]:
-    """Write lines that define the data, and the parameters if they are literals."""
+    """Write lines to define the data, and the parameters if they are literals."""
     return _drawn(training) if numbers is Numbers.DRAWN else _literals(training, form)
 
 
 def initial_lines(training: Training, numbers: Numbers) -> list[str]:
-    """Write lines that load the initial parameters into the model."""
+    """Write lines to load the initial parameters into the model."""
     if numbers is Numbers.DRAWN:
         return []
     model = training.model

@@ -60,7 +60,7 @@ def define_full_tensor(draft: Draft) -> None:
 
 
 def _unsharded(draft: Draft) -> list[str]:
-    """Write lines that gather shards made by the outer parallelisms."""
+    """Write lines to gather shards made by the outer parallelisms."""
     _, *around = draft.scenario.layout.parallelisms
     if all(parallelism.trains_local_tensors for parallelism in around):
         return []

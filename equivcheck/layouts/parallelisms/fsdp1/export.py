@@ -90,7 +90,7 @@ _LOCAL = (
 
 
 def _units(draft: Draft, parallelism: FSDP1, *, local: bool) -> list[str]:
-    """Write lines that store each unit's parameter shapes before FSDP flattens them."""
+    """Write lines to store each unit's parameter shapes before FSDP flattens them."""
     shape = "local(parameter).shape" if local else "parameter.shape"
     if parallelism.use_orig_params:
         return [f"units = [{{name: {shape}}} for name, parameter in model.named_parameters()]"]
