@@ -44,7 +44,7 @@ class Minimum:
     steps: int = 1
     """Steps needed."""
     because: str
-    """Why a smaller scenario does not show it."""
+    """Why a smaller scenario does not show the mutant."""
 
 
 ONE_RANK = Minimum(ranks=1, because="one rank and one step show it")
@@ -55,7 +55,7 @@ TWO_STEPS = Minimum(ranks=1, steps=2, because="the first step is right")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """A fault planted in the ranks, while the reference stays right."""
+    """A fault planted in the ranks, while the single-device run stays right."""
 
     name: str
     """Unique lower-case name, words joined by underscores."""
@@ -98,7 +98,7 @@ def fault(
 ) -> Callable[[Fault], Fault]:
     """Decorator that registers a function as a built-in mutant. `register` and `Mutant` explain the arguments.
 
-    Most mutants need two ranks and nothing else. Those without SPMD among their layouts change plain activations, unless
+    Most mutants need two ranks and nothing else. Mutants without SPMD among their layouts change plain activations, unless
     `on_dtensor_values` is set.
     """
     can_change_dtensors = on_dtensor_values or SPMD.tag in layouts

@@ -60,7 +60,7 @@ def has_microbatches(scenario: Scenario) -> bool:
 
 
 def has_trailing_window(scenario: Scenario) -> bool:
-    """Whether hooks run and the last step, which the scenario's own layout runs, has fewer microbatches than others."""
+    """Whether hooks run and the last step, which the scenario's own layout runs, has fewer microbatches than earlier ones."""
     return is_eager(scenario) and scenario.training.has_trailing_window
 
 
@@ -70,7 +70,7 @@ def has_steps(scenario: Scenario) -> bool:
 
 
 def has_next_step(scenario: Scenario) -> bool:
-    """Whether the scenario's own layout runs several steps, not counting those before a checkpoint."""
+    """Whether the scenario's own layout runs several steps, not counting steps before a checkpoint."""
     before = 0 if scenario.resume is None else scenario.resume.steps
     return scenario.training.steps - before > 1
 

@@ -57,7 +57,7 @@ class FirstValues:
 
 
 class _Changed(torch.autograd.Function):
-    """Applies one function forward and another to the gradient."""
+    """Applies one function to a tensor in forward, and another to its gradient in backward."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, values: TensorFunction, gradients: TensorFunction) -> torch.Tensor:
@@ -106,7 +106,7 @@ def _is_partial(tensor: torch.Tensor) -> TypeGuard[DTensor]:
 
 
 def _whole(tensor: DTensor) -> list[Placement]:
-    """The tensor's placements with `Partial` replaced by `Replicate`."""
+    """Return the tensor's placements with `Partial` replaced by `Replicate`."""
     return [Replicate() if isinstance(placement, Partial) else placement for placement in tensor.placements]
 
 

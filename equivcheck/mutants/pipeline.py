@@ -36,13 +36,13 @@ def _averages_chunks(scenario: Scenario) -> bool:
 
 
 def _can_swap(scenario: Scenario) -> bool:
-    """Whether a rank has two interchangeable stages. Frozen layers rule it out, because torch expects equal gradients."""
+    """Whether a rank has two interchangeable stages. False with frozen layers, because torch expects equal gradients."""
     trained = not any(layer.frozen for layer in scenario.training.model.layers)
     return trained and any(True for _ in _pairs_by_rank(scenario.training.model, scenario.layout))
 
 
 def _pairs_by_rank(model: Model, layout: Layout) -> Iterator[tuple[int, tuple[int, int]]]:
-    """The first two interchangeable stages, for each rank that has them."""
+    """Yield the first two interchangeable stages, for each rank with such stages."""
     pipeline, ranks = parallelism_of(layout, Pipeline), layout.mesh.size(PP)
     spans = layers_of_stages(pipeline, ranks, len(model.layers))
     for rank in range(ranks):
@@ -62,10 +62,10 @@ def pipeline_chunk_lost(setup: Setup) -> None:
 
 
 class _LosesChunk(Pipe):
-    """Leaves out the last chunk in each microbatch."""
+    """Bug: the last chunk in each microbatch is left out."""
 
     def loss_of_chunk(self, rows: int) -> Loss:
-        """Zero for the last chunk. The schedule computes chunks in order."""
+        """Return a loss that is zero for the last chunk. The schedule computes chunks in order."""
         inner, chunks, numbers = super().loss_of_chunk(rows), self.parallelism.num_chunks, count(1)
         return lambda outputs, targets: inner(outputs, targets) * (0.0 if next(numbers) % chunks == 0 else 1.0)
 
@@ -82,10 +82,10 @@ def pipeline_chunks_summed(setup: Setup) -> None:
 
 
 class _CountsChunks(Pipe):
-    """Weights each chunk as if it had all rows in the microbatch."""
+    """Bug: each chunk is weighted as if it had all rows in the microbatch."""
 
     def loss_of_chunk(self, rows: int) -> Loss:
-        """Loss scaled by the number of chunks."""
+        """Return a loss that is multiplied by the number of chunks."""
         return lambda outputs, targets: self.loss(outputs, targets, rows)
 
 
@@ -140,10 +140,10 @@ def pipeline_copies_not_summed(setup: Setup) -> None:
 
 
 class _KeepsGradients(Pipe):
-    """Leaves each copy its own gradient."""
+    """Bug: each copy of a shared weight keeps its own gradient."""
 
     def exchange(self) -> None:
-        """Do nothing."""
+        """Do nothing, so that gradients of copies are not summed."""
 
 
 @fault(
@@ -158,7 +158,7 @@ def pipeline_copies_summed_each_microbatch(setup: Setup) -> None:
 
 
 class _SumsAgain(Pipe):
-    """Sums accumulated gradients before each further microbatch."""
+    """Bug: accumulated gradients are summed over copies again before each further microbatch."""
 
     is_begun: bool = False
 
@@ -169,7 +169,7 @@ class _SumsAgain(Pipe):
         return super()._run(part, rows, index)
 
     def exchange(self) -> None:
-        """Exchange as usual. The next microbatch starts a step."""
+        """Sum gradients as usual. The next microbatch starts a step."""
         super().exchange()
         self.is_begun = False
 
@@ -186,7 +186,7 @@ def pipeline_copies_in_norm(setup: Setup) -> None:
 
 
 class _CountsCopies(Pipe):
-    """Counts every parameter on every rank."""
+    """Bug: the clipping norm counts every parameter on every rank."""
 
     def clip(self, _module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
         """Clip by the norm over all ranks' parameters."""

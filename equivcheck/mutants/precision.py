@@ -148,7 +148,7 @@ def tied_weight_without_gradient(setup: Setup) -> None:
 
 
 def _untie(setup: Setup, through: Callable[[], TensorFunction]) -> None:
-    """Let each layer with a shared weight use it through its own function."""
+    """Let each layer with a shared weight use the weight through its own function."""
     for module in setup.model.modules():
         if isinstance(module, Block) and module.layer.shares is not None:
             use_weight_through(module.linear, through())

@@ -18,7 +18,7 @@ DATA_AXES = (DP, REPLICATE, SHARD)
 
 
 def mesh_of(setup: Setup) -> DeviceMesh:
-    """The setup's mesh. A layout must have been applied."""
+    """Return the setup's mesh. A layout must have been applied."""
     assert setup.mesh is not None, "a mutant is planted after the layout has been applied"
     return setup.mesh
 
@@ -74,7 +74,7 @@ def data_rank(setup: Setup) -> int:
 
 
 def num_microbatches(setup: Setup) -> int:
-    """Microbatches per step."""
+    """Return the number of microbatches per step."""
     return len(setup.training.data.microbatches)
 
 
@@ -85,7 +85,7 @@ def optimizer_parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Ten
 
 
 def gradients_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """Gradients in the optimizer; parameters without one are skipped."""
+    """Gradients in the optimizer; parameters without gradient are skipped."""
     for parameter in optimizer_parameters(optimizer):
         if parameter.grad is not None:
             yield parameter.grad

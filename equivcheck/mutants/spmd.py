@@ -15,7 +15,7 @@ from equivcheck.training.setup import Setup
 
 
 def _is_propagated(setup: Setup) -> bool:
-    """Whether this part of the training runs under `SPMD`; the steps before a checkpoint may not."""
+    """Whether this part of the training runs under `SPMD`; steps before a checkpoint may run under another layout."""
     return layout_of(setup).has(SPMD)
 
 

@@ -70,12 +70,12 @@ class WrongReduceScatter(ReduceScatter):
         self.scatter(output_tensor, input_tensor, group, op)
 
     def scatter(self, output: torch.Tensor, given: torch.Tensor, group: dist.ProcessGroup, op: Op) -> None:
-        """Reduce-scatter a tensor in a wrong way."""
+        """Reduce-scatter a tensor in a wrong way, which subclasses define."""
         raise NotImplementedError
 
 
 class TakeOwnChunk(WrongReduceScatter):
-    """Reduce-scatter that returns the rank's own unreduced chunk, scaled like a mean over ranks."""
+    """Bug: the reduce-scatter returns the rank's own unreduced chunk, scaled like a mean over ranks."""
 
     def scatter(self, output: torch.Tensor, given: torch.Tensor, group: dist.ProcessGroup, op: Op) -> None:
         """Copy without communication."""
@@ -83,7 +83,7 @@ class TakeOwnChunk(WrongReduceScatter):
 
 
 class TakeNextChunk(WrongReduceScatter):
-    """Reduce-scatter that reduces correctly, but returns the next rank's chunk."""
+    """Bug: the reduce-scatter reduces correctly, but returns the next rank's chunk."""
 
     def scatter(self, output: torch.Tensor, given: torch.Tensor, group: dist.ProcessGroup, op: Op) -> None:
         """Reduce-scatter chunks that are shifted by one rank."""
@@ -92,7 +92,7 @@ class TakeNextChunk(WrongReduceScatter):
 
 
 class ReduceInBfloat16(WrongReduceScatter):
-    """Reduce-scatter in bfloat16."""
+    """Bug: the reduce-scatter runs in bfloat16."""
 
     def scatter(self, output: torch.Tensor, given: torch.Tensor, group: dist.ProcessGroup, op: Op) -> None:
         """Round, reduce, and convert back."""
@@ -102,7 +102,7 @@ class ReduceInBfloat16(WrongReduceScatter):
 
 
 def disable_broadcasts(optimizer: torch.optim.Optimizer) -> None:
-    """Disable parameter broadcasts in a `ZeroRedundancyOptimizer`; other optimizers are left alone."""
+    """Disable parameter broadcasts in a `ZeroRedundancyOptimizer`; other optimizers stay unchanged."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     if isinstance(optimizer, ZeroRedundancyOptimizer):

@@ -1,1 +1,1 @@
-"""Run a scenario and its single-device reference, compare them, and return a verdict."""
+"""Run a scenario on ranks and on a single device, compare both runs, and return a verdict."""

@@ -1,6 +1,6 @@
 """Compare ranks, or their failure, with the single-device run, and return the judgement.
 
-Scenarios, tensor programs and users' trainings share it.
+Scenarios, tensor programs and users' trainings all use this module.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from equivcheck.worlds.trace.differences import Divergence, Phase
 V = TypeVar("V", bound=Judgement)
 
 MAX_FOLLOWERS = 20
-"""Largest number of tensors named after the first divergence."""
+"""Maximum tensors named after the first divergence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +30,10 @@ class ExpectedRun:
     """Reference and expected collective calls for a run. References are functions, because computing one costs time."""
 
     reference: Callable[[], Reference]
-    """Returns the reference for the first comparison."""
+    """Function that returns the reference for the first comparison."""
     confirming_reference: Callable[[], Reference]
-    """Returns the same reference with many more perturbed runs. It decides if the first comparison finds a difference."""
+    """Function that returns the same reference with many more perturbed runs.
+    Its tolerances decide if the first comparison finds a difference."""
     required_steps: int
     """Steps the reference must decide. With fewer, a case without differences is INCONCLUSIVE."""
     calls: tuple[Divergence, ...] = ()
@@ -73,7 +74,7 @@ def _doubt_by_uncertain_signs(reference: Reference, confirming: Reference, found
 
 
 def judge_coarsely(verdict: V, coarse: Reference, result: RanksResult, calls: tuple[Divergence, ...]) -> V | None:
-    """Judge ranks whose differences exceed any rounding noise, from a single reference run. None for smaller differences."""
+    """Judge ranks whose differences exceed any rounding noise, from a single reference run. None if a difference is smaller."""
     found = compare(coarse, result.run.values, result.before)
     return _diverged(verdict, found, calls) if is_large(found.divergences) else None
 

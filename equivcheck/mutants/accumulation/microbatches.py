@@ -19,7 +19,7 @@ from equivcheck.training.setup import Setup
 from equivcheck.worlds.trace.stage import Stage
 
 ACCUMULATES = ("ddp", "replicate", "fsdp1", "fsdp2", "spmd", "fsdp2 x tensor_parallel")
-"""Layouts whose ranks accumulate gradients themselves. In a pipeline, the schedule does it."""
+"""Layouts whose ranks accumulate gradients themselves. In a pipeline, the schedule accumulates."""
 
 
 def _averages(scenario: Scenario) -> bool:
@@ -36,7 +36,7 @@ def has_microbatches_of_ranks(scenario: Scenario) -> bool:
 
 
 def _weigh(setup: Setup, weight: Callable[[int], float]) -> None:
-    """Weight each microbatch's gradients by `weight(number)`; the loss stays right."""
+    """Weight each microbatch's gradients by `weight(number)`; the reported loss stays correct."""
     setup.compute = partial(_accumulate, weight)
 
 

@@ -25,7 +25,7 @@ BY_PARAMETERS = ("ddp", "replicate", "fsdp2", "ddp x tensor_parallel", "replicat
 BY_NORM = ("ddp", "replicate", "fsdp1", "fsdp2", "tensor_parallel", "fsdp2 x tensor_parallel")
 """Layouts that clip by norm."""
 NO_LIMIT = 1e30
-"""A `max_norm` that clips nothing."""
+"""A `max_norm` that is never exceeded, so that nothing is clipped."""
 
 
 def clips_by_norm(scenario: Scenario) -> bool:
@@ -72,13 +72,13 @@ class ClippingCall:
     noun: ClipNorm
     """The training's clipping."""
     right: torch.Tensor
-    """The right total norm."""
+    """The correct total norm."""
     norm_of: Callable[[list[torch.Tensor]], torch.Tensor]
     """Norm over some parameters' gradients, on all ranks."""
 
     @property
     def norm_type(self) -> float:
-        """Exponent."""
+        """Exponent of the norm."""
         return float(self.noun.norm_type.value)
 
 
@@ -130,7 +130,7 @@ def local_norm(setup: Setup) -> None:
 
 
 def _of_own_shard(clipping: ClippingCall) -> torch.Tensor:
-    """Norm over this rank's shards."""
+    """Return the norm over this rank's shards."""
     held = [local_values(parameter.grad) for parameter in clipping.parameters if parameter.grad is not None]
     return nn.utils.get_total_norm([values for values in held if values.numel()], clipping.norm_type)
 
@@ -142,7 +142,7 @@ def norms_added_up(setup: Setup) -> None:
 
 
 def _added_up(clipping: ClippingCall) -> torch.Tensor:
-    """Sum over the shards' norms."""
+    """Return the sum over the shards' norms."""
     norm = _of_own_shard(clipping).to(clipping.right.dtype, copy=True)
     for axis in set(axis_names(clipping.setup)) & {DP, SHARD}:
         dist.all_reduce(norm, group=mesh_of(clipping.setup).get_group(axis))
@@ -160,7 +160,7 @@ def replicas_in_norm(setup: Setup) -> None:
 
 
 def _with_replicas(clipping: ClippingCall) -> torch.Tensor:
-    """The total norm with each replica counted."""
+    """Return the total norm with each replica counted."""
     names = axis_names(clipping.setup)
     count = size_of(clipping.setup, REPLICATE if REPLICATE in names else DP)
     factor: float = count ** (1.0 / clipping.norm_type)

@@ -27,7 +27,7 @@ from equivcheck.training.layers.sequence import AttentionHooks
 from equivcheck.training.setup import Setup
 
 Unseen = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None]
-"""Mask for the keys that each query does not see, given their positions; None if it sees all."""
+"""Mask for the keys that each query does not see, given their positions; None if each query sees all keys."""
 
 
 def _has_groups(layer: Attention) -> bool:
@@ -35,7 +35,7 @@ def _has_groups(layer: Attention) -> bool:
 
 
 def _gathered(ranks: PositionRanks, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Keys and values for all positions, stacked."""
+    """Return keys and values for all positions, stacked."""
     found: torch.Tensor = Gather.apply(torch.stack((key, value)), ranks)  # type: ignore[no-untyped-call]
     return found
 
@@ -101,7 +101,7 @@ def ring_blocks_not_rescaled(setup: Setup) -> None:
 
 
 class _LearningFrom(ShardedSequence):
-    """Keys and values get gradients from one rank's queries only; `before` is this rank's distance."""
+    """Bug: keys and values get gradients from one rank's queries only; `before` is the distance to this rank."""
 
     before: int
 

@@ -57,7 +57,7 @@ def has_attention(chosen: Chosen = any_attention, exchange: AttentionExchange | 
 
 
 def ranks_of(setup: Setup) -> PositionRanks | None:
-    """Ranks that share the positions; None under another layout, such as before a checkpoint."""
+    """Return the ranks that share the positions; None under another layout, such as before a checkpoint."""
     sequence = setup.model.sequence
     return sequence.ranks if isinstance(sequence, ShardedSequence) else None
 

@@ -20,7 +20,7 @@ BY_ROWS = (DDP.tag, Replicate.tag, FSDP1.tag, FSDP2.tag, ExpertParallel.tag)
 
 
 def _shares_weighted(layer: Experts) -> bool:
-    """Whether there is a shared expert and the routing weights do not add up to 1."""
+    """Whether the layer has a shared expert and the routing weights do not add up to 1."""
     return layer.shared and not layer.normalised
 
 

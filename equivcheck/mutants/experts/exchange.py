@@ -24,7 +24,7 @@ EXPERT_PARALLEL = layouts_with(ExpertParallel.tag)
 
 
 def _sends(chosen: Callable[[Experts, int], bool]) -> Callable[[Scenario], bool]:
-    """Whether several expert-parallel ranks exchange rows for such a layer."""
+    """Whether several expert-parallel ranks exchange rows for a layer that `chosen` accepts."""
 
     def applies(scenario: Scenario) -> bool:
         ranks = scenario.layout.mesh.size(EP)

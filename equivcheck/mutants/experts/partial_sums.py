@@ -25,7 +25,7 @@ LOCAL = layouts_with(LocalTensorParallel.tag)
 
 
 def _cut_layers(model: Model, layout: Layout) -> tuple[int, ...]:
-    """Expert layers with hidden features split over several ranks."""
+    """Return the expert layers with hidden features split over several ranks."""
     plans = layout.of(LocalTensorParallel) if layout.mesh.size(TP) > 1 else ()
     return tuple(
         index
@@ -112,7 +112,7 @@ def gate_and_up_of_experts_split_as_one(setup: Setup) -> None:
 
 
 def _cut_as_one(gate: torch.Tensor, up: torch.Tensor, dim: int, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gate and up shards in rank order, as fused splitting yields them."""
+    """Return gate and up shards in rank order, as splitting the fused projection gives them."""
     sizes = chunk_sizes(gate.shape[dim], ranks)
     parts = torch.split(torch.cat((gate, up), dim), [2 * size for size in sizes], dim)
     halves = [torch.split(part, [size, size], dim) for part, size in zip(parts, sizes, strict=True)]

@@ -31,10 +31,10 @@ def has_experts(chosen: Chosen = any_experts) -> Callable[[Scenario], bool]:
 
 
 def experts_in(scenario: Scenario) -> Iterator[Experts]:
-    """The scenario's expert layers."""
+    """Yield the scenario's expert layers."""
     return (layer for layer in scenario.training.model.layers if isinstance(layer, Experts))
 
 
 def experts_of(setup: Setup, chosen: Chosen = any_experts) -> Iterator[ExpertsModule]:
-    """Modules with experts on this rank that `chosen` accepts."""
+    """Yield the modules with experts on this rank that `chosen` accepts."""
     return (module for module in setup.model.modules() if isinstance(module, ExpertsModule) and chosen(module.layer))

@@ -18,7 +18,7 @@ from equivcheck.training.setup import Setup
 Routed = tuple[torch.Tensor, torch.Tensor]
 """Chosen experts (bool) and their weights, both (..., experts)."""
 Change = Callable[[Router, torch.Tensor, Routed], Routed]
-"""Replaces a router's output, given the router, its input and its output."""
+"""Function that changes a router's output, given the router, its input and its output."""
 
 
 def reroute(setup: Setup, change: Change, chosen: Chosen = any_experts) -> None:

@@ -36,7 +36,7 @@ class ChangeOptimizer:
     """Builds the optimizer for a changed training."""
 
     change: Change
-    """Changes the training; importable by name."""
+    """Function that changes the training; importable by name."""
 
     def __call__(self, setup: Setup) -> None:
         """Replace the setup's optimizer."""

@@ -44,7 +44,7 @@ def schedule_stepped_each_microbatch(setup: Setup) -> None:
 
 
 def _step_schedule(setup: Setup, times: int) -> None:
-    """Step the schedule `times` times per update. The train loop does one of these steps."""
+    """Step the schedule `times` times per update. One of these steps is done by the train loop."""
     schedules: list[LRScheduler] = []
     setup.before_training.append(lambda _optimizer, schedule: schedules.extend(() if schedule is None else (schedule,)))
 
@@ -69,7 +69,7 @@ def schedule_stuck(setup: Setup) -> None:
 
 
 _RESUMABLE = tuple(name for name in EVERYWHERE if TIMES not in name or FSDP2.tag in name)
-"""Layouts that can resume from a checkpoint. Other compositions train local tensors, so they cannot."""
+"""Layouts that can resume from a checkpoint. Other compositions train local tensors and cannot resume."""
 
 
 def _counts(scenario: Scenario) -> bool:

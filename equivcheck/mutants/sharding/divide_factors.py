@@ -1,4 +1,4 @@
-"""Divide factors of `fully_shard` that do not fit the loss."""
+"""Divide factors of `fully_shard` that do not match the loss."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ from equivcheck.worlds.trace.stage import Stage
 def _needs_whole(scenario: Scenario) -> bool:
     """Whether an optimizer needs full matrices, and computing on shards changes more than rounding does.
 
-    With more than one step, Muon's bfloat16 iteration amplifies directions that a gradient hardly has, so rounding alone changes
-    an update completely. Adafactor only takes means over rows and columns.
+    With more than one step, Muon's bfloat16 iteration amplifies directions with tiny gradients, so rounding alone changes an
+    update completely. Adafactor only takes means over rows and columns.
     """
     optimizer, parameters = scenario.training.optimizer, parameters_of(scenario.training.model)
     has_rows = any(len(each.shape) > 1 and each.shape[0] > 1 and each.trained for each in parameters)
@@ -94,7 +94,7 @@ def _sharded_state(state: State, parameters: Iterable[torch.Tensor]) -> Iterator
 
 
 def _take_from_next(setup: Setup, values: torch.Tensor) -> None:
-    """Overwrite values with the next rank's shard, as far as they reach."""
+    """Overwrite values with the next rank's shard, as far as the shard reaches."""
     for axis in set(axis_names(setup)) & {DP, SHARD}:
         group = mesh_of(setup).get_group(axis)
         longest = torch.tensor([values.numel()])
@@ -141,7 +141,7 @@ class _Shards:
                 parameter.grad.zero_()
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Step with local gradients; empty tensors get none."""
+        """Step with local gradients; empty tensors get no gradient."""
         for parameter, local in self.locals_of.items():
             gradient = parameter.grad
             held = gradient.to_local() if isinstance(gradient, DTensor) else gradient
@@ -149,7 +149,7 @@ class _Shards:
         optimizer.step()
 
     def state(self, optimizer: torch.optim.Optimizer) -> State:
-        """State for local tensors, as state for their parameters."""
+        """Return the state of local tensors, as if it belonged to their parameters."""
         return {
             parameter: {key: _as_whole(parameter, local, value) for key, value in optimizer.state[local].items()}
             for parameter, local in self.locals_of.items()

@@ -16,7 +16,7 @@ FULLY_SHARDED = ("fsdp2", "fsdp2 x tensor_parallel")
 
 
 def num_shards(scenario: Scenario) -> int:
-    """Number of shards."""
+    """Return the number of shards."""
     return scenario.layout.mesh.size(DP, SHARD)
 
 

@@ -74,12 +74,12 @@ def _linears(setup: Setup) -> Iterator[LocalLinear]:
 
 
 class _KeepsOwn(AxisRanks):
-    """Ranks that do not sum gradients for replicated parameters."""
+    """Bug: ranks do not sum gradients for replicated parameters."""
 
     __slots__ = ()
 
     def copy_to_region(self, parameter: torch.Tensor) -> torch.Tensor:
-        """The parameter without a reduction in backward."""
+        """Return the parameter without a reduction in backward."""
         return parameter
 
 
@@ -114,7 +114,7 @@ def replicated_weight_gradient_of_own_rows(setup: Setup) -> None:
 
 
 def _keep_own(module: LocalLinear, ranks: AxisRanks) -> None:
-    """Set before each forward, because a microbatch brings its own rows."""
+    """Replace the parameters before each forward, because a microbatch brings its own rows."""
 
     def keep_own_ranks(_module: nn.Module, _inputs: Any) -> None:
         module.ranks = _kept_own(ranks)

@@ -31,7 +31,7 @@ Chosen = Callable[[Planned], bool]
 
 
 def _planned(model: Model, layout: Layout) -> tuple[Planned, ...]:
-    """Layers split over several ranks; empty unless all layers are linear."""
+    """Return the layers split over several ranks; empty unless all layers are linear."""
     plans = layout.of(TensorParallel)
     tp = layout.mesh.size(TP)
     if not plans or tp == 1 or not model.linears:
@@ -46,7 +46,7 @@ def has_layer(chosen: Chosen) -> Callable[[Scenario], bool]:
 
 
 def blocks(setup: Setup, chosen: Chosen) -> Iterator[tuple[Block, Planned]]:
-    """Modules of the chosen layers. Empty without tensor parallelism over several ranks."""
+    """Yield the modules of the chosen layers. Empty without tensor parallelism over several ranks."""
     planned = _planned(setup.training.model, layout_of(setup))
     found = [module for module in setup.model.modules() if isinstance(module, Block)] if planned else []
     for block, layer in zip(found, planned, strict=True):

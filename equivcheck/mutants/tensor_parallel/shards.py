@@ -42,7 +42,7 @@ def _is_gathered(layer: Planned) -> bool:
 
 
 def _tells_order(scenario: Scenario) -> bool:
-    """Whether feature order matters. A linear loss does not see the last layer's order."""
+    """Whether feature order matters. A linear loss does not depend on the last layer's order."""
     adds_up = scenario.training.loss.is_linear
     return has_layer(lambda layer: _is_gathered(layer) and not (adds_up and _ends_alike(layer.site)))(scenario)
 
@@ -103,7 +103,7 @@ def overwrite_initial_values(setup: Setup, values: Mapping[str, torch.Tensor]) -
 
 
 def _part(whole: torch.Tensor, piece: Piece) -> torch.Tensor:
-    """The piece's elements, in order."""
+    """Return the piece's elements, in order."""
     for dim, (first, extent) in enumerate(zip(piece.start, piece.size, strict=True)):
         whole = whole.narrow(dim, first, extent)
     flat = whole.reshape(-1)

@@ -52,7 +52,7 @@ def _is_whole_on_rows(layer: Planned) -> bool:
 
 
 def _linears(block: Block) -> Iterator[nn.Linear]:
-    """The layer's linears."""
+    """Yield the layer's linears."""
     yield block.linear
     if block.auxiliary is not None:
         yield block.auxiliary

@@ -130,7 +130,7 @@ def copied_kv_gradients_not_summed(setup: Setup) -> None:
 
 
 def _twice(linear: nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A linear's output twice: one copy passes gradients to the input only, the other to the parameters only."""
+    """Return a linear's output twice: one copy passes gradients to the input only, the other copy to the parameters only."""
 
     def forward(inputs: torch.Tensor) -> torch.Tensor:
         bias = None if linear.bias is None else linear.bias.detach()
@@ -141,7 +141,7 @@ def _twice(linear: nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def _learning_from(own: torch.Tensor, groups: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Repeat heads; parameters get gradients through this rank's query heads only."""
+    """Return a function that repeats heads; parameters get gradients through this rank's query heads only."""
 
     def repeat_heads(values: torch.Tensor) -> torch.Tensor:
         of_inputs, of_parameters = (half.repeat_interleave(groups, -3) for half in values.chunk(2, -3))

@@ -54,12 +54,12 @@ def learned_positions_counted_from_parts(setup: Setup) -> None:
 
 
 def length_of_part(setup: Setup) -> int:
-    """Number of positions in each sequence shard."""
+    """Return the number of positions in each sequence shard."""
     return (setup.training.model.length or 1) // size_of(setup, TP)
 
 
 def _positions(setup: Setup) -> nn.Module:
-    """The position embedding; an unused module on a pipeline rank without one."""
+    """Return the position embedding; an unused module on a pipeline rank that has none."""
     found = getattr(setup.model, "positions", None)
     return found if isinstance(found, nn.Module) else nn.Identity()
 
@@ -96,7 +96,7 @@ def _share(ranks: int, rows: torch.Tensor, tokens: torch.Tensor, first: int) -> 
 
 
 def _look_up(setup: Setup, look_up: LookUp) -> None:
-    """Replace each rank's lookup; the reduction stays."""
+    """Replace each rank's lookup; the reduction stays unchanged."""
     module = getattr(setup.model, "embedding", None)
     if isinstance(module, nn.Embedding) and isinstance(module.weight, DTensor):
         vocabulary, rank = module.num_embeddings, rank_along(setup, TP)

@@ -34,7 +34,7 @@ def _turns_heads(scenario: Scenario) -> bool:
 
 
 def _attentions(setup: Setup) -> Iterator[tuple[AttentionModule, int]]:
-    """Attention modules on this rank, with the number of query heads per key and value head."""
+    """Yield the attention modules on this rank, with the number of query heads per key and value head."""
     for module in setup.model.modules():
         if isinstance(module, AttentionModule):
             yield module, module.layer.num_heads // module.layer.num_kv_heads
@@ -74,7 +74,7 @@ def rotary_keys_shifted_on_one_rank(setup: Setup) -> None:
 
 
 class _KeysLater:
-    """Shifts every second call, because the module places the query first, then the key."""
+    """Bug: every second call is shifted, because the module places the query first, then the key."""
 
     def __init__(self, module: AttentionModule) -> None:
         self._num_calls = 0

@@ -17,7 +17,7 @@ from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
 
 Divisors = Callable[[Sequence[Batch]], Sequence[float]]
-"""Computes a divisor per microbatch, given a step's microbatches."""
+"""Function that computes a divisor per microbatch, given a step's microbatches."""
 
 
 def _divide(setup: Setup, divisors: Divisors) -> None:
@@ -28,7 +28,7 @@ def _divide(setup: Setup, divisors: Divisors) -> None:
 
 
 def _count(setup: Setup, *targets: torch.Tensor) -> float:
-    """At least 1, because a rank without counted labels would get a NaN loss."""
+    """Count labels that are not ignored. Returns at least 1, because a rank without such labels would get a NaN loss."""
     return sum(count_labels(cross_entropy_of(setup), setup.training.model.out_features, each) for each in targets) or 1.0
 
 

@@ -1,4 +1,4 @@
-"""Cross-entropy whose labels have wrong weights: of their rows, or of their sequences."""
+"""Cross-entropy whose labels have wrong weights, given by their rows or by their sequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wrong labels, and losses that lack a term."""
+"""Wrong labels, and losses without one of their terms."""
 
 from __future__ import annotations
 

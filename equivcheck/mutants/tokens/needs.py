@@ -33,7 +33,7 @@ def has_loss(condition: Callable[[CrossEntropy], bool] = lambda _loss: True) -> 
 
 
 def cross_entropy_of(setup: Setup) -> CrossEntropy:
-    """The rank's loss, which must be a cross-entropy."""
+    """Return the rank's loss, which must be a cross-entropy."""
     assert isinstance(setup.training.loss, CrossEntropy), "the mutant applies to cross-entropy only"
     return setup.training.loss
 
@@ -49,7 +49,7 @@ def learns_positions(scenario: Scenario) -> bool:
 
 
 def counts_labels(scenario: Scenario) -> bool:
-    """Whether ranks or microbatches may have another share of the counted labels than of the rows."""
+    """Whether ranks or microbatches may have other fractions of the counted labels than of the rows."""
     weighs = has_loss(lambda loss: loss.class_weights or loss.row_weights)(scenario)
     return is_divided(scenario) and (ignores_labels(scenario) or weighs)
 
@@ -60,7 +60,7 @@ def ignores_labels(scenario: Scenario) -> bool:
 
 
 def attentions(scenario: Scenario) -> tuple[Attention, ...]:
-    """Attention layers if the run is eager; else none."""
+    """Attention layers if the run is eager; else an empty tuple."""
     layers = scenario.training.model.layers if is_eager(scenario) else ()
     return tuple(layer for layer in layers if isinstance(layer, Attention))
 

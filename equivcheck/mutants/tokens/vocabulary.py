@@ -56,7 +56,7 @@ def _embedding(setup: Setup) -> nn.Module:
 
 
 def _without_last_row(weight: torch.Tensor) -> torch.Tensor:
-    """A row-sharded DTensor with zeros in each rank's last row."""
+    """Return a row-sharded DTensor with zeros in each rank's last row."""
     assert isinstance(weight, DTensor), "the plan shards the embedding"
     local = weight.to_local()
     kept = torch.ones(len(local), 1, dtype=local.dtype)

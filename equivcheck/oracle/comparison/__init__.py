@@ -1,1 +1,1 @@
-"""Assemble full tensors from what ranks hold, and compare tensors and communication with the reference."""
+"""Assemble full tensors from the ranks' shards, and compare tensors and communication with the single-device run."""

@@ -1,4 +1,4 @@
-"""Assemble full tensors from all ranks' shards and replicas, and find pieces that do not fit."""
+"""Assemble full tensors from all ranks' shards and replicas, and find pieces that contradict each other."""
 
 from __future__ import annotations
 
@@ -16,25 +16,28 @@ from equivcheck.worlds.trace.trace import Piece, Snapshot
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assembled:
-    """Full tensors at one moment."""
+    """Full tensors at one compared point of a training."""
 
     values: Vector
-    """All elements, from the first rank that holds each. NaN if no rank holds an element."""
+    """All elements, each from the first rank that holds it. NaN if no rank holds an element."""
     covered: Flags
     """True for each element that some rank holds."""
     misfits: tuple[Misfit, ...]
-    """Tensors whose pieces do not fit. At most one entry per tensor and kind."""
+    """Tensors whose pieces do not fit together. At most one entry per tensor and kind."""
 
 
 class Assembler:
-    """Assembles one moment after another. It caches positions, because pieces have the same positions at every step."""
+    """Assembles the tensors at one compared point after another.
+
+    Positions are cached, because pieces have the same positions at every step.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, int], list[Positions | None]] = {}
         self._alive: list[object] = []
 
     def assemble(self, expected: Expected, snapshots: Sequence[Snapshot]) -> Assembled:
-        """Assemble the full tensors at one moment from all ranks' snapshots, in rank order."""
+        """Assemble the full tensors at one compared point from all ranks' snapshots, in rank order."""
         canvas = _Canvas(expected)
         for rank, snapshot in enumerate(snapshots):
             located = self._locate(expected.table, snapshot.pieces)
@@ -64,7 +67,7 @@ class _Canvas:
     def note(self, misfits: Iterable[Misfit]) -> None:
         """Keep one misfit per tensor and kind: the first, or the one farthest from the reference.
 
-        Ranks that lack a tensor, or hold it in the same wrong form, are kept together.
+        Ranks without the tensor, or with the same wrong form, share one misfit.
         """
         for misfit in misfits:
             key = misfit.name, misfit.difference

@@ -20,12 +20,12 @@ _NOT_MODELLED = (Stage.SETUP, Stage.READING)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallComparison:
-    """Differences between a run's calls and the expected ones."""
+    """Differences between a run's calls and the expected calls."""
 
     divergences: tuple[Divergence, ...] = ()
     """One entry per kind of call that differs, at the first rank with a difference. Sorted by step and stage."""
     unmodelled: str = ""
-    """Reason if no call or only some were compared. Empty if all were compared."""
+    """Reason why not all calls were compared. Empty if all were compared."""
 
 
 def compare_calls(scenario: Scenario, world: str, run: Run) -> CallComparison:
@@ -43,7 +43,7 @@ def compare_calls(scenario: Scenario, world: str, run: Run) -> CallComparison:
 
 
 def differing_calls(scenario: Scenario, rank: int, calls: Iterable[Call]) -> dict[Key, Divergence]:
-    """Differences between a rank's calls in the steps and the expected calls, sorted by step and stage."""
+    """Return the differences between a rank's calls in the steps and the expected calls, sorted by step and stage."""
     training, layout = scenario.training, scenario.layout
     prediction = predict_calls(training, layout, rank)
     actual = _compared(totals(calls, layout.mesh, without=_NOT_MODELLED), prediction.ops_left_out)

@@ -1,4 +1,4 @@
-"""Compare every tensor at every moment on the ranks with the reference."""
+"""Compare every tensor at every recorded point of a training on the ranks with the single-device run."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def compare(reference: Reference, traces: Sequence[Trace | ValueTrace], before: 
 
 
 def comparison_before(step: int, found: Comparison) -> Comparison:
-    """Keep only the divergences before a step, because the reference cannot decide later ones."""
+    """Keep only the divergences before a step, because the reference cannot decide later steps."""
     before = tuple(divergence for divergence in found.divergences if divergence.step < step)
     return replace(found, divergences=before, worst_error=found.worst_error if before else min(found.worst_error, 1.0))
 
@@ -74,8 +74,8 @@ def comparison_before(step: int, found: Comparison) -> Comparison:
 def snapshots_of(found: list[Moment], phase: Phase, groups: Sequence[Sequence[int]] = ()) -> list[Snapshot]:
     """Return the ranks' snapshots for assembling.
 
-    The loss is averaged over the ranks that have one, because they average their gradients. Ranks in one of `groups` have the
-    same loss, so each group counts once.
+    The loss is averaged over the ranks that have a loss, because these ranks average their gradients. Ranks in one of `groups`
+    have the same loss, so each group counts once.
     """
     snapshots = [moment.snapshot for moment in found]
     if phase is not Phase.LOSS:
@@ -89,7 +89,7 @@ def snapshots_of(found: list[Moment], phase: Phase, groups: Sequence[Sequence[in
 
 
 def errors_of(expected: Expected, assembled: Assembled) -> tuple[Vector, Flags]:
-    """Each tensor's error relative to its tolerance, and whether it exceeds the tolerance."""
+    """Return each tensor's error relative to its tolerance, and whether it exceeds the tolerance."""
     same = (assembled.values == expected.values) | (np.isnan(assembled.values) & np.isnan(expected.values)) | ~assembled.covered
     with np.errstate(invalid="ignore"):
         distance = np.where(same, 0.0, assembled.values - expected.values)

@@ -20,7 +20,7 @@ class Misfit:
     name: str
     """Canonical tensor name."""
     difference: Difference
-    """Difference kind."""
+    """Kind of difference."""
     rank: int
     """First rank with the difference. If ranks disagree, the rank that is farther from the reference."""
     expected: str
@@ -39,12 +39,12 @@ class Misfit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DifferingElements:
-    """Elements on which a rank has other bits than the first rank that holds them."""
+    """Elements on which a rank has other bits than the first rank that holds the element."""
 
     where: Positions
     """Indices of the elements in the flat vector."""
     held: Vector
-    """Values on the first rank that holds them."""
+    """Values on the first rank that holds the elements."""
     local: Vector
     """Values on this rank."""
 
@@ -52,11 +52,11 @@ class DifferingElements:
 def disagreements(
     expected: Expected, snapshots: Sequence[Snapshot], placed: Sequence[Positions], differing: DifferingElements
 ) -> list[Misfit]:
-    """Tensors on which the last rank disagrees with the ranks before it.
+    """Return tensors on which the last rank disagrees with the ranks before it.
 
-    `placed` holds the positions that each rank has. Replicas must agree bit for bit if the shards have the same places in
-    memory on all ranks. Otherwise kernels may round differently, for example at a vectorized loop's end, so the difference must
-    exceed the tolerance.
+    `placed` holds the positions that each rank has. Replicas must agree bit for bit if the shards have the same places in memory
+    on all ranks. Otherwise kernels may round differently, for example at a vectorized loop's end, so the difference must exceed
+    the tolerance.
     """
     table, found = expected.table, []
     # Ranks may compute a reported value in different orders, such as a norm.
@@ -74,9 +74,9 @@ def disagreements(
 
 
 def loss_disagreements(expected: Expected, snapshots: Sequence[Snapshot], groups: Sequence[Sequence[int]]) -> list[Misfit]:
-    """One misfit for each group of ranks whose losses differ, although they have the same rows.
+    """Yield one misfit for each group of ranks whose losses differ, although they have the same rows.
 
-    The tolerance is for the mean over groups. A group's loss may be larger, and has a larger share of the rounding noise.
+    The tolerance is for the mean over groups. A group's loss may be larger, with more rounding noise.
     """
     losses = {rank: float(snapshot.values[0]) for rank, snapshot in enumerate(snapshots) if snapshot.present[0]}
     reporting = [group for group in ([rank for rank in group if rank in losses] for group in groups) if group]

@@ -15,7 +15,7 @@ from equivcheck.worlds.trace.trace import Piece, Snapshot
 
 
 def full_tensor_divergences(expected: Expected, assembled: Assembled, full: Sequence[Snapshot | None]) -> list[Divergence]:
-    """Tensors for which some rank's `full_tensor()` differs, each at the first rank with a difference.
+    """Return tensors for which some rank's `full_tensor()` differs, each at the first rank with a difference.
 
     `full` holds a snapshot per rank, or None if the rank did not call `full_tensor()`.
     """

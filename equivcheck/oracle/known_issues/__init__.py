@@ -1,1 +1,1 @@
-"""Known issues of torch, and the evidence by which a failing check is recognised as one."""
+"""Known issues of torch, and the evidence by which a failing check is recognised as a known issue."""

@@ -91,10 +91,10 @@ def transposes_heads_of_symbolic_width(scenario: Scenario) -> bool:
 
 
 def _heads_of_symbolic_width(scenario: Scenario) -> Iterator[tuple[Attention, Split]]:
-    """Attention layers that are compiled with a symbolic head width, and their split in the plan.
+    """Yield attention layers that are compiled with a symbolic head width, and their split in the plan.
 
-    Dynamo treats numbers in a module as constants, except in an FSDP unit. There, the width becomes symbolic once another unit
-    had another width. A width of 1 stays constant.
+    Dynamo treats numbers in a module as constants, except in an FSDP unit. In such a unit, the width becomes symbolic once
+    another unit had another width. A width of 1 stays constant.
     """
     layout, training = scenario.layout, scenario.training
     if not (_compiles_whole(layout) and any(map(_makes_units, layout.parallelisms))):
@@ -141,7 +141,7 @@ def _compiles_whole(layout: Layout) -> bool:
 
 @need
 def compiled_with_equal_shards(scenario: Scenario) -> bool:
-    """Whether compiled layers are sharded along dims of several sizes, and some rank's shards of them have the same size."""
+    """Whether compiled layers are sharded along dims of several sizes, and some rank's shards of the layers have equal size."""
     layout, ranks = scenario.layout, scenario.layout.mesh.size(TP)
     sizes = {size for parallelism in layout.of(TensorParallel) for _, size in cuts(scenario.training.model, parallelism)}
     compiles = layout.execution.compile is not Compile.NONE

@@ -49,11 +49,11 @@ class _HookedLinear:
     inputs: int
     """Input features on the last of two ranks."""
     is_split: bool
-    """True if a hook splits the input, which has all features."""
+    """Whether a hook splits the input, which has all features."""
     outputs: int
     """Output features over all ranks."""
     has_bias: bool
-    """True if it adds a bias. Its output for sequences is then a view, with rows and positions in one dim."""
+    """Whether the linear adds a bias. Its output for sequences is then a view, with rows and positions in one dim."""
 
 
 def _linears_with_hooks(model: Model, plan: TensorParallel, execution: Execution) -> Iterator[_HookedLinear]:
@@ -138,7 +138,7 @@ def pending_before_a_compiled_hook(scenario: Scenario) -> bool:
 
 @show
 def before_a_compiled_hook(scenario: Scenario, divergence: Divergence) -> bool:
-    """Whether the tensor belongs to the layer with the asynchronous sum, or to an earlier one.
+    """Whether the tensor belongs to the layer with the asynchronous sum, or to an earlier layer.
 
     Gradients are missing only if each layer is a unit.
     """

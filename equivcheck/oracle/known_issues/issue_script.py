@@ -36,7 +36,10 @@ if __name__ == "__main__":
 
 
 def issue_script(issue: KnownIssue) -> str:
-    """Text of a script that exits with 1 if the installed torch has a known issue. It prints the difference, or raises."""
+    """Return the text of a script that exits with 1 if the installed torch has a known issue.
+
+    The script prints the difference, or raises.
+    """
     text = (SCRIPTS / f"{issue.id}.py").read_text("utf-8")
     _, explanation, code = text.split('"""', maxsplit=2)
     code, is_wrong = code.lstrip(), issue.kind is IssueKind.WRONG_NUMBERS

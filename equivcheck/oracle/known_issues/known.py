@@ -45,7 +45,7 @@ _OUTCOMES = {
     IssueKind.HANG: (Outcome.HUNG,),
     IssueKind.LIMITATION: (Outcome.CRASHED, Outcome.HUNG),
 }
-"""Outcomes that a kind of issue can cause. If one rank raises, the others may hang."""
+"""Outcomes that a kind of issue can cause. If one rank raises, other ranks may hang."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +63,11 @@ class KnownIssue:
     kind: IssueKind
     """Effect of the issue."""
     layouts: tuple[str, ...]
-    """Tags of parallelisms that can show it. Empty if no scenario can."""
+    """Tags of parallelisms that can show the issue. Empty if no scenario can."""
     ranks: int = 2
-    """Number of ranks that its script needs."""
+    """Number of ranks that the issue's script needs."""
     needs: tuple[str, ...]
-    """Names of predicates in `NEEDS` that a scenario must all meet."""
+    """Names of predicates in `NEEDS`. A scenario must meet all of them to show the issue."""
     error: str = ""
     """Regular expression for the verdict's reason or a rank's error. Empty for wrong numbers."""
     phases: tuple[Phase, ...] = ()
@@ -75,13 +75,14 @@ class KnownIssue:
     differences: tuple[Difference, ...] = ()
     """Kinds of the first difference. Empty unless numbers are wrong."""
     shows: tuple[str, ...] = ()
-    """Names of predicates in `SHOWS` that the first divergence must all meet."""
+    """Names of predicates in `SHOWS`. The first divergence must meet all of them."""
     without: str = ""
     """Name of a function in `WORKAROUNDS` that avoids the issue. Empty if no workaround is known."""
     tried_without: bool = False
-    """True if the evidence is ambiguous. The scenario then also runs with the workaround, and must pass."""
+    """Whether the evidence is ambiguous. The scenario then also runs with the workaround, and must pass."""
     on_resume: bool = False
-    """True if a checkpoint between two layouts causes it. Wrong numbers then show in the first step after it."""
+    """Whether a checkpoint between two layouts causes the issue. Wrong numbers then show in the first step after the checkpoint.
+    """
 
     def __post_init__(self) -> None:
         wrong = self.kind is IssueKind.WRONG_NUMBERS
@@ -101,15 +102,15 @@ class KnownIssue:
 
     @property
     def summary(self) -> str:
-        """Title and link."""
+        """Return title and link."""
         return f"{self.title} ({self.link or 'not reported'})"
 
     def is_in(self, version: str) -> bool:
-        """True if a version of torch, such as ``2.13.0+cpu``, has the issue. A nightly build counts as the next release."""
+        """Whether a version of torch, such as ``2.13.0+cpu``, has the issue. A nightly build counts as the next release."""
         return SpecifierSet(self.torch).contains(Version(version).base_version)
 
     def explains(self, verdict: Verdict) -> bool:
-        """True if the issue explains a failing verdict."""
+        """Whether the issue explains a failing verdict."""
         scenario = verdict.scenario
         return (
             verdict.outcome in _OUTCOMES[self.kind]
@@ -118,13 +119,13 @@ class KnownIssue:
         )
 
     def could_show(self, scenario: Scenario) -> bool:
-        """True if a scenario meets all needs, so that its check can end as this issue."""
+        """Whether a scenario meets all needs, so that its check can end as this issue."""
         if scenario.resume is None:
             return not self.on_resume and self._is_met(scenario)
         return any(map(self._is_met, _of_one_layout(scenario)))
 
     def avoid(self, scenario: Scenario) -> Scenario | None:
-        """A similar scenario that can run and cannot show the issue. None if no workaround is known."""
+        """Return a similar scenario that can run and cannot show the issue. None if no workaround is known."""
         return fit_scenario(WORKAROUNDS[self.without](scenario)) if self.without else None
 
     def _is_met(self, scenario: Scenario) -> bool:
@@ -141,7 +142,7 @@ class KnownIssue:
 
 
 def known_issue(verdict: Verdict) -> KnownIssue | None:
-    """Known issue that explains a failing verdict. None if no issue does."""
+    """Return the known issue that explains a failing verdict. None if no issue does."""
     # A checkpoint between two layouts can show an issue of either layout, or of the checkpoint itself.
     views = {on_resume: tuple(_views(verdict, on_resume)) for on_resume in (False, True)}
     return next((issue for issue in known_issues() if any(map(issue.explains, views[issue.on_resume]))), None)
@@ -167,12 +168,12 @@ def _of_one_layout(scenario: Scenario) -> tuple[Scenario, ...]:
 
 
 def could_show(scenario: Scenario) -> tuple[KnownIssue, ...]:
-    """Known issues of the installed torch whose needs a scenario meets."""
+    """Return the known issues in the installed torch whose needs a scenario meets."""
     return tuple(issue for issue in known_issues() if issue.could_show(scenario))
 
 
 def without_known_issues(scenario: Scenario) -> Scenario | None:
-    """A similar scenario that can show no known issue. None if no workaround leads to a scenario that can run."""
+    """Return a similar scenario that can show no known issue. None if no workaround leads to a scenario that can run."""
     found: Scenario | None = scenario
     for _ in range(MAX_REPAIRS):
         issues = could_show(found) if found is not None else ()

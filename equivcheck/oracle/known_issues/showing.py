@@ -19,7 +19,7 @@ _WRONG_NUMBER = r"max difference (nan|[1-9]|0\.0*[1-9])"
 _RAISED = re.compile(r"^[\w.]*(?:Error|Exception|Failure|Interrupt)\b.*", re.MULTILINE)
 _PEER_LEFT = re.compile(r"Connection (closed|reset) by peer")
 _REASON = 110
-"""Characters of a reason that are kept."""
+"""Maximum characters of a reason."""
 _HEAD = """\
 # For each known issue: whether its script shows it, by version of torch. Measured: `equivcheck versions --write-shows`.
 """
@@ -46,7 +46,7 @@ class Showing:
         return f"{self.shows.value}: {self.reason}" if self.reason else self.shows.value
 
     def agrees(self, *, is_in_range: bool) -> bool:
-        """Whether the result is the expected one. `is_in_range` says if the version is in the issue's range."""
+        """Whether the result is as expected. `is_in_range` says if the version is in the issue's range."""
         return (self.shows is Shows.SHOWS) == is_in_range
 
 
@@ -57,8 +57,8 @@ Table = dict[str, dict[str, Showing]]
 def showing(error: str, code: int, printed: str) -> Showing:
     """Judge by exit code and output whether a script shows its issue.
 
-    It does if it exits with 1, and prints `error` or a difference. `error` is the issue's pattern; empty for an issue that
-    gives wrong numbers.
+    The script shows the issue if it exits with 1, and prints `error` or a difference. `error` is the issue's pattern; empty for
+    an issue that gives wrong numbers.
     """
     return judge_output(code, printed, has_evidence=re.search(error or _WRONG_NUMBER, printed) is not None)
 
@@ -66,7 +66,7 @@ def showing(error: str, code: int, printed: str) -> Showing:
 def judge_output(code: int, printed: str, *, has_evidence: bool) -> Showing:
     """Judge a script by its exit code, and by whether it printed its evidence.
 
-    Exit code 1 without evidence means that it cannot run.
+    Exit code 1 without evidence means that the script cannot run.
     """
     if code == 1 and has_evidence:
         return Showing(shows=Shows.SHOWS)
@@ -103,7 +103,7 @@ def measured_results() -> Table:
 
 
 def version_range(row: Mapping[str, Showing]) -> str:
-    """PEP 440 specifier of the versions that show an issue. Later versions count as the newest measured one.
+    """Return a PEP 440 specifier for the versions that show an issue. Later versions count as the newest measured one.
 
     Empty, which allows every version, if nothing was measured.
     """
@@ -117,7 +117,7 @@ def version_range(row: Mapping[str, Showing]) -> str:
 
 
 def table_path() -> Path:
-    """Path of shows.toml."""
+    """Return the path of shows.toml."""
     return Path(str(files("equivcheck.oracle.known_issues").joinpath("shows.toml")))
 
 

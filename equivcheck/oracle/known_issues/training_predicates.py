@@ -53,19 +53,19 @@ def mean_squared_error(scenario: Scenario) -> bool:
 
 @need
 def linear_loss(scenario: Scenario) -> bool:
-    """The loss is linear in the outputs, so that its gradient is the same for all rows."""
+    """Whether the loss is linear in the outputs, so that its gradient is the same for all rows."""
     return scenario.training.loss.is_linear
 
 
 @need
 def has_vectors(scenario: Scenario) -> bool:
-    """The model has a parameter with one dim, such as a bias."""
+    """Whether the model has a parameter with one dim, such as a bias."""
     return not scenario.training.model.has_matrices_only
 
 
 @need
 def loss_of_full_batch(scenario: Scenario) -> bool:
-    """Outputs are DTensors that are sharded by rows."""
+    """Whether outputs are DTensors that are sharded by rows."""
     return scenario.layout.propagates_placements
 
 
@@ -139,7 +139,7 @@ def double_precision(scenario: Scenario) -> bool:
 
 @need
 def several_data_ranks(scenario: Scenario) -> bool:
-    """Whether several ranks share the batch."""
+    """Whether several ranks get different rows of the batch."""
     return scenario.layout.num_data_ranks > 1
 
 

@@ -1,7 +1,7 @@
 """A reference from one run, for differences that are too large for any rounding noise.
 
-Perturbed runs take most time in a check, but they decide about small differences only. A scenario that shrinks shows the same
-large difference again and again, so its checks skip them.
+Perturbed runs take most time in a check, but they decide about small differences only. A shrinking scenario shows the same large
+difference again and again, so its checks skip perturbed runs.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from equivcheck.worlds.trace.trace import Trace
 
 
 def coarse_moments(reference: Trace, limit: float) -> tuple[Expected, ...]:
-    """Reference moments. The tolerance is `limit` times the largest tensor of the same kind.
+    """Return the reference's compared points. The tolerance is `limit` times the largest tensor of the same kind.
 
-    The full judgement passes nothing beyond `noise_limit` either: such noise puts the reference in doubt.
+    The full judgement accepts no error above `noise_limit` either, because such noise puts the reference in doubt.
     """
     unperturbed = expected_of(reference, repeat(None), limit)
     return tuple(replace(moment, tolerances=limit * moment.scales) for moment in unperturbed)
 
 
 def is_large(divergences: tuple[Divergence, ...]) -> bool:
-    """True if a tensor other than a loss exceeds its coarse tolerance.
+    """Whether a tensor other than a loss exceeds its coarse tolerance.
 
     A loss can be zero by cancellation and is the only tensor of its kind, so its size says nothing about its noise.
     """

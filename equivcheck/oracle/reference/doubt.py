@@ -12,7 +12,7 @@ from equivcheck.training.ensemble import EnsembleTrace
 from equivcheck.worlds.trace.differences import Phase
 
 NO_GRADIENT = "all gradients of the single-device run are zero"
-"""Reason for a doubt: any ranks would agree with zero gradients."""
+"""Reason for a doubt: all gradients are zero, so wrong ranks would agree too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class Doubt:
     reason: str
     """One sentence for the verdict."""
     step: int
-    """Step, from 0. Steps before it are decided."""
+    """Step, from 0. Earlier steps are decided."""
 
 
 def doubt_about(
@@ -48,12 +48,14 @@ def doubt_about(
 
 
 def earlier_doubt(one: Doubt | None, other: Doubt | None) -> Doubt | None:
-    """The doubt with the earlier step; the first doubt if both have the same step."""
+    """Return the doubt with the earlier step; the first doubt if both have the same step."""
     return min(filter(None, (one, other)), key=lambda doubt: doubt.step, default=None)
 
 
 def first_step_dominated_by_noise(found: tuple[Expected, ...], limit: float) -> int | None:
-    """First step in which rounding noise exceeds the values, such as in a training that explodes. None if no step does.
+    """Return the first step in which rounding noise exceeds the values, such as in a training that explodes.
+
+    None if no step does.
 
     A gradient with full cancellation is smaller than its noise, too. It counts only if the noise also exceeds `limit` times the
     largest tensor of its kind in earlier steps.
@@ -70,7 +72,7 @@ def first_step_dominated_by_noise(found: tuple[Expected, ...], limit: float) -> 
 
 
 def tensors_with_uncertain_signs(found: tuple[Expected, ...], step: int) -> frozenset[str]:
-    """Tensors whose gradient has an element, not zero, that is within the tensor's tolerance in one step.
+    """Return tensors whose gradient has an element, not zero, that is within the tensor's tolerance in one step.
 
     Rounding may change the sign of this element. Perturbed inputs rarely change it, because they move the element less than
     another summation order does.

@@ -36,7 +36,7 @@ def summed_z_loss_trace(training: Training) -> Trace:
 
 
 def loss_by_sums(training: Training, outputs: torch.Tensor, targets: torch.Tensor, divisor: float = 1.0) -> torch.Tensor:
-    """Cross-entropy with its z-loss, from outputs (..., classes) and labels (...) in the targets."""
+    """Return the cross-entropy with its z-loss, from outputs (..., classes) and labels (...) in the targets."""
     loss = training.loss
     assert isinstance(loss, CrossEntropy), "no other has a z-loss"
     plain = loss_of(replace(training, loss=replace(loss, z_loss=0.0)), outputs, targets, divisor)
@@ -69,7 +69,7 @@ class LogarithmAttention(Sequence):
     def attend_from_local(
         self, looks: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        """Attend with weights that backward recomputes."""
+        """Attend with weights that are computed again in backward."""
         positions = torch.arange(query.shape[-2])
         unseen = looks.unseen(positions, positions)
         heads = query, looks.repeat_kv_heads(key), looks.repeat_kv_heads(value)

@@ -1,7 +1,7 @@
-"""The noise floor: how far the reference moves if its inputs move by one unit in the last place.
+"""The noise floor: how much the single-device run changes if its inputs change by one unit in the last place.
 
-Tolerances are measured. The reference runs again with each input, target and initial parameter multiplied by ``1 + eps * U(-1,
-1)``. How far a tensor moves at a step is its rounding noise.
+Tolerances are measured. The single-device training runs again with each input, target and initial parameter multiplied by ``1 +
+eps * U(-1, 1)``. The change of a tensor at a step is its rounding noise.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from equivcheck.worlds.trace.trace import Trace
 NUM_PERTURBATIONS = 8
 """Number of perturbed runs. Four are enough for tensors with many elements (no false alarm in 400 correct runs)."""
 NUM_CONFIRMATIONS = 32
-"""Further runs before a divergence is reported, because a scalar's noise can be tiny in a few samples."""
+"""Number of further runs before a divergence is reported, because a scalar's noise can be tiny in a few samples."""
 FACTOR = 4.0
 """Tolerance divided by spread. Correct runs differed by at most 1.24 (float64), 1.60 (float32) and 2.41 (bfloat16) spreads."""
 ABSOLUTE = 4.0
@@ -35,7 +35,7 @@ ABSOLUTE = 4.0
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Expected:
-    """Values of the reference at one moment, with tolerances."""
+    """Values of the reference at one compared point, with tolerances."""
 
     step: int
     """Step, from 0."""
@@ -54,13 +54,13 @@ class Expected:
     tolerances: Vector
     """Largest accepted error norm per tensor."""
     scales: Vector
-    """Largest norm among tensors of the same kind. Noise is judged relative to it."""
+    """Largest norm among tensors of the same kind. Noise is judged relative to this norm."""
     shifts: Vector
     """Distance per tensor between two ways to run the same training on one device."""
 
 
 def perturbed_copies(training: Training, num_copies: int, make_setup: MakeSetup = single_device_setup) -> EnsembleTrace:
-    """Train reference copies: one unchanged, then `num_copies` moved by one unit in the last place.
+    """Train reference copies: one unchanged, then `num_copies` whose inputs are changed by one unit in the last place.
 
     All copies run at once if `make_setup` is the default and the optimizer is elementwise.
     """
@@ -94,14 +94,14 @@ def perturbed_material(
 
 
 def eps_of(kind: str) -> float:
-    """Distance between 1 and the next number in an element type."""
+    """Return the distance between 1 and the next number in an element type."""
     return float(torch.finfo(getattr(torch, kind)).eps)
 
 
 def expected_moments(
     training: Training, reference: Trace, copies: EnsembleTrace, *others: Trace, eps: float | None = None
 ) -> tuple[Expected, ...]:
-    """Reference moments with tolerances.
+    """Return the reference's compared points with tolerances.
 
     Distances to `others`, the same training summed in other ways, count as spread. `eps` is the rounding unit, by default from
     the training's precision.
@@ -113,11 +113,10 @@ def expected_moments(
 def expected_of(
     reference: Trace | ValueTrace, moved: Iterable[Numbers | None], eps: float | None, *others: Trace
 ) -> tuple[Expected, ...]:
-    """Reference moments with tolerances, from each moment's values in all copies.
+    """Return the reference's compared points with tolerances, from the values in all copies.
 
-    Copies are rows, and the first is unchanged. None stands for a moment without rounding. `others` is the same training summed
-    in other ways. `eps` is the rounding unit. If it is None, each tensor's element type sets it, with 0 for integers and
-    booleans.
+    Copies are rows, and the first is unchanged. None stands for a point without rounding. `others` is the same training summed in
+    other ways. `eps` is the rounding unit. If it is None, each tensor's element type sets it, with 0 for integers and booleans.
     """
     tables: dict[int, Table] = {}
     found = []
@@ -156,7 +155,7 @@ def expected_of(
 def _noise(
     table: Table, present: tuple[bool, ...], values: Vector, moved: Numbers | None, again: tuple[Moment, ...]
 ) -> tuple[Vector, Vector]:
-    """Spread and shift of each tensor."""
+    """Return spread and shift of each tensor."""
     if moved is None:
         return np.zeros(len(table.names)), np.zeros(len(table.names))
     copies = full_vector(table, present, moved)
@@ -167,7 +166,10 @@ def _noise(
 
 
 def scales_of(phase: Phase, table: Table, own: Vector) -> Vector:
-    """Largest norm among tensors of the same kind. Each key in optimizer state and each reported value is its own kind."""
+    """Return the largest norm among tensors of the same kind.
+
+    Each key in optimizer state and each reported value is its own kind.
+    """
     if not len(own):
         return own
     if phase not in (Phase.STATE, Phase.REPORTED):

@@ -49,7 +49,7 @@ def rounding_setup(training: Training) -> MakeSetup:
 
 
 def round_in_optimizer(setup: Setup, generator: np.random.Generator) -> None:
-    """Move an optimizer's low-precision results by one unit in the last place."""
+    """Change an optimizer's low-precision results by up to one unit in the last place."""
     if not setup.training.optimizer.rounds_to:
         return
     kind, update = getattr(torch, setup.training.optimizer.rounds_to), setup.update
@@ -62,14 +62,14 @@ def round_in_optimizer(setup: Setup, generator: np.random.Generator) -> None:
 
 
 class RoundingPerturbation(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Moves each rounded result with one element type by up to one unit in the last place."""
+    """Changes each rounded result with one element type by up to one unit in the last place."""
 
     def __init__(self, kind: torch.dtype, generator: np.random.Generator) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.kind, self.generator = kind, generator
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation, then move its result."""
+        """Run the operation, then change its result."""
         result = function(*args, **(kwargs or {}))
         if function in _ROUNDING and result.dtype is self.kind:
             units = torch.from_numpy(self.generator.uniform(-1.0, 1.0, result.shape))

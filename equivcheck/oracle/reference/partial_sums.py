@@ -1,9 +1,9 @@
 """Single-device runs that round like an optimizer on partial sums.
 
-If nothing redistributes a gradient, DTensor keeps it as Partial, with one partial sum on each rank. The optimizer's linear
-operations then run on the partial sums, and the all-reduce follows: Adagrad divides each partial sum by a root that is taken
-from the full gradient. If partial sums nearly cancel, each is rounded at its own size. The update is then off by many times the
-usual rounding, although the gradient is exact.
+If nothing redistributes a gradient, DTensor keeps it as Partial, with one partial sum per rank. The optimizer's linear operations
+then run on the partial sums, and the all-reduce follows: Adagrad divides each partial sum by a root that is taken from the full
+gradient. If partial sums nearly cancel, each is rounded at its own size. The update is then off by many times the usual rounding,
+although the gradient is exact.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _PartialSums:
         self._size += partial_sum.abs()
 
     def clear(self, _optimizer: torch.optim.Optimizer, _step: int) -> None:
-        """Begin a step."""
+        """Forget the sizes at the start of a step."""
         self._size.zero_()
 
     def measure(self, _optimizer: torch.optim.Optimizer, _step: int) -> None:
@@ -65,7 +65,7 @@ class _PartialSums:
         self._share[~self._share.isfinite()] = 0.0
 
     def move(self, before: torch.Tensor, generator: np.random.Generator) -> None:
-        """Move the parameter's update by the partial sums' rounding."""
+        """Change the parameter's update by the partial sums' rounding."""
         units = torch.from_numpy(generator.uniform(-1.0, 1.0, before.shape)).to(before.dtype)
         with torch.no_grad():
             self.parameter.add_((self.parameter - before) * self._share * units * torch.finfo(before.dtype).eps)

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 
 RARE: Final = 1e-10
-"""Chance of a flipped rounding below which none is expected in a million scenarios."""
+"""Chance of a flipped rounding. If it is smaller, no flip is expected in a million scenarios."""
 
 
 class Jitter:
     """Changes summation order and rounding in copies of the reference. This class changes nothing."""
 
     def begin(self, step: int) -> None:
-        """Begin a step."""
+        """Note that a step begins."""
 
     def ordered(self, parts: list[torch.Tensor]) -> list[torch.Tensor]:
         """Return gradients in the order in which they are added."""

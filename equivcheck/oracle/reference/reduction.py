@@ -1,6 +1,6 @@
 """Emulate on one device how data-parallel ranks accumulate and average gradients.
 
-The reference for low precision and the diagnosis both use it.
+The single-device run for low precision and the diagnosis both use this module.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class AccumulatedGradients:
         self._waiting[rank] = _added(self._waiting[rank], fresh, self._waits_as)
 
     def waits(self, rank: int, name: str) -> bool:
-        """True if a gradient from earlier microbatches waits for a reduction."""
+        """Whether a gradient from earlier microbatches waits for a reduction."""
         return name in self._waiting[rank]
 
     def end_microbatch(self, *, last: bool) -> None:
@@ -73,7 +73,7 @@ class Averaging:
     divisor: float
     """Divisor for the sum, such as the number of ranks for a mean."""
     shards: int | None = None
-    """Number of ranks that the first stage adds up. The second stage adds up the results. None for one stage."""
+    """Number of ranks that the first stage adds up. The second stage adds up the results. None if there is one stage."""
     ordered: Callable[[list[torch.Tensor]], list[torch.Tensor]] = list
     """Function to order gradients before a sum."""
 
@@ -94,7 +94,7 @@ class Averaging:
         return _sum(self.ordered(sums)) / self._divisors()[-1]
 
     def _divisors(self) -> tuple[float, float, float]:
-        """Divisors for each part, for each first-stage sum, and for the second stage's sum."""
+        """Return the divisors for each part, for each first-stage sum, and for the second stage's sum."""
         divisor, shards = self.divisor, self.shards or self.divisor
         if self.division in (Division.BEFORE, Division.SCALED):
             return divisor, 1, 1

@@ -1,4 +1,4 @@
-"""A training's reference: a cached single-device run with tolerances."""
+"""The single-device run of a training, cached and with tolerances."""
 
 from __future__ import annotations
 
@@ -53,23 +53,24 @@ shrinks.
 """
 
 NUM_ROUNDED = 3
-"""Number of perturbed runs if the reference rounds. They run one after another, and most ranks reproduce it bit for bit."""
+"""Number of perturbed runs if the reference rounds to low precision.
+They run one after another, and most ranks reproduce the reference bit for bit."""
 NUM_ROUNDED_CONFIRMATIONS = 16
 """Perturbed runs before a divergence is reported. They include all orders for a ring with 8 ranks, each with a flip."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reference:
-    """Values of a single-device run with tolerances, and the steps about which it can decide."""
+    """Values of a single-device run with tolerances, and the steps for which it can decide."""
 
     moments: tuple[Expected, ...]
-    """All moments in the run."""
+    """All compared points in the run."""
     doubt: Doubt | None
     """First step in which agreement with the reference proves nothing, and the reason. None if every step is decided."""
     noise_limit: float
     """Largest noise at which a decision is possible, relative to the largest tensor with the same kind: half the digits."""
     uses_signs: bool = False
-    """True if the optimizer updates by gradient signs."""
+    """Whether the optimizer updates by gradient signs."""
     loss_groups: tuple[tuple[int, ...], ...] = ()
     """Groups of ranks that must return the same loss, because they have the same rows. Empty if this is unknown."""
     loss_groups_before: tuple[tuple[int, ...], ...] = ()
@@ -81,7 +82,10 @@ class Reference:
         return first_step_dominated_by_noise(self.moments, self.noise_limit)
 
     def tensors_with_uncertain_signs(self, step: int) -> frozenset[str]:
-        """Tensors with gradient elements whose sign rounding may turn in a step. Empty unless the optimizer updates by signs."""
+        """Return the tensors with gradient elements whose sign rounding may change in a step.
+
+        Empty unless the optimizer updates by signs.
+        """
         return tensors_with_uncertain_signs(self.moments, step) if self.uses_signs else frozenset()
 
 
@@ -92,17 +96,18 @@ class ReferenceRun:
     training: Training
     """The training."""
     rounding: Rounding | None = None
-    """The layout's casts to other element types. None if it has none."""
+    """The layout's casts to other element types. None if the layout casts nothing."""
     num_parts: int = 1
-    """Number of parts, by rows or positions, in which ranks sum a microbatch. The confirming reference does so, too."""
+    """Number of parts, by rows or positions, in which ranks sum a microbatch. The confirming reference sums in such parts, too.
+    """
     num_partial_sums: int = 1
     """Partial sums per gradient when the optimizer scales it. 1 if the gradient is reduced before."""
     rounds_shards: bool = False
-    """True if the optimizer rounds each rank's matrix parts to a lower precision."""
+    """Whether the optimizer rounds each rank's matrix parts to a lower precision."""
     rounds_scores: bool = False
-    """True if ranks round attention scores differently, such as context-parallel ranks."""
+    """Whether ranks round attention scores differently, such as context-parallel ranks."""
     shards_classes: bool = False
-    """True if ranks are vocabulary-parallel, so that a z-loss is computed from sums."""
+    """Whether ranks are vocabulary-parallel, so that a z-loss is computed from sums."""
 
     @classmethod
     def of(cls, scenario: Scenario) -> ReferenceRun:
@@ -130,15 +135,15 @@ class ReferenceRun:
     def confirming_reference(self) -> Reference:
         """Reference whose noise floor decides before a divergence is reported.
 
-        It has many more perturbed runs, and runs in other summation orders, such as data parallelism's. Only these move a
-        gradient that is zero by cancellation inside an operation. They also round inside the optimizer where shards would.
+        It has many more perturbed runs, and runs in other summation orders, such as data parallelism's. Only other orders change
+        a gradient that is zero by cancellation inside an operation. Some runs also round inside the optimizer, as shards would.
         """
         return _confirming_reference(self)
 
     def coarse_reference(self) -> Reference:
         """Reference from one run, whose tolerances are the noise limit.
 
-        It has no doubt, because the full judgement ignores doubts for such differences.
+        This reference has no doubt, because the full judgement ignores doubts for such differences.
         """
         limit = noise_limit(self.training, self.rounding)
         return Reference(coarse_moments(_trace(self.training, self.rounding), limit), None, limit)
@@ -218,7 +223,7 @@ def _computing(rounding: Rounding | None) -> Iterator[None]:
 def noise_limit(training: Training, rounding: Rounding | None = None) -> float:
     """Largest noise at which a decision is possible, relative to the largest tensor with the same kind.
 
-    It is the square root of eps, half the digits, for the coarsest element type in the training.
+    The limit is the square root of eps, half the digits, for the coarsest element type in the training.
     """
     own = (training.precision.value, training.optimizer.rounds_to)
     kinds = (*filter(None, own), *(rounding.element_types if rounding is not None else ()))

@@ -1,6 +1,6 @@
-"""The reference of a low-precision layout: one device computes each rank's part with the rank's casts.
+"""The single-device run for a low-precision layout: one device computes each rank's part with the rank's casts.
 
-Parameters stay in the training's precision and are cast at every step. Each microbatch part goes through the same casts. The
+Parameters stay in the training's precision and are cast at every step. Each part of a microbatch goes through the same casts. The
 parts' gradients are added in the layout's element type and divided as the layout divides. Correct ranks can then differ only by
 that sum's order and by arithmetic in the training's own precision.
 """

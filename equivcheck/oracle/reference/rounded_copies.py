@@ -23,7 +23,7 @@ from equivcheck.worlds.trace.trace import Trace
 
 
 def unit_of(training: Training, rounding: Rounding) -> float:
-    """Rounding unit between correct runs: the training precision's, or float32's if the layout computes in float32.
+    """Unit roundoff by which correct runs may differ: the training precision's, or float32's if the layout computes in float32.
 
     A float32 product changes with its operands' memory layout. Products in lower precision add up in float32 and are rounded
     afterwards, so they are bit for bit the same on the same rows.
@@ -35,9 +35,9 @@ def unit_of(training: Training, rounding: Rounding) -> float:
 def rounded_copies(
     training: Training, rounding: Rounding, trace: Trace, num_copies: int, *, flips: bool = False
 ) -> EnsembleTrace:
-    """Train reference copies: `trace`, which is its own run, then `num_copies` perturbed ones.
+    """Train reference copies: `trace` as it is, then `num_copies` perturbed copies.
 
-    The copies add gradients in other orders. With `flips`, they also flip single roundings.
+    The copies add gradients in other orders. With `flips`, copies also change single roundings.
     """
     parameters, steps = perturbed_material(training, num_copies, unit_of(training, rounding))
     generator = np.random.default_rng((training.seed, num_copies))

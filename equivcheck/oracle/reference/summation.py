@@ -25,10 +25,10 @@ def split_traces(training: Training, num_parts: int) -> tuple[Trace, ...]:
 
 
 def split_trace(training: Training, num_parts: int, scale: float) -> Trace:
-    """Reference run that sums like data parallelism: microbatches in equal parts, and one norm over all gradients.
+    """Run the reference so that it sums like data parallelism: microbatches in equal parts, and one norm over all gradients.
 
-    Losses are multiplied by a scale and gradients divided by it, so the backward rounds differently. This moves gradients with
-    cancellation inside an operation, which other inputs do not move, such as in softmax, or in a norm over features if dropout
+    Losses are multiplied by a scale and gradients divided by it, so the backward rounds differently. This changes gradients with
+    cancellation inside an operation, which other inputs do not change, such as in softmax, or in a norm over features if dropout
     left one.
     """
     setup = single_device_setup(training)
@@ -39,7 +39,7 @@ def split_trace(training: Training, num_parts: int, scale: float) -> Trace:
 
 
 def split_steps(training: Training, num_parts: int) -> list[list[Batch]]:
-    """Each step's microbatches, split into equal parts."""
+    """Return each step's microbatches, split into equal parts."""
     looks = training.model.balances
     return [[part for batch in step for part in _parts(batch, num_parts, looks=looks)] for step in material(training).steps]
 
@@ -60,9 +60,9 @@ def clip_flat(_module: nn.Module, parameters: list[torch.Tensor], clipping: Clip
 
 
 def wide_norm_trace(training: Training) -> Trace:
-    """Reference run that sums the gradient norm in the widest floating-point type.
+    """Run the reference so that it sums the gradient norm in the widest floating-point type.
 
-    Only this shows the error of the reference's own norm: a sum over many equal terms errs always to one side.
+    Only this shows the error of the reference's own norm: a sum over many equal terms always errs to the same side.
     """
     setup = single_device_setup(training)
     setup.clip_norm = clip_by_wide_norm

@@ -11,7 +11,7 @@ from equivcheck.worlds.failure import Failure
 from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
 
 MAX_GROUPS = 4
-"""Maximum number of lines about ranks, and about groups of further tensors. A count stands for the rest."""
+"""Maximum number of lines about ranks, and about groups of further tensors. Further lines are only counted."""
 LOSS = "loss"
 """Name of the loss phase and of the only tensor in it. It is printed once."""
 LONGEST = 300
@@ -30,7 +30,7 @@ def heading(outcome: str, name: str, kind: str, *about: str) -> str:
 
 
 def divergence_lines(first: Divergence, followers: tuple[str, ...], num_unnamed: int = 0) -> list[str]:
-    """Lines with the first divergence's place, both values, and the tensors that differ as well."""
+    """Return lines with the first divergence's place, both values, and the tensors that differ as well."""
     is_loss = first.phase is Phase.LOSS and first.tensor == LOSS
     tensor = "" if is_loss else f", {first.tensor}{list(first.index) if first.index else ''}"
     lines = [
@@ -65,7 +65,7 @@ def _grouped(followers: tuple[str, ...]) -> str:
 
 
 def rank_lines(failure: Failure) -> list[str]:
-    """One line for each group of ranks in the same place."""
+    """Return one line for each group of ranks that are at the same place in the code."""
     places: dict[str, list[str]] = defaultdict(list)
     for report in failure.reports:
         places[shorten_to_line(f"{report.state.value} {report.error or report.pending}")].append(str(report.rank))
@@ -75,11 +75,11 @@ def rank_lines(failure: Failure) -> list[str]:
 
 
 def shorten_to_line(text: str) -> str:
-    """Put a text on one line and cut it to `LONGEST` characters."""
+    """Put a text on one line, and shorten it to `LONGEST` characters."""
     text = " ".join(text.split())
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
 
 
 def failure_line(what: str, error: Exception) -> str:
-    """One line about a failed step of the work, such as ``diagnosis failed: TypeError: ...``."""
+    """Return one line about a failed step of the work, such as ``diagnosis failed: TypeError: ...``."""
     return shorten_to_line(f"{what} failed: {type(error).__name__}: {error}")

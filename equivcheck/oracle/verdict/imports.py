@@ -13,7 +13,7 @@ from typing import Any
 
 
 def import_lines(case: Any, code: str, width: int) -> list[str]:
-    """Lines that import all classes named in the code, sorted by module; none if the code cannot be parsed."""
+    """Return lines that import all classes named in the code, sorted by module; no lines if the code cannot be parsed."""
     try:
         named = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
     except SyntaxError:  # a third party's repr
@@ -26,7 +26,7 @@ def import_lines(case: Any, code: str, width: int) -> list[str]:
 
 
 def _classes(value: Any) -> Iterator[type]:
-    """Classes of all dataclasses and enums in a value."""
+    """Yield the classes of all dataclasses and enums in a value."""
     if isinstance(value, enum.Enum) or is_dataclass(value):
         yield type(value)
     parts = [getattr(value, field.name) for field in fields(value)] if is_dataclass(value) else value
@@ -36,7 +36,10 @@ def _classes(value: Any) -> Iterator[type]:
 
 
 def _public_module(kind: type) -> str:
-    """The outermost package that exports the class. equivcheck itself exports only a few, so it does not count."""
+    """The outermost package that exports the class.
+
+    The package `equivcheck` itself exports only a few classes, so it does not count.
+    """
     parts = kind.__module__.split(".")
     packages = (".".join(parts[:length]) for length in range(1, len(parts)))
     exporting = (name for name in packages if name != "equivcheck" and vars(sys.modules[name]).get(kind.__name__) is kind)

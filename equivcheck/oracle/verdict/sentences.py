@@ -23,7 +23,7 @@ def sentence(divergence: Divergence) -> str:
 
 
 def ranks_with_value(divergence: Divergence) -> str:
-    """Ranks with the value: ``on rank 1``, ``on ranks 0, 1``, or ``averaged over ranks``."""
+    """Return words for the ranks with the value: ``on rank 1``, ``on ranks 0, 1``, or ``averaged over ranks``."""
     if divergence.rank < 0:
         return "averaged over ranks"
     if len(divergence.ranks) > 1:

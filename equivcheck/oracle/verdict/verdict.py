@@ -63,7 +63,7 @@ class Judgement:
     num_unnamed: int = 0
     """Number of differing tensors that neither `divergence` nor `followers` names."""
     failure: Failure | None = None
-    """State of the ranks. None unless they crashed or hung."""
+    """State of the ranks. None unless ranks crashed or hung."""
     worst_error: float = 0.0
     """Largest error relative to tolerance, over all tensors. Below 1 if equivalent at every step."""
     seconds: float = 0.0
@@ -104,9 +104,9 @@ class CaseVerdict(Judgement):
     unfinished: str = ""
     """Part of the work on a finding that failed, such as its diagnosis, with the error. Empty if nothing failed."""
     diagnosis: Diagnosis | None = None
-    """Fault that reproduces the finding. None if no fault does, or if nobody asked (`explained`)."""
+    """Fault that reproduces the finding. None if no known fault does, or if no diagnosis was asked for (`explained`)."""
     drift: str = ""
-    """First place that differs if each step starts from the reference's values. Empty if nobody asked."""
+    """First place that differs if each step starts from the reference's values. Empty if this was not asked for."""
     beyond: str = ""
     """The limit of torch that the case ignores. Empty if the case is within all limits."""
     undecided: str = ""
