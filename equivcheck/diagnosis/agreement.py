@@ -17,11 +17,11 @@ from equivcheck.worlds.trace.tensors import Vector
 from equivcheck.worlds.trace.trace import Piece, Trace
 
 OPTIONAL = (Phase.STATE, Phase.BUFFER)
-"""Phases that a trainer may leave out."""
+"""Phases of a step that a trainer may leave out."""
 
 
 def num_agreeing_moments(diverged: ComparedRanks, traces: Sequence[Trace]) -> int:
-    """Number of leading moments at which the ranks have the same values as a run with a mistake.
+    """Count the compared points, from the first on, at which the ranks have the same values as a run with a mistake.
 
     `traces` has one trace per rank, or one trace for all ranks.
     """
@@ -104,7 +104,7 @@ def _distance(values: Vector, other: Vector) -> float:
 
 
 def _limits(diverged: ComparedRanks, expected: Expected, wholes: list[TensorsByName]) -> dict[str, float]:
-    """Tolerance per tensor: the reference's, increased if the tensor is larger in the counterfactual."""
+    """Return the tolerance per tensor: the reference's, increased if the tensor is larger in the counterfactual."""
     eps = diverged.eps
     with np.errstate(invalid="ignore", over="ignore"):
         sizes = [{name: float(np.linalg.norm(values)) for name, values in whole.items()} for whole in wholes]

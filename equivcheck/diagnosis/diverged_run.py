@@ -1,4 +1,4 @@
-"""A diagnosis starts here: the ranks' traces next to the reference."""
+"""Input of a diagnosis: the ranks' traces and the single-device run."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _record_settings(setup: Setup, found: list[Settings]) -> None:
 def _recording(
     alter: Callable[[Setup], None] | None, initial: dict[int, Snapshot], settings: dict[int, list[Settings]]
 ) -> Callable[[Setup], None]:
-    """Apply `alter` and record each rank's initial values and settings. Needs ranks that are threads of this process."""
+    """Apply `alter` and record each rank's initial values and settings. The ranks must be threads of this process."""
 
     def change(setup: Setup) -> None:
         if alter is not None:
@@ -158,6 +158,6 @@ def _recording(
 
 
 def _initial_values(setup: Setup) -> Snapshot:
-    """A rank's current parameters and buffers."""
+    """Return a rank's current parameters and buffers."""
     slots = (*setup.find_slots(setup.model), *buffer_slots(setup.model))
     return snapshot(slots, tuple(piece for slot in slots for piece in slot.pieces), [slot.parameter for slot in slots])

@@ -30,7 +30,7 @@ FROM_REFERENCE = "when it starts from the reference's values"
 
 
 def drift_of(diverged: DivergedRun, alter: Callable[[Setup], None] | None, world: str | Ranks, deadline: float) -> str:
-    """Describe in one sentence which steps go wrong, or why they cannot be examined."""
+    """Describe in one sentence which steps go wrong, or why the steps cannot be examined."""
     if diverged.training.steps == 1:
         return "in the only step"
     if diverged.resumes:
@@ -48,7 +48,10 @@ def drift_of(diverged: DivergedRun, alter: Callable[[Setup], None] | None, world
 def _divergences(
     diverged: DivergedRun, alter: Callable[[Setup], None] | None, world: str | Ranks, deadline: float, *, state: bool
 ) -> tuple[Divergence, ...]:
-    """Divergences left if each step starts from the reference's parameters, and with `state` from its optimizer state too."""
+    """Return the divergences left if each step starts from the reference's parameters.
+
+    With `state`, each step also starts from the reference's optimizer state.
+    """
     forced = start_steps_from(values_at_steps(diverged.scenario), alter, state=state)
     result = Runner(world=world, deadline=deadline, alter=forced).run(diverged.scenario)
     return compare(diverged.reference, result.run.values).divergences
@@ -86,7 +89,7 @@ class StepValues:
     state: TensorsByName
     """Optimizer state by ``parameter/key``; empty before the first update."""
     types: dict[str, torch.dtype]
-    """Element type per state."""
+    """Element type of each optimizer state tensor."""
 
 
 def values_at_steps(scenario: Scenario) -> list[StepValues]:
@@ -146,7 +149,7 @@ def _write_all(setup: Setup, optimizer: torch.optim.Optimizer, values: StepValue
 
 
 def _make_missing(optimizer: torch.optim.Optimizer, slots: Sequence[Slot], values: StepValues) -> None:
-    """Create optimizer state that the reference already has."""
+    """Create optimizer state that the reference already has at this step."""
     for slot in slots:
         piece = slot.pieces[0]
         for name, value in values.state.items():

@@ -1,4 +1,4 @@
-"""Values left by ranks next to the reference's, for patterns and mistakes."""
+"""Values on the ranks and in the single-device run, in which patterns and mistakes are searched."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RankCoordinate:
         return all(self.indices[name] == other.indices[name] for name in axes)
 
     def differs_only_along(self, other: RankCoordinate, axes: Sequence[str]) -> bool:
-        """Whether both ranks have equal indices along all axes except the given ones."""
+        """Whether both ranks have equal indices along all axes except the given axes."""
         return self.agrees(other, [name for name in self.indices if name not in axes])
 
 
@@ -53,7 +53,7 @@ class ComparedRanks:
     traces: tuple[Trace, ...]
     """Traces of the layout's ranks."""
     found: tuple[tuple[Moment, ...], ...]
-    """The ranks' moments, for each reference moment."""
+    """The ranks' values, for each compared point of the reference."""
     divergences: tuple[Divergence, ...]
     """All divergences by value, in order; at least one."""
     eps: float
@@ -144,7 +144,10 @@ class Evidence(ComparedRanks, ABC):
 
     @property
     def counts(self) -> dict[int, str]:
-        """Possible wrong factors above 1, with names. Equal numbers, such as axis sizes and microbatches, share one name."""
+        """Possible wrong factors above 1, with names.
+
+        If several numbers are equal, such as axis size and microbatches, one name covers them.
+        """
         ranks = [(self.size(axes), self.ranks_text(axes)) for axes in sorted(axis_combinations(self.wide_axes), key=len)]
         counts: dict[int, list[str]] = {}
         for number, words in (*ranks, *self.call_counts(1)):
@@ -158,21 +161,24 @@ class Evidence(ComparedRanks, ABC):
 
     @property
     def fractions(self) -> dict[float, str]:
-        """Possible wrong factors that are quotients of counts."""
+        """Possible wrong factors that are quotients of such numbers."""
         return {}
 
     def size(self, axes: Sequence[str]) -> int:
-        """Number of ranks along some axes."""
+        """Return the number of ranks along some axes."""
         return prod(size for name, size in self.axis_sizes.items() if name in axes)
 
     def ranks_text(self, axes: Sequence[str]) -> str:
-        """Ranks along some axes in words: ``the 2 dp ranks``, ``the 2 x 4 dp x tp ranks``."""
+        """Return words for the ranks along some axes: ``the 2 dp ranks``, ``the 2 x 4 dp x tp ranks``."""
         named = [name for name in self.axis_sizes if name in axes]
         return f"the {' x '.join(str(self.axis_sizes[name]) for name in named)} {' x '.join(named)} ranks"
 
     @property
     def num_moments(self) -> int:
-        """Number of moments until the first diverged step ends. Final state and buffers count only if they differ first."""
+        """Number of compared points until the first diverged step ends.
+
+        Final state and buffers count only if they differ first.
+        """
         first, at_end = self.first, (Phase.STATE, Phase.BUFFER)
         return 1 + max(
             at
@@ -211,9 +217,12 @@ class Evidence(ComparedRanks, ABC):
         return values
 
     def ratio(self, names: Sequence[str], phase: Phase) -> float | None:
-        """Return the ratio between found and expected values if it is the same for all elements; None if it is not, or is 1.
+        """Return the ratio between found and expected values if all elements have the same ratio.
 
-        A ratio close to n or 1/n is rounded to it. A single element always has a ratio, so it counts only if it is n or 1/n.
+        None otherwise, or if the ratio is 1.
+
+        A ratio close to n or 1/n is rounded to it. A single element always has a ratio, so this ratio counts only if it is n or
+        1/n.
         """
         found, expected = self.found_values(self.first.step, phase), self.expected_values(self.first.step, phase)
         ratios = [

@@ -33,9 +33,9 @@ from equivcheck.worlds.work_clock import WorkClock
 
 V = TypeVar("V", bound=CaseVerdict)
 _FACTORS = (Cause.SCALED, Cause.NOT_UNSCALED)
-"""Causes that stand for a constant factor. They are not named if another cause fits as well."""
+"""Causes that stand for a constant factor. Such causes are not named if another cause also fits."""
 LONGEST_SECONDS = 120.0
-"""Time limit in seconds for trying candidates. A shrunk scenario takes less than a second, most others a few."""
+"""Time limit in seconds for trying candidates. A shrunk scenario takes less than a second, most other scenarios a few seconds."""
 
 
 def explained(
@@ -45,12 +45,12 @@ def explained(
     world: str | Ranks = "sim",
     deadline: float = 60.0,
 ) -> V:
-    """The verdict with a diagnosis, if a known fault reproduces the ranks' values, and with the steps that go wrong.
+    """Return the verdict with a diagnosis, if a known fault reproduces the ranks' values, and with the steps that go wrong.
 
-    `alter` must be the one that the verdict was found with, because the scenario's ranks run again in `world`. If nothing differs
-    there, they run in the verdict's world, with gloo instead of torchrun. `deadline` is in seconds per run. Verdicts without a
-    finding and verdicts on tensor programs are returned unchanged. An error during the diagnosis is kept in `unfinished`. Raises
-    `UsageError` for a verdict of `check_training`.
+    `alter` must be the function with which the verdict was found, because the scenario's ranks run again in `world`. If nothing
+    differs there, they run in the verdict's world, with gloo instead of torchrun. `deadline` is in seconds per run. Verdicts
+    without a finding and verdicts on tensor programs are returned unchanged. An error during the diagnosis is kept in
+    `unfinished`. Raises `UsageError` for a verdict of `check_training`.
     """
     if not isinstance(verdict, CaseVerdict):
         raise UsageError(
@@ -86,7 +86,10 @@ def _explained(verdict: Verdict, alter: Callable[[Setup], None] | None, world: s
 
 
 def _of_right_values(verdict: Verdict) -> Verdict:
-    """Verdict if the second run leaves the right values: name a wrong `full_tensor()` or communication, else say so."""
+    """Return the verdict for a second run with right values.
+
+    Name a wrong `full_tensor()` or communication, else say that none is wrong.
+    """
     first = verdict.divergence
     if first is not None and first.difference is Difference.FULL_TENSOR:
         words = f"the shards of `{first.tensor}` are right, but DTensor's full_tensor() returns wrong values"
@@ -120,9 +123,9 @@ def diagnosis_of(diverged: DivergedRun) -> Diagnosis | None:
 
 
 def _fits(diverged: DivergedRun) -> list[tuple[Mistake, int]]:
-    """Candidates that fit until the first diverged step ends, each with its number of agreeing moments.
+    """Return candidates that fit until the first diverged step ends, each with its number of agreeing moments.
 
-    The search ends when two causes explain everything. After the first one, only quick candidates for others are tried.
+    The search ends when two causes explain everything. After the first cause, only quick candidates for other causes are tried.
     """
     step, num_steps, least = diverged.first.step, diverged.num_steps, diverged.num_moments
     found, causes = list[tuple[Mistake, int]](), set[Cause]()
@@ -152,7 +155,7 @@ def _fits(diverged: DivergedRun) -> list[tuple[Mistake, int]]:
 def cause_by_ablation(
     scenario: Scenario, alter: Callable[[Setup], None] | None, world: str | Ranks, deadline: float
 ) -> Diagnosis | None:
-    """Remove features of the layout one by one, and return the cause for the first without which ranks agree.
+    """Remove features of the layout one by one, and return the cause for the first feature without which ranks agree.
 
     None if no feature matters. The ranks run again for each feature.
     """

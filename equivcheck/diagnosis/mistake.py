@@ -12,7 +12,8 @@ from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.worlds.trace.trace import Trace
 
 Change = Callable[[Any], None]
-"""Function to plant a mistake in correctly emulated ranks. Some mistakes need attributes of one kind of ranks."""
+"""Function to plant a mistake in correctly emulated ranks.
+Some mistakes need attributes that only one kind of emulated ranks has."""
 
 
 class Emulate(Protocol):
@@ -45,11 +46,11 @@ class Mistake:
     sentence: str
     """Sentence about the mistake, without a full stop."""
     change: Change
-    """Applies the mistake to emulated ranks."""
+    """Function to apply the mistake to emulated ranks."""
     own_rows: bool = False
     """Whether each rank must compute on its own rows, even if all rows would give the same result."""
     is_quick: bool = False
-    """Whether the mistake is equal on all ranks, so that one training shows it."""
+    """Whether the mistake is equal on all ranks, so one training reproduces it."""
     scales_gradients: bool = False
     """Whether each rank only multiplies each of its gradients by a factor."""
 
@@ -82,7 +83,7 @@ class Span:
 
 
 def spans(diverged: Evidence) -> tuple[Span, ...]:
-    """Return the step ranges that fit the first difference."""
+    """Return the step ranges that agree with the first difference."""
     first = diverged.first.step
     single = (Span(first=first, last=first),) if diverged.num_steps > 1 else ()
     return (Span(first=first), *single)

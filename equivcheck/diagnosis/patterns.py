@@ -1,4 +1,7 @@
-"""Patterns in the first tensors that differ, reported if no counterfactual explains them: a hint, no proof."""
+"""Patterns in the first tensors that differ.
+
+A pattern is reported as a hint, not a proof, if no known mistake explains the ranks.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ NO_PROOF = "(a pattern in the values, not a proof: no known fault reproduces the
 
 
 def pattern_of(diverged: Evidence, types: Sequence[tuple[torch.dtype, str]] = ()) -> Diagnosis | None:
-    """Describe the first pattern in the differences that fits. `types` lists element types to test for rounding, with names."""
+    """Describe the first pattern matching the differences. `types` lists element types to test for rounding, with names."""
     return next(_patterns(diverged, types), None)
 
 
@@ -76,7 +79,10 @@ def _rounded(
     found: TensorsByName,
     expected: TensorsByName,
 ) -> Iterator[Diagnosis]:
-    """Values on one device that the type can represent as well, such as small whole numbers, are no evidence for rounding."""
+    """Yield a hint if values are rounded.
+
+    Values on one device that the type can represent as well, such as small whole numbers, are no evidence for rounding.
+    """
     for kind, name in types:
         if all(_holds(kind, found[each]) for each in names) and not all(_holds(kind, expected[each]) for each in names):
             is_update = diverged.first.phase in (Phase.UPDATE, Phase.STATE)
@@ -97,7 +103,7 @@ def _stale(diverged: Evidence, names: list[str], found: TensorsByName) -> Iterat
 
 
 def _multiple(diverged: Evidence, names: list[str], *, is_one_number: bool) -> Iterator[Diagnosis]:
-    """A single number counts only if its factor is a known count, such as the rank count."""
+    """Yield a constant factor. A single number counts only if its factor is a known count, such as the number of ranks."""
     ratio = diverged.ratio(names, diverged.first.phase)
     if ratio is not None and (not is_one_number or count_description(diverged, ratio)):
         words = f"{_subject(diverged, names)} {ratio:g} times as large as on one device"
@@ -121,7 +127,7 @@ def _moved(diverged: Evidence, names: list[str], found: TensorsByName, expected:
 
 
 def _transposed(values: Vector) -> Vector:
-    """Elements in the transposed order, in the original shape."""
+    """Return the elements in the transposed order, in the original shape."""
     return np.asarray(values.T.reshape(values.shape))
 
 

@@ -13,15 +13,15 @@ from equivcheck.worlds.trace.differences import Phase
 from equivcheck.worlds.trace.pieces import select_piece, values_by_piece
 
 Masks = Mapping[str, torch.Tensor]
-"""Selected elements by tensor name."""
+"""Selected elements of each tensor, by name."""
 MOSTLY = 0.75
-"""Share of wrong elements above which the whole tensor counts as wrong. The others may differ too little to be noticed."""
+"""Fraction of wrong elements above which the whole tensor counts as wrong. The others may differ too little to be noticed."""
 
 
 def wrong_elements(diverged: Evidence, phase: Phase) -> dict[str, torch.Tensor]:
     """Return masks for elements that differ on any rank, in one phase at the first wrong step.
 
-    Only tensors that the comparison reports count, because an element's limit is only its share of the tensor's tolerance.
+    Only tensors that the comparison reports count, because an element's tolerance is only its part of the tensor's tolerance.
     """
     masks: dict[str, np.ndarray] = {}
     differing = diverged.differing(phase)
@@ -43,7 +43,7 @@ def wrong_elements(diverged: Evidence, phase: Phase) -> dict[str, torch.Tensor]:
 
 
 def suspects(diverged: Evidence) -> tuple[Masks | None, ...]:
-    """Return sets of elements whose gradients may be wrong: the first that differ, and all (None)."""
+    """Return sets of elements whose gradients may be wrong: the first differing elements, and all elements (None)."""
     if diverged.first.phase is not Phase.GRADIENT:
         return (None,)
     masks = {name: mask for name, mask in wrong_elements(diverged, Phase.GRADIENT).items() if name in diverged.updated}

@@ -27,7 +27,7 @@ def _name_some(parts: Sequence[str], rest: str) -> str:
 
 
 def join_words(parts: Sequence[str]) -> str:
-    """Join words: ``a, b and c``."""
+    """Join words as ``a, b and c``."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
@@ -68,7 +68,7 @@ def _rows(name: str, mask: npt.NDArray[np.bool_]) -> str:
 
 
 def count_description(evidence: Evidence, ratio: float) -> str:
-    """Clause that explains a ratio: ``, the number of the 2 dp ranks`` for a known count or one over it; else empty."""
+    """Return a clause that explains a ratio: ``, the number of the 2 dp ranks`` for a known number or its inverse; else empty."""
     for number, words in evidence.counts.items():
         if number > 1 and ratio in (number, 1 / number):
             return f", the number of {words}" if ratio > 1 else f", one over the number of {words}"

@@ -20,7 +20,7 @@ import torch
 from equivcheck.system.torch_version import is_torch_in
 
 MAX_SHARDINGS = 500
-"""Cached shardings per rank before the cache is cleared; one takes about 5 kilobytes."""
+"""Cached shardings per rank before the cache is cleared; one sharding takes about 5 kilobytes."""
 
 REMEMBERS_ROWS_OF_EMBEDDINGS = "<2.11"
 """torch versions whose cached embedding gradient keeps the row count of an earlier embedding, although results are equal."""

@@ -10,7 +10,7 @@ from equivcheck.worlds.call import Call
 
 
 class RankState(PrintableEnum):
-    """One rank's state when the run was given up."""
+    """One rank's state when the run was stopped."""
 
     FINISHED = "finished"
     RAISED = "raised"
@@ -20,7 +20,7 @@ class RankState(PrintableEnum):
 
 
 class FailureKind(PrintableEnum):
-    """Why a run was given up."""
+    """Why a run was stopped without a result."""
 
     RAISED = "raised"
     DIED = "died"
@@ -36,7 +36,7 @@ class RankReport:
     rank: int
     """Global rank, from 0."""
     state: RankState
-    """Rank's state when the run was given up."""
+    """Rank's state when the run was stopped."""
     error: str = ""
     """``Type: message`` for an exception and its causes, or how the process ended (``killed by SIGKILL``, ``exited with code
     3``); empty for other ranks."""
@@ -56,13 +56,13 @@ class Failure:
     """Why a run on N ranks gave no result."""
 
     kind: FailureKind
-    """First cause; a rank that raised or died counts before the hang that it caused on other ranks."""
+    """First cause. If a rank raised or died, this is the cause, and not the hang that follows on other ranks."""
     summary: str
     """One line for the user with the rank and the problem."""
     reports: tuple[RankReport, ...]
     """One report for each rank, in rank order."""
     first: int | None = None
-    """First failed rank, which may have made others fail; None if ranks only waited in vain."""
+    """First failed rank, which may have made other ranks fail; None if ranks only waited in vain."""
     remark: str = ""
     """The summary's end about hosts, or about ranks that could not be stopped; empty without either."""
 
@@ -74,7 +74,7 @@ class Failure:
 
     @property
     def hung(self) -> bool:
-        """Whether ranks hung and none failed by itself."""
+        """Whether ranks hung and no rank raised or died."""
         return self.kind in (FailureKind.DEADLOCK, FailureKind.MISMATCH, FailureKind.TIMEOUT)
 
 
@@ -100,14 +100,14 @@ class RanksFailed(EquivCheckError):
 
 
 class RanksDidNotStart(EquivCheckError):
-    """The ranks could not form their world, so the run says nothing about the program."""
+    """The ranks could not connect to each other, so the run says nothing about the program."""
 
 
 class RanksLost(RanksDidNotStart):
-    """A process ended before the world was formed. It may have been killed from outside, so a retry can succeed."""
+    """A process ended before all ranks were connected. The process may have been killed from outside, so a retry can succeed."""
 
 
 def last_line(printed: str) -> str:
-    """A printed error's last line, without its traceback."""
+    """Return the last line of a printed error, without its traceback."""
     lines = printed.strip().splitlines()
     return lines[-1].strip() if lines else ""

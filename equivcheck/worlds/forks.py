@@ -27,7 +27,7 @@ _MESSAGE = struct.Struct("<?i")
 
 _here = threading.local()
 _one_copies = threading.RLock()
-"""Held during a fork; otherwise a copy made by another rank's thread would inherit this pipe and keep it open."""
+"""Lock held during a fork. Otherwise a copy made by another rank's thread would inherit the pipe and keep it open."""
 
 
 class ProgramForked(EquivCheckError):
@@ -118,13 +118,13 @@ class WatchedForks:
         return {pid: cpu_seconds(pid) for pid in self._pids()}
 
     def _num_runnable(self) -> int:
-        """Counts observations at which a copy was runnable, even if a busy machine gave it no CPU time."""
+        """Count observations at which a copy was runnable, even if a busy machine gave it no CPU time."""
         self._runnable += sum(is_runnable(pid) for pid in self._pids())
         return self._runnable
 
 
 class _Copy:
-    """One copy with its own copies. The pipe closes when all have ended or called exec."""
+    """One copy with its own copies. The pipe closes when all copies have ended or called exec."""
 
     def __init__(self, pipe: int) -> None:
         self.pipe = pipe

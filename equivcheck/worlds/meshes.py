@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 _kept = threading.local()
 
 SUBMESH_ROOT_CHANGES = "<2.10"
-"""In these versions an equal slice changes a cached submesh's root, so submeshes cannot be cached."""
+"""Versions in which an equal slice changes a cached submesh's root, so submeshes cannot be cached."""
 
 
 def device_mesh(shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
-    """CPU mesh with this shape and these axis names, created once for each rank.
+    """Return a CPU mesh with this shape and these axis names, created once for each rank.
 
     The cache is per thread, because a rank is a thread in sim and a process in other worlds. A change of mesh clears DTensor's
     sharding cache, because DTensor treats equal submeshes of different meshes as one.
@@ -45,7 +45,7 @@ def device_mesh(shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
 
 
 def submesh(mesh: DeviceMesh, axes: tuple[str, ...]) -> DeviceMesh:
-    """Slice a mesh and cache the result on it: slicing is slow, and DTensor's caches treat each slice as a new mesh."""
+    """Slice a mesh and cache the result on it: slicing is slow, and DTensor's caches treat each new slice as another mesh."""
     if axes == mesh.mesh_dim_names:
         return mesh
     if is_torch_in(SUBMESH_ROOT_CHANGES):
@@ -57,7 +57,7 @@ def submesh(mesh: DeviceMesh, axes: tuple[str, ...]) -> DeviceMesh:
 
 
 def group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup:
-    """Process group for these global ranks, in rising order, created once for each rank.
+    """Return a process group for these global ranks, in rising order, created once for each rank.
 
     Every rank calls this; a rank outside `ranks` gets the group of the remaining ranks. All ranks then have the same number of
     groups, so a world can tell whether a program created its own.
@@ -74,7 +74,7 @@ def group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup:
 
 @contextmanager
 def new_groups() -> Iterator[list[dist.ProcessGroup]]:
-    """Yield a list. On exit it contains the calling rank's new groups. Each group holds threads and sockets."""
+    """Yield a list. On exit, the list contains the calling rank's new groups. Each group holds threads and sockets."""
     found: list[dist.ProcessGroup] = []
     before = set(c10d._world.pg_map)  # torch has no public list of groups
     yield found
@@ -103,9 +103,9 @@ def numbers_of_groups() -> tuple[int, int]:
 def end_run(*, finished: bool = True) -> None:
     """Clear DTensor's caches if this run's program created its own groups, because meshes of the next run may compare equal.
 
-    Each rank calls this after joining its world and after each program. The caches are also cleared if a program did not
-    finish. The reason: if the output of a row-sharded embedding was never read, DTensor keeps its index mask with the sharding,
-    and the next such embedding raises. Entries of cached meshes are cleared only when there are many.
+    Each rank calls this after joining its world and after each program. The caches are also cleared if a program did not finish,
+    because if the output of a row-sharded embedding was never read, DTensor keeps its index mask with the sharding, and the next
+    such embedding raises. Entries of cached meshes are cleared only when there are many.
     """
     if not finished or _num_groups() != _kept.__dict__.get("num_groups", 0):
         _kept.num_groups = _num_groups()

@@ -1,4 +1,4 @@
-"""Decides when unfinished ranks count as hung. It measures their work, because wall time depends on how busy the machine is."""
+"""Decides when unfinished ranks count as hung. Their work is measured, because wall time depends on how busy the machine is."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ TICKS = 20
 SHORTEST_TICK = 0.05
 """Minimum seconds between two observations, so that observing is not mistaken for work."""
 IDLE_SHARE = 0.02
-"""A tick's CPU share below which a rank did nothing. With 50 runnable threads on each core, a thread still gets this much."""
+"""CPU time per tick, as a fraction, below which a rank did nothing.
+With 50 runnable threads on each core, a thread still gets this much."""
 CLOCK_STEPS = 0.015
-"""CPU seconds below which a rank did nothing. Systems count in steps of 10 ms, and an idle process uses one every few seconds."""
+"""CPU seconds below which a rank did nothing.
+Systems count in steps of 10 ms, and an idle process uses one such step every few seconds."""
 MOST_LIMITS = 10
-"""Limit on total CPU time for ranks that communicate regularly, as a multiple of the normal limit."""
+"""Maximum CPU time for ranks that communicate regularly, as a multiple of the normal limit."""
 
 
 class Patience:
     """Watches the ranks of one run, and decides when they count as hung.
 
-    They do after `limit` seconds idle, after `limit` CPU seconds without progress such as a communication call, or after a
-    multiple of `limit` CPU seconds with progress. Wall time alone proves nothing. The first observation comes after one tick,
-    because reading CPU times takes longer than most runs.
+    Ranks count as hung after `limit` seconds idle, after `limit` CPU seconds without progress such as a communication call, or
+    after a multiple of `limit` CPU seconds with progress. Wall time alone proves nothing. The first observation comes after one
+    tick, because reading CPU times takes longer than most runs.
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class Patience:
         self._at_work: Mapping[int, float] = {}
 
     def exhausted(self) -> str:
-        """Return why the ranks count as hung; empty while they do not. To be called once a tick.
+        """Return why the ranks count as hung; empty while they do not count as hung. To be called once a tick.
 
         Later calls return the first reason again.
         """

@@ -44,7 +44,7 @@ WORLDS_WITH_DATA = (*LOCAL_WORLDS, TORCHRUN)
 """All worlds with real values."""
 
 MAX_LOCAL_RANKS = 64
-"""Maximum number of ranks on one machine, each a thread or a process that uses torch."""
+"""Maximum ranks on one machine, each a thread or a process that uses torch."""
 
 T = TypeVar("T")
 
@@ -70,14 +70,14 @@ def open_ranks(world: str, size: int | None = None) -> Ranks:
 
 
 def ranks(world: str, size: int) -> Ranks:
-    """A world's N ranks, opened at first use and kept until `close_worlds` or process end."""
+    """Return a world's N ranks, opened at first use and kept until `close_worlds` or process end."""
     if (world, size) not in _open:
         _open[world, size] = open_ranks(world, size)
     return _open[world, size]
 
 
 def torchrun_ranks() -> Ranks:
-    """All ranks in this process's torchrun world, kept open like others.
+    """All ranks in this process's torchrun world, kept open like other worlds.
 
     Raises `UsageError` if torchrun did not start this process.
     """

@@ -21,7 +21,7 @@ COMMON = (
     "torch.nn.parallel",
     "torch._dynamo",
 )
-"""Modules for most ranks. An optimizer imports `torch._dynamo`, which imports most others."""
+"""Modules for most ranks. An optimizer imports `torch._dynamo`, which imports most other modules."""
 RARE = (
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.optim",

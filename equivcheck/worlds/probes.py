@@ -1,7 +1,7 @@
 """Programs with a known result, used to compare sim, gloo and plain arithmetic.
 
-They read DTensors whose dims are sharded unevenly, twice or with strides. For such tensors torch computes values that depend on
-the rank, so threads that wrongly share state fail here first.
+The programs read DTensors whose dims are sharded unevenly, twice or with strides. For such tensors torch computes values that
+depend on the rank, so threads that wrongly share state fail here first.
 """
 
 from __future__ import annotations

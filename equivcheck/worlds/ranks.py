@@ -28,7 +28,7 @@ class Run:
 
 
 def rerun_if_died(run: Callable[[], Run]) -> Run:
-    """Run a program. If a rank dies, retry once on new ranks, because it may have been killed from outside."""
+    """Run a program. If a rank dies, retry once on new ranks, because the rank may have been killed from outside."""
     try:
         return run()
     except RanksFailed as error:
@@ -45,7 +45,7 @@ class Ranks(ABC):
     has_data: ClassVar[bool] = True
     """Whether every rank runs and computes real values."""
     has_copies: ClassVar[bool] = False
-    """Whether ranks are processes, each with its own program copy."""
+    """Whether ranks are processes, each with its own copy of the program."""
     spans_hosts: ClassVar[bool] = False
     """Whether ranks may run on several hosts, which need not share a file system."""
 

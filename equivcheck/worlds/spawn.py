@@ -1,4 +1,7 @@
-"""Runs a program once on new processes, as PyTorch's multi-process tests do. The benchmark compares with it."""
+"""Runs a program once on new processes, as PyTorch's multi-process tests do.
+
+The benchmark compares other worlds with this module.
+"""
 
 from __future__ import annotations
 

@@ -67,5 +67,5 @@ class World:
 
 
 def unwrap_world(world: str | Ranks | World) -> str | Ranks:
-    """Return the name or the ranks of a world, which are what checks accept."""
+    """Return the name or the ranks of a world, the forms that checks accept."""
     return world.ranks if isinstance(world, World) else world

@@ -73,7 +73,7 @@ CATALOGUE: tuple[tuple[Callable[..., Iterator[Mistake]], tuple[Phase, ...]], ...
     (wrong_decays, _UPDATED),
     (wrong_updates, _UPDATED),
 )
-"""Functions for kinds of mistakes, each with the phases it applies to. Order matters: the first exact fit is reported."""
+"""Functions for kinds of mistakes, each with the phases that it applies to. Order matters: the first exact fit is reported."""
 
 GENERAL = (
     wrong_reductions,
@@ -94,7 +94,7 @@ GENERAL = (
 
 
 def facts_of(diverged: DivergedRun) -> StepFacts:
-    """Measure facts about a scenario's step. A reference that rounds computes all microbatches at once."""
+    """Measure facts about a scenario's step. A reference that rounds to low precision computes all microbatches at once."""
     return StepFacts(
         own_rows=True,
         num_backward=1 if diverged.rounding is not None else diverged.num_microbatches,

@@ -24,7 +24,7 @@ from equivcheck.training.setup import Setup
 from equivcheck.worlds.trace.differences import Phase
 
 MAX_SETS = 4096
-"""Maximum number of tensor subsets whose norms are tried."""
+"""Maximum tensor subsets whose norms are tried."""
 
 
 def wrong_clippings_of_scenario(diverged: DivergedRun, facts: StepFacts) -> Iterator[Mistake]:
@@ -93,7 +93,7 @@ def _clip_by_some(ranks: EmulatedRanks, *, names: Collection[str], only: Collect
 
 
 def _tensor_subsets(diverged: DivergedRun, clipping: ClipNorm) -> list[tuple[str, ...]]:
-    """Tensor subsets whose norm is one by which the ranks must have clipped."""
+    """Return the tensor subsets whose norm is a norm by which the ranks must have clipped."""
     gradients = diverged.expected_values(diverged.first.step, Phase.GRADIENT)
     names = [name for name in diverged.updated if name in gradients and gradients[name].any()]
     order = float(clipping.norm_type.value)
@@ -111,7 +111,7 @@ def _tensor_subsets(diverged: DivergedRun, clipping: ClipNorm) -> list[tuple[str
 
 
 def _implied_norms(diverged: DivergedRun, clipping: ClipNorm) -> list[float]:
-    """Norms in the first diverged step: the one returned, and those that follow from scaled gradients."""
+    """Return norms in the first diverged step: the returned norm, and norms following from scaled gradients."""
     found = diverged.found_values(diverged.first.step, Phase.CLIPPING)
     implied = [float(found["norm"])] if "norm" in found else []
     gradients = diverged.found_values(diverged.first.step, Phase.GRADIENT)

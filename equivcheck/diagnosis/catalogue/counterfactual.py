@@ -18,13 +18,13 @@ from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
 
 Change = Callable[[Setup], None]
-"""Plants a fault in a setup."""
+"""Function to plant a fault in a setup."""
 Module = TypeVar("Module", bound=nn.Module)
 Item = TypeVar("Item")
 
 
 def on_one_device(cause: Cause, sentence: str, change: Change) -> Mistake:
-    """Build a mistake that is equal on all ranks, so one training shows it."""
+    """Build a mistake that is equal on all ranks, so one training reproduces it."""
 
     def change_all(ranks: ScenarioRanks) -> None:
         for setup in ranks.setups:
@@ -39,7 +39,7 @@ def on_emulated_ranks(cause: Cause, sentence: str, change: Callable[[ScenarioRan
 
 
 def all_then_each(items: Sequence[Item]) -> Iterator[tuple[Item, ...]]:
-    """Yield all items together, then each one alone if there are several."""
+    """Yield all items together, then each single item if there are several."""
     if items:
         yield tuple(items)
     if len(items) > 1:
@@ -64,7 +64,7 @@ def changing_layers(layers: Sequence[int], kind: type[Module], change: Callable[
 
 
 def gradients_of(setup: Setup) -> Gradients:
-    """Gradients by parameter name; parameters without one are left out."""
+    """Return gradients by parameter name; parameters without a gradient are left out."""
     return {name: value.grad for name, value in setup.model.named_parameters() if value.grad is not None}
 
 
@@ -85,7 +85,7 @@ def multiplying_gradients(factor: float, names: Collection[str] | None = None) -
 
 
 def changing_batches(change: Callable[[Sequence[Batch]], Sequence[Batch]]) -> Change:
-    """Return a change of each step's microbatches. It sees full batches, before a rank takes its rows."""
+    """Return a change of each step's microbatches. The change gets full batches, before a rank takes its rows."""
 
     def apply(setup: Setup) -> None:
         inner = setup.compute
@@ -95,7 +95,7 @@ def changing_batches(change: Callable[[Sequence[Batch]], Sequence[Batch]]) -> Ch
 
 
 def changing_loss(**changes: float | bool) -> Change:
-    """Return a change of fields in a cross-entropy loss. The divisor stays."""
+    """Return a change of fields in a cross-entropy loss. The divisor stays unchanged."""
 
     def apply(setup: Setup) -> None:
         loss, inner = setup.training.loss, setup.loss

@@ -19,7 +19,7 @@ from equivcheck.scenario.mesh import PP, TP
 from equivcheck.training.setup import Setup
 
 Reorder = Callable[[torch.Tensor], torch.Tensor]
-"""Reorders an activation's shards."""
+"""Function to reorder an activation's shards."""
 
 
 def wrong_orders(diverged: DivergedRun) -> Iterator[Mistake]:
@@ -47,7 +47,7 @@ def _shards(diverged: DivergedRun, layout: Layout) -> Iterator[Mistake]:
 
 
 def _orders(ranks: int, dim: int) -> Iterator[Reorder]:
-    """Shards shifted by one rank in either direction, or reversed."""
+    """Yield functions to shift shards by one rank in either direction, or to reverse them."""
     for shift in dict.fromkeys((1, ranks - 1)):
         yield partial(_rolled, ranks=ranks, dim=dim, shift=shift)
     yield lambda values: torch.cat(values.chunk(ranks, dim)[::-1], dim)
@@ -58,7 +58,7 @@ def _rolled(values: torch.Tensor, *, ranks: int, dim: int, shift: int) -> torch.
 
 
 def _everywhere(diverged: DivergedRun, words: str, change: Change) -> Mistake:
-    """One device is enough unless ranks have different rows."""
+    """Build a mistake for all ranks. One device is enough unless ranks have different rows."""
     quick = on_one_device(Cause.PERMUTED, words, change)
     return quick if diverged.layout.num_data_ranks == 1 else on_emulated_ranks(Cause.PERMUTED, words, quick.change)
 
@@ -82,7 +82,7 @@ def _stages(diverged: DivergedRun, pipeline: Pipeline) -> Iterator[Mistake]:
 
 
 def _reorder_layers(setup: Setup, order: list[int]) -> None:
-    """Let each layer compute another layer's forward; names stay."""
+    """Let each layer compute another layer's forward; parameter names stay."""
     blocks: list[nn.Module] = list(setup.model.get_submodule("layers").children())
     forwards = [block.forward for block in blocks]
     for block, source in zip(blocks, order, strict=True):

@@ -20,11 +20,11 @@ from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
 
 Take = Callable[[ScenarioRanks, RankCoordinate, Batch], Batch]
-"""Selects a rank's rows from a microbatch."""
+"""Function to select a rank's rows from a microbatch."""
 
 
 def wrong_rows(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes with rows: shared, duplicated or left out, and dropout masks for other rows or none."""
+    """Yield mistakes with rows: shared, duplicated or left out, and dropout masks for other rows, or none."""
     mesh, axes = diverged.mesh, diverged.data_axes
     if axes:
         for chosen in (*((name,) for name in axes if len(axes) > 1), axes):
@@ -81,7 +81,7 @@ def _in_place_of(rank: RankCoordinate, other: RankCoordinate, axes: tuple[str, .
 def _drop_gradients(
     ranks: ScenarioRanks, rank: RankCoordinate, axes: tuple[str, ...], *, divided: bool, microbatch: int | None = None
 ) -> None:
-    """Zero a rank's gradients, in one microbatch or in all."""
+    """Zero a rank's gradients, in one microbatch or in all microbatches."""
     count = ranks.mesh.size(*axes)
     others = count / (count - 1) if divided else 1.0
 

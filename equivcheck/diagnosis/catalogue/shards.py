@@ -48,7 +48,7 @@ def _by_shards(setup: Setup, held: HeldElements) -> None:
 
 
 def _shards(training: Training, name: str, parameter: torch.nn.Parameter, held: HeldElements) -> Iterator[_Shard]:
-    """One entry for each distinct shard."""
+    """Yield one entry for each distinct shard."""
     boxes = dict.fromkeys(_box(held.by(name, rank)) for rank in range(held.num_ranks))
     for bounds in boxes:
         if bounds is None:
@@ -59,7 +59,7 @@ def _shards(training: Training, name: str, parameter: torch.nn.Parameter, held: 
 
 
 def _box(elements: torch.Tensor) -> tuple[tuple[int, int], ...] | None:
-    """Bounding box around the held elements: start and end along each dim; None if there are none."""
+    """Return the bounding box of the held elements: start and end along each dim. None if no elements are held."""
     where = elements.nonzero()
     if not len(where):
         return None

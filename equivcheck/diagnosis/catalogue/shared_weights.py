@@ -61,12 +61,12 @@ def _through(linear: nn.Linear, weight: Callable[[], torch.Tensor], values: torc
 
 
 def detached_weight(linear: nn.Linear) -> Callable[[], torch.Tensor]:
-    """Weight without a gradient."""
+    """Return a function giving the weight without a gradient."""
     return linear.weight.detach
 
 
 def initial_weight(linear: nn.Linear) -> Callable[[], torch.Tensor]:
-    """Return the weight with its initial value in forward. The current weight gets the gradient."""
+    """Return a function giving the weight with its initial value in forward. The current weight gets the gradient."""
     start = linear.weight.detach().clone()
     return lambda: start + (linear.weight - linear.weight.detach())
 

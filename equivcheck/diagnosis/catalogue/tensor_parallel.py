@@ -28,11 +28,11 @@ Forward = Callable[[nn.Linear, torch.Tensor], torch.Tensor]
 """Replacement for a linear's forward."""
 Normed = Callable[[torch.Tensor], torch.Tensor]
 Linears = tuple[str, ...]
-"""Linears on one layer's input, by name."""
+"""Linears reading one layer's input, by name."""
 
 
 def wrong_tensor_parallelism(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes in all layers with the same split, then in each one alone."""
+    """Yield mistakes in all layers with the same split, then in each single layer."""
     parallelism, num_ranks = plan_over_ranks(diverged.layout), diverged.mesh.size(TP)
     if parallelism is None or diverged.rounding is not None or not fits(diverged.training.model, parallelism.plan):
         return
@@ -55,13 +55,13 @@ def _linears_of(layer: int) -> Linears:
 
 
 def _reading_of(diverged: DivergedRun, at: int) -> Linears:
-    """Linears that read the layer's input if the layer is split within; empty if it has none."""
+    """Return names of linears in a layer, if they read the layer's input."""
     layer = diverged.training.model.layers[at]
     return tuple(f"layers.{at}.{part.name}" for part in layer_kind(layer).linears(layer) if part.reads_input)
 
 
 def _of_positions(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Norm gradients left unreduced under sequence parallelism, because each rank sees only its positions."""
+    """Yield norm gradients without reduction under sequence parallelism, although each rank has only some positions."""
     model = diverged.training.model
     plan, where = plan_over_ranks(diverged.layout), diverged.ranks_text((TP,))
     if plan is None or model.length is None or diverged.resumes:
@@ -87,7 +87,7 @@ def _learning_from_part(emulated: ScenarioRanks, names: Sequence[str]) -> None:
 
 
 def _normed_apart(norm: nn.Module, normed: Normed, place: int, ranks: int, values: torch.Tensor) -> torch.Tensor:
-    """Norm whose parameters get gradients only through one rank's positions."""
+    """Bug: parameters of a norm get gradients only through one rank's positions."""
     fixed = _with_fixed_parameters(norm, values)
     size = -(-values.shape[1] // ranks)
     own = slice(place * size, (place + 1) * size)
@@ -96,7 +96,7 @@ def _normed_apart(norm: nn.Module, normed: Normed, place: int, ranks: int, value
 
 
 def _replicated(diverged: DivergedRun, num_ranks: int) -> Iterator[Mistake]:
-    """Replicated parameters' gradients left unreduced."""
+    """Yield gradients of replicated parameters without reduction."""
     where = diverged.ranks_text((TP,))
     for masks in () if diverged.resumes else suspects(diverged):
         what = gradients(diverged, diverged.updated if masks is None else tuple(masks))
@@ -189,7 +189,7 @@ def _averaged(num_ranks: int, *, backward: bool) -> Forward:
 
 
 def _own_features(place: int, num_ranks: int, share: float) -> Forward:
-    """The bias is scaled by `share` in the forward pass; its gradient stays full."""
+    """Return a forward with one rank's features. The bias is multiplied by `share` in forward; its gradient stays unchanged."""
 
     def forward(linear: nn.Linear, values: torch.Tensor) -> torch.Tensor:
         size = -(-values.shape[-1] // num_ranks)

@@ -1,4 +1,4 @@
-"""A trailing accumulation window is treated like a full one: the last step has fewer microbatches."""
+"""A trailing accumulation window (a last step with fewer microbatches), treated like a full window."""
 
 from __future__ import annotations
 

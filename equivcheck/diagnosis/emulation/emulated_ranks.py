@@ -18,26 +18,26 @@ from equivcheck.worlds.trace.trace import Trace
 
 Optimizer = torch.optim.Optimizer
 Event = Callable[[int, int], None]
-"""Called with a rank and a step."""
+"""Function called with a rank and a step."""
 Reduce = Callable[[list[Gradients], int, int], list[Gradients]]
-"""Returns each rank's gradients, from the gradients on all ranks, the microbatch and the step."""
+"""Function to get each rank's gradients, from the gradients on all ranks, the microbatch and the step."""
 Norm = Callable[[int, Gradients, float], torch.Tensor]
-"""Returns the norm for clipping, from a rank, its gradients and the norm type."""
+"""Function to get the norm for clipping, from a rank, its gradients and the norm type."""
 Scale = Callable[[list[torch.Tensor], torch.Tensor], None]
-"""Scales the gradients of some tensors by a norm, as the training clips."""
+"""Function to scale the gradients of some tensors by a norm, as the training clips."""
 
 
 class EmulatedRanks(ABC):
-    """Ranks that one process emulates. Together they compute the same as one device, until a `Mistake` makes them wrong.
+    """Ranks that one process emulates. Together the ranks compute the same as one device, until a `Mistake` changes them.
 
-    A mistake changes attributes before `train`. Every rank has full parameters. With `own_rows` it computes on its own rows,
+    A mistake changes attributes before `train`. Every rank has full parameters. With `own_rows`, a rank computes on its own rows,
     else on all rows. With `one`, only rank 0 trains, and its trace stands for all ranks.
     """
 
     def __init__(
         self, diverged: Evidence, models: list[nn.Module], parameters: list[dict[str, torch.Tensor]], *, own_rows: bool
     ) -> None:
-        """`models` has one model for each rank, or for rank 0 only. `parameters` has theirs by name."""
+        """`models` has one model for each rank, or for rank 0 only. `parameters` has the parameters of these models by name."""
         self.held, self.coordinates = held_elements(diverged), diverged.coordinates
         self.axes = diverged.data_axes if own_rows else ()
         """Mesh axes along which gradients are averaged."""
@@ -146,7 +146,7 @@ class EmulatedRanks(ABC):
                 event(rank, self._step[rank])
 
     def _reduced(self, rank: int, before: Gradients, fresh: Gradients, microbatch: int, *, last: bool) -> Gradients:
-        """Return a rank's gradients after a backward pass, from those before it and the added ones."""
+        """Return a rank's gradients after a backward pass, from the gradients before the pass and the added gradients."""
         waiting = _added(before, fresh) if self.when.whole else fresh
         if self.when.once and not last:
             return _added(before, fresh)
@@ -182,8 +182,8 @@ def _added(old: Gradients, new: Gradients) -> Gradients:
 def norm_of(tensors: Iterable[torch.Tensor], kind: float) -> torch.Tensor:
     """Return the norm over all elements; 0 for no tensors.
 
-    It is the norm of the tensors' norms, as in `torch.nn.utils.get_total_norm`, because a norm over millions of elements at once
-    is rounded in another way.
+    The result is the norm of the tensors' norms, as in `torch.nn.utils.get_total_norm`, because a norm over millions of elements
+    at once is rounded in another way.
     """
     norms = [torch.linalg.vector_norm(tensor, kind) for tensor in tensors if tensor.numel()]
     return torch.linalg.vector_norm(torch.stack(norms), kind) if norms else torch.zeros((), dtype=torch.float64)

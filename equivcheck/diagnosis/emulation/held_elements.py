@@ -1,4 +1,4 @@
-"""Elements held by each rank, and the rank that supplies the missing ones."""
+"""Elements held by each rank, and the ranks that supply missing elements."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from equivcheck.worlds.trace.trace import Trace
 
 @lru_cache(maxsize=4)
 def held_elements(diverged: Evidence) -> HeldElements:
-    """Return which rank holds which elements of each parameter, and which rank alone updates a replicated tensor."""
+    """Return which rank holds which elements of each parameter, and which rank is the only one to update a replicated tensor."""
     held, owners = _held_masks(diverged), dict[str, int]()
     for name, masks in held.items():
         holders = [rank for rank, trace in enumerate(diverged.traces) if _has_state(trace, name)]
@@ -34,7 +34,7 @@ class HeldElements:
     def __init__(
         self, coordinates: Sequence[RankCoordinate], held: Mapping[str, list[np.ndarray]], owners: Mapping[str, int]
     ) -> None:
-        """`held` maps parameters to one mask per rank. `owners` maps parameters that only one rank updates to this rank."""
+        """`held` maps parameters to one mask per rank. `owners` gives the rank for each parameter that only one rank updates."""
         self._coordinates, self._held, self._owners = coordinates, held, owners
         self._sources = {name: self._sources_of(holders) for name, holders in self._held.items()}
 
@@ -45,15 +45,15 @@ class HeldElements:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether some rank lacks some element."""
+        """Whether some rank does not hold all elements."""
         return any(sources is not None for sources in self._sources.values())
 
     def by(self, name: str, *ranks: int) -> torch.Tensor:
-        """Mask in the tensor's shape: True for elements on any of the given ranks."""
+        """Return a mask in the tensor's shape: True for elements on any of the given ranks."""
         return torch.from_numpy(np.asarray(np.any([self._held[name][rank] for rank in ranks], axis=0)))
 
     def exchange(self, name: str, value: torch.Tensor, sources: Sequence[int]) -> None:
-        """Overwrite each rank's elements in place with those of rank `sources[rank]`, if both hold equally many."""
+        """Overwrite each rank's elements in place with the elements on rank `sources[rank]`, if both hold equally many."""
         before = value.clone()
         for rank, source in enumerate(sources):
             mine, theirs = self.by(name, rank), self.by(name, source)
@@ -61,7 +61,7 @@ class HeldElements:
                 value[mine] = before[theirs]
 
     def sources_by_distance(self) -> Iterator[tuple[int, list[int]]]:
-        """For each distance, the list of source ranks if every rank takes elements from the rank at that distance."""
+        """Yield, for each distance, the source ranks if every rank takes elements from the rank at that distance."""
         for distance in range(1, self.num_ranks):
             yield distance, [(rank + distance) % self.num_ranks for rank in range(self.num_ranks)]
 
@@ -76,7 +76,7 @@ class HeldElements:
                     each[name][chosen] = before[source][chosen]
 
     def take_from_owners(self, tensors: Sequence[Mapping[str, torch.Tensor]]) -> None:
-        """Copy each tensor that only one rank updates from this rank to all others, in place."""
+        """Copy each tensor that only one rank updates from that rank to all other ranks, in place."""
         for name, owner in self._owners.items():
             for each in tensors:
                 each[name].copy_(tensors[owner][name])
@@ -87,7 +87,7 @@ class HeldElements:
         return [self._sources_for(rank, holders) for rank in range(len(holders))]
 
     def _sources_for(self, rank: int, holders: Sequence[np.ndarray]) -> list[tuple[int, torch.Tensor]]:
-        """Nearest ranks holding the elements missing on `rank`, each with a mask."""
+        """Return the nearest ranks holding the elements missing on `rank`, each with a mask."""
         missing, found = ~holders[rank], []
         for other in sorted(range(len(holders)), key=lambda other: (self._num_axes_apart(rank, other), other)):
             chosen = missing & holders[other]
@@ -102,7 +102,7 @@ class HeldElements:
 
 
 def _held_masks(diverged: Evidence) -> dict[str, list[np.ndarray]]:
-    """Masks for held elements, by parameter and rank."""
+    """Return masks for held elements, by parameter and rank."""
     table = diverged.reference.moments[1].table
     held = {
         name: [np.zeros(shape, dtype=np.bool_) for _ in diverged.traces]

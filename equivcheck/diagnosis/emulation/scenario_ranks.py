@@ -27,7 +27,7 @@ from equivcheck.worlds.trace.trace import Trace
 
 
 class ScenarioRanks(EmulatedRanks):
-    """Emulated ranks with a `Setup` each. With `one`, the single-device run of the reference, with its rounding."""
+    """Emulated ranks with a `Setup` each. With `one`, this is the reference's single-device run, with its rounding."""
 
     def __init__(self, diverged: DivergedRun, *, own_rows: bool, one: bool = False) -> None:
         self.training, self.mesh = diverged.training, diverged.mesh
@@ -49,14 +49,14 @@ class ScenarioRanks(EmulatedRanks):
                 setup.full_counts = lambda *_given: self._counts
 
     def take_rows(self, rank: RankCoordinate, batch: Batch) -> Batch:
-        """Return a rank's rows. All ranks have nearly equally many."""
+        """Return a rank's rows. All ranks have nearly the same number of rows."""
         index, count = self._part(rank)
         size = -(-batch.rows // count)
         start = min(index * size, batch.rows)
         return take_range(batch, range(start, min(start + size, batch.rows)))
 
     def _part(self, rank: RankCoordinate) -> tuple[int, int]:
-        """Index of the rank's part, and number of parts."""
+        """Return the index of the rank's part, and the number of parts."""
         index, count = 0, 1
         for name in self.axes:
             size = self.mesh.size(name)
@@ -128,7 +128,10 @@ class ScenarioRanks(EmulatedRanks):
         self._end_backward(rank)
 
     def _count(self, rank: int, batch: Batch, index: int) -> None:
-        """Count how often all ranks choose each expert. Ranks with equal rows may count twice, because only shares matter."""
+        """Count how often all ranks choose each expert.
+
+        Ranks with equal rows may be counted twice, because only fractions matter.
+        """
         if self.training.model.balances and len(self.models) > 1:
             part = self.take(self.coordinates[rank], batch)
             counts = routing_counts(self.models[rank], part, index) if part.rows else []
@@ -139,7 +142,7 @@ class ScenarioRanks(EmulatedRanks):
         return [None] * len(counts)
 
     def _backward(self, rank: int, batch: Batch, number: int, index: int) -> tuple[float, Gradients]:
-        """Loss and gradients for a rank's rows, scaled such that their mean over ranks is the full gradient."""
+        """Return loss and gradients for a rank's rows, scaled such that their mean over ranks is the full gradient."""
         setup, coordinate = self.setups[rank], self.coordinates[rank]
         part, (_, count) = self.take(coordinate, batch), self._part(coordinate)
         for value in self.parameters[rank].values():
@@ -155,7 +158,7 @@ class ScenarioRanks(EmulatedRanks):
 
 
 def take_range(batch: Batch, rows: range) -> Batch:
-    """Contiguous rows from a batch."""
+    """Return contiguous rows from a batch."""
     inputs, targets = (values.narrow(batch.batch_dim, rows.start, len(rows)) for values in (batch.inputs, batch.targets))
     masks = tuple(None if mask is None else mask.narrow(0, rows.start, len(rows)) for mask in batch.masks)
     return replace(batch, inputs=inputs, targets=targets, masks=masks)

@@ -16,7 +16,7 @@ class NotTogether(EquivCheckError):
 
 
 class Turns:
-    """Runs `size` functions in turn. Each one runs until it has to wait for the others, or ends."""
+    """Runs `size` functions in turn. Each function runs until it has to wait for the other functions, or ends."""
 
     def __init__(self, size: int) -> None:
         self._turns = [threading.Semaphore(0) for _ in range(size)]
@@ -27,7 +27,10 @@ class Turns:
         self._error: BaseException | None = None
 
     def run(self, function: Callable[[int], T]) -> list[T]:
-        """Call the function with each number and return the results. Raises the first exception once all have ended."""
+        """Call the function with each number and return the results.
+
+        Raises the first exception after all functions have ended.
+        """
         if len(self._turns) == 1:
             return [function(0)]
         results: dict[int, T] = {}
@@ -49,7 +52,10 @@ class Turns:
         return [results[number] for number in range(len(threads))]
 
     def meet(self, number: int, given: Any, together: Callable[[list[Any]], Sequence[Any]]) -> Any:
-        """Wait for all other functions. The last one passes all values to `together`, and each gets its own result."""
+        """Wait for all other functions.
+
+        The last function passes all values to `together`, and each function gets its own result.
+        """
         if self._ended:
             raise NotTogether("a rank ended while others wait for it")
         self._given[number], before = given, self._num_met
@@ -75,7 +81,7 @@ class Turns:
         self._wake_next(number)
 
     def _wake_next(self, number: int) -> None:
-        """Wake the next function that has not ended; this may be the same one again."""
+        """Wake the next function that has not ended; this may be the same function again."""
         size = len(self._turns)
         for distance in range(1, size + 1):
             following = (number + distance) % size

@@ -1,4 +1,4 @@
-"""Mistakes in gradient clipping: wrong norm, wrong moment, wrong ranks, or none."""
+"""Mistakes in gradient clipping: a wrong norm, a wrong point in the step, wrong ranks, or no clipping."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.oracle.verdict.cause import Cause
 
 Combined = Callable[[list[torch.Tensor], float], torch.Tensor]
-"""Combines the ranks' norms into one, for a norm type."""
+"""Function to combine the ranks' norms into one norm, for a norm type."""
 NormOf = Callable[[EmulatedRanks, int, Gradients, float], torch.Tensor]
-"""Returns the norm for clipping on a rank, from its gradients and the norm type."""
+"""Function to get the norm for clipping on a rank, from its gradients and the norm type."""
 MAX_LEFT_OUT = 24
-"""Largest number of tensors to try as missing from the norm."""
+"""Maximum tensors to try as missing from the norm."""
 
 _COMBINED: tuple[tuple[Combined, str], ...] = (
     (lambda norms, _kind: torch.stack(norms).sum(), "summed"),
@@ -142,7 +142,10 @@ def _without(_ranks: EmulatedRanks, _rank: int, gradients: Gradients, kind: floa
 
 
 def _clip_early(ranks: EmulatedRanks) -> None:
-    """Clip each rank's own gradients, then reduce. Another clipping would not change their mean, which is no larger."""
+    """Bug: each rank clips its own gradients before the reduction.
+
+    Clipping the mean again would not change it, because it is no larger.
+    """
     ranks.gathers_gradients = False
     reduce = ranks.reduce
     ranks.reduce = lambda all_, _microbatch, _step: all_

@@ -18,7 +18,7 @@ from equivcheck.worlds.trace.tensors import Vector
 
 
 def wrong_start(diverged: Evidence, _facts: StepFacts | None = None) -> Iterator[Mistake]:
-    """Yield initial values of the ranks, if they differ from one device's or are in wrong places."""
+    """Yield initial values of the ranks, if they differ from one device's or are at wrong positions."""
     right = diverged.right_initial_values
     wrong = [
         (piece.name, rank)
@@ -44,7 +44,7 @@ def _is_permuted(found: Vector, right: Vector) -> bool:
 
 
 def start_as_ranks(diverged: Evidence, ranks: EmulatedRanks) -> None:
-    """Give emulated ranks the initial values of the real ones."""
+    """Give emulated ranks the initial values of the real ranks."""
     for model, parameters, initial in zip(ranks.models, ranks.parameters, diverged.initial, strict=True):
         held = {**parameters, **dict(model.named_buffers())}
         for piece, values in values_by_piece(initial):

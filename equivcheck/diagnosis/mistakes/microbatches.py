@@ -16,7 +16,10 @@ from equivcheck.oracle.verdict.cause import Cause
 
 
 def wrong_accumulations(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield mistakes in accumulation for the first wrong gradients, and for all; then gradients that are never zeroed."""
+    """Yield mistakes in accumulation for the first wrong gradients, and for all gradients.
+
+    Then gradients that are never zeroed.
+    """
     count = facts.num_backward
     rows = diverged.microbatch_rows if len(diverged.microbatch_rows) == count and all(diverged.microbatch_rows) else (1,) * count
     full = [sum(rows) / each for each in rows]
@@ -52,7 +55,10 @@ Weighted = tuple[Cause, str, list[float]]
 
 
 def _left_out(full: Sequence[float]) -> Iterator[Weighted]:
-    """`full` has the factor by which each microbatch's mean exceeds its share of the batch's mean."""
+    """Yield factors with which some microbatches are left out.
+
+    `full` has the factor by which each microbatch's mean exceeds its share of the batch's mean.
+    """
     count = len(full)
     for index, factor in enumerate(full):
         only = [float(at == index) for at in range(count)]
@@ -70,7 +76,7 @@ def _left_out(full: Sequence[float]) -> Iterator[Weighted]:
 
 
 def _uneven(rows: Sequence[int]) -> Iterator[Weighted]:
-    """Microbatches with different numbers of rows: equal weights instead of weights by rows, or vice versa."""
+    """Yield equal weights instead of weights by rows, or vice versa, for microbatches with different numbers of rows."""
     if len(set(rows)) > 1:
         equal = [sum(rows) / (len(rows) * size) for size in rows]
         words = f"averaged over the {len(rows)} microbatches although they have different numbers of rows"
@@ -88,7 +94,10 @@ def _rescaled(full: list[float]) -> Iterator[Weighted]:
 
 
 def _accumulated_again(diverged: Evidence, full: Sequence[float]) -> Iterator[Weighted]:
-    """Earlier microbatches are divided or summed again before or after each microbatch, with or without their own division."""
+    """Yield factors if earlier microbatches are divided or summed again before or after each microbatch.
+
+    Their own division may be kept or not.
+    """
     count = len(full)
     for weights, more in ((full, ""), ([1.0] * count, " again")):
         for late, when in ((0, "after"), (1, "before")):

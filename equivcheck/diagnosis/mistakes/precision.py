@@ -59,7 +59,7 @@ def _reduce_in(ranks: EmulatedRanks, *, kind: torch.dtype, when: WhenReduced, be
 
 
 def _accumulate_in(ranks: EmulatedRanks, *, kind: torch.dtype, of_each: bool, of_sum: bool) -> None:
-    """Round the accumulated gradient after each microbatch.
+    """Bug: round the accumulated gradient after each microbatch.
 
     `of_each` rounds each microbatch's gradient as well. `of_sum` reduces each microbatch's gradient before it is accumulated.
     """

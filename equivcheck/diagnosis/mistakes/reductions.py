@@ -21,15 +21,15 @@ from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.worlds.trace.differences import Phase
 
 Wrong = Callable[[EmulatedRanks, list[Gradients]], list[Gradients]]
-"""Returns each rank's gradients, from the gradients on all ranks."""
+"""Function to get each rank's gradients, from the gradients on all ranks."""
 Factor = tuple[Cause, str, float]
 """A cause, words about the gradients, and their factor."""
 LEAST_SCALE = 16.0
-"""A power of two from here on counts as a loss scaler's factor."""
+"""Smallest power of two that counts as a loss scaler's factor."""
 
 
 def wrong_reductions(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield mistakes in reduction over ranks with different rows, for the first wrong gradients and for all."""
+    """Yield mistakes in reduction over ranks with different rows, for the first wrong gradients and for all gradients."""
     for span, masks in product(spans(diverged), suspects(diverged)):
         what = subject(diverged, masks)
         ways = (*_over_some_axes(diverged), *_over_groups(diverged), *_from_one_rank(diverged)) if diverged.has_own_rows else ()
@@ -46,7 +46,7 @@ def wrong_factors(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
 
 
 def constant_ratios(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield gradients multiplied by the constant ratio of the first wrong ones, then a loss multiplied by such factors."""
+    """Yield gradients multiplied by the constant ratio of the first wrong gradients, then a loss multiplied by such factors."""
     names = tuple(name for name in diverged.differing(Phase.GRADIENT) if name in diverged.updated)
     ratio = diverged.ratio(names, Phase.GRADIENT) if names else None
     if ratio is not None:
@@ -94,7 +94,7 @@ def _exchange_shards(ranks: EmulatedRanks, *, sources: Sequence[int]) -> None:
 
 
 def _reduce_again(ranks: EmulatedRanks, *, change: Change) -> None:
-    """Reduce accumulated gradients after each microbatch, so that earlier microbatches are reduced again."""
+    """Bug: reduce accumulated gradients after each microbatch, so that earlier microbatches are reduced again."""
     ranks.when = WHOLE
     change(ranks)
 
@@ -123,7 +123,7 @@ def mix_gradients(wrong: Gradients, right: Gradients, masks: Masks | None) -> Gr
 
 
 def keep_unreduced(_ranks: EmulatedRanks, all_: list[Gradients]) -> list[Gradients]:
-    """Leave each rank's gradients unreduced."""
+    """Bug: each rank's gradients stay unreduced."""
     return all_
 
 
@@ -146,7 +146,7 @@ def mean_along(ranks: EmulatedRanks, all_: list[Gradients], *, axes: Sequence[st
 
 
 def _over_groups(diverged: Evidence) -> Iterator[tuple[Cause, str, Wrong]]:
-    """Groups outside the mesh axes: adjacent ranks, or ranks at the largest equal distance."""
+    """Yield groups outside the mesh axes: adjacent ranks, or ranks at the largest equal distance."""
     count = diverged.num_ranks
     for size in (size for size in range(2, count) if count % size == 0):
         for groups in (
@@ -182,7 +182,10 @@ def _kept_on(ranks: EmulatedRanks, all_: list[Gradients], *, source: int) -> lis
 
 
 def _numbers_of_ranks(diverged: Evidence, facts: StepFacts, *, same_rows: bool) -> Iterator[Factor]:
-    """Yield the numbers of ranks with different rows, or with the same. If several numbers are equal, the words name them all."""
+    """Yield the numbers of ranks with different rows, or with the same rows.
+
+    If several numbers are equal, the words name them all.
+    """
     subsets = sorted(axis_combinations(diverged.wide_axes), key=len)
     for size in dict.fromkeys(diverged.size(axes) for axes in subsets):
         of_size = [axes for axes in subsets if diverged.size(axes) == size]

@@ -27,7 +27,10 @@ def _are_equal(one: float, other: float) -> bool:
 
 
 def equal_settings(diverged: Evidence) -> set[str]:
-    """Return settings with the same values on all ranks as on one device at each update; none if they cannot be read."""
+    """Return settings with the same values on all ranks as on one device at each update.
+
+    An empty set if settings cannot be read.
+    """
     single, runs = diverged.right_settings_at_steps, diverged.settings_at_steps
     if not runs or not all(len(steps) == len(single) and all(steps) for steps in runs):
         return set()
@@ -36,7 +39,7 @@ def equal_settings(diverged: Evidence) -> set[str]:
 
 
 def settings_at_steps(diverged: Evidence) -> Iterator[Mistake]:
-    """Yield the ranks' settings at each update if some differ from those on one device."""
+    """Yield the ranks' settings at each update if some settings differ from those on one device."""
     single, runs = diverged.right_settings_at_steps, diverged.settings_at_steps
     wrong = {rank: found for rank, steps in enumerate(runs) if (found := differing_settings(single, steps))}
     if not wrong:
@@ -67,7 +70,7 @@ def differing_settings(single: Steps, steps: Steps) -> list[tuple[int, str, str]
 
 
 def describe_schedule(expected: Sequence[Any], actual: Sequence[Any], describe_count: Callable[[float], str]) -> str:
-    """Describe how values follow the expected values at other steps; empty if they do not."""
+    """Describe how values follow the expected values at other steps; empty if there is no such relation."""
     count = len(expected)
     if None in expected or None in actual or len({*expected}) == 1:
         return ""

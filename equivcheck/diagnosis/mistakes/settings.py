@@ -74,7 +74,7 @@ def _cause_of(diverged: Evidence, others: list[Others]) -> Cause:
 
 
 def _describe_settings(diverged: Evidence, others: list[Others]) -> str:
-    """``lr is 0.02, not 0.01 (2 times, the number of the 2 dp ranks)``, with parameters and ranks."""
+    """Describe settings, such as ``lr is 0.02, not 0.01 (2 times, the number of the 2 dp ranks)``, with parameters and ranks."""
     rank = next(rank for rank, each in enumerate(others) if each)
     key, (right, wrong) = next(iter(next(iter(others[rank].values())).items()))
     ratio = wrong / right if right else 0.0
@@ -89,7 +89,7 @@ def _describe_settings(diverged: Evidence, others: list[Others]) -> str:
 
 
 def _apply_settings(ranks: EmulatedRanks, *, others: list[Others]) -> None:
-    """Split groups by differing settings. A learning rate is multiplied because a schedule starts from it."""
+    """Split parameter groups by differing settings. A learning rate is multiplied because a schedule starts from it."""
 
     def split(rank: int, optimizer: Optimizer) -> None:
         names = {id(value): name for name, value in ranks.parameters[rank].items()}
@@ -163,7 +163,7 @@ def wrong_decays(diverged: Evidence, _facts: StepFacts) -> Iterator[Mistake]:
 
 
 def _decay(ranks: EmulatedRanks, *, coupled: bool, extra: bool) -> None:
-    """Decay explicitly before each update, in addition to the optimizer (`extra`) or in its place."""
+    """Bug: decay parameters explicitly before each update, in addition to the optimizer (`extra`) or in its place."""
     decays: dict[int, list[float]] = {}
 
     def prepare(rank: int, optimizer: Optimizer) -> None:

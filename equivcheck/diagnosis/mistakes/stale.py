@@ -43,7 +43,7 @@ def stale_values(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
 def _is_loss_right(diverged: Evidence) -> bool:
     """Whether ranks report the right loss at the first wrong step, in enough digits to exclude old parameters.
 
-    An earlier difference in this loss would be the first one.
+    An earlier difference in this loss would be the first difference.
     """
     place = (diverged.first.step, Phase.LOSS)
     pairs = zip(diverged.reference.moments, diverged.found, strict=True)
@@ -72,7 +72,7 @@ def _old_parameters(diverged: Evidence) -> Iterator[Mistake]:
 
 
 def _load_old(ranks: EmulatedRanks, *, names: tuple[str, ...] | None, first: bool, foreign_only: bool = False) -> None:
-    """Compute with parameters from the first or the previous step; with `foreign_only`, only with other ranks' elements."""
+    """Bug: compute with parameters from the first or the previous step; with `foreign_only`, only with other ranks' elements."""
     kept: dict[int, list[Gradients]] = {}
 
     def load_old(rank: int, _step: int) -> None:
@@ -96,7 +96,7 @@ def _set_gradients(ranks: EmulatedRanks, rank: int, values: Mapping[str, torch.T
 
 
 def _swap_gradients(ranks: EmulatedRanks, *, zero: bool, late: bool) -> None:
-    """Swap in the previous gradients before clipping, or (`late`) before they are read."""
+    """Bug: use the previous step's gradients, swapped before clipping, or (`late`) before gradients are read."""
     kept: dict[int, Gradients] = {}
 
     def swap(rank: int, _step: int) -> None:
@@ -121,7 +121,7 @@ def _update_by_old_gradients(ranks: EmulatedRanks) -> None:
 
 
 def _gathered_late(diverged: Evidence) -> Iterator[Mistake]:
-    """Elements that some rank updates, but not all: other ranks' shards arrive a step late, or never."""
+    """Yield elements updated by some ranks, but not by all: other ranks' shards arrive a step late, or never."""
     masks = _left_behind(diverged)
     if not any(masks):
         return
@@ -133,7 +133,7 @@ def _gathered_late(diverged: Evidence) -> Iterator[Mistake]:
 
 
 def _left_behind(diverged: Evidence) -> list[dict[str, torch.Tensor]]:
-    """Per rank: full-tensor elements that its first wrong update left unchanged although they should change.
+    """Return, for each rank, elements of full tensors left unchanged by its first wrong update although they should change.
 
     Elements that no rank has changed are left out: nobody updates them.
     """

@@ -49,7 +49,7 @@ def _who(diverged: Evidence) -> Iterator[Who]:
 
 
 def _elements(diverged: Evidence) -> Iterator[tuple[Masks | None, str]]:
-    """All elements, and the first that differ after an update."""
+    """Yield all elements, and the first differing elements after an update."""
     yield None, ""
     if diverged.first.phase is Phase.UPDATE:
         masks = {name: mask for name, mask in wrong_elements(diverged, Phase.UPDATE).items() if name in diverged.updated}
@@ -69,7 +69,10 @@ def _skipped(diverged: Evidence, span: Span) -> Iterator[Mistake]:
 
 
 def _skip_update(ranks: EmulatedRanks, *, on: Collection[int], masks: Masks | None, span: Span, state: bool) -> None:
-    """Hide the gradients of full tensors, and undo the update of other elements. `state` says if their state is updated."""
+    """Bug: hide the gradients of full tensors, and undo the update of other elements.
+
+    `state` says if the state of these elements is updated.
+    """
     hidden: dict[int, Gradients] = {}
     kept: dict[int, dict[int, torch.Tensor]] = {}
 
@@ -105,7 +108,7 @@ def _skip_update(ranks: EmulatedRanks, *, on: Collection[int], masks: Masks | No
 
 
 def _lost(diverged: Evidence, span: Span) -> Iterator[Mistake]:
-    """State is cleared, or its tensors are zeroed while the step count stays."""
+    """Yield cleared optimizer state, or state with zeroed tensors and the same step count."""
     if diverged.num_steps == 1 or not diverged.has_state:
         return
     when = f" before step {span.first} and each later step" if span.first > 1 else " before each step"
@@ -143,7 +146,7 @@ def _zero_state(ranks: EmulatedRanks, rank: int, *, masks: Masks | None) -> None
 
 
 def _state_tensors(ranks: EmulatedRanks, rank: int) -> list[tuple[str, torch.Tensor]]:
-    """Parameter names with state tensors in the parameter's shape."""
+    """Return the parameter names, each with a state tensor in the parameter's shape."""
     return [(name, value) for name in ranks.parameters[rank] for value in _state_of(ranks, rank, name)]
 
 
@@ -196,7 +199,7 @@ def _change_count(ranks: EmulatedRanks, *, way: Callable[[torch.Tensor], object]
 
 
 def _of_another(diverged: Evidence) -> Iterator[Mistake]:
-    """Optimizer state from another rank's shard, before one step or before each."""
+    """Yield optimizer state from another rank's shard, before one step or before each."""
     held, everyone = held_elements(diverged), range(diverged.num_ranks)
     if not held.is_sharded or diverged.num_steps == 1:
         return
@@ -211,7 +214,7 @@ def _of_another(diverged: Evidence) -> Iterator[Mistake]:
 
 
 def _of_another_parameter(diverged: Evidence) -> Iterator[Mistake]:
-    """Optimizer state exchanged between the first wrong parameters, or copied from another one, before one step."""
+    """Yield optimizer state that two of the first wrong parameters exchange, or that is copied from another, before one step."""
     step = diverged.first.step
     if not step or diverged.first.phase is not Phase.UPDATE:
         return
@@ -265,7 +268,7 @@ def _repeat_step(ranks: EmulatedRanks, *, count: int) -> None:
 
 
 def _step_late(ranks: EmulatedRanks) -> None:
-    """Defer the optimizer until the user's step has returned."""
+    """Bug: the optimizer steps only after the user's step has returned."""
 
     def defer(rank: int, optimizer: Optimizer) -> None:
         own = optimizer.step

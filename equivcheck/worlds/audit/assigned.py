@@ -18,7 +18,7 @@ _BETWEEN = ("CACHE", "PUSH_NULL", "NOP", "SWAP", "EXTENDED_ARG")
 """Instructions allowed between loading an attribute's owner and the assignment."""
 
 Chain = tuple[str, ...]
-"""Last loaded value: `_GLOBAL` or `_LOCAL`, a name, and attributes taken from it; empty for other values."""
+"""Value that was loaded last: `_GLOBAL` or `_LOCAL`, a name, and attributes of that name. Empty for other values."""
 _GLOBAL, _LOCAL = "global", "local"
 
 
@@ -33,13 +33,13 @@ def assigned_variables(module: ModuleType) -> Iterator[tuple[Any, str]]:
 
 
 def _code(module: ModuleType) -> CodeType | None:
-    """Code run when the module is imported; None if unknown, as for modules in C++."""
+    """Return the code that runs when the module is imported; None if unknown, as for modules in C++."""
     read = getattr(getattr(module.__spec__, "loader", None), "get_code", None)
     return read(module.__name__) if read is not None else None
 
 
 def _nested(code: CodeType | None) -> Iterator[CodeType]:
-    """Code objects of functions and class bodies."""
+    """Yield the code objects of functions and class bodies."""
     for constant in () if code is None else code.co_consts:
         if isinstance(constant, CodeType):
             yield constant
@@ -47,7 +47,7 @@ def _nested(code: CodeType | None) -> Iterator[CodeType]:
 
 
 def _assignments(code: CodeType) -> Iterator[tuple[Chain, str]]:
-    """Owner chain and attribute name for each assignment."""
+    """Yield the owner chain and the attribute name for each assignment."""
     chain: Chain = ()
     copied: Chain = ()
     for instruction in dis.get_instructions(code):
@@ -73,7 +73,7 @@ def _loaded(operation: str, argument: Any, chain: Chain) -> Chain:
 
 
 def _owner(chain: Chain, code: CodeType, module: ModuleType) -> Any:
-    """Owner object; None if the function created it or received it as an argument."""
+    """Return the owner object; None if the function created the object or got it as an argument."""
     match chain:
         case ("global", name, *path):
             return _resolved(vars(module).get(name), path)

@@ -1,4 +1,4 @@
-"""Searches torch's state in a separate process, because importing all of torch would change this one."""
+"""Searches torch's state in a separate process, because importing all of torch would change this process."""
 
 from __future__ import annotations
 

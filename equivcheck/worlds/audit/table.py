@@ -64,7 +64,7 @@ def _declared(kind: str, group: Iterable[dict[str, object]]) -> Iterator[StateRo
 
 
 def _switched() -> Iterator[StateRow]:
-    """Rows from the tables in `worlds.state`; flags are named by their setters."""
+    """Yield rows from the tables in `worlds.state`; flags are named by their setters."""
     variables = tuple(f"{module}.{path}" for module, paths in VARIABLES.items() for path in paths)
     setters = tuple(f"torch._C.*{name}" for name in SETTERS)
     yield StateRow(treatment=Treatment.PER_RANK, reason="a variable, saved and restored when ranks take turns", names=variables)
@@ -81,10 +81,10 @@ def is_outside(module: str) -> bool:
 
 
 def row_of(name: str) -> StateRow | None:
-    """First row for the name; None if no row covers it."""
+    """Return the first row for the name; None if no row covers it."""
     return next((row for row in rows() if row.treatment is not Treatment.OUTSIDE and row.covers(name)), None)
 
 
 def unclassified_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Names without a row, sorted."""
+    """Return names without a row, sorted."""
     return tuple(sorted(name for name in names if row_of(name) is None))

@@ -67,7 +67,7 @@ _DEPTH = 3
 
 
 def import_all(skip: Callable[[str], bool]) -> None:
-    """Import all modules below the roots, except the skipped ones; modules with an import error are left out."""
+    """Import all modules below the roots, except the skipped modules; a module with an import error is left out."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for root in ROOTS:
@@ -86,7 +86,7 @@ def _import_below(name: str, skip: Callable[[str], bool]) -> None:
 
 
 def walk(skip: Callable[[str], bool]) -> set[str]:
-    """Return the full names of all state in the imported modules, except the skipped ones."""
+    """Return the full names of all state in the imported modules, except in skipped modules."""
     modules = [module for name, module in sorted(sys.modules.items()) if _is_below_root(name) and not skip(name)]
     with warnings.catch_warnings():  # some deprecated names warn at each access
         warnings.simplefilter("ignore")
@@ -99,7 +99,7 @@ def _is_below_root(name: str) -> bool:
 
 
 class _Places:
-    """Names for objects held by modules; an object with several holders gets its first name."""
+    """Names for objects held by modules; an object held by several modules gets its first name."""
 
     def __init__(self, modules: list[ModuleType]) -> None:
         self.names: set[str] = set()
@@ -150,7 +150,7 @@ def _classes(module: ModuleType) -> Iterator[type]:
 
 
 def _caches(skip: Callable[[str], bool]) -> Iterator[str]:
-    """Functions with cached results, wherever they are bound."""
+    """Yield functions with cached results, wherever they are bound."""
     for found in gc.get_objects():
         if isinstance(found, functools._lru_cache_wrapper):
             module = str(getattr(found, "__module__", ""))

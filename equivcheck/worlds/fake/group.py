@@ -78,7 +78,7 @@ class LoneGroup(SimGroup):
 
 
 class _Anybody:
-    """Sender of a message that nobody sent."""
+    """Sender of a message that no rank has sent."""
 
     def __init__(self, sender: int) -> None:
         self.sender = sender

@@ -23,7 +23,7 @@ from equivcheck.worlds.state.keeper import StateKeeper
 
 
 class FakeRanks(Ranks):
-    """One rank of a world with `size` ranks. Shapes and collective calls are real, values are not.
+    """One rank of a world with `size` ranks. Shapes and collective calls are real, values are not real.
 
     Each run creates a new world in a new thread, and records the calls and the return value of this rank.
     """
@@ -47,7 +47,7 @@ class FakeRanks(Ranks):
     ) -> Run:
         """Call ``program(*arguments)`` on the rank.
 
-        Raises `RanksFailed` if it raises or takes longer than `deadline` seconds.
+        Raises `RanksFailed` if the program raises or takes longer than `deadline` seconds.
         """
         if is_rank_thread():
             raise EquivCheckError("FakeRanks.run: a call from a rank thread is not supported: call it from another thread.")

@@ -27,7 +27,7 @@ class Channel:
 
     @classmethod
     def of(cls, fd: int) -> Channel:
-        """Channel for an open file descriptor. The channel closes it."""
+        """Return a channel for an open file descriptor. The channel closes it."""
         return cls(socket.socket(fileno=fd))
 
     def fileno(self) -> int:

@@ -17,21 +17,21 @@ _SUMMARY_WIDTH = 300
 """Maximum characters for an error in the summary."""
 
 _FUNCTION = re.compile(r'^  File ".*", line \d+, in (.*)$', re.MULTILINE)
-"""One frame in a printed stack; the group is the function's name."""
+"""Pattern for one frame in a printed stack; the group is the function's name."""
 
 
 def died_report(member: Member, exit_code: int | None) -> RankReport:
-    """Report on a rank whose process has ended, with its last output instead of a stack."""
+    """Return a report on a rank whose process has ended, with its last output instead of a stack."""
     return RankReport(rank=member.rank, state=RankState.DIED, error=_end_in_words(exit_code), stack=member.printed())
 
 
 def raised_report(rank: int, what: Raised) -> RankReport:
-    """Report on a rank whose program raised."""
+    """Return a report on a rank whose program raised."""
     return RankReport(rank=rank, state=RankState.RAISED, error=what.error, stack=what.stack)
 
 
 def unfinished_reports(members: Sequence[Member], threads: Sequence[int]) -> list[RankReport]:
-    """Reports on ranks that have not finished. `threads` are the ids of their main threads."""
+    """Return reports on ranks that have not finished. `threads` are the ids of their main threads."""
     asleep = [is_asleep(member.pid) for member in members]  # before the signal wakes them
     ask_for_stacks(tuple(member.pid for member in members))
     stacks = [read_stack(member.stacks.fileno(), thread) for member, thread in zip(members, threads, strict=True)]
@@ -39,7 +39,7 @@ def unfinished_reports(members: Sequence[Member], threads: Sequence[int]) -> lis
 
 
 def failure_of(reports: Sequence[RankReport], times: Mapping[int, float], why: str | Mismatch) -> Failure:
-    """Build the failure of the whole run. `times` says when ranks raised; `why` is the reason for giving up unfinished ranks."""
+    """Build the failure of the whole run. `times` says when ranks raised; `why` is the reason for stopping unfinished ranks."""
     if isinstance(why, Mismatch):
         reports = _waiting(reports, why)
         kind, first, summary = FailureKind.MISMATCH, None, f"collectives do not match: {why.text}"
@@ -54,7 +54,7 @@ def failure_of(reports: Sequence[RankReport], times: Mapping[int, float], why: s
 
 
 def _waiting(reports: Sequence[RankReport], mismatch: Mismatch) -> list[RankReport]:
-    """Reports in which mismatched calls are pending, unless their ranks have gone on."""
+    """Return reports in which mismatched calls are pending, unless their ranks have continued."""
     calls = dict(mismatch.calls)
     return [
         replace(report, state=RankState.WAITING, pending=calls[report.rank])
@@ -65,7 +65,10 @@ def _waiting(reports: Sequence[RankReport], mismatch: Mismatch) -> list[RankRepo
 
 
 def _first(reports: Sequence[RankReport], times: Mapping[int, float]) -> RankReport:
-    """Report for the first rank to raise; for equal errors the lowest rank, so a repeated run names it again."""
+    """Return the report for the first rank that raised.
+
+    Among equal errors it is the lowest rank, so that a repeated run names the same rank.
+    """
     earliest = min(reports, key=lambda report: times[report.rank])
     return next(report for report in reports if report.error == earliest.error)
 
@@ -82,7 +85,7 @@ def _end_in_words(exit_code: int | None) -> str:
 
 
 def busy_report(rank: int, stack: Stack, asleep: bool) -> RankReport:
-    """Report on a rank that still computes or waits."""
+    """Return a report on a rank that still computes or waits."""
     pending = awaited_call(stack) if asleep else ""
     state = RankState.WAITING if pending else RankState.RUNNING
     return RankReport(rank=rank, state=state, pending=pending, stack="".join(stack.format()))

@@ -1,4 +1,4 @@
-"""The owner's side for the fork server, which starts with its first user and ends with its last."""
+"""The owner's side for the fork server, which starts with its first user and ends with its last user."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from equivcheck.worlds.gloo.channel import Channel
 from equivcheck.worlds.gloo.request import import_path
 
 START_SECONDS = 120.0
-"""Limit for importing torch in the server or for joining in the ranks. It is generous, because disks can be cold."""
+"""Seconds in which the server must import torch, or ranks must join. The time is long, because disks can be cold."""
 _RUN_BY_RANKS = tuple(f"equivcheck.{package}." for package in ("layouts", "programs.run", "training", "user", "worlds.state"))
 """Packages with code for ranks. The server imports the parts imported by its owner."""
 _SHORT_OF_BLAS_THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""Settings for one BLAS thread. Forking is safe only while the process has one thread, and a rank needs only one."""
+"""Environment variables for one BLAS thread. Forking is safe only while the process has one thread, and a rank needs only one."""
 EARLY_START = "early start of the fork server"
 """Name of the thread in which the server starts in the background."""
 _TROUBLE = (EOFError, OSError, RanksDidNotStart, RanksLost)
-"""Errors in an early start. They are ignored, because a later fork reports them again."""
+"""Errors in an early start. Such errors are ignored, because a later fork reports them again."""
 
 
 class ForkServer:
@@ -42,12 +42,12 @@ class ForkServer:
         self._imported: frozenset[str] = frozenset()
 
     def join(self) -> None:
-        """Count one more world with this server."""
+        """Note that one more world uses this server."""
         with self._lock:
             self._num_users += 1
 
     def leave(self) -> None:
-        """Count one world less. The last one ends the server."""
+        """Note that a world no longer uses this server. The last world ends the server."""
         with self._lock:
             self._num_users -= 1
             if not self._num_users:
@@ -90,14 +90,14 @@ class ForkServer:
                 self._has_compiled = True
 
     def exit_code(self, pid: int) -> int | None:
-        """Rank's exit code, negative for a signal; None if it has not ended or the server is gone."""
+        """Return a rank's exit code, negative for a signal; None if it has not ended or the server has ended."""
         with self._lock, contextlib.suppress(EOFError, OSError):
             code: int | None = self._ask("exit_code", (pid,))
             return code
         return None
 
     def stop(self, pids: tuple[int, ...]) -> None:
-        """Kill ranks and their children, and wait until they are gone."""
+        """Kill ranks and their children, and wait until they have ended."""
         with self._lock, contextlib.suppress(EOFError, OSError):
             self._ask("stop", pids)
 
@@ -112,7 +112,7 @@ class ForkServer:
         self._process, self._control, self._has_compiled, self._imported = None, None, False, frozenset()
 
     def _share_imports(self) -> None:
-        """Import this process's modules for ranks in the server too, so that no rank has to."""
+        """Import this process's modules for ranks in the server too, so that ranks need not import them."""
         names = frozenset(name for name in tuple(sys.modules) if name.startswith(_RUN_BY_RANKS))
         if not names <= self._imported:
             self._ask("import", tuple(sorted(names - self._imported)))
@@ -172,7 +172,7 @@ class ForkServer:
     def _end(self) -> None:
         """End the server.
 
-        Closing its channel makes it kill all ranks and exit; otherwise it is killed, and its ranks end with it.
+        Closing its channel makes it kill all ranks and exit; if that fails, the server is killed, and its ranks end with it.
         """
         if self._control is not None:
             self._control.close()

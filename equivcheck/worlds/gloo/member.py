@@ -35,7 +35,7 @@ class Member:
 
     @classmethod
     def of(cls, rank: int, pid: int, channel: Channel) -> Member:
-        """Return a member with unnamed files, so that none is left behind if this process ends."""
+        """Return a member with unnamed files, so that no file is left behind if this process ends."""
         return cls(rank=rank, pid=pid, channel=channel, output=_appended_file(), stacks=_appended_file())
 
     def place(self, store: socket.socket, table: IO[bytes], size: int, *, until: float) -> None:
@@ -47,13 +47,13 @@ class Member:
         self.channel.send(pickle.dumps(place), tuple(fds), until=until)
 
     def printed(self) -> str:
-        """Rank's last output."""
+        """Return the rank's last output."""
         fd = self.output.fileno()
         start = max(0, os.fstat(fd).st_size - _TAIL)
         return os.pread(fd, _TAIL, start).decode(errors="replace").strip()
 
     def cpu_seconds(self) -> float:
-        """CPU seconds for the process and its reaped children; 0 after it has ended."""
+        """Return the CPU seconds for the process and its reaped children; 0 after it has ended."""
         return cpu_seconds(self.pid)
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from equivcheck.worlds.gloo.channel import Channel
 from equivcheck.worlds.gloo.matching.guard import guard_collectives
 
 STACK_SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR1
-"""Makes a rank write its stacks: an unused real-time signal, or SIGUSR1 if the system has none."""
+"""Signal to make a rank write its stacks: an unused real-time signal, or SIGUSR1 if the system has none."""
 _KEPT_OUTPUT = 1 << 16
 """Size in bytes at which a rank's output file is truncated."""
 _NEVER = timedelta(days=1)
@@ -29,7 +29,7 @@ _NEVER = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAddress:
-    """First message to a rank: its place in the world.
+    """First message to a rank: the rank's number and the world's size.
 
     Attached are its output file, its stack file, the table of collectives, and for rank 0 the listening socket of the store.
     """
@@ -68,7 +68,7 @@ def serve_rank(channel: Channel) -> None:
 
 
 def leave() -> None:
-    """Destroy the process group, for processes that exit by themselves."""
+    """Destroy the process group. For processes that exit by themselves."""
     import torch.distributed as dist
 
     dist.destroy_process_group()
@@ -100,7 +100,7 @@ def _join(place: RankAddress, listener: int | None = None) -> None:
 
 @functools.cache
 def _own_variables(place: RankAddress) -> dict[str, str]:
-    """One rank's environment as `torchrun` sets it, because accelerate and Lightning read their world from it."""
+    """Return one rank's environment as `torchrun` sets it, because accelerate and Lightning read their world from it."""
     return {
         "RANK": str(place.rank),
         "LOCAL_RANK": str(place.rank),
@@ -113,13 +113,13 @@ def _own_variables(place: RankAddress) -> dict[str, str]:
 
 
 def _loopback() -> str:
-    """Loopback interface. Gloo would look up the host's name by default, and that lookup can fail."""
+    """Return the name of the loopback interface. Gloo would look up the host's name by default, and that lookup can fail."""
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in names if name.startswith("lo")), names[0])
 
 
 def _loaded(request: bytes, place: RankAddress) -> Task:
-    """Task in a request; also applies the owner's changed import path and environment."""
+    """Return the task in a request. Also applies the owner's changed import path and environment."""
     surroundings, is_user_code, task = pickle.loads(request)
     if surroundings is not None:
         sys.path[:] = surroundings.path

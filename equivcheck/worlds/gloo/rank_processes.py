@@ -1,6 +1,6 @@
 """Processes in one world, and runs on them.
 
-A run sends a request, gathers answers, and reports what each rank did if it fails.
+A run sends a request, gathers answers, and if the run fails, reports what each rank did.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class RankProcesses:
         raise RanksFailed(self._failure(answers, contents, why))
 
     def _gather(self, patience: Patience) -> tuple[Answers, str | Mismatch]:
-        """Wait for all answers, until ranks hang or mismatch (second value: why), or shortly after the first failure."""
+        """Wait for all answers, until ranks hang or mismatch (the second value says why), or shortly after the first failure."""
         answers: Answers = {}
         hung, until = "", math.inf
         while len(answers) < len(self._members) and not hung and (left := until - time.monotonic()) > 0:

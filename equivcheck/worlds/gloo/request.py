@@ -22,7 +22,7 @@ _Cached = type(functools.lru_cache(len))
 
 
 def pickle_task(program: Callable[..., Any], arguments: tuple[Any, ...], *, is_user_code: bool = True) -> bytes:
-    """Pickle a task. Raises `UsageError` if that is impossible.
+    """Pickle a task. Raises `UsageError` if the task cannot be pickled.
 
     A user's program may be a closure or defined in the main script, which ranks never import, so its code is pickled by value.
     """
@@ -48,8 +48,8 @@ def pickle_copy(value: object) -> bytes:
 def _pickler() -> Any:
     """Subclass of cloudpickle's pickler, imported only for users' programs.
 
-    It also handles modules of special types (torch's configurations), and pickles by value the code of modules that ranks cannot
-    import, such as tests that pytest imported from a file.
+    The class also handles modules of special types (torch's configurations), and pickles by value the code of modules that ranks
+    cannot import, such as tests that pytest imported from a file.
     """
     import cloudpickle
 
@@ -121,5 +121,5 @@ def request(task: bytes, surroundings: Surroundings | None, *, is_user_code: boo
 
 
 def import_path() -> tuple[str, ...]:
-    """`sys.path` with absolute entries, for use in another process."""
+    """Return `sys.path` with absolute entries, for use in another process."""
     return tuple(entry if entry.startswith("/") else str(Path.cwd() / entry) for entry in sys.path)

@@ -1,7 +1,7 @@
 """Fork server process: single-threaded, imports torch once, and forks a rank on request.
 
-`multiprocessing` has a fork server too, but the user's process shares it with everybody; it imports the user's main script again,
-ignores `sys.path` while preloading, and ends only with its owner.
+`multiprocessing` has a fork server too, but the user's process shares it with everybody. That server imports the user's main
+script again, ignores `sys.path` while preloading, and ends only with its owner.
 
 A rank that ended stays a zombie until the owner asks for its exit code, so no process id is used twice.
 """
@@ -27,7 +27,7 @@ _EXIT_SECONDS = 1.0
 
 
 def serve(fd: int) -> None:
-    """Fork ranks for the owner at the other end of `fd` until it goes away, then kill all remaining ranks.
+    """Fork ranks for the owner at the other end of `fd` until it disconnects, then kill all remaining ranks.
 
     During its imports the server ends together with its owner, which waits for it.
     """
@@ -66,7 +66,7 @@ def _share_objects() -> None:
 
 
 def _import(names: tuple[str, ...]) -> None:
-    """Import modules for all ranks forked later. If an import fails here, the ranks try it themselves."""
+    """Import modules for all ranks forked later. If an import fails here, the ranks repeat it themselves."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in names:
@@ -116,7 +116,7 @@ class _Server:
         return pid
 
     def _exit_code(self, pid: int) -> int | None:
-        """Rank's exit code, negative for a signal; None if it still runs."""
+        """Return the rank's exit code, negative for a signal; None if it still runs."""
         limit = time.monotonic() + _EXIT_SECONDS
         while time.monotonic() < limit:
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
@@ -125,7 +125,7 @@ class _Server:
         return None
 
     def stop(self, pids: tuple[int, ...]) -> None:
-        """Kill ranks and wait until they are gone."""
+        """Kill ranks and wait until they have ended."""
         alive = [pid for pid in pids if pid in self.ranks]
         for pid in alive:
             _kill_group(pid)
@@ -140,7 +140,7 @@ class _Server:
 
 
 def _lead_group(pid: int) -> None:
-    """Give a rank its own process group; both sides do it, because either may come first."""
+    """Give a rank its own process group; both processes do this, because either may be first."""
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from equivcheck.worlds.gloo import answer, matching, rank
 
 _PATIENCE = 1.0
-"""Seconds for a process to write its stacks; a stopped process never does."""
+"""Seconds for a process to write its stacks; a stopped process never writes them."""
 _SETTLED = 0.02
 """Seconds without growth after which a dump counts as complete, because it has no end mark."""
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)", re.IGNORECASE)
@@ -45,7 +45,7 @@ def read_stack(fd: int, thread: int) -> Stack:
 
 
 def parse_dump(dump: str, thread: int) -> Stack:
-    """Frames of one thread in a dump written by faulthandler."""
+    """Return the frames of one thread in a dump written by faulthandler."""
     frames: list[traceback.FrameSummary] = []
     inside = False
     for line in dump.splitlines():
@@ -57,7 +57,7 @@ def parse_dump(dump: str, thread: int) -> Stack:
 
 
 def of_program(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """Return the frames inside the program, without those that compare collectives. Empty if the program was not called."""
+    """Return the frames inside the program, without frames that compare collectives. Empty if the program was not called."""
     compared = (index for index, frame in enumerate(frames) if frame.filename.startswith(_MATCHING))
     frames = frames[: next(compared, None)]
     ours = [index for index, frame in enumerate(frames) if frame.filename in _OURS]

@@ -25,7 +25,7 @@ _ATTEMPTS = 3
 class GlooRanks(Ranks):
     """N ranks as processes, started at the first run, kept while runs succeed, and restarted after a failure.
 
-    They are also restarted after a program that replaced functions of torch or changed state beyond repair. Ranks get a copy of
+    Ranks are also restarted after a program that replaced functions of torch or changed state beyond repair. Ranks get a copy of
     the program, its arguments, and its closure.
     """
 

@@ -31,7 +31,7 @@ UNSET_BYTE = 0x5A
 
 
 class DisagreementError(Exception):
-    """Members of a group passed sizes that do not fit together."""
+    """Members of a group passed sizes that contradict each other."""
 
 
 def fill_unset(output: torch.Tensor) -> None:

@@ -54,7 +54,7 @@ def _is_elementwise(op: Any, name: str) -> bool:
 
 
 def _on_meta(value: Any) -> Any:
-    """Argument with each DTensor spec replaced by a meta tensor."""
+    """Return an argument with each DTensor spec replaced by a meta tensor."""
     if isinstance(value, (list, tuple)):
         return type(value)(map(_on_meta, value))
     if not hasattr(value, "tensor_meta"):

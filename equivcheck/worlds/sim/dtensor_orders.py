@@ -1,6 +1,6 @@
 """Caches in which order mesh dims shard a tensor. Private torch API, tested with torch 2.13.
 
-DTensor considers many placements for the arguments of an operation, and for each one it computes and verifies this order. Both
+DTensor considers many placements for the arguments of an operation, and computes and verifies this order for each placement. Both
 depend only on the placements, so all ranks can share them.
 """
 

@@ -95,7 +95,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _tensors(values: Sequence[Any]) -> Iterator[Any]:
-    """Metadata for all tensors among the arguments, also in lists."""
+    """Yield the metadata of all tensors among the arguments, also in lists."""
     for value in values:
         if isinstance(value, (list, tuple)):
             yield from _tensors(value)
@@ -116,7 +116,7 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _agree(values: Sequence[Any], *, on_lists: bool) -> bool:
-    """Whether tensors that an operation combines have one shape; tensors without dims fit any."""
+    """Whether tensors that an operation combines have one shape; tensors without dims match any shape."""
     lists = [value for value in values if isinstance(value, (list, tuple)) and value]
     alone = {tuple(meta.shape) for meta in _tensors([value for value in values if not isinstance(value, (list, tuple))])} - {()}
     if not on_lists:

@@ -27,7 +27,7 @@ T = TypeVar("T")
 UNSHARED_ONE_IN = 32
 """One run in this many shares nothing, to reveal errors that sharing would hide."""
 MAX_SHARED = 2_000
-"""Entries in each shared cache before it is cleared; a shape takes about half a kilobyte, a sharding two."""
+"""Entries in each shared cache before it is cleared; a shape takes about half a kilobyte, a sharding two kilobytes."""
 
 _FAKE_TENSORS = "torch._subclasses.fake_tensor"
 _SHAPES = "_propagate_tensor_meta_non_cached"
@@ -97,7 +97,7 @@ def _traced(schema: Any, trace: Callable[[], Any]) -> Any:
 
 
 def _by_pattern(schema: Any, trace: Callable[[], Any]) -> Any:
-    """Traced result, reused from other sizes if it follows from the argument shapes."""
+    """Return the traced result. It is reused from other sizes if it follows from the argument shapes."""
     pattern = pattern_of(schema)
     if pattern is None:
         return trace()
@@ -147,7 +147,7 @@ def _is_strided(spec: Any) -> bool:
 
 
 def _pattern(specs: Sequence[Any], meshes: Sequence[Any]) -> Hashable:
-    """Groups tensors by mesh object and meshes by equality, and says whether the rank is in each mesh."""
+    """Return a key that groups tensors by mesh object and meshes by equality, and says whether the rank is in each mesh."""
     places = {id(mesh): index for index, mesh in enumerate(meshes)}
     return (
         tuple(places[id(spec.mesh)] for spec in specs),
@@ -157,7 +157,7 @@ def _pattern(specs: Sequence[Any], meshes: Sequence[Any]) -> Hashable:
 
 
 def _specs(values: Iterable[Any]) -> Iterator[Any]:
-    """Specs for all DTensors among the arguments, including those in lists."""
+    """Yield the specs of all DTensors among the arguments, including those in lists."""
     for value in values:
         if isinstance(value, (list, tuple)):
             yield from _specs(value)
@@ -186,7 +186,7 @@ def _is_own(value: Any, meshes: Sequence[Any]) -> bool:
 
 
 def _moved(value: Any, own: Mapping[int, Any]) -> Any:
-    """One rank's result with its mesh objects replaced by those of another rank, keyed by `id`.
+    """Return one rank's result with its mesh objects replaced by those of another rank, keyed by `id`.
 
     The meshes have the same ranks, but each rank has its own mesh objects.
     """
@@ -214,7 +214,7 @@ def forget_shared() -> None:
 
 
 def _bound(answers: dict[Hashable, Any]) -> None:
-    """Clear a cache that is full, and fake tensor tracing's cache, which has no limit itself."""
+    """Clear a cache that is full, and fake tensor tracing's cache, whose size is not limited by torch."""
     if len(answers) >= MAX_SHARED:
         answers.clear()
         clear = getattr(getattr(sys.modules.get(_FAKE_TENSORS), "FakeTensorMode", None), "cache_clear", None)
@@ -223,7 +223,7 @@ def _bound(answers: dict[Hashable, Any]) -> None:
 
 
 def _key_of(schema: Any, describe: Callable[[Any], Hashable]) -> Hashable | None:
-    """All inputs to a result, with specs replaced by `describe`; None if it cannot be determined.
+    """Return a key of all inputs to a result, with specs replaced by `describe`; None if it cannot be determined.
 
     DTensor's own key leaves out numbers such as learning rates, which differ between scenarios. For such floats this key uses
     only the type.
@@ -242,7 +242,7 @@ def _key_of(schema: Any, describe: Callable[[Any], Hashable]) -> Hashable | None
 
 
 def _static(schema: Any) -> tuple[int, Sequence[str]]:
-    """First positional argument, and the options, whose values are in DTensor's own key."""
+    """Return the first positional argument, and the options, whose values are in DTensor's own key."""
     info = schema.schema_info
     return (len(schema.args_schema), ()) if info is None else (info.static_argnum, info.static_kwargkey or ())
 
@@ -256,13 +256,13 @@ def _frozen(value: Any, describe: Callable[[Any], Hashable], is_static: bool) ->
 
 
 def _meta(spec: Any) -> Hashable:
-    """Spec fields that determine shapes."""
+    """Return the spec fields that determine shapes."""
     meta: Hashable = spec.tensor_meta
     return meta
 
 
 def _placed(spec: Any) -> Hashable:
-    """Spec fields that determine shardings: placements and mesh shape, but not the mesh's ranks."""
+    """Return the spec fields that determine shardings: placements and mesh shape, but not the mesh's ranks."""
     mesh = spec.mesh
     order, strided = getattr(spec, "shard_order", None), getattr(spec, "use_strided_shard_as_shard_order", None)
     return (spec.tensor_meta, spec.placements, order, strided, mesh.device_type, tuple(mesh.shape), mesh.mesh_dim_names)

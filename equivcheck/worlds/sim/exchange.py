@@ -20,7 +20,7 @@ Mark = tuple[Stage, int]
 """Training stage and step."""
 
 BEFORE: Mark = (Stage.SETUP, BEFORE_STEPS)
-"""Stage and step until the program announces others."""
+"""Stage and step until the program announces another stage."""
 
 RawCall = tuple[str, tuple[int, ...], int, tuple[torch.Size, ...], torch.dtype | None, int | None, Mark]
 """`Call` fields without its bytes, cheap to record: op, ranks, index, shapes, dtype, peer, stage and step."""
@@ -55,7 +55,7 @@ class Request(NamedTuple):
     share: Any
     """The rank's copied inputs, in the form that `combine` takes."""
     combine: Combine
-    """Maps all members' shares to all members' results."""
+    """Function from all members' shares to all members' results."""
     root: int | None = None
     """Root's rank within the group."""
     sized: bool = True
@@ -138,7 +138,7 @@ class CallMatcher:
         return meeting
 
     def send(self, member: int, receiver: int, tag: int, raw: RawCall, payload: list[torch.Tensor]) -> Parcel:
-        """Hand a message to the oldest matching receive, or keep it until one comes."""
+        """Hand a message to the oldest matching receive, or keep it until such a receive comes."""
         for parcel in self._parcels:
             if parcel.payload is None and parcel.receiver == receiver and parcel.tag == tag and parcel.sender in (member, None):
                 break
@@ -177,7 +177,7 @@ class CallMatcher:
 
 
 def _other_orders(agree: tuple[Hashable, ...], theirs: tuple[Hashable, ...]) -> str:
-    """Text for a mismatch only in memory orders."""
+    """Return text for a mismatch only in memory orders."""
     if agree[:-1] != theirs[:-1]:
         return ""
     ours, others = (orders or "contiguous" for orders in (agree[-1], theirs[-1]))

@@ -16,10 +16,10 @@ _OWN_FILES = ("worlds/sim/scheduler.py", "worlds/sim/rank_threads.py", "worlds/s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbortedRun:
-    """State of all ranks when their run is given up."""
+    """State of all ranks when their run is stopped."""
 
     scheduler: Scheduler
-    """Scheduler, which knows ended ranks and the others' pending calls."""
+    """Scheduler, which knows ended ranks and the pending calls on other ranks."""
     thread_idents: tuple[int, ...]
     """Each rank thread's `threading.get_ident`."""
     errors: dict[int, BaseException]

@@ -1,4 +1,4 @@
-"""Stops rank threads that go on after their run was given up, and remembers threads that cannot be stopped."""
+"""Stops rank threads that continue after their run was stopped, and remembers threads that cannot be stopped."""
 
 from __future__ import annotations
 
@@ -49,5 +49,8 @@ def abandon(threads: Iterable[threading.Thread]) -> None:
 
 
 def abandoned_threads() -> tuple[str, ...]:
-    """Names for threads still running after their run was given up; they may change state shared with later runs."""
+    """Return names of threads still running after their run was stopped.
+
+    Such threads may change state shared with later runs.
+    """
     return tuple(sorted(thread.name for thread in _abandoned if thread.is_alive()))

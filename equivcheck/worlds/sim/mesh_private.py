@@ -81,7 +81,7 @@ def _is_propagating() -> bool:
 
 
 def _set_attributes(mesh: Any, state: dict[str, Any]) -> None:
-    """Python's default for a class without ``__setstate__``, for meshes in older versions."""
+    """Set attributes as Python does for a class without ``__setstate__``, for meshes in older versions."""
     vars(mesh).update(state)
 
 

@@ -1,4 +1,4 @@
-"""Threads as the ranks in one world, and runs on them."""
+"""Threads as the ranks of one world, and runs on these threads."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from equivcheck.worlds.state.of_thread import OF_THREAD
 from equivcheck.worlds.state.rank_variables import RankVariables
 
 JOIN_SECONDS = 120.0
-"""Limit in seconds for forming a world. It is generous, because machines can be busy although ranks only compute."""
+"""Limit in seconds for forming a world. The limit is long, because machines can be busy although ranks only compute."""
 IMPORT_SECONDS = 120.0
 """Limit in seconds for an import to end before its thread is interrupted, because an interrupted import breaks the module
 permanently."""
 UNWIND_PATIENCE = 5.0
-"""Seconds for a rank to unwind after its run was given up; then its thread is abandoned."""
+"""Seconds for a rank to unwind after its run was stopped; then its thread is abandoned."""
 INTERRUPT_PATIENCE = 1.0
-"""Seconds for a computing rank to notice that its run was given up."""
+"""Seconds for a computing rank to notice that its run was stopped."""
 Program = Callable[[], Any]
 
 

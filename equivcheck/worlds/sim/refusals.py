@@ -114,7 +114,7 @@ Order = tuple[int, ...]
 def orders_in_memory(tensors: Sequence[torch.Tensor]) -> tuple[Order, ...]:
     """Order of each tensor's dims in memory; empty if all are usual.
 
-    It must be the same on all ranks, because gloo sends raw memory.
+    This order must be the same on all ranks, because gloo sends raw memory.
     """
     if all(tensor.is_contiguous() for tensor in tensors):
         return ()
@@ -123,7 +123,10 @@ def orders_in_memory(tensors: Sequence[torch.Tensor]) -> tuple[Order, ...]:
 
 
 def common_order(op: str, tensors: Sequence[torch.Tensor]) -> tuple[Order, ...]:
-    """Return the memory order of several tensors with one shape; see `orders_in_memory`. Raises `CallRefused` if two differ."""
+    """Return the memory order of several tensors with one shape; see `orders_in_memory`.
+
+    Raises `CallRefused` if two orders differ.
+    """
     orders = set(orders_in_memory(tensors))
     if len(orders) > 1:
         raise CallRefused(

@@ -28,7 +28,7 @@ class Scheduler:
     """Lets one rank thread run at a time, in an order that depends only on the schedule seed.
 
     The running rank holds a baton and passes it on. Ranks call these methods while they hold the baton, and the owner calls the
-    others while no rank runs, so no lock is needed.
+    other methods while no rank runs, so no lock is needed.
     """
 
     def __init__(self, size: int, save_state: Callable[[], Any], restore_state: Callable[[Any], Any]) -> None:
@@ -65,7 +65,7 @@ class Scheduler:
     def wait_until_quiet(self, limit: float, is_importing: Callable[[], bool] = lambda: False) -> str:
         """Wait until all ranks have ended or are stuck, or until they count as hung.
 
-        Returns the reason in the last case, else "". An import that makes progress counts as progress of a rank, because it
+        Returns the reason if ranks count as hung, else "". An import that makes progress counts as progress of a rank, because it
         must not be interrupted. Planning in DTensor counts, too, because it can take minutes and ends by itself.
         """
         importing = _Imports(is_importing)
@@ -76,7 +76,7 @@ class Scheduler:
         return ""
 
     def abort(self, patience: float) -> bool:
-        """End unfinished ranks while no rank runs. Returns False if one does not end within `patience` seconds."""
+        """End unfinished ranks while no rank runs. Returns False if a rank does not end within `patience` seconds."""
         self.aborting = True
         for rank in range(self.size):
             if not self.ended[rank]:
@@ -99,7 +99,7 @@ class Scheduler:
         self._batons[rank].acquire()
 
     def finish(self, rank: int) -> None:
-        """End the rank's part in the run, and drop its changed state."""
+        """End the rank's part in the run, and drop the state that the rank has changed."""
         self.ended[rank] = True
         if not self.abandoned:
             self._save_state()
@@ -141,7 +141,7 @@ class Scheduler:
         return True
 
     def progress(self) -> None:
-        """Record a rank's call, so ranks may go on polling."""
+        """Record a rank's call, so that ranks may continue polling."""
         self._polls = 0
         self._moves += 1
 

@@ -30,7 +30,7 @@ class Switchboard:
         return self._exchanges[key]
 
     def abandon(self, rank: int) -> list[SimWork]:
-        """Return the rank's unfinished `Work` handles. They count as waited for from now on."""
+        """Return the rank's unfinished `Work` handles. These handles count as waited for from now on."""
         works = [work for work in self.unwaited if work.group.global_rank == rank]
         for work in works:
             work.forget()
@@ -48,7 +48,7 @@ class Switchboard:
         return len(self._exchanges) > MAX_GROUPS
 
     def clear(self) -> None:
-        """Forget the last run's calls; groups stay."""
+        """Forget the last run's calls; groups stay unchanged."""
         self.calls = [[] for _ in self.calls]
         self.marks = [BEFORE] * len(self.calls)
         self.unwaited.clear()

@@ -111,7 +111,7 @@ def prepare_rank_thread() -> None:
 
 
 def keep_device_guard() -> None:
-    """Create the device guard of fake tensors in the calling thread, because a rank thread would free it when it ends."""
+    """Create the device guard of fake tensors in the calling thread, because a rank thread would free the guard when it ends."""
     if is_torch_in(GUARD_OF_ONE_THREAD):
         torch._C._ensureCUDADeviceGuardSet()
 
@@ -119,9 +119,9 @@ def keep_device_guard() -> None:
 def drop_unfinished_backward() -> None:
     """Remove the remains of a failed backward from the calling thread's queue.
 
-    They would keep tensors alive, and would be freed without the interpreter's lock after the thread has ended, which aborts the
-    process at exit. The queue returns newer nodes first and skips nodes of finished passes, so a backward through the oldest node
-    clears it.
+    Such remains would keep tensors alive, and would be freed without the interpreter's lock after the thread has ended, which
+    aborts the process at exit. The queue returns newer nodes first and skips nodes of finished passes, so a backward through the
+    oldest node clears it.
     """
     # `_marks.oldest` was made when the thread started, so its node is older than any of a program.
     leaf = _marks.oldest.grad_fn.next_functions[0][0].variable
@@ -169,7 +169,7 @@ def separate_worlds(make_group: Callable[[Any, Any], Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _groups_pass_for_gloo() -> Iterator[None]:
-    """While entered, ranks create simulated groups, shown to programs as gloo's."""
+    """Let ranks create simulated groups inside this context. Programs see the groups as gloo's."""
     original: Any = c10d._new_process_group_helper
 
     def make(

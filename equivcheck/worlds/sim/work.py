@@ -1,4 +1,4 @@
-"""Work handles of issued calls; outputs are unset until someone waits."""
+"""Work handles of issued calls; outputs are unset until the rank waits."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
         return super().wait()
 
     def then(self, callback: Callable[[Any], Any]) -> WorkFuture:
-        """Future with the result of ``callback(self)``."""
+        """Return a future with the result of ``callback(self)``."""
         child = WorkFuture(self._work)
 
         def call_back() -> None:

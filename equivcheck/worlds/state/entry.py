@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 ABSENT = object()
-"""Value of an entry whose module is not imported; never counts as changed."""
+"""Value of an entry whose module is not imported; such an entry never counts as changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,8 +17,8 @@ class Entry:
     name: str
     """Name in docs and messages."""
     read: Callable[[], Any]
-    """Returns a value to compare with ``==``, or `ABSENT`."""
+    """Called to get a value to compare with ``==``, or `ABSENT`."""
     put: Callable[[Any], object] | None = None
-    """Restores the value from `read`, or from `copy` if given; None if the state cannot be restored."""
+    """Called to restore the value from `read`, or from `copy` if given; None if the state cannot be restored."""
     copy: Callable[[], Any] | None = None
-    """Returns the value for `put`, if `read` returns too little. Called only when `read` returns a new value."""
+    """Called to get the value for `put`, if `read` returns too little. Called only when `read` returns a new value."""

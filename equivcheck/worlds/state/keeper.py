@@ -1,4 +1,4 @@
-"""Compares state after a program with the state before, and restores it."""
+"""Compares state after a program with the state before the program, and restores it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class StateKeeper:
 
 @contextlib.contextmanager
 def preserved_state(keeper: StateKeeper) -> Iterator[None]:
-    """Restore process state on exit, and warn if some could not be restored. For a process that continues."""
+    """Restore process state on exit, and warn if some state could not be restored. For a process that continues."""
     try:
         with keeper.kept():
             yield
@@ -76,7 +76,7 @@ def preserved_state(keeper: StateKeeper) -> Iterator[None]:
 
 
 def read(entries: tuple[Entry, ...]) -> tuple[Any, ...]:
-    """Current value of each entry."""
+    """Return the current value of each entry."""
     return tuple([entry.read() for entry in entries])
 
 

@@ -80,7 +80,7 @@ def _put_flags(flags: tuple[Any, ...]) -> None:
 
 
 def _float32_precision() -> tuple[str | None, ...]:
-    """Overall setting for matrix products, None if backends differ; then the setting of each backend and operation."""
+    """Return the overall setting for matrix products, None if backends differ; then the setting of each backend and operation."""
     try:
         word = torch._C._get_float32_matmul_precision()
     except RuntimeError:
@@ -129,7 +129,7 @@ TORCH = (
 
 
 def _environment() -> dict[bytes, bytes]:
-    """All variables at once, a hundred times faster than through `os.environ`."""
+    """Return all variables at once, a hundred times faster than through `os.environ`."""
     variables: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
     return variables.copy()
 
@@ -170,7 +170,7 @@ def _put_collector(settings: tuple[bool, tuple[int, int, int]]) -> None:
 
 
 def _numpy_generator() -> Any:
-    """Generator memory, because `numpy.random.get_state` takes as long as a hundred other entries."""
+    """Return the generator's memory, because `numpy.random.get_state` takes as long as a hundred other entries."""
     generator: Any = _numpy.get_bit_generator()
     if isinstance(generator, np.random.MT19937):
         return ctypes.string_at(generator.ctypes.state_address, _KEY_BYTES + _POSITION_BYTES)

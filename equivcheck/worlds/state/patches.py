@@ -51,7 +51,7 @@ class Patches:
         self._num_modules = 0
 
     def save(self) -> None:
-        """Record the current contents as the original ones."""
+        """Record the current contents as the original contents."""
         if len(sys.modules) != self._num_modules:
             self._num_modules = len(sys.modules)
             self._owners = list(_owners())
@@ -83,7 +83,7 @@ class Patches:
             return False
 
     def _replaced(self) -> Iterator[tuple[Any, str, Any]]:
-        """Owner, name and original value; None for a method that the class did not define itself."""
+        """Yield owner, name and original value; None for a method that the class did not define itself."""
         for owner, space, before in zip(self._owners, self._spaces, self._before, strict=True):
             for name, value in before.items():
                 if _is_code(value) and not _same(value, space.get(name)):
@@ -116,5 +116,5 @@ def _same(before: Any, now: Any) -> bool:
 
 
 def _unhooked(value: Any) -> Any:
-    """Original function; torch wraps ``step`` of an optimizer class permanently at its first instance."""
+    """Return the original function, because torch wraps ``step`` of an optimizer class permanently at its first instance."""
     return value.__wrapped__ if getattr(value, "hooked", False) else value

@@ -106,9 +106,9 @@ Saved = tuple[torch.Tensor, tuple[Any, ...] | None, tuple[Any, ...] | None]
 class RankVariables:
     """Values of torch's variables in the table, separately for each rank.
 
-    Ranks rarely change any, so one comparison tells whether to save, and usually nothing is restored. Between two ranks the
-    process has its original values, with containers as copies. Variables of modules imported while ranks run are added when the
-    next rank takes its turn, with their values at that time.
+    Ranks rarely change a variable, so one comparison tells whether to save, and usually nothing is restored. Between two ranks
+    the process has its original values, with containers as copies. Variables of modules imported while ranks run are added when
+    the next rank takes its turn, with their values at that time.
     """
 
     def __init__(self) -> None:
@@ -172,7 +172,7 @@ class RankVariables:
 
 
 def _places() -> Iterator[tuple[Any, str]]:
-    """Owner and name of each variable that exists."""
+    """Yield owner and name of each variable that exists."""
     for module, paths in VARIABLES.items():
         for path in paths:
             owner: Any = sys.modules.get(module)
@@ -184,5 +184,5 @@ def _places() -> Iterator[tuple[Any, str]]:
 
 
 def _own(value: Any) -> Any:
-    """Value for a new rank; containers are copied."""
+    """Return the value for a new rank; containers are copied."""
     return copy.copy(value) if isinstance(value, (dict, set, list)) else value

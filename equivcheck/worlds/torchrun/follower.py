@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Follower:
-    """A process of a torchrun world other than that of rank 0."""
+    """A process of a torchrun world, except the process of rank 0."""
 
     def __init__(self, place: Place, leader: Link, thread: RankThread) -> None:
         self.place, self.thread = place, thread

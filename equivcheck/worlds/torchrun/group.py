@@ -24,7 +24,7 @@ _NEVER = timedelta(days=1)
 
 
 def own_place() -> Place:
-    """Rank of this process and world size, from torchrun's environment variables. Raises `UsageError`."""
+    """Return the rank of this process and the world size, from torchrun's environment variables. Raises `UsageError`."""
     if not dist.is_initialized():
         return place_of(os.environ)
     backend = str(dist.get_backend_config())
@@ -37,14 +37,14 @@ def own_place() -> Place:
 
 
 def world_store(place: Place) -> Any:
-    """Store that all processes share."""
+    """Return the store that all processes share."""
     # There is no public getter for the store behind an initialized default group.
     return c10d._get_default_store() if dist.is_initialized() else _store_of_environment(place)
 
 
 @cache
 def _store_of_environment(place: Place) -> Any:
-    """Store from the environment, kept until the process ends because rank 0 may be its server."""
+    """Return the store from the environment, kept until the process ends because rank 0 may be its server."""
     try:
         store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=START_SECONDS)))  # type: ignore[attr-defined]
     except (RuntimeError, ValueError) as error:
@@ -67,5 +67,5 @@ def end_group() -> None:
 
 
 def _backend() -> str:
-    """Gloo for checks, which train on the CPU, and NCCL if there are GPUs that a program may use itself."""
+    """Return gloo for checks, which train on the CPU, and NCCL if there are GPUs that a program may use itself."""
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"

@@ -29,7 +29,7 @@ _REPORT_SECONDS = 5.0
 class Leader:
     """The process of rank 0, which sends programs to all ranks.
 
-    A failed run makes it unusable, because no process can be restarted here.
+    After a failed run, a leader is unusable, because no process can be restarted here.
     """
 
     def __init__(self, place: Place, links: Mapping[int, Link], hosts: Mapping[int, str], thread: RankThread) -> None:
@@ -89,7 +89,7 @@ class Leader:
             link.close()
 
     def _gather(self, patience: Patience) -> tuple[Answers, str]:
-        """Wait for all answers, until ranks hang (second value: why) or shortly after the first failure."""
+        """Wait for all answers, until ranks hang (the second value says why) or shortly after the first failure."""
         answers: Answers = {}
         hung, until = "", math.inf
         while len(answers) < self.place.size and not hung and (left := until - time.monotonic()) > 0:
@@ -105,7 +105,7 @@ class Leader:
         return answers, hung
 
     def _heard(self, answers: Answers, seconds: float) -> list[tuple[int, str, Any]]:
-        """Messages from ranks without an answer; a lost rank gets the answer None."""
+        """Return messages from ranks without an answer; a lost rank gets the answer None."""
         awaited = [end for end, rank in self._ranks.items() if rank not in answers]
         heard = []
         for end in wait(awaited, seconds):
@@ -118,7 +118,7 @@ class Leader:
         return heard
 
     def _reports(self, answers: Answers) -> dict[int, Any]:
-        """Reports from ranks without an answer, if their processes send them."""
+        """Return reports from ranks without an answer, if their processes send them."""
         reports = {} if 0 in answers else {0: self.thread.report()}
         asked = {rank for rank, link in self._links.items() if rank not in answers and send_message(link, "report")}
         settled: Answers = dict(answers) | dict.fromkeys(reports)
@@ -137,7 +137,7 @@ class Leader:
 
 
 def _sendable(value: Any, error: BaseException | None) -> tuple[Any, BaseException | None]:
-    """Outcome in a form that can be pickled."""
+    """Return the outcome in a form that can be pickled."""
     try:
         pickle.loads(pickle.dumps((value, error)))
     except Exception as why:
@@ -157,7 +157,7 @@ def failure_of_hosts(
 ) -> Failure:
     """Build the failure of the whole run.
 
-    `busy` holds reports on ranks without an answer; `why` is the reason for giving them up.
+    `busy` holds reports on ranks without an answer; `why` is the reason for stopping these ranks.
     """
     reports = [_report(rank, answers, contents.get(rank), busy.get(rank)) for rank in sorted(hosts)]
     times = {rank: place for place, rank in enumerate(answers)}  # clocks of hosts differ: in the order in which answers came
@@ -177,7 +177,7 @@ def _report(rank: int, answers: Answers, said: Content | None, busy: RankReport 
 
 
 def _where(failure: Failure, hosts: Mapping[int, str]) -> str:
-    """Host with the first failed rank, or all hosts."""
+    """Return the host with the first failed rank, or all hosts."""
     if failure.first is not None:
         return f"on host {hosts[failure.first]}"
     names = dict.fromkeys(hosts.values())

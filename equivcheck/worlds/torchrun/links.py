@@ -1,4 +1,4 @@
-"""Connections between rank 0 and the other processes, with an error if the other end is gone.
+"""Connections between rank 0 and the other processes, with an error if the other end has ended.
 
 Messages are unpickled, so a new connection must first send a secret, which rank 0 publishes in the world's store.
 """
@@ -19,12 +19,12 @@ from equivcheck.worlds.failure import RanksDidNotStart
 START_SECONDS = 300.0
 """Wall-clock seconds for all processes to find each other; wall time, because missing processes cannot be observed."""
 SILENT_SECONDS = 120
-"""Seconds without confirmation after which a host counts as gone. The end of a process is reported by its host at once."""
+"""Seconds without confirmation after which a host counts as lost. The end of a process is reported by its host at once."""
 _PROBE_SECONDS = 15
 _LONGEST_GREETING = 4096
 
 Link = Connection
-"""One end of a connection; `send` and `recv` raise `EOFError` or `OSError` if the other end is gone."""
+"""One end of a connection; `send` and `recv` raise `EOFError` or `OSError` if the other end has ended."""
 LOST = (EOFError, OSError)
 """Errors from a lost connection."""
 
@@ -62,7 +62,10 @@ class Entrance:
         return admitted
 
     def _greeted(self, stranger: socket.socket) -> dict[int, tuple[Link, str]]:
-        """Connection to a process after it sent the secret, else empty. A greeting is short enough to arrive in one piece."""
+        """Return the connection to a process after it sent the secret, else nothing.
+
+        A greeting is short enough to arrive in one piece.
+        """
         with contextlib.suppress(OSError, TypeError, ValueError):
             rank, host, secret = json.loads(stranger.recv(_LONGEST_GREETING))
             if hmac.compare_digest(str(secret).encode(), self._secret.encode()):
@@ -88,7 +91,7 @@ def connect_to_leader(address: bytes, rank: int) -> Link:
 
 
 def _link(end: socket.socket) -> Link:
-    """Connection; it also breaks if the other host is gone, not only if its process ends."""
+    """Return a connection that breaks if the other host is lost, not only if its process ends."""
     end.settimeout(None)
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

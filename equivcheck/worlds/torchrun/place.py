@@ -26,7 +26,7 @@ class Place:
 
 
 def place_of(environment: Mapping[str, str]) -> Place:
-    """Rank and size from an environment. Raises `UsageError`."""
+    """Return rank and size from an environment. Raises `UsageError`."""
     missing = [name for name in NAMES if not environment.get(name)]
     if missing and "SLURM_PROCID" in environment:
         raise UsageError(

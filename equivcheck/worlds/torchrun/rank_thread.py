@@ -49,7 +49,7 @@ class RankThread:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the thread still waits although other processes have had time to end, which would wake it."""
+        """Whether the thread still waits, although other processes have had time to end, which would wake the thread."""
         return self.is_busy and not self.answers.poll(_WAKING_SECONDS)
 
     def cpu_seconds(self) -> float:
@@ -57,7 +57,7 @@ class RankThread:
         return time.process_time() - time.thread_time() + sum(os.times()[2:4])
 
     def report(self) -> RankReport:
-        """Report on this rank with the thread's current stack."""
+        """Return a report on this rank with the thread's current stack."""
         asleep = is_asleep(self._thread.native_id or 0)
         frame = sys._current_frames().get(self._thread.ident or 0)
         frames = of_program(list(traceback.extract_stack(frame))) if frame is not None else []
@@ -81,7 +81,7 @@ class RankThread:
 
 
 def request_task(task: bytes, *, is_user_code: bool) -> bytes:
-    """Request to run a task from `gloo.request.packed`."""
+    """Return the request to run a task from `gloo.request.packed`."""
     return pickle.dumps((is_user_code, task), pickle.HIGHEST_PROTOCOL)
 
 

@@ -30,8 +30,8 @@ T = TypeVar("T")
 
 _ADDRESS = "address"
 _STUCK = 1
-"""Exit code of a process whose thread still waits for others; it exits at once, because the thread must not return into a closing
-interpreter."""
+"""Exit code of a process whose thread still waits for other ranks; it exits at once, because the thread must not return into a
+closing interpreter."""
 
 _numbers = itertools.count()
 """Number of the world in this process; equal on all processes, because all of them join the same worlds."""
@@ -86,7 +86,7 @@ class TorchrunRanks(Ranks):
         return self.on_first_rank(lead)
 
     def close(self) -> None:
-        """Leave the world if nobody else uses it. A world with a failed run keeps its error for later runs."""
+        """Leave the world if no other world uses it. A world with a failed run keeps its error for later runs."""
         self._users.discard(self)
         if not self._users and self._member is not None and self._member.is_usable:
             _leave(self._member)
@@ -130,7 +130,7 @@ def _entered(place: Place, store: Any) -> Any:
 
 
 def _make_group(member: Leader | Follower, name: str) -> None:
-    """Create a process group on all ranks. If one rank fails, `Patience` ends the others, not a time limit of the group."""
+    """Create a process group on all ranks. If one rank fails, `Patience` ends the other ranks, not a time limit of the group."""
 
     def lead() -> None:
         assert isinstance(member, Leader), "only rank 0 leads"

@@ -1,4 +1,4 @@
-"""Differences between a rank's recorded values and the reference."""
+"""Differences between a rank's recorded values and the single-device run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Phase(PrintableEnum):
 
 
 class Difference(PrintableEnum):
-    """Kind of difference between a tensor and its reference."""
+    """Kind of difference between a tensor and its value in the single-device run."""
 
     VALUE = "value"
     RANKS_DISAGREE = "ranks_disagree"
@@ -38,7 +38,7 @@ class Difference(PrintableEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """One tensor that differs from the reference."""
+    """One tensor that differs from the single-device run."""
 
     step: int
     """Step, from 0; the last step for state and buffers."""
@@ -49,13 +49,14 @@ class Divergence:
     difference: Difference
     """Kind of difference."""
     rank: int
-    """First rank with the difference; if ranks disagree, one that differs from the reference; -1 if none is to blame (a mean)."""
+    """First rank with the difference; if ranks disagree, a rank that differs from the reference; -1 if no rank is to blame (a
+    mean)."""
     ranks: tuple[int, ...] = ()
-    """All ranks with the same wrong value, or without one; empty if ranks disagree."""
+    """All ranks with the same wrong value, or without a value; empty if ranks disagree."""
     index: tuple[int, ...] = ()
     """The worst element's index in the full tensor; empty if there is none."""
     expected: str = ""
-    """Reference value at that index (or shape, dtype, presence, expected calls), printed so that it reads back exactly."""
+    """Value of the reference at that index (or shape, dtype, presence, expected calls), printed so that it reads back exactly."""
     actual: str = ""
     """Value on the rank, printed like `expected`."""
     elsewhere: str = ""

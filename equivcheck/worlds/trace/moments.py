@@ -1,4 +1,7 @@
-"""A trace as a list of moments: the tensors of one phase of one step, in the search order for the first divergence."""
+"""A trace as a list of moments.
+
+A moment has the tensors of one phase of one step, in the search order for the first divergence.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ class ValueTrace:
 
 
 def moments(trace: Trace | ValueTrace) -> list[Moment]:
-    """Return all moments in a trace. Equal trainings have equally many."""
+    """Return all moments in a trace. Equal trainings have the same number of moments."""
     if isinstance(trace, ValueTrace):
         return list(trace.moments)
     last = len(trace.steps) - 1

@@ -37,7 +37,7 @@ def select_piece(whole: npt.NDArray[Any], piece: Piece) -> npt.NDArray[Any]:
 
 
 def values_by_piece(snapshot: Snapshot) -> list[tuple[Piece, Vector | None]]:
-    """Return each piece in a rank's snapshot with its values; None if they are missing. The caller must not change them."""
+    """Return each piece in a rank's snapshot with its values; None if the values are missing. The caller must not change them."""
     found: list[tuple[Piece, Vector | None]] = []
     place = 0
     for piece, present, fits in zip(snapshot.pieces, snapshot.present, snapshot.fits, strict=True):

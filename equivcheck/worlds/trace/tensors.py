@@ -1,4 +1,4 @@
-"""Tensors in one reference moment and their positions in one flat vector."""
+"""Tensors at one compared point of the reference, and their positions in one flat vector."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Positions = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
-    """A moment's tensors in the order of the reference, with their places in one flat vector."""
+    """Tensors compared at one point of training, in the single-device run's order, each with its offset in one flat vector."""
 
     names: tuple[str, ...]
     """Canonical names, distinct."""
@@ -36,7 +36,10 @@ class Table:
     """Index of the first element in the flat vector, for each tensor that has elements."""
 
     def positions(self, piece: Piece) -> Positions | None:
-        """Positions of a piece's elements in the flat vector; None if the table has no tensor with this name and shape."""
+        """Return a piece's element positions in the flat vector.
+
+        None if the table has no tensor with this name and shape.
+        """
         row = self.rows.get(piece.name)
         if row is None or self.shapes[row] != piece.shape:
             return None
@@ -51,7 +54,7 @@ class Table:
 
 
 def table_of(pieces: tuple[Piece, ...]) -> Table:
-    """Build the table of a reference snapshot, whose pieces are full tensors."""
+    """Build the table of a single-device snapshot, whose pieces are full tensors."""
     sizes = [math.prod(piece.shape) for piece in pieces]
     offsets = [0, *np.cumsum(sizes).tolist()]
     return Table(
@@ -78,7 +81,7 @@ def full_vector(table: Table, present: tuple[bool, ...], values: Numbers) -> Vec
 
 
 def norms(table: Table, vector: Vector) -> Vector:
-    """Frobenius norm for each tensor, for one vector (total,) or several (count, total)."""
+    """Return the Frobenius norm of each tensor, for one vector (total,) or several (count, total)."""
     found = np.zeros((*vector.shape[:-1], len(table.names)))
     if len(table.starts):  # reduceat gives an empty tensor the first element of the next one
         with np.errstate(over="ignore", invalid="ignore"):

@@ -1,7 +1,7 @@
 """Training trace: pieces of full tensors by canonical name.
 
-A rank records its local values and their position in the full tensor, and gathers nothing. The oracle assembles the pieces, so
-recording needs no communication and does not trust the code under test to undo its own sharding.
+A rank records its local values and their position in the full tensor, and does not gather tensors. The oracle assembles the
+pieces, so recording needs no communication and does not trust the code under test to undo its own sharding.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Piece:
     run: tuple[int, int] | None = None
     """Offset and length of the run within the flattened box; None for the full box."""
     place: tuple[int, int] | None = None
-    """Offset and length of the run in a local tensor that other tensors share; None if it is not shared."""
+    """Offset and length of the run in a local tensor that other tensors share; None if the tensor is not shared."""
 
     @property
     def numel(self) -> int:
@@ -51,14 +51,14 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Local values at one moment."""
+    """Local values at one compared point of a training."""
 
     pieces: tuple[Piece, ...]
     """Pieces in order; the same object at every step of a run."""
     present: tuple[bool, ...]
     """Whether a tensor exists, for each piece (a gradient may be None)."""
     fits: tuple[bool, ...]
-    """For each piece, whether its tensor has the expected number of elements; others are left out of `values`."""
+    """For each piece, whether its tensor has the expected number of elements; other pieces are left out of `values`."""
     dtypes: tuple[str, ...]
     """Each piece's element type; empty if absent."""
     values: npt.NDArray[np.floating]
@@ -74,7 +74,7 @@ class Step:
     gradients: Snapshot
     """Gradients after the last backward, before clipping."""
     clip_norm: float | None
-    """Norm that gradient clipping returned; None without it."""
+    """Norm that gradient clipping returned; None without clipping."""
     clipped: Snapshot | None
     """Gradients after clipping; None without clipping."""
     parameters: Snapshot

@@ -1,7 +1,7 @@
 """Forks workers from one process that has imported and warmed up everything they need.
 
 The server imports while its supervisor does other work, and a worker starts as soon as it can be forked. If the server is killed,
-workers go on and the next ones start as new processes; so do all workers on systems other than Linux.
+workers continue, and later workers start as new processes. On systems other than Linux, all workers start as new processes.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from equivcheck.system.parent_death import code_to_end_with_parent
 from equivcheck.worlds.gloo.channel import Channel
 
 Start = Callable[[tuple[int, ...]], "subprocess.Popen[bytes]"]
-"""Starts a worker as a new process, which inherits file descriptors."""
+"""Called to start a worker as a new process, with inherited file descriptors."""
 
 UNKNOWN_CODE = -signal.SIGKILL
-"""Exit code of a worker whose parent ended first. The cause is unknown, because both may have been killed by it."""
+"""Exit code of a worker whose parent ended first. The cause is unknown, because both may have been killed by the same event."""
 
 
 class WorkerForkServer:
@@ -76,7 +76,7 @@ class WorkerForkServer:
         return UNKNOWN_CODE if code is None else int(code)
 
     def close(self) -> None:
-        """End the server. Remaining workers go on."""
+        """End the server. Remaining workers continue."""
         self.control.close()
         self._process.kill()
         self._process.wait()
@@ -108,7 +108,7 @@ class Forked:
 
     @property
     def pid(self) -> int:
-        """Process id; that of the server until the worker is forked."""
+        """Process id; the server's id until the worker is forked."""
         if self._process is None:
             return self._server.pid
         return self._process if isinstance(self._process, int) else self._process.pid

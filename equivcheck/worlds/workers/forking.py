@@ -24,8 +24,8 @@ _LOOKS, _LOOK_SECONDS = 100, 0.02
 def serve(fd: int, warming: str) -> None:
     """Call ``warm_up()`` of a module, report it, and fork workers for the supervisor at the other end of `fd`.
 
-    The process ends when the supervisor goes away, also during the warm-up. Workers notice themselves when the supervisor is
-    gone.
+    The process ends when the supervisor disconnects, also during the warm-up. Workers notice themselves when the supervisor has
+    ended.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = Channel.of(fd)
@@ -46,7 +46,7 @@ def _answer(request: tuple[str, Any], fds: tuple[int, ...], control: Channel) ->
 
 
 def _forked(module: str, fds: tuple[int, ...], control: Channel) -> int | None:
-    """Process id of a new worker; None if another thread is left, because a forked copy would lack it.
+    """Return a new worker's process id; None if another thread is left, because a forked copy would not have it.
 
     All of the worker's file descriptors are closed here in both cases; otherwise the supervisor would never see its end.
     """
@@ -70,7 +70,7 @@ def _is_alone() -> bool:
 
 
 def _exit_code(pid: int) -> int | None:
-    """Ended worker's exit code, negative for a signal. A worker stays a zombie until then."""
+    """Return the ended worker's exit code, negative for a signal. A worker stays a zombie until then."""
     with contextlib.suppress(ChildProcessError):
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     return None

@@ -17,7 +17,7 @@ from equivcheck.system.parent_death import outlive_parent
 from equivcheck.system.temporary_folder import clear_own
 
 STACK_SIGNAL = signal.SIGUSR1
-"""Makes a worker write the stacks of its threads to standard error."""
+"""Signal to make a worker write the stacks of its threads to standard error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Stop:
 
 
 class SupervisorLink:
-    """A worker's connection to its supervisor. It must be created first in the main thread, which then ignores Ctrl-C.
+    """A worker's connection to its supervisor. The link must be created first in the main thread, which then ignores Ctrl-C.
 
     Another thread reads messages, so a busy worker also notices a stop or the supervisor's death. Until this thread runs, the
     worker is killed if the supervisor ends.

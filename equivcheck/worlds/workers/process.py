@@ -30,7 +30,7 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THR
 """Thread settings of workers: tensors are tiny, and every core already has a worker."""
 KEPT_KERNELS, KEPT_PRODUCTS = 256, 32
 """Limits of oneDNN's caches: kernels, one for each operation and shape (35 kilobytes), and in each thread descriptions of
-bfloat16 products (8 kilobytes). By default it keeps 1,024 of both, mostly of past checks, and a worker has 37 threads."""
+bfloat16 products (8 kilobytes). By default oneDNN keeps 1,024 of both, mostly of past checks, and a worker has 37 threads."""
 _BOUNDED_MEMORY = {
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": str(KEPT_KERNELS),
     "LRU_CACHE_CAPACITY": str(KEPT_PRODUCTS),
@@ -64,7 +64,7 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Process id; that of the fork server until the worker is forked."""
+        """Process id; the fork server's id until the worker is forked."""
         return self._process.pid
 
     @property
@@ -112,7 +112,7 @@ class WorkerProcess:
     def how_it_ended(self) -> str:
         """Say how the process ended: ``was killed by SIGSEGV`` or ``exited with code 7``.
 
-        A process that closed its connection gets a moment to end.
+        A process that closed its connection gets some time to end.
         """
         self.end_within(_EXIT_SECONDS)
         code = self._process.returncode
@@ -150,7 +150,7 @@ def worker_environment() -> dict[str, str]:
 
 
 def _begun(module: str, fds: tuple[int, ...], output: IO[bytes]) -> subprocess.Popen[bytes] | Forked:
-    """Process for ``main(*fds)`` of a module, forked if a server is available."""
+    """Start a process for ``main(*fds)`` of a module, forked if a server is available."""
     server = current_server()
     if server is None or server.is_lost:
         return _start(module, fds, output)

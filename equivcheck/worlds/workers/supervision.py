@@ -21,11 +21,11 @@ W = TypeVar("W", bound=WorkerProcess)
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """Stands for a message of a worker that `is_stuck`."""
+    """Takes the place of a message from a worker that `is_stuck`."""
 
 
 class Pool(Generic[W]):
-    """Set of workers. On exit the remaining ones are killed and closed."""
+    """Set of workers. On exit the remaining workers are killed and closed."""
 
     def __init__(self) -> None:
         self.workers: list[W] = []
@@ -38,9 +38,9 @@ class Pool(Generic[W]):
             worker.close()
 
     def messages(self) -> Iterator[tuple[W, Any]]:
-        """Return messages that arrive within a moment, at most one from each worker.
+        """Wait briefly and return messages, at most one from each worker. A message may be `Ended`.
 
-        `Ended` is among them. A `Stuck` for each stuck worker comes last.
+        Messages `Stuck`, for stuck workers, come last.
         """
         links = {worker.link: worker for worker in self.workers}
         starting = {channel.fileno() for worker in self.workers if (channel := worker.waits_for)}

@@ -22,7 +22,7 @@ from equivcheck.training.setup import Setup
 
 
 def wrong_sequence_attention(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes in all attention layers, then in each one alone."""
+    """Yield mistakes in all attention layers, then in each single layer."""
     shards = sequence_shards(diverged)
     if shards is None:
         return
@@ -61,7 +61,7 @@ def _embedding(setup: Setup, *, places: torch.Tensor) -> None:
 
 
 def _masks(shards: SequenceShards) -> Iterator[tuple[str, torch.Tensor]]:
-    """For each fault, which keys (columns) are masked for each query (rows)."""
+    """Yield, for each fault, which keys (columns) are masked for each query (rows)."""
     everywhere, parts = torch.arange(len(shards.owner)), f"the sequence shards on {shards.where}"
     order = f"as if the sequence shards on {shards.where} were contiguous"
     for queries, keys, words in (
@@ -76,7 +76,7 @@ def _masks(shards: SequenceShards) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _hidden(shards: SequenceShards) -> Iterator[tuple[str, torch.Tensor]]:
-    """For each fault, which keys are hidden in addition to the causal mask."""
+    """Yield, for each fault, which keys are hidden in addition to the causal mask."""
     turns = (shards.owner[:, None] - shards.owner) % shards.size
     yield f"sees only keys in the same sequence shard on {shards.where}", turns != 0
     yield f"does not see the block that comes last on the ring of {shards.where}", turns == shards.size - 1
@@ -94,7 +94,7 @@ def _later(module: AttentionModule, length: int) -> torch.Tensor:
 
 
 def _learning(shards: SequenceShards) -> Iterator[tuple[str, torch.Tensor]]:
-    """For each fault, from which queries keys and values get gradients, (queries, keys)."""
+    """Yield, for each fault, from which queries keys and values get gradients. Shape: (queries, keys)."""
     turns = (shards.owner[:, None] - shards.owner) % shards.size
     whose = {0: "their own rank", 1: "the rank after theirs"} | {shards.size - 1: "the rank before theirs"}
     for distance, which in whose.items():
@@ -116,7 +116,10 @@ def _learning_from(module: AttentionModule, *, learning: torch.Tensor) -> None:
 
 
 def _unscaled(module: AttentionModule, *, shards: SequenceShards) -> None:
-    """Visit blocks in ring order: a rank's own block first, then the previous rank's, and so on."""
+    """Bug: blocks are not rescaled.
+
+    They are visited in ring order: a rank's own block first, then the previous rank's, and so on.
+    """
     later = _later(module, len(shards.owner))
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

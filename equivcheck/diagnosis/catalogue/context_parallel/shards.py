@@ -1,4 +1,4 @@
-"""Context-parallel shards of a sequence, seen by one device with all positions."""
+"""Context-parallel shards of a sequence, for one device with all positions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SequenceShards:
     parts: tuple[torch.Tensor, ...]
     """Positions per rank, in the rank's order."""
     where: str
-    """Description of the ranks."""
+    """Words for the ranks in a sentence."""
 
     @property
     def size(self) -> int:
@@ -51,7 +51,10 @@ class SequenceShards:
 
 
 def sequence_shards(diverged: DivergedRun) -> SequenceShards | None:
-    """Return the layout's context-parallel shards; None if it has one rank, or rounds to another type."""
+    """Return the layout's context-parallel shards.
+
+    None if the layout has one context-parallel rank, or rounds to another type.
+    """
     found, size, length = diverged.layout.of(ContextParallel), diverged.mesh.size(CP), diverged.training.model.length
     if not found or size == 1 or length is None or diverged.rounding is not None:
         return None
@@ -60,7 +63,7 @@ def sequence_shards(diverged: DivergedRun) -> SequenceShards | None:
 
 
 def attention_layers(diverged: DivergedRun, **having: bool) -> Iterator[tuple[int, ...]]:
-    """Yield the attention layers with the given field values: all of them, then each one alone."""
+    """Yield the attention layers with the given field values: all of them, then each single layer."""
     return all_then_each(
         [
             index

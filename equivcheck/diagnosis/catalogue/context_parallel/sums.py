@@ -66,7 +66,7 @@ def _averaging(setup: Setup, *, shards: SequenceShards) -> None:
 
 
 def _counting(setup: Setup, *, shards: SequenceShards, loss: CrossEntropy) -> None:
-    """Divide each shard's loss by the labels that it counts in the whole step."""
+    """Divide each shard's loss by the labels that this shard counts in the whole step."""
     dim, outputs, counts = 1 - setup.training.data.batch_dim, setup.training.model.out_features, [1.0] * shards.size
 
     def count(batches: Sequence[Batch]) -> Sequence[Batch]:
@@ -102,7 +102,7 @@ def _learning_apart(ranks: ScenarioRanks, *, shards: SequenceShards) -> None:
 
 
 def _by_position(module: nn.Module) -> Iterator[nn.Module]:
-    """Modules with parameters that treat positions independently."""
+    """Yield modules with parameters that treat positions independently."""
     if isinstance(module, (ExpertsModule, nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)):
         yield module
         return
@@ -111,7 +111,7 @@ def _by_position(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _learning_at(module: nn.Module, forward: Callable[..., torch.Tensor], own: torch.Tensor, *inputs: Any) -> torch.Tensor:
-    """Module output that passes gradients to the parameters through `own` positions only."""
+    """Return the module's output so that it passes gradients to the parameters through `own` positions only."""
     learning = forward(*inputs)
     with _constant(module):
         return learning.where(own, forward(*inputs))
@@ -119,7 +119,7 @@ def _learning_at(module: nn.Module, forward: Callable[..., torch.Tensor], own: t
 
 @contextmanager
 def _constant(module: nn.Module) -> Iterator[None]:
-    """Temporarily detach a module's parameters."""
+    """Detach a module's parameters inside this context."""
     # Private, because setattr on an nn.Module refuses a plain tensor in place of a parameter (torch 2.9 to 2.15).
     kept = [(each, dict(each._parameters)) for each in module.modules()]
     for each, parameters in kept:

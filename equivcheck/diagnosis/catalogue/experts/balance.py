@@ -25,13 +25,13 @@ from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
 
 LoadOf = Callable[[torch.Tensor, torch.Tensor], RoutingLoad]
-"""Computes a layer's load from scores and choices, (rows, ..., experts)."""
+"""Function to compute a layer's load from scores and choices, (rows, ..., experts)."""
 Wrong = Callable[[LoadOf, torch.Tensor, torch.Tensor], RoutingLoad]
-"""Computes a wrong load. The first argument computes the right one."""
+"""Function to compute a wrong load. Its first argument computes the right load."""
 
 
 def wrong_balances(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes in all layers with a load-balancing loss, then in each one alone."""
+    """Yield mistakes in all layers with a load-balancing loss, then in each single layer."""
     if diverged.rounding is not None:
         return
     for layers in choices(diverged, _balances):
@@ -80,7 +80,7 @@ def _times(load_of: LoadOf, scores: torch.Tensor, chosen: torch.Tensor, *, facto
 def _by_parts(
     load_of: LoadOf, scores: torch.Tensor, chosen: torch.Tensor, *, parts_of: Callable[[torch.Tensor], torch.Tensor]
 ) -> RoutingLoad:
-    """Treat each part's experts as separate experts and concatenate them, which adds up all parts' losses."""
+    """Treat each part's experts as separate experts and concatenate them, so that all parts' losses are added up."""
     of_position = parts_of(scores)
     masks = (of_position == part for part in sorted(set(of_position.flatten().tolist())))
     loads = [load_of(scores[mask], chosen[mask]) for mask in masks]
@@ -89,7 +89,7 @@ def _by_parts(
 
 
 def _parts(diverged: DivergedRun, axes: tuple[str, ...]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Returns a function that gives each position's part along some axes, for scores (rows, ..., experts)."""
+    """Return a function that gives each position's part along some axes, for scores (rows, ..., experts)."""
     sizes = {name: diverged.mesh.size(name) for name in diverged.data_axes}
     shards = sequence_shards(diverged)
 

@@ -63,11 +63,11 @@ class _Sent:
     num_experts: int
     """Experts in total."""
     own: int
-    """Experts per rank, at most."""
+    """Maximum number of experts on a rank."""
 
     @property
     def by_expert(self) -> torch.Tensor:
-        """Order in which each destination computes its rows."""
+        """Order in which each destination rank computes its rows."""
         return self.target.argsort(stable=True)
 
     @property
@@ -78,7 +78,7 @@ class _Sent:
 
 
 Compute = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Computes the expert outputs from rows and their experts."""
+"""Function to compute the expert outputs from rows and their experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ class _Exchange:
     """A fault in the all-to-all."""
 
     mixed: Callable[[Compute, torch.Tensor, _Sent], torch.Tensor]
-    """Computes the experts' outputs with the fault."""
+    """Function to compute the experts' outputs with the fault."""
     blocks: int
     """Ranks with different rows."""
     ranks: int
@@ -111,7 +111,7 @@ def _split_in_reverse(compute: Compute, rows: torch.Tensor, sent: _Sent) -> torc
 
 
 def _split_as_sent(compute: Compute, rows: torch.Tensor, sent: _Sent) -> torch.Tensor:
-    """Torch refuses unequal numbers of rows, because ranks would then wait for each other."""
+    """Bug: each rank splits received rows by the numbers that it sent. Torch refuses unequal numbers of rows."""
     used = torch.empty_like(sent.experts)
     ranks, own = -(-sent.num_experts // sent.own), torch.arange(sent.own)
     for target in range(int(sent.target.max()) + 1 if len(rows) else 0):
@@ -153,7 +153,7 @@ def _names_of_experts(diverged: DivergedRun) -> set[str]:
 
 
 def _divided_otherwise(diverged: DivergedRun, ranks: int) -> Iterator[Mistake]:
-    """Only expert gradients, because they have their own divisor."""
+    """Yield divisors for expert gradients only, because experts have a divisor of their own."""
     where = diverged.ranks_text((EP,))
     for cause, factor, words in (
         (Cause.SUMMED, ranks, f"expert gradients are the sum over {where}, not the mean"),

@@ -23,11 +23,11 @@ from equivcheck.training.layers.experts.module import ExpertsModule, GatedExpert
 from equivcheck.training.layers.region import Region
 
 Routed = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Computes the experts' output from values, chosen experts and weights."""
+"""Function to compute the experts' output from values, chosen experts and weights."""
 
 
 def wrong_partial_sums(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes in all expert layers with partial sums, then in each one alone."""
+    """Yield mistakes in all expert layers with partial sums, then in each single layer."""
     planned = planned_layers(diverged.training.model, diverged.layout)
     found = {index: num_routing_weights(each.site.layer, each.plan.split) for index, each in enumerate(planned)}
     split = [index for index in layers_of_experts(diverged) if found[index] is not None]
@@ -50,13 +50,13 @@ def wrong_partial_sums(diverged: DivergedRun) -> Iterator[Mistake]:
 
 
 class _AddedOften(Region):
-    """Adds a bias `times` times; with `counted`, its gradient counts as often."""
+    """Bug: a bias is added `times` times; with `counted`, its gradient is multiplied too."""
 
     def __init__(self, times: int, *, counted: bool) -> None:
         self.times, self.counted = times, counted
 
     def bias_on_first_rank(self, bias: torch.Tensor) -> torch.Tensor:
-        """The bias, repeated."""
+        """Return the bias, multiplied by the number of times."""
         return bias + (self.times - 1) * (bias if self.counted else bias.detach())
 
 
@@ -83,11 +83,11 @@ def _learning_from_own_terms(emulated: ScenarioRanks, *, layers: tuple[int, ...]
 
 
 Own = list[dict[str, torch.Tensor]]
-"""One rank's slice of each parameter, for the routed experts and for the shared one if there is one."""
+"""One rank's slice of each parameter, for the routed experts and for the shared expert if there is one."""
 
 
 def _own_features(module: ExpertsModule, place: int, ranks: int) -> Callable[[], Own]:
-    """Returned as a function, because updates change the parameters."""
+    """Return a function giving one rank's features. It is a function because updates change the parameters."""
     size = chunk_size(module.layer.hidden, ranks)
     own = slice(place * size, (place + 1) * size)
 
@@ -101,7 +101,7 @@ def _own_features(module: ExpertsModule, place: int, ranks: int) -> Callable[[],
 
 @contextmanager
 def _computing_with(module: ExpertsModule, own: Own) -> Iterator[None]:
-    """Instance attributes shadow parameters with the same name."""
+    """Let a module compute with other values: instance attributes hide parameters with the same name."""
     for one, tensors in zip(_owners(module), own, strict=True):
         vars(one).update(tensors)
     yield

@@ -30,7 +30,7 @@ from equivcheck.training.setup import Setup
 Routed = tuple[torch.Tensor, torch.Tensor]
 """Chosen experts and their weights, both (..., experts)."""
 Route = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Routed]
-"""Replaces a router's output, given scores, chosen experts and weights, all (..., experts)."""
+"""Function to change a router's output, given scores, chosen experts and weights, all (..., experts)."""
 Alter = Callable[[ExpertsModule], None]
 Applies = Callable[[Experts], bool]
 
@@ -52,17 +52,17 @@ class _ExpertFault:
     """A fault in expert layers."""
 
     cause: Cause
-    """Cause represented by it."""
+    """Cause of a divergence with this fault."""
     words: str
     """Sentence for the user, without the layers' names."""
     alter: Alter
-    """Plants the fault in a layer."""
+    """Function to plant the fault in a layer."""
     applies: Applies = _any
     """Whether a layer can have the fault."""
 
 
 def wrong_experts(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes in all possible expert layers, then in each one alone."""
+    """Yield mistakes in all possible expert layers, then in each single layer."""
     for way in _faults(diverged.mesh.size(EP)) if diverged.rounding is None else ():
         for layers in choices(diverged, way.applies):
             change = changing_layers(layers, ExpertsModule, way.alter)
@@ -70,17 +70,17 @@ def wrong_experts(diverged: DivergedRun) -> Iterator[Mistake]:
 
 
 def layers_of_experts(diverged: DivergedRun) -> dict[int, Experts]:
-    """Expert layers by index."""
+    """Return the expert layers by index."""
     return {index: layer for index, layer in enumerate(diverged.training.model.layers) if isinstance(layer, Experts)}
 
 
 def choices(diverged: DivergedRun, applies: Applies = _any) -> Iterator[tuple[int, ...]]:
-    """Yield all expert layers for which `applies` is true, then each one alone."""
+    """Yield all expert layers for which `applies` is true, then each single layer."""
     return all_then_each([index for index, layer in layers_of_experts(diverged).items() if applies(layer)])
 
 
 def module_of(setup: Setup, layer: int) -> ExpertsModule:
-    """Expert module by layer index."""
+    """Return the expert module by layer index."""
     return submodule(setup, f"layers.{layer}", ExpertsModule)
 
 
@@ -211,7 +211,7 @@ def _weighing_shared(module: ExpertsModule) -> None:
 
 
 def _multiplying_shared(module: ExpertsModule, *, factor: int | None) -> None:
-    """Multiply by `factor`, or by `top_k` if it is None."""
+    """Multiply the shared expert's output by `factor`, or by `top_k` if `factor` is None."""
     if module.shared is not None:
         times = module.layer.top_k if factor is None else factor
         module.shared.register_forward_hook(lambda _module, _inputs, made: times * made)

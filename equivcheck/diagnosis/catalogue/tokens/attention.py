@@ -21,11 +21,11 @@ from equivcheck.scenario.mesh import TP
 from equivcheck.training.layers.attention.module import AttentionModule, attention, rotate
 
 Alter = Callable[[AttentionModule], None]
-"""Plants a fault in an attention module."""
+"""Function to plant a fault in an attention module."""
 
 
 def wrong_attention(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes in all possible attention layers, then in each one alone."""
+    """Yield mistakes in all possible attention layers, then in each single layer."""
     if diverged.rounding is not None:
         return
     layers = planned_layers(diverged.training.model, diverged.layout)
@@ -103,7 +103,7 @@ def _of_grouped(diverged: DivergedRun, places: Sequence[PlannedLayer]) -> Iterat
 
 
 def _repeating(module: AttentionModule, shards: int) -> None:
-    """Repeat each shard's heads in turn, not each head."""
+    """Bug: heads of each shard are repeated together, not each head by itself."""
     groups = module.layer.num_heads // module.layer.num_kv_heads
     module.repeat_kv_heads = lambda values: torch.cat(  # type: ignore[method-assign]
         [torch.cat([shard] * groups, -3) for shard in values.chunk(shards, -3)], -3
@@ -116,7 +116,7 @@ def _learning_apart(emulated: ScenarioRanks, places: Sequence[PlannedLayer], ran
 
 
 def _learning_from_own(module: AttentionModule, ranks: int, rank: int) -> None:
-    """Let key and value learn through one rank's query heads only. Their input's gradient stays full."""
+    """Bug: key and value get gradients through one rank's query heads only. The gradient for their input stays complete."""
     groups, own = module.layer.num_heads // module.layer.num_kv_heads, module.layer.num_heads // ranks
     kept = slice(rank * own, (rank + 1) * own)
     for linear in (module.key, module.value):
@@ -131,18 +131,18 @@ def _learning_from_own(module: AttentionModule, ranks: int, rank: int) -> None:
 
 
 def _both(linear: torch.nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
-    """Two copies of the heads: one passes gradients to the input only, the other to the parameters only."""
+    """Return two copies of the heads: one passes gradients to the input only, the other copy to the parameters only."""
     bias = None if linear.bias is None else linear.bias.detach()
     fixed = functional.linear(inputs, linear.weight.detach(), bias)
     return torch.cat((fixed, functional.linear(inputs.detach(), linear.weight, linear.bias)), -1)
 
 
 Grouped = Callable[[int, torch.Tensor], torch.Tensor]
-"""Repeats key or value heads; a head's copies are adjacent."""
+"""Function to repeat key or value heads; a head's copies are adjacent."""
 
 
 def wrong_keys_and_values(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes with keys and values in all attention layers, then in each one alone."""
+    """Yield mistakes with keys and values in all attention layers, then in each single layer."""
     layers = diverged.training.model.layers
     for chosen in all_then_each([index for index, layer in enumerate(layers) if isinstance(layer, Attention)]):
         which = [layer for index in chosen if isinstance(layer := layers[index], Attention)]
@@ -187,7 +187,7 @@ def _shifted(diverged: DivergedRun, layers: tuple[int, ...]) -> Iterator[Mistake
 
 
 def _placing(ranks: int, rank: int, shift: int, module: AttentionModule) -> None:
-    """Relies on order: the module places the query first, then the key."""
+    """Shift rotary positions for the query or the key. The module must place the query first, then the key."""
     turns = cycle((0, shift))
     if module.layer.rotary:
         module.with_rotary = lambda values: _placed(ranks, rank, next(turns), values)  # type: ignore[method-assign]

@@ -68,7 +68,7 @@ def _add_again(setup: Setup, *, times: int, learns: bool) -> None:
 
 
 def _rows(diverged: DivergedRun, source: Tokens) -> Iterator[Mistake]:
-    """Faults in a row-sharded embedding."""
+    """Yield faults in a row-sharded embedding."""
     ranks, where = diverged.mesh.size(TP), diverged.ranks_text((TP,))
     words = f"the rows of `embedding.weight` that {where} look up are averaged over them, not summed"
     yield on_one_device(Cause.OUTPUT_AVERAGED, words, partial(_divide, ranks=ranks))

@@ -17,7 +17,7 @@ from equivcheck.training.labels import change_weights, count_labels, label_weigh
 from equivcheck.training.material import Batch
 
 Weigh = Callable[[torch.Tensor], torch.Tensor]
-"""Computes label weights from labels with rows along dim 0."""
+"""Function to compute label weights from labels with rows along dim 0."""
 
 
 def wrong_label_weights(diverged: DivergedRun) -> Iterator[Mistake]:

@@ -26,7 +26,7 @@ from equivcheck.training.labels import IGNORED, change_labels, count_labels, lab
 from equivcheck.training.material import Batch, material
 
 Divisors = Callable[[Sequence[Batch]], Sequence[float]]
-"""Computes a divisor per microbatch, given a step's microbatches."""
+"""Function to compute a divisor per microbatch, given a step's microbatches."""
 
 
 def wrong_labels(diverged: DivergedRun) -> Iterator[Mistake]:
@@ -76,7 +76,7 @@ def _divided(divisors: Divisors) -> Change:
 
 
 def _counting_own(ranks: ScenarioRanks, loss: CrossEntropy, *, of_step: bool) -> None:
-    """Divide by the rank's own counted labels, in the step or in the microbatch."""
+    """Bug: the loss is divided by the labels that the rank counts in the step or the microbatch."""
     outputs, size = ranks.training.model.out_features, ranks.mesh.size(*ranks.axes)
     steps = material(ranks.training).steps
 

@@ -50,7 +50,7 @@ def _of_tokens(diverged: DivergedRun, vocabulary: int) -> Iterator[Mistake]:
 
 
 def _embedding(rows: torch.Tensor, lost: torch.Tensor) -> Change:
-    """Look each token up in `rows`; tokens in `lost` get zeros."""
+    """Look up each token in `rows`; tokens in `lost` get zeros."""
 
     def change(setup: Setup) -> None:
         embedding = submodule(setup, "embedding", nn.Embedding)
@@ -98,7 +98,7 @@ def _dividing_by_own(emulated: ScenarioRanks, num_ranks: int) -> None:
 
 
 def _by_own_denominator(rank: int, ranks: int) -> Loss:
-    """One rank's loss. Each logits shard gets a gradient as if the softmax used this shard's denominator."""
+    """Return one rank's loss. Each logits shard gets a gradient as if the softmax used this shard's denominator."""
 
     def loss(training: Training, logits: torch.Tensor, labels: torch.Tensor, divisor: float) -> torch.Tensor:
         shards, losses = logits.chunk(ranks, -1), []
@@ -114,7 +114,7 @@ def _by_own_denominator(rank: int, ranks: int) -> Loss:
 def _divided_by(
     own: torch.Tensor, training: Training, logits: torch.Tensor, targets: torch.Tensor, divisor: float
 ) -> torch.Tensor:
-    """Loss with `own` as the softmax denominator's log."""
+    """Compute the loss with `own` as the logarithm of the softmax denominator."""
     loss, total, classes = training.loss, logits.logsumexp(-1), logits.shape[-1]
     assert isinstance(loss, CrossEntropy), "the loss is a cross-entropy"
     labels, label_weights = labels_of(targets), weights_of(targets)

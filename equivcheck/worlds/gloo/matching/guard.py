@@ -1,4 +1,4 @@
-"""Stops a rank before it takes part in a collective that does not match another rank's."""
+"""Stops a rank before it takes part in a collective that does not match the call on another rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers a rank's collectives on each group and compares them with the first member's."""
+"""Numbers a rank's collectives on each group and compares them with the calls of the first member."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEPT_CALLS = 4096
 
 
 class Issued(NamedTuple):
-    """A collective at the moment when a rank calls it."""
+    """A collective, as a rank calls it."""
 
     op: str
     """Operation as in `Call.op`."""
@@ -87,7 +87,7 @@ def _digest(text: str, size: int) -> bytes:
 
 @lru_cache(maxsize=KEPT_CALLS)
 def _packed(issued: Issued) -> tuple[bytes, bytes]:
-    """Digest for all fields on which members must agree, and a description for the error with as many shapes as fit."""
+    """Return a digest for all fields on which members must agree, and a description for the error with as many shapes as fit."""
     shapes = tuple(map(tuple, issued.shapes))
     dtypes = tuple(str(dtype).removeprefix("torch.") for dtype in issued.dtypes)
     sizes = tuple(map(math.prod, shapes)) if issued.sized else ()

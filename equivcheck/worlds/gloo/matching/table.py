@@ -11,7 +11,7 @@ from typing import IO, NamedTuple
 from equivcheck.system.files import unnamed_file
 
 _SLOT = struct.Struct("<12sQ16sIH")
-"""Struct for an `Entry` without its text `told`. It ends with the length of the text, which follows."""
+"""Struct for an `Entry` without its text `told`. It ends with the length of the text, and the text follows."""
 _SLOT_BYTES = 512
 _NUM_SLOTS = 4096
 _BYTES = _SLOT_BYTES * _NUM_SLOTS
@@ -35,10 +35,10 @@ class Entry(NamedTuple):
 
 
 class Table:
-    """Table of collective calls in shared memory. With it, ranks notice different calls without waiting for each other.
+    """Table of collective calls in shared memory. Ranks use it to notice different calls without waiting for each other.
 
-    Calls on several groups may come in any order. Each call has one slot. If another call with the same slot replaces it, later
-    members are not compared with earlier ones. This only happens after thousands of calls without answers from some members.
+    Calls on several groups may come in any order. Each call has one slot. If another call replaces a slot's call, later members
+    are not compared with earlier members. This only happens after thousands of calls without answers from some members.
     """
 
     def __init__(self, fd: int) -> None:

@@ -19,10 +19,10 @@ from torch.distributed import distributed_c10d as c10d
 from equivcheck.worlds.gloo.matching.journal import Issued
 
 Listener = Callable[[Issued, str, tuple[int, ...]], None]
-"""Receives a call, its group's name, and the group's global ranks."""
+"""Called with a call, its group's name, and the group's global ranks."""
 
 _KEY = "BackendSelect"
-"""Dispatch key passed by every operator, below autograd and all modes, so a call seen here is really executed."""
+"""Dispatch key that every operator passes, below autograd and all modes. A call seen here is really executed."""
 _BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 
 _OPS = {
@@ -70,13 +70,13 @@ _FUNCTIONAL = (
     "reduce_scatter_tensor_out",
 )
 _DEFAULT = "sum"
-"""Reduction for calls without an explicit one, issued only by C++ (DDP's reducer)."""
+"""Reduction for calls without an explicit reduction, issued only by C++ (DDP's reducer)."""
 _REDUCTIONS: Any = (dist.ReduceOp, dist.ReduceOp.RedOpType)
 _NAMES = {op: name.lower() for name, op in dist.ReduceOp.RedOpType.__members__.items()}
 
 _said = threading.local()
 _registered: list[Any] = []
-"""Libraries to keep alive, because each unregisters its kernels when it is freed."""
+"""Libraries that must stay alive, because a library unregisters its kernels when it is freed."""
 
 
 def listen_to_collectives(listener: Listener) -> None:
@@ -99,7 +99,7 @@ def _present(namespace: Any, names: Sequence[str] | dict[str, Any]) -> list[str]
 
 
 def _listening(op: Any, name: str, described: str, listener: Listener) -> Callable[..., Any]:
-    """Kernel for a collective: notifies the listener and redispatches."""
+    """Return a kernel for a collective. It notifies the listener and redispatches."""
     places = {argument.name: place for place, argument in enumerate(op._schema.arguments)}
     group_at, tensors_at, root_at = places["process_group"], places.get(described), places.get("root_rank")
     gathered_at = places["output_tensors"] if op._schema.name == _GATHERS_LISTS else None
@@ -128,7 +128,7 @@ def _flat(tensors: Any) -> Sequence[torch.Tensor]:
 
 
 def _gloo_ranks(group: Any) -> tuple[int, ...]:
-    """Global ranks in a gloo group, in group order; empty for other backends."""
+    """Return the global ranks in a gloo group, in group order; empty for other backends."""
     backend = c10d._world.pg_map.get(group)
     if backend is None or "gloo" not in backend[0]:
         return ()
@@ -136,7 +136,7 @@ def _gloo_ranks(group: Any) -> tuple[int, ...]:
 
 
 def _functional(op: Any) -> Callable[..., Any]:
-    """Kernel for a functional reduction: remembers the reduction for the collective that it issues."""
+    """Return a kernel for a functional reduction. It remembers the reduction for the collective that it issues."""
     place = [argument.name for argument in op._schema.arguments].index("reduce_op")
 
     def kernel(keyset: Any, *arguments: Any, **options: Any) -> Any:
@@ -148,7 +148,7 @@ def _functional(op: Any) -> Callable[..., Any]:
 
 
 def _telling(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Process group method that remembers its reduction while it runs."""
+    """Return a process group method that remembers its reduction while it runs."""
 
     @functools.wraps(method)
     def call(group: Any, *arguments: Any, **options: Any) -> Any:

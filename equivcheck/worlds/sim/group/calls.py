@@ -68,12 +68,12 @@ class GroupCalls(GroupIdentity):
 
 
 def as_list(tensors: Any) -> Tensors:
-    """Tensor list from one tensor or a list."""
+    """Return a list of tensors from one tensor or a list."""
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
 def root_of(opts: Any) -> int:
-    """Rank of the root in a call's options."""
+    """Return the rank of the root in a call's options."""
     return int(opts) if isinstance(opts, int) else int(opts.rootRank)
 
 
@@ -84,6 +84,6 @@ def copies_of(tensors: Tensors) -> Tensors:
 
 
 def reduction_of(opts: Any) -> str:
-    """Name of the reduction in a call's options."""
+    """Return the name of the reduction in a call's options."""
     reduce_op = getattr(opts, "reduceOp", opts)
     return _OPS[getattr(reduce_op, "op", reduce_op)]

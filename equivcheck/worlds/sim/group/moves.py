@@ -26,7 +26,7 @@ class Moves(GroupCalls):
     """Collectives in a simulated group that move data without reducing it."""
 
     def broadcast(self, tensors: Any, opts: Any = 0, root: int | None = None, timeout: Any = None) -> SimWork:  # noqa: ARG002
-        """Overwrite a tensor with the root's."""
+        """Overwrite a tensor with the root's tensor."""
         tensors = as_list(tensors)
         root = root_of(opts) if root is None else root
         check_one("broadcast", tensors)
@@ -91,7 +91,7 @@ class Moves(GroupCalls):
         return self._collective(Request("scatter", outputs, share, arithmetic.scatter(root), root, orders=orders), outputs)
 
     def _list_of_root(self, op: str, tensors: Any, root: int) -> Tensors:
-        """Tensor list on the root, possibly nested in another list; empty on other members."""
+        """Return the tensor list on the root, possibly nested in another list; empty on other members."""
         if root != self.member:
             if tensors:
                 raise CallRefused(

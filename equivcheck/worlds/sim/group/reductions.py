@@ -69,7 +69,7 @@ class Reductions(GroupCalls):
         )
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: _Options = _SUM, timeout: Any = None) -> SimWork:  # noqa: ARG002
-        """Reduce a list with one tensor for each member, and give each member its own."""
+        """Reduce a list with one tensor for each member, and give each member its own tensor."""
         given = inputs if isinstance(inputs[0], (list, tuple)) else [inputs]
         outputs = as_list(outputs)
         check_one("reduce_scatter", outputs)

@@ -15,7 +15,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 def check_one(op: str, tensors: Sequence[object]) -> None:
-    """Raise `CallRefused` unless the list has one tensor; for several, gloo raises or adds all up."""
+    """Raise `CallRefused` unless the list has one tensor. For several tensors, gloo raises or adds up all."""
     if len(tensors) != 1:
         raise CallRefused(
             f"{op}: a list of {len(tensors)} tensors is not supported on a simulated rank: pass one, or run over gloo."

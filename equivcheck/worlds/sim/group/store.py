@@ -53,7 +53,7 @@ class PatientStore(Store):  # type: ignore[misc]  # torch says nothing of its ty
             self._board.scheduler.block(self._rank, _pending(keys))
 
     def clone(self) -> PatientStore:
-        """Another view of this store."""
+        """Return another view of this store."""
         return PatientStore(self.store, self._board, self._rank)
 
     @property

@@ -1,7 +1,7 @@
 """Makes ranks refuse to call compiled functions. Private torch API, tested with torch 2.9 to 2.15.
 
 The compiler stores its result with the function's code object, so threads share it. The result contains constants such as the
-number of the first rank that called. No guard distinguishes ranks, so other ranks would get that rank's results.
+number of the first rank that called. No guard distinguishes ranks, so other ranks would get results for that rank.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Functional collectives into a given output, because C++ calls them on a backend that simulated ranks lack.
+"""Functional collectives into a given output, because C++ calls them on a backend that simulated ranks do not have.
 
 Private torch API, tested with torch 2.9 to 2.15.
 """

@@ -1,7 +1,7 @@
 """Lets one rank at a time use torch's profiler. Private torch API, tested with torch 2.9 to 2.15.
 
-A process has one profiler, and starting it in a second thread causes a segmentation fault. It records only the thread that
-started it.
+A process has one profiler, and starting it in a second thread causes a segmentation fault. The profiler records only the thread
+that started it.
 """
 
 from __future__ import annotations

@@ -43,7 +43,10 @@ ONE_AT_A_TIME: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 @functools.lru_cache(maxsize=1)
 def places(_num_modules: int) -> tuple[Place, ...]:
-    """Return replacements for all functions of torch forbidden to rank threads. They are computed again after further imports."""
+    """Return replacements for all functions of torch forbidden to rank threads.
+
+    The replacements are computed again after further imports.
+    """
     tables = ((_refusing, REFUSED), (_refusing_second, ONE_AT_A_TIME))
     return tuple(
         (owner, name, functools.cache(functools.partial(make, text)))
