@@ -31,6 +31,15 @@ def process() -> int:
     return os.getpid()
 
 
+def first_compilation() -> bool:
+    """Whether torch wraps methods of optimizers, as it does once in a process when it first compiles something."""
+    from torch._dynamo.eval_frame import TorchPatcher
+
+    before = torch.optim.Adam._init_group  # type: ignore[attr-defined]
+    TorchPatcher.patch()
+    return torch.optim.Adam._init_group is not before  # type: ignore[attr-defined]
+
+
 def ranks_sum(weights: np.ndarray) -> np.ndarray:
     """Sum over ranks for (rank + 1) times `weights`."""
     term = torch.from_numpy(weights) * (dist.get_rank() + 1)

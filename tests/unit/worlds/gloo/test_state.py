@@ -20,6 +20,14 @@ def test_processes_are_replaced_only_where_they_must_be(ranks: GlooRanks, name: 
     assert (ranks.run(programs.process).values == before) is kept
 
 
+def test_processes_are_kept_after_their_first_compilation(ranks: GlooRanks) -> None:
+    """Torch wraps methods of all optimizers then, and never again in these processes."""
+    before = ranks.run(programs.process).values
+    assert ranks.run(programs.first_compilation).values == (True, True)
+    assert ranks.run(programs.process).values == before
+    assert ranks.run(programs.first_compilation).values == (False, False)
+
+
 def test_random_numbers_are_the_same_in_new_processes(ranks: GlooRanks) -> None:
     """Ranks draw from `random` and NumPy this rank's usual numbers."""
     first = ranks.run(programs.drawn).values
