@@ -78,6 +78,15 @@ def test_a_recipe_brings_the_model(tmp_path: Path) -> None:
     assert "all gradients are the sum over the 2 dp ranks, not the mean" in wrong.stdout
 
 
+def test_an_undecided_check_ends_with_3(tmp_path: Path) -> None:
+    """Such as a loss that is not a number on one device."""
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(RECIPE.replace("loss=nn.functional.mse_loss", "loss=lambda outputs, targets: outputs.sum() * float('nan')"))
+    found = run("flat", "--model", recipe, "--accumulate", 1, "--clip", 0)
+    assert found.exit_code == 3, found.output
+    assert "the single-device run has values that are not finite" in found.stdout
+
+
 def with_scale(config: Mapping[str, Any], stage: int) -> Mapping[str, Any]:
     """A stage of our own engine: a loss scale."""
     return {**config, "loss_scale": 2.0**stage}

@@ -17,6 +17,7 @@ from equivcheck.errors import unknown_name
 from tools.trainers.folders import version_folder
 from tools.trainers.frameworks import FRAMEWORKS
 from tools.trainers.rows import NOT_RUN, Framework, Result, result_of
+from tools.trainers.summary import summary
 from tools.trainers.written import write_table
 
 ROOT = Path(__file__).parents[2]
@@ -73,6 +74,8 @@ def main(names: tuple[str, ...], folder: Path, only: str, jobs: int, write: bool
             for result in found:
                 click.echo(_line(result))
             results += found
+    for line in summary(results):
+        click.echo(line)
     wrong = sum(not result.is_expected for result in results)
     click.echo(f"{len(results)} rows, {wrong} not as expected")
     if write:

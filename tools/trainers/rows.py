@@ -64,6 +64,8 @@ class Result:
     """Framework's version."""
     configuration: str
     """The row's configuration."""
+    expected: str
+    """Expected outcome's value, or `REFUSED`."""
     outcome: str
     """Outcome's value, `REFUSED` or `NOT_RUN`."""
     cause: str
@@ -91,15 +93,17 @@ def run_rows(framework: Framework, version: str, only: str = "") -> Iterator[Res
 
 def result_of(framework: Framework, row: Row, outcome: str, cause: str, seconds: float) -> Result:
     """Compare a row's outcome and cause with the expected ones."""
+    expected = str(getattr(row.expected, "value", row.expected))
     return Result(
         framework=framework.name,
         version=row.version,
         configuration=row.configuration,
+        expected=expected,
         outcome=outcome,
         cause=cause,
         report=row.report,
         seconds=seconds,
-        is_expected=outcome == str(getattr(row.expected, "value", row.expected)) and row.cause in cause,
+        is_expected=outcome == expected and row.cause in cause,
     )
 
 

@@ -118,7 +118,7 @@ def _same(before: Any, now: Any) -> bool:
 def _unhooked(value: Any) -> Any:
     """Return the original function, without torch's own permanent wrappers.
 
-    Torch wraps ``step`` of an optimizer class at its first instance, and methods of all optimizers at the first compilation.
+    Torch wraps an optimizer class's ``step`` at its first instance, and all optimizers' methods at the first compilation.
     """
     original = getattr(value, "_torchdynamo_orig_callable", None)  # copied to wrappers of this wrapper
     value = original if original is not None and original is getattr(value, "__wrapped__", None) else value

@@ -18,6 +18,7 @@ from equivcheck.user.verdict import UserVerdict
 from tools.trainers import __main__ as command
 from tools.trainers import written
 from tools.trainers.rows import Framework, Row, run_rows
+from tools.trainers.summary import summary
 from unit.user.trainers.flat_engine import FlatEngine
 
 
@@ -96,6 +97,14 @@ def test_the_table_keeps_rows_of_other_frameworks(tmp_path: Path) -> None:
     written.write_table([replace(others[0], outcome="diverged")], tmp_path / "table.toml")
     table = tomllib.loads((tmp_path / "table.toml").read_text())
     assert [(each[0], each[3]) for each in table["rows"]] == [("B", "EQUIVALENT"), ("A", "DIVERGED")]
+
+
+def test_the_summary_counts_false_alarms_and_mistakes_by_framework() -> None:
+    """A mistake with another cause does not count as found."""
+    rows = (row(check), row(SUMMED), row(SUMMED, expected=Outcome.DIVERGED), row(SUMMED, expected=Outcome.DIVERGED, cause="x"))
+    refused = row(refuse, expected="refused")
+    lines = [*summary([*run_rows(framework(*rows, refused), "1.0")])]
+    assert [line.split()[:6] for line in lines[1:]] == [["Flat", "2", "1", "2", "1", "1"], ["all", "2", "1", "2", "1", "1"]]
 
 
 def test_a_command_without_rows_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
