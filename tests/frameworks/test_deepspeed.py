@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,3 +73,39 @@ def test_bad_input_is_one_line(config: dict[str, Any], arguments: dict[str, Any]
     with pytest.raises(UsageError) as raised:
         checked(0, 3, 0.0, config, **arguments)
     assert str(raised.value).startswith(f"check_training: trainer DeepSpeed is not valid: {words}. Expected ")
+
+
+def test_the_lock_of_a_killed_compilation_blocks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed would wait forever for it, so the adapter compiles nothing."""
+    python = f"py{sys.version_info.major}{sys.version_info.minor}"
+    for folder in (tmp_path, tmp_path / f"{python}_cpu"):
+        (folder / "deepspeed_shm_comm").mkdir(parents=True)
+        (folder / "deepspeed_shm_comm" / "lock").touch()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    assert checked(0, 1, 0.0, deadline=60.0).outcome is Outcome.EQUIVALENT
+
+
+class Experts(nn.Linear):
+    """Marks parameters as DeepSpeed's MoE layers do for the experts of a rank."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        for parameter in self.parameters():
+            parameter.allreduce = False  # type: ignore[attr-defined]
+
+
+class Muon(torch.optim.SGD):
+    """An optimizer of this name."""
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"model": Experts}, "its model has DeepSpeed's MoE layers"),
+        ({"optimizer": lambda parameters: Muon(parameters, lr=0.1)}, "its optimizer Muon cannot be read"),
+    ],
+)
+def test_parts_that_cannot_be_read_end_with_one_line(given: dict[str, Any], words: str) -> None:
+    """It names the part and the reason."""
+    with pytest.raises(UsageError, match=words):
+        checked(1, 1, 0.0, **given)

@@ -25,6 +25,20 @@ from equivcheck.user.usage import invalid
 PIPELINE_AXIS = "pp"
 """Mesh axis of a pipeline's stages. It comes before the data axis, because DeepSpeed numbers ranks in this order."""
 
+UNREAD = {
+    "tensor_parallel": "AutoTP splits parameters, and this adapter cannot tell where the parts lie",
+    "sequence_parallel_size": "Ulysses splits sequences inside your attention, and equivcheck splits rows",
+    "amp": "apex needs a GPU",
+}
+"""Fields that end a check, and the reasons."""
+UNREAD_OPTIMIZERS = {
+    "muon": "ZeRO writes its updates in place of gradients, from a 16-bit iteration",
+    "onebitadam": "its compressed collectives need a GPU",
+    "onebitlamb": "its compressed collectives need a GPU",
+    "zerooneadam": "its compressed collectives need a GPU",
+}
+"""Optimizers that end a check, by lower-case type, and the reasons."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepSpeed:
@@ -53,6 +67,7 @@ class DeepSpeed:
             if "gradient_clipping" not in config:  # 0.18.3 does not clip then, 0.19.8 clips at 1.0
                 why = "its config has no gradient_clipping, whose default depends on DeepSpeed's version"
                 raise invalid("trainer DeepSpeed", why, "a limit, or 0.0 for none")
+            _require_readable(config)
         return self._step
 
     @property
@@ -147,6 +162,34 @@ class DeepSpeed:
         config = {**config, "gradient_accumulation_steps": number, "train_micro_batch_size_per_gpu": 1}
         config.setdefault("zero_allow_untested_optimizer", True)
         config.setdefault("zero_force_ds_cpu_optimizer", False)
+        if any(getattr(parameter, "allreduce", True) is False for parameter in model.parameters()):
+            why = "its model has DeepSpeed's MoE layers, whose experts have no single-device copy"
+            raise invalid("trainer DeepSpeed", why, "experts that run without DeepSpeed")
         optimizer = make_optimizer(list(model.parameters()))
+        _require_optimizer(type(optimizer).__name__.removesuffix("WithAuxAdam"))
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
         return engine
+
+
+def _require_readable(config: Mapping[str, Any]) -> None:
+    for name, why in UNREAD.items():
+        if not _is_off(config.get(name)):
+            raise invalid("trainer DeepSpeed", f"its config has {name}: {why}", f"a config without {name}")
+    zero = config.get("zero_optimization", {})
+    for name in ("offload_optimizer", "offload_param"):
+        if (zero.get(name) or {}).get("device") == "nvme":
+            why = f"its {name} to nvme needs DeepSpeed's compiled file access"
+            raise invalid("trainer DeepSpeed", why, 'the device "cpu", with the same numbers')
+    _require_optimizer(config.get("optimizer", {}).get("type", ""))
+
+
+def _is_off(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return value.get("enabled") is False or value.get("autotp_size", 2) < 2
+    return value in {None, 0, 1}
+
+
+def _require_optimizer(name: str) -> None:
+    why = UNREAD_OPTIMIZERS.get(name.lower())
+    if why is not None:
+        raise invalid("trainer DeepSpeed", f"its optimizer {name} cannot be read: {why}", "another optimizer, such as Adam")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -12,11 +13,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from packaging.version import Version
 
 from equivcheck.user.batches import map_tensors
 from equivcheck.user.loop import call_model
 from equivcheck.user.trainers.deepspeed_reading import EngineReader
 from equivcheck.user.trainers.protocol import Record, import_framework
+
+WAITS_FOR_ALL = Version("0.19.8")
+"""First tried version whose ZeRO-3 waits for all of several all-gathers."""
 
 
 def import_deepspeed() -> ModuleType:
@@ -30,8 +35,28 @@ def import_deepspeed() -> ModuleType:
     comm.build_shm_op = lambda: None  # type: ignore[attr-defined]
     deepspeed.get_accelerator().is_fp16_supported = lambda: True
     import_module("deepspeed.utils.groups").mpu = None  # type: ignore[attr-defined]  # a pipeline in this process leaves its grid
+    if Version(deepspeed.__version__.split("+")[0]) < WAITS_FOR_ALL:
+        _wait_for_gathers()
     deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
     return deepspeed
+
+
+@cache
+def _wait_for_gathers() -> None:
+    """Let each all-gather be complete when it returns.
+
+    ZeRO-3 waits only for the last of several. NCCL completes them in order, but gloo does not, and forward may read old weights.
+    """
+    comm: Any = import_module("deepspeed.comm")
+    gather = comm.all_gather_into_tensor
+
+    def gather_and_wait(*given: Any, **keywords: Any) -> Any:
+        handle = gather(*given, **keywords)
+        if handle is not None:
+            handle.wait()
+        return handle
+
+    comm.all_gather_into_tensor = gather_and_wait
 
 
 class RecordedEngine:

@@ -143,6 +143,11 @@ class RecordsTwice(FlatEngine):
             arguments[-1].before_update([LocalPart(name=name, shape=tuple(bias.shape), tensor=bias)])
 
 
+def deepspeed(**config: Any) -> DeepSpeed:
+    """An adapter whose configuration has these fields."""
+    return DeepSpeed(config={"gradient_clipping": 0.0, **config})
+
+
 @pytest.mark.parametrize(
     ("engine", "arguments", "words"),
     [
@@ -153,6 +158,24 @@ class RecordsTwice(FlatEngine):
         (FlatEngine(), {"step": lambda model, batch, optimizer, loss: None}, "step together with trainer is not valid"),
         (None, {}, "parallelize is not valid: it is missing"),
         (DeepSpeed(), {}, "trainer DeepSpeed is not valid: its config has no gradient_clipping, whose default depends on"),
+        (
+            deepspeed(tensor_parallel={"autotp_size": 2}),
+            {},
+            "trainer DeepSpeed is not valid: its config has tensor_parallel",
+        ),
+        (
+            deepspeed(sequence_parallel_size=2),
+            {},
+            "trainer DeepSpeed is not valid: its config has sequence_par",
+        ),
+        (deepspeed(amp={"enabled": True}), {}, "trainer DeepSpeed is not valid: its config has amp: apex needs a GPU"),
+        (deepspeed(optimizer={"type": "Muon"}), {}, "trainer DeepSpeed is not valid: its optimizer Muon cannot be read: ZeRO"),
+        (deepspeed(optimizer={"type": "OneBitAdam"}), {}, "trainer DeepSpeed is not valid: its optimizer OneBitAdam cannot be"),
+        (
+            deepspeed(zero_optimization={"stage": 3, "offload_param": {"device": "nvme"}}),
+            {},
+            "trainer DeepSpeed is not valid: its offload_param to nvme needs",
+        ),
         (DeepSpeed(config={"gradient_clipping": 0.0}), {}, "trainer DeepSpeed is not valid: it needs processes. Expected world="),
         (Lightning(), {}, "trainer Lightning is not valid: it needs processes. Expected world="),
         (Lightning(arguments={"strategy": "fsdp"}), {}, "trainer Lightning is not valid: its strategy 'fsdp' needs a GPU"),
