@@ -1,4 +1,4 @@
-"""Single layers. `models` fits a layer to its neighbours."""
+"""Strategies for single layers. `models` fits a layer to its neighbours."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from equivcheck.scenario.layers.linear import MAX_WIDTH
 from equivcheck.strategies.chance import EVENLY, SOMETIMES
 
 WIDTHS: SearchStrategy[int] = st.sampled_from((1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32)) | st.integers(1, MAX_WIDTH)
-"""Mostly a few common widths, so that layers often have equal shapes; every mesh divides some, none divides others."""
+"""Widths, mostly a few common values, so that layers often have equal shapes.
+Every mesh divides some widths, none divides others."""
 ACTIVATIONS: SearchStrategy[Activation] = st.sampled_from(Activation)
 
 _NORMS = st.sampled_from((None, Norm.LAYER, Norm.RMS))

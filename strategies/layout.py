@@ -1,4 +1,4 @@
-"""Layouts: parallelisms, a mesh to fit them, and how they are executed."""
+"""Strategies for layouts: parallelisms, a mesh to fit them, and how they are executed."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from equivcheck.strategies.chance import indices_below
 from equivcheck.strategies.parallelism import parallelisms_of
 
 MAX_COMPILING_RANKS = 4
-"""Maximum ranks if the layout compiles or traces steps, because every rank does so separately."""
+"""Maximum ranks if the layout compiles or traces steps, because every rank compiles separately."""
 TIMES_AS_OFTEN = {2: 20, 3: 6, 4: 8}
-"""Weight by the largest axis size. Larger sizes have weight 2, and a mesh with an axis of one rank has weight 1."""
+"""Weight of a mesh by its largest axis size. Larger sizes have weight 2, and a mesh with an axis of one rank has weight 1."""
 FEW_RANKS = 4
 """Meshes up to this size come twice as often. Eight ranks cost more than twice as much as two and show no more faults."""
 
 NEVER: SearchStrategy[bool] = st.just(False)
 IN_SIXTY: SearchStrategy[bool] = st.sampled_from((False,) * 59 + (True,))
-"""Once in 60, because a compiled scenario costs as much as hundreds of others."""
+"""Strategy for a boolean, True in one of 60 draws, because a compiled scenario costs as much as hundreds of other
+scenarios."""
 COMPILED: SearchStrategy[Execution] = st.sampled_from(
     (
         *(Execution(compile=Compile.AOT_EAGER),) * 4,
@@ -36,10 +37,11 @@ COMPILED: SearchStrategy[Execution] = st.sampled_from(
         Execution(compile=Compile.INDUCTOR),
     )
 )
-"""Compiles forward (entirely or by layer), backward, or both. One in sixteen uses Inductor, which takes several times as long."""
+"""Executions that compile forward (entirely or by layer), backward, or both.
+One in sixteen uses Inductor, which takes several times as long."""
 
 _SELDOM = st.sampled_from((False,) * 19 + (True,))
-"""Rare, because tracing a step costs as much as running ten."""
+"""Strategy for a boolean, True in one of 20 draws, because tracing a step costs as much as running ten steps."""
 _CHECKPOINTINGS = st.sampled_from(
     (Checkpointing.NONE,) * 9 + (Checkpointing.ODD_LAYERS, Checkpointing.EVERY_LAYER, Checkpointing.SELECTIVE)
 )
@@ -47,7 +49,7 @@ _CHECKPOINTINGS = st.sampled_from(
 
 @st.composite
 def meshes(draw: DrawFn, *, names: tuple[str, ...] = (DP,), max_ranks: int = MAX_RANKS) -> Mesh:
-    """Meshes with 1 to `max_ranks` ranks over the named axes. Fewer ranks are simpler."""
+    """Draw meshes with 1 to `max_ranks` ranks over the named axes. Fewer ranks are simpler."""
     return draw(meshes_of(names, max_ranks))
 
 
@@ -78,7 +80,7 @@ def executions(
 ) -> Execution:
     """Draw executions: a quarter use activation checkpointing, some trace steps.
 
-    If `compiles` draws True, draw one from `compiled`.
+    If `compiles` draws True, draw an execution from `compiled`.
     """
     execution = draw(compiled) if draw(compiles) else Execution(whole_step=draw(_SELDOM))
     checkpointing = draw(_CHECKPOINTINGS)
@@ -96,7 +98,7 @@ def layouts(
     max_ranks: int = MAX_RANKS,
     executions: SearchStrategy[Execution] = _EXECUTIONS,
 ) -> Layout:
-    """Layouts with one or several parallelisms, out of those with the given names (default: all).
+    """Draw layouts with one or several parallelisms, out of those with the given names (default: all).
 
     Single parallelisms come twice as often, because they show most faults at a fraction of the cost. A layout is named by its
     parallelism's tag; compositions are named as in `Layout.name`: `"fsdp2 x tensor_parallel"`. Options that exclude each other
@@ -118,7 +120,7 @@ def _names(names: tuple[str, ...] | None) -> SearchStrategy[str]:
 
 
 def _axes(parallelisms: tuple[Parallelism, ...]) -> list[tuple[str, ...]]:
-    """Axis alternatives for these options. Axes of inner parallelisms come last, because their ranks are neighbours."""
+    """Return axis alternatives for these options. Axes of inner parallelisms come last, because their ranks are neighbours."""
     alternatives = product(*(_axes_of(parallelism) for parallelism in reversed(parallelisms)))
     return [sum(names, start=()) for names in alternatives]
 

@@ -1,4 +1,4 @@
-"""Models: layers that fit each other."""
+"""Strategies for models, whose layers fit each other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from equivcheck.strategies.layer import WIDTHS, layers
 
 
 class _Fit(Enum):
-    """Relation between a layer and earlier ones."""
+    """Relation between a layer and earlier layers."""
 
     FREE = "free"
     SQUARE = "square"
@@ -29,7 +29,8 @@ _BUFFERS: SearchStrategy[dict[str, Any]] = st.sampled_from(
     ({}, {"counter": True}, {"offset": True}, {"counter": True, "offset": True})
 )
 _FITS = st.sampled_from((_Fit.FREE, _Fit.SQUARE, _Fit.SHARED, _Fit.SHARED, _Fit.SHARED))
-"""Shared has weight three, because tensor parallelism unties weights and so loses many shared ones."""
+"""Relations to earlier layers.
+Shared weights have weight three, because tensor parallelism unties weights and so loses many shared layers."""
 
 
 @st.composite
@@ -40,7 +41,7 @@ def models(
     features: SearchStrategy[int] = WIDTHS,
     max_layers: int = MAX_LAYERS,
 ) -> Model:
-    """Models with 1 to `max_layers` layers; some square, some sharing an earlier layer's weight, at least one trained."""
+    """Draw models with 1 to `max_layers` layers; some square, some sharing an earlier layer's weight, at least one trained."""
     num_layers = min(draw(_DEPTHS), max_layers)
     inputs = [draw(features)]
     stack: list[Layer] = []

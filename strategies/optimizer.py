@@ -1,4 +1,4 @@
-"""Optimizers with hyperparameters from short lists: well conditioned, printed exactly, the default first."""
+"""Strategies for optimizers with hyperparameters from short lists: well conditioned, printed exactly, the default first."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from equivcheck.scenario.optimizer import OPTIMIZERS
 from equivcheck.strategies.chance import EVENLY, MOSTLY, SOMETIMES
 
 KINDS: SearchStrategy[type[Optimizer]] = st.sampled_from((*OPTIMIZERS, SGD, Adam, AdamW))
-"""All optimizers; the most popular ones come twice."""
+"""All optimizers; the most popular optimizers come twice."""
 
 _MOMENTUM = st.sampled_from((0.0, 0.9, 0.5))
 _MOMENTUM_OPTIONS: SearchStrategy[dict[str, Any]] = st.sampled_from(({}, {"nesterov": True}, {"dampening": 0.5}))
@@ -93,7 +93,7 @@ HYPERPARAMETERS: dict[type[Optimizer], dict[str, SearchStrategy[Any]]] = {
 
 @st.composite
 def optimizers(draw: DrawFn, *, kinds: SearchStrategy[type[Optimizer]] = KINDS) -> Optimizer:
-    """Optimizers drawn from `kinds`, with their flags and implementations."""
+    """Draw optimizers from `kinds`, with their flags and implementations."""
     kind = draw(kinds)
     chosen: dict[str, Any] = {name: draw(values) for name, values in HYPERPARAMETERS[kind].items()}
     if kind is SGD and chosen["momentum"] > 0.0:

@@ -60,7 +60,7 @@ DDP_PRECISIONS: SearchStrategy[dict[str, Any]] = st.sampled_from(
 """Options with which DDP lowers precision. Its bfloat16 hook is left out, because it does not run on CPU."""
 
 _BUCKETS_MB = st.sampled_from((25.0, 0.0001, 0.001))
-"""One bucket for all parameters, about one for each parameter, a few."""
+"""Bucket sizes in MB that give one bucket for all parameters, about one bucket for each parameter, or a few buckets."""
 _ZERO_OPTIONS: SearchStrategy[dict[str, Any]] = st.sampled_from(
     ({}, {}, {"zero_redundancy": True}, {"zero_redundancy": True, "parameters_as_bucket_view": True})
 )
@@ -68,7 +68,7 @@ _REPLICATORS = st.sampled_from(Replicator)
 _WRAPPINGS = st.sampled_from(Wrapping)
 _SHARDINGS = st.sampled_from(ShardingStrategy)
 _DIVIDE_FACTORS = st.sampled_from((None, 2.0, 4.0, 1.0, 3.0, 0.5, 2.5))
-"""Possible rank counts, other powers of two, and factors whose quotient is rounded."""
+"""Factors to divide gradients by: possible rank counts, other powers of two, and factors whose quotient is rounded."""
 _RESHARDINGS: SearchStrategy[dict[str, Any]] = st.sampled_from(
     (
         {},
@@ -87,7 +87,7 @@ _COLLECTIVES = st.sampled_from((Collectives.FUNCTIONAL, Collectives.FUNCTIONAL, 
 
 @st.composite
 def mixed_precisions(draw: DrawFn, *, outputs: SearchStrategy[ElementType | None] = OUTPUT_TYPES) -> MixedPrecision:
-    """`MixedPrecision` with any element types; `outputs` draws the output type."""
+    """Draw `MixedPrecision` with any element types; `outputs` draws the output type."""
     param, reduce, output = draw(PARAM_TYPES), draw(REDUCE_TYPES), draw(outputs)
     if param is reduce is output is None:
         return MixedPrecision(param=ElementType.BFLOAT16)
@@ -100,7 +100,7 @@ _WITHOUT_OUTPUTS = mixed_precisions(outputs=st.none())
 
 @st.composite
 def ddp(draw: DrawFn) -> DDP:
-    """`DDP`; a third has only defaults, the rest combines all options."""
+    """Draw `DDP`; a third has only defaults, the rest combines all options."""
     if not draw(MOSTLY):
         return DDP()
     return DDP(
@@ -117,7 +117,7 @@ def ddp(draw: DrawFn) -> DDP:
 
 @st.composite
 def replicate(draw: DrawFn) -> Replicate:
-    """`Replicate` with either implementation and its options."""
+    """Draw `Replicate` with either implementation and its options."""
     # Drawn for both implementations, because the plainer one must take no more choices than the other.
     implementation, no_sync, compresses = draw(_REPLICATORS), draw(EVENLY), draw(SOMETIMES)
     if implementation is Replicator.DDP:
@@ -128,7 +128,7 @@ def replicate(draw: DrawFn) -> Replicate:
 
 @st.composite
 def fsdp1(draw: DrawFn, *, strategies: SearchStrategy[ShardingStrategy] = _SHARDINGS) -> FSDP1:
-    """`FSDP1` with the given sharding strategies."""
+    """Draw `FSDP1` with the given sharding strategies."""
     return FSDP1(
         strategy=draw(strategies),
         wrapping=draw(_WRAPPINGS),
@@ -140,7 +140,7 @@ def fsdp1(draw: DrawFn, *, strategies: SearchStrategy[ShardingStrategy] = _SHARD
 
 @st.composite
 def _divisions(draw: DrawFn) -> dict[str, Any]:
-    """How `fully_shard` divides gradients: mostly by default."""
+    """Draw settings for how `fully_shard` divides gradients; the default is most frequent."""
     if not draw(SOMETIMES):
         return {}
     return {"gradient_divide_factor": draw(_DIVIDE_FACTORS), "sum_reductions": not draw(SOMETIMES)}
@@ -165,7 +165,7 @@ _SHARDED_DIMS: SearchStrategy[dict[str, Any]] = st.sampled_from(
 
 @st.composite
 def fsdp2(draw: DrawFn) -> FSDP2:
-    """`FSDP2` with all combinations of its options."""
+    """Draw `FSDP2` with all combinations of its options."""
     wrapping, mesh_dims, divisions, replica_hook = draw(_WRAPPINGS), draw(_MESH_DIMS), draw(_DIVISIONS), draw(RARELY)
     units = draw(_UNITS) if wrapping is Wrapping.PER_LAYER else {}
     units |= {} if units.get("head_unit") else {"loss_chunks": 1}
@@ -194,28 +194,28 @@ def fsdp2(draw: DrawFn) -> FSDP2:
 
 @st.composite
 def tensor_parallel(draw: DrawFn) -> TensorParallel:
-    """`TensorParallel` without a plan: `scenarios` draws a legal one for the model."""
+    """Draw `TensorParallel` without a plan. `scenarios` draws a legal plan for the model."""
     return TensorParallel(redistribute_gradients=not draw(SOMETIMES))
 
 
 @st.composite
 def spmd(draw: DrawFn) -> SPMD:
-    """`SPMD` with either distribution."""
+    """Draw `SPMD` with either distribution."""
     return SPMD(distribution=draw(_DISTRIBUTIONS), redistribute_gradients=not draw(SOMETIMES))
 
 
 def local_tensor_parallel() -> SearchStrategy[LocalTensorParallel]:
-    """`LocalTensorParallel` with either kind of collectives and without a plan: `scenarios` draws one."""
+    """Return a strategy for `LocalTensorParallel` with either kind of collectives. `scenarios` draws its plan."""
     return st.builds(LocalTensorParallel, collectives=_COLLECTIVES)
 
 
 def pipeline() -> SearchStrategy[Pipeline]:
-    """`Pipeline` with default options: `scenarios` draws options to fit its ranks and the model."""
+    """Return a strategy for `Pipeline` with default options. `scenarios` draws options to fit its ranks and the model."""
     return st.builds(Pipeline)
 
 
 def context_parallel() -> SearchStrategy[ContextParallel]:
-    """`ContextParallel` with every exchange and balance."""
+    """Return a strategy for `ContextParallel` with every exchange and balance."""
     return st.builds(ContextParallel, exchange=st.sampled_from(AttentionExchange), balance=st.sampled_from(LoadBalancer))
 
 
@@ -236,7 +236,7 @@ _SHIPPED: dict[str, SearchStrategy[Parallelism]] = {
 
 @cache
 def parallelisms_of(tag: str) -> SearchStrategy[Parallelism]:
-    """Strategy for a registered parallelism: its kind's own `strategy()` if there is one, else drawn from its fields.
+    """Return a strategy for a registered parallelism: its kind's own `strategy()` if defined, else values drawn for its fields.
 
     Raises `UsageError` if the tag is not registered.
     """

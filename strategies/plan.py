@@ -69,7 +69,7 @@ def with_drawn_plan(draw: DrawFn, layout: Layout, training: Training, *, beyond:
 def _drawn_source_output(
     draw: DrawFn, place: LayerSite, source: Split, among: Callable[[LayerSite], tuple[LayerPlan, ...]]
 ) -> ActivationSharding:
-    """Sharded by positions in half of all cases, if the layers accept that."""
+    """Draw an output sharded by positions in half of all cases, if the layers accept that."""
     by_rows = replace(place, input=ActivationSharding.ROWS)
     if source is Split.NOT_IN_PLAN or not among(by_rows) or draw(EVENLY):
         return ActivationSharding.REPLICATED
@@ -77,7 +77,7 @@ def _drawn_source_output(
 
 
 def _drawn_source(draw: DrawFn, training: Training, ranks: int, *, empty: bool) -> Split:
-    """Sharded by tokens only if each rank gets some, unless ranks may be `empty`."""
+    """Draw a source sharded by tokens only if each rank gets some, unless ranks may be `empty`."""
     source = training.model.source
     if source is None:
         return Split.NOT_IN_PLAN

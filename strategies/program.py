@@ -1,4 +1,7 @@
-"""Random tensor programs: short, legal by construction, shrinking to one operation on a one-element leaf on two ranks."""
+"""Strategy for random tensor programs.
+
+They are short, legal by construction, and shrink to one operation on a one-element leaf on two ranks.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,11 @@ if TYPE_CHECKING:
     from equivcheck.programs.run.builder import ProgramBuilder
 
 MESHES: tuple[tuple[int, ...], ...] = ((2,), (3,), (2, 2), (4,), (1,), (1, 2), (2, 1))
-"""Two ranks come first."""
+"""Meshes, with two ranks first."""
 SIZES = (*(1, 2, 4, 3, 5) * 4, 0)
-"""Few sizes, so that shapes fit each other and DTensor's caches. 0 is rare, because it leaves nothing to compare."""
+"""Few sizes, so that shapes fit each other and DTensor's caches. Size 0 is rare, because nothing is left to compare."""
 FEWEST, MOST = 3, 10
-"""Limits for statements, not counting the arguments that operations need."""
+"""Minimum and maximum number of statements, not counting the arguments that operations need."""
 NEAREST = 4
 """Maximum distance back to the first argument."""
 
@@ -38,7 +41,7 @@ _DISTANCES: SearchStrategy[int] = st.sampled_from((1, 1, 1, 2, 3, NEAREST))
 
 @st.composite
 def programs(draw: DrawFn, *, operations: Sequence[str] = (), max_ranks: int = 4) -> TensorProgram:
-    """Programs with 3 to 10 statements, and the arguments for them.
+    """Draw programs with 3 to 10 statements, and the arguments for them.
 
     `operations` are names; empty for all except those that only sweeps use. Programs have 2 to `max_ranks` ranks.
     """
@@ -60,7 +63,7 @@ def _leaves(draw: DrawFn, num_axes: int) -> Leaf:
 
 
 def _placements(draw: DrawFn, num_axes: int, num_dims: int, *, with_addends: bool = True) -> tuple[str, ...]:
-    """One placement for each axis: replicated, sharded along any dim, or partial with one reduction."""
+    """Draw one placement for each axis: replicated, sharded along any dim, or partial with one reduction."""
     addends = (partial(draw(_REDUCTIONS)),) if with_addends and draw(RARELY) else ()
     allowed = (REPLICATE, *map(shard, range(num_dims)), *addends)
     return tuple(allowed[draw(_CHOICES) % len(allowed)] for _ in range(num_axes))
@@ -80,7 +83,7 @@ def _grow(draw: DrawFn, builder: ProgramBuilder, num_axes: int, names: Sequence[
 
 
 def _operate(draw: DrawFn, builder: ProgramBuilder, num_axes: int, taken: tuple[OperationFacts, int]) -> None:
-    """Append an operation on an earlier value. Its other arguments are created for it, or are earlier values."""
+    """Append an operation on an earlier value. The operation's other arguments are created for it, or are earlier values."""
     facts, distance = taken
     place, shape = len(builder) - distance, builder.shape(distance)
     dims = (*range(len(shape)), *range(-len(shape), 0)) or (0,)
@@ -91,7 +94,7 @@ def _operate(draw: DrawFn, builder: ProgramBuilder, num_axes: int, taken: tuple[
 
 
 def _argument(draw: DrawFn, builder: ProgramBuilder, num_axes: int, needed: tuple[Argument, tuple[int, ...], int]) -> int:
-    """Number of the argument's statement: a new one that fits, or a recent value."""
+    """Return the number of the argument's statement: a new statement that fits, or a recent value."""
     argument, shape, dim = needed
     shapes = shapes_of(argument, shape, dim)
     if not shapes or (argument.kind is ArgumentKind.LEAF and not draw(MOSTLY)):

@@ -1,4 +1,4 @@
-"""First steps under another layout. The scenario resumes from their checkpoint."""
+"""Draw first steps under another layout, and resume the scenario from their checkpoint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FIRST_LAYOUTS = layouts(max_ranks=MAX_FIRST_RANKS)
 
 
 def may_resume(scenario: Scenario) -> bool:
-    """Whether there are first steps, and another layout can resume after them."""
+    """Whether the scenario has first steps, and another layout can resume after them."""
     return scenario.training.steps > 1 and can_resume(scenario.layout)
 
 

@@ -1,4 +1,4 @@
-"""Scenarios: trainings on layouts that support them."""
+"""Strategies for scenarios: trainings on layouts that support them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from equivcheck.strategies.training import trainings
 
 _EXECUTIONS = executions()
 _TRAININGS = trainings(tokens=st.sampled_from((False, False, False, True, True)))
-"""About a third train on sequences, because every layout runs them."""
+"""Trainings, about a third on sequences, because every layout runs sequences."""
 _SEQUENCES = trainings(tokens=st.just(True))
 _PLAIN_TRAININGS = trainings(tokens=st.just(False))
 _SUMMED = st.sampled_from((False,) + (True,) * 5)
 _RESUMES = st.builds(and_, RARELY, RARELY)
 MORE_RESUMES = st.builds(and_, SOMETIMES, SOMETIMES)
-"""One in nine instead of one in 36, for long runs that must reach faults that only resuming shows."""
+"""Strategy for resuming in one of nine scenarios instead of one of 36.
+It is for long runs that must reach faults that only resuming shows."""
 
 
 @st.composite
@@ -42,13 +43,12 @@ def scenarios(  # noqa: PLR0913 - a strategy for each part, all by keyword
     executions: SearchStrategy[Execution] = _EXECUTIONS,
     resumes: SearchStrategy[bool] = _RESUMES,
 ) -> Scenario:
-    """Scenarios that layouts support.
+    """Draw scenarios that layouts support.
 
     `layouts` is a strategy, tags such as `("ddp", "fsdp2")`, or None for every registered layout; `max_ranks` and `executions`
-    apply to the latter two. The training is adapted to its layout: rows that the data ranks cannot share are multiplied by
-    their number, and unsupported options are dropped. Default plans are replaced by legal tensor-parallel plans, default
-    pipelines by a schedule and stages. If `resumes` draws True and the scenario allows it, the first steps run under another
-    layout.
+    apply to the latter two. The training is adapted to its layout: rows that the data ranks cannot share are multiplied by their
+    number, and unsupported options are dropped. Default plans are replaced by legal tensor-parallel plans, default pipelines by a
+    schedule and stages. If `resumes` draws True and the scenario allows it, the first steps run under another layout.
     """
     layout = _chosen(draw, layouts, max_ranks, executions)
     scenario = _scenario(draw, layout, _training(draw, trainings, layout), beyond=False)
@@ -63,7 +63,7 @@ def frontier(
     layouts: SearchStrategy[Layout] | Sequence[str] | None = None,
     max_ranks: int = MAX_RANKS,
 ) -> Scenario:
-    """Scenarios as from `scenarios`, but also some that torch is known not to support, for ``check(..., beyond=True)``.
+    """Draw scenarios as `scenarios` does, and some that torch is known not to support, for ``check(..., beyond=True)``.
 
     Such a run should be correct or raise on every rank. It must not be silently wrong, and must not hang.
     """
@@ -98,7 +98,7 @@ def _scenario(draw: DrawFn, layout: Layout, training: Training, *, beyond: bool)
 
 
 def _training(draw: DrawFn, trainings: SearchStrategy[Training] | None, layout: Layout) -> Training:
-    """A training. For DTensor activations, losses with known issues are usually replaced, unless trainings are given.
+    """Draw a training. For DTensor activations, losses with known issues are usually replaced, unless trainings are given.
 
     DTensor computes the gradient of a mean of squared errors incorrectly (`dtensor_mse_loss_mean`), and `fully_shard` multiplies
     gradients of linear losses (`fsdp2_multiplies_replicated_gradients`). A check that ends as KNOWN proves nothing else about its

@@ -1,4 +1,4 @@
-"""Pipeline options to fit the ranks and the model's layers."""
+"""Draw pipeline options to fit the ranks and the model's layers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def with_drawn_boundaries(draw: DrawFn, layout: Layout, num_layers: int) -> Layo
 
 @cache
 def _schedules(ranks: int) -> SearchStrategy[tuple[PipelineSchedule, int]]:
-    """Schedules with equal weight, and stages per rank; one stage per rank if the schedule allows it."""
+    """Return a strategy for schedules with equal weight, and stages per rank: one stage per rank if the schedule allows it."""
     most = MAX_LAYERS // ranks
     return st.sampled_from(
         [

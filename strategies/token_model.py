@@ -1,4 +1,7 @@
-"""Token models: an embedding, any layers over positions, a head; some take sequences of real numbers instead of tokens."""
+"""Strategies for token models: an embedding, any layers over positions, a head.
+
+Some take sequences of real numbers instead of tokens.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from equivcheck.strategies.layer import ACTIVATIONS
 from equivcheck.training.layers.registry import third_party_kinds
 
 LENGTHS: SearchStrategy[int] = st.sampled_from((2, 3, 4, 1, 5, 8))
-"""Short lists throughout, because DTensor caches its results by shape."""
+"""Sequence lengths. All lists here are short, because DTensor caches its results by shape."""
 VOCABULARIES: SearchStrategy[int] = st.sampled_from((3, 4, 5, 7, 8, 11, 16))
 IGNORED: SearchStrategy[IgnoredLabels] = st.sampled_from(IgnoredLabels)
 
@@ -52,7 +55,7 @@ _Z_LOSSES = st.sampled_from((0.0, 0.01))
 
 @st.composite
 def attentions(draw: DrawFn, *, length: int = 2) -> Attention:
-    """Attention. A bias is only drawn if it has an effect: a key bias needs rotary positions and a length above 1."""
+    """Draw attention. A bias is only drawn if it has an effect: a key bias needs rotary positions and a length above 1."""
     num_kv_heads, width, rotary = draw(_KV_HEADS), draw(_WIDTHS), draw(EVENLY)
     return Attention(
         num_heads=min(num_kv_heads * draw(_GROUPS), 8 // num_kv_heads * num_kv_heads),
@@ -71,7 +74,7 @@ def attentions(draw: DrawFn, *, length: int = 2) -> Attention:
 
 @st.composite
 def gated_mlps(draw: DrawFn) -> GatedMLP:
-    """Gated multi-layer perceptrons."""
+    """Draw gated multi-layer perceptrons."""
     return GatedMLP(
         hidden=draw(_HIDDEN),
         activation=draw(ACTIVATIONS),
@@ -85,7 +88,7 @@ def gated_mlps(draw: DrawFn) -> GatedMLP:
 
 @st.composite
 def experts(draw: DrawFn) -> Experts:
-    """Experts. A router chooses one or two for each position."""
+    """Draw expert layers. A router chooses one or two experts for each position."""
     top_k = 2 if draw(EVENLY) else 1
     return Experts(
         hidden=draw(_HIDDEN),
@@ -112,7 +115,10 @@ _EXPERTS = experts()
 
 @st.composite
 def token_models(draw: DrawFn) -> Model:
-    """Models with 1 to 5 layers over sequences. Most take tokens, and most of these have a head, a third of them tied."""
+    """Draw models with 1 to 5 layers over sequences. Most models take tokens, and most of these have a head.
+
+    A third of the heads are tied.
+    """
     length, features, depth = draw(LENGTHS), draw(_FEATURES), draw(_DEPTHS)
     of_others = [found for kind in third_party_kinds() if (found := kind.strategy(features)) is not None]
     kinds = _KINDS_AND_OTHERS if of_others else _KINDS
@@ -158,7 +164,7 @@ def _layers_of(
 
 
 def _shared(draw: DrawFn, layer: AnyLayer, before: list[AnyLayer]) -> AnyLayer:
-    """Two in three linear layers after the first one share its weight."""
+    """Let two in three linear layers share the weight of the first linear layer."""
     owner = next((index for index, other in enumerate(before) if isinstance(other, Layer)), None)
     if not isinstance(layer, Layer) or owner is None or not draw(MOSTLY):
         return layer
@@ -170,14 +176,17 @@ def _fitted(layer: AnyLayer, features: int) -> AnyLayer:
 
 
 def _norm(norm: Norm | None, features: int) -> Norm | None:
-    """No norm if it is constant (one feature, or layer norm over two): earlier gradients would be rounding errors."""
+    """Return the norm.
+
+    None if its output is constant (one feature, or layer norm over two), because earlier gradients would be rounding errors.
+    """
     constant = features == 1 or (features == 2 and norm is Norm.LAYER)
     return None if constant else norm
 
 
 @st.composite
 def cross_entropies(draw: DrawFn) -> CrossEntropy:
-    """Losses over labels: half ignore some labels, some average over sequences, and some weigh rows or classes."""
+    """Draw losses over labels: half ignore some labels, some average over sequences, and some weigh rows or classes."""
     return CrossEntropy(
         ignored=draw(IGNORED),
         per=draw(_NORMALISERS),

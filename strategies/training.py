@@ -1,4 +1,4 @@
-"""Trainings, and their parts other than the model and the optimizer."""
+"""Strategies for trainings, and for their parts other than the model and the optimizer."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ from equivcheck.strategies.optimizer import optimizers
 from equivcheck.strategies.token_model import cross_entropies, token_models
 
 STEPS: SearchStrategy[int] = st.sampled_from((1, 2, 3, 3, 4, 5))
-"""Usually 3 or more, because some faults show only once optimizer state matters. `Training.steps` has the allowed range."""
+"""Number of steps, usually 3 or more, because some faults show only once optimizer state matters.
+`Training.steps` has the allowed range."""
 LOSSES: SearchStrategy[Loss] = st.sampled_from(Loss)
 PRECISIONS: SearchStrategy[Precision] = st.sampled_from((Precision.FLOAT64,) * 3 + (Precision.FLOAT32,))
 ROWS: SearchStrategy[int] = st.integers(1, 4)
 THRESHOLDS: SearchStrategy[float] = st.sampled_from((0.1, 0.01, 1.0, 100.0))
-"""Mostly below the gradient norms that occur here, so that clipping is active, also in shrunk examples."""
+"""Clipping thresholds, mostly below the gradient norms that occur here, so that clipping is active, also in shrunk examples."""
 
 _BATCH_DIMS = st.sampled_from((0, 0, 0, 1))
 _COUNTS = st.sampled_from((1, 1, 2, 2, 3, 4))
@@ -68,7 +69,7 @@ _SCHEDULE_CHOICES: SearchStrategy[Schedule] = st.sampled_from(
 
 @st.composite
 def data(draw: DrawFn, *, rows: SearchStrategy[int] = ROWS, max_microbatches: int = MAX_MICROBATCHES) -> Data:
-    """Data with 1 to `max_microbatches` microbatches, with equal rows or not; a quarter has its rows along dim 1.
+    """Draw data with 1 to `max_microbatches` microbatches, with equal rows or not. A quarter has its rows along dim 1.
 
     The last step of some has fewer microbatches.
     """
@@ -85,19 +86,19 @@ def data(draw: DrawFn, *, rows: SearchStrategy[int] = ROWS, max_microbatches: in
 
 @st.composite
 def groups(draw: DrawFn) -> ParameterGroup:
-    """Groups, half without weight decay. `trainings` drops the decay if the optimizer has none."""
+    """Draw groups, half without weight decay. `trainings` drops the decay if the optimizer has no weight decay."""
     return ParameterGroup(select=draw(_SELECTS), lr_factor=draw(_LR_FACTORS), weight_decay=draw(_DECAYS))
 
 
 @st.composite
 def schedules(draw: DrawFn) -> Schedule:
-    """Schedules that change the learning rate within few steps."""
+    """Draw schedules that change the learning rate within few steps."""
     return draw(_SCHEDULE_CHOICES)
 
 
 @st.composite
 def clippings(draw: DrawFn, *, thresholds: SearchStrategy[float] = THRESHOLDS) -> Clipping:
-    """Clipping by norm or by value."""
+    """Draw clipping by norm or by value."""
     norm_type = draw(_CLIPPING_KINDS)
     if norm_type is None:
         return ClipValue(clip_value=draw(thresholds))

@@ -47,7 +47,7 @@ def comparison_functions(draft: Draft) -> list[list[str]]:
 
 
 def main_lines(draft: Draft) -> list[str]:
-    """Lines for the function ``main`` and its call."""
+    """Return lines for the function ``main`` and its call."""
     draft.need("sys")
     draft.need("datetime", "timedelta")
     return [

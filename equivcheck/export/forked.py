@@ -18,7 +18,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 SECONDS = 90.0
-"""Default limit. A script takes less than 1 s, and 20 s more if a rank waits until the timeout."""
+"""Default limit in seconds. A script takes less than 1 s, and 20 s more if a rank waits until the timeout."""
 _PRELOADED = [
     "torch._inductor.compile_fx",
     "torch.distributed.fsdp",

@@ -49,7 +49,7 @@ _BY_MESH = (
 
 
 def _clip_by_mesh(draft: Draft) -> None:
-    """Define ``clip`` in the script. It clips each mesh's parameters, and the plain ones, separately."""
+    """Define ``clip`` in the script. ``clip`` clips each mesh's parameters, and the plain parameters, separately."""
     # Torch cannot mix DTensors with plain tensors, or DTensors of several meshes, in one operation.
     clipping = draft.scenario.training.clipping
     if isinstance(clipping, ClipValue):

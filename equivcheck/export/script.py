@@ -123,11 +123,14 @@ def _import_lines(draft: Draft, modules: list[str]) -> Iterator[str]:
 
 
 _COMPARED = (Phase.LOSS, Phase.GRADIENT, Phase.CLIPPING, Phase.UPDATE)
-"""Phases a script compares."""
+"""Phases that a script compares."""
 
 
 def tolerance_of(scenario: Scenario, verdict: Verdict | None = None) -> float:
-    """Largest tolerance among the compared tensors. If that hides the divergence, the tolerance of the tensor that diverged."""
+    """Return the largest tolerance among the compared tensors.
+
+    If that hides the divergence, return the tolerance of the tensor that diverged.
+    """
     moments = ReferenceRun.of(scenario).confirming_reference().moments
     compared = (moment for moment in moments if moment.phase in _COMPARED)
     everything = max((float(value) for moment in compared for value in moment.tolerances if math.isfinite(value)), default=0.0)
@@ -145,7 +148,7 @@ def _of_tensor(moment: Expected, divergence: Divergence) -> Iterator[float]:
 
 
 def _size(divergence: Divergence) -> float:
-    """Error in the worst element; infinite if a value is not a number."""
+    """Return the error in the worst element; infinite if a value is not a number."""
     try:
         return abs(float(divergence.actual) - float(divergence.expected))
     except ValueError:

@@ -31,13 +31,13 @@ def require_packed(batch: Any, path: tuple[Any, ...], tokens: Sequence[torch.Ten
 
 
 def _first_place(values: list[int], wanted: list[int], start: int) -> int | None:
-    """Index of the first occurrence from `start`; None without one."""
+    """Return the index of the first occurrence from `start`; None if there is no occurrence."""
     places = range(start, len(values) - len(wanted) + 1)
     return next((place for place in places if values[place : place + len(wanted)] == wanted), None)
 
 
 def require_collated(batch: Any, collated: Any, examples: Sequence[Example]) -> None:
-    """Raise `UsageError` if the user's examples, put together by the user's function, are fewer or in another order."""
+    """Raise `UsageError` if the batch from the user's function has fewer examples than were put in, or another order."""
     found = dict(tensors_in(collated))
     for path, tensor in tensors_in(batch):
         name, other = ".".join(map(str, path)), found.get(path)

@@ -14,7 +14,7 @@ from equivcheck.presentations.rows import Example, Rows
 def distributions(given: Format, examples: Sequence[Example], constraints: Constraints, num_ranks: int) -> Iterator[Presentation]:
     """Yield presentations on `num_ranks` data ranks, with the same gradients as the whole batch on one device.
 
-    All ranks have equally many microbatches, because data parallelism communicates once for each of them.
+    All ranks have equally many microbatches, because data parallelism communicates once for each microbatch.
     """
     count = len(examples)
     if not constraints.has_microbatch_terms and count >= num_ranks:
@@ -52,7 +52,7 @@ def _splits(given: Format, examples: Sequence[Example], constraints: Constraints
 
 
 def _parts(examples: Sequence[Example], num: int) -> list[Sequence[Example]]:
-    """Consecutive parts of nearly equal sizes."""
+    """Split examples into consecutive parts of nearly equal sizes."""
     ends = [len(examples) * number // num for number in range(num + 1)]
     return [examples[start:end] for start, end in pairwise(ends)]
 

@@ -33,7 +33,7 @@ def _row(given: Format, row: int, start: int, end: int) -> Example:
 
 
 def _span(given: Format, row: int) -> tuple[int, int]:
-    """Start and end without padding."""
+    """Return start and end of a row without padding."""
     if not given.has_tokens:
         return 0, 1
     tokens, masks = given.field_with(Role.TOKENS), [field for field in given.fields if field.role is Role.MASK]
@@ -50,7 +50,7 @@ def _span(given: Format, row: int) -> tuple[int, int]:
 
 
 def _cut(given: Format, row: int, start: int, end: int, num_rows: int) -> int:
-    """New end for a row. Rows get different lengths and different numbers of counted labels, at least two."""
+    """Return a new end for a row. Rows get different lengths and different numbers of counted labels, at least two."""
     order = (row * 2) % num_rows if num_rows % 2 else (row * 2) % num_rows + (row * 2) // num_rows
     wanted = end - round((end - start) * 0.75 * order / max(num_rows, 2))
     labels = given.field_with(Role.LABELS)

@@ -1,4 +1,4 @@
-"""Roles for tensors in a batch: tokens, labels, masks, positions. They decide how examples are cut out, padded and packed."""
+"""Roles for tensors in a batch: tokens, labels, masks, positions. A role decides how examples are cut out, padded and packed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from equivcheck.system.choice import PrintableEnum
 
 
 class Role(PrintableEnum):
-    """How a tensor is cut, padded and packed. All but ROW have the shape (rows, positions, ...)."""
+    """How a tensor is cut, padded and packed. All tensors but ROW have the shape (rows, positions, ...)."""
 
     TOKENS = "tokens"
     LABELS = "labels"
@@ -33,11 +33,11 @@ class Field:
     path: tuple[Any, ...]
     """Keys and indices to the tensor."""
     role: Role
-    """How it is cut, padded and packed."""
+    """How the tensor is cut, padded and packed."""
 
     @property
     def name(self) -> str:
-        """Keys and indices, separated by dots."""
+        """Return keys and indices, separated by dots."""
         return _name(self.path)
 
     @property
@@ -92,7 +92,7 @@ def _role(name: str, value: str) -> Role:
 
 
 def _length(found: list[tuple[tuple[Any, ...], torch.Tensor]], given: Mapping[str, str]) -> int | None:
-    """Number of positions in the first tensor with tokens; None without one."""
+    """Return the number of positions in the first tensor with tokens; None if there are no tokens."""
     for number, (path, tensor) in enumerate(found):
         role = given.get(_name(path))
         is_named = _is_token_name(path, is_first=not number)
@@ -127,7 +127,7 @@ def _guess(
 
 
 def _role_by_values(path: tuple[Any, ...], tensor: torch.Tensor, tokens: torch.Tensor, ignore_index: int) -> Role:
-    """Role by values, for integers without a name."""
+    """Return the role by values, for integers without a name."""
     counted = tensor != ignore_index
     if tensor.max() <= 1 and tensor.min() >= 0 and tokens.max() > 1:
         return Role.MASK
@@ -169,7 +169,10 @@ def tensors_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, 
 
 
 def unsplit_lists(batch: Any, fields: Sequence[Field]) -> list[str]:
-    """Names of lists and tuples in a dict without tensors, such as texts. Empty if the user's functions take the batch apart."""
+    """Return the names of lists and tuples in a dict without tensors, such as texts.
+
+    Empty if the user's functions take the batch apart.
+    """
     if not fields or not isinstance(batch, Mapping):
         return []
     return [str(key) for key, value in batch.items() if isinstance(value, (list, tuple)) and not tensors_in(value)]

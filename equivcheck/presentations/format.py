@@ -1,4 +1,4 @@
-"""The form of a user's batches: put rows together in it."""
+"""The form of a user's batches, and functions to put rows together in this form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Format:
     """Structure and roles in a user's batches."""
 
     batch: Any
-    """The user's batch."""
+    """Batch from the user."""
     fields: tuple[Field, ...]
     """Roles."""
     pad_id: int
@@ -47,7 +47,7 @@ class Format:
         return is_shifted_by_model(self.tensor(tokens), self.tensor(labels), self.ignore_index)
 
     def field_with(self, role: Role) -> Field | None:
-        """The first field with a role."""
+        """Return the first field with a role."""
         return next((field for field in self.fields if field.role is role), None)
 
     def tensor(self, field: Field) -> torch.Tensor:
@@ -84,7 +84,7 @@ class Format:
         return replace(example, values=values)
 
     def halves(self, example: Example) -> tuple[Example, Example] | None:
-        """Return the example with every second counted label, and with the others; None with fewer than two labels."""
+        """Return the example with every second counted label, and with the other labels; None with fewer than two labels."""
         field = self.field_with(Role.LABELS) or self.field_with(Role.LOSS_MASK)
         if field is None or example.num_counted < 2:
             return None
@@ -124,11 +124,11 @@ class Format:
         return self._with_documents(batch, given) if given.is_packed else batch
 
     def _filler(self, field: Field) -> int:
-        """Value at a position that does not count."""
+        """Return the value at a position that does not count."""
         return {Role.TOKENS: self.pad_id, Role.LABELS: self.ignore_index}.get(field.role, 0)
 
     def _one(self, example: Example) -> Any:
-        """An example like the user's batch, without the dim for rows and without positions."""
+        """Return an example like the user's batch, without the dim for rows and without positions."""
         found = with_tensors(self.batch, {field.path: value for field, value in example.values.items()})
         if isinstance(found, Mapping):
             dropped = {field.path[0] for field in self.fields if field.role in (Role.POSITIONS, Role.MASK)}
@@ -148,7 +148,7 @@ class Format:
         return torch.cat([padding, value] if given.side is Side.LEFT else [value, padding])
 
     def _part(self, field: Field, example: Example, *, is_first: bool) -> torch.Tensor:
-        """An example's values in a row. If the model would predict a label from the document before, it does not count."""
+        """Return an example's values in a row. A label that the model would predict from the document before does not count."""
         value = example.values[field]
         if is_first or not self.is_shifted_by_model or field.role not in (Role.LABELS, Role.LOSS_MASK):
             return value
@@ -157,7 +157,7 @@ class Format:
         return value
 
     def _with_documents(self, batch: Any, given: Rows) -> Any:
-        """A packed batch with its documents' borders."""
+        """Return a packed batch with its documents' borders."""
         assert isinstance(self.packing, Packing), "rows are packed only if the user says how"
         if self.packing is Packing.POSITION_IDS:
             dropped = {field.path[0] for field in self.fields if field.role is Role.MASK}
@@ -171,7 +171,7 @@ class Format:
 
 
 def _per_row(given: Rows, value: Callable[[int, Example], torch.Tensor]) -> torch.Tensor:
-    """One integer for each position. Padding continues as one more document."""
+    """Return one integer for each position. Padding continues as one more document."""
     rows = []
     for row in given.rows:
         parts = [value(number, example) for number, example in enumerate(row)]

@@ -1,4 +1,4 @@
-"""Ways to present the same examples: other microbatches, padding, packing, windows."""
+"""Ways to present the same examples in other microbatches, padding, packing or windows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Presentation:
     microbatches: tuple[Rows, ...]
     """Microbatches in order."""
     has_blank: bool = False
-    """Whether it has one more row than the user's batch, without counted labels."""
+    """Whether the presentation has one more row than the user's batch, without counted labels."""
     ranks: tuple[tuple[Rows, ...], ...] = ()
     """Each data rank's microbatches; empty on one device."""
 
@@ -46,11 +46,11 @@ class Constraints:
     """Facts about a step. They decide which presentations must agree."""
 
     window: int | None
-    """Number of microbatches per update; None if it may be any."""
+    """Number of microbatches per update; None if any number is possible."""
     needs_even: bool
     """Whether all microbatches must have equally many rows."""
     has_microbatch_terms: bool
-    """Whether rows in a microbatch share a loss term. Then they stay together."""
+    """Whether rows in a microbatch share a loss term. Then these rows stay together."""
     sides: tuple[Side, ...]
     """Sides for padding."""
 
@@ -111,7 +111,7 @@ def _splits(given: Format, examples: Sequence[Example], constraints: Constraints
 def _windows(
     given: Format, examples: Sequence[Example], constraints: Constraints, seen: set[tuple[tuple[int, ...], ...]]
 ) -> Iterator[Presentation]:
-    """A full accumulation window, and a shorter, last one."""
+    """Yield a full accumulation window, and a shorter, last window."""
     assert constraints.window is not None
     for num, name in ((constraints.window, "full window of"), (constraints.window - 1, "trailing window of")):
         if not 1 < num <= len(examples) or (constraints.needs_even and len(examples) % num):
@@ -125,7 +125,7 @@ def _windows(
 
 
 def _blanks(given: Format, examples: Sequence[Example], constraints: Constraints) -> Iterator[Presentation]:
-    """A microbatch without counted labels: a copy of the first example."""
+    """Yield a microbatch without counted labels: a copy of the first example."""
     blank = given.without_labels(examples[0])
     if blank.num_counted or (constraints.window is not None and constraints.window < 2) or constraints.needs_even:
         return

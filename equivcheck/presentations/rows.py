@@ -43,7 +43,7 @@ class Example:
     num_labels: int
     """Number of labels before the model's shift, which drops the first one."""
     weight: float
-    """First number per row in the batch, such as a weight; 1 without one."""
+    """First number per row in the batch, such as a weight; 1 if there is no such number."""
     value: Any = None
     """Example from the user's own function; None if the batch was taken apart here."""
 
@@ -59,21 +59,21 @@ class Rows:
     extra: int = 0
     """Padding in the longest row."""
     pad_id: int | None = None
-    """Token in padding; None for the user's."""
+    """Token in padding; None for the user's token."""
 
     @property
     def examples(self) -> tuple[Example, ...]:
-        """Examples in order."""
+        """Return the examples in order."""
         return tuple(example for row in self.rows for example in row)
 
     @property
     def length(self) -> int:
-        """Number of positions per row, padding included."""
+        """Return the number of positions per row, padding included."""
         return max(sum(example.length for example in row) for row in self.rows) + self.extra
 
     @property
     def positions(self) -> tuple[tuple[int, int, Example], ...]:
-        """Each example with its row and its first position there."""
+        """Return each example with its row and its first position there."""
         found = []
         for number, row in enumerate(self.rows):
             start = self.length - sum(example.length for example in row) if self.side is Side.LEFT else 0

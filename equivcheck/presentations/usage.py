@@ -6,5 +6,5 @@ from equivcheck.errors import UsageError
 
 
 def invalid(argument: str, why: str, expected: str) -> UsageError:
-    """Error about an invalid argument. `check_batching` puts its own name in place of ``check_training``."""
+    """Return an error about an invalid argument. `check_batching` puts its own name in place of ``check_training``."""
     return UsageError(f"check_training: {argument} is not valid: {why}. Expected {expected}.")

@@ -62,7 +62,7 @@ def failure_if_refusals_raise(run: Callable[[frozenset[str]], object], hung: Fai
 
 
 def first_raising(failure: Failure | None) -> int:
-    """The first statement in which a rank raised; 0 if none did."""
+    """Return the first statement in which a rank raised; 0 if no rank raised."""
     errors = [report.error for report in failure.reports] if failure else []
     return min((int(found[1]) for each in errors if (found := RAISING.search(each))), default=0)
 
@@ -74,7 +74,7 @@ def parts_that_disagree(plan: ProgramPlan, run: Callable[[ProgramPlan], object])
 
 
 def _called(plan: ProgramPlan, number: int) -> str:
-    """A statement and its arguments, because one may be wrong: ``v2 exp of v1 index_add``."""
+    """Describe a statement with its arguments, because an argument may be wrong: ``v2 exp of v1 index_add``."""
     takes = dict.fromkeys(number - back for back in arguments_of(plan.program.statements[number]))
     what, *taken = (value_names(plan, each, 1)[0] for each in (number, *takes))
     return f"{what} of {', '.join(taken)}" if taken else what

@@ -145,7 +145,7 @@ def _refuses(result: RankResult, refusal: Refusal) -> bool:
 
 
 def _with_types(verdict: ProgramVerdict, types: str) -> ProgramVerdict:
-    """Add the type checker's errors. If it rejects a correct program, either the checker or the program is wrong."""
+    """Add the type checker's errors. If the checker rejects a correct program, either the checker or the program is wrong."""
     if not types or verdict.outcome is not Outcome.EQUIVALENT:
         return replace(verdict, types=types)
     reason = f"the type checker rejects a correct program: {types.splitlines()[0]}"

@@ -19,10 +19,10 @@ third of the time in sweeps."""
 
 
 def seconds_of_program(program: TensorProgram, world: str, deadline: float) -> float:
-    """Seconds that a program may take in a check with `deadline`.
+    """Return the seconds that a program may take in a check with `deadline`.
 
-    They grow in proportion if `deadline` is above the default. A program with an operation in `WEIGHED` gets the full deadline,
-    because DTensor needs ten CPU seconds to choose its placements.
+    The limit grows in proportion if `deadline` is above the default. A program with an operation in `WEIGHED` gets the full
+    deadline, because DTensor needs ten CPU seconds to choose its placements.
     """
     if WEIGHED in program.operations:
         return deadline

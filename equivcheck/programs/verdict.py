@@ -22,7 +22,7 @@ class Refusal:
 
     @property
     def kind(self) -> str:
-        """Error type."""
+        """Return the error type."""
         return self.text.partition(":")[0]
 
 
@@ -35,13 +35,13 @@ class ProgramVerdict(CaseVerdict):
     refusals: tuple[Refusal, ...] = ()
     """Statements that every rank refused with the same clear error. The program continued with single-device values."""
     clones: tuple[int, ...] = ()
-    """Statements that did not apply to their arguments. They cloned the first argument instead."""
+    """Statements that did not apply to their arguments. These statements cloned the first argument instead."""
     types: str = ""
-    """Errors of the type checker, if the target has one. Empty if it accepts the program."""
+    """Errors of the type checker, if the target has one. Empty if the program is accepted."""
 
     @property
     def case(self) -> TensorProgram:
-        """The program."""
+        """Return the program."""
         return self.program
 
     def _evidence(self) -> list[str]:

@@ -23,7 +23,7 @@ _NUM_RANKS = 2
 _DEADLINE = 30.0
 
 Runs = tuple[Callable[..., list[bool]], tuple[tuple[Any, ...], ...]]
-"""A program that returns booleans, and a tuple of arguments for each run."""
+"""A program returning booleans, and a tuple of arguments for each run."""
 
 PROGRAMS: dict[str, Runs] = {
     "redistributed tensors": (probes.check_redistributions, tuple((seed,) for seed in range(12))),
@@ -35,7 +35,7 @@ PROGRAMS: dict[str, Runs] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Result of trying a layout or program in one world."""
+    """Result from trying a layout or program in one world."""
 
     world: str
     """World of the ranks."""
@@ -44,11 +44,11 @@ class Probe:
     works: bool
     """Whether the run succeeded, except for known issues."""
     reason: str
-    """Reason for the failure; empty if it works."""
+    """Reason for the failure; empty if the run succeeded."""
     known: str
-    """Known upstream issue; empty if none."""
+    """Known upstream issue; empty if there is no such issue."""
     seconds: float
-    """Duration with the world's start."""
+    """Duration in seconds, including the world's start."""
 
 
 def probe_everything() -> Iterator[Probe]:
@@ -61,7 +61,7 @@ def probe_everything() -> Iterator[Probe]:
 
 
 def unclassified_state(search: Search) -> list[str]:
-    """State of torch that the audit does not list, such as new state in a newer version."""
+    """List torch state that the audit does not list, such as new state in a newer version."""
     return list(unclassified_names(search.names()))
 
 
@@ -112,7 +112,7 @@ def _result(world: str, parallelism: type[Parallelism]) -> tuple[str, str]:
 
 
 def smallest_scenario(parallelism: type[Parallelism]) -> Scenario:
-    """Smallest scenario of a layout: one layer or as many as it needs, one step, two ranks on the parallelism's first axis."""
+    """Return a layout's smallest scenario: one step, two ranks on the parallelism's first axis, and as few layers as possible."""
     names = parallelism.axes[0]
     axes = tuple(Axis(name=name, size=1 if index else _NUM_RANKS) for index, name in enumerate(names))
     training = Training(model=Model(features=2, layers=(Layer(width=2),)), data=Data(microbatches=(_NUM_RANKS,)))

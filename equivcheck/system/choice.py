@@ -1,4 +1,4 @@
-"""Enums whose repr is code, so that a printed scenario can be pasted back."""
+"""Enums whose repr is Python code, so that a printed scenario can be pasted into a program."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import IO
 from equivcheck.system.parent_death import command_tied_to_parent
 
 _END_SECONDS = 15.0
-"""Seconds between SIGTERM and SIGKILL. torchrun needs them to end its ranks, because these run in their own sessions."""
+"""Seconds between SIGTERM and SIGKILL. torchrun needs this time to end its ranks, because the ranks run in their own sessions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class FinishedCommand:
     """Result of a finished command."""
 
     code: int | None
-    """Exit code, negative for a signal; None if the time limit ended it."""
+    """Exit code, negative for a signal; None if the command ended at the time limit."""
     printed: str
     """Text on stdout."""
     errors: str
@@ -30,7 +30,7 @@ class FinishedCommand:
 
     @property
     def last_line(self) -> str:
-        """Last line on stderr, or on stdout if stderr is empty. It usually names the error."""
+        """Return the last line on stderr, or on stdout if stderr is empty. The line usually names the error."""
         lines = (self.errors.strip() or self.printed.strip()).splitlines()
         return lines[-1].strip() if lines else ""
 

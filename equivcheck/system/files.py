@@ -1,4 +1,4 @@
-"""Files: read those that users name, write atomically, and share files without a name."""
+"""Read files named by users, write files atomically, and share files without a name."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def replace_text(file: Path, text: str) -> None:
-    """Write a file atomically: readers get the old or the new content, even if the disk is full."""
+    """Write a file atomically. Readers get the old or the new content, even if the disk is full."""
     written = file.with_name(f"{file.name}.part")
     try:
         written.write_text(text, encoding="utf-8")

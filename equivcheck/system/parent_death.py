@@ -31,7 +31,7 @@ def outlive_parent() -> None:
 
 
 def command_tied_to_parent(command: Sequence[str]) -> list[str]:
-    """Wrap a command so that it gets SIGTERM when the current thread ends. An interpreter starts it."""
+    """Wrap a command in an interpreter, so that it gets SIGTERM when the current thread ends."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     code = f"import os, sys; sys.path.insert(0, {root!r}); {code_to_end_with_parent(signal.SIGTERM)}; "
     return [sys.executable, "-I", "-c", code + "os.execvp(sys.argv[1], sys.argv[1:])", *command]

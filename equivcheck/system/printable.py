@@ -12,7 +12,10 @@ WIDTH = 80
 
 
 def screen_width() -> int:
-    """Columns of the reader's terminal if it is wider than `WIDTH`, else `WIDTH`. The variable COLUMNS counts as a terminal."""
+    """Return the columns of the reader's terminal if it is wider than `WIDTH`, else `WIDTH`.
+
+    The variable COLUMNS counts as a terminal.
+    """
     return max(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
 
 
@@ -31,7 +34,7 @@ def _wrapped(line: str, width: int) -> list[str]:
 
 
 def wrap(text: str, indent: str = "", width: int = WIDTH) -> list[str]:
-    """Wrap into lines of at most `width` columns, all but the first indented. Long words, such as paths, stay whole."""
+    """Wrap into lines with at most `width` columns, all but the first indented. Long words, such as paths, stay whole."""
     return textwrap.wrap(
         escape_unprintable(text), width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )

@@ -15,8 +15,8 @@ EXAMPLES = {"ci": 100, "dev": 20, "nightly": 1000}
 def register_profiles(prefix: str = PREFIX) -> None:
     """Register `ci` (fixed examples, no database), `dev` (few) and `nightly` (many, with a database) under a prefix.
 
-    `ci` derives from Hypothesis's `ci`, the others from its default, so settings made there still hold. No profile has a deadline
-    because a check takes as long as its ranks need.
+    `ci` derives from Hypothesis's `ci`, the other profiles from its default, so settings made there still hold. No profile has a
+    deadline because a check takes as long as its ranks need.
     """
     # Not above: Hypothesis imports this module while it is being imported itself.
     from hypothesis import settings

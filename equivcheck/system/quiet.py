@@ -1,7 +1,7 @@
 """Silence torch's warnings and log messages while a command runs, because they say nothing about the user's training.
 
-Environment variables do it, so that child processes are silent too; variables that the user has set stay. Errors are printed,
-except those that torch logs and then raises: a refused operation is part of the verdict.
+Environment variables silence child processes too; variables that the user has set stay. Errors are printed, except those that
+torch logs and then raises: a refused operation is part of the verdict.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LOGS_WHAT_IT_RAISES = "torch._subclasses.fake_tensor"
 
 
 def quiet_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Environment in which a new process prints no torch messages."""
+    """Return the environment in which a new process prints no torch messages."""
     return _QUIET | dict(environment)
 
 

@@ -17,7 +17,7 @@ class OutputFailed(EquivCheckError):
 
 @contextlib.contextmanager
 def standard_streams() -> Iterator[None]:
-    """Make failing stdout raise `OutputFailed`, and ignore failing stderr, inside this context. Both may be closed."""
+    """Make failing stdout raise `OutputFailed`, and ignore failing stderr, inside this context. Both streams may be closed."""
     _reserve_numbers()
     before = sys.stdout, sys.stderr
     with contextlib.ExitStack() as undo:
@@ -38,7 +38,7 @@ def require_stdout() -> None:
 
 
 def standard_input() -> BinaryIO:
-    """Binary stdin. Raises `UsageError` if it is closed."""
+    """Return binary stdin. Raises `UsageError` if stdin is closed."""
     if sys.stdin is None:
         raise UsageError("standard input is closed. Expected a file or a pipe with a scenario.")
     return sys.stdin.buffer
@@ -47,7 +47,7 @@ def standard_input() -> BinaryIO:
 def _reserve_numbers() -> None:
     """Open the file descriptors 0, 1 and 2 if they are closed.
 
-    Otherwise the next file would get the number and receive the output.
+    Otherwise the next file would get such a number and receive the output.
     """
     fd = os.open(os.devnull, os.O_RDWR)
     while fd <= 2:
@@ -61,7 +61,7 @@ def _restore(stdout: TextIO, stderr: TextIO) -> None:
 
 @contextlib.contextmanager
 def _writes_anything(stream: TextIO) -> Iterator[None]:
-    """Inside this context, characters that the stream's encoding lacks are written as escapes."""
+    """Write characters that the stream's encoding does not have as escapes, inside this context."""
     reconfigure = getattr(stream, "reconfigure", lambda **_options: None)
     before = stream.errors
     reconfigure(errors="backslashreplace")

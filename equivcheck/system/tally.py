@@ -22,12 +22,12 @@ def record_check(layout: str, world: str, outcome: str) -> None:
 
 
 def current_counts() -> Counter[TallyRow]:
-    """Checks counted since the last `take_counts`. The counts stay."""
+    """Return the checks counted since the last `take_counts`, without resetting the counts."""
     return _checked.copy()
 
 
 def take_counts() -> Counter[TallyRow]:
-    """Checks counted since the last `take_counts`. The counts are reset."""
+    """Return the checks counted since the last `take_counts`, and reset the counts."""
     taken = current_counts()
     _checked.clear()
     return taken

@@ -1,7 +1,7 @@
 """Temporary folders, removed even if their process is interrupted or killed.
 
 A process locks each of its folders, and the lock ends with the process. The next process that creates a folder, or that ends a
-process, removes all unlocked ones.
+process, removes all unlocked folders.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _making = threading.Lock()
 
 
 class NoSpace(EquivCheckError):
-    """Temporary files cannot be written. This says nothing about the scenario."""
+    """Temporary files cannot be written. The error says nothing about the scenario."""
 
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[str]:
-    """Create an empty folder that lasts until the context or the process ends. Raises `NoSpace` if none can be created."""
+    """Create an empty folder that lasts until the context or the process ends. Raises `NoSpace` if no folder can be created."""
     _clear_at_first_use()
     try:
         with _making:

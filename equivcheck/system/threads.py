@@ -1,4 +1,4 @@
-"""Threads of this process: how many there are, when one has ended, and whether one imports a module. Linux only."""
+"""Threads of this process: count them, wait for a thread's end, and test whether a thread imports a module. Linux only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LOOK_SECONDS = 0.0005
 
 
 def num_threads() -> int:
-    """Number of threads, including threads started by C++."""
+    """Count threads, including threads started by C++."""
     return len(os.listdir(_TASKS))
 
 
@@ -37,7 +37,7 @@ _bootstrap: Any = importlib._bootstrap  # Python 3.10 to 3.14
 def holds_import_lock(thread: int | None) -> bool:
     """Whether a thread holds a module's import lock, and so is importing.
 
-    Its stack frames would show it too, but walking the frames of a running thread is not safe.
+    The thread's stack frames would show it too, but walking the frames of a running thread is not safe.
     """
     locks = [reference() for reference in list(_bootstrap._module_locks.values())]
     return any(lock is not None and lock.owner == thread for lock in locks)

@@ -16,7 +16,10 @@ OLDEST = Version("2.9")
 
 
 def installed_torch() -> Version:
-    """Installed torch release; a nightly build counts as its next release. Reads metadata, because importing torch is slow."""
+    """Return the installed torch release; a nightly build counts as its next release.
+
+    Reads metadata, because importing torch is slow.
+    """
     return Version(_installed().base_version)
 
 

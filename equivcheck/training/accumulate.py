@@ -57,11 +57,11 @@ def scale_loss(setup: Setup, loss: torch.Tensor, rows: int, index: int) -> torch
 
 
 def scalar_value(value: torch.Tensor) -> float:
-    """Value of a scalar tensor as a float. A DTensor with a Partial placement is reduced over ranks first."""
+    """Return the value of a scalar tensor as a float. A DTensor with a Partial placement is reduced over ranks first."""
     return float(full_value(value))
 
 
 def full_value(value: torch.Tensor) -> torch.Tensor:
-    """Full value of a tensor as a plain tensor."""
+    """Return a plain tensor with the full value: a DTensor's full tensor, or the tensor itself."""
     value = value.detach()
     return value.full_tensor() if isinstance(value, DTensor) else value

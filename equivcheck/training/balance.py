@@ -39,7 +39,7 @@ def routing_counts(model: nn.Module, batch: Batch, index: int) -> Counts:
 
 
 def balance_loss(loads: Sequence[RoutingLoad], counts: Counts, positions: int) -> torch.Tensor:
-    """Sum of the layers' load-balancing losses, given counts and number of positions for a whole microbatch."""
+    """Add up the layers' load-balancing losses. `counts` and `positions` belong to a whole microbatch."""
     return torch.stack(list(_losses(loads, counts))).sum() / positions
 
 

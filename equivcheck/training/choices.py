@@ -22,6 +22,6 @@ class RecordedChoices:
         self._kept.append(outputs[0])
 
     def take_all(self) -> tuple[torch.Tensor, ...]:
-        """Choices since the last call, in order."""
+        """Return the choices since the last call, in order."""
         found, self._kept = tuple(self._kept), []
         return found

@@ -40,7 +40,7 @@ def clip_by_norm_of_norms(
 def norm_of_norms(
     parameters: list[torch.Tensor], clipping: ClipNorm, gradient_of: GradientOf = lambda parameter: parameter.grad
 ) -> torch.Tensor:
-    """Norm over all gradients and ranks, as a plain tensor."""
+    """Return the norm over all gradients and ranks, as a plain tensor."""
     norm_type = float(clipping.norm_type.value)
     gradients = [gradient for gradient in map(gradient_of, parameters) if gradient is not None]
     norms = [_whole(nn.utils.get_total_norm(kind, norm_type)) for kind in _kinds(gradients)]
@@ -64,7 +64,7 @@ def clip_by_value(parameters: list[torch.Tensor], clipping: ClipValue) -> None:
 
 
 def _kinds(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Group tensors that can be computed together: by mesh for DTensors, and plain tensors."""
+    """Group tensors that can be computed together. DTensors are grouped by mesh, and plain tensors form a group."""
     kinds: dict[Any, list[torch.Tensor]] = {}
     for tensor in tensors:
         kinds.setdefault(tensor.device_mesh if isinstance(tensor, DTensor) else None, []).append(tensor)

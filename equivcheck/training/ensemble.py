@@ -70,7 +70,7 @@ class EnsembleTrace:
     """Optimizer state, shape (copies, elements of all state tensors). Scalars such as step counts are repeated for each copy."""
 
     def moments(self) -> Iterator[Array | None]:
-        """All copies' values at each moment in a trace, in its order. None stands for the buffers."""
+        """Yield all copies' values at each moment in a trace, in its order. None stands for the buffers."""
         for step in self.steps:
             yield step.loss[:, None]
             yield step.gradients
@@ -131,7 +131,7 @@ def _is_batched(training: Training) -> bool:
 
 
 def _mapped_losses(training: Training, parameters: Mapping[str, torch.Tensor]) -> Losses:
-    """Losses by `torch.vmap` over the module."""
+    """Return a function to compute losses and gradients by `torch.vmap` over the module."""
     first = {name: values[0].detach() for name, values in parameters.items()}
     layers = tuple(layer_kind(layer).with_known_shapes(layer) for layer in training.model.layers)
     model = build_model(replace(training.model, counter=False, layers=layers), first, training.data.batch_dim)
@@ -166,13 +166,13 @@ def _balance_loss(training: Training, model: nn.Module, rows: int, index: int) -
 
 
 def _embedded(module: nn.Embedding, padding: int, tokens: torch.Tensor) -> torch.Tensor:
-    """Embedding for `torch.vmap`, which decomposes backward and so ignores `padding_idx`."""
+    """Look up embeddings under `torch.vmap`, which decomposes backward and so ignores `padding_idx`."""
     values = functional.embedding(tokens, module.weight)
     return values.where(tokens.ne(padding).unsqueeze(-1), values.detach())
 
 
 def _uses(model: nn.Module) -> dict[str, list[Use]]:
-    """Modules that hold each parameter, by its name. A shared parameter has several."""
+    """Map each parameter's name to the modules with this parameter. A shared parameter has several modules."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     found: dict[str, list[Use]] = {name: [] for name in names.values()}
     for module in model.modules():
@@ -190,7 +190,7 @@ def _use(uses: Sequence[Sequence[Use]], values: Tensors) -> None:
 
 
 def _batched_losses(training: Training, parameters: Mapping[str, torch.Tensor]) -> Losses:
-    """Losses by the batched functions for linear layers."""
+    """Return a function to compute losses and gradients by batched functions for linear layers."""
     model, scale = training.model, parameters.get(SCALE.full_name)
     blocks = tuple(_block(layer, index, parameters) for index, layer in enumerate(model.linears))
 
@@ -256,7 +256,7 @@ def _accumulate(run: _Run, microbatches: Sequence[Batch], index: int) -> tuple[t
 
 
 def _normalise(weight: torch.Tensor, bias: torch.Tensor | None, inputs: torch.Tensor) -> torch.Tensor:
-    """Layer norm, or RMS norm if there is no bias."""
+    """Apply a layer norm, or an RMS norm if there is no bias."""
     features = inputs.shape[-1:]
     if bias is None:
         return functional.rms_norm(inputs, features) * weight.unsqueeze(1)

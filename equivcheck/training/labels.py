@@ -18,12 +18,12 @@ _ROW_WEIGHTS = (0.5, 1.0, 1.5)
 
 
 def labels_of(targets: torch.Tensor) -> torch.Tensor:
-    """Labels in targets, which have a last dim with label and weight if labels are weighted."""
+    """Return the labels in targets. With weighted labels, targets have a last dim with label and weight."""
     return targets[..., 0].round().long() if targets.is_floating_point() else targets
 
 
 def weights_of(targets: torch.Tensor) -> torch.Tensor | None:
-    """Label weights in targets; None if labels are not weighted."""
+    """Return the label weights in targets; None if labels are not weighted."""
     return targets[..., 1] if targets.is_floating_point() else None
 
 
@@ -45,17 +45,17 @@ def with_weights(labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 
 def class_weights(classes: int, dtype: torch.dtype) -> torch.Tensor:
-    """Weight for each class, shape (classes,)."""
+    """Return a weight for each class, shape (classes,)."""
     return torch.linspace(0.5, 1.5, classes, dtype=dtype)
 
 
 def row_weights(rows: int) -> torch.Tensor:
-    """Weight for each row, shape (rows,)."""
+    """Return a weight for each row, shape (rows,)."""
     return torch.tensor(_ROW_WEIGHTS, dtype=torch.float64).repeat(-(-rows // len(_ROW_WEIGHTS)))[:rows]
 
 
 def label_weights(loss: CrossEntropy, classes: int, labels: torch.Tensor) -> torch.Tensor:
-    """Weight for each label, (rows, ...), from its row's weight and the labels that count in its sequence."""
+    """Return a weight for each label, (rows, ...), from the row's weight and the counted labels in its sequence."""
     rows = row_weights(len(labels)) if loss.row_weights else torch.ones(len(labels), dtype=torch.float64)
     if loss.per is Normaliser.SEQUENCE:
         counts = _class_weights_of(loss, classes, labels).flatten(1).sum(1) if labels.dim() > 1 else torch.ones(len(labels))
@@ -64,12 +64,12 @@ def label_weights(loss: CrossEntropy, classes: int, labels: torch.Tensor) -> tor
 
 
 def count_labels(loss: CrossEntropy, classes: int, targets: torch.Tensor) -> float:
-    """Number of labels that count, or the sum of their class weights and their own weights."""
+    """Count the labels with a loss, or add up their class weights and their own weights."""
     counts, weights = _class_weights_of(loss, classes, labels_of(targets)), weights_of(targets)
     return float((counts if weights is None else counts * weights).sum())
 
 
 def _class_weights_of(loss: CrossEntropy, classes: int, labels: torch.Tensor) -> torch.Tensor:
-    """Weight of each label's class, zero for ignored labels."""
+    """Return the weight for each label's class; zero for ignored labels."""
     counted = (labels != IGNORED).double()
     return counted * class_weights(classes, torch.float64)[labels.clamp(min=0)] if loss.class_weights else counted

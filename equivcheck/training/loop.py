@@ -122,7 +122,7 @@ def _step(run: _Run, microbatches: Sequence[Batch], index: int, reads_full: bool
 
 
 def single_device_setup(training: Training, parameters: Mapping[str, torch.Tensor] | None = None) -> Setup:
-    """Setup for the single-device run, with the training's own initial parameters unless others are given."""
+    """Build the setup for the single-device run, with the training's own initial parameters unless others are given."""
     initial = material(training).parameters if parameters is None else parameters
     model = build_model(training.model, initial, training.data.batch_dim)
     return Setup(training=training, model=model, parts=[model], compute=accumulate)

@@ -22,7 +22,7 @@ def loss_of(training: Training, outputs: torch.Tensor, targets: torch.Tensor, di
 
 
 def cross_entropy(loss: CrossEntropy, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Sum over labels that are not ignored, each with its weight, for logits (..., classes) and labels (...)."""
+    """Sum the cross-entropy over labels that are not ignored, each with its weight. Logits are (..., classes), labels (...)."""
     logits, flat, weights = outputs.flatten(0, -2), labels_of(targets).flatten(), weights_of(targets)
     by_class = replicated_like(logits, class_weights(logits.shape[-1], logits.dtype)) if loss.class_weights else None
     total = functional.cross_entropy(

@@ -21,7 +21,7 @@ from equivcheck.training.layers.registry import layer_kind
 Array = npt.NDArray[np.floating]
 
 KEPT_TRAININGS = 16
-"""Maximum number of cached trainings, some tens of KiB each. Every rank and every shrinking step asks for them again."""
+"""Maximum number of cached trainings, some tens of KiB each. Every rank and every shrinking step requests the same trainings."""
 
 
 IGNORED_SHARE = 1 / 3
@@ -30,14 +30,14 @@ IGNORED_SHARE = 1 / 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One microbatch. Its tensors are never changed."""
+    """One microbatch, whose tensors are never changed."""
 
     inputs: torch.Tensor
     """Shape (rows, features), or (features, rows) if the batch dim is 1.
 
-    Sequences are (rows, length, features) or (length, rows, features); tokens lack the last dim."""
+    Sequences are (rows, length, features) or (length, rows, features); tokens have no last dim."""
     targets: torch.Tensor
-    """Shape like `inputs`, with output features. Labels lack the last dim and are `IGNORED` if they do not count.
+    """Shape like `inputs`, with output features. Labels have no last dim and are `IGNORED` if they do not count.
     Weighted labels have a last dim with label and weight."""
     masks: tuple[torch.Tensor | None, ...]
     """Dropout mask for each layer, scaled by 1 / (1 - p); shape (rows, width) or (rows, length, width). None without dropout."""
@@ -46,11 +46,12 @@ class Batch:
     batch_dim: int = 0
     """Batch dim in inputs and targets, not counting the dim of copies."""
     whole: Batch | None = None
-    """Full microbatch, if this batch is only a part that one device computes separately. Losses over all rows need it."""
+    """Full microbatch, if this batch is only a part that one device computes separately.
+    Losses over all rows need the full microbatch."""
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return self.inputs.shape[self.batch_dim]
 
 
@@ -59,7 +60,7 @@ class Material:
     """Initial parameters and all batches of a training."""
 
     parameters: dict[str, torch.Tensor]
-    """Parameters by canonical name, without duplicates for shared weights. They are never written to."""
+    """Parameters by canonical name, without duplicates for shared weights. The tensors are never changed."""
     steps: tuple[tuple[Batch, ...], ...]
     """Microbatches for each step."""
 
@@ -142,7 +143,7 @@ def _counted(training: Training, batches: tuple[Batch, ...], generator: np.rando
 
 
 def _draw_counts(loss: CrossEntropy, number: int, batch: Batch, generator: np.random.Generator) -> npt.NDArray[np.bool_]:
-    """Whether each label in a microbatch is kept."""
+    """Return whether each label in a microbatch is kept."""
     shape, rows = tuple(batch.targets.shape), batch.rows
     if loss.ignored is IgnoredLabels.SOME:
         return generator.random(shape) >= IGNORED_SHARE

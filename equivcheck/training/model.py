@@ -63,7 +63,7 @@ class MLP(nn.Module):
 
         `step` decides if auxiliary linears run.
 
-        Sequences are (rows, length, features) or (length, rows, features); tokens lack the last dim.
+        Sequences are (rows, length, features) or (length, rows, features); tokens have no last dim.
         """
         if "forwards" in self._buffers:
             self.forwards += 1
@@ -71,7 +71,7 @@ class MLP(nn.Module):
         return values.transpose(0, 1) if self.batch_dim else values
 
     def through_layers(self, inputs: torch.Tensor, masks: tuple[torch.Tensor | None, ...], step: int) -> torch.Tensor:
-        """Last layer's output, with rows along dim 0."""
+        """Return the last layer's output, with rows along dim 0."""
         values = self.embed(inputs.transpose(0, 1) if self.batch_dim else inputs)
         for layer, mask in zip(self.layers, masks, strict=True):
             values = layer(values, mask, step)
@@ -133,5 +133,8 @@ def tie_head(module: nn.Module) -> None:
 
 
 def offset_of(model: Model, dtype: torch.dtype) -> torch.Tensor:
-    """Constant that a model with `offset` adds to its outputs, shape (outputs,): distinct and nonzero."""
+    """Return the constant that a model with `offset` adds to its outputs, shape (outputs,).
+
+    Its elements are distinct and nonzero.
+    """
     return torch.linspace(0.25, 0.75, model.out_features, dtype=dtype)

@@ -28,7 +28,10 @@ class OptimizerParts:
 
 
 def optimizer_parts(training: Training, parameters: Iterable[tuple[str, torch.Tensor]]) -> OptimizerParts:
-    """Constructor arguments for a training's optimizer, given (canonical name, parameter) pairs. Empty groups are left out."""
+    """Return constructor arguments for a training's optimizer, given (canonical name, parameter) pairs.
+
+    Empty groups are left out.
+    """
     chosen: dict[ParameterGroup | None, list[torch.Tensor]] = {None: [], **{group: [] for group in training.groups}}
     for name, parameter in parameters:
         chosen[group_of(training, name)].append(parameter)
@@ -44,7 +47,7 @@ def build_optimizer(training: Training, parameters: Iterable[tuple[str, torch.Te
 
 
 def build_schedule(schedule: Schedule | None, optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler | None:
-    """Build the scheduler; None for a constant rate."""
+    """Build the scheduler; return None for a constant rate."""
     if schedule is None:
         return None
     settings = {field.name: getattr(schedule, field.name) for field in fields(schedule)}
@@ -61,7 +64,7 @@ def selects(group: ParameterGroup, name: str) -> bool:
 
 
 def group_of(training: Training, name: str) -> ParameterGroup | None:
-    """Group for the parameter with this canonical name; None for the default group."""
+    """Return the group for the parameter with this canonical name; None for the default group."""
     return next((group for group in training.groups if selects(group, name)), None)
 
 

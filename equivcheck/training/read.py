@@ -24,28 +24,28 @@ State = Mapping[torch.Tensor, Mapping[str, Any]]
 
 
 class Mesh(Protocol):
-    """The part of `DeviceMesh` that a rank's box depends on."""
+    """Attributes of `DeviceMesh` that determine a rank's box."""
 
     @property
     def mesh_dim_names(self) -> tuple[str, ...] | None:
-        """Axis names."""
+        """Return the axis names."""
 
     def size(self, mesh_dim: int, /) -> int:
-        """Size of an axis."""
+        """Return the size of an axis."""
 
     def get_coordinate(self) -> Sequence[int] | None:
-        """This rank's index along each axis; None if the mesh does not contain it."""
+        """Return this rank's index along each axis; None if the mesh does not contain the rank."""
 
 
 def canonical_name(name: str) -> str:
-    """Parameter name without wrapper prefixes."""
+    """Return a parameter name without wrapper prefixes."""
     for prefix in WRAPPER_PREFIXES:
         name = name.replace(prefix, "")
     return name
 
 
 def default_slots(model: nn.Module) -> tuple[Slot, ...]:
-    """Slots for a model with plain or DTensor parameters, one for each distinct parameter."""
+    """Build the slots for a model with plain or DTensor parameters, one for each distinct parameter."""
     return tuple(
         Slot(parameter=parameter, pieces=(piece_of(canonical_name(name), parameter),))
         for name, parameter in model.named_parameters()
@@ -63,9 +63,10 @@ def piece_of(name: str, tensor: torch.Tensor) -> Piece:
 
 
 def pieces_of(name: str, tensor: torch.Tensor) -> tuple[Piece, ...]:
-    """Boxes of the full tensor that this rank holds. There are several if a packed parameter is sharded part by part.
+    """Return the boxes of the full tensor that this rank holds.
 
-    Tensor parallelism does that if gate and up projections are one parameter.
+    There are several boxes if a packed parameter is sharded part by part. Tensor parallelism does that if gate and up projections
+    are one parameter.
     """
     dim, count = _packing(tensor)
     if count == 1:
@@ -79,7 +80,7 @@ def pieces_of(name: str, tensor: torch.Tensor) -> tuple[Piece, ...]:
 
 
 def _packing(tensor: torch.Tensor) -> tuple[int, int]:
-    """Dim and number of packed parts. A strided shard has packed parts unless later mesh axes explain its split factor."""
+    """Return dim and number of packed parts. A strided shard has packed parts unless later mesh axes explain its split factor."""
     placements: Sequence[Any] = tensor.placements if isinstance(tensor, DTensor) else ()
     for axis, placement in enumerate(placements):
         # The class is private to torch, so it is recognized by name.
@@ -93,7 +94,7 @@ def _packing(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def in_order_of_pieces(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    """Local elements of a DTensor in the order of `pieces_of`, box by box."""
+    """Return a DTensor's local elements in the order of `pieces_of`, box by box."""
     dim, count = _packing(tensor)
     if count == 1:
         return local.reshape(-1)
@@ -104,7 +105,7 @@ def in_order_of_pieces(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tenso
 def box_of(name: str, shape: tuple[int, ...], mesh: Mesh, placements: Sequence[Placement]) -> Piece:
     """Return this rank's box in a tensor with this full shape and these placements.
 
-    It uses the rule of `torch.chunk` instead of asking DTensor, to be an independent check.
+    The rule of `torch.chunk` is used instead of asking DTensor, because the check must be independent.
     """
     start, size = [0] * len(shape), list(shape)
     coordinate = mesh.get_coordinate()
@@ -118,14 +119,17 @@ def box_of(name: str, shape: tuple[int, ...], mesh: Mesh, placements: Sequence[P
 
 
 def _sharding_order(placements: Sequence[Placement]) -> list[int]:
-    """Mesh axes in the order in which they split the tensor. A strided shard (FSDP over TP) splits after the later axes."""
+    """Return mesh axes in the order in which they split the tensor.
+
+    A strided shard (FSDP over TP) splits after the later axes.
+    """
     plain = [axis for axis, placement in enumerate(placements) if type(placement) is Shard]
     strided = [axis for axis, placement in enumerate(placements) if type(placement).__name__ == "_StridedShard"]
     return plain + strided[::-1]
 
 
 def local_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Local elements of a tensor. Partial placements are reduced first, which communicates."""
+    """Return a tensor's local elements. Partial placements are reduced first, which communicates."""
     if not isinstance(tensor, DTensor):
         return tensor.detach()
     if any(isinstance(placement, Partial) for placement in tensor.placements):
@@ -171,11 +175,10 @@ def snapshot(slots: Sequence[Slot], pieces: tuple[Piece, ...], tensors: Iterable
 
 
 def full_snapshot(slots: Sequence[Slot], tensors: Iterable[torch.Tensor | None]) -> Snapshot:
-    """Values from `full_tensor()` for each DTensor that all ranks have.
+    """Copy values from `full_tensor()` for each DTensor that all ranks have.
 
-    The call communicates, so a missing rank would block the others.
-
-    Packed parameters are left out, because their full tensor is only a part.
+    The call communicates, so a missing rank would block the others. Packed parameters are left out, because their full tensor is
+    only a part.
     """
     named = [
         (slot.pieces[0].name, tensor)
@@ -197,8 +200,8 @@ def full_snapshot(slots: Sequence[Slot], tensors: Iterable[torch.Tensor | None])
 def state_snapshot(state: State, slots: Sequence[Slot]) -> Snapshot:
     """Copy the optimizer state.
 
-    A tensor with its parameter's shape has the parameter's placement; anything else counts as replicated. A rank without
-    elements of a parameter contributes nothing for it.
+    A tensor with its parameter's shape has the parameter's placement; all other tensors count as replicated. A rank without
+    elements of a parameter contributes no state for it.
     """
     # All ranks redistribute, because those without elements must join the collectives too.
     placed = {
@@ -214,7 +217,7 @@ def state_snapshot(state: State, slots: Sequence[Slot]) -> Snapshot:
 
 
 def state_slots(state: State, slots: Sequence[Slot]) -> list[tuple[Slot, torch.Tensor]]:
-    """State tensors with their slots. A slot's name is ``parameter/key``."""
+    """Return state tensors with their slots. A slot's name is ``parameter/key``."""
     found: list[tuple[Slot, torch.Tensor]] = []
     for slot in slots:
         for key, value in state.get(slot.parameter, {}).items():
@@ -238,6 +241,6 @@ def buffer_snapshot(model: nn.Module) -> Snapshot:
 
 
 def buffer_slots(model: nn.Module) -> list[Slot]:
-    """A slot for each buffer."""
+    """Return a slot for each buffer."""
     named = ((canonical_name(name), buffer) for name, buffer in model.named_buffers())
     return [Slot(parameter=buffer, pieces=(piece_of(name, buffer),)) for name, buffer in named]

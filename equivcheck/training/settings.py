@@ -13,7 +13,7 @@ Settings = Mapping[str, Mapping[str, float]]
 """Numbers in each parameter's group, by parameter name."""
 
 FLAGS = ("amsgrad", "decoupled_weight_decay", "maximize", "nesterov")
-"""Optimizer flags that change values. Others select an implementation."""
+"""Optimizer flags that change values. All other flags select an implementation."""
 
 
 def settings_of(optimizers: Sequence[torch.optim.Optimizer], slots: Sequence[Slot], flags: Collection[str] = ()) -> Settings:
@@ -32,7 +32,7 @@ def settings_of(optimizers: Sequence[torch.optim.Optimizer], slots: Sequence[Slo
 
 
 def set_number(group: dict[str, Any], key: str, value: float) -> None:
-    """Set a number or flag in a parameter group, by its key from `settings_of`: ``lr``, ``betas[1]``. Others are ignored."""
+    """Set a number or flag in a parameter group, by its key from `settings_of`: ``lr``, ``betas[1]``. Other keys are ignored."""
     name, _, index = key.rstrip("]").partition("[")
     if name not in group:
         return
@@ -45,7 +45,7 @@ def set_number(group: dict[str, Any], key: str, value: float) -> None:
 
 
 def _numbers(group: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Numbers in a parameter group, also inside tuples. Flags are skipped because they select an implementation."""
+    """Yield the numbers in a parameter group, also inside tuples. Flags are skipped because they select an implementation."""
     for key, value in group.items():
         if key != "params":
             several = isinstance(value, (tuple, list))

@@ -1,4 +1,4 @@
-"""Setup for one rank's training: every part of the loop that a layout or a mutant can replace."""
+"""Setup for one rank's training, with every part of the loop that a layout or a mutant can replace."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ def optimizer_step(optimizer: torch.optim.Optimizer) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class Setup:
-    """Model and train loop hooks, for a single device unless layouts change them. It is mutable because layouts apply in turn."""
+    """Model and functions for the train loop.
+
+    The functions train on a single device until layouts replace them, one layout after another.
+    """
 
     training: Training
     """Training to run."""
@@ -45,38 +48,39 @@ class Setup:
     has_stages: bool = False
     """Whether the parts are pipeline stages, which a schedule calls."""
     take: Callable[[Batch], Batch] = lambda batch: batch
-    """Selects this rank's part of a microbatch."""
+    """Function to select this rank's part of a microbatch."""
     loss: Callable[[Training, torch.Tensor, torch.Tensor, float], torch.Tensor] = loss_of
-    """Computes the loss from outputs, targets and the divisor for labels."""
+    """Function to compute the loss from outputs, targets and the divisor for labels."""
     loss_scale: float = 1.0
-    """Factor on a sum loss before backward: the number of data-parallel ranks, because they average gradients."""
+    """Factor on a sum loss before backward: the number of data-parallel ranks, because these ranks average gradients."""
     full_counts: Callable[[nn.Module, Counts, Batch, int], Counts] = counts_of_microbatch
-    """Returns routing counts over a whole microbatch, given the counts for this rank's part.
+    """Function to compute routing counts over a whole microbatch, given the counts for this rank's part.
 
     Called after forward with the model, the counts, the batch and the step index, if layers have a load-balancing loss."""
     gradient_scale: float = 1.0
-    """Factor on the loss in backward but not in the reported loss. It undoes a gradient divisor other than the number of
-    ranks."""
+    """Factor on the loss in backward but not in the reported loss.
+    The factor undoes a gradient divisor other than the number of ranks."""
     accumulation: Callable[[bool], AbstractContextManager[object]] = lambda _last: nullcontext()
-    """Context around a microbatch's forward and backward. Its argument says whether it is the last microbatch."""
+    """Context around a microbatch's forward and backward. The argument says whether this is the last microbatch."""
     forward_context: Callable[[], AbstractContextManager[object]] = nullcontext
     """Context around a microbatch's forward and loss, without backward."""
     compute_context: Callable[[], AbstractContextManager[object]] = nullcontext
     """Context around forward and backward of all microbatches in a step."""
     compute: Callable[[Setup, Sequence[Batch], int], float | None]
-    """Computes the gradients of a step's microbatches, given the step index. Returns the loss if this rank has it."""
+    """Function to compute the gradients of a step's microbatches, given the step index. Returns the loss if this rank has it."""
     clip_norm: Callable[[nn.Module, list[torch.Tensor], ClipNorm], torch.Tensor] = clip_by_norm
-    """Clips gradients by norm. Returns the norm before clipping."""
+    """Function to clip gradients by norm. Returns the norm before clipping."""
     total_norm: Callable[[list[torch.Tensor], ClipNorm], torch.Tensor] = norm_of_norms
-    """Computes a norm over gradients and their shards on other ranks, which pipelines combine over stages."""
+    """Function to compute a norm over gradients and their shards on other ranks. Pipelines combine such norms over stages."""
     update: Callable[[torch.optim.Optimizer], None] = optimizer_step
-    """Updates the parameters with the optimizer."""
+    """Function to update the parameters with the optimizer."""
     find_slots: Callable[[nn.Module], tuple[Slot, ...]] = default_slots
-    """Finds the pieces of each parameter that this rank holds."""
+    """Function to find the pieces of each parameter that this rank holds."""
     build_optimizer: Callable[[Training, Iterable[tuple[str, torch.Tensor]]], torch.optim.Optimizer] = build_optimizer
-    """Builds the optimizer from (name, parameter) pairs. A parameter with several pieces has the name of the first."""
+    """Function to build the optimizer from (name, parameter) pairs.
+    A parameter with several pieces has the name of the first piece."""
     state_of: Callable[[torch.optim.Optimizer], State] = unsharded_state
-    """Returns this rank's optimizer state by parameter. A parameter without state on this rank is missing."""
+    """Function to return this rank's optimizer state by parameter. A parameter without state on this rank is missing."""
     mesh: DeviceMesh | None = None
     """Device mesh; None on one device."""
     layout: Layout | None = None
@@ -100,5 +104,5 @@ class Setup:
 
     @property
     def module(self) -> nn.Module:
-        """Module with all this rank's parameters: the called one, or the model if stages are called."""
+        """Return the module with all this rank's parameters: the called module, or the model if stages are called."""
         return self.model if self.has_stages else self.parts[0]

@@ -101,7 +101,7 @@ def numbers_of_groups() -> tuple[int, int]:
 
 
 def end_run(*, finished: bool = True) -> None:
-    """Clear DTensor's caches if this run's program created its own groups, because meshes of the next run may compare equal.
+    """Clear DTensor's caches if this run's program created its own groups, because meshes in the next run may compare equal.
 
     Each rank calls this after joining its world and after each program. The caches are also cleared if a program did not finish,
     because if the output of a row-sharded embedding was never read, DTensor keeps its index mask with the sharding, and the next

@@ -21,8 +21,8 @@ _numbers = itertools.count()
 def prefixed_store_keys() -> Iterator[None]:
     """Prefix keys in the default group's store with the run's number while entered.
 
-    torch finds the members of a new group by the group's name, and reuses the name of a destroyed group. Without a prefix,
-    members of a new group would look for members of an earlier run, which have left, and hang.
+    torch finds the members of a new group by the group's name, and reuses a destroyed group's name. Without a prefix, members of
+    a new group would look for an earlier run's members, which have left, and hang.
     """
     number, group = next(_numbers), c10d.GroupMember.WORLD
     if group is None:  # this run makes it

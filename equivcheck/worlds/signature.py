@@ -17,7 +17,7 @@ AFTER = " > "
 
 
 def signature(run: Run) -> tuple[str, ...]:
-    """Describe which collectives follow each other and which shardings operations have, on any rank.
+    """List each pair of consecutive collectives and each operation's shardings, collected over all ranks.
 
     Examples: ``backward all_gather@2 > backward reduce_scatter.sum@2``, ``aten.mm.default (R,) (S(1),)``.
     """

@@ -93,7 +93,9 @@ def _set_at_steps(ranks: EmulatedRanks, *, runs: tuple[Steps, ...]) -> None:
             held = [names[id(parameter)] for parameter in group["params"] if id(parameter) in names]
             found = [next(each[step][name] for each in (runs[rank], *runs) if name in each[step]) for name in held]
             if any(each != found[0] for each in found):
-                raise NotTogether("the ranks have other parameter groups")
+                raise NotTogether(
+                    "the optimizer's parameter groups differ between ranks. Expected the same groups on every rank."
+                )
             for key, value in found[0].items() if found else ():
                 set_number(group, key, value)
 

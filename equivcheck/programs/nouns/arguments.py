@@ -9,12 +9,12 @@ from equivcheck.programs.nouns.program import MAX_ELEMENTS, Constant, Contents, 
 
 
 def dims_of(facts: OperationFacts, shape: Shape) -> tuple[int, ...]:
-    """Dims that a sweep passes to an operation: each one, counted from the front and from the end."""
+    """Return the dims that a sweep passes to an operation: each dim, counted from the front and from the end."""
     return tuple(range(-len(shape), len(shape))) or (0,) if facts.takes_dim else (0,)
 
 
 def shapes_of(argument: Argument, shape: Shape, dim: int) -> list[Shape]:
-    """Shapes that a further argument may have, without duplicates; empty if the first argument has too few dims."""
+    """Return the shapes that a further argument may have, without duplicates; empty if the first argument has too few dims."""
     found: dict[Shape, None] = {}
     for shape_of in argument.shapes:
         try:

@@ -16,29 +16,29 @@ _PARTIAL = re.compile(rf"P\(({'|'.join(REDUCTIONS)})\)")
 
 
 def shard(dim: int) -> str:
-    """Text of the placement sharded along `dim`."""
+    """Return the text of the placement sharded along `dim`."""
     return f"S({dim})"
 
 
 def partial(reduction: str = "sum") -> str:
-    """Text of the partial placement with this reduction."""
+    """Return the text of the partial placement with this reduction."""
     return f"P({reduction})"
 
 
 def sharded_dim(placement: str) -> int | None:
-    """Sharded dim; None if the placement does not shard."""
+    """Return the sharded dim; None if the placement does not shard."""
     found = _SHARD.fullmatch(placement)
     return int(found[1]) if found else None
 
 
 def reduction_of(placement: str) -> str | None:
-    """Reduction of a partial placement; None for other placements."""
+    """Return the reduction of a partial placement; None for other placements."""
     found = _PARTIAL.fullmatch(placement)
     return found[1] if found else None
 
 
 def require_placements(owner: object, placements: Sequence[str], num_dims: int | None = None) -> None:
-    """Raise `InvalidScenario` for an invalid placement, or one that shards a dim beyond `num_dims`."""
+    """Raise `InvalidScenario` for an invalid placement, or for a sharded dim that does not exist among `num_dims` dims."""
     name = type(owner).__name__
     for placement in placements:
         dim = sharded_dim(placement)

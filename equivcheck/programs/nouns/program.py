@@ -91,9 +91,9 @@ class Operation:
     arguments: tuple[int, ...] = (1,)
     """Distances back to the argument values, one per argument."""
     dim: int = 0
-    """Dim to work on, counted from the end if negative; 0 if the operation takes none."""
+    """Dim to work on, counted from the end if negative; 0 if the operation has no dim argument."""
     output: int = 0
-    """Index of the result used by later statements. Other results are compared, but take no part in gradients."""
+    """Index of the result used by later statements. Other results are compared, but do not contribute to gradients."""
 
     def __post_init__(self) -> None:
         if self.name not in OPERATIONS:
@@ -109,7 +109,7 @@ class Operation:
 
 @frozen_dataclass
 class Redistribution:
-    """Statement that changes placements. If the value lacks a dim to be sharded, the statement clones it."""
+    """Statement that changes placements. If the value does not have a dim to be sharded, the statement clones it."""
 
     tag: ClassVar[str] = "redistribution"
     placements: tuple[str, ...]
@@ -134,7 +134,7 @@ Statement = Leaf | Constant | Operation | Redistribution | RoundTrip
 
 
 def arguments_of(statement: Statement) -> tuple[int, ...]:
-    """Distances back to a statement's arguments; empty for leaves and constants."""
+    """Return the distances back to a statement's arguments; empty for leaves and constants."""
     if isinstance(statement, Operation):
         return statement.arguments
     return (statement.argument,) if isinstance(statement, (Redistribution, RoundTrip)) else ()
@@ -159,7 +159,7 @@ class TensorProgram:
     statements: tuple[Statement, ...]
     """1 to 40 statements. The first is a leaf."""
     schedule_seed: int = 0
-    """Seeds the order in which simulated ranks run, 0 to 2**32 - 1; 0 runs the lowest rank first."""
+    """Seed for the order in which simulated ranks run, 0 to 2**32 - 1; 0 runs the lowest rank first."""
 
     def __post_init__(self) -> None:
         if not (1 <= len(self.mesh) <= 3 and all(size >= 1 for size in self.mesh) and self.num_ranks <= MAX_RANKS):
@@ -182,31 +182,34 @@ class TensorProgram:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks in the mesh."""
+        """Return the number of ranks in the mesh."""
         return math.prod(self.mesh)
 
     @property
     def name(self) -> str:
-        """Name for reports, equal for all tensor programs because failures are named by their operation."""
+        """Return a name for reports, equal for all tensor programs because failures are named by their operation."""
         return self.tag
 
     @property
     def summary_row(self) -> tuple[str]:
-        """Keys under which coverage counts a program; equal for all programs."""
+        """Return the keys under which coverage counts a program; equal for all programs."""
         return (self.tag,)
 
     @property
     def operations(self) -> tuple[str, ...]:
-        """Operation names, in order."""
+        """Return the operation names, in order."""
         return tuple(each.name for each in self.statements if isinstance(each, Operation))
 
     @property
     def axis_names(self) -> tuple[str, ...]:
-        """Mesh axis names."""
+        """Return the names of the mesh axes."""
         return tuple(f"axis{number}" for number in range(len(self.mesh)))
 
     def sinks(self) -> tuple[int, ...]:
-        """Statements whose values no other statement takes, in order. The backward pass starts from their weighted sum."""
+        """Return the statements whose values no other statement takes, in order.
+
+        The backward pass starts from their weighted sum.
+        """
         taken = {number - back for number, each in enumerate(self.statements) for back in arguments_of(each)}
         return tuple(number for number in range(len(self.statements)) if number not in taken)
 

@@ -179,7 +179,7 @@ class _Judge:
 
 
 def _refused(row: PlacementRow, refusals: tuple[str, ...]) -> PlacementRow:
-    """Refused if all ranks raise the same error type, else CRASHED."""
+    """Return a row with outcome UNSUPPORTED (shown as "refused") if all ranks raise the same error type, else CRASHED."""
     kinds = {each.partition(":")[0] for each in refusals}
     if len(kinds) == 1:
         return replace(row, outcome=Outcome.UNSUPPORTED, reason=refusals[0])
@@ -209,7 +209,7 @@ def _converted(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 
 
 def _names(function: Any, count: int) -> tuple[str, ...]:
-    """Parameter names, if the signature is known."""
+    """Return the function's parameter names, if the signature is known."""
     try:
         parameters = [each.name for each in inspect.signature(function).parameters.values() if each.kind < each.VAR_POSITIONAL]
     except (TypeError, ValueError):

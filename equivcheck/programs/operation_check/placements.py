@@ -1,4 +1,4 @@
-"""Input placements: parses those written by users, and lists all possible ones."""
+"""Input placements: parse placements written by users, and list all possible placements."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from equivcheck.programs.operation_check.run import Placements
 from equivcheck.programs.operation_check.task import OperationTask, invalid
 
 MOST = 2000
-"""Maximum number of placements in one check. More are probably a mistake."""
+"""Maximum number of placements in one check. More placements are probably a mistake."""
 
 
 def all_placements(task: OperationTask, reductions: Sequence[str]) -> list[Placements]:
-    """All combinations of placements, with the first tensor varying slowest. Only floating-point tensors can be partial."""
+    """Return all combinations of placements, with the first tensor varying slowest.
+
+    Only floating-point tensors can be partial.
+    """
     for each in reductions:
         if each not in REDUCTIONS:
             raise invalid(f"reductions {each!r}", "unknown reduction", ", ".join(REDUCTIONS))
@@ -37,7 +40,7 @@ def _of_tensor(tensor: torch.Tensor, num_axes: int, reductions: Sequence[str]) -
 
 
 def given_placements(task: OperationTask, given: Iterable[Any]) -> list[Placements]:
-    """Parse a user's placements. Raises `UsageError` for an invalid one."""
+    """Parse a user's placements. Raises `UsageError` for an invalid placement."""
     return [_given(task, each) for each in given]
 
 

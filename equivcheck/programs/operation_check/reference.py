@@ -43,7 +43,7 @@ def _one_device(task: OperationTask, seed: int | None) -> ValueTrace:
 
 
 def _differentiable(task: OperationTask) -> Any:
-    """The function, with an error if no result has a gradient to compare."""
+    """Return the function, with an error if no result has a gradient to compare."""
     from equivcheck.programs.operation_check.task import named_tensors
 
     def function(*arguments: Any) -> Any:

@@ -25,7 +25,7 @@ class PlacementRow(Judgement):
     placements: Placements
     """For each tensor, a placement for each axis; None for a plain tensor."""
     outputs: tuple[str, ...] = ()
-    """Result placements; empty if there are none."""
+    """Result placements; empty if there are no results."""
     seed: int = 0
     """Seed for the inputs."""
 
@@ -36,11 +36,11 @@ class PlacementRow(Judgement):
 
     @property
     def outcome_name(self) -> str:
-        """Outcome in one word; "refused" for UNSUPPORTED."""
+        """Return the outcome in one word; "refused" for UNSUPPORTED."""
         return REFUSED if self.is_refused else self.outcome.value
 
     def evidence(self) -> list[str]:
-        """Evidence for a row that is not equivalent, one line each."""
+        """Return the evidence for a row that is not equivalent, one line each."""
         if self.divergence is not None:
             return divergence_lines(self.divergence, self.followers, self.num_unnamed)
         return rank_lines(self.failure) if self.failure is not None else [shorten_to_line(self.reason)]
@@ -65,17 +65,17 @@ class OperationResult:
 
     @property
     def equivalent(self) -> tuple[PlacementRow, ...]:
-        """Rows in which ranks compute the same as one device."""
+        """Return rows in which ranks compute the same as one device."""
         return tuple(row for row in self.rows if row.outcome is Outcome.EQUIVALENT)
 
     @property
     def refused(self) -> tuple[PlacementRow, ...]:
-        """Rows that every rank refuses with a clear error."""
+        """Return rows that every rank refuses with a clear error."""
         return tuple(row for row in self.rows if row.is_refused)
 
     @property
     def wrong(self) -> tuple[PlacementRow, ...]:
-        """Rows with findings.
+        """Return rows with findings.
 
         Values or gradients differ, only some ranks raise, an error does not say which placement is unsupported, or ranks hang.
         """

@@ -110,7 +110,7 @@ def _run(task: OperationTask, placements: Placements, *, raises: bool) -> Operat
 
 
 def _refusal(error: BaseException, also: str) -> str | None:
-    """The error in one line if DTensor or `local_map` refuses clearly, or the pattern `also` is found; else None."""
+    """Return the error in one line if DTensor or `local_map` refuses clearly, or the pattern `also` is found; else None."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     if re.search(OF_LOCAL_MAP, text) or (also and re.search(also, text)):
         return text[:LONGEST]

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from equivcheck.errors import UsageError
 
 Function = Callable[..., Any]
-"""Takes the inputs, in order."""
+"""Function to check. Its arguments are the inputs, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -23,7 +23,7 @@ class OperationTask:
     function: Function
     """Function that one device calls."""
     on_ranks: Callable[[DeviceMesh], Function] | None
-    """Takes the mesh and returns the function that ranks call. None if ranks call `function`."""
+    """Function that gets the mesh and returns the function that ranks call. None if ranks call `function`."""
     setup: Callable[[], Any] | None
     """Function called first in each process. None if no setup is needed."""
     inputs: tuple[Any, ...]
@@ -35,28 +35,28 @@ class OperationTask:
     gradients: bool
     """Whether gradients are compared."""
     refuses: str
-    """Regular expression for errors that are refusals too, in addition to DTensor's; empty for none."""
+    """Regular expression for errors that are refusals too, in addition to DTensor's errors; empty for none."""
     seed: int
-    """Seeds torch's default generator before each call."""
+    """Seed for torch's default generator before each call."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Axis sizes."""
+        """Return the axis sizes."""
         return tuple(size for _, size in self.mesh)
 
     @property
     def axis_names(self) -> tuple[str, ...]:
-        """Axis names."""
+        """Return the axis names."""
         return tuple(name for name, _ in self.mesh)
 
     @property
     def num_ranks(self) -> int:
-        """Ranks in the mesh."""
+        """Return the number of ranks in the mesh."""
         return math.prod(self.sizes)
 
     @property
     def tensors(self) -> tuple[tuple[str, torch.Tensor], ...]:
-        """Tensor inputs with their names."""
+        """Return the tensor inputs with their names."""
         pairs = zip(self.names, self.inputs, strict=True)
         return tuple((name, each) for name, each in pairs if isinstance(each, torch.Tensor))
 
@@ -66,12 +66,12 @@ class OperationTask:
 
 
 def invalid(argument: str, why: str, expected: str) -> UsageError:
-    """Error for an invalid argument to `check_operation`."""
+    """Return an error for an invalid argument to `check_operation`."""
     return UsageError(f"check_operation: {argument} is not valid: {why}. Expected {expected}")
 
 
 def named_tensors(found: Any, name: str = "output") -> Iterator[tuple[str, torch.Tensor | None]]:
-    """All tensors in an operation's result, with names. Raises `UsageError` for results that cannot be compared."""
+    """Yield all tensors in an operation's result, with names. Raises `UsageError` for results that cannot be compared."""
     if found is None or isinstance(found, torch.Tensor):
         yield name, found
     elif isinstance(found, (bool, int, float)):

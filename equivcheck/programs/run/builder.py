@@ -11,7 +11,7 @@ from equivcheck.programs.run.one_device import apply_statement, value_of
 
 
 class ProgramBuilder:
-    """Builds a program statement by statement, and knows their values on one device."""
+    """Builds a program statement by statement, and computes the statements' values on one device."""
 
     def __init__(self) -> None:
         self.statements: list[Statement] = []
@@ -30,5 +30,5 @@ class ProgramBuilder:
         self.statements.append(statement)
 
     def shape(self, back: int) -> tuple[int, ...]:
-        """Shape of an earlier value: 1 stands for the last value, 2 for the one before."""
+        """Return the shape of an earlier value: 1 stands for the last value, 2 for the value before it."""
         return tuple(self._values[-back].shape)

@@ -17,7 +17,7 @@ NAMES = ("a", "b", "c", "d")
 
 
 def source(facts: OperationFacts, prefix: str = "") -> str:
-    """Python source for the operation as a function; `prefix` comes before its name."""
+    """Return Python source for the operation as a function; `prefix` comes before its name."""
     parameters = (*NAMES[: facts.num_arguments], *(("dim",) if facts.takes_dim else ()))
     *before, result = facts.call.strip().splitlines()
     lines = [f"def {prefix}{facts.name}({', '.join(parameters)}):", *(f"    {line}" for line in before), f"    return {result}"]
@@ -26,7 +26,7 @@ def source(facts: OperationFacts, prefix: str = "") -> str:
 
 @cache
 def function_of(name: str) -> Callable[..., Any]:
-    """Python function that takes the operation's tensors and its dim."""
+    """Return a Python function that takes the operation's tensors and its dim."""
     namespace: dict[str, Any] = {"torch": torch, "F": functional}
     exec(compile(source(OPERATIONS[name]), f"<operation {name}>", "exec"), namespace)
     function: Callable[..., Any] = namespace[name]

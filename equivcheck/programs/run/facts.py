@@ -35,11 +35,11 @@ _EMBEDDINGS = (
     *("embedding", "embedding_padded", "embedding_scaled", "embedding_max_norm"),
     *("embedding_transposed", "embedding_flat", "embedding_stacked"),
 )
-"""Operations that look up rows. If rows are sharded, each rank masks the rows it lacks before results are added up."""
+"""Operations that look up rows. If rows are sharded, each rank masks rows on other ranks before results are added up."""
 
 
 def facts_of(program: TensorProgram) -> frozenset[str]:
-    """Facts about a program's leaves (input tensors), constants, operations and redistributions."""
+    """Return facts about a program's leaves (input tensors), constants, operations and redistributions."""
     found = {"several axes"} if len(program.mesh) > 1 else set()
     for number, statement in enumerate(program.statements):
         if isinstance(statement, (Leaf, Constant)):
@@ -89,7 +89,7 @@ def _tensor_facts(statement: Leaf | Constant, mesh: tuple[int, ...]) -> Iterator
 
 
 def _redistribution_facts(placements: tuple[str, ...]) -> Iterator[str]:
-    """Facts that may hold for a redistributed value, because its size is unknown."""
+    """Yield facts that may hold for a redistributed value, because its size is unknown."""
     sharded = [dim for dim in map(sharded_dim, placements) if dim is not None]
     if sharded:
         yield from ("sharded", "uneven", "one-element dim sharded", "empty shard")

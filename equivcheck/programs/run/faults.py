@@ -20,7 +20,7 @@ class DoubledBackward(DTensorTarget):
     """Bug: a redistribution doubles the gradient in backward."""
 
     def redistribute(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
-        """Redistribute, and double the gradient in backward."""
+        """Bug: redistribute, and double the gradient in backward."""
         moved = super().redistribute(value, placements)
         if moved.requires_grad:
             moved.register_hook(lambda gradient: gradient * 2)  # type: ignore[no-untyped-call]
@@ -31,7 +31,7 @@ class DroppedAllReduce(DTensorTarget):
     """Bug: a redistribution uses partial values without reducing them."""
 
     def redistribute(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
-        """Relabel partial values as replicated before redistributing."""
+        """Bug: relabel partial values as replicated before redistributing."""
         kept = [Replicate() if each.is_partial() else each for each in value.placements]
         if kept == list(value.placements):
             return super().redistribute(value, placements)
@@ -42,7 +42,7 @@ class FullPartials(DTensorTarget):
     """Bug: partial values all contain the full value, as if each rank had already reduced."""
 
     def distribute(self, full: torch.Tensor, placements: tuple[str, ...]) -> torch.Tensor:
-        """Give each rank the full value, and call it partial."""
+        """Bug: give each rank the full value, and call it partial."""
         whole = tuple(REPLICATE if reduction_of(each) == "sum" else each for each in placements)
         tensor: Any = super().distribute(full, whole)
         kept = super().distribute(torch.zeros_like(full), placements)
@@ -54,7 +54,7 @@ class SwappedRows(DTensorTarget):
     """Bug: a redistribution from one sharded dim to another reverses each rank's rows."""
 
     def redistribute(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
-        """Redistribute, and reverse the rows after moving to another sharded dim."""
+        """Bug: redistribute, and reverse the rows after moving to another sharded dim."""
         moved = super().redistribute(value, placements)
         assert isinstance(moved, DTensor)
         pairs = zip(value.placements, moved.placements, strict=True)
@@ -69,7 +69,7 @@ class ElementwiseRule(DTensorTarget):
     planted_in: ClassVar[frozenset[str]] = frozenset(ALONG_A_DIM)
 
     def call(self, statement: Operation, arguments: list[torch.Tensor]) -> Outputs:
-        """Run affected operations on each rank's own shard."""
+        """Bug: run affected operations on each rank's own shard."""
         if statement.name not in self.planted_in:
             return super().call(statement, arguments)
         whole: Any = arguments[0]
@@ -81,7 +81,7 @@ class MissingConversion(PlainTarget):
     """Bug: on plain tensors, an operation uses partial values without reducing them."""
 
     def convert_argument(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
-        """Skip the reduction if the value is partial."""
+        """Bug: skip the reduction if the value is partial."""
         return value if any(map(reduction_of, value.placements)) else super().convert_argument(value, placements)
 
 

@@ -40,8 +40,8 @@ class ProgramPlan:
     outputs: tuple[Outputs, ...]
     """For each statement, its outputs on one device. The program continues with them if all ranks refuse the statement."""
     first: tuple[int, ...]
-    """For each statement, the first statement with the same tensor as value. It is an earlier one if the operation returns its
-    argument, such as `a.flatten()` of a vector."""
+    """For each statement, the first statement with the same tensor as value.
+    This is an earlier statement if the operation returns its argument, such as `a.flatten()` of a vector."""
     differentiable: bool = True
     """Whether one device can differentiate the program, because some torch operations have no derivative."""
     checks_parts: bool = False
@@ -60,7 +60,10 @@ class ProgramPlan:
 
     @property
     def compared_gradients(self) -> dict[str, int]:
-        """Statements whose gradients are compared, by a name made of the value and the statements that take it."""
+        """Map names to the statements whose gradients are compared.
+
+        A name is made of the value and the statements that take it.
+        """
         statements = self.program.statements
         takers: dict[int, list[str]] = {number: [] for number in range(len(statements))}
         for number, each in enumerate(statements):
@@ -72,7 +75,7 @@ class ProgramPlan:
         return {f"v{number} into {', '.join(takers[number]) or 'nothing'}": number for number in numbers}
 
     def display_name(self, number: int) -> str:
-        """Name of a statement in verdicts."""
+        """Return the name of a statement in verdicts."""
         statement = self.program.statements[number]
         if not self.applies[number]:
             return "clone"
@@ -140,7 +143,7 @@ def _says_something(found: torch.Tensor) -> bool:
 
 
 def value_of(statement: Statement, outputs: Outputs, applies: bool) -> torch.Tensor:
-    """The output that later statements use."""
+    """Return the output that later statements use."""
     return outputs[statement.output] if applies and isinstance(statement, Operation) else outputs[0]
 
 
@@ -171,7 +174,7 @@ def run_on_one_device(plan: ProgramPlan, refused: frozenset[int] = frozenset(), 
 
 
 def gradient_of(value: torch.Tensor, *, fills: bool = False) -> torch.Tensor | None:
-    """Gradient of a value after the backward pass. If `fills`, a missing gradient is zeros."""
+    """Return the gradient of a value after the backward pass. If `fills`, a missing gradient is zeros."""
     gradient = value.grad if value.requires_grad else None
     return torch.zeros_like(value) if gradient is None and fills and value.requires_grad else gradient
 

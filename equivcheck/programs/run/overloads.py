@@ -23,7 +23,7 @@ from equivcheck.programs.run.calls import results_of
 from equivcheck.programs.run.values import full_tensor
 
 _TABLES = ("op_strategy_funcs", "op_single_dim_strategy_funcs", "op_to_rules")
-"""Attributes of the sharding propagator with rules by overload. Some torch versions lack some of them."""
+"""Attributes of the sharding propagator with rules by overload. Some torch versions do not have all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Overloads:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Registered overloads no operation reaches."""
+        """Registered operator overloads that no operation of ours calls."""
         return tuple(sorted(self.registered - self.reached))
 
 
@@ -70,7 +70,7 @@ class _Called(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def called_by(facts: OperationFacts) -> frozenset[str]:
-    """Overloads called by an operation and its backward pass, for all shapes of a sweep."""
+    """Return the overloads called by an operation and its backward pass, for all shapes of a sweep."""
     with warnings.catch_warnings(), _Called() as called:
         warnings.simplefilter("ignore")
         for tensors, dim in _arguments(facts):

@@ -48,7 +48,7 @@ class StatementFailed(EquivCheckError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:
-    """Values on one rank, and the operations that it refused."""
+    """Values on one rank, and the operations that this rank refused."""
 
     trace: ValueTrace
     """Full values, then gradients."""
@@ -69,7 +69,7 @@ def _torch_placement(placement: str) -> Placement:
 
 
 def placement_text(placement: Placement) -> str:
-    """Placement's text as in torch 2.10 and later. Before, `str` omits the reduction from a Partial."""
+    """Return a placement's text as in torch 2.10 and later. Before, `str` omits the reduction from a Partial."""
     return partial(placement.reduce_op) if type(placement) is Partial else str(placement)
 
 
@@ -85,7 +85,7 @@ class DTensorTarget:
 
     @classmethod
     def type_errors(cls, plan: ProgramPlan) -> str:  # noqa: ARG003 - used by targets with a type checker
-        """Errors that a target reports in addition to numbers, such as type errors. Empty if there are none."""
+        """Return errors that a target reports in addition to numbers, such as type errors. Empty if there are no errors."""
         return ""
 
     def __init__(self, program: TensorProgram) -> None:
@@ -95,7 +95,7 @@ class DTensorTarget:
             forget_shardings()
 
     def distribute(self, full: torch.Tensor, placements: tuple[str, ...]) -> torch.Tensor:
-        """This rank's part of a full tensor."""
+        """Return this rank's part of a full tensor."""
         coordinate = self.mesh.get_coordinate()
         assert coordinate is not None
         local = local_part(full, self.program.mesh, coordinate, placements)
@@ -119,7 +119,7 @@ class DTensorTarget:
         return self.from_local(value.to_local(), value.placements, value.shape, value.stride())
 
     def full_tensor(self, value: Any) -> torch.Tensor:
-        """Full tensor of a value. A plain tensor is full already."""
+        """Return the full tensor of a value. A plain tensor is full already."""
         return full_of(value)
 
     def require_parts(self, value: torch.Tensor, expected: torch.Tensor) -> None:
@@ -129,22 +129,22 @@ class DTensorTarget:
         require_parts(value, expected, coordinate)
 
     def gradient(self, value: torch.Tensor) -> torch.Tensor | None:
-        """Full gradient of a value; None if it has none."""
+        """Return the full gradient of a value; None if the value has no gradient."""
         gradient = gradient_of(value)
         return None if gradient is None else self.full_tensor(gradient.detach())
 
     def clone(self, value: torch.Tensor) -> torch.Tensor:
-        """Value of a statement that does not apply."""
+        """Return the value of a statement that does not apply."""
         return value.clone()
 
     def as_value(self, value: torch.Tensor) -> torch.Tensor:
-        """Result of an operation as a DTensor. A plain tensor counts as replicated."""
+        """Return the result of an operation as a DTensor. A plain tensor counts as replicated."""
         if isinstance(value, DTensor):
             return value
         return self.from_replicated(value)
 
     def from_replicated(self, value: torch.Tensor) -> torch.Tensor:
-        """DTensor for a tensor every rank has."""
+        """Return a DTensor for a tensor that every rank has."""
         return DTensor.from_local(value, self.mesh, [Replicate()] * self.mesh.ndim, run_check=False)
 
 
@@ -198,7 +198,7 @@ class _RankRun:
         return self.target.call(statement, arguments)
 
     def _full_values(self, number: int, statement: Statement, outputs: Outputs) -> Outputs:
-        """Full values. Only a sink keeps its gradient; unread values stay unchanged."""
+        """Return full values. Only a sink keeps its gradient; unread values stay unchanged."""
         chosen = value_of(statement, outputs, self.plan.applies[number])
         with_gradient = number in self.sinks
         if self.plan.checks_parts:
@@ -243,13 +243,13 @@ class _RankRun:
 
 
 def value_names(plan: ProgramPlan, number: int, count: int) -> tuple[str, ...]:
-    """Names of a statement's outputs: ``v2 softmax``."""
+    """Return the names of a statement's outputs: ``v2 softmax``."""
     what = plan.display_name(number)
     return (f"v{number} {what}", *(f"v{number} {what}, output {output}" for output in range(1, count)))
 
 
 def moment(phase: Phase, tensors: dict[str, torch.Tensor | None]) -> Moment:
-    """Return the full tensors of one moment. -0.0 counts as 0.0."""
+    """Return the full tensors at one compared point. -0.0 counts as 0.0."""
     found = list(tensors.items())
     flat = [each.detach().double().reshape(-1).numpy(force=True) + 0.0 for _, each in found if each is not None]
     snapshot = Snapshot(

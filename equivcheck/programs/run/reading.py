@@ -16,7 +16,7 @@ class ShapesDisagree(EquivCheckError):
 
 
 def full_of(value: torch.Tensor) -> torch.Tensor:
-    """Full tensor. Raises `ShapesDisagree` if its shape differs from the DTensor's, with the same number of elements.
+    """Return the full tensor. Raises `ShapesDisagree` if its shape differs from the DTensor's, with the same number of elements.
 
     If the number of elements differs, nothing is raised, because the comparison with one device finds it.
     """
@@ -33,10 +33,10 @@ class PartsDisagree(EquivCheckError):
 
 
 def require_parts(value: torch.Tensor, expected: torch.Tensor, coordinate: Sequence[int]) -> None:
-    """Raise `PartsDisagree` if the local tensor at `coordinate` of the mesh has another shape than its placements imply.
+    """Raise `PartsDisagree` if the local tensor's shape contradicts the placements.
 
-    It is also raised if shape or dtype of the value differ from the expected ones. Reading such a tensor would fail on some
-    ranks only, and the error would not name the operation.
+    `coordinate` is the rank's position on the mesh. `PartsDisagree` is also raised if shape or dtype of the value differ from the
+    expected ones. Reading such a tensor would fail on some ranks only, and the error would not name the operation.
     """
     if not (isinstance(value, DTensor) and all(type(each) in (Shard, Replicate, Partial) for each in value.placements)):
         return
@@ -52,5 +52,5 @@ def require_parts(value: torch.Tensor, expected: torch.Tensor, coordinate: Seque
 
 
 def _kind(value: torch.Tensor) -> str:
-    """Dtype and shape: ``float64 of shape (2, 3)``."""
+    """Return dtype and shape: ``float64 of shape (2, 3)``."""
     return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"

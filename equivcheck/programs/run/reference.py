@@ -21,13 +21,16 @@ NUM_COPIES = 2
 NUM_CONFIRMING = 24
 """Disturbed runs before a difference is reported."""
 ROUNDING_UNITS = 4.0
-"""Disturbance in units in the last place, as much as a few additions in another order cause."""
+"""Disturbance in units in the last place. A few additions in another order cause as much."""
 NOISE_LIMIT = 1e-4
-"""Maximum noise relative to the largest value, or to 1 if values are smaller. Noise above it makes a comparison useless."""
+"""Maximum noise relative to the largest value, or to 1 if values are smaller. Larger noise makes a comparison useless."""
 
 
 def reference_of(plan: ProgramPlan, refused: frozenset[int], num_copies: int) -> Reference:
-    """Single-device values and gradients, with the noise from `num_copies` disturbed runs; no gradients if ranks refuse them."""
+    """Return single-device values and gradients, with the noise from `num_copies` disturbed runs.
+
+    Without gradients if ranks refuse them.
+    """
     original = _moments(plan, run_on_one_device(plan, refused), with_gradients=BACKWARD not in refused)
     copies = [original, *(_disturbed_moments(plan, refused, seed) for seed in range(num_copies))]
     alike = [each if each is not None and _shapes(each) == _shapes(original) else original for each in copies]
@@ -39,7 +42,10 @@ def reference_of(plan: ProgramPlan, refused: frozenset[int], num_copies: int) ->
 
 
 def _disturbed_moments(plan: ProgramPlan, refused: frozenset[int], seed: int) -> tuple[Moment, Moment] | None:
-    """Values and gradients of a disturbed run; None if an operation refuses them, because an earlier one has another shape."""
+    """Return values and gradients of a disturbed run.
+
+    None if an operation refuses the values, because an earlier value has another shape.
+    """
     try:
         run = run_on_one_device(plan, refused, disturbance(seed))
     except (IndexError, RuntimeError, ValueError):  # the run without disturbance has passed
@@ -48,7 +54,7 @@ def _disturbed_moments(plan: ProgramPlan, refused: frozenset[int], seed: int) ->
 
 
 def _shapes(copy: tuple[Moment, ...]) -> list[tuple[int, ...]]:
-    """Shapes can depend on values, because some operations pick elements."""
+    """Return the tensors' shapes. Shapes can depend on values, because some operations pick elements."""
     return [piece.shape for each in copy for piece in each.snapshot.pieces]
 
 
@@ -77,7 +83,7 @@ def _moments(plan: ProgramPlan, run: PlainRun, *, with_gradients: bool) -> tuple
 
 
 def doubt_of(expected: Sequence[Expected]) -> Doubt | None:
-    """Reason why agreement would prove nothing: noise is as large as the values. None if agreement is evidence."""
+    """Return the reason why agreement would prove nothing: noise is as large as the values. None if agreement is evidence."""
     for each in expected:
         lost = each.tolerances > NOISE_LIMIT * np.maximum(each.scales, 1.0)
         if lost.any():

@@ -52,13 +52,13 @@ TARGETS: dict[str, Callable[[], type[DTensorTarget]]] = {
     "typed": _typed,
     "compiled": lambda: CompiledTarget,
 }
-"""Targets by name: DTensors; plain tensors with functional collectives; plain tensors with collectives of spmd_types, also judged
-by its type checker; DTensors with each operation compiled, in processes.
-"""
+"""Targets by name:
+DTensors; plain tensors with functional collectives; plain tensors with collectives of spmd_types, also judged by its type
+checker; DTensors with each operation compiled, in processes."""
 
 
 def target_of(name: str) -> type[DTensorTarget]:
-    """Target with this name. Raises `UsageError`."""
+    """Return the target with this name. Raises `UsageError`."""
     if name not in TARGETS:
         raise UsageError(f"target {name!r} is not valid: unknown name. Expected {', '.join(TARGETS)}")
     return TARGETS[name]()

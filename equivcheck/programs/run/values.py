@@ -14,7 +14,7 @@ from equivcheck.programs.nouns.program import Constant, Contents, Leaf
 
 
 def full_tensor(statement: Leaf | Constant) -> torch.Tensor:
-    """Full tensor for a leaf or constant: float64, except for integers and booleans."""
+    """Return the full tensor for a leaf or constant: float64, except for integers and booleans."""
     chance = np.random.default_rng(statement.seed)
     count = math.prod(statement.shape)
     if isinstance(statement, Leaf):
@@ -31,7 +31,7 @@ def full_tensor(statement: Leaf | Constant) -> torch.Tensor:
 
 
 def _distinct(chance: np.random.Generator, count: int, seed: int) -> npt.NDArray[np.floating]:
-    """Distinct non-zero values between about -1 and 1, on a power-of-two grid. Neighbouring seeds share no values."""
+    """Draw distinct non-zero values between about -1 and 1, on a power-of-two grid. Neighbouring seeds share no values."""
     unit = 2.0 ** (1 - max(1, count - 1).bit_length())
     return (chance.permutation(count) - count // 2 + 0.25) * unit + seed % 8 / 1024
 
@@ -43,13 +43,13 @@ def _orders(chance: np.random.Generator, statement: Constant) -> torch.Tensor:
 
 
 def weights_of(shape: tuple[int, ...], number: int) -> torch.Tensor:
-    """Weights that multiply a value before it is summed up for the backward pass."""
+    """Return weights that multiply a value before it is summed up for the backward pass."""
     count = torch.Size(shape).numel()
     return ((torch.arange(count, dtype=torch.float64) * 7 + number * 3) % 16 - 6.5).view(tuple(shape)) / 8
 
 
 def local_part(full: torch.Tensor, mesh: Sequence[int], coordinate: Sequence[int], placements: Sequence[str]) -> torch.Tensor:
-    """The local tensor at mesh `coordinate`: sharded as by `torch.chunk`, or a partial value."""
+    """Return the local tensor at mesh `coordinate`: sharded as by `torch.chunk`, or a partial value."""
     part = full
     for size, index, placement in zip(mesh, coordinate, placements, strict=True):
         reduction = reduction_of(placement)
@@ -63,7 +63,7 @@ def local_part(full: torch.Tensor, mesh: Sequence[int], coordinate: Sequence[int
 
 
 def chunk(full: torch.Tensor, size: int, index: int, dim: int) -> torch.Tensor:
-    """Chunk `index` out of `size` along a dim; empty if there are fewer chunks."""
+    """Return chunk `index` out of `size` along a dim; empty if there are fewer chunks."""
     extent = full.shape[dim]
     length = -(-extent // size)
     start = min(index * length, extent)
@@ -71,7 +71,7 @@ def chunk(full: torch.Tensor, size: int, index: int, dim: int) -> torch.Tensor:
 
 
 def partial_value(full: torch.Tensor, size: int, index: int, reduction: str) -> torch.Tensor:
-    """One rank's partial value. No rank has the full value; reducing over the axis with `size` ranks restores it."""
+    """Return one rank's partial value. No rank has the full value; reducing over the axis with `size` ranks restores it."""
     if reduction in ("max", "min"):
         holder = torch.arange(full.numel()).view(full.shape) % size == index
         return torch.where(holder, full, full + (1.0 if reduction == "min" else -1.0))

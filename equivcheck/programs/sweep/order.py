@@ -50,14 +50,14 @@ class Passes:
         return sum(map(len, self.programs.values()))
 
     def __iter__(self) -> Iterator[TensorProgram]:
-        """All programs; each counts as run when the next one is asked for."""
+        """Yield all programs. A program counts as run when the next program is requested."""
         for name, programs in self.programs.items():
             for program in programs:
                 yield program
                 self.num_run[name] += 1
 
     def coverage(self) -> tuple[Coverage, ...]:
-        """How many programs ran in each pass."""
+        """Count the programs that ran in each pass."""
         return tuple(
             Coverage(name=name, num_covered=self.num_run[name], num_left=len(programs) - self.num_run[name])
             for name, programs in self.programs.items()
@@ -89,7 +89,7 @@ def _shuffled(programs: Iterable[TensorProgram]) -> list[TensorProgram]:
 
 
 def _by_use_of_axes(programs: list[TensorProgram]) -> tuple[list[TensorProgram], list[TensorProgram]]:
-    """Programs in which each axis has something to do, or that have a single axis, and all others."""
+    """Return programs in which each axis changes something, or with a single axis, and all other programs."""
     found: tuple[list[TensorProgram], list[TensorProgram]] = ([], [])
     for program in programs:
         along_axes = zip(*(each.placements for each in _arguments(program)), strict=True)
@@ -101,7 +101,7 @@ def _by_use_of_axes(programs: list[TensorProgram]) -> tuple[list[TensorProgram],
 def _split(
     programs: list[TensorProgram], features: Callable[[TensorProgram], Features]
 ) -> tuple[list[TensorProgram], list[TensorProgram]]:
-    """The programs that have a feature which none before has, and all others."""
+    """Return programs with a feature that no earlier program has, and all other programs."""
     seen: set[Hashable] = set()
     new: list[TensorProgram] = []
     others: list[TensorProgram] = []
@@ -113,7 +113,7 @@ def _split(
 
 
 def _alike_together(programs: list[TensorProgram]) -> list[TensorProgram]:
-    """Programs that differ in placements only follow each other, because they share what one device computes."""
+    """Group programs that differ only in placements, because one device computes the same for them."""
     groups: dict[Hashable, list[TensorProgram]] = {}
     for program in programs:
         groups.setdefault((program.statements[-1], *_shapes(program)), []).append(program)

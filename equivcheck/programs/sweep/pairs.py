@@ -1,4 +1,7 @@
-"""Pairs of operations: the second takes the first one's result. Results with new placements or shapes come first."""
+"""Pairs of operations. The first operation's result is an argument of the second.
+
+Results with new placements or shapes come first.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ class Novelty(PrintableEnum):
     """A full `ResultSpec` together with the first operation."""
 
     def feature(self, result: Result) -> Hashable:
-        """Feature that must be new; None if a sweep over single operations has it, too."""
+        """Return the feature that must be new; None if a sweep over single operations has it, too."""
         kind, spec = result.spec.kind, result.spec
         if self is Novelty.KIND:
             return None if spec.has_kind_of_leaves else kind
@@ -50,23 +53,23 @@ class Pairs:
     places: tuple[ArgumentPosition, ...]
     """Arguments of second operations."""
     seed: int = 0
-    """Seeds the order and the other arguments."""
+    """Seed for the order and the other arguments."""
     world: str = "sim"
     """World in which first operations are checked."""
     num_tried: Counter[Novelty] = field(default_factory=Counter)
-    """How many combinations were tried, by feature."""
+    """Number of tried combinations, by feature."""
     num_covered: Counter[Novelty] = field(default_factory=Counter)
-    """How many combinations one device could compute, by feature."""
+    """Number of combinations that one device could compute, by feature."""
     _met: set[tuple[ArgumentPosition, Hashable]] = field(default_factory=set)
     _refused: set[Hashable] = field(default_factory=set)
     _right: dict[TensorProgram, bool] = field(default_factory=dict)
 
     def total(self, novelty: Novelty) -> int:
-        """How many combinations there are, tried or not."""
+        """Count all combinations, tried or not."""
         return len(self._by_key(novelty)) * len(self.places)
 
     def coverage(self) -> tuple[Coverage, ...]:
-        """Combinations tried so far, and those left."""
+        """Return the combinations tried so far, and the remaining combinations."""
         return tuple(
             Coverage(
                 name=f"{each.value} that are new for an operation",
@@ -77,11 +80,11 @@ class Pairs:
         )
 
     def __len__(self) -> int:
-        """Number of combinations to try."""
+        """Return the number of combinations to try."""
         return sum(map(self.total, Novelty))
 
     def __iter__(self) -> Iterator[TensorProgram | None]:
-        """A program for each pair; None if one device refuses the pair."""
+        """Yield a program for each pair; None if one device refuses the pair."""
         places = random.Random(self.seed).sample(self.places, len(self.places))
         for novelty in Novelty:
             groups = self._groups(novelty)
@@ -91,7 +94,7 @@ class Pairs:
                         yield self._tried(novelty, place, results)
 
     def _tried(self, novelty: Novelty, place: ArgumentPosition, results: list[Result]) -> TensorProgram | None:
-        """The first program one device can compute. The results differ in shape, but share the new feature."""
+        """Return the first program that one device can compute. The results differ in shape, but share the new feature."""
         key = novelty.feature(results[0])
         self.num_tried[novelty] += 1
         if (place, key) in self._met:
@@ -118,7 +121,7 @@ class Pairs:
         return self._right[program]
 
     def _groups(self, novelty: Novelty) -> list[list[list[Result]]]:
-        """Results with new features, grouped by single-device run, because such results share the reference."""
+        """Return results with new features, grouped by single-device run, because such results share the reference."""
         keys, groups = self._by_key(novelty), list[list[list[Result]]]()
         for found in sorted(self._by_computation(), key=lambda each: -len({*map(novelty.feature, each)})):
             group = {novelty.feature(result): result for result in reversed(found)}

@@ -30,7 +30,7 @@ class Sweep:
     """Operation names; empty for all."""
 
     def programs(self) -> Iterator[TensorProgram]:
-        """All programs, operation by operation."""
+        """Yield all programs, operation by operation."""
         for name in self.operations or tuple(OPERATIONS):
             yield from self._of(OPERATIONS[name])
 
@@ -48,7 +48,7 @@ class Sweep:
             yield TensorProgram(mesh=self.mesh, statements=(*arguments, operation))
 
     def _together(self, lists: list[list[Leaf | Constant]]) -> Iterator[tuple[Leaf | Constant, ...]]:
-        """All placement pairs. With more than two arguments, all but two are replicated."""
+        """Yield all placement pairs. With more than two arguments, all but two are replicated."""
         for arguments in itertools.product(*lists):
             special = [each for each in arguments if set(each.placements) != {REPLICATE}]
             odd = [each for each in special if not {*each.placements}.isdisjoint(LIMITED_PARTIALS)]
@@ -61,7 +61,7 @@ class Sweep:
                 yield make(argument, made, placements, seed=seed, high=argument.high(shape, dim))
 
     def _placements(self, shape: Shape, reductions: Iterable[str]) -> list[tuple[str, ...]]:
-        """All placements. On several axes, at most one axis is partial, and only as a sum."""
+        """Return all placements. On several axes, at most one axis is partial, and only as a sum."""
         along_one = [REPLICATE, *map(shard, range(len(shape)))]
         several = len(self.mesh) > 1
         addends = [partial(each) for each in reductions if each in OTHER_REDUCTIONS or not several]

@@ -30,7 +30,7 @@ SECONDS = 1.0
 NUM_PROGRAMS = 8
 """Programs to run for each operation's results. Another seed selects others."""
 MAX_OUTPUTS = 10
-"""Maximum number of results that a statement can select from."""
+"""Maximum number of results from which a statement can select."""
 SHAPES: tuple[Shape, ...] = ((4, 6), (5, 3), (2, 3, 4))
 """Shapes of the tensors that are redistributed."""
 _SIZES = re.compile(r", torch\.Size\(.*\), \d+")
@@ -55,7 +55,7 @@ class ResultSpec:
 
     @property
     def kind(self) -> tuple[tuple[str, ...], str]:
-        """Placements and dtype."""
+        """Return placements and dtype."""
         return self.placements, self.dtype
 
     @property
@@ -77,13 +77,13 @@ class Result:
 
     @property
     def name(self) -> str:
-        """Statement name."""
+        """Return the statement's name."""
         last = self.program.statements[-1]
         return last.name if isinstance(last, Operation) else last.tag
 
 
 def first_programs(sweep: Sweep, seed: int = 0) -> Iterator[TensorProgram]:
-    """Some programs for each operation in a sweep, and redistributions between all placements."""
+    """Yield some programs for each operation in a sweep, and redistributions between all placements."""
     by_operation: dict[str, list[TensorProgram]] = defaultdict(list)
     for program in sweep.programs():
         by_operation[program.operations[-1]].append(program)
@@ -137,7 +137,7 @@ def _with_output(program: TensorProgram, output: int) -> TensorProgram:
 
 
 def _on_rank(program: TensorProgram) -> tuple[_Part | None, ...]:
-    """The last statement's results, None for a plain tensor; empty if the statement is refused."""
+    """Return the last statement's results, None for a plain tensor; empty if the statement is refused."""
     target, values = DTensorTarget(program), list[torch.Tensor]()
     found: tuple[torch.Tensor, ...] = ()
     with warnings.catch_warnings():

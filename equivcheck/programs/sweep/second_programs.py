@@ -22,7 +22,7 @@ _TWICE = 0.25
 
 
 def argument_positions(operations: Iterable[str]) -> tuple[ArgumentPosition, ...]:
-    """Yield each argument of each operation."""
+    """Return each argument of each operation."""
     return tuple((name, position) for name in operations for position in range(OPERATIONS[name].num_arguments))
 
 
@@ -37,7 +37,7 @@ def programs_taking(result: Result, place: ArgumentPosition, chance: random.Rand
 
 
 def _calls(facts: OperationFacts, position: int, shape: Shape) -> Iterator[tuple[Shape, int]]:
-    """First-argument shapes, and dims, for which the argument at `position` can have `shape`."""
+    """Yield first-argument shapes, and dims, for which the argument at `position` can have `shape`."""
     for first in dict.fromkeys((shape, *facts.shapes)) if position else (shape,):
         for dim in dims_of(facts, first):
             others = [shapes_of(each, first, dim) for each in facts.arguments]
@@ -48,7 +48,7 @@ def _calls(facts: OperationFacts, position: int, shape: Shape) -> Iterator[tuple
 def _made(  # noqa: PLR0913, PLR0917 - an argument depends on all of these
     facts: OperationFacts, number: int, shape: Shape, dim: int, result: Result, chance: random.Random
 ) -> Leaf | Constant | None:
-    """An argument; None for the result itself."""
+    """Create an argument; None for the result itself."""
     argument = facts.arguments[number - 1] if number else None
     own = chance.choice(shapes_of(argument, shape, dim)) if argument else shape
     is_leaf = argument is None or argument.kind is ArgumentKind.LEAF
@@ -61,7 +61,7 @@ def _made(  # noqa: PLR0913, PLR0917 - an argument depends on all of these
 
 
 def _placement(shape: Shape, is_leaf: bool, chance: random.Random) -> str:
-    """Replicated half the time."""
+    """Return a replicated placement half the time."""
     others = [*map(shard, range(len(shape))), *([partial()] if is_leaf else [])]
     return chance.choice(others) if others and chance.random() < 0.5 else REPLICATE
 

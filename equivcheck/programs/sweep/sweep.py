@@ -47,7 +47,7 @@ class SweepResult:
     num_clones: int = 0
     """Number of programs whose operation did not apply."""
     refused: Counter[str] = field(default_factory=Counter)
-    """Programs every rank refused, by operation."""
+    """Programs that every rank refused, by operation."""
     agreed: Counter[str] = field(default_factory=Counter)
     """Programs that agree without any refusal, by operation."""
     groups: dict[tuple[str, Outcome, str], Group] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class SweepResult:
 
     @property
     def num_findings(self) -> int:
-        """Groups not explained by a known issue."""
+        """Count groups not explained by a known issue."""
         return sum(group.outcome.is_finding for group in self.groups.values())
 
     def add(self, verdict: ProgramVerdict) -> None:
@@ -87,7 +87,7 @@ def run_sweep(
     is_over: Callable[[], bool] = lambda: False,
     only_sinks: bool = False,
 ) -> SweepResult:
-    """Run programs until all are done or `is_over`. None stands for a pair without a program.
+    """Run programs until all are done or `is_over` returns True. None stands for a pair without a program.
 
     With `only_sinks`, ranks read no value before the statements taking it, as in `check_program`.
     """
@@ -104,7 +104,7 @@ def run_sweep(
 
 
 def operation_of(program: TensorProgram) -> str:
-    """Name of the last operation."""
+    """Return the name of the last operation."""
     return next(each.name for each in reversed(program.statements) if isinstance(each, Operation))
 
 

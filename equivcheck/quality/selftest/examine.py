@@ -28,7 +28,7 @@ from equivcheck.worlds.trace.trace import Trace
 from equivcheck.worlds.work_clock import WorkClock
 
 Tell = Callable[[MutantResult], None]
-"""Receives the result for a mutant, each time it has grown."""
+"""Function to receive the result for a mutant each time it has grown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Effort:
     examples: int = 200
     """Maximum number of scenarios to draw, 1 to 500."""
     seconds: float = 120.0
-    """Seconds of work (`WorkClock`) for drawing and checking, above 0. Shrinking and the diagnosis come on top."""
+    """Seconds of work (`WorkClock`) for drawing and checking, above 0. Shrinking and the diagnosis take additional time."""
     reached_after_catch: int = 5
     """After the first catch, draw until the mutant has an effect in this many more scenarios."""
     shrink_seconds: float = 20.0
@@ -95,7 +95,7 @@ class _Drawing:
         self._rank: tuple[int, ...] | None = None
 
     def take(self, scenario: Scenario) -> None:
-        """Count one drawn scenario. Raises `EndBatch` after the last."""
+        """Count one drawn scenario. Raises `EndBatch` after the last scenario."""
         if self._is_enough():
             raise EndBatch
         if scenario in self._seen:
@@ -147,8 +147,8 @@ class _Drawing:
 class _Judge:
     """Checks scenarios with a planted mutant while they shrink.
 
-    A full check also requires the scenario to be equivalent without the mutant. Otherwise it could shrink to one that is wrong by
-    itself.
+    A full check also requires the scenario to be equivalent without the mutant. Otherwise shrinking could end at a scenario that
+    is wrong by itself.
     """
 
     mutant: Mutant
@@ -170,7 +170,10 @@ class _Judge:
 
 
 def _shrunk(mutant: Mutant, effort: Effort, first: Verdict) -> ShrunkScenario:
-    """Find the smallest scenario with the same outcome. Hypothesis draws the same scenarios again, and shrinks the caught one."""
+    """Find the smallest scenario with the same outcome.
+
+    Hypothesis draws the same scenarios again, and shrinks the caught scenario.
+    """
     clock, judge = WorkClock(), _Judge(mutant, effort.deadline)
     search = Shrinking(first, judge, same=lambda verdict: verdict.outcome is first.outcome, seconds=effort.shrink_seconds)
     has_begun = False

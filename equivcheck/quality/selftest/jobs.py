@@ -26,7 +26,7 @@ class JobResult(Protocol):
 
     @property
     def broken(self) -> str:
-        """Reason why the job ended early; empty if it did not."""
+        """Return the reason why the job ended early; empty if it did not."""
 
 
 J = TypeVar("J")
@@ -42,7 +42,7 @@ class JobPlan(Generic[J, R]):
     effort: object
     """Budget, the same for all jobs; picklable."""
     blank: Callable[[J], R]
-    """Returns an empty result for a job."""
+    """Function to create an empty result for a job."""
     limit: float
     """Seconds for which a process may be idle, or work, without a message (`Patience`)."""
 
@@ -56,13 +56,13 @@ class JobResults(Generic[R]):
     seconds: float
     """Total duration."""
     interrupted: bool
-    """Whether a signal ended it early."""
+    """Whether a signal ended the run early."""
 
 
 def run_jobs(jobs: Sequence[J], work: JobPlan[J, R], *, num_workers: int, listener: Callable[[R, int], None]) -> JobResults[R]:
     """Run all jobs. `listener` gets each complete result and the number of results so far.
 
-    The first SIGINT or SIGTERM ends it with the results so far, the second raises `KeyboardInterrupt`.
+    The first SIGINT or SIGTERM ends the run with the results so far, the second raises `KeyboardInterrupt`.
     """
     with Interruption() as interruption:
         return _Supervisor(jobs, work, listener, interruption).run(num_workers)
@@ -90,12 +90,12 @@ class _Process(WorkerProcess, Generic[J, R]):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether its job takes too long."""
+        """Whether the process's job takes too long."""
         return bool(self.why_stuck)
 
     @property
     def why_stuck(self) -> str:
-        """Reason why it counts as stuck; empty if it does not."""
+        """Return the reason why the process counts as stuck; empty if it does not."""
         return self._patience.exhausted()
 
     def _watch(self) -> None:
@@ -127,7 +127,7 @@ class _Supervisor(Generic[J, R]):
         )
 
     def _employ(self) -> None:
-        """Start a process for the next job, if there is one."""
+        """Start a process for the next job, if there is a job."""
         if self._waiting:
             process = _Process(self._work)
             self._pool.workers.append(process)
@@ -164,10 +164,10 @@ class _Supervisor(Generic[J, R]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDone:
-    """Message from the process: final answer to a job."""
+    """Message from the process with the final answer to a job."""
 
     result: Any
-    """Final result; `broken` says why if it is incomplete."""
+    """Final result. If it is incomplete, `broken` says why."""
     is_spent: bool = False
     """Whether the process is unusable, because an unstoppable rank still runs there."""
 
@@ -179,7 +179,7 @@ class _Job:
         self._result, self._link, self._sent_at = result, link, 0.0
 
     def complete(self, do: Callable[[Callable[[Any], None]], Any]) -> Any:
-        """Run the job. If it raises, return the result so far."""
+        """Run the job. If the job raises, return the result so far."""
         try:
             return do(self._tell)
         except Exception as error:

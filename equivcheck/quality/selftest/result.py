@@ -33,22 +33,22 @@ class ShrunkScenario:
 
     @property
     def ranks(self) -> int:
-        """Number of ranks."""
+        """Return the number of ranks."""
         return self.scenario.layout.mesh.num_ranks
 
     @property
     def layers(self) -> int:
-        """Number of layers."""
+        """Return the number of layers."""
         return len(self.scenario.training.model.layers)
 
     @property
     def steps(self) -> int:
-        """Number of steps."""
+        """Return the number of steps."""
         return self.scenario.training.steps
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Features, then each layer's width."""
+        """Return the number of features, then each layer's width."""
         return self.scenario.training.model.widths
 
     @property
@@ -92,13 +92,13 @@ class MutantResult:
     undecided: int = 0
     """Scenarios with an effect but no finding, and no clear verdict without the mutant: inconclusive, known or unsupported."""
     layouts: tuple[LayoutResult, ...] = ()
-    """Results per layout, as they appeared."""
+    """Results per layout, in the order of their first scenario."""
     examples: int = 0
     """Scenarios drawn up to and including the first catch; 0 without a catch."""
     seconds: float = 0.0
-    """Seconds of work up to the first catch; for all drawing if there is none."""
+    """Seconds of work up to the first catch; for all drawing if there is no catch."""
     survivor: Scenario | None = None
-    """Smallest scenario in which the mutant had an effect and was missed; None if there is none."""
+    """Smallest scenario in which the mutant had an effect and was missed; None if no scenario was missed."""
     shrunk: ShrunkScenario | None = None
     """Shrunk catch; None without a catch."""
     expected: tuple[Cause, ...] = ()
@@ -127,7 +127,7 @@ class MutantResult:
 
     @property
     def num_missed(self) -> int:
-        """Number of scenarios in which the mutant had an effect and was missed."""
+        """Count scenarios in which the mutant had an effect and was missed."""
         return self.reachable - self.caught - self.undecided
 
     @property
@@ -148,58 +148,61 @@ class SelftestResult:
     rows: tuple[MutantResult, ...]
     """One row per mutant, in the chosen order. An interruption leaves out mutants that were not begun."""
     asked: int
-    """How many mutants were chosen."""
+    """Number of chosen mutants."""
     seed: int
     """Seed for drawing."""
     seconds: float
     """Total duration."""
     interrupted: bool = False
-    """Whether a signal ended it early."""
+    """Whether a signal ended the selftest early."""
 
     @property
     def num_reached(self) -> int:
-        """How many mutants had an effect in a scenario."""
+        """Count mutants that had an effect in a scenario."""
         return sum(row.reachable > 0 for row in self.rows)
 
     @property
     def num_killed(self) -> int:
-        """How many mutants were caught."""
+        """Count mutants that were caught."""
         return sum(row.is_killed for row in self.rows)
 
     @property
     def reached_rate(self) -> float:
-        """Share of mutants that had an effect in some scenario. If a mutant has none, the scenario generator is to blame."""
+        """Return the share of mutants that had an effect in some scenario.
+
+        If a mutant has no effect, the scenario generator is to blame.
+        """
         return _share(self.num_reached, len(self.rows))
 
     @property
     def kill_rate(self) -> float:
-        """Share of mutants with an effect that were caught. If one was missed, the oracle is to blame."""
+        """Return the share of mutants with an effect that were caught. If a mutant was missed, the oracle is to blame."""
         return _share(self.num_killed, self.num_reached)
 
     @property
     def caught_rate(self) -> float:
-        """Share of scenarios with an effect that were caught, without undecided ones."""
+        """Return the share of scenarios with an effect that were caught, without undecided scenarios."""
         return _share(sum(row.caught for row in self.rows), sum(row.reachable - row.undecided for row in self.rows))
 
     @property
     def diagnosis_rate(self) -> float:
-        """Share of caught mutants with a correct diagnosis."""
+        """Return the share of caught mutants with a correct diagnosis."""
         return _share(sum(row.is_explained for row in self.rows), self.num_killed)
 
     @property
     def num_small(self) -> int:
-        """Caught mutants with a small shrunk scenario (`ShrunkScenario.is_small`)."""
+        """Count caught mutants with a small shrunk scenario (`ShrunkScenario.is_small`)."""
         return sum(row.shrunk is not None and row.shrunk.is_small for row in self.rows)
 
     @property
     def median_examples(self) -> float:
-        """Median number of examples up to the first catch; 0 without a catch."""
+        """Return the median number of examples up to the first catch; 0 without a catch."""
         found = [row.examples for row in self.rows if row.is_killed]
         return statistics.median(found) if found else 0.0
 
     @property
     def worst_examples(self) -> int:
-        """Largest number of examples up to a first catch; 0 without a catch."""
+        """Return the largest number of examples up to a first catch; 0 without a catch."""
         return max((row.examples for row in self.rows), default=0)
 
     @property

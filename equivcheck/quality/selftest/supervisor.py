@@ -11,10 +11,10 @@ from equivcheck.quality.selftest.jobs import JobPlan, run_jobs, serve
 from equivcheck.quality.selftest.result import MutantResult, SelftestResult
 
 _GRACE_SECONDS = 120.0
-"""Allowance for imports and the diagnosis, on top of drawing and shrinking."""
+"""Seconds for imports and the diagnosis, in addition to drawing and shrinking."""
 
 Listener = Callable[[MutantResult, int], None]
-"""Receives each complete row, and the number of rows so far."""
+"""Function to receive each complete row, and the number of rows so far."""
 
 
 def selftest(
@@ -22,7 +22,7 @@ def selftest(
 ) -> SelftestResult:
     """Examine mutants on several processes.
 
-    The first SIGINT or SIGTERM ends it with the results so far, the second raises `KeyboardInterrupt`.
+    The first SIGINT or SIGTERM ends the selftest with the results so far, the second raises `KeyboardInterrupt`.
     """
     by_name = {mutant.name: mutant for mutant in mutants}
     work: JobPlan[str, MutantResult] = JobPlan(

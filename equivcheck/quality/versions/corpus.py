@@ -1,4 +1,4 @@
-"""Corpus: the same scenarios for all torch versions. They are drawn here and checked by the other interpreter."""
+"""Corpus: the same scenarios for all torch versions. This process draws the scenarios, and the other interpreter checks them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class CorpusResult:
     outcome: Outcome
     """The verdict's outcome."""
     known: str = ""
-    """Known issue; empty if none."""
+    """Known issue; empty if there is no such issue."""
     reason: str = ""
     """Reason in one sentence; empty if equivalent."""
 
 
 def draw_scenarios(count: int, seed: int) -> tuple[Scenario, ...]:
-    """Draw `count` different scenarios by seed. None of them compiles, and the installed torch supports all."""
+    """Draw `count` different scenarios by seed. None of the scenarios compiles, and the installed torch supports all."""
     from equivcheck.strategies import scenarios
     from equivcheck.strategies.scenario import MORE_RESUMES
 
@@ -48,14 +48,17 @@ def draw_scenarios(count: int, seed: int) -> tuple[Scenario, ...]:
 
 
 def check_corpus(installation: Installation, scenarios: tuple[Scenario, ...]) -> tuple[CorpusResult, ...]:
-    """Check each scenario in sim with another torch. If its process ends, the result is `crashed`."""
+    """Check each scenario on simulated ranks, under the installation's torch version.
+
+    The result is `crashed` if the process dies before it reports.
+    """
     tasks = [to_json(scenario) for scenario in scenarios]
     results = run_tasks(installation, __name__, tasks, seconds=_DEADLINE, ended=_crashed)
     return tuple(decode(CorpusResult, result, where="corpus") for result in results)
 
 
 def main() -> None:
-    """Check scenarios in the interpreter with the other torch."""
+    """Check scenarios in the interpreter with the other torch version."""
     serve_tasks(_check)
 
 

@@ -1,4 +1,4 @@
-"""Python environments with other torch versions: the user's own, and some made in a cache folder."""
+"""Python environments with other torch versions: the user's own environments, and new environments in a cache folder."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ASK = (
 
 
 class NoEnvironment(EquivCheckError):
-    """An environment with this torch version cannot be made."""
+    """An environment with this torch version cannot be created."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +51,13 @@ class Installation:
 
     @property
     def version(self) -> Version:
-        """Version without its local part, such as ``+cpu``."""
+        """Return the version without its local part, such as ``+cpu``."""
         return Version(Version(self.torch).public)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environments:
-    """Finds a Python environment for each torch version: the user's own, or a new one."""
+    """Finds a Python environment for each torch version: the user's own environment, or a new one."""
 
     given: Mapping[Version, Installation]
     """Installations named by the user."""
@@ -66,10 +66,10 @@ class Environments:
     index_url: str = CPU_INDEX
     """Index for torch; `OWN_INDEX` for the pip or uv configuration."""
     tell: Callable[[str], None]
-    """Receives progress lines."""
+    """Function to receive progress lines."""
 
     def installation(self, release: Version) -> Installation:
-        """Return the installation of a release: the user's own, or one in the cache, which is made if needed.
+        """Return the installation of a release: the user's own, or an environment in the cache, which is created if needed.
 
         Raises `NoEnvironment`.
         """
@@ -78,11 +78,11 @@ class Environments:
 
     @property
     def index_arguments(self) -> tuple[str, ...]:
-        """Options that tell pip and uv which package index to use."""
+        """Return options to tell pip and uv which package index to use."""
         return () if self.index_url == OWN_INDEX else ("--index-url", self.index_url)
 
     def _made(self, release: Version) -> Installation:
-        """Make an environment. A file in it marks it as complete; an interrupted one is made again."""
+        """Create an environment. A file in it marks it as complete; an interrupted environment is created again."""
         name = f"{release}-python{sys.version_info.major}.{sys.version_info.minor}"
         try:
             self.cache.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ class Environments:
         self._run(release, (*install, "--constraint", str(constraints), *wanted))
 
     def find_versions(self, text: str) -> tuple[Version, ...]:
-        """Versions named by a text such as ``2.9..2.15``. It asks the index if newer releases matter."""
+        """Return the versions named by a text such as ``2.9..2.15``. The index is asked if newer releases matter."""
         if not needs_index(text):
             return chosen_releases(text, RELEASED, self.given)
         nightlies = ("--pre",) if names_nightlies(text) else ()
@@ -133,12 +133,12 @@ class Environments:
 
 
 def default_cache() -> Path:
-    """Folder for environments in the user's cache."""
+    """Return the folder for environments in the user's cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "equivcheck" / "torch"
 
 
 def parse_environment(text: str) -> Installation:
-    """Parse ``2.15.0=/path/to/python``. Raises `UsageError` if the interpreter lacks this torch or another dependency."""
+    """Parse ``2.15.0=/path/to/python``. Raises `UsageError` if the interpreter does not have this torch or another dependency."""
     named, _, path = text.partition("=")
     example = "Expected VERSION=PATH, such as 2.15.0=/path/to/bin/python"
     try:
@@ -158,7 +158,7 @@ def parse_environment(text: str) -> Installation:
 
 
 def dependencies() -> dict[str, str]:
-    """Dependencies of equivcheck except torch, with their installed versions.
+    """Return equivcheck's dependencies except torch, with their installed versions.
 
     Raises `NoEnvironment` if equivcheck is not installed.
     """
@@ -171,7 +171,7 @@ def dependencies() -> dict[str, str]:
 
 
 def ask(python: Path, names: tuple[str, ...]) -> dict[str, str | None]:
-    """Ask an interpreter for package versions; None for a missing package. Raises `UsageError` if it cannot run."""
+    """Ask an interpreter for package versions; None for a missing package. Raises `UsageError` if the interpreter cannot run."""
     ran = run_python(python, ("-c", _ASK, *names), seconds=_ASK_SECONDS)
     if ran.code != 0:
         raise UsageError(f"interpreter {python} cannot be asked for its packages: {ran.last_line or f'exit code {ran.code}'}")

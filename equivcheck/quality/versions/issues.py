@@ -24,7 +24,7 @@ def run_scripts(installation: Installation, issues: Iterable[KnownIssue]) -> dic
 
 
 def main() -> None:
-    """Run scripts in the interpreter with the other torch."""
+    """Run scripts in the interpreter with the other torch version."""
     issues = {issue.id: issue for issue in all_known_issues()}
     serve_tasks(lambda name: encode(_tried(issues[name])))
 

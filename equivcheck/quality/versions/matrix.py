@@ -41,11 +41,11 @@ class VersionResult:
     """Script results by issue id."""
 
     def counts(self) -> Counter[Outcome]:
-        """Scenario count per outcome."""
+        """Count scenarios per outcome."""
         return Counter(result.outcome for result in self.corpus)
 
     def disagreements(self, issues: Iterable[KnownIssue]) -> dict[str, Showing]:
-        """Script results that contradict the versions on file."""
+        """Results of issue scripts that contradict the affected torch versions recorded for the issue, by issue id."""
         return {
             issue.id: self.scripts[issue.id]
             for issue in issues
@@ -74,7 +74,7 @@ class Matrix:
         return replace(self, versions={name: versions[name] for name in sorted(versions, key=Version)})
 
     def is_bad(self, issues: Iterable[KnownIssue]) -> bool:
-        """Whether any scenario is a finding, or any script contradicts the versions on file."""
+        """Whether any scenario is a finding, or any script contradicts the torch versions recorded for its issue."""
         issues = tuple(issues)
         each = self.versions.values()
         return any(found.disagreements(issues) or any(one.outcome.is_finding for one in found.corpus) for found in each)
@@ -121,7 +121,7 @@ def run_doctor(installation: Installation) -> tuple[Probe, ...]:
 
 
 def code_digest() -> str:
-    """Digest of equivcheck's files, except for the table measured with them."""
+    """Return a digest of equivcheck's files, except for the table measured with them."""
     package = Path(equivcheck.__path__[0])
     folders = (package, package / "strategies")  # a link in a checkout, which is not followed
     paths = {path for folder in folders for kind in ("py", "toml", "json") for path in folder.rglob(f"*.{kind}")}
@@ -132,5 +132,5 @@ def code_digest() -> str:
 
 
 def shows_of(matrix: Matrix) -> Mapping[str, Mapping[str, Showing]]:
-    """Script results by issue and version."""
+    """Return script results by issue and version."""
     return {issue: {version: found.scripts[issue] for version, found in matrix.versions.items()} for issue in matrix.issues}

@@ -1,4 +1,4 @@
-"""Bisection over torch versions: in which does a finding or known issue show?"""
+"""Bisection over torch versions, to find the versions in which a finding or known issue shows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def bisect_versions(versions: Sequence[Version], measure: Measure, first: Iterab
 
 
 def _next(versions: Sequence[Version], found: dict[Version, Showing]) -> Version | None:
-    """Middle of the widest gap that may contain a change; None if there is no such gap."""
+    """Return the middle of the widest gap that may contain a change; None if there is no such gap."""
     shows_somewhere = any(showing.shows is Shows.SHOWS for showing in found.values())
     measured = [place for place, version in enumerate(versions) if version in found]
     gaps = [
@@ -56,19 +56,19 @@ Try = Callable[[Installation, float], Showing]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """Versions to search, and how."""
+    """Versions to search, and settings for the search."""
 
     versions: tuple[Version, ...]
     """Versions, oldest first."""
     environments: Environments
-    """Gives the installations."""
+    """Source of the installations."""
     seconds: float
-    """Limit per version."""
+    """Limit in seconds per version."""
     every: bool = False
     """Whether to measure all versions instead of bisecting."""
 
     def of_issue(self, issue: KnownIssue) -> ShownIn:
-        """Find the versions in which a known issue's script shows it."""
+        """Find the versions in which a known issue's script shows the issue."""
         return self._result(Method.SCRIPT, self._measure(of_issue(issue).run), ())
 
     def of_finding(self, finding: Finding) -> ShownIn:

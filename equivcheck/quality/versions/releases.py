@@ -13,16 +13,16 @@ from equivcheck.errors import UsageError
 from equivcheck.system.torch_version import OLDEST
 
 RELEASED = tuple(map(Version, ("2.9.0", "2.9.1", "2.10.0", "2.11.0", "2.12.0", "2.12.1", "2.13.0", "2.14.0", "2.14.1", "2.15.0")))
-"""Releases known to this version of equivcheck. An index is asked for newer ones."""
+"""Releases known to this version of equivcheck. An index is asked for newer releases."""
 _INDEX_SECONDS = 30.0
-"""Limit for an index to list its versions."""
+"""Seconds for an index to list its versions."""
 
 
 def chosen_releases(text: str, released: Iterable[Version], at_hand: Iterable[Version] = ()) -> tuple[Version, ...]:
-    """Versions named by a text, oldest first: a list (``2.9.1,2.13``) with ranges (``2.9..2.15``, ``2.9..``).
+    """Return the versions named by a text, oldest first: a list (``2.9.1,2.13``) with ranges (``2.9..2.15``, ``2.9..``).
 
-    A version without patch number means the one at hand, else the latest release. A range contains one version per minor version;
-    between two nightly builds, it contains all. Raises `UsageError` for an invalid or missing version.
+    A version without patch number means the installed patch version, else the latest release. A range contains one version per
+    minor version; between two nightly builds, it contains all. Raises `UsageError` for an invalid or missing version.
     """
     here = frozenset(at_hand)
     there = sorted(version for version in here.union(released) if not version.base_version.startswith("0") and version >= OLDEST)

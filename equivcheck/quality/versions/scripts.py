@@ -45,7 +45,7 @@ class Script:
     ranks: int
     """Process count."""
     judge: Callable[[int, str], Showing]
-    """Judges exit code and output."""
+    """Function to judge exit code and output."""
 
     def run(self, installation: Installation, seconds: float) -> Showing:
         """Run the script with an installation, for at most `seconds`."""
@@ -121,7 +121,7 @@ def _of_failure(verdict: CaseVerdict) -> Callable[[str], bool] | None:
 
 
 def _place(verdict: Verdict) -> str:
-    """Script's name for the first tensor that differs: ``step 0 gradient 0.weight``."""
+    """Return the script's name for the first tensor that differs: ``step 0 gradient 0.weight``."""
     divergence = verdict.divergence
     assert divergence is not None
     if divergence.phase not in _PHASES or divergence.tensor == "norm":

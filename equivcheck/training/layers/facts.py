@@ -43,16 +43,16 @@ class LayerParameter:
     rowwise_dim: int | None = None
     """Dim that rowwise sharding splits; None if rowwise sharding replicates the parameter."""
     unit_dim: int | None = None
-    """Dim that sharding by heads or hidden features splits; None if it replicates the parameter."""
+    """Dim that sharding by heads or hidden features splits; None if such sharding replicates the parameter."""
     expert_dim: int | None = None
-    """Dim that indexes experts or similar units; None if it belongs to none."""
+    """Dim that indexes experts or similar units; None if the parameter belongs to no unit."""
     runs: AuxiliaryLinear | None = None
-    """Steps in which it takes part; None for all."""
+    """Steps that use the parameter; None for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerLinear:
-    """Linear in a layer, with its place in the computation."""
+    """Linear in a layer, with its position in the computation."""
 
     name: str
     """Name within its layer."""
@@ -61,11 +61,12 @@ class LayerLinear:
     linears.
     """
     gives_output: bool = False
-    """Whether its output is the layer's output; otherwise it is a hidden activation, split into heads or hidden features."""
+    """Whether the linear's output is the layer's output.
+    Otherwise it is a hidden activation, split into heads or hidden features."""
     activated: bool = False
     """Whether an activation follows, so that backward needs the linear's output."""
     runs: AuxiliaryLinear | None = None
-    """Steps at which it runs; None for all."""
+    """Steps at which the linear runs; None for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,14 +109,14 @@ class AttentionShape:
 
 
 def norm_parameters(norm: Norm | None, features: int) -> tuple[LayerParameter, ...]:
-    """Parameters in a module named ``norm``."""
+    """List the parameters in a module named ``norm``."""
     factor = LayerParameter(name="norm.weight", shape=(features,), initial=Initialization.FACTOR)
     offset = LayerParameter(name="norm.bias", shape=(features,), initial=Initialization.OFFSET)
     return (factor,) * (norm is not None) + (offset,) * (norm is Norm.LAYER)
 
 
 def linear_parameters_of(name: str, in_features: int, outputs: int, *, bias: bool = False) -> tuple[LayerParameter, ...]:
-    """Parameters in a linear for colwise or rowwise sharding."""
+    """List the parameters in a linear for colwise or rowwise sharding."""
     weight = LayerParameter(
         name=f"{name}.weight", shape=(outputs, in_features), initial=Initialization.WEIGHT, colwise_dim=0, rowwise_dim=1
     )
@@ -124,7 +125,7 @@ def linear_parameters_of(name: str, in_features: int, outputs: int, *, bias: boo
 
 
 def part_parameters(part: LayerLinear, in_features: int, outputs: int, *, bias: bool) -> tuple[LayerParameter, ...]:
-    """Parameters in a linear sharded by heads or hidden features: colwise for the first linears, rowwise for the last."""
+    """List parameters in a linear sharded by heads or hidden features: colwise for the first linears, rowwise for the last."""
     found = linear_parameters_of(part.name, in_features, outputs, bias=bias)
     return tuple(
         replace(each, colwise_dim=None, rowwise_dim=None, unit_dim=each.colwise_dim if part.reads_input else each.rowwise_dim)
@@ -133,7 +134,7 @@ def part_parameters(part: LayerLinear, in_features: int, outputs: int, *, bias: 
 
 
 def ready_linears(parameters: Iterable[LayerParameter], linears: Iterable[str], *, autocast: bool) -> tuple[str, ...]:
-    """Names in the order in which backward produces gradients, for linears in backward order followed by a norm."""
+    """Return parameter names in the order of their gradients in backward, for linears in backward order followed by a norm."""
     attributes = ("weight", "bias") if autocast else ("bias", "weight")
     order = [f"{linear}.{attribute}" for linear in linears for attribute in attributes]
     owned = {parameter.name for parameter in parameters}

@@ -22,11 +22,11 @@ class LayerKind(ABC):
     """
 
     layer_class: ClassVar[type[AnyLayer]]
-    """Scenario class that it implements."""
+    """Scenario class that the kind implements."""
 
     @abstractmethod
     def parameters(self, layer: Any, in_features: int) -> tuple[LayerParameter, ...]:
-        """Parameters that the layer owns, in the order of `torch.nn.Module.named_parameters`."""
+        """List the parameters that the layer owns, in the order of `torch.nn.Module.named_parameters`."""
 
     @abstractmethod
     def build(self, layer: Any, in_features: int) -> LayerModule:
@@ -39,60 +39,69 @@ class LayerKind(ABC):
         """
 
     def linears(self, layer: Any) -> tuple[LayerLinear, ...]:  # noqa: ARG002 - used by overriding methods
-        """Linears in the order in which they run. Empty if they are not known: then tensor parallelism needs plain tensors."""
+        """List the linears in the order in which they run.
+
+        An empty result means that they are unknown: then tensor parallelism needs plain tensors.
+        """
         return ()
 
     def num_linears(self, layer: Any) -> int:
-        """Number of linear layers inside. It determines how long the layer takes to compile."""
+        """Count the linear layers inside. The number determines how long the layer takes to compile."""
         return len(self.linears(layer))
 
     def shardings(self, layer: Any) -> tuple[LayerSharding, ...]:  # noqa: ARG002 - used by overriding methods
-        """Ways to shard the layer's linears, in addition to replicating them."""
+        """Return the ways to shard the layer's linears, in addition to replicating them."""
         return ()
 
     def attention_shape(self, layer: Any) -> AttentionShape | None:  # noqa: ARG002 - used by overriding methods
-        """Attention heads, if the module attends only through its `sequence`; None otherwise.
+        """Return the attention heads, if the module attends only through its `sequence`; None otherwise.
 
         If a layer needs the length and returns None, context parallelism cannot run it.
         """
         return None
 
     def dispatch(self, layer: Any) -> Dispatch | None:  # noqa: ARG002 - used by overriding methods
-        """Routing to units that ranks can share out; None if the layer routes nothing."""
+        """Return the routing to units that can be distributed over ranks; None if the layer routes nothing."""
         return None
 
     def script(self, layer: Any, in_features: int) -> LayerScript | None:  # noqa: ARG002 - used by overriding methods
-        """Code for exported scripts; None if the layer cannot be exported."""
+        """Return code for exported scripts; None if the layer cannot be exported."""
         return None
 
     def gradient_order(self, layer: Any, in_features: int, *, autocast: bool = False) -> tuple[str, ...] | None:  # noqa: ARG002 - used by overriding methods
-        """Parameter names in the order in which backward produces gradients; None if it is not known.
+        """Return parameter names in the order in which backward produces gradients; None if the order is unknown.
 
         The last computation comes first. Under autocast each gradient is cast back first, which changes the order.
         """
         return None
 
     def mask_shape(self, layer: Any, in_features: int, length: int | None) -> Shape | None:
-        """Shape of the dropout mask for one row; None without dropout."""
+        """Return the shape of the dropout mask for one row; None without dropout."""
         if not layer.dropout:
             return None
         return (layer.out_features(in_features),) if length is None else (length, layer.out_features(in_features))
 
     def with_dtensor_strategies(self, layer: Any) -> AnyLayer:
-        """Closest layer whose operations all have DTensor sharding strategies; the layer itself if that holds already."""
+        """Return the closest layer whose operations all have DTensor sharding strategies. This can be the layer itself."""
         found: AnyLayer = layer
         return found
 
     def with_known_shapes(self, layer: Any) -> AnyLayer:
-        """Closest layer without data-dependent shapes, for `torch.vmap` and graph tracing; the layer itself if it has none."""
+        """Return the closest layer without data-dependent shapes, for `torch.vmap` and graph tracing.
+
+        This can be the layer itself.
+        """
         found: AnyLayer = layer
         return found
 
     def with_divisible_units(self, layer: Any, multiple: int) -> AnyLayer:  # noqa: ARG002 - used by overriding methods
-        """Closest layer whose number of units, such as heads, is a multiple; the layer itself if it has no units."""
+        """Return the closest layer whose number of units, such as heads, is divisible by `multiple`.
+
+        A layer without units is returned unchanged.
+        """
         found: AnyLayer = layer
         return found
 
     def strategy(self, in_features: int) -> SearchStrategy[Any] | None:  # noqa: ARG002 - used by overriding methods
-        """Hypothesis strategy for layers with this many input features; None to keep the kind out of generated models."""
+        """Return a Hypothesis strategy for layers with this many input features. None keeps the kind out of generated models."""
         return None

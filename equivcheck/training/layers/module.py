@@ -37,14 +37,14 @@ class UninitializedLinear(nn.Linear):
     """Linear whose parameters are assigned later."""
 
     def reset_parameters(self) -> None:
-        """Do nothing: the parameters are replaced, and drawing them would use the process-wide generator."""
+        """Do nothing, because the parameters are replaced, and drawing them would use the process-wide generator."""
 
 
 class UninitializedEmbedding(nn.Embedding):
     """Embedding whose weight is assigned later."""
 
     def reset_parameters(self) -> None:
-        """Do nothing: the weight is replaced, and drawing it would use the process-wide generator."""
+        """Do nothing, because the weight is replaced, and drawing it would use the process-wide generator."""
 
 
 class RoutingLoad(NamedTuple):
@@ -55,7 +55,7 @@ class RoutingLoad(NamedTuple):
     counts: torch.Tensor
     """Positions routed to each unit, (units,), in the dtype of the activations."""
     shares: torch.Tensor
-    """Share that each unit has in the scores, summed over positions, (units,)."""
+    """Each unit's share in the scores, summed over positions, (units,)."""
 
 
 class LayerModule(nn.Module):
@@ -69,7 +69,7 @@ class LayerModule(nn.Module):
         self.keeps_products = False
 
     def forward(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
-        """Map (rows, inputs) to (rows, outputs), or sequences of them.
+        """Map (rows, inputs) to (rows, outputs), or sequences of such rows.
 
         With activation checkpointing, nothing in between is kept for backward.
         """
@@ -81,11 +81,11 @@ class LayerModule(nn.Module):
         return outputs
 
     def chooser(self) -> nn.Module | None:
-        """Submodule for routing, whose first output says which unit is selected; None if there is none."""
+        """Return the submodule for routing, whose first output says which unit is selected; None if the layer does not route."""
         return None
 
     def load(self) -> RoutingLoad | None:
-        """Routing statistics from the last forward; None without a load-balancing loss."""
+        """Return routing statistics from the last forward; None without a load-balancing loss."""
         return None
 
     def compute(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
@@ -100,7 +100,7 @@ class LayerModule(nn.Module):
 
 
 class RoutedModule(LayerModule):
-    """Layer that routes rows to units, such as experts. Ranks may share out the units."""
+    """Layer that routes rows to units, such as experts. The units may be distributed over ranks."""
 
     num_units: int
     """Number of units on all ranks."""
@@ -113,33 +113,36 @@ class RoutedModule(LayerModule):
         """Collectives around the units if each unit is sharded over ranks."""
 
     def units(self) -> nn.Module:
-        """Module with the units' parameters, stacked along dim 0."""
+        """Return the module with the units' parameters, stacked along dim 0."""
         raise NotImplementedError
 
     def compute_units(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """Compute this rank's units on rows sorted by unit, with the row count for each.
+        """Compute this rank's units on rows sorted by unit, with the row count for each unit.
 
-        It must call the module from `units` once, because wrappers around that module gather parameters in its forward.
+        The method must call the module from `units` once, because wrappers around that module gather parameters in its forward.
         """
         raise NotImplementedError
 
 
 def norm_of(norm: Norm | None, features: int) -> nn.Module | None:
-    """Norm module, or None."""
+    """Build a norm module, or return None if the layer has no norm."""
     if norm is None:
         return None
     return nn.LayerNorm(features) if norm is Norm.LAYER else nn.RMSNorm(features)
 
 
 def replicated_like(values: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-    """Replicate a tensor that all ranks computed identically if the values are a DTensor, because plain tensors do not mix."""
+    """Return `made` as a replicated DTensor if `values` is a DTensor, because plain tensors do not mix.
+
+    All ranks must have computed `made` identically.
+    """
     if not isinstance(values, DTensor):
         return made
     return DTensor.from_local(made, values.device_mesh, [Replicate()] * values.device_mesh.ndim, run_check=False)
 
 
 def local_like(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Local part of a DTensor parameter if the values are a plain tensor; otherwise the parameter itself."""
+    """Return the local part of a DTensor parameter if the values are a plain tensor; otherwise the parameter itself."""
     if isinstance(values, DTensor) or not isinstance(parameter, DTensor):
         return parameter
     part: torch.Tensor = parameter.to_local()

@@ -13,7 +13,7 @@ from equivcheck.training.layers.registry import layer_kind
 from equivcheck.training.layers.token_facts import EMBEDDING, POSITIONS, embedding_parameters, head_parameters
 
 KEPT_MODELS = 64
-"""Maximum number of cached models. Many parts ask for a scenario's parameters repeatedly."""
+"""Maximum number of cached models, because many functions request the same parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,13 +21,13 @@ class Parameter(LayerParameter):
     """Full parameter of a model. A parameter that the model itself owns is stored under its full name."""
 
     layer: int | None
-    """Index of the layer that owns it; None if the model itself does."""
+    """Index of the layer with this parameter; None if the model itself owns the parameter."""
     trained: bool
-    """Whether it has `requires_grad=True`."""
+    """Whether the parameter has `requires_grad=True`."""
 
     @property
     def owner(self) -> ParameterOwner:
-        """Part of the model: a layer, the embedding, the head, or the model itself."""
+        """Return the part of the model that owns the parameter: a layer, the embedding, the head, or the model itself."""
         if self.layer is not None:
             return ParameterOwner.LAYER
         if self.name in (EMBEDDING, POSITIONS):
@@ -36,17 +36,17 @@ class Parameter(LayerParameter):
 
     @property
     def is_norm_parameter(self) -> bool:
-        """Whether it belongs to a norm."""
+        """Whether the parameter belongs to a norm."""
         return self.name.rpartition(".")[0].endswith("norm")
 
     @property
     def full_name(self) -> str:
-        """Canonical name in the model."""
+        """Return the canonical name in the model."""
         return self.name if self.layer is None else f"layers.{self.layer}.{self.name}"
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
+        """Return the number of elements."""
         return math.prod(self.shape)
 
     def is_used_at(self, step: int) -> bool:
@@ -59,13 +59,16 @@ SCALE = Parameter(layer=None, name="scale", shape=(), trained=True, initial=Init
 
 
 def layer_of(full_name: str) -> int | None:
-    """Index of the layer that owns the parameter with this canonical name; None if the model itself does."""
+    """Return the index of the layer that owns the parameter with this canonical name.
+
+    None if the model itself owns the parameter.
+    """
     return int(full_name.split(".")[1]) if full_name.startswith("layers.") else None
 
 
 @lru_cache(maxsize=KEPT_MODELS)
 def parameters_of(model: Model) -> tuple[Parameter, ...]:
-    """Distinct parameters in the order of `torch.nn.Module.named_parameters`: scale, embedding, layers, head."""
+    """List distinct parameters in the order of `torch.nn.Module.named_parameters`: scale, embedding, layers, head."""
     embeds = model.source is not None and not model.source.frozen
     head = (replace(parameter, name=f"head.{parameter.name}") for parameter in head_parameters(model))
     return (
@@ -88,7 +91,7 @@ def _owned(parameter: LayerParameter, layer: int | None, *, trained: bool) -> Pa
 
 
 def group_by_layer(parameters: Iterable[Parameter]) -> list[list[Parameter]]:
-    """Parameters grouped by owning layer. Those that the model itself owns form one group."""
+    """Group parameters by owning layer. Parameters that the model itself owns form one group."""
     found: dict[int | None, list[Parameter]] = {}
     for parameter in parameters:
         found.setdefault(parameter.layer, []).append(parameter)

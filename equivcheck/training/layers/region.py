@@ -6,7 +6,10 @@ import torch
 
 
 class Region:
-    """Collectives around experts under tensor parallelism. This class has none, because its experts are replicated."""
+    """Collectives around experts under tensor parallelism.
+
+    This class calls no collectives, because its experts are replicated.
+    """
 
     def gather_input(self, values: torch.Tensor) -> torch.Tensor:
         """Make the input replicated."""
@@ -15,7 +18,7 @@ class Region:
     def copy_to_ranks(self, values: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Pass on replicated values and router weights to a rank's partial sum; backward sums their gradients over ranks.
 
-        Megatron calls this "copy to tensor-parallel region". Router weights need it because they multiply partial sums.
+        Megatron calls this "copy to tensor-parallel region". Router weights need the sum too, because they multiply partial sums.
         """
         return values, weights
 
@@ -24,7 +27,7 @@ class Region:
         return addend
 
     def bias_on_first_rank(self, bias: torch.Tensor) -> torch.Tensor:
-        """Bias in the form in which a rank adds it to its partial sum, so that the reduced output contains it once."""
+        """Return the bias that a rank adds to its partial sum, so that the reduced output contains the bias once."""
         return bias
 
 

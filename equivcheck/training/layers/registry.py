@@ -1,4 +1,4 @@
-"""Registry of layer kinds: built-in ones and third-party entry points."""
+"""Registry of layer kinds: built-in kinds and third-party entry points."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BUILT_IN = frozenset(_KINDS)
 
 
 def layer_kind(layer: AnyLayer) -> LayerKind:
-    """Kind for a layer. Raises `UsageError` if no kind implements its class."""
+    """Return the kind for a layer. Raises `UsageError` if no kind implements its class."""
     found = _KINDS.get(type(layer))
     if found is None:
         _ask_entry_points()
@@ -35,20 +35,20 @@ def layer_kind(layer: AnyLayer) -> LayerKind:
 
 
 def register_kind(kind: LayerKind) -> None:
-    """Register a kind of layer. Raises `UsageError` if its class is not valid or its tag is taken."""
+    """Register a kind of layer. Raises `UsageError` if the kind's class is not valid or its tag is taken."""
     register_layer(kind.layer_class)
     _KINDS.setdefault(kind.layer_class, kind)
 
 
 def third_party_kinds() -> tuple[LayerKind, ...]:
-    """Layer kinds from third parties."""
+    """Return layer kinds from third parties."""
     _ask_entry_points()
     return tuple(kind for noun, kind in _KINDS.items() if noun not in _BUILT_IN)
 
 
 @cache
 def _ask_entry_points() -> None:
-    """Register third-party kinds, once. Raises `UsageError` if one cannot be loaded."""
+    """Register third-party kinds, once. Raises `UsageError` if a kind cannot be loaded."""
     for entry_point in entry_points(group=LAYER_ENTRY_POINTS):
         try:
             register_kind(entry_point.load()())

@@ -19,7 +19,7 @@ class LayerScript:
     init: tuple[str, ...]
     """Lines in `__init__` for the submodules, with the parameter names used here."""
     compute: tuple[str, ...]
-    """Lines in `forward` that map ``inputs`` to ``values``; dropout and residual are added after them."""
+    """Lines in `forward` that map ``inputs`` to ``values``. Dropout and residual are added after these lines."""
     functions: tuple[tuple[str, ...], ...] = ()
     """Functions called by the lines, line by line."""
     imports: tuple[tuple[str, str], ...] = ()
@@ -48,12 +48,12 @@ ACTIVATIONS: dict[Activation, tuple[str, str]] = {
 
 
 def norm_line(norm: Norm | None, features: int) -> tuple[str, ...]:
-    """Script line for a norm; empty if there is none."""
+    """Return the script line for a norm; empty if there is no norm."""
     return () if norm is None else (f"self.norm = {NORMS[norm]}({features})",)
 
 
 def linear_lines(parameters: tuple[LayerParameter, ...]) -> tuple[str, ...]:
-    """Script lines for the linears with these weights and biases."""
+    """Return script lines for the linears with these weights and biases."""
     names = {parameter.name for parameter in parameters}
     made = []
     for parameter in parameters:

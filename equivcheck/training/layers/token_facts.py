@@ -11,7 +11,7 @@ HEAD = "head.linear.weight"
 
 
 def embedding_parameters(model: Model) -> tuple[LayerParameter, ...]:
-    """Parameters in token and position embeddings."""
+    """List the parameters in token and position embeddings."""
     if model.source is None or model.length is None:
         return ()
     shape = (model.source.vocabulary, model.features)
@@ -21,7 +21,7 @@ def embedding_parameters(model: Model) -> tuple[LayerParameter, ...]:
 
 
 def head_parameters(model: Model) -> tuple[LayerParameter, ...]:
-    """Parameters in norm and linear. A tied weight belongs to the embedding."""
+    """List the parameters in norm and linear. A tied weight belongs to the embedding."""
     if model.head is None:
         return ()
     inputs = model.in_features(len(model.layers))

@@ -40,8 +40,8 @@ _numbers = itertools.count()
 class TorchrunRanks(Ranks):
     """Ranks started by torchrun; this process is one of them.
 
-    Every process makes the same calls. All run the program of rank 0, and return its result or raise its exception. After a
-    failed run, no further run is possible. All worlds of a process share one connection, which closes with the last of them.
+    Every process makes the same calls. All run rank 0's program, and return its result or raise its exception. After a failed
+    run, no further run is possible. All worlds in a process share one connection, which closes with the last of them.
     """
 
     name: ClassVar[str] = "torchrun"

@@ -1,6 +1,6 @@
 """A trace as a list of moments.
 
-A moment has the tensors of one phase of one step, in the search order for the first divergence.
+A moment has the tensors from one phase in one step, in the search order for the first divergence.
 """
 
 from __future__ import annotations

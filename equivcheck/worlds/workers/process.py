@@ -30,7 +30,7 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THR
 """Thread settings of workers: tensors are tiny, and every core already has a worker."""
 KEPT_KERNELS, KEPT_PRODUCTS = 256, 32
 """Limits of oneDNN's caches: kernels, one for each operation and shape (35 kilobytes), and in each thread descriptions of
-bfloat16 products (8 kilobytes). By default oneDNN keeps 1,024 of both, mostly of past checks, and a worker has 37 threads."""
+bfloat16 products (8 kilobytes). By default oneDNN keeps 1,024 of both, mostly from past checks, and a worker has 37 threads."""
 _BOUNDED_MEMORY = {
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": str(KEPT_KERNELS),
     "LRU_CACHE_CAPACITY": str(KEPT_PRODUCTS),

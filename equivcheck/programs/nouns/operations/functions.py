@@ -1,6 +1,6 @@
-"""Mathematical functions, in place and with `out=`: many names, but few rules in torch.
+"""Mathematical functions, in place and with `out=`: many names, but few rules in torch. Sweeps run all these functions.
 
-Sweeps run them all. Random programs use none, because they would have little else.
+Random programs use none, because they would have little else.
 """
 
 from __future__ import annotations

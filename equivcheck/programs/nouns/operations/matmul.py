@@ -17,9 +17,9 @@ from equivcheck.programs.nouns.operations.operation import (
 WIDTH = 5
 """Columns in the second matrix."""
 WEIGHED = "attention"
-"""Operation without a sharding rule. For each shape, DTensor tries all placements of its decomposition three times, 10 s each,
-before it refuses. A mask makes that more than 3 min, so no operation has one (torch 2.13).
-"""
+"""Operation without a sharding rule.
+For each shape, DTensor tries all placements of its decomposition three times, 10 s each, before it refuses. A mask makes that
+more than 3 min, so no operation has a mask (torch 2.13)."""
 
 
 def _columns(shape: Shape, _dim: int) -> Shape:

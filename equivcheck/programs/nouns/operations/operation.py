@@ -31,7 +31,7 @@ class ArgumentKind(PrintableEnum):
 
 
 ShapeOf = Callable[[Shape, int], Shape]
-"""Computes a shape from the first argument's shape and the dim."""
+"""Function to compute a shape from the first argument's shape and the dim."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Argument:
     """An additional argument, described so that the operation applies to it."""
 
     shapes: tuple[ShapeOf, ...]
-    """Shape, computed from the first argument's shape and the dim. Several if the operation broadcasts."""
+    """Shape, computed from the first argument's shape and the dim. Several shapes if the operation broadcasts."""
     kind: ArgumentKind = ArgumentKind.LEAF
     """Kind of argument."""
     high: Callable[[Shape, int], int] = lambda _shape, _dim: 1
@@ -71,37 +71,37 @@ class OperationFacts:
 
     @property
     def num_arguments(self) -> int:
-        """Number of tensor arguments."""
+        """Return the number of tensor arguments."""
         return 1 + len(self.arguments)
 
 
 def first_shape(shape: Shape, _dim: int) -> Shape:
-    """The first argument's shape."""
+    """Return the first argument's shape."""
     return shape
 
 
 def last_dim(shape: Shape, _dim: int) -> Shape:
-    """The last dim of the first argument, as a shape."""
+    """Return the last dim of the first argument, as a shape."""
     return shape[-1:]
 
 
 def row(shape: Shape, _dim: int) -> Shape:
-    """Shape of one row of the first argument: its first dim has one element."""
+    """Return the shape of one row of the first argument: its first dim has one element."""
     return (1, *shape[1:])
 
 
 def column(shape: Shape, _dim: int) -> Shape:
-    """Shape of one column of the first argument: its last dim has one element."""
+    """Return the shape of one column of the first argument: its last dim has one element."""
     return (*shape[:-1], 1) if shape else ()
 
 
 def scalar(_shape: Shape, _dim: int) -> Shape:
-    """Shape of a tensor without dims."""
+    """Return the shape of a tensor without dims."""
     return ()
 
 
 def size_along(shape: Shape, dim: int) -> int:
-    """Size along a dim, at least 1."""
+    """Return the size along a dim, at least 1."""
     return max(1, shape[dim]) if shape and -len(shape) <= dim < len(shape) else 1
 
 

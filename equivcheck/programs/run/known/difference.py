@@ -41,7 +41,8 @@ class KnownDifference:
     Each is one of `SHOWING`, or right, refused, "wrong otherwise" or "raises otherwise".
     """
     operations: tuple[str, ...] = ()
-    """Operations, or statement kinds such as round trips, in which it shows; empty if `sources` or the evidence suffices."""
+    """Operations, or statement kinds such as round trips, in which the error shows; empty if `sources` or the evidence suffices.
+    """
     sources: tuple[str, ...] = ()
     """Operations whose result is wrong inside. The error shows in statements computed from this result."""
     can_change_arguments: bool = False
@@ -49,13 +50,13 @@ class KnownDifference:
     can_swap_gradients: bool = False
     """Whether ranks can receive the gradient of another tensor, so that any gradient of the program can be wrong."""
     facts: frozenset[str] = frozenset()
-    """Facts a program must have; see `facts_of`."""
+    """Facts that a program must have; see `facts_of`."""
     any_of: frozenset[str] = frozenset()
-    """The program must have at least one of these facts; empty if it needs none."""
+    """Facts of which the program must have at least one; empty if no fact is needed."""
     phases: tuple[Phase, ...] = ()
     """Phases in which values can differ first; empty if values do not differ."""
     raises: str = ""
-    """Regular expression for a rank's error, or for its stack if it never ends; empty if no rank raises."""
+    """Regular expression for a rank's error, or for the rank's stack if it never ends; empty if no rank raises."""
 
     def could_show(self, program: TensorProgram) -> bool:
         """Whether a program has the operations and facts needed by the error, on the installed torch."""
@@ -66,7 +67,10 @@ class KnownDifference:
         return self.facts <= found and not (self.any_of and self.any_of.isdisjoint(found))
 
     def explains(self, program: TensorProgram, verdict: Judgement) -> bool:
-        """Whether this error explains the first failure: the failure is in one of its operations, or in a gradient for one."""
+        """Whether this error explains the first failure.
+
+        The failure must be in one of the error's operations, or in a gradient for such an operation.
+        """
         if verdict.divergence is not None:
             phase, tensor = verdict.divergence.phase, verdict.divergence.tensor
             shows_source = self._has_gradient_from_source if phase is Phase.GRADIENT else self._is_computed_from_source
@@ -76,11 +80,11 @@ class KnownDifference:
         return is_it and self.could_show(program)
 
     def seen_on(self) -> tuple[str, ...]:
-        """Versions with the error."""
+        """Return the versions with the error."""
         return tuple(version for version, found in self.shows.items() if found in SHOWING)
 
     def unseen_on(self) -> tuple[str, ...]:
-        """Versions without the error: they are right, refuse, or fail in another way."""
+        """Return the versions without the error: they are right, refuse, or fail in another way."""
         return tuple(version for version, found in self.shows.items() if found not in SHOWING)
 
     def _is_raised(self, program: TensorProgram, failure: Failure) -> bool:
@@ -102,7 +106,7 @@ class KnownDifference:
         return found is not None and not self._wrong_statements(program).isdisjoint(_ancestors(program, int(found[1])))
 
     def _has_gradient_from_source(self, program: TensorProgram, text: str) -> bool:
-        """Whether the named value and a wrong one are combined later, because gradients flow from there to the named value."""
+        """Whether the named value and a wrong value are combined later, because gradients flow from there to the named value."""
         if self.can_swap_gradients:
             return True
         found, wrong = STATEMENT.search(text), self._wrong_statements(program)
@@ -113,7 +117,7 @@ class KnownDifference:
         return any(first in each and not wrong.isdisjoint(each) for each in combined)
 
     def _wrong_statements(self, program: TensorProgram) -> set[int]:
-        """Numbers of the statements in `sources`, and of the arguments that they can change."""
+        """Return the numbers of the statements in `sources`, and of the arguments that these statements can change."""
         wrong = {number for number, each in enumerate(program.statements) if _name(each) in self.sources}
         if self.can_change_arguments:
             wrong |= {argument for number in wrong for argument in _arguments(program, number)}
@@ -132,7 +136,7 @@ def _arguments(program: TensorProgram, number: int) -> set[int]:
 
 
 def _ancestors(program: TensorProgram, number: int) -> set[int]:
-    """Numbers of the statements from which a statement is computed, without its own."""
+    """Return the numbers of the statements from which a statement is computed, without its own."""
     found = _arguments(program, number)
     for each in range(number - 1, -1, -1):
         if each in found:

@@ -23,7 +23,8 @@ def _read(text: str) -> tuple[KnownDifference, ...]:
 
 
 ON_FILE = _read(files("equivcheck.programs.run.known").joinpath("known.toml").read_text("utf-8"))
-"""Silent differences, then errors, then differences possible in many programs. The first match explains a finding."""
+"""Known differences: silent differences, then errors, then differences possible in many programs.
+The first match explains a finding."""
 
 
 def known_difference(program: TensorProgram, verdict: Judgement) -> KnownDifference | None:

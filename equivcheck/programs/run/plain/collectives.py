@@ -1,7 +1,7 @@
 """Changes of placement along one mesh axis, as differentiable functional collectives on plain tensors.
 
-A replicated tensor has partial sums as its gradient, a partial tensor a replicated one, and a shard a shard. So the derivative
-of each change is the opposite change, and operations on shards and replicated tensors need none. Results are contiguous as on
+A replicated tensor has partial sums as its gradient, a partial tensor a replicated one, and a shard a shard. So the derivative of
+each change is the opposite change, and operations on shards and replicated tensors need no change. Results are contiguous as on
 one device, because fused updates ignore strides (known issue `fused_updates_by_memory`).
 """
 
@@ -24,7 +24,7 @@ SUM_HAS_DERIVATIVE = ">=2.11"
 
 
 def lengths(extent: int, size: int) -> list[int]:
-    """Sizes of all shards along a dim as by `torch.chunk`, including empty ones at the end."""
+    """Return the sizes of all shards along a dim as by `torch.chunk`, including empty shards at the end."""
     length = -(-extent // size)
     return [max(0, min(length, extent - index * length)) for index in range(size)]
 
@@ -86,7 +86,7 @@ class Collectives:
         return self.as_partial(torch.cat([zeros[0], part, zeros[1]], dim))
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
-        """Concatenate the rows of all ranks. Each rank has the same number."""
+        """Concatenate the rows of all ranks. All ranks have equally many rows."""
         return _waited(functional.all_gather_tensor_autograd(rows, 0, self.group))
 
     def sum(self, partial: torch.Tensor) -> torch.Tensor:
@@ -97,7 +97,7 @@ class Collectives:
         return found
 
     def sum_parts(self, partial: torch.Tensor) -> torch.Tensor:
-        """Sum over ranks, and return this rank's rows. Each rank gets the same number."""
+        """Sum over ranks, and return this rank's rows. All ranks get equally many rows."""
         return _waited(functional.reduce_scatter_tensor_autograd(partial, "sum", 0, self.group))
 
     def exchange(self, sent: torch.Tensor, sizes: list[int], received: list[int], largest: int) -> torch.Tensor:  # noqa: ARG002
@@ -105,7 +105,7 @@ class Collectives:
         return _waited(functional.all_to_all_single_autograd(sent, received, sizes, self.group))
 
     def as_varying(self, whole: torch.Tensor) -> torch.Tensor:
-        """Mark a replicated tensor as one that each rank may use differently."""
+        """Mark a replicated tensor, because each rank may use it differently."""
         return whole
 
     def as_partial(self, part: torch.Tensor) -> torch.Tensor:
@@ -114,7 +114,7 @@ class Collectives:
 
 
 class Sum(torch.autograd.Function):
-    """Sum over ranks whose derivative sums the gradients of all ranks, as torch does since 2.11."""
+    """Sum over ranks. Its derivative sums the gradients of all ranks, as torch does since 2.11."""
 
     @staticmethod
     def forward(ctx: Any, partial: torch.Tensor, group: Any) -> torch.Tensor:

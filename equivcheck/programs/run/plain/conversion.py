@@ -30,7 +30,7 @@ def convert(
 
 
 def _between(current: Placements, wanted: Placements) -> Placements:
-    """Placements on the way: `wanted` if one axis changes, else replicated on every axis that changes."""
+    """Return the placements between two conversions: `wanted` if one axis changes, else replicated on every axis that changes."""
     changed = [number for number, (old, new) in enumerate(zip(current, wanted, strict=True)) if old != new]
     dims = {dim for number in changed for each in (current[number], wanted[number]) if (dim := sharded_dim(each)) is not None}
     undone = {number for number, each in enumerate(current) if number in changed or sharded_dim(each) in dims}
@@ -40,7 +40,10 @@ def _between(current: Placements, wanted: Placements) -> Placements:
 
 
 def _extents(shape: Sequence[int], placements: Sequence[str], axes: Sequence[Collectives], number: int) -> list[int]:
-    """Shape shared by the ranks along an axis. Outer axes have sharded it already; inner axes shard other dims."""
+    """Return the shape shared by the ranks along an axis.
+
+    Outer axes have sharded the tensor already; inner axes shard other dims.
+    """
     found = list(shape)
     for each, axis in zip(placements[:number], axes, strict=False):
         dim = sharded_dim(each)

@@ -1,4 +1,4 @@
-"""Sharding rules: the placements an operation needs along one axis so that ranks can run it on their parts."""
+"""Sharding rules: the placements an operation needs along one axis so that each rank can run the operation on its own part."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PRODUCTS = {"mm": False, "linear": True}
 
 
 def needs(statement: Operation, current: Sequence[str], shapes: Sequence[Shape]) -> Needs:
-    """Return the placements that an operation needs along one axis. All are replicated if there is no rule or none fits."""
+    """Return the placements that an operation needs along one axis. All are replicated if no rule fits."""
     found = _rule(statement, current, shapes)
     return found or ((REPLICATE,) * len(current), REPLICATE)
 
@@ -44,7 +44,7 @@ def _rule(statement: Operation, current: Sequence[str], shapes: Sequence[Shape])
 
 
 def _shard_rule(statement: Operation, dim: int, num_dims: int) -> Needs | None:
-    """Rule for one argument sharded along `dim`: the operation is independent along it, or sums over it."""
+    """Return a rule for one argument sharded along `dim`, if the operation is independent along this dim or sums over it."""
     found, along = None, statement.dim % max(1, num_dims)
     if statement.name in ALONG_A_DIM and dim != along:
         found = shard(dim)
@@ -57,7 +57,7 @@ def _shard_rule(statement: Operation, dim: int, num_dims: int) -> Needs | None:
 
 
 def _product_rule(current: Sequence[str], shapes: Sequence[Shape], *, transposed: bool) -> Needs | None:
-    """Shard the first matrix's rows, the second one's columns, or the inner dim; or one matrix is partial."""
+    """Shard the first matrix's rows, the second matrix's columns, or the inner dim; or keep one matrix partial."""
     if len(shapes[0]) != 2 or len(shapes[1]) != 2:
         return None
     columns, inner = (0, 1) if transposed else (1, 0)
@@ -73,7 +73,10 @@ def _product_rule(current: Sequence[str], shapes: Sequence[Shape], *, transposed
 
 
 def _elementwise_rule(current: Sequence[str], shapes: Sequence[Shape]) -> Needs | None:
-    """Shard the first sharded dim, unless another argument is longer there. Arguments that broadcast along it are replicated."""
+    """Shard the first sharded dim, unless another argument is longer there.
+
+    Arguments that broadcast along this dim are replicated.
+    """
     num_dims = max(map(len, shapes))
     for each, shape in zip(current, shapes, strict=True):
         dim = sharded_dim(each)

@@ -29,7 +29,7 @@ class PlainTarget(DTensorTarget):
         self.replicated = (REPLICATE,) * self.mesh.ndim
 
     def distribute(self, full: torch.Tensor, placements: tuple[str, ...]) -> torch.Tensor:
-        """This rank's part of a full tensor."""
+        """Return this rank's part of a full tensor."""
         if any(reduction_of(each) not in (None, "sum", "avg") for each in placements):
             raise NotImplementedError(f"{placements} is not supported on plain tensors: only sums have a derivative")
         coordinate = self.mesh.get_coordinate()
@@ -37,7 +37,7 @@ class PlainTarget(DTensorTarget):
         return _with_placements(local_part(full, self.program.mesh, coordinate, placements), placements, full.shape)
 
     def clone(self, value: Any) -> torch.Tensor:
-        """Clone with the same placements."""
+        """Clone a value with the same placements."""
         return _with_placements(value.clone(), value.placements, value.full_shape)
 
     def call(self, statement: Operation, arguments: list[Any]) -> Outputs:
@@ -80,17 +80,20 @@ class PlainTarget(DTensorTarget):
         return _with_placements(moved.clone() if moved is value else moved, placements, value.full_shape)
 
     def round_trip(self, value: Any) -> torch.Tensor:
-        """Clone, because a plain tensor has no local tensor to convert."""
+        """Clone the value, because a plain tensor has no local tensor to convert."""
         return self.clone(value)
 
     def full_tensor(self, value: Any) -> torch.Tensor:
-        """Full tensor. Only the first rank differentiates it, because the gradient of a replicated tensor is partial."""
+        """Return the full tensor.
+
+        Only the first rank differentiates it, because the gradient of a replicated tensor is partial.
+        """
         full = self.convert(value, self.replicated)
         share = float(all(axis.index == 0 for axis in self.axes))
         return full * share + (full * (1 - share)).detach() if full.requires_grad and torch.is_grad_enabled() else full
 
     def gradient(self, value: Any) -> torch.Tensor | None:
-        """Full gradient of a value; None if it has none."""
+        """Return the full gradient of a value; None if the value has no gradient."""
         gradient = gradient_of(value, fills=self.fills_gradients)
         if gradient is None:
             return None
@@ -107,7 +110,7 @@ class PlainTarget(DTensorTarget):
         return value if hasattr(value, "full_shape") else self.from_replicated(value)
 
     def from_replicated(self, value: torch.Tensor) -> torch.Tensor:
-        """Replicated copy of a tensor every rank has."""
+        """Return a replicated copy of a tensor that every rank has."""
         return _with_placements(value.clone(), self.replicated, value.shape)
 
     def _full_shape(self, shape: Any, placements: Placements, statement: Operation, arguments: list[Any]) -> tuple[int, ...]:

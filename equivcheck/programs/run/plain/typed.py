@@ -63,7 +63,7 @@ class TypedTarget(PlainTarget):
     collectives = TypedCollectives
 
     def results(self, statement: Operation, parts: list[torch.Tensor], wanted: list[Placements], left: Placements) -> Outputs:
-        """Run the operation. If its rule makes results partial, mark them as such."""
+        """Run the operation. If its rule makes results partial, mark the results as partial."""
         found = super().results(statement, parts, wanted, left)
         for number, axis in enumerate(self.axes):
             if reduction_of(left[number]) and not any(reduction_of(each[number]) for each in wanted):
@@ -72,7 +72,7 @@ class TypedTarget(PlainTarget):
 
     @classmethod
     def type_errors(cls, plan: ProgramPlan) -> str:
-        """The statement rejected by the type checker, with its message."""
+        """Return the statement rejected by the type checker, with its message."""
         return refused_by_types(plan, cls)
 
 
@@ -132,7 +132,7 @@ def _tensor(value: Any) -> torch.Tensor:
 
 
 def refused_by_types(plan: ProgramPlan, target: type[TypedTarget]) -> str:
-    """First statement rejected by the type checker, with its message; empty if it accepts all.
+    """Return the first statement rejected by the type checker, with its message; empty if all are accepted.
 
     One rank runs alone, because types do not depend on numbers. If wrong numbers cause an error, only statements before it are
     judged.

@@ -33,22 +33,22 @@ class AttentionKind(LayerKind):
     layer_class: ClassVar[type[AnyLayer]] = Attention
 
     def parameters(self, layer: Attention, in_features: int) -> tuple[LayerParameter, ...]:
-        """Parameters in the norm and the four linears."""
+        """List the parameters in the norm and the four linears."""
         wide, narrow = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
         sizes = ((in_features, wide), (in_features, narrow), (in_features, narrow), (wide, in_features))
         linears = (part_parameters(part, *size, bias=layer.bias) for part, size in zip(self.linears(layer), sizes, strict=True))
         return (*norm_parameters(layer.norm, in_features), *(parameter for linear in linears for parameter in linear))
 
     def linears(self, layer: Attention) -> tuple[LayerLinear, ...]:  # noqa: ARG002 - of the base class
-        """Query, key and value linears, then the output linear."""
+        """List the query, key and value linears, then the output linear."""
         return (*_READING, _OUTPUT)
 
     def shardings(self, layer: Attention) -> tuple[LayerSharding, ...]:
-        """Sharding by key and value heads, together with the query heads that use them."""
+        """Return the sharding by key and value heads. The query heads of a key head are on the same rank."""
         return (LayerSharding(split=Split.HEADS_OR_HIDDEN, units=layer.num_kv_heads, words="key and value heads"),)
 
     def attention_shape(self, layer: Attention) -> AttentionShape:
-        """Head counts and head size."""
+        """Return head counts and head size."""
         return AttentionShape(num_heads=layer.num_heads, num_kv_heads=layer.num_kv_heads, width=layer.head_dim)
 
     def build(self, layer: Attention, in_features: int) -> LayerModule:
@@ -58,11 +58,11 @@ class AttentionKind(LayerKind):
         return AttentionModule(layer, in_features)
 
     def gradient_order(self, layer: Attention, in_features: int, *, autocast: bool = False) -> tuple[str, ...]:
-        """Linears in reverse order, bias first, then the norm."""
+        """List the parameters of the linears in reverse order, bias first, then of the norm."""
         return ready_linears(self.parameters(layer, in_features), ("output", "value", "key", "query"), autocast=autocast)
 
     def script(self, layer: Attention, in_features: int) -> LayerScript:
-        """Code for an exported script, with the module's structure."""
+        """Return code for an exported script, with the module's structure."""
         return attention_script(layer, in_features, self.parameters(layer, in_features))
 
     def with_dtensor_strategies(self, layer: Attention) -> AnyLayer:
@@ -76,6 +76,6 @@ class AttentionKind(LayerKind):
 
 
 def _even(count: int, multiple: int) -> int:
-    """Next multiple, or the last one within the limit."""
+    """Return the next multiple of `multiple`; the largest allowed multiple if that exceeds `MAX_HEADS`."""
     up = -(-count // multiple) * multiple
     return up if up <= MAX_HEADS else MAX_HEADS // multiple * multiple

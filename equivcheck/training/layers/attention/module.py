@@ -42,14 +42,14 @@ class AttentionModule(LayerModule):
         return rotate(values, self.sequence.positions(values.shape[-2], values.device))
 
     def repeat_kv_heads(self, values: torch.Tensor) -> torch.Tensor:
-        """Repeat key or value heads, (rows, heads, length, head_dim), so that each query head has one."""
+        """Repeat key or value heads, (rows, heads, length, head_dim), so that each query head has its own copy."""
         groups = self.layer.num_heads // self.layer.num_kv_heads
         return values.repeat_interleave(groups, -3) if groups > 1 else values
 
     def unseen(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor | None:
-        """Mask, (queries, keys), with True if a query may not attend to a key, given positions in the full sequence.
+        """Return a mask, (queries, keys), with True if a query may not attend to a key.
 
-        None if every query attends to every key.
+        Arguments are positions in the full sequence. Returns None if every query attends to every key.
         """
         return keys > queries[:, None] if self.layer.causal else None
 
@@ -64,7 +64,10 @@ class AttentionModule(LayerModule):
     def attend_from(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, unseen: torch.Tensor | None
     ) -> torch.Tensor:
-        """Compute attention from some positions to others, (rows, heads, positions, head_dim), with a mask from `unseen`."""
+        """Compute attention from queries at some positions to keys at other positions.
+
+        Tensors are (rows, heads, positions, head_dim), and `unseen` is a mask from `unseen()`.
+        """
         if self.layer.fused:
             return functional.scaled_dot_product_attention(query, key, value, attn_mask=None if unseen is None else ~unseen)
         return attention(query, key, value, unseen)
@@ -88,7 +91,10 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, unsee
 
 
 def rotate(values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Rotate feature pairs, half a head apart, by their position: (rows, heads, length, head_dim)."""
+    """Apply rotary embedding: rotate features i and i + head_dim/2 by the token's position.
+
+    `values` has shape (rows, heads, length, head_dim).
+    """
     half = values.shape[-1] // 2
     rates = ROTARY_BASE ** (-torch.arange(half, dtype=torch.float64, device=values.device) / half)
     angles = torch.outer(positions.to(torch.float64), rates).to(values.dtype)

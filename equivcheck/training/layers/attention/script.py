@@ -31,7 +31,7 @@ _ENDED = "values = self.output(attended.transpose(-2, -3).flatten(-2))"
 
 
 def attention_script(layer: Attention, in_features: int, parameters: tuple[LayerParameter, ...]) -> LayerScript:
-    """Class for an attention layer with this many input features."""
+    """Return the class for an attention layer with this many input features."""
     lines = _linears(layer)
     lines += ["query, key = turned(query), turned(key)"] * layer.rotary
     groups = layer.num_heads // layer.num_kv_heads
@@ -77,7 +77,7 @@ def _script_of_parts(layer: Attention, in_features: int, parameters: tuple[Layer
 
 
 def _methods(layer: Attention) -> tuple[tuple[str, ...], ...]:
-    """Methods for context parallelism, with the names in `AttentionModule`."""
+    """Return methods for context parallelism, with the names in `AttentionModule`."""
     groups = layer.num_heads // layer.num_kv_heads
     if layer.fused:
         mask = "attn_mask = None if unseen is None else ~unseen"

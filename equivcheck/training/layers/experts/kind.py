@@ -20,7 +20,7 @@ class ExpertsKind(LayerKind):
     layer_class: ClassVar[type[AnyLayer]] = Experts
 
     def parameters(self, layer: Experts, in_features: int) -> tuple[LayerParameter, ...]:
-        """Parameters in norm, router, stacked experts (experts along dim 0) and shared expert."""
+        """List the parameters in norm, router, stacked experts (experts along dim 0) and shared expert."""
         router = LayerParameter(name="router.weight", shape=(layer.num_experts, in_features), initial=Initialization.WEIGHT)
         routed = _gated_parameters("experts", layer, in_features, (layer.num_experts,))
         shared = _gated_parameters("shared", layer, in_features) if layer.shared else ()
@@ -33,31 +33,37 @@ class ExpertsKind(LayerKind):
         return ExpertsModule(layer, in_features)
 
     def dispatch(self, layer: Experts) -> Dispatch:
-        """How rows are sent to experts. Rows need gradients if a trained norm or the router weights multiply them."""
+        """Describe how rows are sent to experts.
+
+        If the layer is trained, rows need gradients for a norm, or for router weights that multiply the rows.
+        """
         trains_rows = not layer.frozen and (layer.norm is not None or layer.weighs_input)
         return Dispatch(trains_rows=trains_rows, num_counted=layer.num_experts if layer.balance else 0)
 
     def num_linears(self, layer: Experts) -> int:
-        """Linears in the router and in all experts."""
+        """Count the linears in the router and in all experts."""
         return 1 + 3 * (layer.num_experts + layer.shared)
 
     def shardings(self, layer: Experts) -> tuple[LayerSharding, ...]:
-        """Sharding by the hidden features in each expert, the shared one included; the router is replicated."""
+        """Return the sharding by the hidden features in each expert, the shared expert included. The router is replicated."""
         words = "features within each expert"
         return (LayerSharding(split=Split.HEADS_OR_HIDDEN, units=layer.hidden, words=words, weights=layer.num_experts),)
 
     def gradient_order(self, layer: Experts, in_features: int, *, autocast: bool = False) -> tuple[str, ...]:  # noqa: ARG002 - never under it
-        """Shared expert, then routed experts, from the last linear to the first, bias first; then router and norm."""
+        """List the parameters of the shared expert, then of the routed experts, from the last linear to the first, bias first.
+
+        At the end come the parameters of router and norm.
+        """
         names = [parameter.name for parameter in self.parameters(layer, in_features)]
         linears = [name for name in names if name.startswith(("experts.", "shared."))]
         return (*reversed(linears), "router.weight", *(name for name in names if name.startswith("norm.")))
 
     def script(self, layer: Experts, in_features: int) -> LayerScript:
-        """Code for an exported script, with the module's structure."""
+        """Return code for an exported script, with the module's structure."""
         return experts_script(layer, in_features)
 
     def with_dtensor_strategies(self, layer: Experts) -> AnyLayer:
-        """Same as `with_known_shapes`."""
+        """Return the same layer as `with_known_shapes`."""
         return self.with_known_shapes(layer)
 
     def with_known_shapes(self, layer: Experts) -> AnyLayer:
@@ -66,7 +72,7 @@ class ExpertsKind(LayerKind):
 
 
 def _gated_parameters(owner: str, layer: Experts, in_features: int, stacked: tuple[int, ...] = ()) -> tuple[LayerParameter, ...]:
-    """Parameters in one gated MLP, or of several stacked along a first dim."""
+    """List the parameters in one gated MLP, or in several MLPs stacked along a first dim."""
     found, expert_dim = [], 0 if stacked else None
     for name, outputs, features, dim in (
         ("gate", layer.hidden, in_features, 0),

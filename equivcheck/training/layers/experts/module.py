@@ -41,7 +41,7 @@ class Router(UninitializedLinear):
         return chosen, weights / weights.sum(-1, keepdim=True) if self.layer.normalised else weights
 
     def load_of(self, scores: torch.Tensor, chosen: torch.Tensor) -> RoutingLoad:
-        """Inputs for the load-balancing loss from scores and selection, both (..., experts)."""
+        """Return inputs for the load-balancing loss from scores and selection, both (..., experts)."""
         positions = tuple(range(scores.ndim - 1))
         shares = scores if self.layer.scores is ScoreFunction.SOFTMAX else scores / scores.sum(-1, keepdim=True)
         return RoutingLoad(self.layer.balance, chosen.to(scores.dtype).sum(positions), shares.sum(positions))
@@ -73,9 +73,9 @@ class GatedExperts(nn.Module):
             self.register_parameter(f"{name}_bias", bias)
 
     def forward(self, inputs: torch.Tensor, expert: int | None = None, counts: torch.Tensor | None = None) -> torch.Tensor:
-        """Compute the only expert, or the one with index `expert`, on (..., features).
+        """Compute the only expert, or the expert with index `expert`, on (..., features).
 
-        With `counts`, the inputs are rows sorted by expert, and each expert computes its own.
+        With `counts`, the inputs are rows sorted by expert, and each expert computes its own rows.
         """
         own = self._parameters_beside(inputs)
         if counts is None:
@@ -84,7 +84,7 @@ class GatedExperts(nn.Module):
         return torch.cat([inputs[:0], *(self._computed(own, part, number) for number, part in enumerate(parts))])
 
     def _parameters_beside(self, inputs: torch.Tensor) -> Own:
-        """Weight and bias for each linear, local if the inputs are plain tensors.
+        """Return weight and bias for each linear, local if the inputs are plain tensors.
 
         Parallelisms may replace parameters by plain tensors.
         """
@@ -126,15 +126,15 @@ class ExpertsModule(RoutedModule):
         self.num_units = layer.num_experts
 
     def chooser(self) -> Router:
-        """This layer's router."""
+        """Return this layer's router."""
         return self.router
 
     def load(self) -> RoutingLoad | None:
-        """Statistics for the load-balancing loss that the router recorded in the last forward."""
+        """Return the statistics that the router recorded in the last forward, for the load-balancing loss."""
         return self.router.load
 
     def units(self) -> GatedExperts:
-        """Module with the routed experts' parameters."""
+        """Return the module with the routed experts' parameters."""
         return self.experts
 
     def compute(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:  # noqa: ARG002 - of the base
@@ -174,6 +174,6 @@ class ExpertsModule(RoutedModule):
         return made
 
     def weighted(self, values: torch.Tensor, weight: torch.Tensor, expert: int) -> torch.Tensor:
-        """Output of one expert on (..., features), multiplied by its weights, (..., 1), for each position."""
+        """Compute one expert on (..., features), and multiply its output by its weights, (..., 1), for each position."""
         made: torch.Tensor = self.experts(values * weight if self.layer.weighs_input else values, expert)
         return made if self.layer.weighs_input else made * weight

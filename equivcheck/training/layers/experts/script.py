@@ -35,7 +35,7 @@ _EXPERTS = "torch.arange(scores.shape[-1])"
 
 
 def experts_script(layer: Experts, in_features: int) -> LayerScript:
-    """Class for a mixture of experts with this many input features."""
+    """Return the class for a mixture of experts with this many input features."""
     found = LayerScript(
         name="Experts",
         words="Mixture of gated MLPs: a router chooses experts for each position",
@@ -90,7 +90,10 @@ def _chosen() -> tuple[str, ...]:
 
 
 def _gated(layer: Experts, *, has_parts: bool = False, in_region: bool = False) -> tuple[str, ...]:
-    """Function for one expert, or for one of several by index. With `has_parts`, DTensor parameters are made local."""
+    """Return a function for one expert, or for one of several experts by index.
+
+    With `has_parts`, DTensor parameters are made local.
+    """
     function = ACTIVATIONS.get(layer.activation, ("", ""))[1]
     names = ("gate", "gate_bias", "up", "up_bias", "down", "down_bias") if layer.bias else ("gate", "up", "down")
     own = f"({', '.join(f'owner.{name}' for name in names)})"
@@ -127,7 +130,7 @@ def _lines(layer: Experts, *, with_shardable_layer: bool = False, in_region: boo
 
 
 def _load(layer: Experts) -> list[str]:
-    """Lines that record the load for the load-balancing loss: selections and score shares, summed over positions."""
+    """Return lines that record the load for the load-balancing loss: selections and score shares, summed over positions."""
     shares = "scores" if layer.scores is ScoreFunction.SOFTMAX else "(scores / scores.sum(-1, keepdim=True))"
     counts = "chosen.to(scores.dtype).sum(positions)"
     return ["positions = tuple(range(scores.ndim - 1))", f"self.load = {layer.balance}, {counts}, {shares}.sum(positions)"]

@@ -33,17 +33,17 @@ class GatedMLPKind(LayerKind):
     layer_class: ClassVar[type[AnyLayer]] = GatedMLP
 
     def parameters(self, layer: GatedMLP, in_features: int) -> tuple[LayerParameter, ...]:
-        """Parameters in the norm and the three linears."""
+        """List the parameters in the norm and the three linears."""
         sizes = ((in_features, layer.hidden), (in_features, layer.hidden), (layer.hidden, in_features))
         linears = (part_parameters(part, *size, bias=layer.bias) for part, size in zip(_PARTS, sizes, strict=True))
         return (*norm_parameters(layer.norm, in_features), *(parameter for linear in linears for parameter in linear))
 
     def linears(self, layer: GatedMLP) -> tuple[LayerLinear, ...]:  # noqa: ARG002 - of the base class
-        """Gate, up and down projections."""
+        """List the gate, up and down projections."""
         return _PARTS
 
     def shardings(self, layer: GatedMLP) -> tuple[LayerSharding, ...]:
-        """Sharding by hidden features."""
+        """Return the sharding by hidden features."""
         return (LayerSharding(split=Split.HEADS_OR_HIDDEN, units=layer.hidden, words="features within"),)
 
     def build(self, layer: GatedMLP, in_features: int) -> LayerModule:
@@ -53,11 +53,11 @@ class GatedMLPKind(LayerKind):
         return GatedMLPModule(layer, in_features)
 
     def gradient_order(self, layer: GatedMLP, in_features: int, *, autocast: bool = False) -> tuple[str, ...]:
-        """Linears in reverse order, bias first, then the norm."""
+        """List the parameters of the linears in reverse order, bias first, then of the norm."""
         return ready_linears(self.parameters(layer, in_features), ("down", "up", "gate"), autocast=autocast)
 
     def script(self, layer: GatedMLP, in_features: int) -> LayerScript:
-        """Code for an exported script, with the module's structure."""
+        """Return code for an exported script, with the module's structure."""
         function = ACTIVATIONS.get(layer.activation, ("", ""))[1]
         gate = f"{function}(self.gate(normed))" if function else "self.gate(normed)"
         return LayerScript(

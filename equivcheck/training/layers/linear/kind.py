@@ -19,7 +19,7 @@ class LinearKind(LayerKind):
     layer_class: ClassVar[type[AnyLayer]] = Layer
 
     def parameters(self, layer: Layer, in_features: int) -> tuple[LayerParameter, ...]:
-        """Parameters in norm, linear and auxiliary linear."""
+        """List the parameters in norm, linear and auxiliary linear."""
         matrix, vector = (layer.width, in_features), (layer.width,)
         weight = LayerParameter(
             name="linear.weight", shape=matrix, initial=Initialization.UNIT_WEIGHT, colwise_dim=0, rowwise_dim=1
@@ -47,17 +47,20 @@ class LinearKind(LayerKind):
         return Block(layer, in_features)
 
     def linears(self, layer: Layer) -> tuple[LayerLinear, ...]:
-        """The main and the auxiliary linear."""
+        """List the main linear, then the auxiliary linear."""
         activated = layer.activation is not Activation.IDENTITY
         linear = LayerLinear(name="linear", reads_input=True, gives_output=True, activated=activated)
         return (linear,) if layer.auxiliary is None else (linear, replace(linear, name="auxiliary", runs=layer.auxiliary))
 
     def shardings(self, layer: Layer) -> tuple[LayerSharding, ...]:  # noqa: ARG002 - of the base class
-        """Colwise and rowwise sharding."""
+        """Return colwise and rowwise sharding."""
         return (LayerSharding(split=Split.COLWISE), LayerSharding(split=Split.ROWWISE))
 
     def gradient_order(self, layer: Layer, in_features: int, *, autocast: bool = False) -> tuple[str, ...]:
-        """Reverse order of computation. The gradient for a shared weight is complete in the layer that used it first."""
+        """List the parameters in reverse order of computation.
+
+        The gradient for a shared weight is complete in the layer that used it first.
+        """
         linear = ("linear.weight", "linear.bias") if autocast else ("linear.bias", "linear.weight")
         order = ("auxiliary.weight", *linear, "norm.weight", "norm.bias")
         owned = {each.name for each in self.parameters(layer, in_features) if each.runs is not AuxiliaryLinear.NEVER}

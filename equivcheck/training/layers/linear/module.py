@@ -13,7 +13,7 @@ from equivcheck.training.layers.module import ACTIVATIONS, Function, LayerModule
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LayerFunctions:
-    """Functions of a linear layer, for computing without a `Block`. Parts that the layer lacks are None."""
+    """Functions of a linear layer, for computing without a `Block`. A function is None if the layer does not have that part."""
 
     layer: Layer
     norm: Function | None
@@ -52,5 +52,5 @@ class Block(LayerModule):
         self.shape_op = None if layer.shape_op is None else SHAPE_OPS[layer.shape_op]
 
     def compute(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
-        """Same as `layer_output`."""
+        """Compute the layer with `layer_output`."""
         return layer_output(self, inputs, mask, step)
