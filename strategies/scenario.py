@@ -18,7 +18,7 @@ from equivcheck.strategies.chance import EVENLY, RARELY, SEEDS, SOMETIMES
 from equivcheck.strategies.layout import executions, layouts
 from equivcheck.strategies.plan import needs_plan, with_drawn_plan, with_idle_plan
 from equivcheck.strategies.resume import may_resume, with_drawn_resume
-from equivcheck.strategies.stages import needs_stages, with_drawn_boundaries, with_drawn_schedule
+from equivcheck.strategies.stages import needs_stages, with_drawn_boundaries, with_drawn_schedule, with_usual_rows
 from equivcheck.strategies.training import trainings
 
 _EXECUTIONS = executions()
@@ -108,7 +108,7 @@ def _training(draw: DrawFn, trainings: SearchStrategy[Training] | None, layout: 
         return draw(trainings)
     if any(parallelism.shards_positions for parallelism in layout.parallelisms):
         return draw(_SEQUENCES)
-    training = draw(_TRAININGS if runs_sequences(layout) else _PLAIN_TRAININGS)
+    training = with_usual_rows(draw, draw(_TRAININGS if runs_sequences(layout) else _PLAIN_TRAININGS), layout)
     by_propagation = layout.propagates_placements
     # Drawn for every loss, because a mean of squared errors, the plainest, must take no more choices than others.
     if not (by_propagation and draw(_SUMMED)):

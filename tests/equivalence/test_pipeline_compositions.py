@@ -12,48 +12,23 @@ from equivcheck.layouts.composition.limits import limit_reason, repair_layout
 from equivcheck.layouts.parallelisms.pipeline.stages import weights_of_several_ranks
 from equivcheck.scenario import (
     FSDP1,
-    Attention,
     Axis,
-    GatedMLP,
-    Head,
     Layer,
     Layout,
     LocalDataParallel,
     Loss,
     Mesh,
     Model,
-    Norm,
     Pipeline,
-    PipelineSchedule,
     Scenario,
-    Tokens,
     ZeroGrad,
 )
 from support.clipped import clipped_scenario
 from support.exported import run_script
+from support.staged import DECODER, PIPELINES
 from support.supported import require_supported
 
 pytestmark = pytest.mark.mostly_equivalent
-
-DECODER = Model(
-    features=4,
-    source=Tokens(vocabulary=5, padding=1),
-    length=3,
-    layers=(
-        Attention(num_heads=2, num_kv_heads=2, head_dim=2, norm=Norm.RMS),
-        Layer(width=4, residual=True),
-        GatedMLP(hidden=3),
-        Layer(width=4, frozen=True),
-    ),
-    head=Head(norm=Norm.RMS, tied=True),
-)
-"""A model whose first and last stage share the embedding."""
-PIPELINES = {
-    "gpipe": Pipeline(num_chunks=2, static_shapes=True),
-    "1f1b_of_uneven_stages": Pipeline(schedule=PipelineSchedule.ONE_F_ONE_B, num_chunks=2, boundaries=(3,)),
-    "interleaved": Pipeline(schedule=PipelineSchedule.INTERLEAVED, stages_per_rank=2, num_chunks=2),
-    "zbv": Pipeline(schedule=PipelineSchedule.ZBV, stages_per_rank=2, num_chunks=2),
-}
 
 
 def a_scenario(pipeline: Pipeline, *, stages: int = 2, ranks: int = 2, flat: bool = False, model: Model = DECODER) -> Scenario:

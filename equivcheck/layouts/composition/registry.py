@@ -53,6 +53,7 @@ COMPOSITIONS: tuple[str, ...] = (
     "local_data_parallel x expert_parallel",
     "local_data_parallel x context_parallel x local_tensor_parallel",
     "local_data_parallel x pipeline",
+    "fsdp2 x pipeline",
 )
 """Compositions that strategies generate, named as by `Layout.name`."""
 TIMES = " x "

@@ -17,7 +17,7 @@ from equivcheck.layouts.base.limits.repairs import (
 )
 from equivcheck.layouts.base.plan.rules import UNFREEZES, frozen_shards, norms_made_trainable
 from equivcheck.layouts.composition.registry import rounds
-from equivcheck.layouts.parallelisms.pipeline.stages import ALWAYS_SPLIT, stages_behind_frozen_layers
+from equivcheck.layouts.parallelisms.pipeline.stages import ALWAYS_SPLIT, has_lost_gradients, stages_behind_frozen_layers
 from equivcheck.scenario import (
     DDP,
     FSDP1,
@@ -106,6 +106,12 @@ CHECKPOINT_LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
             layout.has(LocalTensorParallel) or (layout.has(ExpertParallel) and not has_dtensor_experts(layout))
         ),
         repair=_by_dtensors,
+    ),
+    LayoutLimit(
+        reason="checkpoint: a zero-bubble schedule with stages that are resharded after forward is not supported: the stages get "
+        "no gradients, so the checkpoint lacks state that their optimizer asks for",
+        applies=has_lost_gradients,
+        repair=lambda layout: with_options(layout, FSDP2, reshard_after_forward=False, reshard_to=None),
     ),
 )
 """Layouts that can neither save a checkpoint nor resume from one."""

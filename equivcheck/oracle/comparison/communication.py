@@ -47,7 +47,7 @@ def differing_calls(scenario: Scenario, rank: int, calls: Iterable[Call]) -> dic
     training, layout = scenario.training, scenario.layout
     prediction = predict_calls(training, layout, rank)
     actual = _compared(totals(calls, layout.mesh, without=_NOT_MODELLED), prediction.ops_left_out)
-    expected = _compared(prediction.with_bytes_from(actual))
+    expected = _compared(prediction.with_bytes_from(actual), prediction.ops_left_out)
     if expected == actual:
         return {}
     keys = sorted(expected.keys() | actual.keys(), key=order_of)

@@ -183,6 +183,13 @@ def rows_along_first_dim(training: Training) -> Training:
 
 
 @_in_training
+def microbatches_of_one_size(training: Training) -> Training:
+    """All microbatches have as many rows as the first."""
+    rows = training.data.microbatches
+    return replace(training, data=replace(training.data, microbatches=rows[:1] * len(rows)))
+
+
+@_in_training
 def no_size_of_one(training: Training) -> Training:
     """No feature, width or number of rows is one."""
     model = training.model
@@ -249,6 +256,12 @@ def sharded_along_rows(layout: Layout) -> Layout:
 def all_reduced_each_time(layout: Layout) -> Layout:
     """FSDP2 reduces gradients over replicas after each microbatch."""
     return with_options(layout, FSDP2, all_reduce_once=False)
+
+
+@_in_layouts
+def nothing_resharded(layout: Layout) -> Layout:
+    """FSDP2 keeps full parameters after forward."""
+    return with_options(layout, FSDP2, reshard_after_forward=False, reshard_to=None)
 
 
 @_in_layouts

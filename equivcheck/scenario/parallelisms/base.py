@@ -81,6 +81,8 @@ class Parallelism:
 
     stage_position: ClassVar[StagePosition | None] = None
     """Position in a layout with a pipeline. None if the parallelism works with the model's forward only."""
+    reduces_each_module: ClassVar[bool] = False
+    """Whether each called module reduces its own gradients, so that no two of them may share a weight."""
 
     @property
     def trains_local_tensors(self) -> bool:

@@ -166,6 +166,8 @@ class FSDP2(Parallelism):
 
     tag: ClassVar[str] = "fsdp2"
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((DP,), (REPLICATE, SHARD))
+    stage_position: ClassVar[StagePosition | None] = StagePosition.AROUND
+    reduces_each_module: ClassVar[bool] = True
     wrapping: Wrapping = Wrapping.ROOT_ONLY
     """Whether each layer is wrapped inside the root."""
     layers_per_unit: int = option(default=1, limits=False)
@@ -184,7 +186,7 @@ class FSDP2(Parallelism):
     """Number of chunks of positions, 1 to 8, for each of which head and loss are computed separately (chunked cross-entropy).
 
     The head's unit is then called outside the model's forward. More than 1 needs `head_unit`."""
-    reshard_after_forward: bool = option(default=True, limits=False)
+    reshard_after_forward: bool = True
     """Whether parameters are resharded after forward."""
     reshard_to: int | None = None
     """Number of ranks to reshard to after forward (`reshard_after_forward` as an integer), at least 2.

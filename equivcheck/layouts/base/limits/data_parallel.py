@@ -13,6 +13,7 @@ from equivcheck.scenario import (
     ContextParallel,
     ExpertParallel,
     Layout,
+    Pipeline,
     PlannedParallelism,
     Replicate,
     Replicator,
@@ -43,6 +44,10 @@ def _without_casts(layout: Layout) -> Layout:
     return with_options(with_options(layout, DDP, autocast=None), (FSDP1, FSDP2), mixed_precision=None)
 
 
+def _without_rounding(layout: Layout) -> Layout:
+    return with_options(_without_casts(layout), (DDP, Replicate), compression=Compression.NONE)
+
+
 ROUNDING_LIMITS = (
     LayoutLimit(
         reason="lower precision: mixed_precision, autocast or compression over tensor, context or expert parallelism is not "
@@ -50,7 +55,13 @@ ROUNDING_LIMITS = (
         applies=lambda layout: (
             (_casts(layout) or _compresses(layout)) and layout.has(PlannedParallelism, ContextParallel, ExpertParallel)
         ),
-        repair=lambda layout: with_options(_without_casts(layout), (DDP, Replicate), compression=Compression.NONE),
+        repair=_without_rounding,
+    ),
+    LayoutLimit(
+        reason="lower precision: mixed_precision, autocast or compression of pipeline stages is not supported: each stage rounds "
+        "the chunks that it sends and adds up, which the single-device run does not have",
+        applies=lambda layout: (_casts(layout) or _compresses(layout)) and layout.has(Pipeline),
+        repair=_without_rounding,
     ),
     LayoutLimit(
         reason="torch.compile: mixed_precision or autocast is not supported: a compiled graph may round at other places than the "

@@ -38,51 +38,33 @@ class FSDP2Kind(LayoutKind[FSDP2]):
     communication = FSDP2_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: FSDP2, mesh: DeviceMesh) -> None:
-        """Shard the model in place, and set its units' options."""
+        """Shard each part in place, and set its units' options."""
         from torch import distributed as dist
-        from torch.distributed.fsdp import FSDPModule
 
         from equivcheck.layouts.base.data_rows import take_rows
         from equivcheck.layouts.base.distribute import distribute_batch, distribute_parameters
         from equivcheck.layouts.parallelisms.fsdp2.chunked_loss import compute_in_chunks
-        from equivcheck.worlds.meshes import new_groups, submesh
+        from equivcheck.worlds.meshes import new_groups
 
-        model, layout = setup.model, setup.layout
-        assert layout is not None, "a layout is applied"
-        assert setup.mesh is not None, "a layout has a mesh"
-        experts = expert_modules(model) if has_dtensor_experts(layout) else []
+        parts = list(setup.parts)
         if parallelism.mesh_dims is not None:
-            distribute_parameters(model, mesh, Distribution.REPLICATE)
+            distribute_parameters(setup.model, mesh, Distribution.REPLICATE)
         # Torch creates a group for each unit that is resharded to fewer ranks, and one for separate reductions.
         with new_groups() as groups:
-            # A slice of the full mesh, because torch 2.9 takes a slice's mesh for the full one.
-            shards = submesh(setup.mesh, (SHARD,)) if hooks_replicas(parallelism, layout) else mesh
-            _shard(model, experts, parallelism, shards)
-            assert isinstance(model, FSDPModule), "fully_shard changes the class of the model"
-            if parallelism.separate_reduce_group:
-                model.set_separate_reduce_scatter_group(True)
+            for part in parts:
+                _shard_part(setup, part, parallelism, mesh)
 
         def release() -> None:
             for group in groups:
                 dist.destroy_process_group(group)
 
         setup.release = release
-        for module in _fsdp_modules(model):
-            if parallelism.gradient_divide_factor is not None:
-                module.set_gradient_divide_factor(parallelism.gradient_divide_factor)
-            if parallelism.sum_reductions:
-                module.set_force_sum_reduction_for_comms(True)
-        for unit in experts:
-            assert isinstance(unit, FSDPModule), "fully_shard changes the class of a unit"
-            unit.set_gradient_divide_factor(expert_divide_factor(parallelism, layout))
-        if hooks_replicas(parallelism, layout):
-            _reduce_by_hook(model, experts, parallelism, mesh.get_group(0))
         if parallelism.mesh_dims is None:
             setup.loss_scale *= mesh.size()
             setup.gradient_scale = (parallelism.gradient_divide_factor or mesh.size()) / mesh.size()
         else:
             setup.take = lambda batch: distribute_batch(batch, mesh)
-        setup.accumulation = lambda last: _start_microbatch(model, parallelism, last)
+        setup.accumulation = lambda last: _start_microbatch(parts, parallelism, last)
         if parallelism.distributed_muon:
             _deal_out_matrices(setup, mesh)
         if parallelism.loss_chunks > 1 and setup.training.model.head is not None:
@@ -125,6 +107,33 @@ class FSDP2Kind(LayoutKind[FSDP2]):
     def import_known(self) -> None:
         """Register the predicates for known issues with FSDP2."""
         import equivcheck.layouts.parallelisms.fsdp2.known  # noqa: F401
+
+
+def _shard_part(setup: Setup, part: nn.Module, fsdp: FSDP2, mesh: DeviceMesh) -> None:
+    """Shard the model or a pipeline stage, and set its units' options."""
+    from torch.distributed.fsdp import FSDPModule
+
+    from equivcheck.worlds.meshes import submesh
+
+    layout = setup.layout
+    assert layout is not None, "a layout is applied"
+    assert setup.mesh is not None, "a layout has a mesh"
+    experts = expert_modules(part) if has_dtensor_experts(layout) else []
+    # A slice of the full mesh, because torch 2.9 takes a slice's mesh for the full one.
+    _shard(part, experts, fsdp, submesh(setup.mesh, (SHARD,)) if hooks_replicas(fsdp, layout) else mesh)
+    assert isinstance(part, FSDPModule), "fully_shard changes the class of a part"
+    if fsdp.separate_reduce_group:
+        part.set_separate_reduce_scatter_group(True)
+    for module in _fsdp_modules(part):
+        if fsdp.gradient_divide_factor is not None:
+            module.set_gradient_divide_factor(fsdp.gradient_divide_factor)
+        if fsdp.sum_reductions:
+            module.set_force_sum_reduction_for_comms(True)
+    for unit in experts:
+        assert isinstance(unit, FSDPModule), "fully_shard changes the class of a unit"
+        unit.set_gradient_divide_factor(expert_divide_factor(fsdp, layout))
+    if hooks_replicas(fsdp, layout):
+        _reduce_by_hook(part, experts, fsdp, mesh.get_group(0))
 
 
 def _shard(model: nn.Module, experts: Sequence[nn.Module], fsdp: FSDP2, mesh: DeviceMesh) -> None:
@@ -222,16 +231,17 @@ def _fsdp_modules(model: Any) -> list[FSDPModule]:
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
-def _start_microbatch(model: FSDPModule, fsdp: FSDP2, last: bool) -> AbstractContextManager[object]:
-    """Set what this microbatch's backward reduces and reshards."""
-    if fsdp.no_sync:
-        model.set_requires_gradient_sync(last)
-    if fsdp.all_reduce_once:
-        model.set_requires_all_reduce(last)
-    if not fsdp.reshard_after_backward:
-        model.set_reshard_after_backward(last)
-    for unit in _fsdp_modules(model) if fsdp.explicit_unshard else ():
-        unit.unshard(async_op=True)  # pre-forward waits for it
+def _start_microbatch(parts: Iterable[Any], fsdp: FSDP2, last: bool) -> AbstractContextManager[object]:
+    """Set what this microbatch's backward reduces and reshards. A pipeline's schedule replaces the first and the third."""
+    for part in parts:
+        if fsdp.no_sync:
+            part.set_requires_gradient_sync(last)
+        if fsdp.all_reduce_once:
+            part.set_requires_all_reduce(last)
+        if not fsdp.reshard_after_backward:
+            part.set_reshard_after_backward(last)
+        for unit in _fsdp_modules(part) if fsdp.explicit_unshard else ():
+            unit.unshard(async_op=True)  # pre-forward waits for it
     return nullcontext()
 
 

@@ -15,8 +15,8 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
     stages_of_rank,
     weights_of_several_ranks,
 )
-from equivcheck.scenario import ParameterOwner, Pipeline
-from equivcheck.scenario.mesh import PP
+from equivcheck.scenario import Layout, ParameterOwner, Pipeline, Training
+from equivcheck.scenario.mesh import PP, REPLICATE
 from equivcheck.system.torch_version import is_torch_in
 
 CONNECTS_AT_ONCE = ">=2.15"
@@ -87,6 +87,16 @@ def _num_rounds(pipeline: Pipeline, ranks: int) -> int:
     return len(rounds)
 
 
+def _reduces_stages(layout: Layout) -> bool:
+    return any(each.reduces_each_module for each in layout.parallelisms)
+
+
+def _all_reduces_stages(training: Training, layout: Layout) -> bool:
+    """Whether stages that reduce their own gradients have replicas, or copies of a weight, whose all-reduces depend on shards."""
+    copies = (weights_of_several_ranks(training.model, pipeline, layout.mesh.size(PP)) for pipeline in layout.of(Pipeline))
+    return _reduces_stages(layout) and (REPLICATE in layout.mesh.names or any(copies))
+
+
 PIPELINE_COMMUNICATION = CommunicationModel(
     calls=_all_calls,
     hold=_held,
@@ -97,6 +107,17 @@ PIPELINE_COMMUNICATION = CommunicationModel(
             "predicted",
             applies=lambda _training, _layout: True,
             ops=frozenset(("send", "recv")),
+        ),
+        Unpredicted(
+            reason="pipeline: gathers and reductions of stages that reduce their own gradients are not predicted: the schedule "
+            "decides when they happen",
+            applies=lambda _training, layout: _reduces_stages(layout),
+            ops=frozenset(("all_gather", "reduce_scatter.avg", "reduce_scatter.sum")),
+        ),
+        Unpredicted(
+            reason="pipeline: all-reduces over replicas or copies of stages that reduce their own gradients are not predicted: "
+            "they depend on the schedule and on the shards",
+            applies=_all_reduces_stages,
         ),
     ),
 )

@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from equivcheck.layouts.base.known_predicates import need, show
 from equivcheck.layouts.parallelisms.pipeline.stages import (
     ALWAYS_SPLIT,
+    has_fsdp_stages,
+    has_lost_gradients,
     layers_of_stages,
     stage_of_layers,
     stages_behind_frozen_layers,
     stages_of_rank,
     trained_layers,
+    uses_of_weights,
 )
 from equivcheck.scenario import AnyLayer, Model, Pipeline, PipelineSchedule, Scenario, ShapeOp
 from equivcheck.scenario.mesh import PP
@@ -52,6 +55,24 @@ def splits_backward(scenario: Scenario) -> bool:
 
 
 @need
+def stages_are_sharded(scenario: Scenario) -> bool:
+    """Whether stages are FSDP modules."""
+    return has_fsdp_stages(scenario.layout)
+
+
+@need
+def stages_are_resharded(scenario: Scenario) -> bool:
+    """Whether stages are resharded after forward, under a schedule that computes weight gradients separately."""
+    return has_lost_gradients(scenario.layout)
+
+
+@need
+def several_schedules_in_a_step(scenario: Scenario) -> bool:
+    """Whether microbatches of several sizes need a schedule each."""
+    return len(set(scenario.training.data.microbatches)) > 1
+
+
+@need
 def stage_behind_frozen_layers(scenario: Scenario) -> bool:
     """Whether all layers before some stage are frozen, so its input needs no gradient."""
     return bool(_behind_frozen_layers(scenario))
@@ -65,10 +86,25 @@ def _behind_frozen_layers(scenario: Scenario) -> set[int]:
 @show
 def in_a_stage_behind_frozen_layers(scenario: Scenario, divergence: Divergence) -> bool:
     """Whether the tensor belongs to a stage behind frozen layers only."""
+    return _stage_of(scenario, divergence.tensor) in _behind_frozen_layers(scenario)
+
+
+@show
+def behind_the_first_stage(scenario: Scenario, divergence: Divergence) -> bool:
+    """Whether a stage other than the first uses the tensor."""
+    pipeline = _pipeline(scenario)
+    assert pipeline is not None, "the scenario has stages"
+    uses = uses_of_weights(scenario.training.model, pipeline, scenario.layout.mesh.size(PP))
+    shared = any(stage for owner, *others in uses if divergence.tensor == f"{owner[0]}.weight" for _, stage in others)
+    return shared or bool(_stage_of(scenario, divergence.tensor))
+
+
+def _stage_of(scenario: Scenario, tensor: str) -> int | None:
+    """Stage of a parameter. None for the embedding."""
     stages = stage_of_layers(scenario.layout, len(scenario.training.model.layers))
-    is_last = divergence.tensor == SCALE.full_name or divergence.tensor.startswith("head.")
-    layer = len(stages) - 1 if is_last else layer_of(divergence.tensor)
-    return layer is not None and stages[layer] in _behind_frozen_layers(scenario)
+    is_last = tensor == SCALE.full_name or tensor.startswith("head.")
+    layer = len(stages) - 1 if is_last else layer_of(tensor)
+    return None if layer is None else stages[layer]
 
 
 def ends_in_view(model: Model, index: int) -> bool:

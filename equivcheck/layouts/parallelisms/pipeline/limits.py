@@ -18,10 +18,9 @@ from equivcheck.layouts.base.limits.repairs import (
     without_ties,
 )
 from equivcheck.layouts.parallelisms.pipeline.stages import (
+    has_weight_of_two_stages,
     num_stages,
-    rank_of_stages,
     stages_behind_frozen_layers,
-    uses_of_weights,
 )
 from equivcheck.scenario import Layout, Loss, Parallelism, Pipeline, PipelineSchedule, StagePosition, Training
 from equivcheck.scenario.mesh import PP
@@ -41,18 +40,24 @@ A_LAYER_FOR_EACH_STAGE = Limit(
 
 def _scales_twice(training: Training, layout: Layout) -> bool:
     """Whether two stages on one rank use the same weight, so that both divide its gradient."""
-    pipeline, ranks = parallelism_of(layout, Pipeline), layout.mesh.size(PP)
-    if not pipeline.scale_grads or pipeline.num_chunks == 1:
-        return False
-    rank_of = rank_of_stages(pipeline, ranks)
-    users = ({stage for _, stage in uses} for uses in uses_of_weights(training.model, pipeline, ranks))
-    return any(len(stages) > len({rank_of[stage] for stage in stages}) for stages in users)
+    pipeline = parallelism_of(layout, Pipeline)
+    return pipeline.scale_grads and pipeline.num_chunks > 1 and has_weight_of_two_stages(training.model, layout)
 
 
 SCALED_BY_EACH_STAGE = Limit(
     reason="pipeline: scale_grads with a weight of two stages of one rank is not supported: each stage divides its gradient, "
     "so it is divided twice",
     applies=_scales_twice,
+    repair=lambda training, _layout: without_ties(training),
+)
+
+
+REDUCED_BY_ONE_STAGE = Limit(
+    reason="pipeline: a weight of two stages on one rank is not supported if each stage reduces its own gradients: it would be "
+    "reduced twice, or become two parameters",
+    applies=lambda training, layout: (
+        any(each.reduces_each_module for each in layout.parallelisms) and has_weight_of_two_stages(training.model, layout)
+    ),
     repair=lambda training, _layout: without_ties(training),
 )
 
@@ -188,6 +193,7 @@ NOTHING_COMPILED = LayoutLimit(
 LIMITS: tuple[Limit, ...] = (
     A_LAYER_FOR_EACH_STAGE,
     SCALED_BY_EACH_STAGE,
+    REDUCED_BY_ONE_STAGE,
     ONE_MICROBATCH_SCALED,
     MEAN_SCALED,
     ROWS_FIRST,

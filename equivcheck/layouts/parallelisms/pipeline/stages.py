@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from equivcheck.layouts.base.limits.limit import parallelism_of
 from equivcheck.layouts.base.limits.repairs import is_tied
-from equivcheck.scenario import AnyLayer, AuxiliaryLinear, Layout, Model, Pipeline, PipelineSchedule
+from equivcheck.scenario import FSDP2, AnyLayer, AuxiliaryLinear, Layout, Model, Pipeline, PipelineSchedule
 from equivcheck.scenario.mesh import PP
 from equivcheck.training.layers.parameters import parameters_of
 
 ALWAYS_SPLIT = (PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, PipelineSchedule.ZBV)
 """Schedules that compute input and weight gradients separately for every chunk."""
+SPLIT = (*ALWAYS_SPLIT, PipelineSchedule.DUAL_PIPE_V)
+"""Schedules that compute input and weight gradients separately for some chunk."""
 
 
 Use = tuple[str, int]
@@ -112,6 +114,29 @@ def weights_of_several_ranks(model: Model, pipeline: Pipeline, ranks: int) -> tu
         placed = tuple((module, rank_of[stage]) for module, stage in uses)
         found.append(SharedWeight(uses=placed, trained=trained[f"{uses[0][0]}.weight"]))
     return tuple(weight for weight in found if len(weight.ranks) > 1)
+
+
+def has_weight_of_two_stages(model: Model, layout: Layout) -> bool:
+    """Whether two stages on one rank use the same weight."""
+    ranks = layout.mesh.size(PP)
+    for pipeline in layout.of(Pipeline):
+        rank_of = rank_of_stages(pipeline, ranks)
+        for uses in uses_of_weights(model, pipeline, ranks):
+            stages = {stage for _, stage in uses}
+            if len(stages) > len({rank_of[stage] for stage in stages}):
+                return True
+    return False
+
+
+def has_fsdp_stages(layout: Layout) -> bool:
+    """Whether stages are FSDP modules, so that the schedule gathers parameters and reduces gradients."""
+    return layout.has(Pipeline) and layout.has(FSDP2)
+
+
+def has_lost_gradients(layout: Layout) -> bool:
+    """Whether stages are resharded after forward, under a schedule that then loses gradients."""
+    is_split = any(pipeline.schedule in SPLIT for pipeline in layout.of(Pipeline))
+    return is_split and any(fsdp.reshard_after_forward for fsdp in layout.of(FSDP2))
 
 
 def trained_layers(model: Model) -> tuple[bool, ...]:

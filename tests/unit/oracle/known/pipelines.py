@@ -4,10 +4,28 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from equivcheck.scenario import FSDP1, FSDP2, ClipValue, Layer, Pipeline, PipelineSchedule
-from unit.oracle.known.builders import AROUND, DUAL, FOUR_ROWS, FROZEN, ONE_WEIGHT, UNTIED, VIEWED, ZB, scenario
+from equivcheck.scenario import FSDP1, FSDP2, ClipValue, Data, Layer, LocalDataParallel, Pipeline, PipelineSchedule
+from unit.oracle.known.builders import AROUND, DUAL, FOUR_ROWS, FROZEN, ONE_WEIGHT, UNTIED, VIEWED, ZB, around_stages, scenario
+
+RESHARDED, KEPT = FSDP2(), FSDP2(reshard_after_forward=False)
+TWO_SIZES = Data(microbatches=(4, 8))
 
 SHOWN = {
+    "pipeline_drops_sharded_gradients": (
+        around_stages(Pipeline(), RESHARDED, sizes=(2, 1), data=TWO_SIZES),
+        [
+            around_stages(Pipeline(), RESHARDED, sizes=(2, 1), data=Data(microbatches=(8, 8))),
+            around_stages(Pipeline(), LocalDataParallel(), sizes=(2, 1), data=TWO_SIZES),
+        ],
+    ),
+    "split_backward_of_resharded_stage": (
+        around_stages(Pipeline(schedule=ZB, num_chunks=2), RESHARDED),
+        [
+            around_stages(Pipeline(schedule=ZB, num_chunks=2), KEPT),
+            around_stages(Pipeline(schedule=PipelineSchedule.INTERLEAVED, num_chunks=2), RESHARDED),
+            around_stages(Pipeline(schedule=ZB, num_chunks=2), LocalDataParallel()),
+        ],
+    ),
     "clip_grad_value_of_nothing": (
         scenario(FSDP1(), clipping=ClipValue()),
         [

@@ -1,0 +1,95 @@
+"""Pipelines whose stages `fully_shard` shards over data-parallel ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from equivcheck import Scenario, check
+from equivcheck.layouts.composition.limits import limit_reason, repair_layout, repair_training
+from equivcheck.scenario import (
+    FSDP2,
+    ElementType,
+    Layer,
+    Loss,
+    MixedPrecision,
+    Model,
+    Pipeline,
+    PipelineSchedule,
+    Wrapping,
+    ZeroGrad,
+)
+from support.clipped import clipped_scenario
+from support.staged import DECODER, PIPELINES
+from support.supported import require_supported
+
+pytestmark = pytest.mark.mostly_equivalent
+
+STAGES = {
+    "whole": FSDP2(reshard_after_forward=False),
+    "layers": FSDP2(wrapping=Wrapping.PER_LAYER, reshard_after_forward=False, explicit_prefetch=True),
+    "resharded": FSDP2(wrapping=Wrapping.PER_LAYER, layers_per_unit=2, embedding_unit=True, head_unit=True),
+}
+UNTIED = replace(DECODER, head=replace(DECODER.head, tied=False))
+
+
+def a_scenario(
+    pipeline: Pipeline, fsdp: FSDP2, axes: Mapping[str, int] | None = None, model: Model = UNTIED, **changes: object
+) -> Scenario:
+    """Two clipped steps of two microbatches."""
+    fields = {"microbatches": (16, 16), "zero_grad": ZeroGrad.ZERO} | changes
+    return clipped_scenario(model, axes or {"dp": 2, "pp": 2}, pipeline, fsdp, **fields)
+
+
+@pytest.mark.parametrize("stages", STAGES)
+@pytest.mark.parametrize("name", PIPELINES)
+def test_sharded_stages_equal_one_device(name: str, stages: str) -> None:
+    """Each schedule gathers a stage's parameters for its chunks, and reduces gradients at the end of each microbatch."""
+    if PIPELINES[name].schedule is PipelineSchedule.ZBV and stages == "resharded":
+        pytest.skip("zero-bubble schedules lose gradients of resharded stages (split_backward_of_resharded_stage)")
+    scenario = a_scenario(PIPELINES[name], STAGES[stages])
+    require_supported(scenario)
+    verdict = check(scenario)
+    verdict.assert_equivalent()
+    assert "the schedule decides when they happen" in verdict.unmodelled
+
+
+@pytest.mark.parametrize("axes", [{"dp": 2, "pp": 1}, {"dp": 1, "pp": 2}, {"dp_replicate": 2, "dp_shard": 1, "pp": 2}])
+def test_replicas_and_groups_of_one_rank_equal_one_device(axes: Mapping[str, int]) -> None:
+    """Gradients are reduced over shards and replicas, but not over stages."""
+    scenario = a_scenario(PIPELINES["gpipe"], FSDP2(replica_hook=True), axes)
+    require_supported(scenario)
+    check(scenario).assert_equivalent()
+
+
+def test_shards_of_a_tied_head_are_summed_over_ranks() -> None:
+    """The first and the last stage share the embedding, and each rank sums its shards over both."""
+    scenario = a_scenario(PIPELINES["gpipe"], FSDP2(), model=DECODER)
+    require_supported(scenario)
+    check(scenario).assert_equivalent()
+
+
+def test_processes_compute_the_same() -> None:
+    """Gloo computes what simulated ranks compute."""
+    scenario = a_scenario(PIPELINES["1f1b_of_uneven_stages"], STAGES["resharded"])
+    require_supported(scenario)
+    check(scenario, world="gloo").assert_equivalent()
+
+
+def test_two_stages_of_a_rank_share_no_weight() -> None:
+    """`fully_shard` would make two parameters of the weight."""
+    layers = (Layer(width=2), Layer(width=2, shares=0))
+    pipeline = Pipeline(schedule=PipelineSchedule.LOOPED_BFS, stages_per_rank=2)
+    scenario = a_scenario(pipeline, FSDP2(), {"dp": 2, "pp": 1}, Model(features=2, layers=layers), loss=Loss.MSE_SUM)
+    assert "a weight of two stages" in (limit_reason(scenario.training, scenario.layout) or "")
+    repaired = repair_training(scenario.training, scenario.layout)
+    assert [layer.shares for layer in repaired.model.layers] == [None, None]
+
+
+def test_stages_have_no_lower_precision() -> None:
+    """The repaired layout is a pipeline of sharded stages."""
+    scenario = a_scenario(Pipeline(num_chunks=2), FSDP2(mixed_precision=MixedPrecision(param=ElementType.BFLOAT16)))
+    assert "of pipeline stages is not supported" in (limit_reason(scenario.training, scenario.layout) or "")
+    assert repair_layout(scenario.layout).parallelisms == (Pipeline(num_chunks=2), FSDP2())
