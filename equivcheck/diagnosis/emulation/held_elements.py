@@ -60,6 +60,24 @@ class HeldElements:
             if int(mine.sum()) == int(theirs.sum()):
                 value[mine] = before[theirs]
 
+    def are_other_elements(self, name: str, axes: Sequence[str]) -> bool:
+        """Whether ranks along some axes hold equally many elements of a tensor, but not the same."""
+        masks = [[self._held[name][peer] for peer in self._peers(rank, axes)] for rank in range(self.num_ranks)]
+        have_equal_sizes = all(len({int(mask.sum()) for mask in each}) == 1 for each in masks)
+        return have_equal_sizes and any((mask != each[0]).any() for each in masks for mask in each)
+
+    def add_up_shards(self, name: str, value: torch.Tensor, axes: Sequence[str], divisor: int) -> None:
+        """Overwrite each rank's elements in place with the sum of the shards along some axes, divided by `divisor`."""
+        before = value.clone()
+        for rank in range(self.num_ranks):
+            shards = [before[self.by(name, peer)] for peer in self._peers(rank, axes)]
+            if len({len(shard) for shard in shards}) == 1:
+                value[self.by(name, rank)] = torch.stack(shards).sum(0) / divisor
+
+    def _peers(self, rank: int, axes: Sequence[str]) -> list[int]:
+        own = self._coordinates[rank]
+        return [other.rank for other in self._coordinates if other.differs_only_along(own, axes)]
+
     def sources_by_distance(self) -> Iterator[tuple[int, list[int]]]:
         """Yield, for each distance, the source ranks if every rank takes elements from the rank at that distance."""
         for distance in range(1, self.num_ranks):

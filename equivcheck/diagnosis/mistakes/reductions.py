@@ -78,11 +78,18 @@ def subject(diverged: Evidence, masks: Masks | None) -> str:
 
 
 def wrong_gradient_shards(diverged: Evidence, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield gradient shards taken from another rank."""
+    """Yield gradient shards taken from another rank, or reduced over ranks that hold other shards."""
     held = held_elements(diverged)
     for distance, sources in held.sources_by_distance() if held.is_sharded else ():
         change = partial(_exchange_shards, sources=sources)
         yield Mistake(Cause.PERMUTED, f"rank r has the gradient shards of rank r + {distance}", change, is_quick=True)
+    wrong = [name for name in diverged.differing(Phase.GRADIENT) if name in diverged.updated]
+    for axes in axis_combinations(diverged.wide_axes) if held.is_sharded else ():
+        if any(held.are_other_elements(name, axes) for name in wrong):
+            for way, divisor in (("averaged", diverged.size(axes)), ("summed", 1)):
+                words = f"{way} over {diverged.ranks_text(axes)}, although each rank holds another shard"
+                change = partial(_reduce_shards, names=wrong, axes=axes, divisor=divisor)
+                yield Mistake(Cause.REDUCED_OVER_OTHERS, f"{gradients(diverged, wrong)} {words}", change, is_quick=True)
 
 
 def _exchange_shards(ranks: EmulatedRanks, *, sources: Sequence[int]) -> None:
@@ -91,6 +98,15 @@ def _exchange_shards(ranks: EmulatedRanks, *, sources: Sequence[int]) -> None:
             ranks.held.exchange(name, value, sources)
 
     ranks.after_backward.append(exchange)
+
+
+def _reduce_shards(ranks: EmulatedRanks, *, names: Sequence[str], axes: Sequence[str], divisor: int) -> None:
+    def reduce(rank: int, _step: int) -> None:
+        for name, value in ranks.gradients(rank).items():
+            if name in names:
+                ranks.held.add_up_shards(name, value, axes, divisor)
+
+    ranks.after_backward.append(reduce)
 
 
 def _reduce_again(ranks: EmulatedRanks, *, change: Change) -> None:

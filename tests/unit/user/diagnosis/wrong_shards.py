@@ -88,6 +88,13 @@ def another_shard(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return model
 
 
+def reduced_again(parameters: list[torch.Tensor]) -> None:
+    """Average local shards as if they were replicas."""
+    for parameter in parameters:
+        dist.all_reduce(local(parameter.grad))
+        local(parameter.grad).div_(dist.get_world_size())
+
+
 def another_state(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]) -> None:
     """Continue with the other rank's optimizer state."""
     for parameter in parameters:
@@ -272,6 +279,29 @@ def _total(gradient: torch.Tensor) -> torch.Tensor:
     return total
 
 
+class Halves(nn.Module):
+    """A residual block. Each rank multiplies its own hidden features, whose gradients it does not give to the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.hidden, self.last, self.head = nn.Linear(4, 4), nn.Linear(4, 6), nn.Linear(6, 4), nn.Linear(4, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        inputs = self.first(inputs)
+        hidden = torch.tanh(self.hidden(inputs))
+        if not dist.is_initialized():
+            return self.head(inputs + self.last(hidden))
+        own = slice(3 * rank(), 3 * rank() + 3)
+        part = nn.functional.linear(hidden[..., own], self.last.weight[:, own])
+        return self.head(inputs + _Sum.apply(part) + self.last.bias)
+
+
+def last_weight_summed(model: Halves, _mesh: DeviceMesh) -> nn.Module:
+    """Sum the gradient of the last weight, of which each rank has a part."""
+    model.last.weight.register_hook(_total)
+    return model
+
+
 class Normalized(nn.Module):
     """Inputs minus a running mean, which the next step uses."""
 
@@ -345,6 +375,9 @@ SHARDS: dict[str, Wrong] = {
     "inf_norm_rooted": fsdp("the root of ", clips=rooted, of_one=step_of(reduce=nothing, clips=clip_max)),
     "lars_on_a_shard": fsdp("treats each rank's shard as the full tensor", changes={"optimizer": Lars}),
     "wrong_shard_restored": fsdp("in wrong places", changes={"parallelize": another_shard}),
+    "shards_averaged": fsdp(
+        "all gradients are averaged over the 2 dp ranks, although each rank holds another shard", reduce=reduced_again
+    ),
     "wrong_optimizer_shard": fsdp(
         "rank r has the optimizer state of rank r + 1 before step 1",
         before_update=Counter(1, another_state),
@@ -374,6 +407,11 @@ SHARDS: dict[str, Wrong] = {
         "and 2 more are multiplied by the number of the 2 tp ranks",
         reduce=nothing,
         changes={"parallelize": summed_again, "model": columns_and_rows} | IN_TP,
+    ),
+    "output_gradient_partial": by_hand(
+        "the output gradient of `hidden` is not summed over the 2 tp ranks: each rank continues with its own part (with this",
+        reduce=nothing,
+        changes={"parallelize": last_weight_summed, "model": Halves} | IN_TP,
     ),
     "norm_of_own_rows": by_hand(
         "the gradients of `2.weight` and `2.bias` are not summed over the 2 tp ranks: each rank keeps the gradient",
