@@ -139,6 +139,7 @@ def diagnosis_of(hint: str, task: Task, values: Values) -> UserDiagnosis:
     # Imported here because most trainings are right.
     from equivcheck.user.diagnosis.diverged import diverged_training
     from equivcheck.user.diagnosis.explain import explanation_of
+    from equivcheck.user.diagnosis.partial_sums import missing_sum
     from equivcheck.user.diagnosis.typed import opinion_of_types
     from equivcheck.user.diagnosis.where import where_of
 
@@ -147,7 +148,10 @@ def diagnosis_of(hint: str, task: Task, values: Values) -> UserDiagnosis:
         diverged = diverged_training(task, values.reference, values.single, values.traces, values.eps)
         if diverged is None:
             return UserDiagnosis(types=types, hint=hint)
-        found = replace(explanation_of(diverged), where=where_of(diverged), types=types)
+        found, place = explanation_of(diverged), where_of(diverged)
+        if not found.cause:
+            found = missing_sum(diverged, place) or found
+        found = replace(found, where=place.sentence, types=types)
     except Exception as error:
         return UserDiagnosis(hint=hint, unfinished=failure_line("looking for the cause", error))
     if found.cause or (found.hint and hint.startswith(NO_MEAN)):  # ranks that are right otherwise have such a loss, too

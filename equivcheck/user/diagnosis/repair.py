@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,9 @@ from equivcheck.worlds.pool import ranks
 from equivcheck.worlds.trace.differences import Difference, Phase
 from equivcheck.worlds.trace.pieces import values_by_piece
 from equivcheck.worlds.trace.tensors import Vector
+
+CONFIRMED = "(with {}, your ranks agree with one device in every step)"
+"""Ends the sentence about a repair."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,14 +65,14 @@ def missing_reductions(diverged: DivergedTraining) -> list[Diagnosis]:
         return []
     missing = {name: _missing(diverged, name) for name in diverged.differing(Phase.GRADIENT)}
     found = {name: reduction for name, reduction in missing.items() if reduction is not None}
-    if len(found) < len(missing) or not _is_right_with(diverged, found):
+    if len(found) < len(missing) or not is_right_with(diverged, _reducing_rank, found, first.step):
         return []
     by_reduction: dict[Reduction, dict[str, MissingReduction]] = {}
     for name, each in found.items():
         by_reduction.setdefault(each.reduction, {})[name] = each
     words = [_describe(diverged, reduction, lacking) for reduction, lacking in by_reduction.items()]
     what = "this reduction" if len(words) == 1 else "these reductions"
-    sentence = f"{', and '.join(words)} (with {what}, your ranks agree with one device in every step)"
+    sentence = f"{', and '.join(words)} {CONFIRMED.format(what)}"
     return [Diagnosis(cause=Cause.NOT_REDUCED, sentence=sentence, exact=True)]
 
 
@@ -167,13 +170,13 @@ def _gradients(diverged: DivergedTraining) -> list[dict[str, Vector]]:
     return found
 
 
-def _is_right_with(diverged: DivergedTraining, reductions: dict[str, MissingReduction]) -> bool:
-    """Whether the ranks agree with one device if these gradients are reduced before each update from the first wrong step on."""
+def is_right_with(diverged: DivergedTraining, train_rank: Callable[..., UserTrace], *arguments: Any) -> bool:
+    """Whether ranks agree with one device in every step if `train_rank` trains them. It gets the task and `arguments`."""
     members = ranks("sim", diverged.task.num_ranks)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            traces = members.run(_reducing_rank, diverged.task, reductions, diverged.first.step).values
+            traces = members.run(train_rank, diverged.task, *arguments).values
     except RanksFailed:
         return False
     kinds = (Difference.VALUE, Difference.RANKS_DISAGREE, Difference.NAN)
@@ -181,7 +184,7 @@ def _is_right_with(diverged: DivergedTraining, reductions: dict[str, MissingRedu
 
 
 def _reducing_rank(task: Task, reductions: dict[str, MissingReduction], first: int) -> UserTrace:
-    """Train on this rank and reduce some gradients before they are read."""
+    """Train on this rank, and reduce some gradients before they are read, from step `first` on."""
     task, mesh = task_and_mesh(task)
     reader, batches = reader_and_batches(task, mesh)
     parameters = reader.names.parameters(reader.module)

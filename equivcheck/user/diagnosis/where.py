@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from equivcheck.diagnosis.evidence import axis_combinations
 from equivcheck.diagnosis.words import join_words, name_ranks
 from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.reference.noise import ABSOLUTE, FACTOR
@@ -34,31 +35,41 @@ ONLY_PARAMETERS = (
 NUM_COPIES = 4
 """Number of perturbed single-device runs; they set the tolerances."""
 MOST = 2
-"""Maximum number of further modules named."""
+"""Maximum number for further modules that are named, and for partial sums."""
 _AGREE = (Status.RIGHT, Status.PARTIAL)
 
 
-def where_of(diverged: DivergedTraining) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """The first place at which ranks differ from one device."""
+
+    sentence: str = ""
+    """Describes the place; empty if it is not known."""
+    partial: tuple[tuple[Key, tuple[str, ...]], ...] = ()
+    """Tensors at this place, or just before it, that are right only as a sum over ranks along some mesh axes."""
+
+
+def where_of(diverged: DivergedTraining) -> Where:
     """Describe the first module whose values are wrong.
 
     Empty if the update or a reported value differs first, if the second run differs in another place, or if no single module is
     first.
     """
     if diverged.first.phase not in (Phase.LOSS, Phase.GRADIENT):
-        return ""
+        return Where()
     with observe_clipping():
         try:
             members = ranks("sim", diverged.task.num_ranks)
             found: Sequence[WatchedRun] = members.run(watched_rank, diverged.task, diverged.first.step).values
         except RanksFailed as error:
             culprit = error.failure.culprit
-            return COMPILED if culprit is not None and REFUSAL in culprit.error else ""
+            return Where(sentence=COMPILED if culprit is not None and REFUSAL in culprit.error else "")
         again = compare(diverged.reference, [_as_compared(diverged, each.trace) for each in found]).divergences
         first = diverged.first
         if not again or (again[0].step, again[0].phase, again[0].tensor) != (first.step, first.phase, first.tensor):
-            return ""
+            return Where()
         with one_thread():
-            return _Search(diverged, found).sentence()
+            return _Search(diverged, found).place()
 
 
 def _as_compared(diverged: DivergedTraining, trace: UserTrace) -> UserTrace:
@@ -90,7 +101,7 @@ class _Search:
         self._comparer = PartComparer(task, diverged.coordinates, eps)
         self._agreements: dict[Key, Agreement] = {}
 
-    def sentence(self) -> str:
+    def place(self) -> Where:
         """Describe the first place at which the ranks differ; empty if the place is in doubt."""
         forward = [key for key in self._expected if not key.is_gradient and self._may_matter(key)]
         self._compare(forward, (1.0,))
@@ -100,20 +111,25 @@ class _Search:
             return self._about(named) if named else self._if_all_agree(forward, ONLY_LOSS)
         if wrong is not None:
             # Either the loss was not compared, or it agrees although this tensor differs.
-            return self._about(wrong) if not self._compares_loss() else ""
+            return self._about(wrong) if not self._compares_loss() else Where()
         return self._about_gradients(forward)
 
-    def _about_gradients(self, forward: Sequence[Key]) -> str:
+    def _about_gradients(self, forward: Sequence[Key]) -> Where:
         names = self._wrong_gradients()
         if not names:
-            return CLIPPING.format(step=self._step)
+            return Where(sentence=CLIPPING.format(step=self._step))
         backward = [key for key in self._expected if key.is_gradient]
-        self._compare(backward, (1.0, float(self._diverged.task.num_data_ranks)))
+        usual = {1.0, float(self._diverged.task.num_data_ranks)}
+        counts = {float(self._diverged.size(axes)) for axes in axis_combinations(self._diverged.wide_axes)}
+        scales = self._compare(backward, (*sorted(usual), *sorted(counts - usual)))
         nearest = {key: self._dependencies.nearest_parameters(key) for key in backward}
         named = self._first_unexplained((key for key in backward if nearest[key] & names), Status.WRONG)
         if named is None:
             named = self._first_unexplained((key for key in backward if nearest[key] and nearest[key] <= names), Status.PARTIAL)
-        return self._about(named) if named else self._if_all_agree([*forward, *backward], ONLY_PARAMETERS)
+        if named is not None:
+            return self._about(named)
+        # Another factor may come from the user's loss, or it may be the fault.
+        return self._if_all_agree([*forward, *backward], ONLY_PARAMETERS) if usual & {*scales} else Where()
 
     def _may_matter(self, key: Key) -> bool:
         """Whether the loss may depend on a tensor: the tensor has a gradient, or cannot have one."""
@@ -123,8 +139,11 @@ class _Search:
         moments = self._diverged.reference.moments
         return any(any(moment.present) for moment in moments if (moment.step, moment.phase) == (self._step, Phase.LOSS))
 
-    def _compare(self, keys: Iterable[Key], scales: tuple[float, ...]) -> None:
-        """Compare tensors. The user's loss may be a mean over a rank's own rows, which multiplies all gradients by one factor."""
+    def _compare(self, keys: Iterable[Key], scales: tuple[float, ...]) -> tuple[float, ...]:
+        """Compare tensors, and return the factors that fit all tensors.
+
+        The user's loss may be a mean over a rank's own rows or positions, which multiplies all gradients by one factor.
+        """
         for key in keys:
             parts = [tensors.get(key) for tensors in self._by_key]  # None on a rank that lacks the tensor
             full = self._expected[key].values
@@ -135,6 +154,7 @@ class _Search:
                 if found.status in _AGREE:
                     scales = (scale,) if full.any() else scales
                     break
+        return scales
 
     def _first_unexplained(self, keys: Iterable[Key], status: Status) -> Key | None:
         """Return the first tensor with this status that is not computed from a tensor with right values."""
@@ -152,22 +172,20 @@ class _Search:
             return False
         return self._dependencies.is_computed_from(*((key, later) if key.is_gradient else (later, key)))
 
-    def _about(self, key: Key) -> str:
-        agreement = self._agreements[key]
-        way = "backward" if key.is_gradient else "forward"
-        module = key.module or "the full model"
+    def _about(self, key: Key) -> Where:
+        agreement, module = self._agreements[key], key.module or "the full model"
+        more = self._not_compared_before(key)
         if agreement.status is Status.PARTIAL:
-            sums = self._diverged.ranks_text(agreement.axes)
-            return (
-                f"first module whose {_noun(key)} is right only as a sum over {sums}: {module} ({way}), at step {self._step}"
-                f"{self._not_compared_before(key)}"
-            )
-        partial = self._before(key, Status.PARTIAL)
-        before = f"; the fault is after {_name(partial[0])}, which is right as a sum over ranks" if partial else ""
-        return (
-            f"first module whose {_noun(key)} differs: {module} ({way}, {name_ranks(agreement.ranks)}), at step {self._step}"
-            f"{before}{self._not_compared_before(key)}"
-        )
+            partial, which = [key], f"{noun_of(key)} is right only as a sum over {self._diverged.ranks_text(agreement.axes)}"
+            ranks = ""
+        else:
+            partial, which = self._before(key, Status.PARTIAL), f"{noun_of(key)} differs"
+            more = f"; the fault is after {_name(partial[0])}, which is right as a sum over ranks{more}" if partial else more
+            ranks = f", {name_ranks(agreement.ranks)}"
+        way = "backward" if key.is_gradient else "forward"
+        call = f", in call {key.call + 1} of the step" if key.call else ""
+        sentence = f"first module whose {which}: {module} ({way}{ranks}{call}), at step {self._step}{more}"
+        return Where(sentence=sentence, partial=tuple((each, self._agreements[each].axes) for each in partial[:MOST]))
 
     def _not_compared_before(self, key: Key) -> str:
         inside = f"{key.module}." if key.module else ""
@@ -180,9 +198,9 @@ class _Search:
         found = [each for each, agreement in self._agreements.items() if agreement.status is status and self._follows(key, each)]
         return [each for each in found if not any(self._follows(other, each) for other in right)]
 
-    def _if_all_agree(self, keys: Sequence[Key], sentence: str) -> str:
+    def _if_all_agree(self, keys: Sequence[Key], sentence: str) -> Where:
         agree = all(self._agreements[key].status in _AGREE for key in keys)
-        return sentence.format(step=self._step) if agree else ""
+        return Where(sentence=sentence.format(step=self._step)) if agree else Where()
 
     def _wrong_gradients(self) -> set[str]:
         """Names of parameters with a wrong gradient, before clipping if the step clips."""
@@ -207,12 +225,13 @@ def _is_loss(tensor: ModuleTensor) -> bool:
     return not tensor.key.module and not tensor.key.is_input and tensor.values.numel() == 1
 
 
-def _noun(key: Key) -> str:
+def noun_of(key: Key) -> str:
+    """Name a module's tensor: ``output``, ``input gradient``."""
     return f"{'input' if key.is_input else 'output'}{' gradient' if key.is_gradient else ''}"
 
 
 def _name(key: Key) -> str:
-    return f"the {_noun(key)} of {key.module or 'the full model'}"
+    return f"the {noun_of(key)} of {key.module or 'the full model'}"
 
 
 def _shorten(words: Sequence[str]) -> str:
