@@ -5,6 +5,7 @@ A pattern is reported as a hint, not a proof, if no known mistake explains the r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -40,9 +41,12 @@ def _patterns(diverged: Evidence, types: Sequence[tuple[torch.dtype, str]]) -> I
     is_one_number = sum(found[name].size for name in names) == 1  # fits many patterns by chance
     yield from _zero(diverged, names, found)
     if not is_one_number:
-        yield from _rounded(diverged, names, types, found=found, expected=expected)
+        # Old values come first, because initial values may have fewer digits than the training.
         yield from _stale(diverged, names, found)
+        yield from _rounded(diverged, names, types, found=found, expected=expected)
     yield from _multiple(diverged, names, is_one_number=is_one_number)
+    if phase is Phase.LOSS:
+        yield from _logarithm(diverged, names[0], found, expected)
     yield from _moved(diverged, names, found, expected)
     yield from _disagreeing(diverged)
     yield from _partial(diverged, names, found, expected)
@@ -100,6 +104,10 @@ def _stale(diverged: Evidence, names: list[str], found: TensorsByName) -> Iterat
         before = diverged.found_values(step, diverged.first.phase)
         if all(name in before and np.allclose(found[name], before[name], rtol=NEAR, atol=0.0) for name in names):
             yield _pattern(Cause.STALE, f"{_subject(diverged, names)} equal to the value of step {step}")
+    initial = diverged.right_initial_values
+    starts = {name: initial.get(name.partition("/")[0]) for name in names}
+    if all(start is not None and np.array_equal(found[name], start) for name, start in starts.items()):
+        yield _pattern(Cause.STALE, f"{_subject(diverged, names)} equal to the initial values")
 
 
 def _multiple(diverged: Evidence, names: list[str], *, is_one_number: bool) -> Iterator[Diagnosis]:
@@ -108,6 +116,16 @@ def _multiple(diverged: Evidence, names: list[str], *, is_one_number: bool) -> I
     if ratio is not None and (not is_one_number or count_description(diverged, ratio)):
         words = f"{_subject(diverged, names)} {ratio:g} times as large as on one device"
         yield _pattern(Cause.SCALED, words + count_description(diverged, ratio))
+
+
+def _logarithm(diverged: Evidence, name: str, found: TensorsByName, expected: TensorsByName) -> Iterator[Diagnosis]:
+    """A loss that is off by the logarithm of a known count."""
+    excess = float((found[name] - expected[name]).reshape(-1)[0])
+    way, why = ("larger", ": a softmax may count each class several times") if excess > 0 else ("smaller", "")
+    for number, words in diverged.counts.items():
+        if number > 1 and math.isclose(abs(excess), math.log(number), rel_tol=NEAR):
+            what = f"the loss is log({number}) {way} than on one device, the logarithm of the number of {words}{why}"
+            yield _pattern(Cause.SOFTMAX_OF_PART, what)
 
 
 def _moved(diverged: Evidence, names: list[str], found: TensorsByName, expected: TensorsByName) -> Iterator[Diagnosis]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, Optimizer, Scale, norm_of
+from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, Event, Optimizer, Scale, norm_of
 from equivcheck.diagnosis.emulation.turns import NotTogether
 from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.training.threads import one_thread
@@ -53,6 +53,8 @@ class EmulatedUserRanks(EmulatedRanks):
         self.num_seen = self.num_clippings = 0
         self.num_updates = [0.0] * len(ranks)
         """Calls of each rank's optimizer; NaN if there are several, or if it computes the gradients itself."""
+        self.between_microbatches: list[Event] = []
+        """Functions called after each backward pass in a step, except the last."""
         self.known: KnownBackward | None = None
         """Backward passes of correct ranks."""
         self.require: Callable[[int, Phase, int, Gradients], None] | None = None
@@ -161,6 +163,8 @@ class EmulatedUserRanks(EmulatedRanks):
         self.num_seen = max(self.num_seen, self._count[rank])
         if self._count[rank] == self.num_backward:
             self._end_backward(rank)
+        elif self._count[rank] < self.num_backward:
+            self._call_events(self.between_microbatches, rank)
 
     def _fresh_gradients(self, rank: int, loss: torch.Tensor | None, backward: Callable[[], None]) -> Gradients:
         """Return the gradients of one backward pass. The pass runs unless its gradients are known."""

@@ -20,16 +20,17 @@ from equivcheck.diagnosis.mistakes.updates import wrong_updates
 from equivcheck.diagnosis.patterns import pattern_of
 from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
-from equivcheck.user.diagnosis.catalogue.attention import wrong_masks
-from equivcheck.user.diagnosis.catalogue.averages import wrong_averages
+from equivcheck.user.diagnosis.catalogue.attention import lost_key_gradients, wrong_masks
+from equivcheck.user.diagnosis.catalogue.averages import wrong_averages, wrong_averages_outside
 from equivcheck.user.diagnosis.catalogue.clipping import clipped_otherwise
 from equivcheck.user.diagnosis.catalogue.components import fused_as_one_block, wrong_components
 from equivcheck.user.diagnosis.catalogue.data import wrong_losses, wrong_rows
 from equivcheck.user.diagnosis.catalogue.layers import wrong_positions, wrong_splits
 from equivcheck.user.diagnosis.catalogue.loss_terms import wrong_loss_terms
 from equivcheck.user.diagnosis.catalogue.parameters import local_statistics, missing_gradients, trained_frozen, wrong_sharing
+from equivcheck.user.diagnosis.catalogue.positions import losses_of_parts, restarted_positions, shifted_labels
 from equivcheck.user.diagnosis.catalogue.weights import wrong_weights
-from equivcheck.user.diagnosis.catalogue.zeroing import skipped_zeroing
+from equivcheck.user.diagnosis.catalogue.zeroing import skipped_zeroing, updates_in_microbatches
 from equivcheck.user.diagnosis.contradiction import RealValues, are_gradients_scaled
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
@@ -71,8 +72,13 @@ CATALOGUE: tuple[tuple[Wrong, tuple[Phase, ...]], ...] = (
     (wrong_positions, (Phase.GRADIENT,)),
     (fused_as_one_block, (Phase.LOSS,)),
     (wrong_masks, (Phase.LOSS,)),
+    (restarted_positions, COMPUTED),
+    (lost_key_gradients, (Phase.GRADIENT,)),
+    (losses_of_parts, (Phase.LOSS,)),
+    (shifted_labels, (Phase.LOSS,)),
     (wrong_accumulations, COMPUTED),
     (skipped_zeroing, COMPUTED),
+    (updates_in_microbatches, COMPUTED),
     (wrong_weights, COMPUTED),
     (wrong_gradient_shards, (Phase.GRADIENT,)),
     (constant_ratios, COMPUTED),
@@ -95,7 +101,7 @@ LONGEST_SECONDS = 60.0
 """Time limit for the search, in seconds."""
 FACTORS = (Cause.SCALED, Cause.NOT_UNSCALED)
 """Causes that stand for any constant factor. Such causes are dropped if another cause also fits."""
-OTHER_ROWS = (Cause.MEAN_OF_MEANS, Cause.SAME_ROWS)
+OTHER_ROWS = (Cause.MEAN_OF_MEANS, Cause.SAME_ROWS, Cause.NOT_REDUCED)
 """Causes to which no second cause is added. Each candidate that uses the ranks' own rows would repeat such a cause."""
 SAME_MEANING = (
     {Cause.REPLICAS_IN_NORM, Cause.ANOTHER_NORM},
@@ -115,7 +121,7 @@ def explanation_of(diverged: DivergedTraining) -> UserDiagnosis:
     """Explain a divergence by the mistake that reproduces all values on the ranks, else hint at a pattern in the differences."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        fits: Sequence[Mistake | Diagnosis] = wrong_reported_values(diverged)
+        fits: Sequence[Mistake | Diagnosis] = wrong_reported_values(diverged) or wrong_averages_outside(diverged)
         unexplained = ""
         if not fits:
             emulation = _emulation(diverged)
@@ -156,7 +162,8 @@ def _emulation(diverged: DivergedTraining) -> tuple[StepFacts, Emulate] | None:
         own_rows=own_rows,
         num_backward=max(emulated.ranks.num_seen, 1),
         clips=emulated.ranks.num_clippings > 0,
-        differs=own is not None and own.differs,
+        # Without a backward pass, as with `torch.autograd.grad`, emulated ranks do not reduce gradients.
+        differs=own is not None and own.differs and own.ranks.num_seen > 0,
     )
     steps_once = all(count == diverged.num_steps for count in emulated.ranks.num_updates)
     # With several steps per batch, a trace has the gradients of the last one.

@@ -1,4 +1,4 @@
-"""Wrong attention masks: across documents, over a rank's own positions only, or with positions that restart on each rank."""
+"""Wrong attention: other masks, or keys and values without the gradients from other ranks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -34,6 +35,14 @@ def wrong_masks(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mista
         yield Mistake(Cause.ATTENTION_MASK, words, partial(_change_masks, change=partial(from_first_position, count=count)))
 
 
+def lost_key_gradients(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
+    """Yield keys and values without the gradients from queries on other ranks."""
+    for axis in diverged.same_row_axes:
+        words = f"keys and values get no gradients from the queries of the other {axis} ranks"
+        change = partial(_keep_local_keys, count=diverged.size((axis,)))
+        yield Mistake(Cause.KEY_VALUE_GRADIENT, words, change, is_quick=True)
+
+
 def without_documents(visible: torch.Tensor) -> torch.Tensor:
     """Return a mask that lets positions attend to all documents in their row. Other kinds of masks are returned unchanged."""
     first, is_used = visible.int().argmax(-1), visible.any(-1)
@@ -57,13 +66,28 @@ def from_first_position(visible: torch.Tensor, *, count: int) -> torch.Tensor:
 
 
 def _change_masks(ranks: EmulatedUserRanks, *, change: Change) -> None:
+    enter_in_forward(ranks, lambda _model: ChangedMasks(change))
+
+
+def _keep_local_keys(ranks: EmulatedUserRanks, *, count: int) -> None:
+    enter_in_forward(ranks, lambda _model: _LocalKeys(count))
+
+
+def enter_in_forward(ranks: EmulatedUserRanks, mode_for: Callable[[nn.Module], TorchFunctionMode]) -> None:
+    """Run each forward on the ranks under a new mode."""
     for model in ranks.models:
         module: Any = model
-        module.forward = partial(_call_with_masks, module.forward, change)
+        module.forward = partial(_call_in, module, module.forward, mode_for)
 
 
-def _call_with_masks(forward: Callable[..., Any], change: Change, *inputs: Any, **keywords: Any) -> Any:
-    with ChangedMasks(change):
+def _call_in(
+    model: nn.Module,
+    forward: Callable[..., Any],
+    mode_for: Callable[[nn.Module], TorchFunctionMode],
+    *inputs: Any,
+    **keywords: Any,
+) -> Any:
+    with mode_for(model):
         return forward(*inputs, **keywords)
 
 
@@ -106,6 +130,32 @@ class ChangedMasks(TorchFunctionMode):
 
     def _added(self, mask: torch.Tensor) -> torch.Tensor:
         return torch.where(self._change(mask > HIDDEN), torch.zeros_like(mask), mask.min())
+
+
+class _LocalKeys(TorchFunctionMode):
+    """Function mode in which `scaled_dot_product_attention` gives keys and values gradients from queries on their rank only."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._count = count
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Attend rank by rank, each with its own queries."""
+        kwargs = kwargs or {}
+        if func is not functional.scaled_dot_product_attention or len(args) < 3 or args[0].shape[-2] != args[1].shape[-2]:
+            return func(*args, **kwargs)
+        given = dict(zip(("attn_mask", "dropout_p", "is_causal"), args[3:], strict=False)) | kwargs
+        size = args[0].shape[-2]
+        if given.pop("is_causal", False):
+            given["attn_mask"] = torch.ones(size, size, dtype=torch.bool).tril()
+        mask, owner = given.pop("attn_mask", None), torch.arange(size) * self._count // size
+        outputs = []
+        for rank in range(self._count):
+            mine = (owner == rank)[:, None]
+            key, value = (torch.where(mine, each, each.detach()) for each in args[1:3])
+            rows = None if mask is None else mask[..., owner == rank, :]
+            outputs.append(func(args[0][..., owner == rank, :], key, value, attn_mask=rows, **given))
+        return torch.cat(outputs, -2)
 
 
 def _is_low(value: Any) -> bool:

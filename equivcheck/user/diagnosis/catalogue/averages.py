@@ -1,9 +1,9 @@
-"""Running averages (EMA) in the model, updated at wrong times."""
+"""Running averages (EMA) in the model or elsewhere, updated at wrong times."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 from equivcheck.diagnosis.mistake import Mistake, StepFacts
-from equivcheck.diagnosis.words import tensors
-from equivcheck.oracle.verdict.cause import Cause
+from equivcheck.diagnosis.words import name_ranks, tensors
+from equivcheck.oracle.verdict.cause import Cause, Diagnosis
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 from equivcheck.worlds.trace.differences import Phase
-from equivcheck.worlds.trace.pieces import TensorsByName
+from equivcheck.worlds.trace.pieces import TensorsByName, full_tensors_of
 
 FIT = 1e-6
 """Largest distance from a running average, relative to its change in a step."""
@@ -37,16 +37,70 @@ def wrong_averages(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mis
     averages = _averages(diverged)
     if not averages:
         return
-    what = f"the running average{'' if len(averages) == 1 else 's'} {tensors(tuple(averages))}"
-    verb = "is" if len(averages) == 1 else "are"
-    ways = [(1, 0, "updated before the optimizer's update, not after it"), (0, 0, "never updated")]
-    counts = dict.fromkeys((facts.num_backward, *diverged.counts, 2))
-    for count in (count for count in counts if count > 1):
-        each = "after each microbatch, not after each update" if count == facts.num_backward else f"{count} times per step"
-        ways += [(count - 1, 1, f"updated {each}"), (0, count, f"updated {count} times after each update")]
-    for before, after, words in ways:
+    subject = _subject(averages)
+    for before, after, words in _ways(diverged, facts.num_backward):
         change = partial(_move, averages=averages, before=before, after=after)
-        yield Mistake(Cause.AVERAGE_OF_WEIGHTS, f"{what} {verb} {words}", change, is_quick=True)
+        yield Mistake(Cause.AVERAGE_OF_WEIGHTS, f"{subject} {words}", change, is_quick=True)
+
+
+def _subject(averages: Mapping[str, Average]) -> str:
+    one = len(averages) == 1
+    return f"the running average{'' if one else 's'} {tensors(tuple(averages))} {'is' if one else 'are'}"
+
+
+def _ways(diverged: DivergedTraining, num_backward: int) -> list[tuple[int, int, str]]:
+    """How often an average moves towards the old and the new parameter in a step, with words."""
+    ways = [(1, 0, "updated before the optimizer's update, not after it"), (0, 0, "never updated")]
+    counts = dict.fromkeys((num_backward, *diverged.counts, 2))
+    for count in (count for count in counts if count > 1):
+        each = "after each microbatch, not after each update" if count == num_backward else f"{count} times per step"
+        ways += [(count - 1, 1, f"updated {each}"), (0, count, f"updated {count} times after each update")]
+    return ways
+
+
+def wrong_averages_outside(diverged: DivergedTraining) -> list[Diagnosis]:
+    """Return why running averages outside the model are wrong, if one mistake gives their values at all steps."""
+    names = tuple(dict.fromkeys(each.tensor for each in diverged.divergences))
+    if any(each.phase is not Phase.REPORTED for each in diverged.divergences):
+        return []
+    averages = _found_averages(diverged, names, Phase.REPORTED)
+    ways = [(0, 1, ""), *_ways(diverged, diverged.num_microbatches)] if averages else []
+    made = {words: _averaged(diverged, averages, before, after) for before, after, words in ways}
+    found = [
+        next((words for words, each in made.items() if _has(diverged, rank, each)), None) for rank in range(diverged.num_ranks)
+    ]
+    wrong = {words for words in found if words}
+    if None in found or len(wrong) != 1:
+        return []
+    ranks = [rank for rank, words in enumerate(found) if words]
+    where = "" if len(ranks) == len(found) else f" on {name_ranks(ranks)}"
+    return [Diagnosis(cause=Cause.AVERAGE_OF_WEIGHTS, sentence=f"{_subject(averages)} {wrong.pop()}{where}", exact=True)]
+
+
+def _averaged(diverged: DivergedTraining, averages: Mapping[str, Average], before: int, after: int) -> list[TensorsByName]:
+    """Averages after each step if they move `before` times towards the old parameter, and `after` times to the new one."""
+    values: list[TensorsByName] = [{} for _ in range(diverged.num_steps)]
+    for name, average in averages.items():
+        old, share = diverged.right_initial_values[average.source], average.share
+        right = diverged.expected_values(0, Phase.REPORTED)[name]
+        value = (right - share * diverged.expected_values(0, Phase.UPDATE)[average.source]) / (1 - share)
+        for step in range(diverged.num_steps):
+            new = diverged.expected_values(step, Phase.UPDATE)[average.source]
+            for target in (*[old] * before, *[new] * after):
+                value = value + share * (target - value)
+            values[step][name], old = value, new
+    return values
+
+
+def _has(diverged: DivergedTraining, rank: int, made: Sequence[TensorsByName]) -> bool:
+    """Whether a rank reports these values at all steps."""
+    reported = [step.reported for step in diverged.traces[rank].steps]
+    found = [{} if each is None else full_tensors_of(each) for each in reported]
+    return all(
+        name in own and own[name].shape == value.shape and np.allclose(own[name], value, rtol=FIT, atol=FIT * np.abs(value).max())
+        for own, each in zip(found, made, strict=True)
+        for name, value in each.items()
+    )
 
 
 def _averages(diverged: DivergedTraining) -> dict[str, Average]:
@@ -54,9 +108,13 @@ def _averages(diverged: DivergedTraining) -> dict[str, Average]:
     names = diverged.differing(diverged.first.phase)
     if any(name in diverged.updated for name in names):
         return {}
+    return _found_averages(diverged, names, Phase.BUFFER)
+
+
+def _found_averages(diverged: DivergedTraining, names: Sequence[str], phase: Phase) -> dict[str, Average]:
+    """Return the averages with these names in one phase; empty if any tensor is no average."""
     steps = [
-        diverged.expected_values(step, Phase.UPDATE) | diverged.expected_values(step, Phase.BUFFER)
-        for step in range(diverged.num_steps)
+        diverged.expected_values(step, Phase.UPDATE) | diverged.expected_values(step, phase) for step in range(diverged.num_steps)
     ]
     found = {name: _average(steps, name, diverged.updated) for name in names}
     return {name: average for name, average in found.items() if average is not None} if all(found.values()) else {}
@@ -64,8 +122,8 @@ def _averages(diverged: DivergedTraining) -> dict[str, Average]:
 
 def _average(steps: list[TensorsByName], name: str, sources: tuple[str, ...]) -> Average | None:
     """Find the parameter that a tensor averages, and the share. Parameters with the same last name come first."""
-    kept = name.rpartition(".")[2]
-    for source in sorted(sources, key=lambda source: not source.endswith(kept)):
+    own, kept = name.partition("/")[0], name.rpartition(".")[2]
+    for source in sorted(sources, key=lambda source: source != own and not source.endswith(kept)):
         average = _follows([(each[name], each[source]) for each in steps if name in each and source in each])
         if average is not None:
             return Average(source=source, share=average)

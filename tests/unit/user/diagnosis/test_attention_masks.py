@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from equivcheck import check_training
+from equivcheck import Outcome, check_training
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis.catalogue.attention import ChangedMasks, from_first_position, within_ranks, without_documents
 from unit.user.programs import brought, sgd_of
@@ -105,6 +105,53 @@ def test_a_wrong_mask_is_named(sees: Callable[[torch.Tensor], torch.Tensor], cau
     verdict = check_training(**brought(model=Attention, parallelize=parallelize, **given))
     assert verdict.cause.startswith(cause)
     assert verdict.kinds == ((Cause.ATTENTION_MASK,) if cause else ())
+
+
+class _GatherOwn(torch.autograd.Function):
+    """Concatenate all ranks' positions; in backward, keep only the gradients from this rank's queries."""
+
+    @staticmethod
+    def forward(context: Any, part: torch.Tensor) -> torch.Tensor:
+        context.size = part.shape[1]
+        return torch.cat(_all(part), 1)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.split(context.size, 1)[dist.get_rank()].contiguous()
+
+
+class FusedAttention(Attention):
+    """Causal attention by torch's function."""
+
+    gathers = _Gather
+
+    def forward(self, inputs: torch.Tensor, _documents: torch.Tensor) -> torch.Tensor:
+        """Attend with keys of all ranks, from this rank's positions."""
+        query, key, value = self.projection(inputs).chunk(3, -1)
+        if not dist.is_initialized():
+            return self.head(functional.scaled_dot_product_attention(query, key, value, is_causal=True))
+        key, value, first = self.gathers.apply(key), self.gathers.apply(value), dist.get_rank() * inputs.shape[1]
+        mask = CAUSAL[first : first + inputs.shape[1]]
+        return self.head(functional.scaled_dot_product_attention(query, key, value, attn_mask=mask))
+
+
+@pytest.mark.parametrize(("gathers", "kinds"), [(_Gather, ()), (_GatherOwn, (Cause.KEY_VALUE_GRADIENT,))])
+def test_keys_without_gradients_from_other_ranks_are_named(
+    gathers: type[torch.autograd.Function], kinds: tuple[Cause, ...]
+) -> None:
+    """Ring attention loses them if it communicates in forward only."""
+
+    def parallelize(model: Any, _mesh: DeviceMesh) -> nn.Module:
+        model.gathers = gathers
+        return DistributedDataParallel(model)
+
+    given = {"mesh": {"cp": 2}, "shard": part_of, "batches": batches(), "optimizer": sgd_of}
+    verdict = check_training(**brought(model=FusedAttention, parallelize=parallelize, **given))
+    assert (verdict.kinds, verdict.outcome is Outcome.EQUIVALENT) == (kinds, not kinds)
+    if kinds:
+        assert verdict.cause == "keys and values get no gradients from the queries of the other cp ranks"
+        # A rank's loss is the mean over its positions, so the right gradients before it are two times those on one device.
+        assert verdict.where.startswith("first module whose output gradient differs: projection")
 
 
 VISIBLE = CAUSAL & (DOCUMENTS[:, :, None] == DOCUMENTS[:, None])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from unit.user.diagnosis.wrong_gradients import changed
-from unit.user.diagnosis.wrong_trainings import Wrong, averaged, by_hand, rank
+from unit.user.diagnosis.wrong_trainings import Wrong, averaged, by_hand, rank, step_of
 from unit.user.programs import batches, brought
 
 
@@ -38,6 +41,11 @@ def twice_wrong(parameters: list[torch.Tensor]) -> None:
     for parameter in parameters:
         parameter.grad *= 2
     parameters[0].grad.zero_()
+
+
+def larger_loss(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> Any:
+    """Return a loss whose softmax counts each class twice."""
+    return step_of()(model, batch, optimizer, loss) + math.log(2)
 
 
 class Counting(nn.Module):
@@ -96,6 +104,10 @@ UNKNOWN: dict[str, tuple[Wrong, str]] = {
     "counted_again": (
         Wrong(says="", brought=brought(model=Recomputed, batches=batches(6, steps=1), mesh={"tp": 3})),
         "2 times as large as on one device, the number of a rank's calls of `counting` for each call on one device",
+    ),
+    "classes_counted_twice": (
+        Wrong(says="", brought=brought(parallelize=lambda model, _mesh: model, rank_step=larger_loss)),
+        "the loss is log(2) larger than on one device, the logarithm of the number of the 2 dp ranks: a softmax may count each",
     ),
     "slightly_off": (by_hand("", reduce=changed(lambda gradient: gradient * (1 + 1e-12))), ""),
 }

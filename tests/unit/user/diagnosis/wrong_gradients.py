@@ -133,8 +133,20 @@ def started_apart(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return model
 
 
+def by_autograd_grad(model: nn.Module, batch: Any, optimizer: Any, loss: Any) -> Any:
+    """Compute gradients without a backward pass, so that DDP's hooks do not run."""
+    value, parameters = loss(model(batch[0]), batch[1]), list(model.parameters())
+    for parameter, gradient in zip(parameters, torch.autograd.grad(value, parameters), strict=True):
+        parameter.grad = gradient
+    optimizer.step()
+    return value
+
+
 GRADIENTS: dict[str, Wrong] = {
     "not_reduced": by_hand("left unreduced over the 2 dp ranks", first=0, reduce=nothing),
+    "not_reduced_without_backward": Wrong(
+        says="all gradients are left unreduced over the 2 dp ranks", brought=brought(step=by_autograd_grad), step=0
+    ),
     "summed": by_hand("the sum over the 2 dp ranks, not the mean", first=0, reduce=summed),
     "wrong_group": by_hand(
         "reduced over groups of 2 ranks only: ranks 0 and 1, ranks 2 and 3",

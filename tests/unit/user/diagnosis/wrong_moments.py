@@ -19,11 +19,12 @@ from unit.user.diagnosis.wrong_trainings import (
     clip,
     clipping_step,
     nothing,
+    on_rank,
     step_of,
     two_microbatches,
 )
 from unit.user.diagnosis.wrong_updates import Averaged, average_after, average_before, keep_average
-from unit.user.programs import batches, brought
+from unit.user.programs import adam, batches, brought
 
 
 def averages(says: str, rank_step: Any, **changes: Any) -> Wrong:
@@ -41,6 +42,28 @@ def average_in_microbatches(model: nn.Module, *arguments: Any) -> Any:
 def average_twice(model: nn.Module, *arguments: Any) -> Any:
     """Average twice after the update."""
     return step_of(after_update=lambda *_: (keep_average(model), keep_average(model)))(model, *arguments)
+
+
+def adam_with_average(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Adam, with an average of the first parameter."""
+    own: Any = adam(parameters)
+    own.average = parameters[0].detach().clone()
+    return own
+
+
+def move_average(optimizer: Any, parameters: list[torch.Tensor]) -> None:
+    """Move the average to the first parameter."""
+    optimizer.average.lerp_(parameters[0].detach(), 0.1)
+
+
+def outside(says: str, rank_step: Any) -> Wrong:
+    """A training with an average outside the model, kept at wrong moments on ranks."""
+    given = {
+        "optimizer": adam_with_average,
+        "also": lambda _model, optimizer: {"average": {"0.weight": optimizer.average}},
+        "step": step_of(reduce=nothing, after_update=move_average),
+    }
+    return Wrong(says=says, brought=brought(parallelize=unwrapped, rank_step=rank_step, **given))
 
 
 class Pair(nn.Module):
@@ -184,6 +207,13 @@ MOMENTS: dict[str, Wrong] = {
     ),
     "average_before_the_update": averages("the running average `average` is updated before the optimizer's", average_before),
     "average_twice": averages("the running average `average` is updated 2 times after each update", average_twice),
+    "average_outside_before_the_update": outside(
+        "the running average `0.weight/average` is updated before the optimizer's update, not after it",
+        step_of(before_update=move_average),
+    ),
+    "average_outside_on_rank_0": outside(
+        "the running average `0.weight/average` is never updated on rank 1", step_of(after_update=on_rank(0, move_average))
+    ),
     "average_never": averages("the running average `average` is never updated", step_of()),
     "first_zero_grad_forgotten": Wrong(
         says="gradients are not zeroed at the first `zero_grad` of each step",

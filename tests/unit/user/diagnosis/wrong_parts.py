@@ -195,6 +195,24 @@ def chunked(model: nn.Module, batch: Any, optimizer: Any, loss: Any) -> Any:
     return sum(each.detach() for each in values) / 3
 
 
+def update_each(weight: float, *, zeroes: bool) -> Callable[..., Any]:
+    """A rank's step that updates after each microbatch."""
+
+    def step(model: nn.Module, batch: Any, optimizer: Any, loss: Any) -> Any:
+        optimizer.zero_grad()
+        total = 0.0
+        for inputs, targets in batch:
+            value = loss(model(inputs), targets)
+            (weight * value).backward()
+            optimizer.step()
+            if zeroes:
+                optimizer.zero_grad()
+            total += float(value.detach()) / len(batch)
+        return total
+
+    return step
+
+
 def unwrapped(model: nn.Module, _mesh: DeviceMesh) -> nn.Module:
     """Leave the model unchanged."""
     return model
@@ -331,6 +349,20 @@ PARTS: dict[str, Wrong] = {
     "rows_of_nobody": Wrong(
         says="the optimizer does not update row 0 of `0.weight`",
         brought=brought(optimizer=partial(FirstRowKept, lr=0.1)),
+        step=0,
+    ),
+    "updated_each_microbatch": Wrong(
+        says="the optimizer steps after each microbatch, not once after all",
+        brought=brought(
+            mesh={"tp": 2}, parallelize=unwrapped, batches=three_microbatches(), rank_step=update_each(1, zeroes=True)
+        ),
+        step=0,
+    ),
+    "updated_each_microbatch_by_sums": Wrong(
+        says="the optimizer steps after each microbatch, not once after all, with the gradients accumulated so far",
+        brought=brought(
+            mesh={"tp": 2}, parallelize=unwrapped, batches=three_microbatches(), rank_step=update_each(1 / 3, zeroes=False)
+        ),
         step=0,
     ),
     "not_divided_by_chunks": Wrong(
