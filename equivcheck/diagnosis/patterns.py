@@ -46,7 +46,7 @@ def _patterns(diverged: Evidence, types: Sequence[tuple[torch.dtype, str]]) -> I
         yield from _rounded(diverged, names, types, found=found, expected=expected)
     yield from _multiple(diverged, names, is_one_number=is_one_number)
     if phase is Phase.LOSS:
-        yield from _logarithm(diverged, names[0], found, expected)
+        yield from _logarithm(diverged, float(expected[names[0]].reshape(-1)[0]))
     yield from _moved(diverged, names, found, expected)
     yield from _disagreeing(diverged)
     yield from _partial(diverged, names, found, expected)
@@ -118,9 +118,10 @@ def _multiple(diverged: Evidence, names: list[str], *, is_one_number: bool) -> I
         yield _pattern(Cause.SCALED, words + count_description(diverged, ratio))
 
 
-def _logarithm(diverged: Evidence, name: str, found: TensorsByName, expected: TensorsByName) -> Iterator[Diagnosis]:
-    """A loss that is off by the logarithm of a known count."""
-    excess = float((found[name] - expected[name]).reshape(-1)[0])
+def _logarithm(diverged: Evidence, expected: float) -> Iterator[Diagnosis]:
+    """Find a loss, averaged over ranks, that is off by the logarithm of a known count."""
+    losses = [trace.steps[diverged.first.step].loss for trace in diverged.traces]
+    excess = float(np.mean([loss for loss in losses if loss is not None])) - expected
     way, why = ("larger", ": a softmax may count each class several times") if excess > 0 else ("smaller", "")
     for number, words in diverged.counts.items():
         if number > 1 and math.isclose(abs(excess), math.log(number), rel_tol=NEAR):
