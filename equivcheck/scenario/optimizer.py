@@ -235,7 +235,7 @@ class Rprop(Optimizer):
     def __post_init__(self) -> None:
         Optimizer.__post_init__(self)
         if not 0.0 < self.etas[0] < 1.0 < self.etas[1]:
-            raise invalid_field(self, "etas", "a number in (0, 1) and one above 1")
+            raise invalid_field(self, "etas", "a number in (0, 1) and a number above 1")
         if not 0.0 < self.step_sizes[0] <= self.step_sizes[1] < math.inf:
             raise invalid_field(self, "step_sizes", "two finite numbers above 0 in increasing order")
 

@@ -42,7 +42,7 @@ class Scenario:
     def __post_init__(self) -> None:
         require_between(self, "schedule_seed", 0, 2**32 - 1)
         if self.resume is not None and self.resume.steps >= self.training.steps:
-            raise invalid_field(self.resume, "steps", f"fewer than the training's {self.training.steps}")
+            raise invalid_field(self.resume, "steps", f"fewer steps than the training's {self.training.steps}")
 
     @property
     def layouts(self) -> tuple[Layout, ...]:

@@ -37,7 +37,7 @@ def require_sources(sources: Sequence[Path], into: Path) -> None:
         if not source.is_dir():
             raise UsageError(f"store {source} is not valid: no such folder. Expected a store's folder")
         if into.exists() and source.samefile(into):
-            raise UsageError(f"store {source} is not valid: it is the destination. Expected other stores")
+            raise UsageError(f"store {source} is not valid: it is the destination. Expected a store other than the destination")
 
 
 def merge(source: Path, into: Path) -> Merged:

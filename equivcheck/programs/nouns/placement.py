@@ -46,4 +46,5 @@ def require_placements(owner: object, placements: Sequence[str], num_dims: int |
             raise InvalidScenario(f"{name}.placements {placement!r:.60} is not valid: unknown placement. Expected {ALLOWED}")
         if dim is not None and num_dims is not None and dim >= num_dims:
             why = f"the tensor has {num_dims} dims"
-            raise InvalidScenario(f"{name}.placements {placement} is not valid: {why}. Expected a lower dim")
+            allowed = f"a dim below {num_dims}" if num_dims else "a placement without a dim"
+            raise InvalidScenario(f"{name}.placements {placement} is not valid: {why}. Expected {allowed}")

@@ -49,7 +49,7 @@ def _given(task: OperationTask, given: Any) -> Placements:
     each_of = [given] if len(tensors) == 1 and isinstance(given, (str, Placement)) else given
     if isinstance(each_of, (str, Placement)) or not isinstance(each_of, Sequence) or len(each_of) != len(tensors):
         names = ", ".join(name for name, _ in tensors)
-        raise invalid(f"placements {given!r}", "one is needed per tensor", f"{len(tensors)}, for {names}")
+        raise invalid(f"placements {given!r}", "each tensor needs an item", f"{len(tensors)}, for {names}")
     return tuple(_of_axes(name, tensor, own, num_axes) for (name, tensor), own in zip(tensors, each_of, strict=True))
 
 
@@ -58,7 +58,7 @@ def _of_axes(name: str, tensor: torch.Tensor, given: Any, num_axes: int) -> tupl
         return None
     along = [given] if isinstance(given, (str, Placement)) else list(given)
     if len(along) != num_axes:
-        raise invalid(f"placements {given!r} of {name}", "one is needed per mesh axis", str(num_axes))
+        raise invalid(f"placements {given!r} of {name}", "each mesh axis needs a placement", str(num_axes))
     texts = tuple(_text(each, tensor.ndim) for each in along)
     try:
         require_placements(tensor, texts, tensor.ndim)

@@ -153,7 +153,9 @@ def parse_environment(text: str) -> Installation:
         found = f"torch {torch}" if torch else "no torch"
         raise UsageError(f"environment {text!r} is not valid: it has {found}. Expected torch {wanted}")
     if lacks := sorted(name for name, installed in there.items() if installed is None):
-        raise UsageError(f"environment {text!r} is not valid: it lacks {', '.join(lacks)}. Expected all dependencies")
+        raise UsageError(
+            f"environment {text!r} is not valid: {', '.join(lacks)} not installed. Expected all dependencies of equivcheck"
+        )
     return Installation(torch=torch, python=python)
 
 

@@ -60,7 +60,9 @@ def _named(part: str, there: list[Version], at_hand: frozenset[Version]) -> Iter
         for text, version in ((first, there[0]), (last, there[-1]))
     )
     if end < start:
-        raise UsageError(f"torch versions {part!r} is not valid: they end before they begin. Expected a range such as 2.9..2.15")
+        raise UsageError(
+            f"torch versions {part!r} is not valid: the last is older than the first. Expected a range such as 2.9..2.15"
+        )
     if start.is_prerelease and end.is_prerelease:
         yield from (version for version in there if start <= version <= end and version.is_prerelease)
         return

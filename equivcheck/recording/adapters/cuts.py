@@ -58,8 +58,8 @@ class DeclaredCuts:
         num_ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
         if math.prod(size for _, size in self.axes) != num_ranks:
             raise UsageError(
-                f"mesh {dict(self.axes)} is not valid: the job has {num_ranks} ranks. Expected sizes with this product, so that "
-                "each rank has one place."
+                f"mesh {dict(self.axes)} is not valid: the job has {num_ranks} ranks. Expected sizes with the "
+                f"product {num_ranks}."
             )
         return DeclaredMesh(axes=self.axes, rank=dist.get_rank() if num_ranks > 1 else 0)
 

@@ -61,12 +61,14 @@ def _mapped(sources: Sequence[Source], own: Shapes, known: Shapes) -> dict[str, 
                 "can do. Expected this entry in the names for record, not in those for compare."
             )
     for name in unmatched_sources(sources, list(own)):
-        raise UsageError(f"names entry with {name!r} is not valid: the second run has no such tensor. Expected one of its names.")
+        raise UsageError(
+            f"names entry with {name!r} is not valid: the second run has no such tensor. Expected a tensor name of that run."
+        )
     found = {name: place.name for name, place in places_of(sources, own).items()}
     for name, new in found.items():
         if new not in known:
             raise UsageError(
-                f"names entry for {name!r} is not valid: the first run has no tensor {new!r}. Expected one of its names."
+                f"names entry for {name!r} is not valid: the first run has no tensor {new!r}. Expected a tensor name of that run."
             )
         if known[new] != own[name]:
             raise UsageError(

@@ -146,12 +146,18 @@ def _components(name: str, shape: tuple[int, ...], entries: Sequence[Cut]) -> tu
     if not components:
         return dim, [shape[dim]]
     if any(each != (dim, *components) for each in known if len(each) > 1 or each[0] == dim):
-        raise invalid(f"cuts entry {name!r}", "its entries disagree on components", f"the same ones in each entry for dim {dim}")
+        raise invalid(
+            f"cuts entry {name!r}", "its entries disagree on components", f"equal components in all entries for dim {dim}"
+        )
     (parts,) = components
     sizes = [shape[dim] // parts] * parts if isinstance(parts, int) else list(parts)
     if sum(sizes) != shape[dim]:
         why = f"dim {dim} of shape {shape} has {shape[dim]} elements"
-        raise invalid(f"cuts entry {name!r} with components {parts!r}", why, "a divisor of this number, or sizes with this sum")
+        raise invalid(
+            f"cuts entry {name!r} with components {parts!r}",
+            why,
+            f"a divisor of {shape[dim]}, or sizes with the sum {shape[dim]}",
+        )
     return dim, sizes
 
 
@@ -159,7 +165,7 @@ def _placements(name: str, shape: tuple[int, ...], entries: Sequence[Cut], mesh:
     found: dict[str, Placement] = {}
     for dim, axis, *_ in entries:
         if not -len(shape) <= dim < len(shape):
-            expected = f"a dim from {-len(shape)} to {len(shape) - 1}" if shape else "no entry, because it has no dims"
+            expected = f"a dim from {-len(shape)} to {len(shape) - 1}" if shape else "no entry, because the parameter has no dims"
             raise invalid(f"cuts entry {name!r}", f"shape {shape} has no dim {dim}", expected)
         found[axis] = Shard(dim % len(shape))
     return [found.get(axis, Replicate()) for axis in mesh.mesh_dim_names or ()]

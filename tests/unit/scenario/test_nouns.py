@@ -170,7 +170,7 @@ OF_MODELS: list[Invalid] = [
     (
         a_model,
         {"layers": (Layer(width=1, frozen=True),)},
-        "Model.layers is not valid: no layer is trained and owns its weight. Expected at least one.",
+        "Model.layers is not valid: no layer is trained and owns its weight. Expected at least one such layer.",
     ),
     (
         a_model,
@@ -223,7 +223,7 @@ OF_OPTIMIZERS: list[Invalid] = [
     (RMSprop, {"alpha": 1.0, "centered": True}, "RMSprop.alpha 1.0 is not valid. Expected a number in (0, 1) with centered."),
     (RMSprop, {"momentum": 2.0}, "RMSprop.momentum 2.0 is not valid. Expected 0.0 to 1.0"),
     (Rprop, {"weight_decay": 0.1}, "Rprop.weight_decay 0.1 is not valid. Expected 0.0"),
-    (Rprop, {"etas": (0.5, 1.0)}, "Rprop.etas (0.5, 1.0) is not valid. Expected a number in (0, 1) and one above 1"),
+    (Rprop, {"etas": (0.5, 1.0)}, "Rprop.etas (0.5, 1.0) is not valid. Expected a number in (0, 1) and a number above 1"),
     (
         Rprop,
         {"step_sizes": (2.0, 1.0)},
@@ -426,7 +426,7 @@ OF_LAYOUTS: list[Invalid] = [
     ),
     (a_scenario, {"schedule_seed": -1}, "Scenario.schedule_seed -1 is not valid. Expected 0 to 4294967295"),
     (Resume, {"layout": LAYOUT, "steps": 0}, "Resume.steps 0 is not valid. Expected at least 1"),
-    (a_scenario, {"resume": Resume(layout=LAYOUT)}, "Resume.steps 1 is not valid. Expected fewer than the training's 1."),
+    (a_scenario, {"resume": Resume(layout=LAYOUT)}, "Resume.steps 1 is not valid. Expected fewer steps than the training's 1."),
 ]
 
 INVALID = OF_TOKEN_MODELS + OF_MODELS + OF_OPTIMIZERS + OF_TRAININGS + OF_LAYOUTS

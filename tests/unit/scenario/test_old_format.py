@@ -132,7 +132,7 @@ def test_what_is_read_from_format_1_is_written_in_the_current_one(file: Path) ->
         (("training", "model"), None, "training.model: null is not valid. Expected an object"),
         (("training", "loss"), "huber", 'training.loss.kind: "huber" is not valid. Expected one of: mse_mean'),
         (("training", "stairs"), 1, "training.stairs: unknown field. Expected one of: model, data"),
-        (("start", "steps"), 9, "Resume.steps 9 is not valid. Expected fewer than the training's 3"),
+        (("start", "steps"), 9, "Resume.steps 9 is not valid. Expected fewer steps than the training's 3"),
     ],
 )
 def test_what_does_not_fit_format_1_is_refused_by_its_place(path: tuple[str | int, ...], value: Any, problem: str) -> None:

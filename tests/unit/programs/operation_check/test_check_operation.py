@@ -182,12 +182,12 @@ def test_single_precision_has_tolerances_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"placements": ["S(2)"]}, r"placements of x: .*Expected a lower dim"),
+        ({"placements": ["S(2)"]}, r"placements of x: .*Expected a dim below"),
         ({"placements": [("R", "R")]}, "Expected 1, for x"),
         ({"placements": ["Q"]}, "Expected R, S"),
         ({"placements": [_ := Partial("product")]}, "Expected R, S"),
         ({"mesh": {"dp": 0}}, "at least 1"),
-        ({"mesh": {"dp": 2, "tp": 2}, "placements": ["R"]}, "needed per mesh axis. Expected 2"),
+        ({"mesh": {"dp": 2, "tp": 2}, "placements": ["R"]}, "each mesh axis needs a placement. Expected 2"),
         ({"world": "fake"}, "it computes no values"),
         ({"world": "nowhere"}, "does not exist"),
         ({"dtype": torch.int64}, "floating-point"),

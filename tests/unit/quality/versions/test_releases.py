@@ -51,7 +51,7 @@ def test_a_range_of_nightly_builds_has_all_between() -> None:
         ("2.99.0", "torch version 2.99.0 is not valid: no such release. Expected one of 2.9.0, "),
         ("2.8", "torch version 2.8 is not valid: no such release. Expected one of 2.9.0, "),
         ("new", "torch version 'new' is not valid"),
-        ("2.15..2.9", "end before they begin"),
+        ("2.15..2.9", "the last is older than the first"),
         ("", "torch version '' is not valid"),
     ],
 )

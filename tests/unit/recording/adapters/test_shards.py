@@ -102,7 +102,7 @@ def learned(shape: tuple[int, ...], *, cuts: Any = None, mesh: Any = None, **att
         ({"cuts": {"w": [(0, "tp", 3)]}, "mesh": {"tp": 1}}, "cuts entry 'w' with components 3 is not valid"),
         ({"tensor_model_parallel": True, "partition_dim": 0}, "parameter 'w' without mesh is not valid"),
         ({"tensor_model_parallel": True, "partition_dim": 2}, "partition_dim 2 of parameter 'w' is not valid"),
-        ({"tensor_model_parallel": True, "partition_dim": 1, "partition_stride": 2}, "with 2 equal parts"),
+        ({"tensor_model_parallel": True, "partition_dim": 1, "partition_stride": 2}, "divisible by partition_stride 2"),
     ],
 )
 def test_a_position_that_does_not_fit_is_refused(arguments: dict[str, Any], text: str) -> None:
