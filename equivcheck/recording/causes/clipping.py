@@ -12,10 +12,15 @@ from equivcheck.recording.causes.candidate import Candidate, make_candidate
 from equivcheck.recording.causes.evidence import Evidence, Sums, entries_of, linear_combination, rms, spread, steps_of
 from equivcheck.recording.compare.runs import RecordedRun
 from equivcheck.recording.compare.verdict import relative_error
+from equivcheck.recording.sketch import Sketch
 from equivcheck.recording.trace import Clip, Moment
 
 MAX_LEFT_OUT = 24
 """Largest number of tensors to try as missing from the norm."""
+FEWEST_LIMITED = 2
+"""Least number of tensors with an element at the limit. One largest element is no limit."""
+SMALL = 0.01
+"""A tolerance below this share of the limit: minimum and maximum show the limit."""
 TINY = 1e-6
 """Number that torch adds to a norm before dividing by it."""
 
@@ -55,9 +60,46 @@ def wrong_clipping(evidence: Evidence) -> Iterator[Candidate]:
     yield with_norm(Cause.ANOTHER_NORM, "gradients are clipped by their inf-norm", _largest(evidence))
     each_by_its_own = {name: _coefficient(math.sqrt(squares[name]), limit) * sums for name, sums in unclipped.items()}
     yield make_candidate(evidence, Cause.PART_OF_NORM, "each tensor is clipped by its own norm", each_by_its_own)
+    yield from _counted_twice(evidence, squares, limit)
     for name in list(squares)[:MAX_LEFT_OUT]:
         norm = math.sqrt(math.fsum(own for other, own in squares.items() if other != name))
         yield with_norm(Cause.PART_OF_NORM, f"the total norm leaves out `{name}`", norm)
+
+
+def _counted_twice(evidence: Evidence, squares: Mapping[str, float], limit: float) -> Iterator[Candidate]:
+    """A shared weight that is passed to clipping by both names. torch then also scales it twice."""
+    unclipped = evidence.sums(evidence.first, evidence.step, Moment.UNCLIPPED)
+    for name in list(squares)[:MAX_LEFT_OUT]:
+        once = _coefficient(math.sqrt(math.fsum([*squares.values(), squares[name]])), limit)
+        scaled = linear_combination((once, unclipped))
+        twice = scaled | {name: once * scaled[name]}
+        words = f"the total norm counts `{name}` twice"
+        yield make_candidate(evidence, Cause.REPLICAS_IN_NORM, words, scaled)
+        yield make_candidate(evidence, Cause.REPLICAS_IN_NORM, f"{words}, and its gradient is scaled twice", twice)
+
+
+def limited_elements(evidence: Evidence) -> Iterator[Candidate]:
+    """Yield the mistake that each element is limited, if several tensors in the second run have the same extremes."""
+    step, run = evidence.step, evidence.first
+    before = run.tensors_at(step, Moment.UNCLIPPED) or run.tensors_at(step, evidence.moment)
+    pairs = {name: (before[name].sketch.value, evidence.second_tensor(name).value) for name in evidence.names if name in before}
+    found = {name: (one, other) for name, (one, other) in pairs.items() if one is not None and other is not None}
+    limit = max((max(other.maximum, -other.minimum) for _, other in found.values()), default=0.0)
+    errors = {name: _limited_error(evidence, name, one, other, limit) for name, (one, other) in found.items()}
+    if sum(limit in (-other.minimum, other.maximum) for _, other in found.values()) >= FEWEST_LIMITED and limit:
+        words = f"each element of the gradients is limited to {limit:.4g}, as by `clip_grad_value_`"
+        yield Candidate(cause=Cause.ANOTHER_NORM, words=words, errors=errors, is_exact=False)
+
+
+def _limited_error(evidence: Evidence, name: str, one: Sketch, other: Sketch, limit: float) -> float:
+    """Error of a tensor's minimum and maximum, or of all sums if no element exceeds the limit."""
+    if evidence.limits[name] > SMALL * limit:
+        return math.inf
+    least, most = (min(max(value, -limit), limit) for value in (one.minimum, one.maximum))
+    if (least, most) == (one.minimum, one.maximum):
+        return relative_error(max(one.distance(other), evidence.spreads[name]), evidence.limits[name])
+    apart = max(abs(other.minimum - least), abs(other.maximum - most), other.norm - one.norm)
+    return relative_error(max(apart, evidence.spreads[name]), evidence.limits[name])
 
 
 def _coefficient(norm: float, limit: float) -> float:

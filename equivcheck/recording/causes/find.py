@@ -8,11 +8,11 @@ from dataclasses import replace
 from equivcheck.diagnosis.words import name_ranks
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
 from equivcheck.recording.causes.candidate import Candidate, choose, subject
-from equivcheck.recording.causes.clipping import wrong_clipping
+from equivcheck.recording.causes.clipping import limited_elements, wrong_clipping
 from equivcheck.recording.causes.evidence import Evidence, only_rank, ranks_with_other_values
-from equivcheck.recording.causes.gradients import scaled_gradients, wrong_gradients
+from equivcheck.recording.causes.gradients import lost_gradients, scaled_gradients, wrong_gradients
 from equivcheck.recording.causes.microbatches import wrong_microbatches
-from equivcheck.recording.causes.missing import missing_gradients, untied_weights
+from equivcheck.recording.causes.missing import missing_gradients, untied_weights, updated_copies
 from equivcheck.recording.causes.moved import moved_elements
 from equivcheck.recording.causes.samples import wrong_samples
 from equivcheck.recording.causes.settings import differing_settings
@@ -58,7 +58,9 @@ def _explain(evidence: Evidence, kinds: set[Difference], differences: Sequence[T
     if evidence.moment is Moment.STATE:
         return differing_settings(evidence)
     if kinds == {Difference.MISSING}:
-        return missing_gradients(evidence) if evidence.moment in GRADIENTS else untied_weights(evidence, differences)
+        if evidence.moment in GRADIENTS:
+            return missing_gradients(evidence)
+        return untied_weights(evidence, differences) or updated_copies(evidence)
     if not kinds <= {Difference.VALUE, Difference.RANKS_DISAGREE} or not set(evidence.wrong) <= set(evidence.names):
         return None
     if evidence.moment is Moment.START:
@@ -81,8 +83,10 @@ def _candidates(evidence: Evidence) -> Iterator[Candidate]:
         yield from rounded_values(evidence, Cause.MASTERS_IN_LOWER_PRECISION, "values")
     elif evidence.moment is Moment.GRADIENT and _has_right_gradients_before_clipping(evidence):
         yield from wrong_clipping(evidence)
+        yield lost_gradients(evidence)
         yield from scaled_gradients(evidence)
     elif evidence.moment in GRADIENTS:
+        yield from limited_elements(evidence)
         yield from wrong_gradients(evidence)
         yield from wrong_microbatches(evidence)
         yield from moved_elements(evidence, "gradients")

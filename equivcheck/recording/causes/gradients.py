@@ -36,7 +36,7 @@ NEAR = 1e-3
 
 def wrong_gradients(evidence: Evidence) -> Iterator[Candidate]:
     """Yield mistakes in gradients."""
-    yield from _lost(evidence)
+    yield lost_gradients(evidence)
     yield from _scaled_by_counts(evidence)
     yield from _unreduced(evidence)
     yield from _stale(evidence)
@@ -44,14 +44,15 @@ def wrong_gradients(evidence: Evidence) -> Iterator[Candidate]:
     yield from scaled_gradients(evidence)
 
 
-def _lost(evidence: Evidence) -> Iterator[Candidate]:
+def lost_gradients(evidence: Evidence) -> Candidate:
+    """Return the mistake that gradients are zero, at this step or at each one."""
     zero = {name: np.zeros_like(sums) for name, sums in evidence.expected_sums.items()}
     later = evidence.sums(evidence.second, evidence.step + 1, evidence.moment)
     wrong = [name for name in evidence.wrong if name in later and later[name].any()]
     cause, words = Cause.GRADIENT_LOST, f"zero at step {evidence.step}" if wrong else "zero"
     if wrong and all(rms(later[name] - evidence.expected_sums[name]) <= evidence.limits[name] for name in wrong):
         cause, words = Cause.STALE, "from the previous step, and zero at the first step"
-    yield make_candidate(evidence, cause, f"{{gradients}} {words}", zero)
+    return make_candidate(evidence, cause, f"{{gradients}} {words}", zero)
 
 
 def _scaled_by_counts(evidence: Evidence) -> Iterator[Candidate]:
@@ -120,10 +121,25 @@ def scaled_gradients(evidence: Evidence) -> Iterator[Candidate]:
     words = f"{{gradients}} {factor:.6g} times as large as in A"
     power = round(math.log2(abs(factor)))
     if 2.0**power >= LEAST_SCALE and math.isclose(abs(factor), 2.0**power, rel_tol=NEAR):
-        words = f"{words}, as if the loss had been scaled and gradients never unscaled"
+        when = "clipped before they are unscaled" if _are_unscaled_later(evidence, 2.0**power) else "never unscaled"
+        words = f"{words}, as if the loss had been scaled and gradients {when}"
         yield _multiplied(evidence, Cause.NOT_UNSCALED, words, math.copysign(2.0**power, factor))
     else:
         yield _multiplied(evidence, Cause.SCALED, words, factor, fitted=1)
+
+
+def _are_unscaled_later(evidence: Evidence, factor: float) -> bool:
+    """Whether the second run's gradients are divided by a factor after clipping."""
+    run, step = evidence.second, evidence.step
+    after, limits = (
+        evidence.sums(run, step, Moment.GRADIENT),
+        {clip.max_norm for _, own in steps_of(run, step) for clip in own.clips},
+    )
+    if evidence.moment is not Moment.UNCLIPPED or len(limits) != 1 or {*after} != {*evidence.found_sums}:
+        return False
+    before = math.hypot(*(rms(sums) for sums in evidence.found_sums.values()))
+    clipped = min(before, limits.pop())
+    return math.isclose(math.hypot(*map(rms, after.values())), clipped / factor, rel_tol=0.5)
 
 
 def _unreduced(evidence: Evidence) -> Iterator[Candidate]:

@@ -31,6 +31,11 @@ def wrong_microbatches(evidence: Evidence) -> Iterator[Candidate]:
         ranks = [by_rank.index(samples) for samples in own]
         units = [f"rank {rank}" for rank in ranks]
         yield from _from_one_rank(evidence, parts, ranks)
+    elif evidence.is_one_rank and by_rank[0] in own:
+        words = "{gradients} left unreduced: the rank keeps its own part"
+        only = [float(count) * (samples == by_rank[0]) for samples in own]
+        yield _weighted(evidence, Cause.NOT_REDUCED, words, only, parts)
+        return
     elif frozenset().union(*by_rank) != frozenset().union(*own):
         return
     weights = fit(evidence, parts)

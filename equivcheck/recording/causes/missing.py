@@ -16,6 +16,10 @@ from equivcheck.recording.trace import Moment
 def missing_gradients(evidence: Evidence) -> Diagnosis | None:
     """Name gradients that only the first run has, if the second run's optimizer leaves these parameters as they are."""
     names, step, second = evidence.wrong, evidence.step, evidence.second
+    kept = second.tensors_at(step, Moment.GRADIENT)
+    if evidence.moment is Moment.UNCLIPPED and all(name in kept for name in names):
+        words = f"the norm leaves out {tensors(names)}, because clipping gets other parameters only"
+        return Diagnosis(cause=Cause.PART_OF_NORM, sentence=words, exact=True)
     if any((step, evidence.moment, name) in second.tensors for name in names):
         return None
     before = evidence.sums(second, step - 1, Moment.UPDATE) or evidence.sums(second, step, Moment.START)
@@ -25,6 +29,23 @@ def missing_gradients(evidence: Evidence) -> Diagnosis | None:
     subject = f"the gradient of {tensors(names)} is" if len(names) == 1 else f"the gradients of {tensors(names)} are"
     words = f"{subject} None when the optimizer steps, so it does not update {'it' if len(names) == 1 else 'them'}"
     return Diagnosis(cause=Cause.GRADIENT_LOST, sentence=words, exact=True)
+
+
+def updated_copies(evidence: Evidence) -> Diagnosis | None:
+    """Name parameters of the second run's optimizer that are copies of the model's, which are never updated."""
+    first, second, step = evidence.first, evidence.second, evidence.step
+    originals = {copy: _original(first, second, step, copy) for copy in evidence.wrong}
+    start, after = evidence.sums(second, step, Moment.START), evidence.sums(second, step, Moment.UPDATE)
+    gradients = [evidence.sums(second, step, moment) for moment in GRADIENTS]
+    for copy, original in originals.items():
+        if original is None or original not in start or original not in after or any(copy in own for own in gradients):
+            return None
+        if (start[original] != after[original]).any():
+            return None
+    words = (
+        f"the optimizer updates copies of the parameters ({tensors(evidence.wrong)}), which get no gradients, and not the model"
+    )
+    return Diagnosis(cause=Cause.NOT_UPDATED, sentence=words, exact=True)
 
 
 def untied_weights(evidence: Evidence, differences: Sequence[TensorDifference]) -> Diagnosis | None:

@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from equivcheck.diagnosis.mistakes.schedules import describe_schedule
 from equivcheck.diagnosis.words import join_words
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
@@ -22,6 +24,8 @@ Pair = tuple[Settings, Settings]
 """One parameter group's settings in both runs."""
 NO_MISTAKES = (*IMPLEMENTATION, "optimizer", "initial_lr", "params")
 """Settings that change no value, and the optimizer's class, which a wrapper may change."""
+SAME_CLASS = {"Adam", "AdamW"}
+"""Classes that differ by the setting ``decoupled_weight_decay`` only."""
 
 
 def groups_at(run: RecordedRun, step: int) -> list[Settings]:
@@ -88,10 +92,12 @@ def _describe(evidence: Evidence, pairs: Sequence[Pair], names: Sequence[str]) -
         name: dict.fromkeys((one[name], other[name]) for one, other in pairs if name in differing((one, other))) for name in names
     }
     texts = [f"{name} is {_show(wrong)}, not {_show(right)}" for name, own in changes.items() for right, wrong in own]
+    schedule = _schedule(evidence) if names == ["lr"] else ""
     if evidence.step > evidence.first.steps[0] and not any(differing(pair) for pair in pairs_at(evidence, evidence.step - 1)):
-        schedule = _schedule(evidence) if names == ["lr"] else ""
         cause = Cause.SCHEDULE if names == ["lr"] else Cause.HYPERPARAMETER
         return cause, f"at step {evidence.step}, {join_words(texts)}{schedule and ': '}{schedule}"
+    if schedule:
+        return Cause.SCHEDULE, f"{join_words(texts)}: {schedule}"
     cause = Cause.DECAY_COUPLED if names == ["decoupled_weight_decay"] else Cause.HYPERPARAMETER
     if names == ["weight_decay"]:
         decays = {number(one, "weight_decay") for one, _ in pairs}
@@ -101,7 +107,7 @@ def _describe(evidence: Evidence, pairs: Sequence[Pair], names: Sequence[str]) -
     times = ""
     if names == ["lr"] and len(changes["lr"]) == 1:
         right, wrong = next(iter(changes["lr"]))
-        times = f" ({wrong / right:.4g} times)" if right else ""
+        times = f" ({wrong / right:.4g} times)" if right and wrong else ""
     return cause, f"the optimizer runs with wrong settings: {join_words(texts)}{times}"
 
 
@@ -110,21 +116,32 @@ def _show(value: Any) -> str:
 
 
 def _schedule(evidence: Evidence) -> str:
-    """Describe the learning rates over all steps, if there is one group."""
+    """Describe the learning rates over all steps, if all groups have the same one."""
     steps = [step for step in evidence.first.steps if step in evidence.second.steps]
-    rates = [[groups_at(run, step) for step in steps] for run in (evidence.first, evidence.second)]
-    if any(len(groups) != 1 for own in rates for groups in own):
+    runs = (evidence.first, evidence.second)
+    rates = [[{group.get("lr") for group in groups_at(run, step)} for step in steps] for run in runs]
+    if any(len(own) != 1 for found in rates for own in found):
         return ""
-    expected, actual = ([groups[0].get("lr") for groups in own] for own in rates)
+    expected, actual = ([own.pop() for own in found] for found in rates)
     return describe_schedule(expected, actual, lambda _times: "")
 
 
 def differing_settings(evidence: Evidence) -> Diagnosis | None:
     """Name other settings whose effect on the update is not linear: the sketches cannot prove it."""
     pairs = pairs_at(evidence, evidence.step)
+    if evidence.moment in (Moment.UPDATE, Moment.STATE) and (other := _other_class(pairs)):
+        return Diagnosis(cause=Cause.HYPERPARAMETER, sentence=f"the optimizer is {other[1]}, not {other[0]}", exact=False)
     names = list(dict.fromkeys(name for pair in pairs for name in differing(pair)))
     linear = {"lr", "weight_decay"} if all(has_linear_decay(one) for one, _ in pairs) else {"lr"}
     if evidence.moment not in (Moment.UPDATE, Moment.STATE) or not names or set(names) & linear:
         return None
     cause, sentence = _describe(evidence, pairs, names)
     return Diagnosis(cause=cause, sentence=sentence, exact=False)
+
+
+def _other_class(pairs: Sequence[Pair]) -> tuple[str, str] | None:
+    """Classes of both runs' optimizers, if each run has one of torch's, and both compute different updates."""
+    found = {(str(one.get("optimizer")), str(other.get("optimizer"))) for one, other in pairs}
+    classes = found.pop() if len(found) == 1 else ("", "")
+    is_known = all(isinstance(getattr(torch.optim, name, None), type) for name in classes)
+    return classes if is_known and classes[0] != classes[1] and {*classes} != SAME_CLASS else None

@@ -30,8 +30,9 @@ NEARLY = 1e-6
 
 def wrong_updates(update: Update) -> Iterator[Candidate]:
     """Yield mistakes in updates."""
-    yield _without_update(update)
     pairs = pairs_at(update.evidence, update.evidence.step)
+    if not any(number(one, "lr") and not number(other, "lr") for one, other in pairs):
+        yield _without_update(update)
     if any(differing(pair) for pair in pairs):
         yield from other_settings(update, pairs)
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType, MethodType
@@ -155,6 +156,17 @@ def on_rank_1(self: Run, factor: float) -> float:
     return factor if self.rank == 1 else 1.0
 
 
+def warm_up(*, late: int = 0) -> Callable[[Run], None]:
+    """Increase the learning rate at each step."""
+
+    def update(self: Run) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate * (self.step + 1 - late) / STEPS
+        self.optimizer.step()
+
+    return update
+
+
 def tie(self: Run) -> None:
     """Let the key share the query's weight."""
     self.model.key.weight = self.model.query.weight
@@ -169,6 +181,7 @@ BASES: dict[str, Changes] = {
     "decay": {"decay": 0.5, "clip": lambda self: None},
     "adamw": {"optimizer_class": torch.optim.AdamW, "rate": 0.01, "decay": 0.5},
     "groups": {"build_optimizer": adamw, "rate": 0.01},
+    "warmup": {"update": warm_up()},
     "coarse": {"build": lambda self: self.model.bfloat16(), "clip": lambda self: None},
     "twins": {"rows": lambda self, part: slice(0, None, 2)},
     "slow": {"optimizer_class": torch.optim.AdamW, "rate": 0.001},
@@ -212,6 +225,22 @@ def clip_by(norm: Callable[[list[torch.Tensor]], torch.Tensor]) -> Callable[[Run
         nn.utils.clip_grads_with_norm_(self.module.parameters(), self.most, norm(self.gradients))
 
     return clip
+
+
+def clip_scaled(self: Run) -> None:
+    """Clip, then unscale."""
+    Run.clip(self)
+    scale(self.gradients, 1 / 1024)
+
+
+def clip_matrices(self: Run) -> None:
+    """Clip gradients with two dims or more."""
+    nn.utils.clip_grad_norm_([each for each in self.module.parameters() if each.dim() > 1], self.most)
+
+
+def clip_shared_twice(self: Run) -> None:
+    """Clip a shared weight by both of its names."""
+    nn.utils.clip_grad_norm_([each for _, each in self.module.named_parameters(remove_duplicate=False)], self.most)
 
 
 def clip_doubled(self: Run) -> None:
@@ -264,6 +293,27 @@ def update_late(self: Run) -> None:
     self.waiting = [*getattr(self, "waiting", [shown]), [parameter.detach().clone() for parameter in parameters]]
     for parameter, old in zip(parameters, self.waiting.pop(0), strict=True):
         parameter.data.copy_(old)
+
+
+def lose_in_step_1(self: Run) -> None:
+    """Clip, then zero all gradients in one step."""
+    Run.clip(self)
+    scale(self.gradients, float(self.step != 1))
+
+
+def keep_on_rank_1(self: Run) -> None:
+    """Average gradients, but not on rank 1."""
+    own = [gradient.clone() for gradient in self.gradients]
+    Run.reduce(self)
+    for gradient, before in zip(self.gradients, own, strict=True):
+        if self.rank == 1:
+            gradient.copy_(before)
+
+
+def optimize_copies(self: Run) -> torch.optim.Optimizer:
+    """An optimizer for a copy of the model."""
+    self.copied = copy.deepcopy(self.model)
+    return torch.optim.SGD(self.copied.parameters(), lr=self.rate)
 
 
 def step_early(self: Run, part: int) -> None:
@@ -512,7 +562,17 @@ FAULTS: dict[str, Changes] = {
     "rows lost": {"rows": lambda self, part: slice(part, 12, self.num_parts)},
     "clipped by no limit": {"most": 1e30},
     "decay coupled": {"optimizer_class": torch.optim.Adam},
+    "another class": {"optimizer_class": torch.optim.NAdam},
+    "no learning rate": {"rate": 0.0},
+    "schedule late": {"update": warm_up(late=1)},
+    "clipped while scaled": {"weigh": lambda self, loss, part: loss / self.num_parts * 1024, "clip": clip_scaled},
+    "elements limited": {"clip": lambda self: nn.utils.clip_grad_value_(self.module.parameters(), 0.002)},
+    "matrices clipped": {"clip": clip_matrices},
+    "shared weight clipped twice": {"clip": clip_shared_twice},
+    "gradients zero in step 1": {"clip": lose_in_step_1},
+    "copies updated": {"build_optimizer": optimize_copies},
     # Ranks.
+    "kept on rank 1": {"num_parts": 1, "reduce": keep_on_rank_1},
     "not reduced": {"reduce": nothing},
     "copied from rank 0": {"num_parts": 1, "reduce": copy_from_first},
     "other weights of ranks": {"num_parts": 1, "reduce": reduce_with(lambda self: (0.25, 0.75)[self.rank])},
@@ -544,6 +604,9 @@ FAULTS: dict[str, Changes] = {
     "reduced in bfloat16, and noise": {"reduce": both(reduce_in_bfloat16, add_noise("query.weight"))},
     "kept in bfloat16, and noise": {"update": both(keep_in_bfloat16, update_with_noise)},
     "other shards, and noise": {"reduce": both(reduce_over_other_shards, change_shard_of_key)},
+    "elements limited, and noise": {
+        "clip": both(lambda self: nn.utils.clip_grad_value_(self.module.parameters(), 0.002), add_noise("norm.bias"))
+    },
     "noise": {"reduce": add_noise()},
     "noise in one tensor": {"reduce": add_noise("query.weight")},
     "noise and factor": {"reduce": both(scale_gradient("down.weight", 2.0), add_noise("query.weight"))},

@@ -46,6 +46,8 @@ def test_incomplete_runs_are_refused(tmp_path: Path, job: Job, damage: Callable[
         assert str(raised.value).startswith(f"folder {other} is not valid: ")
         assert text in str(raised.value)
         assert "\n" not in str(raised.value)
+        result = CliRunner().invoke(main, ["compare", *map(str, folders)])
+        assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     if "--steps" in str(raised.value):
         assert equivcheck.compare(one, other, steps=1).outcome is Outcome.EQUIVALENT
 

@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import equivcheck
 from equivcheck import Outcome, TraceVerdict
+from equivcheck.cli import main
 from equivcheck.recording.trace import Clip, Moment, RecordedStep
 from unit.recording.compare.written import SAMPLES, Edit, Job, Place, Values, draw, output_of, scaled, without
 
@@ -45,6 +47,22 @@ def test_right_layouts_are_equivalent(verdict_on: Verdict, layout: str, ranks: i
     assert (verdict.outcome, verdict.notes, verdict.gaps) == (Outcome.EQUIVALENT, (), ()), verdict
     for moment in ("start", "samples", "loss", "gradient before clipping", "gradient", "parameter", "state"):
         assert f"{moment}, " in verdict.coverage[0]
+
+
+@pytest.mark.parametrize(
+    ("job", "code"),
+    [
+        pytest.param(Job(ranks=2), 0, id="equivalent"),
+        pytest.param(Job(change=scaled(1.5, *FROM_GRADIENTS)), 1, id="diverged"),
+        pytest.param(Job(change=scaled(1.00005, Moment.UPDATE)), 3, id="no measured noise"),
+        pytest.param(Job(edit=without(Moment.GRADIENT)), 3, id="a gap"),
+    ],
+)
+def test_the_exit_code_tells_the_outcome(one: Path, tmp_path: Path, job: Job, code: int) -> None:
+    """INCONCLUSIVE has one of its own."""
+    other = job.write(tmp_path / "other")
+    result = CliRunner().invoke(main, ["compare", str(one), str(other)])
+    assert result.exit_code == code, result.output
 
 
 def samples(*microbatches: range) -> Edit:
