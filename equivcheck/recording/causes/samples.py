@@ -6,8 +6,9 @@ from collections import Counter
 
 from equivcheck.diagnosis.words import name_ranks
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
-from equivcheck.recording.causes.evidence import steps_of
+from equivcheck.recording.causes.evidence import num_microbatches, steps_of
 from equivcheck.recording.compare.runs import RecordedRun
+from equivcheck.recording.compare.samples import is_data_parallel
 
 Samples = tuple[int, ...]
 
@@ -20,10 +21,8 @@ def wrong_samples(first: RecordedRun, second: RecordedRun, step: int) -> Diagnos
     times = {other[sample] / one[sample] if one[sample] else 0.0 for sample in other}
     if not lost or len(times) != 1 or 0.0 in times:
         return None
-    if (number := _steps_for_one(second, step, one)) > 1:
-        steps = f"B's steps {step} to {step + number - 1}"
-        words = f"the optimizer steps at each microbatch: {steps} have the samples of A's step {step}"
-        return Diagnosis(cause=Cause.STEPPED_EACH_MICROBATCH, sentence=words, exact=True)
+    if (found := _over_several_steps(first, second, step, one)) is not None:
+        return found
     elsewhere = {sample for at in second.steps if at != step for samples in _ranks_by_samples(second, at) for sample in samples}
     if lost & elsewhere:
         return None
@@ -39,6 +38,19 @@ def wrong_samples(first: RecordedRun, second: RecordedRun, step: int) -> Diagnos
         return Diagnosis(cause=Cause.ROWS_LOST, sentence=words, exact=True)
     who = "every rank computes" if len(ranks) == 1 else f"{name_ranks(same)} compute"
     return Diagnosis(cause=Cause.SAME_ROWS, sentence=f"{who} on the same samples: {words}", exact=True)
+
+
+def _over_several_steps(first: RecordedRun, second: RecordedRun, step: int, wanted: Counter[int]) -> Diagnosis | None:
+    """Name the mistake by which several steps of the second run have the samples of one step of the first."""
+    if (number := _steps_for_one(second, step, wanted)) < 2:
+        return None
+    steps = f"B's steps {step} to {step + number - 1} have the samples of A's step {step}"
+    if len(_ranks_by_samples(second, step)) == 1 and is_data_parallel(second, range(len(second.ranks)), step):
+        return Diagnosis(cause=Cause.SAME_ROWS, sentence=f"every rank computes on the same samples: {steps}", exact=True)
+    if num_microbatches(first, step) == 1:
+        return None
+    words = f"the optimizer steps at each microbatch: {steps}"
+    return Diagnosis(cause=Cause.STEPPED_EACH_MICROBATCH, sentence=words, exact=True)
 
 
 def _steps_for_one(second: RecordedRun, step: int, wanted: Counter[int]) -> int:
