@@ -68,7 +68,7 @@ def wrong_clipping(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def _counted_twice(evidence: Evidence, squares: Mapping[str, float], limit: float) -> Iterator[Candidate]:
-    """A shared weight that is passed to clipping by both names. torch then also scales it twice."""
+    """Yield a shared weight, passed to clipping by both names. torch then also scales it twice."""
     unclipped = evidence.sums(evidence.first, evidence.step, Moment.UNCLIPPED)
     for name in list(squares)[:MAX_LEFT_OUT]:
         once = _coefficient(math.sqrt(math.fsum([*squares.values(), squares[name]])), limit)
@@ -80,7 +80,7 @@ def _counted_twice(evidence: Evidence, squares: Mapping[str, float], limit: floa
 
 
 def limited_elements(evidence: Evidence) -> Iterator[Candidate]:
-    """Yield the mistake that each element is limited, if several tensors in the second run have the same extremes."""
+    """Yield a limit for each element, if several tensors in the second run have the same extremes."""
     step, run = evidence.step, evidence.first
     before = run.tensors_at(step, Moment.UNCLIPPED) or run.tensors_at(step, evidence.moment)
     pairs = {name: (before[name].sketch.value, evidence.second_tensor(name).value) for name in evidence.names if name in before}

@@ -45,7 +45,7 @@ def wrong_gradients(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def lost_gradients(evidence: Evidence) -> Candidate:
-    """Return the mistake that gradients are zero, at this step or at each one."""
+    """Return the mistake of gradients being zero, at this step or at each one."""
     zero = {name: np.zeros_like(sums) for name, sums in evidence.expected_sums.items()}
     later = evidence.sums(evidence.second, evidence.step + 1, evidence.moment)
     wrong = [name for name in evidence.wrong if name in later and later[name].any()]

@@ -32,7 +32,7 @@ def missing_gradients(evidence: Evidence) -> Diagnosis | None:
 
 
 def updated_copies(evidence: Evidence) -> Diagnosis | None:
-    """Name parameters of the second run's optimizer that are copies of the model's, which are never updated."""
+    """Name parameters of the second run's optimizer, if they are copies of the model's and the model is never updated."""
     first, second, step = evidence.first, evidence.second, evidence.step
     originals = {copy: _original(first, second, step, copy) for copy in evidence.wrong}
     start, after = evidence.sums(second, step, Moment.START), evidence.sums(second, step, Moment.UPDATE)
@@ -42,9 +42,7 @@ def updated_copies(evidence: Evidence) -> Diagnosis | None:
             return None
         if (start[original] != after[original]).any():
             return None
-    words = (
-        f"the optimizer updates copies of the parameters ({tensors(evidence.wrong)}), which get no gradients, and not the model"
-    )
+    words = f"the optimizer updates copies of the parameters ({tensors(evidence.wrong)}) without gradients, and not the model"
     return Diagnosis(cause=Cause.NOT_UPDATED, sentence=words, exact=True)
 
 

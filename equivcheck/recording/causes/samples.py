@@ -41,7 +41,7 @@ def wrong_samples(first: RecordedRun, second: RecordedRun, step: int) -> Diagnos
 
 
 def _over_several_steps(first: RecordedRun, second: RecordedRun, step: int, wanted: Counter[int]) -> Diagnosis | None:
-    """Name the mistake by which several steps of the second run have the samples of one step of the first."""
+    """Name the mistake if several steps of the second run have the samples of one step of the first."""
     if (number := _steps_for_one(second, step, wanted)) < 2:
         return None
     steps = f"B's steps {step} to {step + number - 1} have the samples of A's step {step}"
