@@ -1,4 +1,6 @@
-"""Strategies for the probability of an option. The value without the option comes first, so that examples shrink to plain ones.
+"""Strategies for the probability of an option.
+
+The value without the option comes first, so that examples shrink to plain examples.
 
 Hypothesis mutates examples choice by choice, so weights are small: a value that several choices give makes equal examples. While
 shrinking, an example with fewer choices counts as simpler, whatever the choices are. A plain option must therefore take no more

@@ -1,4 +1,4 @@
-"""One strategy for each built-in parallelism, and one for third-party ones."""
+"""One strategy for each built-in parallelism, and one for third-party parallelisms."""
 
 from __future__ import annotations
 

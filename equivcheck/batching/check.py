@@ -56,7 +56,7 @@ def check_batching(  # noqa: PLR0913 - one for each thing that users bring, all 
     such presentation trains one step from the same parameters. Gradients and parameters must equal those of the whole batch in
     one microbatch, within rounding that further runs measure::
 
-    verdict = check_batching(
+        verdict = check_batching(
             model=build,
             batch={"input_ids": tokens, "labels": labels},
             step=step,  # called as step(model, microbatches, optimizer, loss)

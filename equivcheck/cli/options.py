@@ -43,7 +43,7 @@ confirm_option = click.option("--confirm", is_flag=True, help="Check a finding a
 
 
 def seconds_option(text: str, default: float | None = None, *, names: tuple[str, ...] = ("--seconds",), **options: Any) -> Option:
-    """Return the option ``--seconds``, or another option in seconds. The help shows the default if there is one."""
+    """Return the option ``--seconds``, or another option in seconds. The help shows the default if the option has a default."""
     kind, is_shown = click.FloatRange(min=0, min_open=True), default is not None
     return click.option(*names, type=kind, default=default, show_default=is_shown, help=text, **options)
 

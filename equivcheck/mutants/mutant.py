@@ -70,7 +70,7 @@ class Mutant:
     plant: Callable[[Setup], None]
     """Plants the fault in a rank's setup after its layout has been applied; importable, because ranks may be processes."""
     causes: tuple[Cause, ...]
-    """Correct diagnosis first, then equally correct ones: a sum over two ranks may be `SUMMED` or `SCALED`."""
+    """Correct diagnosis first, then equally correct diagnoses: a sum over two ranks may be `SUMMED` or `SCALED`."""
     minimum: Minimum
     """The smallest scenario that shows the mutant."""
 

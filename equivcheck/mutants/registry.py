@@ -65,7 +65,7 @@ class BrokenMutant(EquivCheckError):
 
 @cache
 def mutants() -> dict[str, Mutant]:
-    """All mutants by name, built-in ones first; cached. Raises `BrokenMutant`."""
+    """All mutants by name, built-in mutants first; cached. Raises `BrokenMutant`."""
     found: dict[str, Mutant] = {}
     for name in _MODULES:
         module = import_module(f"equivcheck.mutants.{name}").__name__

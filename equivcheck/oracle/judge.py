@@ -45,7 +45,7 @@ def judge(verdict: V, case: ExpectedRun, result: RanksResult) -> tuple[V, Doubt 
 
     A difference must also show against the confirming reference. Some differences are dropped. If the reference is in doubt, a
     difference smaller than its noise counts only before the doubtful step. If noise exceeds all values from some step on, no
-    later difference counts. If a step differs only in updates by uncertain signs, the step and later ones do not count.
+    later difference counts. If a step differs only in updates by uncertain signs, this step and later steps do not count.
     """
     reference = case.reference()
     found, doubt = _compared(reference, result, Comparison(divergences=(), worst_error=0.0, largest_share=0.0)), reference.doubt

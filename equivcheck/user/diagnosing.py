@@ -77,7 +77,7 @@ _last: list[tuple[object, UserDiagnosis]] = []
 
 
 def keep(values: Values) -> KeptValues:
-    """Keep a verdict's values. If all kept values exceed `MOST_BYTES`, the oldest ones are dropped."""
+    """Keep a verdict's values. If all kept values exceed `MOST_BYTES`, the oldest values are dropped."""
     newest, size = KeptValues(values), values.num_bytes
     living = [newest]
     for each in [found for reference in reversed(_kept) if (found := reference()) is not None]:

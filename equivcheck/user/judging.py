@@ -200,7 +200,7 @@ class UserCase:
         self.traces = tuple(map(limited, traces))
         """The ranks' traces without these phases."""
         self.before = tuple(map(limited, before))
-        """Such traces before a checkpoint; empty without one."""
+        """Such traces before a checkpoint; empty without a checkpoint."""
         self.run = run
         """The single-device run."""
 

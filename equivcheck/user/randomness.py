@@ -27,7 +27,10 @@ MASKED = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 @dataclass(slots=True)
 class MaskShapes:
-    """Input shapes for dropout on one device with full batches. Ranks draw masks in these shapes and take their part."""
+    """Input shapes for dropout on one device with full batches.
+
+    Ranks draw masks in these shapes, and each rank uses its own part.
+    """
 
     seen: dict[tuple[str, int], Shape] = field(default_factory=dict)
     """Shapes by module name and call number."""

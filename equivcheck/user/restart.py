@@ -38,9 +38,8 @@ class Restart:
     save: Checkpointing
     """Called on every rank as ``save(model, optimizer, scheduler, folder)``.
 
-    `model` is the module from `parallelize`, `optimizer` the result of `optimizer`, and `scheduler` is None without one. `folder`
-    is an empty folder that all ranks share.
-    """
+    `model` is the module from `parallelize`, `optimizer` the result of `optimizer`, and `scheduler` is None if the training has
+    no scheduler. `folder` is an empty folder that all ranks share."""
     load: Checkpointing
     """Called on every rank as ``load(model, optimizer, scheduler, folder)``, with a new model, optimizer and scheduler."""
     parallelize: Callable[[nn.Module, DeviceMesh], nn.Module | None] | None = None

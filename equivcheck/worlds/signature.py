@@ -1,7 +1,7 @@
 """A run's summary: which communication call follows which, and which shardings DTensor computes.
 
-Scenarios with different options may have the same summary, and scenarios that differ only in size may have different ones. Like
-branch coverage, the summary counts transitions between calls, without sizes, so that their number stays small.
+Scenarios with different options may have the same summary, and scenarios that differ only in size may have different summaries.
+Like branch coverage, the summary counts transitions between calls, without sizes, so that their number stays small.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sets of feature pairs, and the shipped table with the legal ones."""
+"""Sets of feature pairs, and the shipped table with the legal pairs."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Selection:
     def wants(self, scenario: Scenario, *, may_be_known: bool = False) -> bool:
         """Decide whether to check a scenario. A checked scenario is remembered.
 
-        Hypothesis draws one scenario in several ways, and begins each batch with simple ones.
+        Hypothesis draws one scenario in several ways, and begins each batch with simple scenarios.
         """
         mark = hash(scenario)
         if mark in self._checked or not all(budget.allows(scenario) for budget in self._budgets):
@@ -102,7 +102,7 @@ class Selection:
 
 
 class Novelty:
-    """Chooses the scenario with the most new features for its cost, compared with recent ones in its group.
+    """Chooses the scenario with the most new features for its cost, compared with recent scenarios in its group.
 
     New feature pairs and triples count relative to all that the scenario has. If features were only counted, models over
     sequences would be preferred, because these have the most features and cost twice as much. If no scenario brings anything new,
@@ -132,7 +132,7 @@ class Novelty:
         return wanted
 
     def _gains(self, scenario: Scenario) -> tuple[float, float]:
-        """Return a scenario's gain in new pairs and triples, and its share of new ones divided by its cost."""
+        """Return a scenario's gain in new pairs and triples, and its share of new pairs and triples divided by its cost."""
         gain = _worth(self._reach.gain(scenario) / 2, self._triples.gain(scenario))
         count = len(shipped_features(scenario)[0])
         return gain, gain / _worth(math.comb(count, 2), math.comb(count, 3)) / expected_cost(scenario)

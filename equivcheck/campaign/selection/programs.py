@@ -14,7 +14,7 @@ _REMEMBERED = 100_000
 
 
 class ProgramSelection:
-    """Chooses programs that are new and bring as many new operations and placements per statement as recent ones."""
+    """Chooses programs that are new and bring as many new operations and placements per statement as recent programs."""
 
     def __init__(self) -> None:
         self._reach = ProgramReach()

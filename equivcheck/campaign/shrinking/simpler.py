@@ -48,7 +48,7 @@ _LESS_WITHIN: tuple[dict[str, Any], ...] = (
     *({"num_experts": count} for count in _WIDTHS),
     {"top_k": 1, "normalised": False},
 )
-"""Values to try inside layers other than linear ones."""
+"""Values to try inside layers other than linear layers."""
 
 
 def simpler_by(kind: Change[C], case: C, *, beyond: bool = False) -> Iterator[C]:

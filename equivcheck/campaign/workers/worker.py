@@ -243,7 +243,7 @@ class Worker:
     def _is_new(self, verdict: CaseVerdict) -> bool:
         """Whether this worker sees the fault for the first time.
 
-        Sends the first case, and later smaller ones, to the supervisor.
+        Sends the first case, and later smaller cases, to the supervisor.
         """
         mark, size = fingerprint(verdict), size_of(verdict.case)
         self._tally.fingerprints[mark] += 1

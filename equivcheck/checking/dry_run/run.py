@@ -75,8 +75,8 @@ class DryRun:
     plans: tuple[RankPlan, ...]
     """Plans for the first and the last rank."""
     problems: tuple[str, ...]
-    """Shards that differ from the expected ones, and unexpected calls. If calls cannot be predicted, also numbers of calls that
-    differ from the small scenario. Empty if the layout is correct."""
+    """Shards that differ from the expected shards, and unexpected calls.
+    If calls cannot be predicted, also numbers of calls that differ from the small scenario. Empty if the layout is correct."""
     remarks: tuple[str, ...]
     """Call counts that differ from the small scenario's but match the prediction."""
     unmodelled: str

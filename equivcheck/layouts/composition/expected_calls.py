@@ -38,7 +38,7 @@ class Prediction:
     totals: Totals
     """Calls and bytes by step, stage, op and axes; empty without a prediction."""
     reason: str = ""
-    """Why there is no prediction; empty if there is one."""
+    """Reason why there is no prediction; empty if there is a prediction."""
     left_out: tuple[Unpredicted, ...] = ()
     """Calls that are not predicted although others are."""
     open_bytes: frozenset[str] = frozenset()

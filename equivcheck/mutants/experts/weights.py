@@ -80,7 +80,7 @@ def router_weights_not_normalised(setup: Setup) -> None:
 
 @fault(layouts=PLAIN_ROUTERS, applies=has_experts(_normalises_some), causes=(Cause.ROUTER_WEIGHTS,), minimum=ONE_RANK)
 def router_weights_normalised_before_choice(setup: Setup) -> None:
-    """Bug: routing weights are normalised over all experts instead of the chosen ones."""
+    """Bug: routing weights are normalised over all experts instead of the chosen experts."""
 
     def normalise_over_all(router: Router, inputs: torch.Tensor, routed: Routed) -> Routed:
         scores = _scores(router, inputs)

@@ -60,7 +60,7 @@ def labels_counted_by_microbatch_of_each_rank(setup: Setup) -> None:
     layouts=EVERYWHERE, applies=all_of(counts_labels, ignores_labels), causes=(Cause.LABEL_COUNT, Cause.SCALED), minimum=ONE_RANK
 )
 def ignored_labels_counted(setup: Setup) -> None:
-    """Bug: the loss is divided by the number of all labels, including ignored ones."""
+    """Bug: the loss is divided by the number of all labels, including ignored labels."""
     _divide(setup, lambda batches: [float(sum(labels_of(batch.targets).numel() for batch in batches))] * len(batches))
 
 

@@ -1,4 +1,4 @@
-"""Wrong labels, and losses without one of their terms."""
+"""Wrong labels, and losses with a missing term."""
 
 from __future__ import annotations
 

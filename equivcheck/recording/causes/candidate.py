@@ -119,7 +119,7 @@ def fit(evidence: Evidence, columns: Sequence[Tensors], found: Tensors | None = 
 
 
 def subject(evidence: Evidence, candidate: Candidate) -> Mapping[str, str]:
-    """Name the tensors in the words for a candidate: all tensors if they fit, else the wrong ones."""
+    """Name the tensors in the words for a candidate: all tensors if they fit, else the wrong tensors."""
     is_all = candidate.worst(evidence.names) <= 1.0 and set(candidate.errors) >= set(evidence.names)
     what = tensors(evidence.wrong)
     found = {"parameters": "any parameter" if is_all else what}

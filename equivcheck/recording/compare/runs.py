@@ -153,7 +153,7 @@ class RecordedRun:
 
     @cached_property
     def first_muon_step(self) -> int | None:
-        """First step with an update by torch's Muon; None without one."""
+        """First step with an update by torch's Muon; None if there is no such update."""
         names = (
             (step, group.get("optimizer", ""))
             for step in self.steps

@@ -143,8 +143,8 @@ class Microbatches:
     def take(self, roots: Container[int]) -> list[list[Call]]:
         """Return the calls with samples in each microbatch, and begin a new step.
 
-        These are calls of a module whose id is in `roots`. If a script calls parts of its model instead, the first call with
-        data counts, because later ones get activations or positions.
+        These are calls of a module whose id is in `roots`. If a script calls parts of its model instead, the first call with data
+        counts, because later calls get activations or positions.
         """
         found, self._found, self.num_backwards = self._found, [], 0
         with_data = [[call for call in calls if call.hashes is not None] for calls in found]

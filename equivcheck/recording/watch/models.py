@@ -82,7 +82,7 @@ class Models:
         return [slot for slot in self.trained_slots if id(slot.parameter) in wanted]
 
     def new_names(self, before: Sequence[Slot]) -> Mapping[str, str]:
-        """Map earlier names to the present ones. Names differ if the root was replaced."""
+        """Map earlier names to the present names. Names differ if the root was replaced."""
         now = {id(slot.parameter): slot.pieces for slot in self.slots}
         return {
             old.name: new.name for slot in before for old, new in zip(slot.pieces, now.get(id(slot.parameter), ()), strict=False)

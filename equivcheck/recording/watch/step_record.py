@@ -35,7 +35,7 @@ class StepRecord:
     """Updates that a `GradScaler` skipped."""
 
     def rename(self, names: Mapping[str, str]) -> None:
-        """Replace the names of all entries by the current ones."""
+        """Replace the names of all entries by the current names."""
         for entries in (self.entries, *self.accumulated.values()):
             entries[:] = [rename_entry(entry, names) for entry in entries]
 

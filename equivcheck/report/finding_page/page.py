@@ -46,7 +46,7 @@ class PageContext:
     script: str = ""
     """Torch-only script; empty if none can be written."""
     why_no_script: str = ""
-    """Reason why there is no script; empty if there is one."""
+    """Reason why there is no script; empty if there is a script."""
     commands: tuple[str, ...] = ()
     """Commands that check the case again and write the script."""
     kept: Finding | None = None

@@ -16,7 +16,7 @@ from equivcheck.scenario.scenario import count
 from equivcheck.worlds.trace.differences import Difference
 
 _MAX_STEPS, _MAX_TENSORS, MAX_RANKS = 60, 400, 64
-"""Sizes of tables. Larger ones would make the page slow to load."""
+"""Sizes of tables. Larger tables would make the page slow to load."""
 _STEPS_BEFORE = 5
 """Steps shown before the first divergent one, if there is no room for all."""
 

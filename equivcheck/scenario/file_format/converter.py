@@ -42,7 +42,7 @@ KIND = "kind"
 """Key that names the class of an object within its family."""
 
 NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
-"""Strings for the floats that JSON lacks."""
+"""Strings for the floats that JSON cannot write."""
 
 PARALLELISM_TAGS: dict[str, type[Parallelism]] = {kind.tag: kind for kind in PARALLELISMS}
 """Known parallelisms by tag. Registering a layout adds the layout's parallelism."""

@@ -134,7 +134,7 @@ class FSDP1(Parallelism):
     strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD
     """Sharding strategy; a hybrid strategy needs a mesh with two axes."""
     use_orig_params: bool = True
-    """Whether the optimizer gets the original parameters instead of flat ones."""
+    """Whether the optimizer gets the original parameters instead of flat parameters."""
     wrapping: Wrapping = Wrapping.ROOT_ONLY
     """Whether each layer is wrapped inside the root."""
     no_sync: bool = False

@@ -17,10 +17,10 @@ from equivcheck.worlds.workers.supervision import Interruption, Pool
 
 
 def check_recipe(order: Order, names: Sequence[str], *, num_workers: int, listener: Listener) -> MatrixResult:
-    """Check all layouts of a recipe file, or only the named ones.
+    """Check all layouts of a recipe file, or only the named layouts.
 
-    After SIGINT or SIGTERM, return the rows known so far. Raises `UsageError` if the recipe defines no matrix or a layout name
-    is unknown.
+    After SIGINT or SIGTERM, return the rows known so far. Raises `UsageError` if the recipe defines no matrix or a layout name is
+    unknown.
     """
     with Interruption() as interruption:
         return _Supervisor(order, names, num_workers, listener, interruption).run()

@@ -79,7 +79,10 @@ def _style(row: LayoutRow) -> str:
 
 
 def difference_line(row: LayoutRow) -> str:
-    """First difference and its cause: ``no reduction: step 0 gradient 0.weight; no gradient is reduced``. Empty without one."""
+    """First difference and its cause: ``no reduction: step 0 gradient 0.weight; no gradient is reduced``.
+
+    Empty without a difference.
+    """
     found = "; ".join(filter(None, (row.first_difference, row.cause)))
     return found and f"{row.name}: {found}"
 

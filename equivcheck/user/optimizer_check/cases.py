@@ -37,7 +37,7 @@ class Placed(PrintableEnum):
     FSDP2 = "fsdp2"
     """DTensors, sharded along dim 0 by `fully_shard`."""
     DIM_1 = "dim 1"
-    """DTensors, sharded along dim 1 if there is one."""
+    """DTensors, sharded along dim 1 if the parameter has a dim 1."""
     BY_USER = "your parallelize"
     """Distributed by the user's function."""
 

@@ -57,7 +57,7 @@ def check_optimizer(  # noqa: PLR0913 - one for each thing that users bring, all
     :param mesh: Axis names and sizes. Gradients are equal on all ranks, as after a reduction.
     :param placements: How ranks hold parameters, from ``"replicated"``, ``"fsdp2"`` (dim 0) and ``"dim 1"``.
     :param parallelize: Called as ``parallelize(model, mesh)`` instead. `model` has the parameters only.
-    :param shapes: Names and shapes of all parameters, instead of drawn ones.
+    :param shapes: Names and shapes of all parameters, instead of drawn parameters.
     :param cases: Number of drawn cases.
     :param steps: Number of steps in each.
     :param save: Called as ``save(model, optimizer, None, folder)`` in half of the cases, after half of the steps. By default the

@@ -54,7 +54,7 @@ class OptimizerCheck:
     parallelize: Callable[..., Any] | None
     """Distributes the parameters; None for `placements`."""
     shapes: Mapping[str, tuple[int, ...]] | None
-    """Names and shapes; None for drawn ones."""
+    """Names and shapes; None for drawn parameters."""
     num_cases: int
     """Number of cases."""
     steps: int

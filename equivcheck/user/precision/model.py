@@ -61,7 +61,7 @@ class RoundedModel(nn.Module):
         """Whether the model joined its outputs and gradients were divided by a number that is not a power of two."""
 
     def __getattr__(self, name: str) -> Any:
-        """Forward attributes to the original model, because a user's step may ask for them."""
+        """Forward attributes to the original model, because a user's step may read these attributes."""
         try:
             return super().__getattr__(name)
         except AttributeError:

@@ -121,7 +121,7 @@ class Reader:
         return self._read_each(lambda parameter: parameter.grad if id(parameter) in parameters else None, is_in_step=True)
 
     def known_parameters(self) -> set[int]:
-        """Ids of the parameters as they are between steps. Within a step, FSDP2 replaces them by unsharded ones."""
+        """Ids of the parameters as they are between steps. Within a step, FSDP2 replaces them by unsharded parameters."""
         return {id(slot.parameter) for slot in self._slots}
 
     def state(self, optimizers: Sequence[torch.optim.Optimizer]) -> Snapshot:

@@ -3,7 +3,7 @@
 `multiprocessing` has a fork server too, but the user's process shares it with everybody. That server imports the user's main
 script again, ignores `sys.path` while preloading, and ends only with its owner.
 
-A rank that ended stays a zombie until the owner asks for its exit code, so no process id is used twice.
+A rank that ended stays a zombie until the owner reads its exit code, so no process id is used twice.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class GlooRanks(Ranks):
             self._processes.prepare_to_compile()
 
     def close(self) -> None:
-        """End every process; a later run starts new ones."""
+        """End every process; a later run starts new processes."""
         with self._lock:
             self._processes.end()
 

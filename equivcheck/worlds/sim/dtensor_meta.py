@@ -22,7 +22,7 @@ _NAMES = """
     select_backward slice slice_backward squeeze stack sum t transpose unsqueeze view zeros_like
 """
 _OPERATIONS = frozenset(_NAMES.split())
-"""Operations other than elementwise ones. Their meta kernels read only shapes, strides and element types."""
+"""Operations other than elementwise operations. Their meta kernels read only shapes, strides and element types."""
 _VIEWS = ("_unsafe_view", "view")
 """Operations for which fake tensors choose other strides along dims with size 1."""
 _OF_FAKE_TENSORS = ("_foreach_", "_fused_", "copy")

@@ -98,7 +98,7 @@ class SimRanks(Ranks):
                 self._let_go(threads)
 
     def close(self) -> None:
-        """End the rank threads; a later run starts new ones."""
+        """End the rank threads; a later run starts new threads."""
         threads, self._threads = self._threads, None
         if threads is not None:
             with threads_as_ranks(make_group, self._state):

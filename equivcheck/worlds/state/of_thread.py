@@ -20,7 +20,7 @@ _autograd: Any = torch._C._autograd
 _device: Any = torch._GLOBAL_DEVICE_CONTEXT
 
 _CONFIGS = ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config")
-"""Compiler settings; per thread in newer torch versions, per process in older ones."""
+"""Compiler settings; per thread in newer torch versions, per process in older versions."""
 
 
 def _autocast() -> tuple[Any, ...]:

@@ -80,7 +80,7 @@ def _counting(setup: Setup, *, shards: SequenceShards, loss: CrossEntropy) -> No
 
 
 def _adding_parts(setup: Setup, shards: SequenceShards, divisor: Callable[[int], float | None]) -> None:
-    """Make the loss the mean over the shards' losses, each with its own divisor if there is one."""
+    """Make the loss the mean over the shards' losses, each with its own divisor if the loss has a divisor."""
     inner, dim = setup.loss, 1 - setup.training.data.batch_dim
 
     def loss(training: Training, outputs: torch.Tensor, targets: torch.Tensor, divided: float = 1.0) -> torch.Tensor:

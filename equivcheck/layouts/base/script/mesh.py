@@ -48,7 +48,7 @@ def data_rank(draft: Draft) -> str:
 
 
 def take_rows(draft: Draft) -> None:
-    """Let each data-parallel rank in the script take its rows, before other parallelisms take their parts."""
+    """Let each data-parallel rank in the script select its rows, before other parallelisms split them."""
     size, rank = draft.scenario.layout.num_data_ranks, data_rank(draft)
     if size == 1:
         return

@@ -104,7 +104,7 @@ def _cut_to_nothing(scenario: Scenario) -> Iterator[tuple[int, Parameter]]:
 
 
 def _fully_shards(parallelism: Parallelism, parameter: Parameter) -> bool:
-    """Whether `fully_shard` manages a parameter; it does not shard ignored ones."""
+    """Whether `fully_shard` manages a parameter; it does not shard ignored parameters."""
     return _replicates_by_fsdp(parallelism) or (isinstance(parallelism, FSDP2) and shard_dim(parallelism, parameter) is not None)
 
 

@@ -26,7 +26,7 @@ from equivcheck.worlds.trace.differences import Phase
 ADDITIONS = ("add", "add_", "__add__", "__radd__", "__iadd__", "sub", "sub_", "__sub__", "__rsub__", "__isub__")
 """Functions for sums and differences, by name."""
 MAX_ADDITIONS = 8
-"""Largest number of additions to try: the last ones."""
+"""Maximum number of additions to try, from the last addition backwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -109,7 +109,7 @@ class GroupIdentity(_ProcessGroup):  # type: ignore[misc]  # torch's overloads d
         return False
 
     def _get_sequence_number_for_group(self) -> int:
-        """Number of the rank's calls on the group, including hidden ones."""
+        """Number of the rank's calls on the group, including hidden calls."""
         return self._exchange.issued[self.member] + self._exchange.hidden[self.member]
 
     def _set_sequence_number_for_group(self) -> None:
