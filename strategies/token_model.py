@@ -33,6 +33,7 @@ VOCABULARIES: SearchStrategy[int] = st.sampled_from((3, 4, 5, 7, 8, 11, 16))
 IGNORED: SearchStrategy[IgnoredLabels] = st.sampled_from(IgnoredLabels)
 
 _FEATURES = st.sampled_from((4, 2, 6, 8, 3, 1))
+_DOCUMENT_LENGTHS = st.sampled_from((None, None, None, 2, 3, 4))
 _HIDDEN = st.sampled_from((1, 2, 3, 4, 6, 8))
 _WIDTHS = st.sampled_from((2, 4, 1, 3))
 _KV_HEADS = st.sampled_from((1, 2, 3, 4))
@@ -115,11 +116,14 @@ _EXPERTS = experts()
 
 @st.composite
 def token_models(draw: DrawFn) -> Model:
-    """Draw models with 1 to 5 layers over sequences. Most models take tokens, and most of these have a head.
+    """Draw models with 1 to 5 layers over sequences, a quarter of them with several documents.
 
-    A third of the heads are tied.
+    Most models take tokens, and most of these have a head. A third of the heads are tied.
     """
     length, features, depth = draw(LENGTHS), draw(_FEATURES), draw(_DEPTHS)
+    document_length = draw(_DOCUMENT_LENGTHS)
+    if document_length is not None and document_length >= length:
+        document_length = None
     of_others = [found for kind in third_party_kinds() if (found := kind.strategy(features)) is not None]
     kinds = _KINDS_AND_OTHERS if of_others else _KINDS
     layers = [_fitted(draw(_layers_of(draw(kinds), length, features, of_others)), features) for _ in range(depth)]
@@ -127,7 +131,7 @@ def token_models(draw: DrawFn) -> Model:
     if all(layer.frozen or layer.shares is not None for layer in layers):
         layers[0] = layers[0].with_fields(frozen=False)
     if draw(RARELY):
-        return Model(features=features, length=length, layers=tuple(layers))
+        return Model(features=features, length=length, document_length=document_length, layers=tuple(layers))
     vocabulary, padding = draw(VOCABULARIES), draw(_PADDINGS)
     source = Tokens(
         vocabulary=vocabulary,
@@ -141,6 +145,7 @@ def token_models(draw: DrawFn) -> Model:
         features=features,
         source=source,
         length=length,
+        document_length=document_length,
         layers=tuple(layers),
         head=head,
         counter=draw(RARELY),

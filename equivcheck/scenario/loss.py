@@ -47,7 +47,7 @@ class Normaliser(PrintableEnum):
     TOKEN = "token"
     """Mean over all counted labels."""
     SEQUENCE = "sequence"
-    """Mean over all rows with a counted label, of each row's mean over its counted labels."""
+    """Mean over all rows with a counted label, of each row's mean over its counted labels, also if rows pack documents."""
 
 
 @frozen_dataclass

@@ -19,6 +19,9 @@ class Model:
     """Input features of the first layer, 1 to 32; also the embedding dim in a token model."""
     length: int | None = None
     """Sequence length, 1 to 16; None if each row is a single vector."""
+    document_length: int | None = None
+    """Positions in each document packed into a sequence, 1 to 16; the last document may be shorter. None for one document a row.
+    Documents do not attend to each other, their positions start at 0, and labels before a border are ignored."""
     source: Tokens | None = None
     """Token embedding before the layers; None for a model with real-valued input."""
     layers: tuple[AnyLayer, ...]
@@ -36,6 +39,8 @@ class Model:
         require_between(self, "features", 1, MAX_WIDTH)
         if self.length is not None:
             require_between(self, "length", 1, MAX_LENGTH)
+        if self.document_length is not None:
+            require_between(self, "document_length", 1, MAX_LENGTH)
         if not 1 <= len(self.layers) <= MAX_LAYERS:
             raise InvalidScenario(f"Model.layers of length {len(self.layers)} is not valid. Expected 1 to {MAX_LAYERS} layers.")
         if all(layer.frozen or layer.shares is not None for layer in self.layers):
@@ -86,6 +91,11 @@ class Model:
     def widths(self) -> tuple[int, ...]:
         """Each layer's input features, followed by the last one's output features."""
         return tuple(self.in_features(index) for index in range(len(self.layers) + 1))
+
+    @property
+    def packs_documents(self) -> bool:
+        """Whether a sequence contains several documents."""
+        return self.length is not None and self.document_length is not None and self.document_length < self.length
 
     @property
     def linears(self) -> tuple[Layer, ...]:

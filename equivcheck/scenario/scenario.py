@@ -82,7 +82,8 @@ def _(scenario: Scenario) -> str:
     parts = [first + _layout(scenario.layout)]
     if model.length is not None:
         tokens = "" if model.source is None else f" out of {count(model.source.vocabulary, 'token')}"
-        parts += [f"sequences of {model.length}{tokens}", "-".join(layer.tag for layer in model.layers)]
+        documents = f" in documents of {model.document_length}" if model.packs_documents else ""
+        parts += [f"sequences of {model.length}{tokens}{documents}", "-".join(layer.tag for layer in model.layers)]
     parts += [
         f"widths {'-'.join(map(str, model.widths))}",
         type(training.optimizer).__name__,

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from equivcheck.scenario import CrossEntropy, IgnoredLabels, Model, Training
+from equivcheck.training.documents import precedes_border
 from equivcheck.training.labels import IGNORED, count_labels, label_weights, with_weights
 from equivcheck.training.layers.facts import Initialization
 from equivcheck.training.layers.parameters import Parameter, parameters_of
@@ -132,6 +133,9 @@ def _counted(training: Training, batches: tuple[Batch, ...], generator: np.rando
     loss, classes = training.loss, training.model.out_features
     assert isinstance(loss, CrossEntropy), "other losses count no labels"
     kept = [_draw_counts(loss, number, batch, generator) for number, batch in enumerate(batches)]
+    if training.model.packs_documents:
+        borders = precedes_border(training.model.length or 1, training.model.document_length).numpy()
+        kept = [counts & ~borders for counts in kept]
     if not any(counts.any() for counts in kept):
         kept[-1].flat[-1] = True
     targets = [batch.targets.masked_fill(torch.from_numpy(~counts), IGNORED) for batch, counts in zip(batches, kept, strict=True)]

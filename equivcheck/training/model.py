@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from equivcheck.scenario import Head, Model
+from equivcheck.training.documents import places_in_documents
 from equivcheck.training.layers.module import UninitializedEmbedding, UninitializedLinear, norm_of, replicated_like
 from equivcheck.training.layers.parameters import parameters_of
 from equivcheck.training.layers.registry import layer_kind
@@ -39,6 +40,7 @@ class MLP(nn.Module):
         super().__init__()
         self.batch_dim, self.length, tokens = batch_dim, model.length or 0, model.source
         self.sequence: Sequence = FULL_SEQUENCE
+        self.document_length = model.document_length if model.packs_documents else None
         self.embedding: UninitializedEmbedding | None = None
         self.positions: UninitializedEmbedding | None = None
         self.head: HeadModule | None = None
@@ -46,9 +48,10 @@ class MLP(nn.Module):
         if tokens is not None:
             self.embedding = UninitializedEmbedding(tokens.vocabulary, model.features, padding_idx=tokens.padding)
             self.positions = UninitializedEmbedding(self.length, model.features) if tokens.learned_positions else None
-        self.layers = nn.ModuleList(
-            layer_kind(layer).build(layer, model.in_features(index)) for index, layer in enumerate(model.layers)
-        )
+        layers = [layer_kind(layer).build(layer, model.in_features(index)) for index, layer in enumerate(model.layers)]
+        for module in layers:
+            module.document_length = self.document_length
+        self.layers = nn.ModuleList(layers)
         if model.head is not None:
             self.head = HeadModule(model.head, model.in_features(len(model.layers)), model.out_features)
         if model.counter:
@@ -84,7 +87,8 @@ class MLP(nn.Module):
         values: torch.Tensor = self.embedding(inputs)
         if self.positions is None:
             return values
-        placed: torch.Tensor = self.positions(replicated_like(inputs, self.sequence.positions(inputs.shape[-1], inputs.device)))
+        places = places_in_documents(self.sequence.positions(inputs.shape[-1], inputs.device), self.document_length)
+        placed: torch.Tensor = self.positions(replicated_like(inputs, places))
         return values + placed
 
     def finished(self, values: torch.Tensor) -> torch.Tensor:

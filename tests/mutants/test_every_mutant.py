@@ -90,6 +90,14 @@ KINDS: dict[Family, dict[str, tuple[str, ...]]] = {
             "row_weights_not_counted",
             "row_weights_of_first_rank",
         ),
+        "documents attend to each other, or their positions run on": (
+            "documents_attend_to_each_other",
+            "learned_positions_run_on",
+        ),
+        "labels across a border counted, or tokens counted by document": (
+            "labels_across_documents_counted",
+            "documents_averaged_instead_of_tokens",
+        ),
         "padding counted as labels": ("ignored_labels_counted",),
         "labels of all ranks counted, and gradients averaged": ("labels_of_all_ranks_counted_and_averaged",),
         "ignored label replaced by 0": ("ignored_label_replaced",),
@@ -159,6 +167,10 @@ KINDS: dict[Family, dict[str, tuple[str, ...]]] = {
         "positions counted in a part": ("rotary_positions_of_own_part", "learned_positions_of_own_part"),
         "mask by rank order under head-tail": ("causal_mask_by_order_of_ranks", "keys_left_in_rank_order"),
         "mask counted in a part": ("causal_mask_counted_in_own_part", "ring_blocks_masked_as_own"),
+        "borders of documents counted in a part": (
+            "documents_counted_in_own_part",
+            "borders_of_labels_counted_in_own_part",
+        ),
         "labels shifted or cut otherwise": ("labels_shifted_after_split", "labels_split_contiguously"),
         "keys and values that do not come": ("attention_to_own_positions_only", "ring_ends_before_last_block"),
         "ring without rescaling": ("ring_blocks_not_rescaled",),

@@ -59,13 +59,14 @@ def _through(model: Model, parameters: Parameters, inputs: npt.NDArray[np.int64]
     if model.source is not None:
         values = parameters["embedding.weight"][inputs]
         if model.source.learned_positions:
-            values = values + parameters["positions.weight"][None]
+            places = [position % (model.document_length or model.length) for position in range(values.shape[1])]
+            values = values + parameters["positions.weight"][places][None]
     for index, layer in enumerate(model.layers):
         own = _own(parameters, index)
         entering.append(values)
         if isinstance(layer, Layer) and layer.shares is not None:
             own["linear.weight"] = parameters[f"layers.{layer.shares}.linear.weight"]
-        values = np.stack([_layer(layer, own, row) for row in values])
+        values = np.stack([_layer(layer, own, row, model.document_length or len(row)) for row in values])
     if model.head is not None:
         own = {name.removeprefix("head."): each for name, each in parameters.items() if name.startswith("head.")}
         own.setdefault("linear.weight", parameters["embedding.weight"])
@@ -80,11 +81,11 @@ def _own(parameters: Parameters, index: int) -> dict[str, Array]:
     return {name.removeprefix(start): each for name, each in parameters.items() if name.startswith(start)}
 
 
-def _layer(layer: AnyLayer, own: Parameters, inputs: Array) -> Array:
+def _layer(layer: AnyLayer, own: Parameters, inputs: Array, document_length: int) -> Array:
     """One row, of shape (length, features)."""
     normed = _norm(layer.norm, own, inputs)
     if isinstance(layer, Attention):
-        outputs = _linear(own, "output", _attended(layer, own, normed))
+        outputs = _linear(own, "output", _attended(layer, own, normed, document_length))
     elif isinstance(layer, Experts):
         outputs = np.stack([_routed(layer, own, position) for position in normed])
     elif isinstance(layer, GatedMLP):
@@ -96,7 +97,13 @@ def _layer(layer: AnyLayer, own: Parameters, inputs: Array) -> Array:
     return outputs + inputs if layer.residual else outputs
 
 
-def _attended(layer: Attention, own: Parameters, normed: Array) -> Array:
+def _attended(layer: Attention, own: Parameters, normed: Array, document_length: int) -> Array:
+    """Concatenated heads, document by document."""
+    documents = range(0, len(normed), document_length)
+    return np.concatenate([_attended_within(layer, own, normed[start : start + document_length]) for start in documents])
+
+
+def _attended_within(layer: Attention, own: Parameters, normed: Array) -> Array:
     """Heads beside each other, position by position."""
     query, key, value = (_linear(own, name, normed) for name in ("query", "key", "value"))
     width, length = layer.head_dim, len(normed)

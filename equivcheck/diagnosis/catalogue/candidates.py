@@ -18,6 +18,7 @@ from equivcheck.diagnosis.catalogue.shards import local_statistics
 from equivcheck.diagnosis.catalogue.shared_weights import wrong_sharing
 from equivcheck.diagnosis.catalogue.tensor_parallel import wrong_tensor_parallelism
 from equivcheck.diagnosis.catalogue.tokens.attention import wrong_attention, wrong_keys_and_values
+from equivcheck.diagnosis.catalogue.tokens.documents import wrong_documents
 from equivcheck.diagnosis.catalogue.tokens.embeddings import wrong_embeddings
 from equivcheck.diagnosis.catalogue.tokens.label_weights import wrong_label_weights
 from equivcheck.diagnosis.catalogue.tokens.labels import wrong_labels
@@ -42,6 +43,7 @@ CATALOGUE: tuple[tuple[Callable[..., Iterator[Mistake]], tuple[Phase, ...]], ...
     (wrong_start, (*_COMPUTED, *_UPDATED, Phase.BUFFER)),
     (wrong_windows, (*_COMPUTED, *_UPDATED)),
     (wrong_label_weights, _COMPUTED),
+    (wrong_documents, _COMPUTED),
     (wrong_labels, _COMPUTED),
     (wrong_keys_and_values, _COMPUTED),
     (wrong_embeddings, _COMPUTED),

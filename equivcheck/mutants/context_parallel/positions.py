@@ -23,6 +23,7 @@ from equivcheck.mutants.tokens.needs import change_batches, has_loss, learns_pos
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Attention, AttentionExchange, Scenario
 from equivcheck.scenario.mesh import CP
+from equivcheck.training.documents import places_in_documents
 from equivcheck.training.layers.attention.module import AttentionModule, attention, rotate
 from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
@@ -40,11 +41,11 @@ def _has_long_parts(scenario: Scenario) -> bool:
 def rotary_positions_of_own_part(setup: Setup) -> None:
     """Bug: rotary positions restart at 0 on each context-parallel rank."""
     for module in attentions(setup, _turns):
-        module.with_rotary = _place_from_start  # type: ignore[method-assign]
+        module.with_rotary = partial(_place_from_start, module)  # type: ignore[method-assign]
 
 
-def _place_from_start(values: torch.Tensor) -> torch.Tensor:
-    return rotate(values, torch.arange(values.shape[-2]))
+def _place_from_start(module: AttentionModule, values: torch.Tensor) -> torch.Tensor:
+    return rotate(values, places_in_documents(torch.arange(values.shape[-2]), module.document_length))
 
 
 @fault(layouts=CONTEXT_PARALLEL, applies=all_of(is_sharded, learns_positions), causes=(Cause.POSITIONS,))
@@ -52,7 +53,10 @@ def learned_positions_of_own_part(setup: Setup) -> None:
     """Bug: learned positions restart at 0 on each context-parallel rank."""
     module = setup.model.positions
     if ranks_of(setup) is not None and isinstance(module, nn.Embedding):
-        module.register_forward_pre_hook(lambda _module, inputs: (torch.arange(len(inputs[0])),), prepend=True)
+        length = setup.training.model.document_length
+        module.register_forward_pre_hook(
+            lambda _module, inputs: (places_in_documents(torch.arange(len(inputs[0])), length),), prepend=True
+        )
 
 
 @fault(layouts=CONTEXT_PARALLEL, applies=all_of(is_reordered, has_attention(is_causal)), causes=(Cause.ATTENTION_MASK,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import nn
@@ -61,8 +62,10 @@ def _attentions(setup: Setup, chosen: Chosen) -> Iterator[tuple[AttentionModule,
 @fault(layouts=EVERYWHERE, applies=has_layer(_is_causal), causes=(Cause.ATTENTION_MASK,), minimum=ONE_RANK)
 def causal_mask_lost(setup: Setup) -> None:
     """Bug: the causal mask is missing, so queries see later positions."""
-    for module, _ in _attentions(setup, _is_causal):
-        _see(module, None)
+    for module, place in _attentions(setup, _is_causal):
+        positions = torch.arange(place.site.model.length or 1)
+        _see(module, module.hide_other_documents(None, positions, positions))
+        module.unseen = partial(module.hide_other_documents, None)  # type: ignore[method-assign]
 
 
 @fault(layouts=TENSOR_PARALLEL, applies=has_layer(_is_causal_over_parts), causes=(Cause.ATTENTION_MASK,))

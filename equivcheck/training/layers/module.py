@@ -59,12 +59,16 @@ class RoutingLoad(NamedTuple):
 
 
 class LayerModule(nn.Module):
-    """Base class for layer modules; subclasses implement `compute`."""
+    """Base class for layer modules; subclasses implement `compute`.
+
+    If `document_length` is set, the sequence contains documents of this many positions, which do not attend to each other.
+    """
 
     def __init__(self, layer: AnyLayer) -> None:
         super().__init__()
         self.layer = layer
         self.sequence: Sequence = FULL_SEQUENCE
+        self.document_length: int | None = None
         self.recomputes = False
         self.keeps_products = False
 

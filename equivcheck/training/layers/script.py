@@ -26,6 +26,8 @@ class LayerScript:
     """Imports for the lines: module and name."""
     methods: tuple[tuple[str, ...], ...] = ()
     """Further methods, line by line."""
+    for_packed_documents: LayerScript | None = None
+    """Variant for packed documents, which are ``DOCUMENT_LENGTH`` positions long; None if the code is the same."""
     for_context_parallel: LayerScript | None = None
     """Variant for context parallelism, with ``self.sequence`` for the local positions; None if the code is the same."""
     for_expert_parallel: LayerScript | None = None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from equivcheck.scenario import (
     DDP,
+    Attention,
     Axis,
+    ContextParallel,
     CrossEntropy,
     Data,
     Head,
@@ -18,9 +20,10 @@ from equivcheck.scenario import (
     Tokens,
     Training,
 )
-from equivcheck.scenario.mesh import DP
+from equivcheck.scenario.mesh import CP, DP
 
 LAYER = Layer(width=2)
+ATTENTION = Attention(num_heads=1, num_kv_heads=1, head_dim=2)
 HEAD = Head()
 WINDOW = Data(microbatches=(2, 2), last_window=1)
 
@@ -43,6 +46,31 @@ def _labelled(ranks: int = 1, *, rows: int = 2, length: int = 2, head: Head = HE
     )
 
 
+def _packed(*, attends: bool = False, learns: bool = False, **training: object) -> Scenario:
+    """A token model with one layer and one step, on sequences of two documents."""
+    model = Model(
+        features=2,
+        length=4,
+        document_length=2,
+        source=Tokens(vocabulary=4, learned_positions=learns),
+        layers=(ATTENTION if attends else LAYER,),
+        head=HEAD,
+    )
+    return Scenario(
+        training=Training(model=model, data=Data(microbatches=(2,)), loss=CrossEntropy(), **training),  # type: ignore[arg-type]
+        layout=Layout(mesh=Mesh(axes=(Axis(name=DP, size=1),)), parallelisms=(DDP(),)),
+    )
+
+
+def _packed_in_shards() -> Scenario:
+    """Documents of two positions on two context-parallel ranks with three positions each."""
+    model = Model(features=2, length=6, document_length=2, source=Tokens(vocabulary=4), layers=(ATTENTION,), head=HEAD)
+    return Scenario(
+        training=Training(model=model, data=Data(microbatches=(2,)), loss=CrossEntropy()),
+        layout=Layout(mesh=Mesh(axes=(Axis(name=CP, size=2),)), parallelisms=(ContextParallel(),)),
+    )
+
+
 SEQUENCES = CrossEntropy(per=Normaliser.SEQUENCE, ignored=IgnoredLabels.SOME)
 WEIGHTED = CrossEntropy(row_weights=True)
 
@@ -56,5 +84,11 @@ MINIMUMS: dict[str, Scenario] = {
     "row_weights_not_counted": _labelled(loss=WEIGHTED),
     "row_weights_of_first_rank": _labelled(2, loss=WEIGHTED),
     "labels_of_first_window_counted": _accumulated(loss=CrossEntropy()),
+    "documents_attend_to_each_other": _packed(attends=True),
+    "learned_positions_run_on": _packed(learns=True),
+    "labels_across_documents_counted": _packed(),
+    "documents_averaged_instead_of_tokens": _packed(),
+    "documents_counted_in_own_part": _packed_in_shards(),
+    "borders_of_labels_counted_in_own_part": _packed_in_shards(),
 }
 """Scenarios by mutant."""

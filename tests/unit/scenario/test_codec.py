@@ -68,7 +68,7 @@ MISFITS: list[tuple[tuple[str | int, ...], Any, str]] = [
     (
         ("training", "model", "features"),
         2,
-        "training.model.features: unknown field. Expected one of: source, length, layers, head",
+        "training.model.features: unknown field. Expected one of: source, length, document_length, layers, head",
     ),
     (("training", "loss"), "mse_mean", 'training.loss: "mse_mean" is not valid: it is a string. Expected an object'),
     (("training", "loss", "kind"), "huber", 'training.loss.kind: "huber" is not valid. Expected one of: mse_mean, mse_sum'),

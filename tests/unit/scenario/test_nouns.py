@@ -124,6 +124,7 @@ OF_TOKEN_MODELS: list[Invalid] = [
     (CrossEntropy, {"label_smoothing": 1.0}, "CrossEntropy.label_smoothing 1.0 is not valid. Expected 0.0 to 0.9"),
     (CrossEntropy, {"z_loss": -1.0}, f"CrossEntropy.z_loss -1.0 {NOT_NEGATIVE}"),
     (a_token_model, {"length": 17}, "Model.length 17 is not valid. Expected 1 to 16"),
+    (a_token_model, {"document_length": 0}, "Model.document_length 0 is not valid. Expected 1 to 16"),
     (a_token_model, {"length": None}, "Model.length None is not valid. Expected 1 to 16 with tokens"),
     (a_token_model, {"source": None, "head": Head()}, "Model.head Head() is not valid. Expected None without tokens"),
     (

@@ -17,6 +17,7 @@ from equivcheck.diagnosis.words import layers_by_name
 from equivcheck.layouts.base.partition import chunk_size
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import AttentionExchange, ContextParallel
+from equivcheck.training.documents import places_in_documents
 from equivcheck.training.layers.attention.module import AttentionModule
 from equivcheck.training.setup import Setup
 
@@ -47,9 +48,9 @@ def _fault(cause: Cause, layers: tuple[int, ...], words: str, alter: Alter) -> M
 
 
 def _counted(diverged: DivergedRun, shards: SequenceShards) -> Iterator[Mistake]:
-    source = diverged.training.model.source
-    for places, how in ((shards.local, "from the start of each shard"), (shards.place, "as if shards were contiguous")):
-        way = f"{how} on {shards.where}"
+    source, document_length = diverged.training.model.source, diverged.training.model.document_length
+    for shard_places, how in ((shards.local, "from the start of each shard"), (shards.place, "as if shards were contiguous")):
+        way, places = f"{how} on {shards.where}", places_in_documents(shard_places, document_length)
         if source is not None and source.learned_positions:
             yield on_one_device(Cause.POSITIONS, f"learned positions are counted {way}", partial(_embedding, places=places))
         for layers in attention_layers(diverged, rotary=True):
@@ -57,7 +58,7 @@ def _counted(diverged: DivergedRun, shards: SequenceShards) -> Iterator[Mistake]
 
 
 def _embedding(setup: Setup, *, places: torch.Tensor) -> None:
-    submodule(setup, "positions", nn.Embedding).register_forward_pre_hook(lambda _module, inputs: (places[inputs[0]],))
+    submodule(setup, "positions", nn.Embedding).register_forward_pre_hook(lambda _module, _inputs: (places,))
 
 
 def _masks(shards: SequenceShards) -> Iterator[tuple[str, torch.Tensor]]:
@@ -76,7 +77,7 @@ def _masks(shards: SequenceShards) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _hidden(shards: SequenceShards) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield, for each fault, which keys are hidden in addition to the causal mask."""
+    """Yield, for each fault, which keys are hidden in addition to those in the mask."""
     turns = (shards.owner[:, None] - shards.owner) % shards.size
     yield f"sees only keys in the same sequence shard on {shards.where}", turns != 0
     yield f"does not see the block that comes last on the ring of {shards.where}", turns == shards.size - 1
@@ -85,12 +86,13 @@ def _hidden(shards: SequenceShards) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _seeing_less(module: AttentionModule, *, hidden: torch.Tensor) -> None:
-    replace_mask(module, hidden | _later(module, len(hidden)))
+    replace_mask(module, hidden | _unseen(module, len(hidden)))
 
 
-def _later(module: AttentionModule, length: int) -> torch.Tensor:
+def _unseen(module: AttentionModule, length: int) -> torch.Tensor:
     positions = torch.arange(length)
-    return (positions > positions[:, None]) & torch.tensor(module.layer.causal)
+    unseen = module.unseen(positions, positions)
+    return torch.zeros(length, length, dtype=torch.bool) if unseen is None else unseen
 
 
 def _learning(shards: SequenceShards) -> Iterator[tuple[str, torch.Tensor]]:
@@ -103,12 +105,12 @@ def _learning(shards: SequenceShards) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _learning_from(module: AttentionModule, *, learning: torch.Tensor) -> None:
-    later = _later(module, len(learning))
+    unseen = _unseen(module, len(learning))
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         fixed, scale = key.detach(), query.shape[-1] ** -0.5
         scores = torch.where(learning, query @ key.mT, query @ fixed.mT) * scale
-        weights = scores.masked_fill(later, -torch.inf).softmax(-1)
+        weights = scores.masked_fill(unseen, -torch.inf).softmax(-1)
         found: torch.Tensor = (weights * learning) @ value + (weights * ~learning) @ value.detach()
         return found
 
@@ -120,10 +122,10 @@ def _unscaled(module: AttentionModule, *, shards: SequenceShards) -> None:
 
     They are visited in ring order: a rank's own block first, then the previous rank's, and so on.
     """
-    later = _later(module, len(shards.owner))
+    unseen = _unseen(module, len(shards.owner))
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        scores = (query @ key.mT * query.shape[-1] ** -0.5).masked_fill(later, -torch.inf)
+        scores = (query @ key.mT * query.shape[-1] ** -0.5).masked_fill(unseen, -torch.inf)
         exponentials = torch.zeros_like(scores)
         for rank, own in enumerate(shards.parts):
             largest = torch.full_like(scores[..., own, :1], -torch.inf)
@@ -131,7 +133,7 @@ def _unscaled(module: AttentionModule, *, shards: SequenceShards) -> None:
                 block = shards.parts[rank - turn]
                 of_block = scores[..., own, :][..., block]
                 largest = torch.cat((largest, of_block.detach()), -1).amax(-1, keepdim=True)
-                place = torch.zeros_like(later).index_put((own[:, None], block), torch.tensor(True))
+                place = torch.zeros_like(unseen).index_put((own[:, None], block), torch.tensor(True))
                 exponentials = exponentials.masked_scatter(place, (of_block - largest).exp())
         return (exponentials / exponentials.sum(-1, keepdim=True)) @ value
 

@@ -31,7 +31,7 @@ def wrong_attention(diverged: DivergedRun) -> Iterator[Mistake]:
     layers = planned_layers(diverged.training.model, diverged.layout)
     found = [place for place in layers if isinstance(place.site.layer, Attention)]
     for causal in all_then_each([place for place in found if _layer(place).causal]):
-        yield _fault(Cause.ATTENTION_MASK, causal, "sees later positions as well", partial(replace_mask, unseen=None))
+        yield _fault(Cause.ATTENTION_MASK, causal, "sees later positions as well", _forget_order)
     for turning in all_then_each([place for place in found if _layer(place).rotary and place.num_parts > 1]):
         yield from _of_turned(diverged, turning)
     for causal in all_then_each([place for place in found if _layer(place).causal and place.num_parts > 1]):
@@ -61,6 +61,16 @@ def _altering(places: Sequence[PlannedLayer], alter: Alter) -> Change:
 def replace_mask(module: AttentionModule, unseen: torch.Tensor | None) -> None:
     """Return a change of the attention mask; None for no mask."""
     module.attend = lambda query, key, value: attention(query, key, value, unseen)  # type: ignore[method-assign]
+
+
+def _forget_order(module: AttentionModule) -> None:
+    """Let queries see all keys in their document."""
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        positions = torch.arange(query.shape[-2])
+        return attention(query, key, value, module.hide_other_documents(None, positions, positions))
+
+    module.attend = attend  # type: ignore[method-assign]
 
 
 def _of_masked(diverged: DivergedRun, places: Sequence[PlannedLayer]) -> Iterator[Mistake]:

@@ -185,7 +185,7 @@ def with_linear_layers(training: Training) -> Training:
     )
     if all(layer.frozen or layer.shares is not None for layer in layers):
         layers = (replace(layers[0], frozen=False, shares=None), *layers[1:])
-    plain = replace(model, length=None, source=None, head=None, layers=layers)
+    plain = replace(model, length=None, document_length=None, source=None, head=None, layers=layers)
     takes_labels = plain.out_features > 1 and not training.data.batch_dim
     return replace(training, model=plain, loss=training.loss if takes_labels else with_real_targets(training).loss)
 

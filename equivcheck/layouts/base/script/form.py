@@ -85,6 +85,8 @@ class _Forms:
             return linear_class(layer, recomputes=recomputes, keeps_products=keeps_products)
         script = layer_kind(layer).script(layer, self.model.in_features(index))
         assert script is not None, "the export refuses layer kinds without a script"
+        if script.for_packed_documents is not None and self.model.packs_documents:
+            script = script.for_packed_documents
         if script.for_context_parallel is not None and self.shards_positions:
             script = script.for_context_parallel
         if script.for_expert_parallel is not None and self.shards_experts:
@@ -105,7 +107,9 @@ class _Forms:
     def form(self) -> Form:
         distributed = self.layout.propagates_placements
         others = [kind.script for kind in self.special if isinstance(kind, ScriptedClass)]
-        classes = [list(function) for function in dict.fromkeys(each for script in others for each in script.functions)]
+        documents = f"DOCUMENT_LENGTH = {self.model.document_length}  # positions of each document packed into a sequence"
+        classes = [[documents]] if self.model.packs_documents else []
+        classes += [list(function) for function in dict.fromkeys(each for script in others for each in script.functions)]
         classes += [class_of(self._class(kind), kind, distributed=distributed) for kind in self.special]
         extras = {name for kind in self.kinds for name in kind.extras}
         expression, stack = self._stack(), "model"
@@ -239,9 +243,11 @@ class _Forms:
         values = f"inputs{swapped if self.transposes else ''}"
         if self.model.source is not None:
             called = distributed or self.layout.has(PlannedParallelism)
-            placed = f"self.positions(torch.arange({self.model.length}))" if called else "self.positions.weight"
+            within = " % DOCUMENT_LENGTH" * self.model.packs_documents
+            called = called or self.model.packs_documents
+            placed = f"self.positions(torch.arange({self.model.length}){within})" if called else "self.positions.weight"
             if self.shards_positions:
-                placed = f"self.positions(self.sequence.positions({self.model.length}, inputs.device))"
+                placed = f"self.positions(self.sequence.positions({self.model.length}, inputs.device){within})"
             values = f"self.embedding({values})" + f" + {placed}" * self.model.source.learned_positions
         if has_extras:
             for index, arguments in enumerate(self._arguments()):

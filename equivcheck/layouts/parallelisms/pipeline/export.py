@@ -128,7 +128,8 @@ def _embedded_by(model: Model) -> tuple[str, ...]:
 def _embedding_lines(model: Model) -> list[str]:
     if model.source is None:
         return []
-    positions = " + self.positions.weight" * model.source.learned_positions
+    placed = f"(torch.arange({model.length}) % DOCUMENT_LENGTH)" if model.packs_documents else ".weight"
+    positions = f" + self.positions{placed}" * model.source.learned_positions
     return ["if self.embedding is not None:", f"    values = self.embedding(values){positions}"]
 
 

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from equivcheck.scenario import Attention
 from equivcheck.scenario.layers.token_layers import ROTARY_BASE
+from equivcheck.training.documents import in_other_documents, places_in_documents
 from equivcheck.training.layers.module import LayerModule, UninitializedLinear, norm_of, replicated_like
 
 
@@ -39,7 +40,8 @@ class AttentionModule(LayerModule):
 
     def with_rotary(self, values: torch.Tensor) -> torch.Tensor:
         """Apply rotary embeddings to query or key, (rows, heads, length, head_dim), at this rank's positions."""
-        return rotate(values, self.sequence.positions(values.shape[-2], values.device))
+        positions = self.sequence.positions(values.shape[-2], values.device)
+        return rotate(values, places_in_documents(positions, self.document_length))
 
     def repeat_kv_heads(self, values: torch.Tensor) -> torch.Tensor:
         """Repeat key or value heads, (rows, heads, length, head_dim), so that each query head has its own copy."""
@@ -51,10 +53,20 @@ class AttentionModule(LayerModule):
 
         Arguments are positions in the full sequence. Returns None if every query attends to every key.
         """
-        return keys > queries[:, None] if self.layer.causal else None
+        return self.hide_other_documents(keys > queries[:, None] if self.layer.causal else None, queries, keys)
+
+    def hide_other_documents(self, unseen: torch.Tensor | None, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor | None:
+        """Mask keys in other documents in addition to those in a mask, (queries, keys)."""
+        if self.document_length is None:
+            return unseen
+        others = in_other_documents(queries, keys, self.document_length)
+        return others if unseen is None else unseen | others
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Compute attention over a full sequence; all tensors are (rows, heads, length, head_dim)."""
+        if self.document_length is not None:
+            positions = torch.arange(query.shape[-2], device=query.device)
+            return self.attend_from(query, key, value, self.unseen(positions, positions))
         if self.layer.fused:
             return functional.scaled_dot_product_attention(query, key, value, is_causal=self.layer.causal)
         length = query.shape[-2]

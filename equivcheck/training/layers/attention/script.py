@@ -19,6 +19,12 @@ _TURNED = (
 )
 
 
+_TURNED_WITHIN = (
+    *_TURNED[:4],
+    "    places = torch.arange(length, dtype=torch.float64) % DOCUMENT_LENGTH",
+    "    angles = torch.outer(places, rates).to(values.dtype)",
+    *_TURNED[5:],
+)
 _TURNED_BY = (
     "def turned(values, positions):",
     *_TURNED[1:2],
@@ -27,25 +33,30 @@ _TURNED_BY = (
     "    angles = torch.outer(positions.to(torch.float64), rates).to(values.dtype)",
     *_TURNED[5:],
 )
+_WITHIN = " % DOCUMENT_LENGTH"
+_OTHERS = "queries[:, None] // DOCUMENT_LENGTH != keys // DOCUMENT_LENGTH"
 _ENDED = "values = self.output(attended.transpose(-2, -3).flatten(-2))"
 
 
-def attention_script(layer: Attention, in_features: int, parameters: tuple[LayerParameter, ...]) -> LayerScript:
-    """Return the class for an attention layer with this many input features."""
+def attention_script(
+    layer: Attention, in_features: int, parameters: tuple[LayerParameter, ...], *, packed: bool = False
+) -> LayerScript:
+    """Return the class for an attention layer with this many input features, also with packed documents."""
     lines = _linears(layer)
     lines += ["query, key = turned(query), turned(key)"] * layer.rotary
     groups = layer.num_heads // layer.num_kv_heads
     lines += [f"{name} = {name}.repeat_interleave({groups}, -3)" for name in ("key", "value") if groups > 1]
-    lines += _fused(layer) if layer.fused else _explicit(layer)
+    lines += _packed(layer) if packed else _fused(layer) if layer.fused else _explicit(layer)
     lines.append(_ENDED)
     return LayerScript(
         name="Attention",
         words="Self-attention over positions",
         init=(*norm_line(layer.norm, in_features), *linear_lines(parameters)),
         compute=tuple(lines),
-        functions=(_TURNED,) if layer.rotary else (),
+        functions=(_TURNED_WITHIN if packed else _TURNED,) if layer.rotary else (),
         imports=(("torch.nn", "functional"),) if layer.fused else (),
-        for_context_parallel=_script_of_parts(layer, in_features, parameters),
+        for_packed_documents=None if packed else attention_script(layer, in_features, parameters, packed=True),
+        for_context_parallel=_script_of_parts(layer, in_features, parameters, packed=packed),
     )
 
 
@@ -58,8 +69,8 @@ def _linears(layer: Attention) -> list[str]:
     ]
 
 
-def _script_of_parts(layer: Attention, in_features: int, parameters: tuple[LayerParameter, ...]) -> LayerScript:
-    placed = "positions = self.sequence.positions(query.shape[-2], query.device)"
+def _script_of_parts(layer: Attention, in_features: int, parameters: tuple[LayerParameter, ...], *, packed: bool) -> LayerScript:
+    placed = f"positions = self.sequence.positions(query.shape[-2], query.device){_WITHIN * packed}"
     return LayerScript(
         name="Attention",
         words="Self-attention over positions, some of which may be on other ranks",
@@ -72,11 +83,11 @@ def _script_of_parts(layer: Attention, in_features: int, parameters: tuple[Layer
         ),
         functions=(_TURNED_BY,) if layer.rotary else (),
         imports=(("torch.nn", "functional"),) if layer.fused else (),
-        methods=_methods(layer),
+        methods=_methods(layer, packed=packed),
     )
 
 
-def _methods(layer: Attention) -> tuple[tuple[str, ...], ...]:
+def _methods(layer: Attention, *, packed: bool) -> tuple[tuple[str, ...], ...]:
     """Return methods for context parallelism, with the names in `AttentionModule`."""
     groups = layer.num_heads // layer.num_kv_heads
     if layer.fused:
@@ -95,11 +106,27 @@ def _methods(layer: Attention) -> tuple[tuple[str, ...], ...]:
                 "repeat_kv_heads(self, values)",
                 [f"return values.repeat_interleave({groups}, -3)" if groups > 1 else "return values"],
             ),
-            ("unseen(self, queries, keys)", [f"return {'keys > queries[:, None]' if layer.causal else 'None'}"]),
+            ("unseen(self, queries, keys)", [f"return {_unseen(layer, packed=packed)}"]),
             ("attend(self, query, key, value)", whole),
             ("attend_from(self, query, key, value, unseen)", found),
         )
     )
+
+
+def _unseen(layer: Attention, *, packed: bool) -> str:
+    """Mask, (queries, keys), with True if a query may not attend to a key."""
+    later = "keys > queries[:, None]" if layer.causal else ""
+    if not packed:
+        return later or "None"
+    return f"({later}) | ({_OTHERS})" if later else _OTHERS
+
+
+def _packed(layer: Attention) -> list[str]:
+    lines = ["queries = keys = torch.arange(query.shape[-2])", f"unseen = {_unseen(layer, packed=True)}"]
+    if layer.fused:
+        return [*lines, "attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=~unseen)"]
+    lines.append(f"scores = query @ key.transpose(-1, -2) / {layer.head_dim} ** 0.5")
+    return [*lines, "attended = scores.masked_fill(unseen, -torch.inf).softmax(-1) @ value"]
 
 
 def _fused(layer: Attention) -> list[str]:
