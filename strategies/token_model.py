@@ -140,7 +140,7 @@ def token_models(draw: DrawFn) -> Model:
         frozen=draw(RARELY),
     )
     norm = _norm(draw(_NORMS), features)
-    head = None if draw(RARELY) else Head(tied=draw(SOMETIMES), bias=draw(SOMETIMES), norm=norm)
+    head = None if draw(RARELY) else _head(draw, norm)
     return Model(
         features=features,
         source=source,
@@ -152,6 +152,12 @@ def token_models(draw: DrawFn) -> Model:
         offset=draw(RARELY),
         scale=draw(SOMETIMES),
     )
+
+
+def _head(draw: DrawFn, norm: Norm | None) -> Head:
+    """A third of heads is tied, and half of the others predict two tokens."""
+    tied, bias, predicts_two = draw(SOMETIMES), draw(SOMETIMES), draw(EVENLY)
+    return Head(tied=tied, bias=bias, norm=norm, predicts_two=predicts_two and not tied)
 
 
 def _layers_of(

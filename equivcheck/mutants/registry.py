@@ -37,6 +37,7 @@ _MODULES = (
     "tokens.label_weights",
     "tokens.labels",
     "tokens.documents",
+    "tokens.second_predictions",
     "tokens.attention",
     "tokens.vocabulary",
     "tokens.sums",

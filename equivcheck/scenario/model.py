@@ -115,6 +115,16 @@ class Model:
         return not self.scale and head and all(layer.has_matrices_only for layer in self.layers)
 
     @property
+    def predicts_two(self) -> bool:
+        """Whether the outputs have a dim for two predictions before the features."""
+        return self.head is not None and self.head.predicts_two
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Output shape for each row, or for each position if rows are sequences."""
+        return (2, self.out_features) if self.predicts_two else (self.out_features,)
+
+    @property
     def out_features(self) -> int:
         """Output features for each row, or for each position if rows are sequences."""
         if self.head is not None and self.source is not None:

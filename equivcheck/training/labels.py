@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -61,6 +61,27 @@ def label_weights(loss: CrossEntropy, classes: int, labels: torch.Tensor) -> tor
         counts = _class_weights_of(loss, classes, labels).flatten(1).sum(1) if labels.dim() > 1 else torch.ones(len(labels))
         rows = rows / counts.where(counts > 0, 1.0)
     return rows.view(-1, *(1,) * (labels.dim() - 1)).expand_as(labels)
+
+
+def labels_two_ahead(labels: torch.Tensor, borders: torch.Tensor) -> torch.Tensor:
+    """Labels for the token after the next, given labels for the next, (rows, length), and positions before borders, (length,)."""
+    following = torch.cat((labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)), 1)
+    return following.masked_fill(borders, IGNORED)
+
+
+def weigh_predictions(loss: CrossEntropy, classes: int, labels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Weights for the labels of two predictions, (rows, length, 2), in each microbatch.
+
+    Unless the loss is a sum, the labels of both predictions weigh the same in total, so the second is divided by its own count.
+    """
+    weights = [torch.stack([label_weights(loss, classes, each) for each in batch.unbind(-1)], -1) for batch in labels]
+    if not loss.summed:
+        counted = zip(labels, weights, strict=True)
+        counts = [(_class_weights_of(loss, classes, each) * weight).flatten(0, -2).sum(0) for each, weight in counted]
+        first, second = torch.stack(counts).sum(0).tolist()
+        for weight in weights:
+            weight[..., 1] *= first / second if second else 0.0
+    return weights
 
 
 def count_labels(loss: CrossEntropy, classes: int, targets: torch.Tensor) -> float:

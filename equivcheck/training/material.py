@@ -14,7 +14,14 @@ import torch
 
 from equivcheck.scenario import CrossEntropy, IgnoredLabels, Model, Training
 from equivcheck.training.documents import precedes_border
-from equivcheck.training.labels import IGNORED, count_labels, label_weights, with_weights
+from equivcheck.training.labels import (
+    IGNORED,
+    count_labels,
+    label_weights,
+    labels_two_ahead,
+    weigh_predictions,
+    with_weights,
+)
 from equivcheck.training.layers.facts import Initialization
 from equivcheck.training.layers.parameters import Parameter, parameters_of
 from equivcheck.training.layers.registry import layer_kind
@@ -39,7 +46,7 @@ class Batch:
     Sequences are (rows, length, features) or (length, rows, features); tokens have no last dim."""
     targets: torch.Tensor
     """Shape like `inputs`, with output features. Labels have no last dim and are `IGNORED` if they do not count.
-    Weighted labels have a last dim with label and weight."""
+    Two predictions have a dim before the features. Weighted labels have a last dim with label and weight."""
     masks: tuple[torch.Tensor | None, ...]
     """Dropout mask for each layer, scaled by 1 / (1 - p); shape (rows, width) or (rows, length, width). None without dropout."""
     divisor: float = 1.0
@@ -123,7 +130,7 @@ def _draw_batch(training: Training, rows: int, generator: np.random.Generator) -
     if isinstance(training.loss, CrossEntropy):
         targets = torch.from_numpy(generator.integers(0, model.out_features, shape))
     else:
-        targets = torch.from_numpy(generator.standard_normal((*shape, model.out_features)).astype(dtype))
+        targets = torch.from_numpy(generator.standard_normal((*shape, *model.output_shape)).astype(dtype))
     masks = tuple(_draw_mask(model, index, rows, generator, dtype) for index in range(len(model.layers)))
     return Batch(inputs=inputs, targets=targets, masks=masks)
 
@@ -133,14 +140,18 @@ def _counted(training: Training, batches: tuple[Batch, ...], generator: np.rando
     loss, classes = training.loss, training.model.out_features
     assert isinstance(loss, CrossEntropy), "other losses count no labels"
     kept = [_draw_counts(loss, number, batch, generator) for number, batch in enumerate(batches)]
+    borders = precedes_border(training.model.length or 1, training.model.document_length)
     if training.model.packs_documents:
-        borders = precedes_border(training.model.length or 1, training.model.document_length).numpy()
-        kept = [counts & ~borders for counts in kept]
+        kept = [counts & ~borders.numpy() for counts in kept]
     if not any(counts.any() for counts in kept):
         kept[-1].flat[-1] = True
     targets = [batch.targets.masked_fill(torch.from_numpy(~counts), IGNORED) for batch, counts in zip(batches, kept, strict=True)]
-    if loss.weighs_labels:
-        dtype = getattr(torch, training.precision.value)
+    dtype = getattr(torch, training.precision.value)
+    if training.model.predicts_two:
+        targets = [torch.stack((labels, labels_two_ahead(labels, borders)), -1) for labels in targets]
+        weights = weigh_predictions(loss, classes, targets)
+        targets = [with_weights(labels, each.to(dtype)) for labels, each in zip(targets, weights, strict=True)]
+    elif loss.weighs_labels:
         targets = [with_weights(labels, label_weights(loss, classes, labels).to(dtype)) for labels in targets]
     divisor = 1.0 if loss.summed else sum(count_labels(loss, classes, labels) for labels in targets)
     return tuple(replace(batch, targets=labels, divisor=divisor) for batch, labels in zip(batches, targets, strict=True))

@@ -21,12 +21,19 @@ class HeadModule(nn.Module):
     def __init__(self, head: Head, inputs: int, outputs: int) -> None:
         super().__init__()
         self.norm = norm_of(head.norm, inputs)
-        self.linear = UninitializedLinear(inputs, outputs, bias=head.bias)
+        self.outputs, self.predicts_two = outputs, head.predicts_two
+        self.linear = UninitializedLinear(inputs, outputs * (1 + head.predicts_two), bias=head.bias)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Map features to logits."""
-        outputs: torch.Tensor = self.linear(inputs if self.norm is None else self.norm(inputs))
-        return outputs
+        """Map features to logits, (..., 2, classes) if the head predicts two tokens."""
+        return self.project(inputs if self.norm is None else self.norm(inputs))
+
+    def project(self, normed: torch.Tensor) -> torch.Tensor:
+        """Map the norm's output to logits."""
+        logits: torch.Tensor = self.linear(normed)
+        if self.predicts_two:
+            logits = logits.unflatten(-1, (2, self.outputs))  # type: ignore[no-untyped-call]
+        return logits
 
 
 class MLP(nn.Module):
@@ -100,7 +107,7 @@ class MLP(nn.Module):
     def project(self, values: torch.Tensor) -> torch.Tensor:
         """Apply the head's linear, scale and offset, which `forward` leaves out with `defers_head`."""
         assert self.head is not None, "a model without a head defers nothing"
-        return self.scale_outputs(self.head.linear(values))
+        return self.scale_outputs(self.head.project(values))
 
     def scale_outputs(self, values: torch.Tensor) -> torch.Tensor:
         """Apply scale and offset."""

@@ -90,6 +90,11 @@ KINDS: dict[Family, dict[str, tuple[str, ...]]] = {
             "row_weights_not_counted",
             "row_weights_of_first_rank",
         ),
+        "second prediction counted as the first, or with another token's label": (
+            "second_prediction_counted_as_first",
+            "second_prediction_of_next_token",
+            "second_prediction_crosses_documents",
+        ),
         "documents attend to each other, or their positions run on": (
             "documents_attend_to_each_other",
             "learned_positions_run_on",

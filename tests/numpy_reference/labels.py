@@ -18,6 +18,18 @@ def _share(loss: CrossEntropy, sequence: npt.NDArray[np.int64], weights: Array) 
     return 1.0 / sum(float(weights[label]) for label in sequence if label >= 0)
 
 
+def count_of(loss: CrossEntropy, classes: int, targets: Array | npt.NDArray[np.int64]) -> float:
+    """The sum of the weights of labels that are not negative, one after the other."""
+    labels = targets[..., 0].astype(np.int64) if loss.weighs_labels else targets
+    weights = np.linspace(0.5, 1.5, classes) if loss.class_weights else np.ones(classes)
+    total = 0.0
+    for place in np.ndindex(*labels.shape):
+        if labels[place] >= 0:
+            by_row = ROW_WEIGHTS[place[0] % 3] if loss.row_weights else 1.0
+            total += float(weights[labels[place]]) * _share(loss, labels[place[0]], weights) * by_row
+    return total
+
+
 def label_loss(loss: CrossEntropy, outputs: Array, targets: Array | npt.NDArray[np.int64]) -> tuple[float, Array]:
     """The sum over labels that are not negative, one after the other, and its gradient.
 

@@ -42,7 +42,7 @@ BASE = 100.0
 
 
 def logits(model: Model, parameters: Parameters, inputs: npt.NDArray[np.int64] | Array) -> Array:
-    """Outputs of shape (rows, length, outputs)."""
+    """Outputs of shape (rows, length, outputs), or (rows, length, 2, outputs) for two predictions."""
     return _through(model, parameters, inputs)[0]
 
 
@@ -71,6 +71,7 @@ def _through(model: Model, parameters: Parameters, inputs: npt.NDArray[np.int64]
         own = {name.removeprefix("head."): each for name, each in parameters.items() if name.startswith("head.")}
         own.setdefault("linear.weight", parameters["embedding.weight"])
         values = _linear(own, "linear", _norm(model.head.norm, own, values))
+        values = values.reshape(*values.shape[:-1], *model.output_shape)
     values = values * parameters.get("scale", 1.0)
     return values + np.linspace(0.25, 0.75, model.out_features) if model.offset else values, entering
 

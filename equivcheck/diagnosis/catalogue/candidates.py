@@ -22,6 +22,7 @@ from equivcheck.diagnosis.catalogue.tokens.documents import wrong_documents
 from equivcheck.diagnosis.catalogue.tokens.embeddings import wrong_embeddings
 from equivcheck.diagnosis.catalogue.tokens.label_weights import wrong_label_weights
 from equivcheck.diagnosis.catalogue.tokens.labels import wrong_labels
+from equivcheck.diagnosis.catalogue.tokens.second_predictions import wrong_second_predictions
 from equivcheck.diagnosis.catalogue.tokens.vocabulary import wrong_vocabularies
 from equivcheck.diagnosis.catalogue.windows import wrong_windows
 from equivcheck.diagnosis.diverged_run import DivergedRun
@@ -44,6 +45,7 @@ CATALOGUE: tuple[tuple[Callable[..., Iterator[Mistake]], tuple[Phase, ...]], ...
     (wrong_windows, (*_COMPUTED, *_UPDATED)),
     (wrong_label_weights, _COMPUTED),
     (wrong_documents, _COMPUTED),
+    (wrong_second_predictions, _COMPUTED),
     (wrong_labels, _COMPUTED),
     (wrong_keys_and_values, _COMPUTED),
     (wrong_embeddings, _COMPUTED),

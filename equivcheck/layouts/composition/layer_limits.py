@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from equivcheck.layouts.base.limits.limit import Limit
-from equivcheck.layouts.base.limits.repairs import each_layer, has_routing, without_routing
+from equivcheck.layouts.base.limits.repairs import each_layer, has_routing, with_model, without_routing
 from equivcheck.layouts.base.partition import chunk_sizes, is_last_shard_empty
 from equivcheck.layouts.composition.registry import rounding_of
 from equivcheck.scenario import (
@@ -42,7 +44,28 @@ def _some_rank_has_no(heads: int, layout: Layout, index: int) -> bool:
     return any(is_last_shard_empty(part, ranks) for part in chunk_sizes(heads, parts))
 
 
+def _with_one_prediction(training: Training, _layout: Layout) -> Training:
+    head = training.model.head
+    return with_model(training, head=head and replace(head, predicts_two=False))
+
+
+def _shards_classes(layout: Layout) -> bool:
+    return any(plan.loss_parallel or plan.head is Split.COLWISE for plan in layout.of(PlannedParallelism))
+
+
 LAYER_LIMITS = (
+    Limit(
+        reason="a head that predicts two tokens: a plan that shards its classes is not supported: the weight has the rows of "
+        "both predictions one after the other, so a rank would have classes of one prediction only",
+        applies=lambda training, layout: training.model.predicts_two and _shards_classes(layout),
+        repair=_with_one_prediction,
+    ),
+    Limit(
+        reason="a head that predicts two tokens: DTensor activations are not supported: its output may be sharded by features, "
+        "and DTensor cannot view such a dim as two",
+        applies=lambda training, layout: training.model.predicts_two and layout.propagates_placements,
+        repair=_with_one_prediction,
+    ),
     Limit(
         reason="fused attention on CPU: a rank without heads is not supported: the kernel divides by zero, which ends the "
         "process (SIGFPE)",

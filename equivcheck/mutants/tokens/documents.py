@@ -34,8 +34,9 @@ def packs_documents(scenario: Scenario) -> bool:
 
 
 def labels_tokens(scenario: Scenario) -> bool:
-    """Whether packed documents have labels that are tokens."""
-    return packs_documents(scenario) and has_loss()(scenario) and scenario.training.model.head is not None
+    """Whether packed documents have labels that are tokens, one at each position."""
+    model = scenario.training.model
+    return packs_documents(scenario) and has_loss()(scenario) and model.head is not None and not model.predicts_two
 
 
 def _attends(scenario: Scenario) -> bool:
@@ -46,7 +47,7 @@ def _counts_other_labels(scenario: Scenario) -> bool:
     """Whether each label has weight one, and documents may have different numbers of counted labels."""
     is_plain = has_loss(lambda loss: not (loss.summed or loss.class_weights or loss.row_weights) and loss.per is Normaliser.TOKEN)
     length = scenario.training.model.document_length
-    if length is None or not packs_documents(scenario) or not is_plain(scenario):
+    if length is None or not packs_documents(scenario) or not is_plain(scenario) or scenario.training.model.predicts_two:
         return False
     return ignores_labels(scenario) or length_of(scenario) % length != length - 1
 

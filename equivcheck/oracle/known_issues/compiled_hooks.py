@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
 from equivcheck.layouts.base.known_predicates import need, show
 from equivcheck.layouts.base.partition import chunk_sizes
@@ -67,7 +68,8 @@ def _linears_with_hooks(model: Model, plan: TensorParallel, execution: Execution
             outputs = model.in_features(index + 1) if part.gives_output else shapes[f"{name}.weight"][0]
             yield _linear(linear_plan(model, part, entry, sharding), inputs, outputs, has_bias=f"{name}.bias" in shapes)
     if model.head is not None and plan.head is not Split.NOT_IN_PLAN:
-        yield _linear(head_plan(model, plan), model.in_features(len(model.layers)), model.out_features, has_bias=model.head.bias)
+        outputs = prod(model.output_shape)
+        yield _linear(head_plan(model, plan), model.in_features(len(model.layers)), outputs, has_bias=model.head.bias)
 
 
 def _linear(plan: LinearPlan, inputs: int, outputs: int, *, has_bias: bool) -> _HookedLinear:

@@ -56,6 +56,13 @@ class Head:
     """Whether the head has a bias."""
     norm: Norm | None = None
     """Normalization before the linear, with learned weights; None disables it."""
+    predicts_two: bool = False
+    """Whether a second projection predicts the token after the next one (multi-token prediction). Both share one linear, with the
+    rows of the second projection last. The loss is the mean of both predictions' losses, each divided by its own labels."""
+
+    def __post_init__(self) -> None:
+        if self.predicts_two and self.tied:
+            raise invalid_field(self, "tied", "False with predicts_two", "the embedding has rows for one prediction")
 
 
 @frozen_dataclass

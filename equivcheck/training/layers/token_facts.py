@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from equivcheck.scenario import Model
 from equivcheck.training.layers.facts import Initialization, LayerParameter, linear_parameters_of, norm_parameters
 
@@ -25,5 +27,5 @@ def head_parameters(model: Model) -> tuple[LayerParameter, ...]:
     if model.head is None:
         return ()
     inputs = model.in_features(len(model.layers))
-    linear = linear_parameters_of("linear", inputs, model.out_features, bias=model.head.bias)
+    linear = linear_parameters_of("linear", inputs, prod(model.output_shape), bias=model.head.bias)
     return (*norm_parameters(model.head.norm, inputs), *(linear[1:] if model.head.tied else linear))

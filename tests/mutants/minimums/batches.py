@@ -25,6 +25,7 @@ from equivcheck.scenario.mesh import CP, DP
 LAYER = Layer(width=2)
 ATTENTION = Attention(num_heads=1, num_kv_heads=1, head_dim=2)
 HEAD = Head()
+TWO = Head(predicts_two=True)
 WINDOW = Data(microbatches=(2, 2), last_window=1)
 
 
@@ -46,7 +47,7 @@ def _labelled(ranks: int = 1, *, rows: int = 2, length: int = 2, head: Head = HE
     )
 
 
-def _packed(*, attends: bool = False, learns: bool = False, **training: object) -> Scenario:
+def _packed(*, attends: bool = False, learns: bool = False, head: Head = HEAD, **training: object) -> Scenario:
     """A token model with one layer and one step, on sequences of two documents."""
     model = Model(
         features=2,
@@ -54,7 +55,7 @@ def _packed(*, attends: bool = False, learns: bool = False, **training: object) 
         document_length=2,
         source=Tokens(vocabulary=4, learned_positions=learns),
         layers=(ATTENTION if attends else LAYER,),
-        head=HEAD,
+        head=head,
     )
     return Scenario(
         training=Training(model=model, data=Data(microbatches=(2,)), loss=CrossEntropy(), **training),  # type: ignore[arg-type]
@@ -84,6 +85,9 @@ MINIMUMS: dict[str, Scenario] = {
     "row_weights_not_counted": _labelled(loss=WEIGHTED),
     "row_weights_of_first_rank": _labelled(2, loss=WEIGHTED),
     "labels_of_first_window_counted": _accumulated(loss=CrossEntropy()),
+    "second_prediction_counted_as_first": _labelled(length=4, head=TWO, loss=CrossEntropy()),
+    "second_prediction_of_next_token": _labelled(length=4, head=TWO, loss=CrossEntropy()),
+    "second_prediction_crosses_documents": _packed(head=TWO),
     "documents_attend_to_each_other": _packed(attends=True),
     "learned_positions_run_on": _packed(learns=True),
     "labels_across_documents_counted": _packed(),

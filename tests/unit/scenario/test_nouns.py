@@ -126,6 +126,11 @@ OF_TOKEN_MODELS: list[Invalid] = [
     (a_token_model, {"length": 17}, "Model.length 17 is not valid. Expected 1 to 16"),
     (a_token_model, {"document_length": 0}, "Model.document_length 0 is not valid. Expected 1 to 16"),
     (a_token_model, {"length": None}, "Model.length None is not valid. Expected 1 to 16 with tokens"),
+    (
+        Head,
+        {"tied": True, "predicts_two": True},
+        "Head.tied True is not valid: the embedding has rows for one prediction. Expected False with predicts_two.",
+    ),
     (a_token_model, {"source": None, "head": Head()}, "Model.head Head() is not valid. Expected None without tokens"),
     (
         a_token_model,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,7 +35,7 @@ from equivcheck.training.labels import IGNORED
 from equivcheck.training.loop import single_device_setup, train
 from equivcheck.training.material import material
 from numpy_reference import tokens
-from numpy_reference.labels import label_loss
+from numpy_reference.labels import count_of, label_loss
 
 DIFFERENCE = 1e-6
 
@@ -57,15 +60,40 @@ def numpy_loss(training: Training, parameters: tokens.Parameters) -> float:
     """Loss of the first step."""
     assert isinstance(training.loss, CrossEntropy)
     batches = material(training).steps[0]
-    total = sum(
-        label_loss(training.loss, tokens.logits(training.model, parameters, batch.inputs.numpy()), batch.targets.numpy())[0]
+    found = [
+        (tokens.logits(training.model, parameters, batch.inputs.numpy()), batch.targets.numpy(), batch.divisor)
         for batch in batches
-    )
+    ]
+    loss = _two_losses(training, found) if training.model.predicts_two else _label_loss(training, found) / batches[0].divisor
     added = (
         tokens.balance_loss(training.model, parameters, batch.inputs.numpy()) * batch.rows / training.data.batch
         for batch in batches
     )
-    return total / batches[0].divisor + sum(added)
+    return loss + sum(added)
+
+
+Outputs = Sequence[tuple[npt.NDArray[np.floating], npt.NDArray[Any], float]]
+"""Logits, targets and divisor of each microbatch."""
+
+
+def _label_loss(training: Training, found: Outputs) -> float:
+    assert isinstance(training.loss, CrossEntropy)
+    return sum(label_loss(training.loss, logits, targets)[0] for logits, targets, _ in found)
+
+
+def _two_losses(training: Training, found: Outputs) -> float:
+    """The sum of both predictions' losses, or the mean of those that have labels, each divided by its own."""
+    loss, means = training.loss, []
+    assert isinstance(loss, CrossEntropy)
+    for place in (0, 1):
+        own = [
+            (logits[:, :, place], both[:, :, place] if loss.weighs_labels else both[:, :, place, 0].astype(np.int64), divisor)
+            for logits, both, divisor in found
+        ]
+        count = sum(count_of(loss, training.model.out_features, targets) for _, targets, _ in own)
+        if loss.summed or count:
+            means.append(_label_loss(training, own) / (1.0 if loss.summed else count))
+    return sum(means) / (1 if loss.summed else len(means))
 
 
 @settings(max_examples=25)

@@ -36,7 +36,7 @@ def wrong_documents(diverged: DivergedRun) -> Iterator[Mistake]:
         if model.source is not None and model.source.learned_positions:
             words = "learned positions count from the start of the sequence, not of each document"
             yield on_one_device(Cause.POSITIONS, words, _run_on)
-    if isinstance(diverged.training.loss, CrossEntropy):
+    if isinstance(diverged.training.loss, CrossEntropy) and not model.predicts_two:
         yield from _labelled(diverged, diverged.training.loss)
 
 

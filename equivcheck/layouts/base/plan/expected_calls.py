@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from equivcheck.layouts.base.expected_calls.communication import Totals
 from equivcheck.layouts.base.expected_calls.rank_view import Held, Ledger, RankView, runs
@@ -150,7 +151,7 @@ class PlannedCalls:
             step=step,
             rows=rows,
             inputs=model.in_features(last),
-            width=model.out_features,
+            width=prod(model.output_shape),
             bias=model.head.bias,
             trains_weight=not (model.head.tied and model.source is not None and model.source.frozen)
             or self.view.computes_frozen_gradients(None),

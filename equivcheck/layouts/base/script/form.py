@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from math import prod
 
 from equivcheck.layouts.base.script.blocks import LinearClass, ScriptedClass, class_of, imports_of, linear_class
 from equivcheck.layouts.base.script.text import INDENT, block, call, indent_lines
@@ -228,7 +229,7 @@ class _Forms:
             return []
         linear_key = '"linear"'
         parts = [f'"norm": {NORMS[head.norm]}({inputs})'] if head.norm else []
-        linear = call("nn.Linear", str(inputs), str(self.model.out_features), bias=None if head.bias else False)
+        linear = call("nn.Linear", str(inputs), str(prod(self.model.output_shape)), bias=None if head.bias else False)
         return [f"self.head = nn.ModuleDict({{{', '.join([*parts, f'{linear_key}: {linear}'])}}})"]
 
     def _words(self) -> str:
@@ -257,7 +258,7 @@ class _Forms:
             lines.append(f"values = self.layers({values})")
         if self.model.head is not None:
             normed = 'self.head["norm"](values)' if self.model.head.norm else "values"
-            lines.append(f'values = self.head["linear"]({normed})')
+            lines.append(f'values = self.head["linear"]({normed}){two_predictions(self.model)}')
         lines += ["values = values * self.scale"] if self.model.scale else []
         in_parts = distributed or any(parallelism.loss_parallel for parallelism in self.layout.of(TensorParallel))
         offset = "beside(values, self.offset)" if in_parts else "self.offset"
@@ -271,6 +272,11 @@ class _Forms:
             tuple(f"masks[{masked.index(index)}]" if name == "mask" else name for name in kind.extras)
             for index, kind in enumerate(self.kinds)
         ]
+
+
+def two_predictions(model: Model) -> str:
+    """Code after the head's linear that splits the logits of two predictions."""
+    return f".unflatten(-1, (2, {model.out_features}))" if model.predicts_two else ""
 
 
 def _stem(kind: LinearClass | ScriptedClass) -> str:

@@ -145,22 +145,23 @@ def loss_of(draft: Draft, outputs: str) -> str:
 def _label_loss(draft: Draft, loss: CrossEntropy, outputs: str) -> str:
     """Define ``label_loss`` and return a call to it, divided by the step's label count unless the loss is summed."""
     draft.need("torch.nn", "functional")
-    classes = draft.scenario.training.model.out_features
+    model = draft.scenario.training.model
+    classes, weighted = model.out_features, loss.weighs_labels or model.predicts_two
     options = {
         "weight": f"torch.linspace(0.5, 1.5, {classes})" if loss.class_weights else None,
         "reduction": '"sum"',
         "label_smoothing": repr(loss.label_smoothing) if loss.label_smoothing else None,
     }
     counted = f"(labels != {IGNORED})"
-    if loss.weighs_labels:
+    if weighted:
         counted, options["reduction"] = f"{counted} * weights", '"none"'
     computed = call("functional.cross_entropy", "logits", "labels", **options)
-    lines = [f"loss = ({computed} * weights).sum()" if loss.weighs_labels else f"loss = {computed}"]
+    lines = [f"loss = ({computed} * weights).sum()" if weighted else f"loss = {computed}"]
     if loss.z_loss:
         lines.append(f"loss = loss + {loss.z_loss} * (logits.logsumexp(-1).square() * {counted}).sum()")
     words = '"""Sum the loss over all labels that are not ignored."""'
     flat = "logits, labels = outputs.flatten(0, -2), targets.flatten()"
-    if loss.weighs_labels:
+    if weighted:
         flat = "logits, labels, weights = outputs.flatten(0, -2), targets[..., 0].flatten().long(), targets[..., 1].flatten()"
     function = block("def label_loss(outputs, targets):", [words, flat, *lines, "return loss"])
     if function not in draft.definitions:

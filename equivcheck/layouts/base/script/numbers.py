@@ -73,7 +73,8 @@ def _counted(training: Training) -> list[str]:
     """Write the divisor of a label loss for each step."""
     if not isinstance(training.loss, CrossEntropy) or training.loss.summed:
         return []
-    weights = ", weighted by class" * training.loss.class_weights + ", each with its weight" * training.loss.weighs_labels
+    weights = ", weighted by class" * training.loss.class_weights
+    weights += ", each with its weight" * (training.loss.weighs_labels or training.model.predicts_two)
     counted = ", ".join(repr(step[0].divisor) for step in material(training).steps)
     return [f"COUNTED = [{counted}]  # labels in each step{weights}"]
 
@@ -89,7 +90,7 @@ def _drawn(training: Training) -> list[str]:
         for layer, width in zip(model.layers, model.widths[1:], strict=True)
         if layer.dropout
     ]
-    batch = tuple_code([inputs, f"torch.randn({_shape(training, str(model.out_features))})", *masks])
+    batch = tuple_code([inputs, f"torch.randn({_shape(training, *map(str, model.output_shape))})", *masks])
     if len(rows) == 1:
         items = batch.format(rows=rows[0])
     else:

@@ -55,7 +55,7 @@ def shard_loss(setup: Setup, ranks: PositionRanks) -> None:
 
     def loss(_training: Training, outputs: torch.Tensor, targets: torch.Tensor, divisor: float = 1.0) -> torch.Tensor:
         rows = outputs.shape[training.data.batch_dim]
-        return inner(summed, outputs, targets, divisor) / (rows * ranks.length * outputs.shape[-1])
+        return inner(summed, outputs, targets, divisor) / (rows * ranks.length * outputs.shape[2:].numel())
 
     setup.loss = loss
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
+from equivcheck.layouts.base.script.form import two_predictions
 from equivcheck.layouts.base.script.loop import has_several_microbatches, loss_of, order_of
 from equivcheck.layouts.base.script.mesh import mesh_of
 from equivcheck.layouts.base.script.text import block, call, indent_lines
@@ -97,7 +98,7 @@ def _stage_class(draft: Draft) -> list[str]:
         made.append('self.register_buffer("offset", model.offset)')
     if model.head is not None:
         normed = 'self.head["norm"](values)' if model.head.norm else "values"
-        body += ["if self.head is not None:", f'    values = self.head["linear"]({normed})']
+        body += ["if self.head is not None:", f'    values = self.head["linear"]({normed}){two_predictions(model)}']
     if model.scale or model.offset:
         values = "values" + " * self.scale" * model.scale + " + self.offset" * model.offset
         body.append(f"return {values} if self.indices == STAGES[-1] else values")
@@ -181,6 +182,8 @@ def _stage(draft: Draft, parallelism: Pipeline, num_stages: int, spans: tuple[ra
         layers = "Stage(model, STAGES[number])"
     shapes = {}
     if parallelism.static_shapes:
+        if draft.scenario.training.model.predicts_two:
+            raise refuse("Head.predicts_two with Pipeline.static_shapes", "scripts give only the features of each stage's output")
         _define_shapes(draft, spans)
         rows = f"rows // {parallelism.num_chunks}"
         shapes = {"input_args": f"chunk({rows}, *SHAPES[number])", "output_args": f"chunk({rows}, *SHAPES[number + 1])"}

@@ -214,13 +214,15 @@ class Pipe:
         positions = () if model.length is None else (model.length,)
         dtype = getattr(torch, self.setup.training.precision.value)
 
-        def chunk(features: int, needs_grad: bool) -> torch.Tensor:
-            return torch.empty(rows, *positions, features, dtype=dtype, requires_grad=needs_grad)
+        def chunk(*shape: int, needs_grad: bool) -> torch.Tensor:
+            return torch.empty(rows, *positions, *shape, dtype=dtype, requires_grad=needs_grad)
 
         is_fed = module.embed is not None
         return {
-            "input_args": part.inputs[:rows] if is_fed else chunk(model.in_features(first), embeds or any(trained[:first])),
-            "output_args": chunk(model.out_features if is_last else model.in_features(last + 1), learns),
+            "input_args": part.inputs[:rows]
+            if is_fed
+            else chunk(model.in_features(first), needs_grad=embeds or any(trained[:first])),
+            "output_args": chunk(*(model.output_shape if is_last else (model.in_features(last + 1),)), needs_grad=learns),
         }
 
 
