@@ -116,9 +116,9 @@ _EXPERTS = experts()
 
 @st.composite
 def token_models(draw: DrawFn) -> Model:
-    """Draw models with 1 to 5 layers over sequences, a quarter of them with several documents.
+    """Draw models with 1 to 5 layers over sequences. One model in four packs several documents into a sequence.
 
-    Most models take tokens, and most of these have a head. A third of the heads are tied.
+    Most models take tokens, and most such models have a head. One head in three is tied.
     """
     length, features, depth = draw(LENGTHS), draw(_FEATURES), draw(_DEPTHS)
     document_length = draw(_DOCUMENT_LENGTHS)
@@ -155,7 +155,7 @@ def token_models(draw: DrawFn) -> Model:
 
 
 def _head(draw: DrawFn, norm: Norm | None) -> Head:
-    """A third of heads is tied, and half of the others predict two tokens."""
+    """Draw a head: one in three is tied, and one in three predicts two tokens."""
     tied, bias, predicts_two = draw(SOMETIMES), draw(SOMETIMES), draw(EVENLY)
     return Head(tied=tied, bias=bias, norm=norm, predicts_two=predicts_two and not tied)
 
