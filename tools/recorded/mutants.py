@@ -50,6 +50,7 @@ ALSO_RIGHT: dict[str, tuple[Cause, ...]] = {
     "label_lost_at_borders": (Cause.GRADIENT_LOST,),
     "trailing_window_divided_as_full": (Cause.SCALED,),
     "labels_of_first_window_counted": (Cause.SCALED,),
+    "sequences_averaged_over_ignored_labels": (Cause.SCALED,),
 }
 """Causes that describe the recorded values of a mutant exactly, although its fault is elsewhere."""
 FORWARD = (Moment.OUTPUT.value, Moment.LOSS.value)
