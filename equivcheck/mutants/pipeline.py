@@ -13,7 +13,7 @@ from equivcheck.layouts.base.limits.limit import parallelism_of
 from equivcheck.layouts.parallelisms.pipeline.schedules import Pipe, pipe_of
 from equivcheck.layouts.parallelisms.pipeline.stages import layers_of_stages, stages_of_rank, weights_of_several_ranks
 from equivcheck.mutants.mutant import ONE_RANK, Minimum, fault
-from equivcheck.mutants.needs import all_of, has_microbatches, layouts_with
+from equivcheck.mutants.needs import all_of, has_data_ranks, has_microbatches, layouts_with
 from equivcheck.mutants.rank import layout_of
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ClipNorm, Layout, Model, NormType, Pipeline, Scenario
@@ -193,3 +193,45 @@ class _CountsCopies(Pipe):
         norm = self.total_norm(parameters, clipping)
         clip_to_norm(parameters, clipping, norm)
         return norm
+
+
+def _clips_stages(scenario: Scenario) -> bool:
+    """Whether gradients are clipped by the norm over several ranks' stages."""
+    return isinstance(scenario.training.clipping, ClipNorm) and scenario.layout.mesh.size(PP) > 1
+
+
+@fault(
+    layouts=layouts_with(Pipeline.tag),
+    applies=_clips_stages,
+    causes=(Cause.LOCAL_NORM,),
+    minimum=Minimum(layers=2, because="two ranks have one stage each, with one layer each"),
+)
+def pipeline_norm_of_own_stages(setup: Setup) -> None:
+    """Each rank clips by the norm over its own stages."""
+    use_pipe(setup, _ClipsOwnStages)
+
+
+class _ClipsOwnStages(Pipe):
+    """Does not combine norms over stages."""
+
+    def total_norm(self, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
+        """Norm over this rank's stages, and over their shards."""
+        return self.setup.total_norm(parameters, clipping)
+
+
+def _reduces_stages(scenario: Scenario) -> bool:
+    """Whether several ranks of a pipeline average gradients over several data-parallel ranks."""
+    return has_data_ranks(scenario) and scenario.layout.mesh.size(PP) > 1
+
+
+@fault(
+    layouts=("local_data_parallel x pipeline",),
+    applies=_reduces_stages,
+    causes=(Cause.NOT_REDUCED,),
+    minimum=Minimum(ranks=4, layers=2, because="each of two pipelines has two stages of one layer"),
+)
+def pipeline_last_stage_reduces_only(setup: Setup) -> None:
+    """Only ranks with the last stage average their gradients over data-parallel ranks."""
+    pipe = pipe_of(setup)
+    if pipe is not None and pipe.num_stages - 1 not in pipe.modules:
+        setup.before_update.clear()

@@ -189,6 +189,8 @@ KINDS: dict[Family, dict[str, tuple[str, ...]]] = {
         "gradients of tied weights not exchanged between stages": ("pipeline_copies_not_summed",),
         "gradients of tied weights exchanged at each microbatch": ("pipeline_copies_summed_each_microbatch",),
         "tied weights counted in the norm by each stage": ("pipeline_copies_in_norm",),
+        "norm of a rank's own stages": ("pipeline_norm_of_own_stages",),
+        "only the last stage reduced over data-parallel ranks": ("pipeline_last_stage_reduces_only",),
         "chunks lost or summed": ("pipeline_chunk_lost", "pipeline_chunks_summed"),
     },
     Family.OPTIMIZER: {

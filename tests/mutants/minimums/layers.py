@@ -21,6 +21,7 @@ from equivcheck.scenario import (
     Layer,
     LayerPlan,
     Layout,
+    LocalDataParallel,
     Loss,
     Mesh,
     Model,
@@ -71,6 +72,13 @@ def _piped(*layers: Layer, by: Pipeline, **training: object) -> Scenario:
     return _scenario(*layers, axis="pp", by=by, **training)  # type: ignore[arg-type]
 
 
+def _on_pipelines(*layers: Layer, by: Pipeline, **training: object) -> Scenario:
+    """Two pipelines of two ranks, which average gradients explicitly."""
+    alone = _piped(*layers, by=by, microbatches=(4,), **training)
+    mesh = Mesh(axes=(Axis(name="dp", size=2), Axis(name="pp", size=2)))
+    return replace(alone, layout=Layout(mesh=mesh, parallelisms=(by, LocalDataParallel())))
+
+
 def _resumed(scenario: Scenario) -> Scenario:
     return replace(scenario, resume=Resume(layout=scenario.layout, steps=1))
 
@@ -107,6 +115,8 @@ MINIMUMS: dict[str, Scenario] = {
     "pipeline_copies_not_summed": _piped(*TIED, ranks=2, by=CHUNKS),
     "pipeline_copies_summed_each_microbatch": _piped(*TIED, ranks=2, by=CHUNKS, microbatches=(2, 2)),
     "pipeline_copies_in_norm": _piped(*TIED, ranks=2, by=CHUNKS, clipping=ClipNorm()),
+    "pipeline_norm_of_own_stages": _piped(LAYER, LAYER, ranks=2, by=CHUNKS, clipping=ClipNorm()),
+    "pipeline_last_stage_reduces_only": _on_pipelines(LAYER, LAYER, by=CHUNKS),
     "decay_on_groups_without": _updated(DECAYING, groups=(ParameterGroup(),)),
     "decay_coupled": _updated(AdamW(weight_decay=0.1)),
     "decay_twice": _updated(DECAYING),
