@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +23,7 @@ from equivcheck.scenario import (
     ZeroGrad,
 )
 from support.clipped import clipped_scenario
+from support.exported import run_script
 from support.staged import DECODER, PIPELINES
 from support.supported import require_supported
 
@@ -76,6 +78,15 @@ def test_processes_compute_the_same() -> None:
     scenario = a_scenario(PIPELINES["1f1b_of_uneven_stages"], STAGES["resharded"])
     require_supported(scenario)
     check(scenario, world="gloo").assert_equivalent()
+
+
+@pytest.mark.parametrize(("name", "stages"), [("gpipe", "whole"), ("zbv", "layers")])
+def test_a_script_computes_what_ranks_compute(name: str, stages: str, tmp_path: Path) -> None:
+    """A script shards each stage before the schedule gets it."""
+    scenario = a_scenario(PIPELINES[name], replace(STAGES[stages], explicit_prefetch=False))
+    require_supported(scenario)
+    script, _ = run_script(scenario, tmp_path)
+    assert "fully_shard(part, " in script
 
 
 def test_two_stages_of_a_rank_share_no_weight() -> None:

@@ -86,6 +86,8 @@ class Draft:
     """In parallel, the expression that clips by value. Empty for the expression used on one device."""
     may_lack: bool = False
     """Whether a rank leaves out tensors that it does not hold."""
+    has_parts: bool = False
+    """Whether a schedule calls several modules, ``parts``, which wrappers change before the schedule gets them."""
     loss_rank: int = 0
     """Rank with the loss, if ranks leave out tensors they do not hold."""
     after_wrap: list[str] = field(default_factory=list)

@@ -77,7 +77,13 @@ def reduce_at_last_microbatch(draft: Draft, method: str = "set_requires_gradient
     """Let the script call the model's `method` so that gradients are reduced at the last microbatch only."""
     if len(draft.scenario.training.data.microbatches) > 1:
         draft.needs_number = True
-        draft.add(LoopPosition.TAKE, f"model.{method}(number == {last_number(draft)})")
+        called = f"{{}}.{method}(number == {last_number(draft)})"
+        draft.add(LoopPosition.TAKE, *for_each_part(draft, called))
+
+
+def for_each_part(draft: Draft, line: str) -> list[str]:
+    """Lines that run `line`, with a module's name in place of ``{}``, for the model or for each module that a schedule calls."""
+    return ["for part in parts:", f"    {line.format('part')}"] if draft.has_parts else [line.format("model")]
 
 
 def sum_gradients(draft: Draft, group: str, *then: str) -> None:

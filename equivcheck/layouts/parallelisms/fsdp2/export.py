@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from equivcheck.layouts.base.dtensor_experts import dtensor_experts
 from equivcheck.layouts.base.partition import chunk_size, chunk_sizes
 from equivcheck.layouts.base.script.draft import ROUNDS, Draft, LoopPosition, layer_iterable, loop_over_layers, refuse
@@ -27,7 +29,10 @@ def write(draft: Draft, parallelism: FSDP2) -> None:
     else:
         draft.need("torch.distributed.tensor", "Replicate")
         distribute_model(draft, _mesh(draft, parallelism), "Replicate()")
-    _wrap(draft, parallelism, _options(draft, parallelism))
+    if draft.has_parts:
+        _wrap_parts(draft, parallelism)
+    else:
+        _wrap(draft, parallelism, _options(draft, parallelism))
     if parallelism.explicit_prefetch and parallelism.wrapping is Wrapping.PER_LAYER:
         draft.add(LoopPosition.WRAP, *_prefetches(draft, parallelism.layers_per_unit))
     if parallelism.separate_reduce_group:
@@ -39,6 +44,35 @@ def write(draft: Draft, parallelism: FSDP2) -> None:
         take_rows(draft)
     else:
         distribute_rows(draft, _mesh(draft, parallelism))
+
+
+def _wrap_parts(draft: Draft, fsdp: FSDP2) -> None:
+    """Shard each stage, or each of its layers and then the stage."""
+    simple = FSDP2(**{name: getattr(fsdp, name) for name in WRITTEN_WITH_PARTS})
+    for field in fields(FSDP2):
+        if getattr(fsdp, field.name) != getattr(simple, field.name):
+            raise refuse(f"FSDP2.{field.name}", "scripts of pipelines have only simple units")
+    options = _options(draft, fsdp)
+    layers = "part" if draft.form.stack == "model" else "part.layers"
+    draft.add(LoopPosition.WRAP, "for part in parts:")
+    if fsdp.wrapping is Wrapping.PER_LAYER:
+        draft.add(LoopPosition.WRAP, f"    for layer in {layers}:", f"        {call('fully_shard', 'layer', **options)}")
+    draft.add(LoopPosition.WRAP, f"    {call('fully_shard', 'part', **options)}")
+
+
+WRITTEN_WITH_PARTS = (
+    "wrapping",
+    "reshard_after_forward",
+    "reshard_to",
+    "reshard_after_backward",
+    "no_sync",
+    "all_reduce_once",
+    "cpu_offload",
+    "shard_last_dim",
+    "shard_largest_dim",
+    "ignore_frozen",
+)
+"""Options written for pipeline stages."""
 
 
 def _mesh(draft: Draft, fsdp: FSDP2) -> str:

@@ -16,7 +16,7 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
     trained_layers,
     weights_of_several_ranks,
 )
-from equivcheck.scenario import ClipNorm, CrossEntropy, LocalDataParallel, Model, NormType, Pipeline
+from equivcheck.scenario import FSDP2, ClipNorm, CrossEntropy, LocalDataParallel, Model, NormType, Pipeline
 from equivcheck.scenario.mesh import PP
 
 
@@ -24,8 +24,9 @@ def write(draft: Draft, parallelism: Pipeline) -> None:
     """Keep each rank's stages, and let a schedule compute."""
     layout, training = draft.scenario.layout, draft.scenario.training
     if not all(isinstance(each, WRITTEN) for each in layout.parallelisms):
-        raise refuse(f"layout {layout.name}", "a pipeline is written alone or with local_data_parallel")
+        raise refuse(f"layout {layout.name}", "a pipeline is written alone, with local_data_parallel or with fully_shard")
     ranks = layout.mesh.size(PP)
+    draft.has_parts = any(each.reduces_each_module for each in layout.parallelisms)
     draft.need("torch.distributed.pipelining", "PipelineStage")
     draft.need("torch.distributed.pipelining.schedules", SCHEDULES[parallelism.schedule])
     spans = layers_of_stages(parallelism, ranks, len(training.model.layers))
@@ -39,6 +40,8 @@ def write(draft: Draft, parallelism: Pipeline) -> None:
     if draft.form.stack != "model":
         draft.definitions.append(_stage_class(draft))
     shared = weights_of_several_ranks(training.model, parallelism, ranks)
+    if shared and draft.has_parts:
+        raise refuse(f"layout {layout.name} with a weight of several ranks", "fully_shard replaces the copies")
     if shared:
         draft.add(LoopPosition.WRAP, WEIGHTS)
     _build(draft, parallelism, ranks, spans)
@@ -51,7 +54,7 @@ def write(draft: Draft, parallelism: Pipeline) -> None:
         draft.clip_norm = call("clip_across_stages", "list(model.parameters())", *counted, group=_group(draft, parallelism))
 
 
-WRITTEN = (Pipeline, LocalDataParallel)
+WRITTEN = (Pipeline, LocalDataParallel, FSDP2)
 """Parallelisms written together with a pipeline."""
 
 
@@ -155,14 +158,18 @@ def _build(draft: Draft, parallelism: Pipeline, ranks: int, spans: tuple[range, 
         scale_grads=scale,
     )
     pipe = [f"stages = [{stage} for number in numbers]"]
+    if draft.has_parts:
+        pipe = [f"stages = [{stage} for number, part in zip(numbers, parts, strict=True)]"]
     if len(rows) == 1:
         pipe = [line.replace("rows // ", f"{rows[0]} // ") for line in pipe] + [f"pipe = {built}"]
     else:
         pipe = ["pipes = {}", *block(f"for rows in {rows}:", [*pipe, f"pipes[rows] = {built}"])]
+    parts = [f"parts = [{_layers(draft)} for number in numbers]"] * draft.has_parts
+    draft.add(LoopPosition.AFTER_OPTIMIZER, *(pipe if draft.has_parts else []))
     draft.add(
         LoopPosition.WRAP,
         f"numbers = {numbers}",
-        *pipe,
+        *(parts or pipe),
         f"for index in range({len(draft.form.layers)}):",
         "    if not any(index in STAGES[number] for number in numbers):",
         f"        {draft.form.stack}[index] = nn.Identity()",
@@ -177,9 +184,7 @@ def _build(draft: Draft, parallelism: Pipeline, ranks: int, spans: tuple[range, 
 
 def _stage(draft: Draft, parallelism: Pipeline, num_stages: int, spans: tuple[range, ...]) -> str:
     """Return code for one stage."""
-    layers = "model[STAGES[number].start : STAGES[number].stop]"
-    if draft.form.stack != "model":
-        layers = "Stage(model, STAGES[number])"
+    layers = "part" if draft.has_parts else _layers(draft)
     shapes = {}
     if parallelism.static_shapes:
         if draft.scenario.training.model.predicts_two:
@@ -189,6 +194,11 @@ def _stage(draft: Draft, parallelism: Pipeline, num_stages: int, spans: tuple[ra
         shapes = {"input_args": f"chunk({rows}, *SHAPES[number])", "output_args": f"chunk({rows}, *SHAPES[number + 1])"}
     group = _group(draft, parallelism)
     return call("PipelineStage", layers, "number", str(num_stages), 'torch.device("cpu")', group=group, **shapes)
+
+
+def _layers(draft: Draft) -> str:
+    """Code for the module with a stage's layers."""
+    return "model[STAGES[number].start : STAGES[number].stop]" if draft.form.stack == "model" else "Stage(model, STAGES[number])"
 
 
 def _define_shapes(draft: Draft, spans: tuple[range, ...]) -> None:
@@ -266,12 +276,14 @@ def _clip(draft: Draft, clipping: ClipNorm, counted: str) -> list[str]:
         across = [call("dist.all_reduce", "norm", op="dist.ReduceOp.MAX", group=group)]
     else:
         across = [f"norm = norm**{order}", call("dist.all_reduce", "norm", group=group), f"norm = norm ** (1 / {order})"]
+    norm = f"nn.utils.get_total_norm(gradients, {order})"
+    norm = f"full({norm})" if draft.has_parts else norm
     taken = f", {counted}: list[nn.Parameter]" * (counted != "parameters") + ", group: dist.ProcessGroup" * (group is not None)
     return [
         f"def clip_across_stages(parameters: list[nn.Parameter]{taken}) -> torch.Tensor:",
         '    """Clip by the norm over the parameters on all ranks, and return it."""',
         f"    gradients = [parameter.grad for parameter in {counted} if parameter.grad is not None]",
-        f"    norm = nn.utils.get_total_norm(gradients, {order}).to(parameters[0].dtype)",
+        f"    norm = {norm}.to(parameters[0].dtype)",
         *indent_lines(across),
         f"    nn.utils.clip_grads_with_norm_(parameters, {clipping.max_norm!r}, norm)",
         "    return norm",
