@@ -91,6 +91,7 @@ def _step(run: _Run, microbatches: Sequence[Batch], index: int, reads_full: bool
     yield Pause.ZEROED
     with setup.compute_context():
         loss = setup.compute(setup, microbatches, index)
+        loss = None if loss is None else setup.full_loss(loss)
     setup.announce(Stage.COMPUTE, index)
     for hook in setup.before_update:
         hook(optimizer, index)

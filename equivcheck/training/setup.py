@@ -68,6 +68,8 @@ class Setup:
     """Context around forward and backward of all microbatches in a step."""
     compute: Callable[[Setup, Sequence[Batch], int], float | None]
     """Function to compute the gradients of a step's microbatches, given the step index. Returns the loss if this rank has it."""
+    full_loss: Callable[[float], float] = lambda loss: loss
+    """Function to complete a step's loss, given the part of it that this rank has."""
     clip_norm: Callable[[nn.Module, list[torch.Tensor], ClipNorm], torch.Tensor] = clip_by_norm
     """Function to clip gradients by norm. Returns the norm before clipping."""
     total_norm: Callable[[list[torch.Tensor], ClipNorm], torch.Tensor] = norm_of_norms

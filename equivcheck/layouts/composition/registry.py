@@ -54,6 +54,10 @@ COMPOSITIONS: tuple[str, ...] = (
     "local_data_parallel x context_parallel x local_tensor_parallel",
     "local_data_parallel x pipeline",
     "fsdp2 x pipeline",
+    "pipeline x context_parallel",
+    "pipeline x expert_parallel",
+    "local_data_parallel x pipeline x context_parallel",
+    "local_data_parallel x pipeline x expert_parallel",
 )
 """Compositions that strategies generate, named as by `Layout.name`."""
 TIMES = " x "

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from equivcheck.scenario.mesh import CP
 from equivcheck.scenario.noun import frozen_dataclass, option
-from equivcheck.scenario.parallelisms.base import Parallelism
+from equivcheck.scenario.parallelisms.base import Parallelism, StagePosition
 from equivcheck.system.choice import PrintableEnum
 
 
@@ -40,6 +40,7 @@ class ContextParallel(Parallelism):
 
     tag: ClassVar[str] = "context_parallel"
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((CP,),)
+    stage_position: ClassVar[StagePosition | None] = StagePosition.INSIDE
     shards_positions: ClassVar[bool] = True
     exchange: AttentionExchange = AttentionExchange.GATHER
     """How attention reaches the keys and values on other ranks."""

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from equivcheck.scenario.mesh import EP
 from equivcheck.scenario.noun import frozen_dataclass
-from equivcheck.scenario.parallelisms.base import Parallelism, ParameterFacts
+from equivcheck.scenario.parallelisms.base import Parallelism, ParameterFacts, StagePosition
 from equivcheck.system.choice import PrintableEnum
 
 
@@ -32,6 +32,7 @@ class ExpertParallel(Parallelism):
 
     tag: ClassVar[str] = "expert_parallel"
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((EP,),)
+    stage_position: ClassVar[StagePosition | None] = StagePosition.INSIDE
     shards_experts: ClassVar[bool] = True
     storage: ExpertStorage = ExpertStorage.PLAIN
     """How a rank stores its local experts."""

@@ -13,6 +13,7 @@ from equivcheck.scenario import (
     Layout,
     LocalDataParallel,
     LocalTensorParallel,
+    Pipeline,
     Replicate,
     Training,
 )
@@ -59,11 +60,11 @@ LOOKING_BY_SEQUENCE = Limit(
 LIMITS: tuple[Limit, ...] = (SEQUENCES_ALONE, LOOKING_BY_SEQUENCE)
 
 
-_AROUND = (ContextParallel, DDP, Replicate, FSDP2, LocalDataParallel, LocalTensorParallel)
+_AROUND = (ContextParallel, DDP, Replicate, FSDP2, LocalDataParallel, LocalTensorParallel, Pipeline)
 
 WITHIN_DATA_PARALLELISM = LayoutLimit(
-    reason="context parallelism: other parallelisms than DDP, replicate, fully_shard, local_data_parallel and "
-    "local_tensor_parallel are not supported together with it: it sums gradients only as these leave them",
+    reason="context parallelism: other parallelisms than DDP, replicate, fully_shard, local_data_parallel, "
+    "local_tensor_parallel and pipelines are not supported together with it: it sums gradients only as these leave them",
     applies=lambda layout: not all(isinstance(each, _AROUND) for each in layout.parallelisms),
     repair=lambda layout: only_one(layout, ContextParallel, CP),
 )

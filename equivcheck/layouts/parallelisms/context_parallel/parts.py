@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Several
 from dataclasses import replace
 
 import torch
@@ -62,13 +61,8 @@ def shard_loss(setup: Setup, ranks: PositionRanks) -> None:
 
 def sum_gradients_over_ranks(setup: Setup, ranks: PositionRanks) -> None:
     """Sum each parameter's gradient over ranks after a step's last backward, and sum the reported loss."""
-    inner = setup.compute
-
-    def compute(setup: Setup, microbatches: Several[Batch], index: int) -> float | None:
-        loss = inner(setup, microbatches, index)
-        return None if loss is None else _summed(loss, ranks.group)
-
-    setup.compute = compute
+    inner = setup.full_loss
+    setup.full_loss = lambda loss: _summed(inner(loss), ranks.group)
     setup.before_update.append(lambda _optimizer, _step: gradients_by_hand.sum_gradients(setup.model.parameters(), ranks.group))
 
 

@@ -28,6 +28,7 @@ from equivcheck.scenario import (
     Layout,
     LocalDataParallel,
     LocalTensorParallel,
+    Pipeline,
     Replicate,
     Training,
 )
@@ -119,12 +120,11 @@ BUCKETS_OF_EQUAL_PARTS = Limit(
 )
 
 
-_AROUND = (ExpertParallel, DDP, Replicate, FSDP2, LocalDataParallel, LocalTensorParallel)
+_AROUND = (ExpertParallel, DDP, Replicate, FSDP2, LocalDataParallel, LocalTensorParallel, Pipeline)
 
 WITHIN_DATA_PARALLELISM = LayoutLimit(
-    reason="expert parallelism: other parallelisms than DDP, replicate, fully_shard, local_data_parallel and "
-    "local_tensor_parallel are not supported together with it: it averages gradients only as "
-    "these leave them",
+    reason="expert parallelism: other parallelisms than DDP, replicate, fully_shard, local_data_parallel, "
+    "local_tensor_parallel and pipelines are not supported together with it: it averages gradients only as these leave them",
     applies=lambda layout: not all(isinstance(each, _AROUND) for each in layout.parallelisms),
     repair=lambda layout: only_one(layout, ExpertParallel, EP),
 )

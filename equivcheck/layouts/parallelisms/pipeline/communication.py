@@ -15,7 +15,7 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
     stages_of_rank,
     weights_of_several_ranks,
 )
-from equivcheck.scenario import Layout, ParameterOwner, Pipeline, Training
+from equivcheck.scenario import Layout, ParameterOwner, Pipeline, StagePosition, Training
 from equivcheck.scenario.mesh import PP, REPLICATE
 from equivcheck.system.torch_version import is_torch_in
 
@@ -87,6 +87,10 @@ def _num_rounds(pipeline: Pipeline, ranks: int) -> int:
     return len(rounds)
 
 
+_OF_LAYERS = frozenset(("all_gather", "all_to_all", "all_reduce.max", "all_reduce.sum", "reduce_scatter.sum"))
+"""Operations with which parallelisms inside stages move activations, reduce gradients and combine norms."""
+
+
 def _reduces_stages(layout: Layout) -> bool:
     return any(each.reduces_each_module for each in layout.parallelisms)
 
@@ -113,6 +117,12 @@ PIPELINE_COMMUNICATION = CommunicationModel(
             "decides when they happen",
             applies=lambda _training, layout: _reduces_stages(layout),
             ops=frozenset(("all_gather", "reduce_scatter.avg", "reduce_scatter.sum")),
+        ),
+        Unpredicted(
+            reason="pipeline: collectives of layers inside stages are not predicted: each chunk communicates, and so do passes "
+            "that infer shapes",
+            applies=lambda _training, layout: any(each.stage_position is StagePosition.INSIDE for each in layout.parallelisms),
+            ops=_OF_LAYERS,
         ),
         Unpredicted(
             reason="pipeline: all-reduces over replicas or copies of stages that reduce their own gradients are not predicted: "

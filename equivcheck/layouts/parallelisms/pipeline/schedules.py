@@ -211,7 +211,7 @@ class Pipe:
         trained, is_last = trained_layers(model), last == len(model.layers) - 1
         embeds = model.source is not None and not model.source.frozen
         learns = embeds or any(trained[: last + 1]) or module.scale is not None or module.head is not None
-        positions = () if model.length is None else (model.length,)
+        positions = () if model.length is None else tuple(part.inputs.shape[1:2])
         dtype = getattr(torch, self.setup.training.precision.value)
 
         def chunk(*shape: int, needs_grad: bool) -> torch.Tensor:
