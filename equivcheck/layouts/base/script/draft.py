@@ -87,7 +87,7 @@ class Draft:
     may_lack: bool = False
     """Whether a rank leaves out tensors that it does not hold."""
     has_parts: bool = False
-    """Whether a schedule calls several modules, ``parts``, which wrappers change before the schedule gets them."""
+    """Whether a schedule calls several modules, ``parts``. Wrappers change them before the schedule gets them."""
     loss_rank: int = 0
     """Rank with the loss, if ranks leave out tensors they do not hold."""
     after_wrap: list[str] = field(default_factory=list)

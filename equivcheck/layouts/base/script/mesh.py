@@ -82,7 +82,7 @@ def reduce_at_last_microbatch(draft: Draft, method: str = "set_requires_gradient
 
 
 def for_each_part(draft: Draft, line: str) -> list[str]:
-    """Lines that run `line`, with a module's name in place of ``{}``, for the model or for each module that a schedule calls."""
+    """Lines that run `line`, with a module's name in place of ``{}``, for the model or for each module of a schedule."""
     return ["for part in parts:", f"    {line.format('part')}"] if draft.has_parts else [line.format("model")]
 
 

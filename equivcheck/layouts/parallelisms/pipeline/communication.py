@@ -96,7 +96,7 @@ def _reduces_stages(layout: Layout) -> bool:
 
 
 def _all_reduces_stages(training: Training, layout: Layout) -> bool:
-    """Whether stages that reduce their own gradients have replicas, or copies of a weight, whose all-reduces depend on shards."""
+    """Whether stages reduce their own gradients, and have replicas or copies of a weight."""
     copies = (weights_of_several_ranks(training.model, pipeline, layout.mesh.size(PP)) for pipeline in layout.of(Pipeline))
     return _reduces_stages(layout) and (REPLICATE in layout.mesh.names or any(copies))
 

@@ -62,7 +62,7 @@ def stages_are_sharded(scenario: Scenario) -> bool:
 
 @need
 def stages_are_resharded(scenario: Scenario) -> bool:
-    """Whether stages are resharded after forward, under a schedule that computes weight gradients separately."""
+    """Whether stages are resharded after forward, under a schedule with separate weight gradients."""
     return has_lost_gradients(scenario.layout)
 
 

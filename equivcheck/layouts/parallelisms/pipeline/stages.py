@@ -14,7 +14,7 @@ from equivcheck.training.layers.parameters import parameters_of
 ALWAYS_SPLIT = (PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, PipelineSchedule.ZBV)
 """Schedules that compute input and weight gradients separately for every chunk."""
 SPLIT = (*ALWAYS_SPLIT, PipelineSchedule.DUAL_PIPE_V)
-"""Schedules that compute input and weight gradients separately for some chunk."""
+"""Schedules with separate input and weight gradients for some chunk."""
 
 
 Use = tuple[str, int]
@@ -129,12 +129,12 @@ def has_weight_of_two_stages(model: Model, layout: Layout) -> bool:
 
 
 def has_fsdp_stages(layout: Layout) -> bool:
-    """Whether stages are FSDP modules, so that the schedule gathers parameters and reduces gradients."""
+    """Whether stages are FSDP modules. The schedule then gathers parameters and reduces gradients."""
     return layout.has(Pipeline) and layout.has(FSDP2)
 
 
 def has_lost_gradients(layout: Layout) -> bool:
-    """Whether stages are resharded after forward, under a schedule that then loses gradients."""
+    """Whether stages are resharded after forward, and the schedule then loses gradients."""
     is_split = any(pipeline.schedule in SPLIT for pipeline in layout.of(Pipeline))
     return is_split and any(fsdp.reshard_after_forward for fsdp in layout.of(FSDP2))
 
