@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from equivcheck import Scenario
+from equivcheck import Scenario, check
+from equivcheck.layouts.composition.fitting import fit_scenario
+from equivcheck.layouts.composition.limits import why_unsupported
 from equivcheck.scenario import (
     DDP,
     FSDP1,
     FSDP2,
     SPMD,
+    Activation,
     Attention,
     Axis,
     Checkpointing,
@@ -33,13 +36,15 @@ from equivcheck.scenario import (
     Mesh,
     Model,
     Parallelism,
+    Pipeline,
+    PipelineSchedule,
     Split,
     TensorParallel,
     Tokens,
     Training,
     Wrapping,
 )
-from equivcheck.scenario.mesh import CP, DP, EP, TP
+from equivcheck.scenario.mesh import CP, DP, EP, PP, TP
 from support.exported import run_script
 from support.verdicts import require_predicted
 
@@ -75,6 +80,34 @@ def scenario(*parallelisms: Parallelism, axes: tuple[str, ...], sparse: bool = F
 def test_kept_products_change_neither_numbers_nor_calls(found: Scenario) -> None:
     """Calls are those of other checkpointing."""
     require_predicted(found)
+
+
+def pipelined(schedule: PipelineSchedule) -> Scenario:
+    """Four stages on two ranks, two chunks for each microbatch."""
+    training = Training(
+        model=Model(features=2, layers=(Layer(width=2, activation=Activation.TANH),) * 4), data=Data(microbatches=(8,))
+    )
+    pipeline = Pipeline(schedule=schedule, stages_per_rank=2, num_chunks=4)
+    layout = Layout(mesh=Mesh(axes=(Axis(name=PP, size=2),)), parallelisms=(pipeline,), execution=SELECTIVE)
+    return Scenario(training=training, layout=layout)
+
+
+@pytest.mark.torch(">=2.10", "stages of torch 2.9 cannot exchange messages over gloo")
+def test_stages_recompute_in_one_backward() -> None:
+    """A schedule that computes all gradients of a chunk at once can be checkpointed selectively."""
+    check(pipelined(PipelineSchedule.INTERLEAVED)).assert_equivalent()
+
+
+@pytest.mark.usefixtures("of_torch_213")
+@pytest.mark.parametrize(
+    "schedule", [PipelineSchedule.ZBV, PipelineSchedule.DUAL_PIPE_V, PipelineSchedule.INTERLEAVED_ZERO_BUBBLE]
+)
+def test_schedules_with_two_backward_passes_are_refused(schedule: PipelineSchedule) -> None:
+    """Torch recomputes a selectively checkpointed layer once. The repair recomputes all results instead."""
+    found = pipelined(schedule)
+    assert "two backward passes" in (why_unsupported(found) or "")
+    execution = fit_scenario(found).layout.execution
+    assert execution.checkpointing is Checkpointing.EVERY_LAYER
 
 
 @pytest.mark.parametrize("layers", [(Layer(width=3), Layer(width=2)), DENSE], ids=["linear", "tokens"])

@@ -18,11 +18,13 @@ from equivcheck.layouts.base.limits.repairs import (
     without_ties,
 )
 from equivcheck.layouts.parallelisms.pipeline.stages import (
+    ALWAYS_SPLIT,
+    SPLIT,
     has_weight_of_two_stages,
     num_stages,
     stages_behind_frozen_layers,
 )
-from equivcheck.scenario import Layout, Loss, Parallelism, Pipeline, PipelineSchedule, StagePosition, Training
+from equivcheck.scenario import Checkpointing, Layout, Loss, Parallelism, Pipeline, PipelineSchedule, StagePosition, Training
 from equivcheck.scenario.mesh import PP
 
 
@@ -190,6 +192,19 @@ NOTHING_COMPILED = LayoutLimit(
     repair=without_compilation,
 )
 
+
+def _splits_backward(layout: Layout) -> bool:
+    schedule = parallelism_of(layout, Pipeline).schedule
+    return schedule in ALWAYS_SPLIT or (schedule in SPLIT and layout.mesh.size(PP) > 1)
+
+
+RECOMPUTED_ONCE = LayoutLimit(
+    reason="pipeline: selective checkpointing with a zero-bubble schedule or DualPipeV is not supported: they compute input and "
+    "weight gradients in two backward passes, but torch allows one ('Trying to backward an extra time')",
+    applies=lambda layout: layout.execution.checkpointing is Checkpointing.SELECTIVE and _splits_backward(layout),
+    repair=lambda layout: replace(layout, execution=replace(layout.execution, checkpointing=Checkpointing.EVERY_LAYER)),
+)
+
 LIMITS: tuple[Limit, ...] = (
     A_LAYER_FOR_EACH_STAGE,
     SCALED_BY_EACH_STAGE,
@@ -210,4 +225,5 @@ LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
     STAGES_OF_ONE_RANK,
     A_CHUNK_FOR_EACH_STAGE,
     NO_NEIGHBOURS_ON_ONE_RANK,
+    RECOMPUTED_ONCE,
 )
