@@ -110,6 +110,14 @@ def test_the_exported_script_runs(training: Training, fsdp: FSDP2, sizes: tuple[
     assert "dp_mesh_dims=DataParallelMeshDims(" in script
 
 
+@pytest.mark.skipif(is_torch_in("<2.13"), reason="torch has no such option")
+def test_a_group_for_reductions_needs_an_axis_that_shards() -> None:
+    """Torch refuses it on a replicated axis, and the repair uses one group."""
+    layout = scenario(ROWS, replace(REPLICATES, separate_reduce_group=True), (2,)).layout
+    assert "set_separate_reduce_scatter_group" in (limit_reason(ROWS, layout) or "")
+    assert repair_layout(layout) == scenario(ROWS, REPLICATES, (2,)).layout
+
+
 def test_torch_without_mesh_dims_gets_a_mesh_of_data_axes() -> None:
     """Before torch 2.12 the scenario is unsupported."""
     layout = scenario(ROWS, SHARDS, (2,)).layout

@@ -165,6 +165,12 @@ PLACEMENTS_OF_SHARDS = LayoutLimit(
     repair=lambda layout: with_options(layout, FSDP2, shard_last_dim=False, shard_largest_dim=False),
 )
 
+GROUP_OF_SHARDS = LayoutLimit(
+    reason="fully_shard: set_separate_reduce_scatter_group with MeshDims.REPLICATE is not supported: torch requires an axis that "
+    "shards ('Expected mesh_info to be FSDPMeshInfo')",
+    applies=lambda layout: (fsdp := parallelism_of(layout, FSDP2)).mesh_dims is MeshDims.REPLICATE and fsdp.separate_reduce_group,
+    repair=lambda layout: with_options(layout, FSDP2, separate_reduce_group=False),
+)
 
 OPTION_LIMITS: tuple[LayoutLimit, ...] = (
     *ROUNDING_LIMITS,
@@ -181,4 +187,5 @@ OPTION_LIMITS: tuple[LayoutLimit, ...] = (
     MESH_DIMS_OF_DATA,
     REPLICATED_OVER_ONE_AXIS,
     PLACEMENTS_OF_SHARDS,
+    GROUP_OF_SHARDS,
 )
