@@ -60,7 +60,8 @@ def logarithm_traces(training: Training) -> Iterator[Trace]:
 class LogarithmAttention(Sequence):
     """Attention over full sequences, computed like ring attention.
 
-    With a seed, each logarithm is moved up or down by one unit in its last place.
+    With a seed, each logarithm is moved up or down by one unit in its last place, and so is each product of output and gradient,
+    which a single large weight cancels.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -101,7 +102,7 @@ class _Attention(torch.autograd.Function):
         weights = (scores - largest).exp()
         total = weights.sum(-1, keepdim=True)
         found: torch.Tensor = weights @ value / total
-        ctx.unseen = unseen
+        ctx.unseen, ctx.rounded = unseen, rounded
         ctx.save_for_backward(query, key, value, found, rounded(largest + total.log()))
         return found
 
@@ -110,6 +111,6 @@ class _Attention(torch.autograd.Function):
         """Compute weights relative to the sum's logarithm."""
         (gradient,), (query, key, value, found, logarithm) = gradients, ctx.saved_tensors
         weights = (_scores(query, key, ctx.unseen) - logarithm).exp()
-        inner = (gradient * found).sum(-1, keepdim=True)
+        inner = ctx.rounded((gradient * found).sum(-1, keepdim=True))
         of_scores = weights * (gradient @ value.transpose(-1, -2) - inner) / math.sqrt(query.shape[-1])
         return of_scores @ key, of_scores.transpose(-1, -2) @ query, weights.transpose(-1, -2) @ gradient, None, None

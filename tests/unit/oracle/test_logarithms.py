@@ -10,6 +10,7 @@ from equivcheck import Outcome, Scenario, check
 from equivcheck.oracle.reference import reference as module
 from equivcheck.oracle.reference.logarithms import LogarithmAttention, loss_by_sums
 from equivcheck.scenario import (
+    SGD,
     Activation,
     Adafactor,
     Attention,
@@ -31,9 +32,11 @@ from equivcheck.scenario import (
     Loss,
     Mesh,
     Model,
+    Norm,
     NormType,
     ScoreFunction,
     Split,
+    StepLR,
     Tokens,
     Training,
 )
@@ -201,6 +204,41 @@ def test_fused_attention_of_some_heads_is_within_the_floor(monkeypatch: pytest.M
 def test_logarithms_rounded_another_way_are_within_the_floor(seed: int) -> None:
     """A processor may round each logarithm to the neighbor of its float."""
     verdict = check(FUSED_SCENARIO, alter=lambda setup: attend_by_logarithms(setup, seed))
+    assert verdict.outcome is Outcome.EQUIVALENT
+
+
+SATURATED = Training(
+    model=Model(
+        features=6,
+        length=3,
+        layers=(
+            Experts(
+                hidden=3,
+                num_experts=5,
+                scores=ScoreFunction.SIGMOID,
+                weighs_input=True,
+                activation=Activation.TANH,
+                norm=Norm.RMS,
+                dropout=0.25,
+            ),
+            Layer(width=6, bias=False, activation=Activation.TANH, norm=Norm.LAYER),
+            Attention(num_heads=6, num_kv_heads=3, head_dim=4, fused=True, norm=Norm.RMS, dropout=0.25),
+            Layer(width=6, bias=False),
+        ),
+    ),
+    data=Data(microbatches=(3,)),
+    optimizer=SGD(lr=0.1, weight_decay=0.1, maximize=True, implementation=Implementation.FUSED),
+    loss=Loss.LINEAR_SUM,
+    schedule=StepLR(),
+    steps=4,
+    seed=40254384,
+)
+"""Weights of attention that are 0 or 1, so that gradients for scores cancel to zero on one device."""
+
+
+def test_gradients_that_cancel_are_within_the_floor() -> None:
+    """Ranks sum the products of outputs and gradients in another order, so a gradient can be large instead of zero."""
+    verdict = check(Scenario(training=SATURATED, layout=LAYOUT))
     assert verdict.outcome is Outcome.EQUIVALENT
 
 
