@@ -110,11 +110,15 @@ def test_the_exported_script_runs(training: Training, fsdp: FSDP2, sizes: tuple[
     assert "dp_mesh_dims=DataParallelMeshDims(" in script
 
 
-@pytest.mark.skipif(is_torch_in("<2.13"), reason="torch has no such option")
-def test_a_group_for_reductions_needs_an_axis_that_shards() -> None:
-    """Torch refuses it on a replicated axis, and the repair uses one group."""
-    layout = scenario(ROWS, replace(REPLICATES, separate_reduce_group=True), (2,)).layout
-    assert "set_separate_reduce_scatter_group" in (limit_reason(ROWS, layout) or "")
+@pytest.mark.skipif(is_torch_in("<2.13"), reason="torch has no group for reductions, or no mesh dims")
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [("separate_reduce_group", "set_separate_reduce_scatter_group"), ("distributed_muon", "distributed Muon")],
+)
+def test_options_that_need_an_axis_that_shards(option: str, reason: str) -> None:
+    """Replicated parameters have no shards. The repair turns the option off."""
+    layout = scenario(ROWS, replace(REPLICATES, **{option: True}), (2,)).layout
+    assert reason in (limit_reason(ROWS, layout) or "")
     assert repair_layout(layout) == scenario(ROWS, REPLICATES, (2,)).layout
 
 

@@ -104,3 +104,14 @@ def test_stages_have_no_lower_precision() -> None:
     scenario = a_scenario(Pipeline(num_chunks=2), FSDP2(mixed_precision=MixedPrecision(param=ElementType.BFLOAT16)))
     assert "of pipeline stages is not supported" in (limit_reason(scenario.training, scenario.layout) or "")
     assert repair_layout(scenario.layout).parallelisms == (Pipeline(num_chunks=2), FSDP2())
+
+
+def test_limits_of_torch_hold_for_single_stages() -> None:
+    """Torch refuses uneven columns on the ranks of one stage only, so the other ranks wait, and no such run is tried."""
+    columns = FSDP2(shard_last_dim=True)
+    model = Model(features=2, layers=(Layer(width=1), Layer(width=1)))
+    staged = clipped_scenario(model, {"dp": 2, "pp": 2}, Pipeline(), columns, loss=Loss.MSE_MEAN)
+    whole = clipped_scenario(model, {"dp": 2}, columns, loss=Loss.MSE_MEAN)
+    reasons = [limit_reason(each.training, each.layout, beyond=True) for each in (staged, whole)]
+    assert "uneven shards" in (reasons[0] or "")
+    assert reasons[1] is None

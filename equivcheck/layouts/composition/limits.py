@@ -12,7 +12,7 @@ from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, reason_with
 from equivcheck.layouts.composition.layer_limits import LAYER_LIMITS
 from equivcheck.layouts.composition.registry import BrokenLayout, kind_of
 from equivcheck.layouts.composition.resume_limits import CHECKPOINT_LAYOUT_LIMITS, CHECKPOINT_LIMITS, wrong_flattening
-from equivcheck.scenario import Layout, Scenario, Training
+from equivcheck.scenario import Layout, Pipeline, Scenario, Training
 from equivcheck.scenario.case import Checkable
 from equivcheck.system.torch_version import is_torch_in
 
@@ -110,7 +110,9 @@ def _here(limits: Iterable[L]) -> Iterator[L]:
 def _first_limit(training: Training, layout: Layout, beyond: bool) -> Limit | None:
     kinds = [kind_of(parallelism) for parallelism in layout.parallelisms]
     limits = _here(chain(*(kind.model_limits for kind in kinds), LAYER_LIMITS, *(kind.limits for kind in kinds)))
-    there = (limit for limit in limits if not (beyond and limit.upstream))
+    # Beyond a limit, every rank must fail. If another parallelism changes stages, torch refuses on the ranks of one stage only.
+    stages = layout.has(Pipeline) and len(layout.parallelisms) > 1
+    there = (limit for limit in limits if not (beyond and limit.upstream and not stages))
     return next((limit for limit in there if limit.applies(training, layout)), None)
 
 

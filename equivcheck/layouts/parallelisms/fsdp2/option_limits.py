@@ -172,6 +172,13 @@ GROUP_OF_SHARDS = LayoutLimit(
     repair=lambda layout: with_options(layout, FSDP2, separate_reduce_group=False),
 )
 
+MATRICES_OF_SHARDS = LayoutLimit(
+    reason="fully_shard: distributed Muon with MeshDims.REPLICATE is not supported: the owner of a matrix gathers its shards, "
+    "and replicated parameters have none",
+    applies=lambda layout: (fsdp := parallelism_of(layout, FSDP2)).mesh_dims is MeshDims.REPLICATE and fsdp.distributed_muon,
+    repair=lambda layout: with_options(layout, FSDP2, distributed_muon=False),
+)
+
 OPTION_LIMITS: tuple[LayoutLimit, ...] = (
     *ROUNDING_LIMITS,
     FSDP_WITHOUT_COMPILED_AUTOGRAD,
@@ -188,4 +195,5 @@ OPTION_LIMITS: tuple[LayoutLimit, ...] = (
     REPLICATED_OVER_ONE_AXIS,
     PLACEMENTS_OF_SHARDS,
     GROUP_OF_SHARDS,
+    MATRICES_OF_SHARDS,
 )
