@@ -33,7 +33,7 @@ def _of_calls(reports: tuple[RankReport, ...]) -> str:
 
 
 def _doing(report: RankReport) -> str:
-    """Return verb phrases for what a rank does, in the singular and the plural, separated by `|`."""
+    """Return verb phrases for the rank's activity, in the singular and the plural, separated by `|`."""
     if report.state is RankState.WAITING:
         return f"waits in {report.pending}|wait in {report.pending}"
     if report.has_failed:

@@ -82,7 +82,7 @@ class _NoStream:
         return self
 
     def synchronize(self) -> None:
-        """Return at once, because no work is pending."""
+        """Return without waiting: the CPU has no queued work."""
 
 
 @contextlib.contextmanager

@@ -155,28 +155,38 @@ REPLICATED_OVER_ONE_AXIS = LayoutLimit(
     repair=lambda layout: with_options(layout, FSDP2, mesh_dims=MeshDims.SHARD),
 )
 
-PLACEMENTS_OF_SHARDS = LayoutLimit(
-    reason="fully_shard: shard_placement_fn with MeshDims.REPLICATE is not supported: torch requires an axis that shards "
-    "('shard_placement_fn is not supported with DDPMeshInfo')",
-    applies=lambda layout: (
-        (fsdp := parallelism_of(layout, FSDP2)).mesh_dims is MeshDims.REPLICATE
-        and (fsdp.shard_last_dim or fsdp.shard_largest_dim)
+
+def _needs_shards(situation: str, consequence: str, *options: str) -> LayoutLimit:
+    """Options that MeshDims.REPLICATE, which has no axis that shards, cannot have."""
+
+    def applies(layout: Layout) -> bool:
+        fsdp = parallelism_of(layout, FSDP2)
+        return fsdp.mesh_dims is MeshDims.REPLICATE and any(getattr(fsdp, option) for option in options)
+
+    return LayoutLimit(
+        reason=f"fully_shard: {situation} with MeshDims.REPLICATE is not supported: {consequence}",
+        applies=applies,
+        repair=lambda layout: with_options(layout, FSDP2, **dict.fromkeys(options, False)),
+    )
+
+
+NEED_SHARDS = (
+    _needs_shards(
+        "shard_placement_fn",
+        "torch requires an axis that shards ('shard_placement_fn is not supported with DDPMeshInfo')",
+        "shard_last_dim",
+        "shard_largest_dim",
     ),
-    repair=lambda layout: with_options(layout, FSDP2, shard_last_dim=False, shard_largest_dim=False),
-)
-
-GROUP_OF_SHARDS = LayoutLimit(
-    reason="fully_shard: set_separate_reduce_scatter_group with MeshDims.REPLICATE is not supported: torch requires an axis that "
-    "shards ('Expected mesh_info to be FSDPMeshInfo')",
-    applies=lambda layout: (fsdp := parallelism_of(layout, FSDP2)).mesh_dims is MeshDims.REPLICATE and fsdp.separate_reduce_group,
-    repair=lambda layout: with_options(layout, FSDP2, separate_reduce_group=False),
-)
-
-MATRICES_OF_SHARDS = LayoutLimit(
-    reason="fully_shard: distributed Muon with MeshDims.REPLICATE is not supported: the owner of a matrix gathers its shards, "
-    "and replicated parameters have none",
-    applies=lambda layout: (fsdp := parallelism_of(layout, FSDP2)).mesh_dims is MeshDims.REPLICATE and fsdp.distributed_muon,
-    repair=lambda layout: with_options(layout, FSDP2, distributed_muon=False),
+    _needs_shards(
+        "set_separate_reduce_scatter_group",
+        "torch requires an axis that shards ('Expected mesh_info to be FSDPMeshInfo')",
+        "separate_reduce_group",
+    ),
+    _needs_shards(
+        "distributed Muon",
+        "the owner of a matrix gathers its shards, and replicated parameters have none",
+        "distributed_muon",
+    ),
 )
 
 OPTION_LIMITS: tuple[LayoutLimit, ...] = (
@@ -193,7 +203,5 @@ OPTION_LIMITS: tuple[LayoutLimit, ...] = (
     NO_MESH_DIMS,
     MESH_DIMS_OF_DATA,
     REPLICATED_OVER_ONE_AXIS,
-    PLACEMENTS_OF_SHARDS,
-    GROUP_OF_SHARDS,
-    MATRICES_OF_SHARDS,
+    *NEED_SHARDS,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from equivcheck.layouts.base.known_predicates import need, show
+from equivcheck.layouts.parallelisms.pipeline import stages
 from equivcheck.layouts.parallelisms.pipeline.stages import (
     ALWAYS_SPLIT,
     has_fsdp_stages,
@@ -51,7 +52,7 @@ def sometimes_splits_backward(scenario: Scenario) -> bool:
 @need
 def splits_backward(scenario: Scenario) -> bool:
     """Whether input and weight gradients are computed separately for some chunk."""
-    return always_splits_backward(scenario) or sometimes_splits_backward(scenario)
+    return scenario.layout.has(Pipeline) and stages.splits_backward(scenario.layout)
 
 
 @need

@@ -18,10 +18,9 @@ from equivcheck.layouts.base.limits.repairs import (
     without_ties,
 )
 from equivcheck.layouts.parallelisms.pipeline.stages import (
-    ALWAYS_SPLIT,
-    SPLIT,
     has_weight_of_two_stages,
     num_stages,
+    splits_backward,
     stages_behind_frozen_layers,
 )
 from equivcheck.scenario import Checkpointing, Layout, Loss, Parallelism, Pipeline, PipelineSchedule, StagePosition, Training
@@ -193,15 +192,10 @@ NOTHING_COMPILED = LayoutLimit(
 )
 
 
-def _splits_backward(layout: Layout) -> bool:
-    schedule = parallelism_of(layout, Pipeline).schedule
-    return schedule in ALWAYS_SPLIT or (schedule in SPLIT and layout.mesh.size(PP) > 1)
-
-
 RECOMPUTED_ONCE = LayoutLimit(
     reason="pipeline: selective checkpointing with a zero-bubble schedule or DualPipeV is not supported: they compute input and "
     "weight gradients in two backward passes, but torch allows one ('Trying to backward an extra time')",
-    applies=lambda layout: layout.execution.checkpointing is Checkpointing.SELECTIVE and _splits_backward(layout),
+    applies=lambda layout: layout.execution.checkpointing is Checkpointing.SELECTIVE and splits_backward(layout),
     repair=lambda layout: replace(layout, execution=replace(layout.execution, checkpointing=Checkpointing.EVERY_LAYER)),
 )
 

@@ -51,6 +51,12 @@ class SharedWeight:
         return tuple(sorted({rank for _, rank in self.uses}))
 
 
+def splits_backward(layout: Layout) -> bool:
+    """Whether input and weight gradients of some chunk are computed separately. DualPipeV does so on several ranks."""
+    schedule = parallelism_of(layout, Pipeline).schedule
+    return schedule in ALWAYS_SPLIT or (schedule in SPLIT and layout.mesh.size(PP) > 1)
+
+
 def stages_of_rank(pipeline: Pipeline, rank: int, ranks: int) -> tuple[int, ...]:
     """Return the stages of a rank in rising order: round-robin, or down the ranks and up again."""
     if pipeline.schedule.is_v:

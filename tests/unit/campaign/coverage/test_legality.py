@@ -16,7 +16,7 @@ from equivcheck.strategies import scenarios
 
 @cache
 def examples(number: int = 0) -> Examples:
-    """Of some eight hundred scenarios, the same each time for a number."""
+    """Examples from 800 drawn scenarios. A number always gives the same."""
     found = Examples()
 
     @seed(number)
