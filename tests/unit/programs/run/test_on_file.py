@@ -526,3 +526,17 @@ def test_a_gradient_that_no_wrong_result_reaches_is_a_finding() -> None:
         divergence = Divergence(step=0, phase=Phase.GRADIENT, tensor=f"v{number} into mul", difference=Difference.VALUE, rank=0)
         verdict = ProgramVerdict(outcome=Outcome.DIVERGED, world="sim", program=found, divergence=divergence)
         assert known.explains(found, verdict) == (is_known and is_torch_in(known.torch))
+
+
+def test_a_convolution_of_boolean_values_is_refused_also_without_values() -> None:
+    """Plain torch accepts booleans if the input has no channels, because it computes nothing. torch 2.9 has other faults."""
+    no_channels = program(
+        Leaf(shape=(0, 1, 1), placements=("R",)),
+        Operation(name="logical_not"),
+        Leaf(shape=(1, 0, 1, 1), placements=("R",)),
+        Operation(name="conv2d_dilated", arguments=(2, 1)),
+        mesh=(1,),
+    )
+    verdict = check_program(no_channels)
+    assert (verdict.outcome is Outcome.EQUIVALENT) == is_torch_in(">=2.10"), verdict.describe()
+    assert verdict.refusals or not is_torch_in(">=2.10")
