@@ -1,4 +1,4 @@
-"""Full tensors' sketches from the parts that ranks hold."""
+"""Assembles full tensors' sketches and hashes from the parts that ranks hold."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ V = TypeVar("V", bound=Additive)
 
 
 class Cover(Enum):
-    """Whether the ranks' parts cover each element once, leave out elements, or overlap."""
+    """Whether the parts on all ranks contain each element of the full tensor once, leave out elements, or overlap."""
 
     ONCE = "once"
     """Each element is in exactly one distinct part."""
@@ -38,32 +38,33 @@ class Cover(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part(Generic[V]):
-    """One rank's elements in a tensor."""
+    """One rank's elements in a tensor, as a sketch or a hash."""
 
     rank: int
     """Rank that holds the part."""
     piece: Piece
-    """Position in the full tensor."""
+    """Position of the elements in the full tensor."""
     value: V
-    """Sketch or hash."""
+    """Sketch or hash of the elements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembled(Generic[V]):
-    """A full tensor's value, added up from the parts."""
+    """The sketch or hash of a full tensor, added up from the parts on ranks."""
 
     cover: Cover
-    """How the parts cover the tensor."""
+    """Whether the parts contain each element once."""
     value: V | None
-    """Sum over the distinct parts; None unless they cover the tensor once."""
+    """Sum over parts with different positions; None unless these parts contain each element once."""
     replicas: tuple[tuple[Part[V], ...], ...]
-    """Parts in the same position, for each position that several ranks hold; the first one was added."""
+    """For each position that several ranks hold, these ranks' parts. Only the first part is in the sum."""
 
 
 def assemble(parts: Sequence[Part[V]]) -> Assembled[V]:
-    """Add up one tensor's parts. Ranks with the same position hold replicas, and only the first counts.
+    """Add up the sketches or hashes of one tensor's parts.
 
-    All parts must have the same full shape. Parts without elements are ignored.
+    Ranks with the same position hold replicas, and only the first one counts. All parts must have the same full shape. Parts
+    without elements are ignored.
     """
     cover, positions = _arrange(tuple(part.piece for part in parts))
     value = None

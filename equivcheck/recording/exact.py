@@ -19,19 +19,22 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactHash:
-    """Two sums modulo 2**64 over some elements. For disjoint parts, adding their hashes gives the hash for both."""
+    """Exact hash of some elements: two sums modulo 2**64. The hashes for disjoint parts add up."""
 
     in_place: int
-    """Sum over each element's bits times an odd weight for its index: differs if one element differs or moves."""
+    """Sum over elements: each element's bits times an odd weight for its index. It changes if an element changes or moves."""
     anywhere: int
-    """Sum over each element's hashed bits: does not change if elements move."""
+    """Sum over the elements' hashed bits. It does not change if elements only move."""
 
     def __add__(self, other: ExactHash) -> ExactHash:
         return ExactHash(in_place=(self.in_place + other.in_place) % _WORD, anywhere=(self.anywhere + other.anywhere) % _WORD)
 
 
 def hash_parts(parts: Sequence[tuple[Piece, torch.Tensor]]) -> list[ExactHash]:
-    """Hash local tensors on one device, each with its position in a full tensor. Complex tensors are not supported."""
+    """Return the hash of each local tensor.
+
+    All tensors are on one device, and each has its position in a full tensor. Complex tensors are not supported.
+    """
     rows = [_sums(piece, tensor) for piece, tensor in parts if piece.numel]
     table = iter(torch.stack(rows).cpu().numpy().astype(np.uint64).tolist() if rows else ())
     found = [next(table) if piece.numel else (0, 0) for piece, _ in parts]
@@ -54,7 +57,7 @@ def _bits(flat: torch.Tensor) -> torch.Tensor:
 
 
 def mix_words(bits: torch.Tensor) -> torch.Tensor:
-    """Apply SplitMix64 to each int64 word. torch shifts int64 arithmetically, so the sign bits are masked."""
+    """Return SplitMix64's hash for each int64 number. torch shifts int64 arithmetically, so the sign bits are masked."""
 
     def shift(words: torch.Tensor, count: int) -> torch.Tensor:
         return (words >> count) & ((1 << (64 - count)) - 1)

@@ -31,38 +31,38 @@ Ints = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rectangle:
-    """Consecutive local elements that form a matrix; rows and columns have indices in the full tensor."""
+    """Consecutive local elements that form a matrix. Its rows and columns have indices in the full tensor."""
 
     rows: Indices
-    """Flat indices over the leading dims."""
+    """For each row, its flat index over the full tensor's leading dims."""
     columns: Indices
-    """Flat indices over the remaining dims."""
+    """For each column, its flat index over the full tensor's remaining dims."""
     offset: int
     """The first element's position among the local elements."""
 
     @property
     def row_signs(self) -> Signs:
-        """Signs with shape (rows, `NUM_SUMS`)."""
+        """Each row's sign in each of the signed sums, with shape (rows, `NUM_SUMS`)."""
         return row_signs(self.rows)
 
     @property
     def column_signs(self) -> Signs:
-        """Signs with shape (columns, `NUM_SUMS`)."""
+        """Each column's sign in each of the signed sums, with shape (columns, `NUM_SUMS`)."""
         return column_signs(self.columns)
 
 
 def hash_rows(rows: Indices) -> Hashes:
-    """Hash row indices."""
+    """Return a 64-bit hash for each row index."""
     return splitmix64(rows.astype(np.uint64) ^ np.uint64(_ROW_SALT))
 
 
 def hash_columns(columns: Indices) -> Hashes:
-    """Hash column indices."""
+    """Return a 64-bit hash for each column index. It differs from the hash for a row with the same index."""
     return splitmix64(columns.astype(np.uint64) ^ np.uint64(_COLUMN_SALT))
 
 
 def splitmix64(values: Hashes) -> Hashes:
-    """SplitMix64's output for each state."""
+    """Return SplitMix64's pseudo-random output for each value in `values`, taken as the generator's state."""
     mixed = values + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -70,12 +70,12 @@ def splitmix64(values: Hashes) -> Hashes:
 
 
 def row_signs(rows: Indices) -> Signs:
-    """Signs of rows, with shape (rows, `NUM_SUMS`)."""
+    """Return each row's sign in each of the signed sums, with shape (rows, `NUM_SUMS`)."""
     return _signs(hash_rows(rows))
 
 
 def column_signs(columns: Indices) -> Signs:
-    """Signs of columns, with shape (columns, `NUM_SUMS`)."""
+    """Return each column's sign in each of the signed sums, with shape (columns, `NUM_SUMS`)."""
     return _signs(hash_columns(columns))
 
 
@@ -87,7 +87,7 @@ def _signs(hashes: Hashes) -> Signs:
 
 
 def rectangles_of(shape: Ints, start: Ints = (), size: Ints = (), run: tuple[int, int] | None = None) -> tuple[Rectangle, ...]:
-    """Split a piece's elements into rectangles, in their local order: one for a box, at most three for a run.
+    """Split a piece's elements into matrices, in local order: one if they form a box, at most three if they are a flat run.
 
     `shape` is the full tensor's. The other arguments are a `Piece`'s fields.
     """
@@ -109,7 +109,10 @@ def rectangles_of(shape: Ints, start: Ints = (), size: Ints = (), run: tuple[int
 
 
 def split_dim(shape: Ints) -> int:
-    """Return the number of leading dims that form rows, so that the tables for rows and columns are as small as possible."""
+    """Return how many leading dims of a tensor with this shape form the rows.
+
+    With this number, the tables for rows and columns are smallest.
+    """
     return min(range(1, len(shape)), key=lambda dim: math.prod(shape[:dim]) + math.prod(shape[dim:]))
 
 
@@ -143,7 +146,7 @@ def _split_run(rows: Indices, columns: Indices, offset: int, length: int) -> tup
 
 
 def signs_of(piece: Piece, number: int) -> Signs:
-    """Return a piece's signs in one of the signed sums, in local order."""
+    """Return the signs that a piece's elements have in signed sum `number`, in local order."""
     rectangles = rectangles_of(piece.shape, piece.start, piece.size, piece.run)
     found = [np.outer(each.row_signs[:, number], each.column_signs[:, number]).reshape(-1) for each in rectangles]
     return np.concatenate(found) if found else np.zeros(0, dtype=np.int8)

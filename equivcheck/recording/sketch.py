@@ -34,16 +34,16 @@ Vector = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sketch:
-    """Sums over some elements in a tensor. For disjoint parts, adding their sketches gives the sketch for both."""
+    """32 signed sums and other statistics over some elements in a tensor. The sketches for disjoint parts add up."""
 
     sums: Vector
     """`NUM_SUMS` signed sums over the elements; NaN if an element is NaN or infinite."""
     squares: float
-    """Sum over squares."""
+    """Sum of the squared elements."""
     minimum: float
-    """Minimum; inf without elements, NaN if an element is NaN."""
+    """Smallest element; inf if there are no elements, NaN if one is NaN."""
     maximum: float
-    """Maximum; -inf without elements, NaN if an element is NaN."""
+    """Largest element; -inf if there are no elements, NaN if one is NaN."""
 
     def __add__(self, other: Sketch) -> Sketch:
         return Sketch(
@@ -54,13 +54,13 @@ class Sketch:
         )
 
     def overlaid(self, other: Sketch) -> Sketch:
-        """Sketch for the elementwise sum of two tensors. `squares` is estimated; minimum and maximum are bounds."""
+        """Return the sketch for the elementwise sum of two tensors. `squares` is estimated; minimum and maximum are bounds."""
         sums = self.sums + other.sums
         squares = float(np.mean(sums**2))
         return Sketch(sums=sums, squares=squares, minimum=self.minimum + other.minimum, maximum=self.maximum + other.maximum)
 
     def times(self, factor: float) -> Sketch:
-        """Return the sketch of the same elements times a positive factor."""
+        """Return the sketch for the same elements, multiplied by a positive factor."""
         return Sketch(
             sums=self.sums * factor,
             squares=self.squares * factor**2,
@@ -70,7 +70,7 @@ class Sketch:
 
     @property
     def norm(self) -> float:
-        """2-norm over the elements."""
+        """2-norm of the elements."""
         return math.sqrt(self.squares)
 
     def distance(self, other: Sketch) -> float:
@@ -88,9 +88,9 @@ EMPTY = Sketch(sums=np.zeros(NUM_SUMS), squares=0.0, minimum=math.inf, maximum=-
 
 
 def sketch_parts(parts: Sequence[tuple[Piece, torch.Tensor]]) -> list[Sketch]:
-    """Sketch local tensors on one device, each with its position in a full tensor. All sums are in float64.
+    """Return the sketch of each local tensor. All are on one device, and each has its position in a full tensor.
 
-    The result is read from the device once, however many tensors there are.
+    All sums are in float64. The results are copied from the device together, however many tensors there are.
     """
     order: list[int] = []
     tables = []
@@ -111,7 +111,7 @@ def sketch_parts(parts: Sequence[tuple[Piece, torch.Tensor]]) -> list[Sketch]:
 
 
 def sketches_in(table: Vector) -> list[Sketch]:
-    """Read sketches from the rows of a table, which have squares, minimum, maximum and signed sums."""
+    """Return a sketch for each row in a table with the columns squares, minimum, maximum and signed sums."""
     return [
         Sketch(sums=row[3:], squares=squares, minimum=minimum, maximum=maximum)
         for row, (squares, minimum, maximum) in zip(table, table[:, :3].tolist(), strict=True)
@@ -119,7 +119,7 @@ def sketches_in(table: Vector) -> list[Sketch]:
 
 
 def sketch_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """Sketch each row along dim 0 as a tensor of its own.
+    """Sketch each row along dim 0 as if it were a tensor.
 
     Returns a float64 table on the tensor's device, with shape (rows, 3 + `NUM_SUMS`): squares, minimum, maximum, signed sums.
     """

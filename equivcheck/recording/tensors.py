@@ -1,4 +1,4 @@
-"""Finds names and positions for the tensors that a job trains. The job's code is not ours, so nothing is passed to us."""
+"""Finds names and positions for the tensors that a user's script trains. The script passes no model to us."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Row = tuple[tuple[Piece, ...], torch.Tensor]
 
 
 def find_root(parameters: Collection[torch.Tensor]) -> nn.Module | None:
-    """The outermost living module that owns all parameters; None if no module does."""
+    """Search this process for the outermost module that owns all `parameters`; None if no module owns them all."""
     wanted = set(map(id, parameters))
     # Not `isinstance`, which asks proxies for the class of objects that may be gone.
     modules = (each for each in gc.get_objects() if issubclass(type(each), nn.Module))
@@ -49,7 +49,10 @@ def _parameter_ids(module: nn.Module) -> set[int]:
 
 
 def slots_of(root: nn.Module, prefix: str = "") -> tuple[Slot, ...]:
-    """A slot for each distinct parameter, with `prefix` and its name in the model without wrappers."""
+    """Return a slot (parameter with its position) for each parameter of `root`. Shared parameters have one slot.
+
+    Names are those in the model without wrappers such as DDP, after `prefix`.
+    """
     if any(isinstance(module, FullyShardedDataParallel) for module in root.modules()):
         found = flat_slots(root)
         return tuple(replace(slot, pieces=tuple(_renamed(piece, prefix, "") for piece in slot.pieces)) for slot in found)
@@ -58,12 +61,15 @@ def slots_of(root: nn.Module, prefix: str = "") -> tuple[Slot, ...]:
 
 
 def buffers_of(root: nn.Module, prefix: str = "") -> list[Row]:
-    """Distinct buffers, with `prefix` and their names in the model without wrappers."""
+    """Return each buffer of `root` with its position. Names are those in the model without wrappers, after `prefix`."""
     return [(pieces_of(prefix + name, buffer), buffer) for name, buffer in _unwrapped(nn.Module.named_buffers(root), root)]
 
 
 def modules_of(root: nn.Module, prefix: str = "") -> dict[int, str]:
-    """Module names by id, with `prefix` and without wrappers. A wrapper has its module's name."""
+    """Return each module's name in `root` by the module's id, after `prefix`.
+
+    A wrapper such as DDP has its inner module's name.
+    """
     unwrapped = _wrapped_prefix(root)
     named = ((f"{name}." if name else "", module) for name, module in root.named_modules())
     own = (("" if unwrapped.startswith(name) else name.removeprefix(unwrapped), module) for name, module in named)
@@ -84,9 +90,9 @@ def _wrapped_prefix(module: nn.Module) -> str:
 
 
 def move_parameters(rows: Iterable[tuple[Row, float]], choice: int) -> None:
-    """Multiply each element by 1 + eps or 1 - eps, in place.
+    """Multiply each element by 1 + eps or 1 - eps, in place. `rows` are pairs (tensor, eps).
 
-    The element's index in the full tensor and `choice` decide which, not the rank. Each row has its own eps.
+    The element's index in the full tensor and `choice` decide about the sign, so replicas stay equal.
     """
     for (pieces, tensor), eps in rows:
         local = local_of(tensor)
@@ -95,7 +101,7 @@ def move_parameters(rows: Iterable[tuple[Row, float]], choice: int) -> None:
 
 
 def gradients_of(slots: Sequence[Slot]) -> list[Row]:
-    """Gradients, if the slots' parameters have any."""
+    """Return the gradients of the slots' parameters, with their positions. Parameters without a gradient are left out."""
     found = [(slot, gradient_of(slot.parameter)) for slot in slots]
     return [(_pieces_like(slot, gradient), gradient) for slot, gradient in found if gradient is not None]
 
@@ -109,7 +115,7 @@ def _pieces_like(slot: Slot, tensor: torch.Tensor) -> tuple[Piece, ...]:
 
 
 def state_of(optimizer: torch.optim.Optimizer, slots: Sequence[Slot]) -> list[Row]:
-    """Return optimizer state that has its parameter's shape, named ``parameter/key``."""
+    """Return the optimizer's state tensors that have their parameter's shape, named ``parameter/key``."""
     rows = []
     for slot in slots:
         for key, value in optimizer.state.get(slot.parameter, {}).items():
@@ -124,14 +130,17 @@ def _renamed(piece: Piece, prefix: str, suffix: str) -> Piece:
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Local elements, which share the tensor's storage unless it is sparse."""
+    """Return a tensor's local elements, without gradient tracking. They share storage with the tensor unless it is sparse."""
     local: torch.Tensor = tensor.detach()
     local = local.to_local() if isinstance(local, DTensor) else local
     return local if local.layout is torch.strided else local.to_dense()
 
 
 def local_loss(loss: torch.Tensor) -> torch.Tensor:
-    """Copy this rank's loss. A DTensor's partial sum is scaled, so that the mean over ranks is the loss; nothing is reduced."""
+    """Copy this rank's loss without communication.
+
+    Partial sums of a DTensor are multiplied by their number, so that the mean over all ranks' copies is the loss.
+    """
     local = local_of(loss).clone()
     if isinstance(loss, DTensor):
         for axis, placement in enumerate(loss.placements):
@@ -140,9 +149,9 @@ def local_loss(loss: torch.Tensor) -> torch.Tensor:
 
 
 def entries_of(moment: Moment, rows: Sequence[Row], *, exactly: bool = False) -> Iterator[Entry]:
-    """Sketch each tensor's local elements; with `exactly`, also exact hashes, and integer tensors.
+    """Yield a sketch for each tensor's local elements, recorded at `moment`.
 
-    Padding and complex numbers are left out.
+    With `exactly`, entries also have exact hashes, and integer tensors are included. Padding and complex tensors are left out.
     """
     parts: list[tuple[Piece, torch.Tensor, tuple[int, ...] | None]] = []
     for pieces, tensor in rows:

@@ -24,21 +24,26 @@ Cells = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tiles:
-    """Tiles of one size, for tensors that are stored one after the other in a flat tensor."""
+    """Several small tensors as matrices with one size, so that one matrix product computes all their sums.
+
+    The tensors are stored one after the other in a flat tensor.
+    """
 
     numbers: tuple[int, ...]
-    """Each tile's tensor, as its number in the list."""
+    """For each tile, its tensor's index among all tensors."""
     index: torch.Tensor
-    """Each cell's element in the flat tensor, with shape (tiles, cells). Padding has an element of the same tile."""
+    """For each tile and cell, the element's index in the flat tensor, with shape (tiles, cells). A padding cell has the index of
+    any element in its tile.
+    """
     is_padding: torch.Tensor
-    """Cells without an element, with the same shape."""
+    """Whether each cell is padding, with shape (tiles, cells)."""
     rows: torch.Tensor
-    """Signs with shape (tiles, rows, `NUM_SUMS`); 0 in padding."""
+    """Signs of the rows, with shape (tiles, rows, `NUM_SUMS`); 0 in padding."""
     columns: torch.Tensor
-    """Signs with shape (columns, `NUM_SUMS`) in float64."""
+    """Signs of the columns, in float64 with shape (columns, `NUM_SUMS`)."""
 
     def sketch(self, flat: torch.Tensor) -> torch.Tensor:
-        """One row per tile: squares, minimum, maximum, signed sums. `flat` is in float64."""
+        """Return a row for each tile: squares, minimum, maximum, signed sums. `flat` holds all tensors' elements in float64."""
         cells = flat.index_select(0, self.index.view(-1)).view(self.index.shape)
         extremes = torch.aminmax(cells, dim=1, keepdim=True)
         cells.masked_fill_(self.is_padding, 0.0)
@@ -48,7 +53,7 @@ class Tiles:
 
 @lru_cache(maxsize=64)  # each step reads the same tensors again
 def tiles_of(positions: tuple[Position, ...], device: torch.device) -> tuple[Tiles, ...]:
-    """Arrange tensors in tiles, by their positions in full tensors."""
+    """Arrange tensors in tiles. `positions` are the tensors' positions in their full tensors."""
     sizes: dict[tuple[int, int], list[tuple[int, int, list[Rectangle]]]] = {}
     first = 0
     for number, position in enumerate(positions):
@@ -60,7 +65,7 @@ def tiles_of(positions: tuple[Position, ...], device: torch.device) -> tuple[Til
 
 @lru_cache(maxsize=8192)
 def can_be_tile(position: Position) -> bool:
-    """Whether a tile for this tensor has little padding."""
+    """Whether a tile for the tensor at `position` needs little padding."""
     rectangles = rectangles_of(*position)
     rows, columns = _size(rectangles)
     return rows * columns <= MAX_PADDING * sum(len(each.rows) * len(each.columns) for each in rectangles)
@@ -101,7 +106,10 @@ def _cells(size: tuple[int, int], first: int, rectangles: Sequence[Rectangle]) -
 
 
 def in_chunks(numbers: Sequence[int], numels: Sequence[int], length: int) -> Iterator[list[int]]:
-    """Split numbers of tensors, so that each chunk has at most `length` elements, or one tensor."""
+    """Yield `numbers` in chunks, so that the tensors in a chunk have at most `length` elements together.
+
+    A longer tensor gets its own chunk. `numels` are the element counts.
+    """
     chunk: list[int] = []
     total = 0
     for number, numel in zip(numbers, numels, strict=True):

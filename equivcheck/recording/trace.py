@@ -1,4 +1,4 @@
-"""Data in a trace: a rank's records of each step."""
+"""Data classes for a trace: each rank's records of each step."""
 
 from __future__ import annotations
 
@@ -40,59 +40,63 @@ class Header:
     rank: int
     """Rank, from 0."""
     num_ranks: int
-    """Number of ranks."""
+    """How many ranks the job has."""
     argv: tuple[str, ...]
     """Command line."""
     environment: Mapping[str, str]
     """Settings that may change values, such as torch's version and ``OMP_NUM_THREADS``."""
     num_steps: int | None = None
-    """Number of steps that `record` was asked for; None for all."""
+    """How many steps `record` was asked for; None if it records all steps."""
     moved: int = 0
-    """Choice of moved initial parameters, from 1; 0 if they were not moved."""
+    """Random perturbation of the initial parameters in the last bit, numbered from 1; 0 without perturbation."""
     notes: tuple[str, ...] = ()
-    """Clauses about tensors' names and positions."""
+    """Clauses about tensors' names and positions, which `compare` shows as notes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Entry:
-    """One rank's part in one tensor at one point in a step."""
+    """One rank's elements in one tensor, recorded at one point in training."""
 
     moment: Moment
     """Point in the step at which the value was read."""
     piece: Piece
-    """Name and position in the full tensor."""
+    """The tensor's name, and the elements' position in the full tensor."""
     dtype: str
     """Element type, such as ``float32``."""
     sketch: Sketch
-    """The part's sketch."""
+    """Sketch of the rank's elements."""
     exact: ExactHash | None = None
-    """Exact hash of initial values and buffers; None for other tensors."""
+    """Exact hash of the rank's elements, for initial values and buffers; None for other tensors."""
     addends: tuple[int, ...] | None = None
-    """Ranks whose parts add up to the tensor, as with DTensor's `Partial`; None if this part is complete.
+    """Ranks whose elements must be added to give the tensor, as with DTensor's `Partial`; None if these elements are complete.
 
-    Empty if the parts are reduced in another way, such as to their maximum."""
+    Empty if they must be combined in another way, such as by a maximum.
+    """
     microbatch: int = 0
-    """Number of backward passes before it in this step, for accumulated gradients."""
+    """For accumulated gradients: how many backward passes the step had before this record."""
     model_dtype: str = ""
-    """The parameter's element type if this tensor has another one, such as a float32 copy in the optimizer; otherwise empty."""
+    """The model parameter's element type, if this tensor is a copy in another dtype, such as float32; otherwise empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Output:
-    """A module's output for one microbatch, on one rank. Signs depend on the hash of a sample, and not on its row."""
+    """The output of a module for one microbatch, on one rank.
+
+    Signs in the sketch depend on a sample's hash, not on its row, so a sample's order and rank do not matter.
+    """
 
     module: str
     """Name of the module in the model without wrappers; empty for the model."""
     call: int
-    """Number of earlier calls of this module in the microbatch."""
+    """How many times this module was called before in the same microbatch."""
     microbatch: int
-    """Position in `RecordedStep.samples`."""
+    """Index of the microbatch in `RecordedStep.samples`."""
     shape: tuple[int, ...]
-    """Shape for one sample."""
+    """Shape of the output for one sample."""
     dtype: str
     """Element type."""
     sketch: Sketch
-    """Sketch over all samples in the microbatch."""
+    """Sketch of the output for all samples in the microbatch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,46 +104,48 @@ class Clip:
     """One call of a clipping function."""
 
     norm: float
-    """Norm that the function returned."""
+    """Gradient norm that the function returned."""
     max_norm: float
-    """Norm to which gradients are clipped."""
+    """Largest norm that the function allows."""
     norm_type: float = 2.0
-    """Norm type."""
+    """The p in the p-norm, such as 2.0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RecordedStep:
-    """One step, as a rank recorded it."""
+    """The record of one training step on one rank."""
 
     step: int
-    """Number of earlier updates."""
+    """How many updates came before this step."""
     losses: tuple[float, ...]
     """Scalars on which `backward` was called, in order."""
     entries: tuple[Entry, ...]
-    """Tensors."""
+    """Sketches of the rank's parameters, gradients, optimizer state and buffers."""
     samples: tuple[tuple[int, ...], ...] = ()
-    """Each microbatch's samples, as 64-bit hashes over all inputs of the model, if a backward pass ran through the model."""
+    """For each microbatch, a 64-bit hash for each sample, over all inputs of the model. Microbatches count if a backward pass ran
+    through the model.
+    """
     num_backwards: int = 0
-    """Calls of `backward`, with or without samples."""
+    """How often `backward` was called, with or without samples."""
     clips: tuple[Clip, ...] = ()
     """Calls of clipping functions, in order."""
     settings: tuple[Mapping[str, str], ...] = ()
-    """Each parameter group's settings when its optimizer stepped, with the optimizer's class as the setting ``optimizer``."""
+    """Settings of each parameter group when its optimizer stepped. The setting ``optimizer`` is the optimizer's class."""
     outputs: tuple[Output, ...] = ()
     """Module outputs, if `record` was asked for them."""
     num_skipped: int = 0
-    """Updates that a `GradScaler` skipped, because gradients were infinite or NaN. These gradients are not recorded."""
+    """How many updates a `GradScaler` skipped, because gradients were infinite or NaN. These gradients are not recorded."""
     num_backwards_after: int = 0
-    """Calls of `backward` after the last step, not followed by an update."""
+    """How often `backward` was called after the run's last update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTrace:
-    """One trace file."""
+    """One rank's record: the contents of its trace file."""
 
     header: Header
-    """Facts about the process."""
+    """Facts about the recorded process."""
     steps: tuple[RecordedStep, ...]
-    """Steps in order."""
+    """Records of the steps, in order."""
     is_cut_off: bool
-    """Whether the last line is incomplete, because the process was killed while it wrote."""
+    """Whether the file's last line is incomplete, because the process was killed while it wrote."""

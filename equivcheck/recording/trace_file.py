@@ -41,9 +41,9 @@ class _Known:
 
 
 class TraceWriter:
-    """Writes a rank's trace file. Raises `OSError` if the file cannot be written, `UsageError` if it exists.
+    """Writes one rank's trace file. Raises `OSError` if the file cannot be written, and `UsageError` if it already exists.
 
-    Only ranks that torchrun has restarted replace a file.
+    Only ranks that torchrun has restarted replace an existing file.
     """
 
     def __init__(self, folder: Path, header: Header) -> None:
@@ -54,12 +54,12 @@ class TraceWriter:
             # Without a buffer, so that an error does not come again when the file is closed.
             self._file = file.open("wb" if is_restart else "xb", buffering=0)
         except FileExistsError:
-            raise UsageError(f"file {file} is not valid: it exists. Expected a new folder for each run.") from None
+            raise UsageError(f"file {file} is not valid: it already exists. Expected a new folder for each run.") from None
         self._numbers: dict[_Tensor, int] = {}
         self._write({"equivcheck trace": FORMAT_VERSION, **asdict(header)})
 
     def write(self, step: RecordedStep) -> None:
-        """Append a step."""
+        """Append the record of one step to the file."""
         num_known = len(self._numbers)
         for entry in step.entries:
             self._numbers.setdefault(_identity(entry), len(self._numbers))
@@ -135,7 +135,7 @@ def _decoded(text: str, count: int) -> list[Sketch]:
 def read_trace(folder: Path) -> tuple[RankTrace, ...]:
     """Read all trace files in a folder, in rank order.
 
-    Raises `UsageError` if there is no such file, or if a file is not valid.
+    Raises `UsageError` if the folder has no trace file, if a rank's file is missing, or if a file is not valid.
     """
     files = sorted(folder.glob(f"rank*{SUFFIX}"))
     if not files:
@@ -161,7 +161,8 @@ def _read_file(file: Path, known: _Known) -> RankTrace:
         version = header["equivcheck trace"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
-            f"file {file} is not valid: it does not begin as a trace does ({error}). Expected a trace file."
+            f"file {file} is not valid: its first line is not the header of a trace ({error}). Expected a file that `record` "
+            f"wrote."
         ) from error
     if version != FORMAT_VERSION:
         raise UsageError(
@@ -182,7 +183,10 @@ def _read_file(file: Path, known: _Known) -> RankTrace:
             notes=tuple(map(str, header["notes"])),
         )
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise UsageError(f"file {file} is not valid: {type(error).__name__} ({error}). Expected a trace file.") from error
+        raise UsageError(
+            f"file {file} is not valid: a line cannot be read ({type(error).__name__}: {error}). Expected a file that `record` "
+            f"wrote."
+        ) from error
     return RankTrace(header=own, steps=steps, is_cut_off=is_cut_off)
 
 

@@ -1,4 +1,4 @@
-"""Everything that changes the name or position of a recorded tensor: declared cuts, Megatron's attributes and the name map."""
+"""Changes names and positions in a recording, according to declared cuts, Megatron's attributes and the name map."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from equivcheck.worlds.trace.trace import Piece, Slot
 
 
 class Adapter:
-    """Gives tensors their names and positions in the full model. Unknown tensors stay unchanged."""
+    """Gives recorded tensors their names and positions in the full model.
+
+    A tensor that no cut, attribute or name map mentions keeps its own name and position.
+    """
 
     def __init__(self, declared: DeclaredCuts, sources: Sequence[Source]) -> None:
         self._declared, self._sources = declared, sources
@@ -37,9 +40,10 @@ class Adapter:
         self._adopted: list[Copies] = []
 
     def learn(self, roots: Sequence[nn.Module], slots: Sequence[Slot], buffers: Sequence[Row]) -> None:
-        """Find names and positions for a model's tensors.
+        """Find the names and positions for all parameters and buffers in the models `roots`.
 
-        Raises `UsageError` if cuts, attributes or names contradict the tensors.
+        `slots` are the parameters with their local positions. Raises `UsageError` if declared cuts, Megatron's attributes or the
+        name map contradict the tensors.
         """
         owners = {id(own): module for root in roots for module in root.modules() for own in module.parameters(recurse=False)}
         parameters = {piece.name: slot.parameter for slot in slots for piece in slot.pieces if piece.name}
@@ -65,11 +69,17 @@ class Adapter:
 
     @property
     def copies(self) -> tuple[Slot, ...]:
-        """Tensors that the optimizer updates in place of parameters, such as float32 master weights, with positions in them."""
+        """Tensors that an optimizer updates instead of the model's parameters, such as float32 master weights.
+
+        Each has its elements' positions in the parameters.
+        """
         return tuple(slot for copies in self._adopted for slot in copies.slots)
 
     def move_parameters(self, slots: Sequence[Slot], choice: int) -> None:
-        """Change parameters, and later their copies in optimizers, by one machine epsilon of the model's dtype."""
+        """Multiply each parameter's elements by 1 + eps or 1 - eps, with the machine epsilon of the model's dtype.
+
+        `choice` selects the signs. The optimizer's copies of the parameters are changed later, before its first step.
+        """
         self._choice = choice
         self._unmoved |= {id(slot.parameter): values_of(slot).to("cpu", copy=True) for slot in slots}
         self._move(slots)
@@ -84,15 +94,16 @@ class Adapter:
         move_parameters(rows, self._choice)
 
     def adopt_copies(self, tensors: Sequence[torch.Tensor], slots: Sequence[Slot]) -> tuple[Slot, ...]:
-        """Before an optimizer's first step, find the parameters that its tensors copy.
+        """Before an optimizer's first step, find which parameter each of its `tensors` copies.
 
-        Raises `UsageError` if a tensor is not a copy of a parameter.
+        `slots` are the model's parameters. Raises `UsageError` if a tensor copies no parameter.
         """
         copies = self._copies_before_move(tensors, slots) or find_copies(tensors, slots)
         found = {id(slot.parameter) for slot in copies.slots}
         if unknown := [tensor for tensor in tensors if id(tensor) not in found]:
             raise UsageError(
-                f"the optimizer's tensor with shape {tuple(unknown[0].shape)} is not valid: no module owns it, and it copies no "
+                f"the optimizer's tensor with shape {tuple(unknown[0].shape)} is not valid: no module owns it, and it is not a "
+                f"copy of a "
                 "parameter. Expected a model whose parameters the optimizer updates, or an attribute main_param with the copy "
                 "on each of them."
             )
@@ -116,14 +127,20 @@ class Adapter:
         return found
 
     def require_right_copies(self) -> None:
-        """Check once, after an update, that each copy belongs to its parameter. Raises `UsageError` if a copy does not."""
+        """After the first update, check that each optimizer copy was assigned to the right parameter.
+
+        Later calls check nothing. Raises `UsageError` if a copy and its parameter differ.
+        """
         for copies in self._adopted:
             copies.require_equal()
         self._adopted, self._unmoved = [replace(copies, unsure=()) for copies in self._adopted], {}
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Clauses about positions of tensors, for a verdict."""
+        """Clauses about names and positions, for a verdict.
+
+        Examples: parameters are shards by Megatron's attributes, or a declared name matched no tensor.
+        """
         found = []
         if self._attributed:
             found.append(f"{len(self._attributed)} parameters are shards by their attribute tensor_model_parallel")
@@ -133,17 +150,17 @@ class Adapter:
         return tuple(found)
 
     def entries(self, moment: Moment, rows: Sequence[Row], *, exactly: bool = False) -> Iterator[Entry]:
-        """Sketch tensors, and yield each sketch with the name and position in the full model."""
+        """Sketch the tensors in `rows`, and yield each sketch with the tensor's name and position in the full model.
+
+        With `exactly`, also hash the tensors' bits.
+        """
         placed = [new for row in rows for new in self.place_row(row)]
         for entry in entries_of(moment, placed, exactly=exactly):
             own = self._dtypes.get(entry.piece.name.partition("/")[0], "")
             yield replace(entry, model_dtype=own) if own not in ("", entry.dtype) else entry
 
     def place_row(self, row: Row) -> Iterator[Row]:
-        """Split a row's local tensor into contiguous views.
-
-        Yield each view as a row with its position in the unsharded tensor.
-        """
+        """Split a tensor's local elements into contiguous views, and yield each with its name and position in the full tensor."""
         pieces, tensor = row
         local = local_of(tensor)
         if not any(map(self._is_changed, pieces)) or local.numel() != sum(piece.numel for piece in pieces):

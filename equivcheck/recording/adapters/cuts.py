@@ -23,10 +23,10 @@ from equivcheck.user.usage import API
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredMesh:
-    """Mesh over all ranks in the job, in row-major order."""
+    """The mesh that the user passed to `record`. It spans all ranks in the job, in row-major order."""
 
     axes: tuple[tuple[str, int], ...]
-    """Names and sizes, outermost first."""
+    """Names and sizes of the axes, outermost axis first."""
     rank: int
     """This process's rank."""
 
@@ -36,7 +36,7 @@ class DeclaredMesh:
         return tuple(name for name, _ in self.axes)
 
     def size(self, axis: int) -> int:
-        """Size along an axis."""
+        """How many ranks are along the axis with this index."""
         return self.axes[axis][1]
 
     def get_coordinate(self) -> list[int]:
@@ -46,15 +46,18 @@ class DeclaredMesh:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredCuts:
-    """Checked arguments `cuts` and `mesh`."""
+    """The arguments `cuts` and `mesh` of `record`, after their form was checked."""
 
     cuts: Mapping[str, tuple[Cut, ...]]
-    """Cuts by parameter name or pattern."""
+    """For each parameter name or pattern, the dims that are sharded, each with its axis."""
     axes: tuple[tuple[str, int], ...]
-    """Axis names and sizes; empty without a mesh."""
+    """Names and sizes of the mesh's axes. Empty if the user passed no mesh."""
 
     def mesh(self) -> DeclaredMesh:
-        """This process's mesh. Raises `UsageError` if its size is not the job's."""
+        """The declared mesh, with this process's rank.
+
+        Raises `UsageError` if the mesh and the job have different numbers of ranks.
+        """
         num_ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
         if math.prod(size for _, size in self.axes) != num_ranks:
             raise UsageError(
@@ -64,7 +67,7 @@ class DeclaredCuts:
         return DeclaredMesh(axes=self.axes, rank=dist.get_rank() if num_ranks > 1 else 0)
 
     def place_on(self, axis: str) -> tuple[int, int] | None:
-        """This rank's index on an axis, and the axis's size; None if there is no such axis."""
+        """This rank's index along the axis called `axis`, and the axis's size; None if the mesh has no such axis."""
         number = next((number for number, (name, _) in enumerate(self.axes) if name == axis), None)
         return None if number is None else (self.mesh().get_coordinate()[number], self.axes[number][1])
 
@@ -73,9 +76,9 @@ class DeclaredCuts:
         return [pattern for pattern in self.cuts if not any(fnmatchcase(name, pattern) for name in names)]
 
     def moves(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Move]:
-        """Return how each declared tensor is moved into its full tensor.
+        """Return, for each parameter that `cuts` mentions, where its local elements lie in the full parameter.
 
-        `shapes` are local. Raises `UsageError` if a cut contradicts a shape.
+        `shapes` are local shapes. Raises `UsageError` if a cut contradicts a shape.
         """
         if not self.cuts:
             return {}
@@ -108,17 +111,23 @@ class DeclaredCuts:
 
 
 def require_declared(cuts: Cuts | None, mesh: Mapping[str, int] | None) -> DeclaredCuts:
-    """Check `cuts` and `mesh`. Raises `UsageError` if one has another form, or if `cuts` has no mesh."""
+    """Check the arguments `cuts` and `mesh`.
+
+    Raises `UsageError` if one of them has a wrong form, or if there are `cuts` without a `mesh`.
+    """
     with _errors_of_record():
         axes = mesh_of(mesh) if mesh is not None else ()
         if cuts and not axes:
-            raise UsageError("cuts without mesh is not valid: axes have no size. Expected a mesh, such as {'dp': 2, 'tp': 2}.")
+            raise UsageError(
+                "cuts without mesh is not valid: the sizes of its axes are not known. Expected a mesh, such as "
+                "{'dp': 2, 'tp': 2}."
+            )
         found: dict[str, Any] | None = require_cuts(cuts, [name for name, _ in axes]) if axes else None
     return DeclaredCuts(cuts=found or {}, axes=axes)
 
 
 def load_cuts(file: Path) -> dict[str, Any]:
-    """Read tables ``mesh`` and ``cuts`` from a TOML file. Raises `UsageError` if they are not valid."""
+    """Read the tables ``mesh`` and ``cuts`` from a TOML file. Raises `UsageError` if one of them is not valid."""
     found = load_toml(file)
     if not {*found} <= {"mesh", "cuts"}:
         raise UsageError(f"file {file} is not valid: it has {', '.join(found)}. Expected the tables mesh and cuts.")

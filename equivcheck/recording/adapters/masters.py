@@ -1,4 +1,4 @@
-"""Finds the model's parameters if an optimizer updates copies, as Megatron's, apex's and DeepSpeed's do in float32.
+"""Finds which parameter an optimizer's tensor copies. Megatron, apex and DeepSpeed update float32 copies of the parameters.
 
 A copy holds its parameter's values with more digits. If no attribute refers to a copy, the parameter with equal values is
 searched.
@@ -36,14 +36,16 @@ class Copies:
     """An optimizer's own copies of parameters, such as float32 master weights."""
 
     slots: tuple[Slot, ...] = ()
-    """Each copy, with its elements' positions in the model's parameters."""
+    """The copies. Each has its elements' positions in the model's parameters."""
     unsure: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
-    """Pairs of copy and parameter that were chosen by order only, because other parameters have equal values."""
+    """Pairs (copy, parameter) that may be wrong: several parameters have the same values, so copies were assigned to them in
+    order.
+    """
 
     def require_equal(self) -> None:
-        """Check after an update that each copy in `unsure` still has its parameter's values.
+        """After an update, check that each copy in `unsure` still has its parameter's values, up to rounding.
 
-        Raises `UsageError` if one has not.
+        Raises `UsageError` if it does not.
         """
         for copy, parameter in self.unsure:
             found, expected = copy.reshape(-1).to(torch.float64), parameter.reshape(-1).to(torch.float64)
@@ -55,9 +57,9 @@ class Copies:
 
 
 def find_copies(tensors: Sequence[torch.Tensor], slots: Sequence[Slot], values: Values = values_of) -> Copies:
-    """Before an optimizer's first step, find the parameter that each tensor copies.
+    """Before an optimizer's first step, find which parameter each of its `tensors` copies.
 
-    Tensors without a parameter are left out.
+    `slots` are the parameters, and `values` returns a parameter's values. Tensors without such a parameter are left out.
     """
     marked = dict(_marked(tensors, slots))
     left = [tensor for tensor in tensors if id(tensor) not in marked and tensor.is_floating_point()]

@@ -21,10 +21,10 @@ _WRAPPERS = frozenset({"module", "model", "_orig_mod", "_forward_module", "base_
 def match_names(
     first: Sequence[RankTrace], other: Sequence[RankTrace], sources: Sequence[Source] = ()
 ) -> tuple[tuple[RankTrace, ...], tuple[str, ...]]:
-    """Rename the other run's tensors as in the first run.
+    """Rename the tensors in the run `other`, so that they have their names in the run `first`.
 
-    Returns the renamed run, and a clause if names match without wrappers. Raises `UsageError` if a name in the map does not
-    exist, or if its tensors have other shapes.
+    Returns the renamed run, and a clause if prefixes of wrappers were ignored. Raises `UsageError` if a name in the name map
+    `sources` does not exist, or if its tensors have different shapes.
     """
     known, own = _shapes(first), _shapes(other)
     names = _mapped(sources, own, known)

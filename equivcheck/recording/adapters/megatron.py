@@ -22,7 +22,7 @@ _EXPERT_NUMBER = re.compile(r"(?<=\.local_experts\.)\d+|(?<=\.linear_fc[12]\.wei
 
 
 def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
-    """Return a parameter's gradient, else its ``main_grad``, in which Megatron accumulates gradients."""
+    """Return a parameter's gradient. If it has none, return ``main_grad``, in which Megatron accumulates gradients."""
     if parameter.grad is not None:
         return parameter.grad
     main = getattr(parameter, "main_grad", None)
@@ -30,10 +30,11 @@ def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
 
 
 def shard_of(name: str, parameter: torch.Tensor, owner: nn.Module | None, declared: tuple[int, int] | None) -> Move | None:
-    """Return how a tensor-parallel shard moves into the full parameter; None if the parameter is no shard.
+    """Return where a tensor-parallel shard lies in the full parameter; None if the parameter is not a shard.
 
-    `owner` is the module with this parameter. `declared` are rank and size in the tensor-parallel group, if the user passed a
-    mesh. Raises `UsageError` if neither is known, or if the shard has no such dim.
+    `owner` is the module with this parameter. `declared` is the rank and size in the tensor-parallel group, if the user passed a
+    mesh. Raises `UsageError` if neither tells the rank, or if the parameter does not have the dim in its attribute
+    ``partition_dim``.
     """
     if not getattr(parameter, "tensor_model_parallel", False):
         return None
@@ -69,9 +70,10 @@ def _place_in(kind: str) -> tuple[int, int] | None:
 def expert_names(
     parameters: Mapping[str, torch.Tensor], declared: tuple[int, int] | None
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return new names for expert-parallel parameters, with expert numbers in the full model; and names with an unknown number.
+    """Return a new name for each expert-parallel parameter, with the expert's number in the full model.
 
-    `declared` are rank and size in the expert-parallel group, if the user passed a mesh.
+    Its own name has the expert's number on this rank. Also returns the names for which the number in the full model is not known.
+    `declared` is the rank and size in the expert-parallel group, if the user passed a mesh.
     """
     own = [name for name, parameter in parameters.items() if not getattr(parameter, "allreduce", True)]
     place = _place_in("expert_model") or declared

@@ -27,23 +27,23 @@ _KEYS = {"name": {"transpose"}, "parts": {"dim", "groups", "transpose"}, "tied":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """One name or pattern in a name map."""
+    """One entry in a name map: which recorded tensors get the new name `target`."""
 
     target: str
-    """New name, maybe with ``*``."""
+    """New name. It may contain ``*``."""
     names: tuple[str, ...]
-    """Names in this run. There are several if the new tensor fuses them, or if they are tied."""
+    """Names or patterns in this run. Several names are fused into the new tensor, or belong to one tied tensor."""
     is_fused: bool = False
     """Whether each name in `names` is only a part of the new tensor."""
     dim: int = 0
-    """Dim along which parts are fused."""
+    """Dim along which the tensors in `names` are concatenated in the new tensor."""
     groups: int = 1
-    """Equal groups into which each part is divided, because the parts' groups alternate in the fused tensor."""
+    """Into how many equal groups each tensor in `names` is divided. The new tensor takes one group from each tensor in turn."""
     is_transposed: bool = False
-    """Whether the last two dims are swapped, before parts are fused."""
+    """Whether the last two dims are swapped before the tensors are fused."""
 
     def matches(self, name: str) -> Iterator[tuple[int, tuple[str, ...]]]:
-        """Yield positions in `names` whose pattern matches, with the texts that stand for ``*``."""
+        """Yield the index of each pattern in `names` that matches `name`, with the texts for which ``*`` stands."""
         for number, pattern in enumerate(self.names):
             expression = "(.*)".join(map(re.escape, pattern.split("*")))
             if found := re.fullmatch(expression, name):
@@ -52,18 +52,21 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Position in another run's tensor."""
+    """A tensor's name and position in another run."""
 
     name: str
-    """The other run's name."""
+    """The tensor's name in the other run."""
     is_transposed: bool = False
-    """Whether to swap the last two dims first."""
+    """Whether the last two dims are swapped before `move` is applied."""
     move: Move | None = None
-    """Move into the fused tensor, after the swap; None if the tensor is not fused."""
+    """Position in the other run's fused tensor; None if the tensor is not fused."""
 
 
 def require_names(names: Any) -> tuple[Source, ...]:
-    """Check a name map. Raises `UsageError` if an entry has another form, or a name occurs twice."""
+    """Check the argument `names`, a name map.
+
+    Raises `UsageError` if an entry has a wrong form, or if two entries name one tensor.
+    """
     if names is None:
         return ()
     if not isinstance(names, Mapping):
@@ -86,7 +89,7 @@ def _source(target: Any, value: Any) -> Source:
     kind = next((kind for kind in _KEYS if isinstance(table, Mapping) and kind in table), "")
     if not isinstance(target, str) or not kind or not {*table} <= {kind, *_KEYS[kind]}:
         hint = " In TOML, put names with dots in quotes." if isinstance(table, Mapping) and not kind else ""
-        raise UsageError(f"names entry {target!r}: {value!r:.100} is not valid: it has another form. Expected {_FORM}.{hint}")
+        raise UsageError(f"names entry {target!r}: {value!r:.100} is not valid: its form is wrong. Expected {_FORM}.{hint}")
     own: Mapping[str, Any] = table
     names = (own[kind],) if kind == "name" else own[kind]
     groups, dim, transpose = own.get("groups", 1), own.get("dim", 0), own.get("transpose", False)
@@ -100,7 +103,7 @@ def _source(target: Any, value: Any) -> Source:
         and isinstance(transpose, bool)
     )
     if not is_valid:
-        raise UsageError(f"names entry {target!r}: {value!r:.100} is not valid: it has another form. Expected {_FORM}.")
+        raise UsageError(f"names entry {target!r}: {value!r:.100} is not valid: its form is wrong. Expected {_FORM}.")
     return Source(target=target, names=tuple(names), is_fused=kind == "parts", dim=dim, groups=groups, is_transposed=transpose)
 
 
@@ -120,9 +123,10 @@ def load_toml(file: Path) -> dict[str, Any]:
 
 
 def places_of(sources: Sequence[Source], shapes: Mapping[str, Ints]) -> dict[str, Place]:
-    """Return the position in the other run, by name, for each tensor that the map mentions. `shapes` are full shapes.
+    """Return the name and position in the other run for each tensor that the name map `sources` mentions.
 
-    The first entry that matches counts. Raises `UsageError` if two tensors get one name, or if parts do not fit together.
+    `shapes` are full shapes by name. If several entries match a tensor, the first one counts. Raises `UsageError` if two tensors
+    get one name, or if tensors with these shapes cannot be fused.
     """
     matched: dict[tuple[Source, tuple[str, ...]], dict[int, str]] = {}
     for name in shapes:
@@ -148,7 +152,7 @@ def places_of(sources: Sequence[Source], shapes: Mapping[str, Ints]) -> dict[str
 
 
 def unmatched_sources(sources: Sequence[Source], names: Sequence[str]) -> list[str]:
-    """Return names in a map that no tensor matches."""
+    """Return the names and patterns in a name map that match no tensor in `names`."""
     own = [pattern for source in sources for pattern in source.names]
     found = {source.names[number] for source in sources for name in names for number, _ in source.matches(name)}
     return [pattern for pattern in own if pattern not in found]
@@ -165,12 +169,14 @@ def _moves(source: Source, target: str, names: Sequence[str | None], shapes: Map
         return [None] * len(names)
 
     def refuse(why: str) -> UsageError:
-        return UsageError(f"names entry {source.target!r} is not valid: {why}. Expected parts of {target!r} that fit together.")
+        return UsageError(
+            f"names entry {source.target!r} is not valid: {why}. Expected tensors that can be concatenated to {target!r}."
+        )
 
     present = [name for name in names if name is not None]
     if len(present) < len(names):
         missing = source.names[next(number for number, name in enumerate(names) if name is None)]
-        raise refuse(f"no tensor {missing!r} is next to {present[0]!r}")
+        raise refuse(f"the model has {present[0]!r}, but no tensor {missing!r}")
     own = [swap_last_dims(shapes[name]) if source.is_transposed and len(shapes[name]) > 1 else shapes[name] for name in present]
     dims = {len(shape) for shape in own}
     if len(dims) > 1 or not -min(dims) <= source.dim < min(dims):

@@ -16,19 +16,23 @@ Ints = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Part:
-    """Local elements that form a box in a tensor."""
+    """Local elements that form a box in the full tensor."""
 
     piece: Piece
-    """Name and position; never a run."""
+    """Name, and the box's position in the full tensor. `Piece.run` is always None."""
     values: torch.Tensor
-    """View on the local elements, with the box's size as its shape."""
+    """A view on the local elements, with the box's shape."""
 
     def transpose(self) -> Part:
-        """Swap the last two dims. Raises `UsageError` if there are fewer than two dims."""
+        """Return this part of the transposed tensor: the last two dims are swapped.
+
+        Raises `UsageError` if the tensor has fewer than two dims.
+        """
         piece = self.piece
         if len(piece.shape) < 2:
             raise UsageError(
-                f"names entry for {piece.name!r} is not valid: shape {piece.shape} cannot be transposed. Expected 2 dims or more."
+                f"names entry for {piece.name!r} is not valid: shape {piece.shape} cannot be transposed. Expected a tensor with "
+                f"at least 2 dims."
             )
         turned = replace(
             piece, shape=swap_last_dims(piece.shape), start=swap_last_dims(piece.start), size=swap_last_dims(piece.size)
@@ -36,7 +40,10 @@ class Part:
         return Part(piece=turned, values=self.values.transpose(-1, -2))
 
     def with_name(self, name: str) -> Part:
-        """Give the tensor another name. If it is state, the key after ``/`` is kept."""
+        """Return the part with another tensor name.
+
+        If it belongs to optimizer state, such as ``weight/exp_avg``, the key after ``/`` is kept.
+        """
         suffix = "".join(self.piece.name.partition("/")[1:])
         return replace(self, piece=replace(self.piece, name=name + suffix))
 
@@ -47,7 +54,7 @@ def swap_last_dims(values: Ints) -> Ints:
 
 
 def parts_of(piece: Piece, values: torch.Tensor) -> Iterator[Part]:
-    """Split a piece into boxes, in the order of its elements. `values` are the piece's elements, with any shape."""
+    """Yield a piece's elements as boxes, in the order of the elements. `values` are the piece's elements, in any shape."""
     start, size = piece.start or (0,) * len(piece.shape), piece.size or piece.shape
     offset, length = piece.run or (0, math.prod(size))
     if length == math.prod(size):
@@ -83,16 +90,16 @@ def _boxes_of_run(start: Ints, size: Ints, offset: int, length: int) -> Iterator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """Moves a tensor into a larger one. Indices along one dim go to boxes of the larger tensor, in order."""
+    """Places a tensor in a larger one. The tensor is split along `dim`, and its slices fill `boxes`, in this order."""
 
     dim: int
     """Dim along which the tensor is split."""
     boxes: tuple[Piece, ...]
-    """Boxes in the larger tensor."""
+    """Positions of the slices in the larger tensor."""
 
     @property
     def shape(self) -> Ints:
-        """Shape that a tensor must have."""
+        """Shape that a tensor must have for this move."""
         size = self.boxes[0].size
         return (*size[: self.dim], sum(box.size[self.dim] for box in self.boxes), *size[self.dim + 1 :])
 
@@ -113,9 +120,9 @@ class Move:
 
 
 def shard_move(shape: Ints, dim: int, rank: int, num_ranks: int, num_components: int = 1) -> Move:
-    """Return the move for a shard with this local shape.
+    """Return where a shard lies in the full tensor, which is split along `dim` over `num_ranks` ranks.
 
-    If `dim` has several equal components, a rank has an equal part in each.
+    `shape` is the shard's shape. A fused dim with `num_components` equal components is split within each component.
     """
     size = (*shape[:dim], shape[dim] // num_components, *shape[dim + 1 :])
     full = (*shape[:dim], shape[dim] * num_ranks, *shape[dim + 1 :])

@@ -1,4 +1,4 @@
-"""Compares runs of which only one has an optimizer that updates copies of the parameters in another dtype."""
+"""Compares two runs if an optimizer updates copies in another dtype than the model's."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from equivcheck.recording.trace import Moment
 def match_copies(
     first: RecordedRun, second: RecordedRun, noisy: Sequence[RecordedRun]
 ) -> tuple[RecordedRun, RecordedRun, tuple[RecordedRun, ...], list[str]]:
-    """Choose for each parameter what to compare: copies in the optimizer, or the model's own values.
+    """Choose which tensors are compared for each parameter: the optimizer's copies, or the model's own parameters.
 
-    If both runs have copies, both are compared, and the model's own values have their dtype in the name. If one run has copies,
-    they are compared with the other run's parameters, unless these parameters have the model's dtype. Returns the runs, and
-    clauses about copies in one run only.
+    If both runs have copies, both kinds are compared. If only one run has copies, they are compared with the other run's
+    parameters, unless these have the model's dtype. `noisy` are the moved runs. Returns all three arguments with the chosen
+    tensors, and clauses about copies in one run only.
     """
     one, other = _with_chosen(first, second), _with_chosen(second, first)
     notes = []
@@ -40,9 +40,9 @@ def _with_chosen(run: RecordedRun, other: RecordedRun) -> RecordedRun:
 
 
 def rounding_of(key: Key, first: RecordedRun, second: RecordedRun) -> float:
-    """Return the distance that one machine epsilon explains.
+    """Return the distance between two tensors with the same name that one machine epsilon explains.
 
-    If both runs update copies, only the change since the start has the model's coarse precision.
+    If both runs update copies, only the change since the start is rounded to the model's coarser dtype.
     """
     one, other = first.tensors[key], second.tensors[key]
     coarse, start = max(one.eps, other.eps), first.tensors.get((0, Moment.START, key[2]))

@@ -22,23 +22,24 @@ FEWEST = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Candidate:
-    """A possible mistake, and the distance between its values and the second run's."""
+    """A possible mistake in the second run, and how far its predicted values are from the recorded values."""
 
     cause: Cause
-    """The mistake."""
+    """The mistake, as a code for programs."""
     words: str
-    """Sentence; ``{gradients}``, ``{parameters}`` and ``{updates}`` stand for subject and verb."""
+    """The mistake in a sentence. ``{gradients}``, ``{parameters}`` and ``{updates}`` are replaced by a subject and a verb."""
     errors: Mapping[str, float]
-    """Distance to the predicted values in units of the tolerance, by tensor."""
+    """For each tensor, the distance between predicted and recorded values, divided by the tolerance."""
     size: float = 1.0
-    """Factor by which the tolerance was multiplied."""
+    """Factor by which the tolerance was multiplied. A prediction that scales a tensor also scales the tensor's rounding errors.
+    """
     fitted: int = 0
-    """Coefficients that were fitted to the second run."""
+    """How many coefficients were fitted to the second run's values."""
     is_exact: bool = True
-    """Whether the mistake predicts all sums, and not only minimum, maximum and norm."""
+    """Whether all signed sums were predicted. If not, only minimum, maximum and norm were."""
 
     def worst(self, names: Iterable[str]) -> float:
-        """Largest error over some tensors; infinite if the mistake says nothing about one of them."""
+        """The largest error among the tensors `names`; infinity if the mistake predicts no values for one of them."""
         return max((self.errors.get(name, np.inf) for name in names), default=np.inf)
 
 
@@ -52,9 +53,10 @@ def make_candidate(  # noqa: PLR0913 - a cause, its words, and its relation
     found: Tensors | None = None,
     fitted: int = 0,
 ) -> Candidate:
-    """Compare predicted sums with the second run's. `size` is the sum of the coefficients' absolute values.
+    """Compare `predicted` signed sums with the second run's, and return the errors as a candidate.
 
-    Replicas must agree, unless `found` has other values to compare, such as their means.
+    `size` is the sum over the coefficients' absolute values. The second run's replicas must be equal, unless `found` passes other
+    values to compare, such as the replicas' means.
     """
     size = max(size, 1.0)
     actual, errors = evidence.found_sums if found is None else found, {}
@@ -67,9 +69,9 @@ def make_candidate(  # noqa: PLR0913 - a cause, its words, and its relation
 
 
 def choose(evidence: Evidence, candidates: Iterable[Candidate]) -> Candidate | None:
-    """Return the only candidate for the second run's values, or None.
+    """Return the candidate that explains the second run's values, or None if no candidate or several different ones do.
 
-    Candidates with fitted coefficients count only if no other fits.
+    Candidates with fitted coefficients count only if no other candidate explains the values.
     """
     found = list(candidates)
     for own in ([each for each in found if not each.fitted], [each for each in found if each.fitted]):
@@ -103,7 +105,10 @@ def _numbers(evidence: Evidence, name: str) -> int:
 
 
 def fit(evidence: Evidence, columns: Sequence[Tensors], found: Tensors | None = None) -> Sums | None:
-    """Fit the second run's wrong tensors by a linear combination of columns; None if the columns depend on each other."""
+    """Fit a linear combination of `columns` to the second run's wrong tensors, and return its coefficients.
+
+    Returns None if the coefficients are not unique. `found` replaces the second run's values.
+    """
     found = evidence.found_sums if found is None else found
     names = [name for name in evidence.wrong if name in evidence.names and all(name in column for column in columns)]
     scales = [1.0 / evidence.limits[name] if evidence.limits[name] else 0.0 for name in names]
@@ -119,7 +124,10 @@ def fit(evidence: Evidence, columns: Sequence[Tensors], found: Tensors | None = 
 
 
 def subject(evidence: Evidence, candidate: Candidate) -> Mapping[str, str]:
-    """Name the tensors in the words for a candidate: all tensors if they fit, else the wrong tensors."""
+    """Return the texts for the placeholders in a candidate's sentence.
+
+    They say "all gradients" if the candidate explains all tensors, or else name the wrong ones.
+    """
     is_all = candidate.worst(evidence.names) <= 1.0 and set(candidate.errors) >= set(evidence.names)
     what = tensors(evidence.wrong)
     found = {"parameters": "any parameter" if is_all else what}

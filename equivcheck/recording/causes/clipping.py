@@ -1,4 +1,4 @@
-"""Mistakes in clipping: another norm, another limit, or none. Gradients before clipping are right."""
+"""Mistakes in clipping: another norm, another limit, or none. Gradients before clipping are right in these cases."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ TINY = 1e-6
 
 
 def wrong_clipping(evidence: Evidence) -> Iterator[Candidate]:
-    """Yield mistakes in clipping, if the first run clips and its norm is known."""
+    """Yield possible mistakes in gradient clipping.
+
+    Yields nothing if the first run does not clip, or if its gradients before clipping are not known.
+    """
     step, squares = evidence.step, _squares(evidence.first, evidence.step)
     if evidence.moment is not Moment.GRADIENT or not squares:
         return
@@ -80,7 +83,10 @@ def _counted_twice(evidence: Evidence, squares: Mapping[str, float], limit: floa
 
 
 def limited_elements(evidence: Evidence) -> Iterator[Candidate]:
-    """Yield a limit for each element, if several tensors in the second run have the same extremes."""
+    """Yield the mistake that each gradient element is limited, as by `clip_grad_value_`.
+
+    It is plausible if several tensors in the second run have the same largest absolute value.
+    """
     step, run = evidence.step, evidence.first
     before = run.tensors_at(step, Moment.UNCLIPPED) or run.tensors_at(step, evidence.moment)
     pairs = {name: (before[name].sketch.value, evidence.second_tensor(name).value) for name in evidence.names if name in before}
@@ -160,9 +166,9 @@ def _locally(evidence: Evidence, norms: Mapping[int, float], limit: float) -> Ca
 
 
 def clipped_early(evidence: Evidence) -> Candidate | None:
-    """Return the mistake that ranks clip before the reduction, else None.
+    """Return the mistake that ranks clip gradients before they reduce them.
 
-    Ranks then clip different gradients, and have the same gradients afterwards.
+    Returns None if the second run does not clip, or if its clipped gradients differ between ranks.
     """
     second, step = evidence.second, evidence.step
     clipped = second.tensors_at(step, Moment.GRADIENT)

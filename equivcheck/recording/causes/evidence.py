@@ -1,4 +1,4 @@
-"""Sums of two recorded runs around their first difference."""
+"""Signed sums of two recorded runs near their first difference."""
 
 from __future__ import annotations
 
@@ -22,26 +22,29 @@ Tensors = Mapping[str, Sums]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evidence:
-    """Two runs and their first difference."""
+    """Two recorded runs, and the point in training at which they first differ."""
 
     first: RecordedRun
     """The right run."""
     second: RecordedRun
     """The run to explain."""
     tolerance: Callable[[Key], float]
-    """Allowed distance for each tensor in the first run."""
+    """Function that returns the distance allowed for a tensor in the first run."""
     step: int
     """Step with the first difference."""
     moment: Moment
     """Point in the step (`Moment`) with the first difference."""
     wrong: tuple[str, ...]
-    """Tensors with a difference at `step` and `moment`."""
+    """Names for which both runs differ at `step` and `moment`."""
     is_one_rank: bool = False
-    """Whether the second run contains only one rank's record."""
+    """Whether the second run contains the record of one rank only."""
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Names to compare. For each such tensor, both runs have all elements, in floating point without NaN."""
+        """Names to compare at `step` and `moment`.
+
+        Both runs recorded all elements in these tensors, in floating point and without NaN.
+        """
         return tuple(
             name for name in self.first.tensors_at(self.step, self.moment) if self._is_comparable((self.step, self.moment, name))
         )
@@ -55,17 +58,20 @@ class Evidence:
 
     @cached_property
     def expected_sums(self) -> Tensors:
-        """The first run's sums at `step` and `moment`."""
+        """The first run's signed sums for each tensor at `step` and `moment`."""
         return self.sums(self.first, self.step, self.moment)
 
     @cached_property
     def found_sums(self) -> Tensors:
-        """The second run's sums at `step` and `moment`; if replicas differ, those of the lowest rank."""
+        """The second run's signed sums for each tensor at `step` and `moment`.
+
+        If replicas differ, the lowest rank's replica counts.
+        """
         return self.sums(self.second, self.step, self.moment)
 
     @cached_property
     def limits(self) -> Mapping[str, float]:
-        """Allowed distance for each tensor at `step` and `moment`."""
+        """Allowed distance between both runs, for each tensor at `step` and `moment`."""
         return {name: self.tolerance((self.step, self.moment, name)) for name in self.names}
 
     @cached_property
@@ -74,11 +80,11 @@ class Evidence:
         return {name: spread(self.second_tensor(name)) for name in self.names}
 
     def second_tensor(self, name: str) -> Assembled[Sketch]:
-        """Return the second run's tensor at `step` and `moment`."""
+        """Return the second run's tensor `name` at `step` and `moment`."""
         return self.second.tensors[self.step, self.moment, name].sketch
 
     def sums(self, run: RecordedRun, step: int, moment: Moment) -> Tensors:
-        """Return sums for a run's complete tensors at a step and moment."""
+        """Return the signed sums for all complete tensors that `run` recorded at a step and moment."""
         return {
             name: tensor.sketch.value.sums
             for name, tensor in run.tensors_at(step, moment).items()
@@ -86,13 +92,19 @@ class Evidence:
         }
 
     def trivial_error(self, name: str) -> float:
-        """Distance between both runs, or between replicas, in units of the allowed distance."""
+        """Error of the tensor `name` if no mistake is assumed.
+
+        This is the distance between both runs or between replicas, divided by the allowed distance.
+        """
         apart = rms(self.found_sums[name] - self.expected_sums[name])
         return relative_error(max(apart, self.spreads[name]), self.limits[name])
 
 
 def ranks_with_other_values(evidence: Evidence, name: str) -> set[int]:
-    """Ranks whose replica of a full tensor differs from the first run's; all ranks if they hold shards."""
+    """Ranks whose replica of the tensor `name` differs from the first run's values.
+
+    All ranks with the tensor if they hold shards.
+    """
     tensor = evidence.second.tensors[evidence.step, evidence.moment, name]
     right = {
         rank
@@ -103,7 +115,7 @@ def ranks_with_other_values(evidence: Evidence, name: str) -> set[int]:
 
 
 def only_rank(run: RecordedRun, rank: int, step: int) -> RecordedRun:
-    """Return one rank's record around a step as a run of its own."""
+    """Return a run that contains only one rank's records, for `step` and its neighbours."""
     at = [trace.header.rank for trace in run.ranks].index(rank)
     tensors = {}
     for key, tensor in run.tensors.items():
@@ -116,28 +128,28 @@ def only_rank(run: RecordedRun, rank: int, step: int) -> RecordedRun:
 
 
 def rms(sums: Sums) -> float:
-    """Estimate a tensor's 2-norm from its sketch."""
+    """Estimate a tensor's 2-norm from its signed sums: their root mean square."""
     return float(np.sqrt(np.mean(sums**2)))
 
 
 def spread(tensor: Assembled[Sketch]) -> float:
-    """Largest distance between replicas."""
+    """Largest distance between replicas of a tensor."""
     return max((part.value.distance(group[0].value) for group in tensor.replicas for part in group), default=0.0)
 
 
 def linear_combination(*terms: tuple[float, Tensors]) -> dict[str, Sums]:
-    """Combine tensors linearly. A tensor that is not in all terms is left out."""
+    """Add up tensors by name, each multiplied by the factor before it. A tensor that is missing in a term is left out."""
     names = [name for name in terms[0][1] if all(name in tensors for _, tensors in terms)]
     return {name: np.sum([factor * tensors[name] for factor, tensors in terms], axis=0) for name in names}
 
 
 def mean_of_replicas(tensor: Assembled[Sketch]) -> Sums | None:
-    """Sums for a full tensor, averaged over replicas; None if elements are missing."""
+    """Signed sums for a full tensor, with the mean over replicas as values; None if elements are missing."""
     return _with_replicas(tensor, lambda group: np.mean(group, axis=0))
 
 
 def sum_of_replicas(tensor: Assembled[Sketch]) -> Sums | None:
-    """Sums for a full tensor, added up over replicas; None if elements are missing."""
+    """Signed sums for a full tensor, with the sum over replicas as values; None if elements are missing."""
     return _with_replicas(tensor, lambda group: np.sum(group, axis=0))
 
 
@@ -151,23 +163,23 @@ def _with_replicas(tensor: Assembled[Sketch], total: Callable[[list[Sums]], Sums
 
 
 def full_tensors(found: Mapping[str, Assembled[Sketch]], total: Callable[[Assembled[Sketch]], Sums | None]) -> Tensors:
-    """Sums of the complete tensors, with replicas combined by `total`."""
+    """Signed sums of all tensors without missing elements. `total` is `mean_of_replicas` or `sum_of_replicas`."""
     return {name: value for name, tensor in found.items() if (value := total(tensor)) is not None}
 
 
 def steps_of(run: RecordedRun, number: int) -> Iterator[tuple[int, RecordedStep]]:
-    """Yield each rank and its record of a step."""
+    """Yield each rank with its record of step `number`."""
     return zip((trace.header.rank for trace in run.ranks), run.records.get(number, ()), strict=False)
 
 
 def entries_of(run: RecordedRun, number: int, moment: Moment) -> Iterator[tuple[int, Entry]]:
-    """Yield each rank and its parts at a moment, except partial sums."""
+    """Yield each rank with each tensor part that it recorded at a step and moment. Partial sums are left out."""
     for tensor in run.tensors_at(number, moment).values():
         yield from (each for each in zip(tensor.ranks, tensor.entries, strict=True) if each[1].addends is None)
 
 
 def accumulated_gradients(run: RecordedRun, number: int, microbatch: int) -> dict[str, Assembled[Sketch]]:
-    """Return gradients found right before a backward pass."""
+    """Return the gradients that were recorded right before a step's backward pass number `microbatch`."""
     parts: dict[str, list[Part[Sketch]]] = {}
     for rank, record in steps_of(run, number):
         for entry in record.entries:
@@ -177,20 +189,21 @@ def accumulated_gradients(run: RecordedRun, number: int, microbatch: int) -> dic
 
 
 def num_microbatches(run: RecordedRun, number: int) -> int:
-    """Count a step's backward passes. Returns 1 if they are unknown."""
+    """Return how many backward passes a step has, or 1 if this is unknown."""
     return max((step.num_backwards for _, step in steps_of(run, number)), default=1) or 1
 
 
 def num_data_ranks(run: RecordedRun, number: int) -> int:
-    """Count the ranks that have their own samples, or all ranks if samples are unknown."""
+    """Return how many ranks have different samples. If samples were not recorded, all ranks count."""
     samples = {step.samples for _, step in steps_of(run, number) if any(step.samples)}
     return len(samples) or len(run.ranks)
 
 
 def increments(run: RecordedRun, number: int, final: Tensors) -> list[dict[str, Sums]]:
-    """Return each microbatch's share in the accumulated gradients; empty if they were not recorded.
+    """Return the gradients that each microbatch in a step added.
 
-    Unreduced replicas are averaged.
+    `final` are the gradients at the step's end. Empty if accumulated gradients were not recorded. If gradients are not reduced
+    yet, their mean over ranks counts.
     """
     count = num_microbatches(run, number)
     before: list[Tensors] = []

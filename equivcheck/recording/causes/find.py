@@ -1,4 +1,4 @@
-"""`find_cause`: name the mistake in the second run."""
+"""`find_cause`: find the mistake that explains the second run's values."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def find_cause(
     differences: Sequence[TensorDifference],
     tolerance: Callable[[Key], float],
 ) -> Diagnosis | None:
-    """Name the mistake in the second run, or return None.
+    """Find the mistake that explains the second run's values, or return None.
 
     A mistake is a linear relation between both runs. The relation must hold for each tensor at the first point with a difference.
-    It must fit far better than no mistake, and no other relation may fit. `tolerance` gives the allowed distance for a tensor in
-    the first run; `differences` are in training order.
+    It must fit far better than no mistake, and no other relation may fit. `tolerance` returns the distance allowed for a tensor
+    in the first run. `differences` are in training order.
     """
     found = [each for each in differences if each.moment not in SHOWN_LATER]
     if not found:

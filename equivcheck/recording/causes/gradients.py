@@ -35,7 +35,7 @@ NEAR = 1e-3
 
 
 def wrong_gradients(evidence: Evidence) -> Iterator[Candidate]:
-    """Yield mistakes in gradients."""
+    """Yield possible mistakes in gradients, such as gradients that are lost, scaled or not reduced."""
     yield lost_gradients(evidence)
     yield from _scaled_by_counts(evidence)
     yield from _unreduced(evidence)
@@ -45,7 +45,10 @@ def wrong_gradients(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def lost_gradients(evidence: Evidence) -> Candidate:
-    """Return the mistake of gradients being zero, at this step or at each one."""
+    """Return the mistake that the second run's gradients are zero, at this step or at each step.
+
+    If the right gradients come one step later, the mistake is a delay instead.
+    """
     zero = {name: np.zeros_like(sums) for name, sums in evidence.expected_sums.items()}
     later = evidence.sums(evidence.second, evidence.step + 1, evidence.moment)
     wrong = [name for name in evidence.wrong if name in later and later[name].any()]
@@ -113,7 +116,7 @@ def _multiplied(evidence: Evidence, cause: Cause, words: str, factor: float, *, 
 
 
 def scaled_gradients(evidence: Evidence) -> Iterator[Candidate]:
-    """Yield the factor with the best fit, whatever its value."""
+    """Yield the mistake that all wrong gradients are multiplied by one factor. The factor is fitted."""
     found = fit(evidence, [evidence.expected_sums])
     if found is None or not found[0]:
         return

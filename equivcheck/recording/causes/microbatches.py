@@ -16,7 +16,10 @@ Samples = frozenset[int]
 
 
 def wrong_microbatches(evidence: Evidence) -> Iterator[Candidate]:
-    """Yield wrong sums over microbatches, if the first run has gradients after each, and both runs have the same samples."""
+    """Yield possible mistakes in the sum of gradients over microbatches.
+
+    The first run must have recorded gradients before each backward pass, and both runs must have the same samples.
+    """
     parts = increments(evidence.first, evidence.step, evidence.expected_sums)
     count, own = len(parts), _samples_of_microbatches(evidence.first, evidence.step)
     if not 1 < count <= TRIED or len(own) != count or not all(own):

@@ -14,7 +14,10 @@ from equivcheck.recording.trace import Moment
 
 
 def missing_gradients(evidence: Evidence) -> Diagnosis | None:
-    """Name gradients that only the first run has, if the second run's optimizer leaves these parameters as they are."""
+    """Name the parameters that are not updated because their gradients are None in the second run.
+
+    If only the norm for clipping leaves out gradients, these are named. Returns None if there is no such parameter.
+    """
     names, step, second = evidence.wrong, evidence.step, evidence.second
     kept = second.tensors_at(step, Moment.GRADIENT)
     if evidence.moment is Moment.UNCLIPPED and all(name in kept for name in names):
@@ -32,7 +35,10 @@ def missing_gradients(evidence: Evidence) -> Diagnosis | None:
 
 
 def updated_copies(evidence: Evidence) -> Diagnosis | None:
-    """Name parameters of the second run's optimizer, if they are copies of the model's and the model is never updated."""
+    """Name the parameters of the second run's optimizer if they are copies, and the model is never updated.
+
+    Returns None otherwise.
+    """
     first, second, step = evidence.first, evidence.second, evidence.step
     originals = {copy: _original(first, second, step, copy) for copy in evidence.wrong}
     start, after = evidence.sums(second, step, Moment.START), evidence.sums(second, step, Moment.UPDATE)
@@ -47,7 +53,10 @@ def updated_copies(evidence: Evidence) -> Diagnosis | None:
 
 
 def untied_weights(evidence: Evidence, differences: Sequence[TensorDifference]) -> Diagnosis | None:
-    """Name the second run's parameters that copy a parameter in the first run and have a part of its gradient."""
+    """Name a weight that is shared in the first run, and is two independent parameters in the second run; None if there is none.
+
+    The two gradients must add up to the shared weight's gradient.
+    """
     first, second, step = evidence.first, evidence.second, evidence.step
     moment = next((each for each in GRADIENTS if (step, each) in first.moments & second.moments), None)
     if moment is None:

@@ -19,9 +19,9 @@ NAMED = 2
 
 
 def moved_elements(evidence: Evidence, noun: str) -> Iterator[Candidate]:
-    """Yield mistakes with elements in wrong places.
+    """Yield the mistakes that tensors have each other's values, or their own values in another order.
 
-    Tensors have each other's values, or the right norm, minimum and maximum.
+    `noun` says which values differ, such as ``gradients``.
     """
     yield from _exchanged(evidence, noun)
     errors = {name: _permuted_error(evidence, name) for name in evidence.wrong}

@@ -14,7 +14,10 @@ Samples = tuple[int, ...]
 
 
 def wrong_samples(first: RecordedRun, second: RecordedRun, step: int) -> Diagnosis | None:
-    """Name ranks or microbatches with the same samples, or lost samples, if all other samples of the second run are right."""
+    """Name ranks or microbatches that train on the same samples, or samples that no rank has.
+
+    None if the second run has additional samples, or if some samples count more often than others.
+    """
     groups = [_ranks_by_samples(run, step) for run in (first, second)]
     one, other = (Counter(sample for samples in own for sample in samples) for own in groups)
     lost = one.keys() - other.keys()

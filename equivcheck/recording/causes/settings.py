@@ -1,4 +1,4 @@
-"""Optimizer settings in two recorded runs, and updates with other settings."""
+"""Optimizer settings in two recorded runs, and the updates that other settings would give."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from equivcheck.recording.trace import Moment
 Settings = Mapping[str, Any]
 """A parameter group's settings. Settings that are not numbers or strings are kept as printed."""
 Pair = tuple[Settings, Settings]
-"""One parameter group's settings in both runs."""
+"""A parameter group's settings in the first run and in the second run."""
 NO_MISTAKES = (*IMPLEMENTATION, "optimizer", "initial_lr", "params")
 """Settings that change no value, and the optimizer's class, which a wrapper may change."""
 SAME_CLASS = {"Adam", "AdamW"}
@@ -29,7 +29,7 @@ SAME_CLASS = {"Adam", "AdamW"}
 
 
 def groups_at(run: RecordedRun, step: int) -> list[Settings]:
-    """Return the distinct parameter groups over all ranks."""
+    """Return the settings of each parameter group in a step. Equal groups on several ranks count once."""
     return [{name: _value(text) for name, text in group.items()} for group in parameter_groups(run, step)]
 
 
@@ -41,7 +41,10 @@ def _value(text: str) -> Any:
 
 
 def pairs_at(evidence: Evidence, step: int) -> list[Pair]:
-    """Return pairs of parameter groups in both runs that may belong together: in order, or all pairs if their numbers differ."""
+    """Return pairs of parameter groups, one from each run, that may belong together.
+
+    Groups are paired in order. If one run has more groups, all pairs are returned.
+    """
     one, other = (groups_at(run, step) for run in (evidence.first, evidence.second))
     if len(one) == len(other):
         return list(zip(one, other, strict=True))
@@ -49,24 +52,27 @@ def pairs_at(evidence: Evidence, step: int) -> list[Pair]:
 
 
 def differing(pair: Pair) -> list[str]:
-    """Names of settings with different values in both runs."""
+    """Names whose values differ between the two runs in a pair."""
     one, other = pair
     return [name for name in one if name in other and one[name] != other[name] and name not in NO_MISTAKES]
 
 
 def has_linear_decay(settings: Settings) -> bool:
-    """Whether the optimizer subtracts a multiple of the parameter."""
+    """Whether the optimizer applies weight decay by subtracting a multiple of the parameter, as AdamW and SGD do."""
     return settings.get("optimizer") in ("AdamW", "SGD") or settings.get("decoupled_weight_decay") is True
 
 
 def number(settings: Settings, name: str) -> float:
-    """Return a setting as a number, or 0 if it is not a number."""
+    """Return the setting `name` as a number, or 0 if it is not a number."""
     value = settings.get(name)
     return float(value) if isinstance(value, (int, float)) else 0.0
 
 
 def other_settings(update: Update, pairs: Sequence[Pair]) -> Iterator[Candidate]:
-    """Yield the update with B's settings, as far as it is linear: learning rates, decay, and SGD's momentum."""
+    """Yield the mistake that the second run's optimizer has other settings.
+
+    Only settings with a linear effect on the update are tried: learning rate, weight decay, or SGD's momentum.
+    """
     names = list(dict.fromkeys(name for pair in pairs for name in differing(pair)))
     if not names:
         return
@@ -127,7 +133,10 @@ def _schedule(evidence: Evidence) -> str:
 
 
 def differing_settings(evidence: Evidence) -> Diagnosis | None:
-    """Name other settings whose effect on the update is not linear: the sketches cannot prove it."""
+    """Name optimizer settings that differ in the second run, if their effect on the update is not linear.
+
+    The sketches cannot prove that they are the cause.
+    """
     pairs = pairs_at(evidence, evidence.step)
     if evidence.moment in (Moment.UPDATE, Moment.STATE) and (other := _other_class(pairs)):
         return Diagnosis(cause=Cause.HYPERPARAMETER, sentence=f"the optimizer is {other[1]}, not {other[0]}", exact=False)

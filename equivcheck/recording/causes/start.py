@@ -11,7 +11,7 @@ from equivcheck.recording.trace import Moment
 
 
 def wrong_start(evidence: Evidence) -> Diagnosis:
-    """Describe the second run's wrong initial parameters."""
+    """Say how the second run's initial parameters are wrong, and on which ranks."""
     one, other = (_hashes(run, evidence.step) for run in (evidence.first, evidence.second))
     names = evidence.wrong
     ranks = _wrong_ranks(evidence)

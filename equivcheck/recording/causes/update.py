@@ -1,4 +1,4 @@
-"""One step's update in two recorded runs."""
+"""One optimizer update in two recorded runs."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from equivcheck.recording.trace import Moment
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Update:
-    """Parameters before and after one update."""
+    """The parameters before an update in run B, and the right update from run A."""
 
     evidence: Evidence
-    """Both runs."""
+    """Both runs, and their first difference."""
     before: Tensors
-    """B's parameters before the update."""
+    """Run B's parameters before the update."""
     moved: Tensors
-    """A's update."""
+    """The change of run A's parameters by the update."""
     earlier: Tensors
-    """A's update in the step before; empty in the first recorded step."""
+    """The change of run A's parameters by the update one step before. Empty in the first recorded step."""
 
     def candidate(self, cause: Cause, words: str, moves: Sequence[Tensors], *, size: float = 1.0, fitted: int = 0) -> Candidate:
-        """Compare B's parameters with the results from other updates.
+        """Return the mistake `cause`, after comparing run B's parameters with the predictions in `moves`.
 
-        If there are several results, the nearest one counts for each tensor.
+        Each prediction is a possible update. For each tensor, the nearest one counts.
         """
         evidence = self.evidence
         candidates = [
@@ -39,13 +39,16 @@ class Update:
         return Candidate(cause=cause, words=words, errors=errors, size=size, fitted=fitted)
 
     def fit(self, columns: Sequence[Tensors]) -> Sums | None:
-        """Return the coefficients with which columns give B's update, for wrong tensors."""
+        """Fit a linear combination of `columns` to run B's update, and return its coefficients.
+
+        Only wrong tensors count. Returns None if the coefficients are not unique.
+        """
         own = linear_combination((1.0, self.evidence.found_sums), (-1.0, self.before))
         return fit(self.evidence, columns, own)
 
 
 def update_of(evidence: Evidence) -> Update | None:
-    """Return the update at the first wrong step; None if the parameters before it were not recorded."""
+    """Return the update in the step with the first difference; None if the parameters before it were not recorded."""
     one, other = (_parameters_before(run, evidence.step, evidence) for run in (evidence.first, evidence.second))
     if not one or not other:
         return None

@@ -29,7 +29,7 @@ NEARLY = 1e-6
 
 
 def wrong_updates(update: Update) -> Iterator[Candidate]:
-    """Yield mistakes in updates."""
+    """Yield possible mistakes in the optimizer's update, such as no update, lost state, or a wrong step count."""
     pairs = pairs_at(update.evidence, update.evidence.step)
     if not any(number(one, "lr") and not number(other, "lr") for one, other in pairs):
         yield _without_update(update)

@@ -23,7 +23,11 @@ SAME = 1e-12
 
 
 def rounded_values(evidence: Evidence, cause: Cause, noun: str) -> Iterator[Candidate]:
-    """Yield each coarser dtype that can represent all minima and maxima of the wrong tensors in B, but not those in A."""
+    """Yield the mistake that values are rounded to a coarser dtype.
+
+    This dtype must represent all wrong tensors' extreme values in run B, but not in run A. `noun` says which values are rounded,
+    such as ``gradients``.
+    """
     for dtype in COARSE:
         found, right = (
             [value for name in evidence.wrong for value in _extremes(run.tensors[evidence.step, evidence.moment, name])]
@@ -55,7 +59,10 @@ def _rounding_error(evidence: Evidence, name: str, eps: float) -> float:
 
 
 def shards_with_equal_values(evidence: Evidence) -> Iterator[Candidate]:
-    """Yield a reduction over ranks with other shards, if several ranks have the same values in different shards."""
+    """Yield the mistake that gradients were reduced over ranks with other shards.
+
+    It is plausible if different shards have the same values.
+    """
     ranks: set[int] = set()
     for name in evidence.wrong:
         own = _ranks_with_equal_shards(evidence.second.tensors[evidence.step, evidence.moment, name])

@@ -32,21 +32,21 @@ from equivcheck.worlds.trace.differences import Difference
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Two runs, and all compared values."""
+    """Two recorded runs, with all values that were compared."""
 
     facts: Facts
-    """Both runs, with their samples, losses and settings."""
+    """Both runs, with their samples, losses and optimizer settings."""
     tolerance: Tolerance
-    """Tolerance with the moved runs."""
+    """Function that returns the distance explained by rounding. If there are moved runs, they measure it."""
     tensors: tuple[TensorDifference, ...]
-    """Compared values in training order, including equal values."""
+    """All compared values in training order, also those that agree."""
     verdict: TraceVerdict
-    """Verdict."""
+    """Outcome, first difference and the mistake that explains it."""
 
     def clues(self, step: int) -> list[TensorDifference]:
-        """Compare samples, outputs, loss and norm in a step.
+        """Compare samples, module outputs, loss and gradient norm in one step. They show where an error begins.
 
-        `tensors` holds these comparisons at the first step with a difference only.
+        `tensors` holds these comparisons only up to the first step with a difference.
         """
         return list(_clues(self.facts, step, self.tolerance))
 
@@ -84,7 +84,10 @@ def compare_everything(
     steps: int | None = None,
     names: Names | None = None,
 ) -> Comparison:
-    """Compare two runs, and keep the values that agree as well. Arguments and errors are those of `compare`."""
+    """Compare two runs, and return all compared values.
+
+    `compare` returns only the verdict on them. Arguments and errors are those of `compare`.
+    """
     first = read_run(Path(one), "A", steps)
     ranks, unwrapped = match_names(first.ranks, read_trace(Path(other)), require_names(names))
     second = run_of(Path(other), ranks, "B", steps)
@@ -116,7 +119,7 @@ def _shared_steps(first: RecordedRun, second: RecordedRun) -> list[int]:
     both = f"folders {first.folder} and {second.folder} are not valid together"
     shared = sorted({*first.steps} & {*second.steps})
     if not shared:
-        raise UsageError(f"{both}: they have no step in common. Expected the same `from_step`.")
+        raise UsageError(f"{both}: they have no step in common. Expected runs recorded with the same `from_step`.")
     names = [[name for _, moment, name in run.tensors if moment in (Moment.GRADIENT, Moment.UPDATE)] for run in (first, second)]
     if all(names) and not {*names[0]} & {*names[1]}:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Say which parts of two runs were compared, and which gaps leave a verdict open."""
+"""Says which parts were compared in two runs, and which gaps prevent the outcome EQUIVALENT."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _INPUTS = "call the model with tensors that have one row for each sample, and re
 
 
 def gaps_of(facts: Facts, tolerance: Tolerance) -> Iterator[Gap]:
-    """Yield important parts that are missing in a trace."""
+    """Yield the gaps: parts that a trace lacks although they matter. Each comes with an advice how to record it."""
     for moment in _NEEDED:
         for run in facts.runs:
             needed = [step for step in facts.steps if moment is Moment.UPDATE or _makes_update(run, step)]
@@ -140,7 +140,7 @@ def _drowned(first: RecordedRun, steps: Sequence[int], tolerance: Tolerance) -> 
 
 
 def coverage_of(facts: Facts, compared: Sequence[TensorDifference]) -> Iterator[str]:
-    """List the moments that were compared, and the gaps."""
+    """Yield clauses about the values that were compared, such as gradients, and about the gaps."""
     moments = {each.moment for each in compared}
     moments |= {Moment.SAMPLES} if any(facts.samples.values()) else set()
     moments |= {Moment.LOSS} if any(facts.losses.values()) else set()

@@ -16,7 +16,7 @@ Gap = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Facts:
-    """Samples, losses and settings in two runs."""
+    """Two recorded runs, with their samples, losses and optimizer settings."""
 
     first: RecordedRun
     """Run A."""
@@ -25,11 +25,11 @@ class Facts:
     steps: Sequence[int]
     """Steps in both runs."""
     settings: Sequence[OtherSetting]
-    """Settings with other values in run B."""
+    """Optimizer and clipping settings whose values differ in run B."""
     samples: Mapping[int, StepSamples | None]
-    """Samples by step; None if at least one run recorded no samples."""
+    """Both runs' samples, by step; None if at least one run recorded no samples."""
     losses: Mapping[int, Losses | None]
-    """Losses by step; None if at least one run recorded no losses."""
+    """Both runs' losses, by step; None if at least one run recorded no losses."""
 
     @property
     def runs(self) -> tuple[RecordedRun, RecordedRun]:

@@ -21,10 +21,10 @@ Only parameters, gradients, state and buffers decide, because a scaled loss may 
 def judge(
     differences: Sequence[TensorDifference], gaps: Sequence[Gap], *, is_measured: bool, first_step: int, output_eps: float
 ) -> tuple[Outcome, TensorDifference | None]:
-    """Return the outcome and the first difference.
+    """Return the outcome and the first difference, from all differing values and all gaps.
 
-    Without measured noise, only differences that rounding never makes are certain. `output_eps` is the machine epsilon for the
-    coarsest module output.
+    Without measured noise (`is_measured`), only differences that rounding never makes are DIVERGED. `output_eps` is the machine
+    epsilon for the coarsest module output, and `first_step` the first compared step.
     """
     effects = [each for each in differences if each.moment not in CLUES]
     starts_equal = not any(each.moment is Moment.START for each in effects)
@@ -53,7 +53,7 @@ def _is_certain(found: TensorDifference, early: int, output_eps: float) -> bool:
 
 
 def groups_of(compared: Sequence[TensorDifference], differences: Sequence[TensorDifference]) -> tuple[Group, ...]:
-    """Count differences at each point in a step that has any."""
+    """Count differing and compared values at each point in training (step and moment) with a difference."""
     different = Counter((each.step, each.moment) for each in differences)
     total = Counter((each.step, each.moment) for each in compared)
     return tuple(

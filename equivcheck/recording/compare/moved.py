@@ -1,4 +1,4 @@
-"""Refuse moved runs that are not like run A, because their distance counts as rounding noise and would hide mistakes."""
+"""Rejects moved runs that are not like run A. Their distance counts as rounding noise, so another training hides mistakes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Each parameter moves by one eps plus a rounding error, and a distance is an esti
 
 
 def require_like_first(first: RecordedRun, moved: RecordedRun, steps: Sequence[int]) -> None:
-    """Raise `UsageError` unless a moved run repeats run A, apart from rounding errors in its initial parameters."""
+    """Raise `UsageError` unless the run `moved` is the training of run A with initial parameters perturbed in the last bit."""
     problem = _problem(first, moved, steps)
     if problem:
         raise UsageError(
@@ -67,5 +67,8 @@ def _implausible(first: RecordedRun, moved: RecordedRun, steps: Sequence[int]) -
 
 
 def largest_noise(eps: float) -> float:
-    """Largest relative error in a first gradient for which rounding is a plausible reason: half the digits."""
+    """Largest relative error in a first gradient that rounding can plausibly cause: half a dtype's digits.
+
+    `eps` is the dtype's machine epsilon.
+    """
     return max(math.sqrt(eps), FLOOR * eps)

@@ -19,7 +19,10 @@ ABOUT_MUON = "Muon computes updates in bfloat16, so this difference may be round
 
 
 def may_round_inside(run: RecordedRun, key: Key, distance: float) -> bool:
-    """Whether rounding inside Muon may explain a difference. False before Muon's first update, and without Muon."""
+    """Whether rounding inside torch's Muon may explain a difference between two runs.
+
+    False before Muon's first update, or if the training does not use Muon.
+    """
     step, moment, name = key
     start = run.first_muon_step
     if start is None or step < start or (step == start and moment is not Moment.UPDATE):

@@ -20,18 +20,21 @@ Call = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullOutput:
-    """A module call's output over all samples in a step."""
+    """The output of one module call over all samples in a step, added up from microbatches and ranks."""
 
     output: Output
-    """Output on one rank for one microbatch; other parts have the same module and shape."""
+    """The record from one rank and one microbatch. The other records have the same module and shape."""
     samples: Samples
-    """Samples over which the output was added up."""
+    """Samples in the output."""
     sketch: Sketch
-    """Sum over distinct microbatches."""
+    """Sketch of the output, added up over distinct microbatches."""
 
 
 def compare_outputs(first: RecordedRun, second: RecordedRun, step: int, tolerance: Tolerance) -> Iterator[TensorDifference]:
-    """Compare outputs in call order, if both runs have an output for the same samples and with the same shape."""
+    """Compare module outputs of both runs in one step, in call order.
+
+    An output is compared only if both runs have it for the same samples, with the same shape.
+    """
     one, other = full_outputs(first, step), full_outputs(second, step)
     moved = [full_outputs(run, step) for run in tolerance.moved]
     for call, mine in one.items():
@@ -59,9 +62,9 @@ def _is_same_form(one: FullOutput, other: FullOutput) -> bool:
 
 
 def full_outputs(run: RecordedRun, step: int) -> dict[Call, FullOutput]:
-    """Return outputs in call order.
+    """Return a step's module outputs over all samples, in call order.
 
-    An output is left out if ranks with the same samples disagree, or have only some samples in common.
+    An output is left out if ranks with the same samples disagree, or if microbatches overlap in some samples.
     """
     found: dict[Call, dict[tuple[int, ...], list[Output]]] = {}
     for record in run.records[step]:

@@ -1,4 +1,4 @@
-"""Recorded runs with each tensor added up over ranks."""
+"""Recorded runs, in which each tensor is added up over ranks."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Key = tuple[int, Moment, str]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RecordedTensor:
-    """One tensor at one point in a step, over all ranks."""
+    """One tensor at one point in training, as all ranks recorded it."""
 
     ranks: tuple[int, ...]
-    """Rank for each entry."""
+    """The rank that recorded each entry in `entries`."""
     entries: tuple[Entry, ...]
-    """Each rank's part."""
+    """The tensor's parts, one or more from each rank."""
     sketch: Assembled[Sketch]
-    """Sketch of the full tensor."""
+    """Sketch of the full tensor, added up over ranks."""
 
     @property
     def numel(self) -> int:
@@ -41,22 +41,22 @@ class RecordedTensor:
 
     @cached_property
     def distinct(self) -> tuple[Entry, ...]:
-        """Entries without replicas that have the same bits as another entry."""
+        """Entries with different values. Equal replicas count once."""
         return tuple({id(entry): entry for entry in self.entries}.values())
 
     @cached_property
     def shapes(self) -> tuple[str, ...]:
-        """Full shape. Several shapes if ranks disagree."""
+        """Full shape as text. It contains several shapes if ranks disagree."""
         return tuple(f"shape {shape}" for shape in dict.fromkeys(entry.piece.shape for entry in self.distinct))
 
     @cached_property
     def dtypes(self) -> tuple[str, ...]:
-        """Element type. Several types if ranks disagree."""
+        """Element type. It contains several types if ranks disagree."""
         return tuple(dict.fromkeys(entry.dtype for entry in self.distinct))
 
     @cached_property
     def model_dtype(self) -> str:
-        """The parameter's element type if this tensor has another one; otherwise empty."""
+        """The model parameter's element type, if this tensor is a copy in another dtype; otherwise empty."""
         return next((entry.model_dtype for entry in self.distinct if entry.model_dtype), "")
 
     @cached_property
@@ -81,35 +81,38 @@ class RecordedTensor:
 
 
 def eps_of(dtype: str) -> float:
-    """Machine epsilon; 0 for types without rounding."""
+    """Machine epsilon of a dtype; 0 for integers and booleans."""
     found = getattr(torch, dtype)
     return torch.finfo(found).eps if found.is_floating_point else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RecordedRun:
-    """A recorded run."""
+    """One run with all ranks' records, as `record` wrote it."""
 
     name: str
     """Name in texts: A or B, or the folder of a moved run."""
     folder: Path
     """Folder with its trace files."""
     ranks: tuple[RankTrace, ...]
-    """Trace files."""
+    """Contents of the trace files, one for each rank."""
     steps: tuple[int, ...]
     """Steps that all ranks have recorded, in order."""
     records: Mapping[int, tuple[RecordedStep, ...]]
     """Each step as all ranks have recorded it, in rank order."""
     tensors: Mapping[Key, RecordedTensor]
-    """Tensors, except accumulated gradients and those in `partial`."""
+    """Tensors at each step and moment. Accumulated gradients are not included, nor tensors in `partial`."""
     rounded: Mapping[Key, RecordedTensor]
-    """Parameters in the model's dtype, if an optimizer updates copies in another; `tensors` has the copies."""
+    """Parameters in the model's dtype, if an optimizer updates copies of them in another dtype. The copies are in `tensors`."""
     partial: frozenset[Key]
-    """Tensors with partial placements that are not sums. They are not compared."""
+    """Tensors whose DTensor has a partial placement other than a sum, such as a maximum. They are not compared."""
 
     @cached_property
     def norms(self) -> Mapping[tuple[int, Moment], tuple[float, int]]:
-        """At each step and moment: squared sum over finite floating-point tensors, and how many elements all tensors have."""
+        """For each step and moment: the sum over squared elements, and how many elements all tensors have.
+
+        The sum leaves out integers and tensors with NaN or infinite values.
+        """
         norms = {}
         for place, tensors in self._by_moment.items():
             values = [each.sketch.value for each in tensors.values() if each.eps and each.is_finite]
@@ -119,7 +122,7 @@ class RecordedRun:
 
     @cached_property
     def moments(self) -> frozenset[tuple[int, Moment]]:
-        """Steps and moments with at least one tensor."""
+        """Steps and moments at which at least one tensor was recorded."""
         return frozenset(self._by_moment)
 
     @cached_property
@@ -130,18 +133,18 @@ class RecordedRun:
         return found
 
     def tensors_at(self, step: int, moment: Moment) -> Mapping[str, RecordedTensor]:
-        """Tensors at a moment, by name."""
+        """Return the tensors recorded at a step and moment, by name."""
         return self._by_moment.get((step, moment), {})
 
     @cached_property
     def output_eps(self) -> float:
-        """Machine epsilon for the coarsest module output; 0 if no dtype was recorded."""
+        """Machine epsilon of the coarsest dtype among module outputs; 0 if no dtype was recorded."""
         listed = {rank.header.environment.get(OUTPUT_DTYPES, "") for rank in self.ranks}
         return max((eps_of(dtype) for dtypes in listed for dtype in dtypes.split(" and ") if dtype), default=0.0)
 
     @cached_property
     def stages(self) -> tuple[tuple[int, ...], ...]:
-        """Groups of ranks with parts of the same parameters. Only a pipeline has several groups."""
+        """Groups of ranks with parts of the same parameters. Usually there is one group; a pipeline has one for each stage."""
         stages: list[tuple[set[int], set[str]]] = []
         for rank, record in enumerate(self.records[self.steps[0]]):
             ranks, names = {rank}, {entry.piece.name for entry in record.entries}
@@ -163,7 +166,7 @@ class RecordedRun:
         return next((step for step, name in names if name == "Muon"), None)
 
     def size(self, key: Key) -> float:
-        """Return a tensor's norm plus the tensor's share in the norm over all tensors.
+        """Return a tensor's norm plus its share in the norm over all tensors. The tolerance is relative to this size.
 
         A gradient may be zero apart from rounding, such as for a bias before a norm, so its own norm is not enough.
         """
@@ -173,7 +176,7 @@ class RecordedRun:
         return tensor.sketch.value.norm + math.sqrt(squares * tensor.numel / numel)
 
     def describe(self) -> str:
-        """Folder, number of ranks and steps."""
+        """Return a text with folder, number of ranks and steps."""
         return f"{self.folder}, {count(len(self.ranks), 'rank')}, {steps_in_words(self.steps)}"
 
 
@@ -187,7 +190,10 @@ def read_run(folder: Path, name: str = "", steps: int | None = None) -> Recorded
 
 
 def run_of(folder: Path, ranks: tuple[RankTrace, ...], name: str = "", steps: int | None = None) -> RecordedRun:
-    """Add up the tensors in a folder's trace files. Raises `UsageError` as `read_run` does."""
+    """Make a run from the contents of a folder's trace files, and add up each tensor over ranks.
+
+    Raises `UsageError` under the same conditions as `read_run`.
+    """
     records: dict[int, list[RecordedStep]] = {}
     for rank in ranks:
         for step in rank.steps:

@@ -1,4 +1,4 @@
-"""Compare both runs' samples in a step."""
+"""Compares both runs' samples (rows of the batch) in a step."""
 
 from __future__ import annotations
 
@@ -19,29 +19,31 @@ Samples = Counter[int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSamples:
-    """Samples of both runs in one step."""
+    """Comparison of both runs' samples in one step."""
 
     num_samples: tuple[int, int]
-    """Distinct samples in each run."""
+    """How many distinct samples run A and run B have."""
     difference: str = ""
-    """Clause about samples in one run only. Empty if both runs have the same samples."""
+    """Clause about the samples that only one run has. Empty if both runs have the same samples."""
     has_other_form: bool = False
-    """Whether run B's ranks seem to have parts of run A's samples, as with context parallelism, or the other way round."""
+    """Whether one run's ranks may hold parts of the other run's samples, as with context parallelism."""
     is_plausible: bool = True
-    """Whether the numbers of samples are consistent with equal samples in another form.
-    Equal gradients then show that samples are equal."""
+    """Whether the samples may be equal although their hashes differ, because one run has as many as the other or a multiple.
+    Equal gradients then show that they are equal.
+    """
 
 
 def samples_on(run: RecordedRun, step: int, ranks: Sequence[int]) -> Samples:
-    """Return the samples on some ranks."""
+    """Return the sample hashes on `ranks`, each with how often it occurs."""
     records = run.records[step]
     return Counter(sample for rank in ranks for microbatch in records[rank].samples for sample in microbatch)
 
 
 def input_ranks(run: RecordedRun, step: int, other: RecordedRun) -> tuple[int, ...]:
-    """Ranks whose inputs are samples. Later stages in a pipeline get activations.
+    """Ranks of `run` whose recorded inputs are samples.
 
-    Ranks that share no parameter may still be data-parallel, with flat shards or without elements.
+    Later pipeline stages get activations instead. `other` is the run to compare with. Ranks without a common parameter may be
+    data-parallel, too: their flat shards may contain different parameters.
     """
     known = samples_on(other, step, range(len(other.ranks)))
     found = {stage: samples_on(run, step, stage) for stage in run.stages}
@@ -53,7 +55,7 @@ def input_ranks(run: RecordedRun, step: int, other: RecordedRun) -> tuple[int, .
 
 
 def compare_samples(first: RecordedRun, second: RecordedRun, step: int) -> StepSamples | None:
-    """Compare one step's samples. None if a run recorded no samples."""
+    """Compare the samples of both runs in one step. Returns None if a run recorded no samples."""
     one = samples_on(first, step, input_ranks(first, step, second))
     other = samples_on(second, step, input_ranks(second, step, first))
     if not one or not other:
@@ -111,7 +113,7 @@ def _same_ranks(first: RecordedRun, second: RecordedRun, step: int, numbers: tup
 
 
 def is_data_parallel(run: RecordedRun, ranks: Sequence[int], step: int) -> bool:
-    """Whether ranks hold the full parameters, or shards as data parallelism makes them.
+    """Whether `ranks` hold full parameters, or shards along dim 0 as data parallelism makes them.
 
     Tensor parallelism also splits along later dims, or has both replicas and shards. Tensor-parallel ranks share samples.
     """
@@ -128,7 +130,10 @@ def is_data_parallel(run: RecordedRun, ranks: Sequence[int], step: int) -> bool:
 
 
 def all_ranks_have_the_same(run: RecordedRun, step: int) -> bool:
-    """Whether all data-parallel ranks have the same samples and losses, so that their gradients need no average."""
+    """Whether all data-parallel ranks train on the same samples and have the same loss.
+
+    Then their gradients are equal without a reduction.
+    """
     records = run.records[step]
     samples = {tuple(sorted(sample for microbatch in record.samples for sample in microbatch)) for record in records}
     if len(run.stages) > 1 or len(samples) > 1 or not any(samples):

@@ -16,22 +16,22 @@ from equivcheck.worlds.trace.differences import Difference
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
-    """One step's loss in both runs."""
+    """Comparison of the loss in both runs, in one step."""
 
     difference: TensorDifference
-    """The difference between means over ranks. The difference is a VALUE within tolerance if a factor explains it."""
+    """Difference between the losses, each averaged over ranks. Its distance is 0 if `factor` explains the difference."""
     factor: str = ""
-    """Clause about the factor between both losses; empty unless it is a whole number or its inverse."""
+    """Clause about the factor between both losses. Empty unless the factor is a whole number or an inverse of one."""
 
 
 def precision(run: RecordedRun, step: int) -> float:
-    """Largest machine epsilon among a step's gradients."""
+    """Largest machine epsilon among the dtypes of a step's gradients."""
     names = {entry.dtype for record in run.records[step] for entry in record.entries if entry.moment in GRADIENTS}
     return max(map(eps_of, names), default=0.0)
 
 
 def compare_losses(first: RecordedRun, second: RecordedRun, step: int, tolerance: Tolerance) -> Losses | None:
-    """Compare the scalars on which both runs call `backward`; None if a run calls it on no scalar."""
+    """Compare a step's losses: the scalars on which both runs call `backward`. Returns None if a run calls it on no scalar."""
     one, other = _means(first, step), _means(second, step)
     if not one or not other:
         return None
@@ -80,7 +80,7 @@ def _factor(one: float, other: float, allowed: float) -> str:
 
 
 def compare_norms(first: RecordedRun, second: RecordedRun, step: int, tolerance: Tolerance) -> Iterator[TensorDifference]:
-    """Compare the norms from clipping functions, if both runs call them equally often."""
+    """Compare a step's gradient norms, as clipping functions return them. Both runs must call these functions equally often."""
     one, other = _norms(first, step), _norms(second, step)
     if not one or len(one) != len(other):
         return

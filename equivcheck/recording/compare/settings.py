@@ -1,4 +1,4 @@
-"""Compare environments and optimizer settings. They may explain a difference, but never make runs differ by themselves."""
+"""Compares environments and optimizer settings. They may explain a difference, but do not decide the outcome."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherSetting:
-    """A setting whose value differs in run B."""
+    """An optimizer or clipping setting whose value differs in run B."""
 
     step: int
-    """First step with other values."""
+    """First step at which the values differ."""
     name: str
     """Name, such as ``lr``."""
     values: tuple[str, str]
-    """Values in both runs."""
+    """Value in run A and value in run B."""
 
     @property
     def may_explain(self) -> bool:
-        """Whether the setting changes an optimizer's updates."""
+        """Whether this setting changes the values that an optimizer computes."""
         return self.name not in IMPLEMENTATION
 
     def __str__(self) -> str:
@@ -32,7 +32,7 @@ class OtherSetting:
 
 
 def other_settings(first: RecordedRun, second: RecordedRun, steps: list[int]) -> list[OtherSetting]:
-    """Return optimizer and clipping settings whose values differ in run B, each at its first step."""
+    """Return the optimizer and clipping settings that differ in run B, each at its first step."""
     found: dict[str, OtherSetting] = {}
     for step in steps:
         one, other = parameter_groups(first, step), parameter_groups(second, step)
@@ -48,7 +48,7 @@ def other_settings(first: RecordedRun, second: RecordedRun, steps: list[int]) ->
 
 
 def parameter_groups(run: RecordedRun, step: int) -> list[dict[str, str]]:
-    """Return the distinct parameter groups over all ranks."""
+    """Return the settings of each parameter group in a step. Equal groups on several ranks count once."""
     groups = [dict(group) for record in run.records[step] for group in record.settings]
     return [group for at, group in enumerate(groups) if group not in groups[:at]]
 

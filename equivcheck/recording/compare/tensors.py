@@ -24,37 +24,40 @@ GRADIENTS = (Moment.UNCLIPPED, Moment.GRADIENT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """Distances that rounding explains."""
+    """Function that returns the distance between two runs explained by rounding."""
 
     first: RecordedRun
     """Run A."""
     moved: tuple[RecordedRun, ...]
-    """Runs like A with moved initial parameters."""
+    """Moved runs: run A, repeated with initial parameters that are perturbed in the last bit."""
 
     def __call__(self, key: Key) -> float:
         """Allowed distance to one of run A's tensors; 0 for integers."""
         return FLOOR * self.first.tensors[key].eps * self.first.size(key) + NOISE * self.noise(key)
 
     def between(self, key: Key, second: RecordedRun) -> float:
-        """Allowed distance between runs A and B.
+        """Return the allowed distance between runs A and B for one tensor.
 
-        The distance is larger if only one run updates copies of parameters in another dtype.
+        It is larger if only one run's optimizer updates copies of the parameters in another dtype.
         """
         return FLOOR * rounding_of(key, self.first, second) + NOISE * self.noise(key)
 
     def noise(self, key: Key) -> float:
-        """Largest distance between run A and a moved run."""
+        """Largest distance between run A and a moved run for one tensor; 0 without moved runs."""
         value = self.first.tensors[key].sketch.value
         others = [run.tensors[key].sketch.value for run in self.moved if key in run.tensors]
         return max((value.distance(other) for other in others if value is not None and other is not None), default=0.0)
 
     def of_number(self, eps: float, value: float, moved: Sequence[float]) -> float:
-        """Return the allowed distance for a number, such as a loss, from its values in moved runs."""
+        """Return the allowed distance for a number such as a loss.
+
+        `value` is run A's number, and `moved` has the moved runs' numbers.
+        """
         return FLOOR * eps * abs(value) + NOISE * max((abs(other - value) for other in moved), default=0.0)
 
 
 def keys_of(first: RecordedRun, second: RecordedRun) -> list[Key]:
-    """Return both runs' tensors in training order, at points in a step recorded by both."""
+    """Return all tensors' keys in training order. Points in training are left out if only one run recorded them."""
     order, in_both, partial = list(Moment), first.moments & second.moments, first.partial | second.partial
     found = [key for key in dict.fromkeys([*first.tensors, *second.tensors]) if key[:2] in in_both and key not in partial]
     return sorted(found, key=lambda key: (key[0], order.index(key[1])))
@@ -63,7 +66,7 @@ def keys_of(first: RecordedRun, second: RecordedRun) -> list[Key]:
 def compare_tensors(
     keys: Sequence[Key], first: RecordedRun, second: RecordedRun, tolerance: Tolerance
 ) -> Iterator[TensorDifference]:
-    """Return each tensor's difference."""
+    """Yield the comparison of each tensor in `keys`, for runs A and B."""
     for key in keys:
         step, moment, name = key
         one, other = first.tensors.get(key), second.tensors.get(key)

@@ -19,13 +19,13 @@ _MAX_LINES = 4
 
 
 def relative_error(distance: float, allowed: float) -> float:
-    """Return distance / allowed distance: infinity if only the allowed distance is 0, and 0 if both are 0."""
+    """Return `distance` divided by `allowed`. The result is 0 if both are 0, and infinity if only `allowed` is 0."""
     return distance / allowed if allowed else math.inf if distance else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorDifference:
-    """A value's difference between two runs."""
+    """Comparison of one value in two recorded runs, such as a tensor, a loss or a step's samples."""
 
     step: int
     """Step, from 0."""
@@ -34,28 +34,28 @@ class TensorDifference:
     tensor: str
     """Name of a tensor or module; else ``samples``, ``loss`` or ``norm``."""
     difference: Difference
-    """Kind."""
+    """Kind of difference, such as a wrong value or a missing tensor."""
     distance: float = 0.0
-    """Estimated 2-norm between both runs, or between replicas if ranks disagree."""
+    """Estimated 2-norm between both runs' values. If a run's replicas disagree, the 2-norm is between these."""
     norm: float = 0.0
     """The tensor's 2-norm in run A."""
     allowed: float = 0.0
     """Distance that rounding explains; 0 for integers."""
     eps: float = 0.0
-    """Machine epsilon for the dtype; 0 for integers."""
+    """Machine epsilon of the tensor's dtype; 0 for integers."""
     detail: str = ""
-    """Clause with both sides, such as ``shape (4, 3) in B, (4, 2) in A``."""
+    """Clause with the values of both runs, such as ``shape (4, 3) in B, (4, 2) in A``."""
     is_undecided: bool = False
-    """Whether the traces do not show if the value differs, for example because both runs have NaN."""
+    """Whether the traces do not tell if the values differ, for example because both runs have NaN."""
 
     @property
     def error(self) -> float:
-        """Distance divided by the allowed distance; 0 if both are 0."""
+        """Distance divided by the allowed distance. It is 0 if both are 0."""
         return relative_error(self.distance, self.allowed)
 
     @property
     def is_different(self) -> bool:
-        """Whether the values differ by more than rounding explains."""
+        """Whether both runs differ by more than rounding explains."""
         return self.difference is not Difference.VALUE or not self.distance <= self.allowed
 
     def __str__(self) -> str:
@@ -63,54 +63,54 @@ class TensorDifference:
 
     @property
     def evidence(self) -> str:
-        """Return the values of both sides, or their distance."""
+        """Return a clause with the values of both runs, or with their distance."""
         measured = f"distance {self.distance:.3g} at norm {self.norm:.3g}, rounding explains {self.allowed:.2g}"
         return self.detail or measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Values that differ at one point in a step."""
+    """How many values differ at one point in training."""
 
     step: int
-    """Step."""
+    """Step, from 0."""
     moment: Moment
-    """Moment."""
+    """Point in the step."""
     num_different: int
-    """Number of differing values."""
+    """How many values differ."""
     num_compared: int
-    """Number of compared values."""
+    """How many values were compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceVerdict(Judgement):
-    """Result from `compare`: EQUIVALENT, DIVERGED or INCONCLUSIVE.
+    """The result of `compare`: EQUIVALENT, DIVERGED or INCONCLUSIVE, with the evidence.
 
     Texts call the first run A and the second one B.
     """
 
     world: str = "recorded"
-    """Always ``recorded``: the runs took place before."""
+    """Always ``recorded``, because `compare` runs no ranks."""
     runs: tuple[str, str] = ("", "")
-    """Each run's folder, number of ranks and steps."""
+    """Text about each run: folder, number of ranks and steps."""
     first: TensorDifference | None = None
     """The first difference, named in `reason`. None if there is none."""
     where: str = ""
-    """Clause about equal values before the first difference."""
+    """Clause about the values that agree before the first difference."""
     diagnosis: Diagnosis | None = None
-    """Mistake that gives run B's values. None if no known mistake does."""
+    """The mistake that reproduces run B's values. None if no known mistake does."""
     hint: str = ""
-    """The next thing to try."""
+    """Advice on the next thing to try."""
     differences: tuple[TensorDifference, ...] = ()
-    """Differing values, in training order."""
+    """Values that differ, in training order."""
     groups: tuple[Group, ...] = ()
-    """Numbers of differences at each point in a step, in training order."""
+    """Number of differing values at each point in training, in training order."""
     notes: tuple[str, ...] = ()
-    """Differences in environments, settings and scaled losses. Notes do not affect the outcome."""
+    """Clauses about different environments, optimizer settings and scaled losses. They do not affect the outcome."""
     gaps: tuple[str, ...] = ()
     """Important parts that are missing in a trace. Runs with a gap are never EQUIVALENT."""
     coverage: tuple[str, ...] = ()
-    """Compared moments and steps, and omitted parts."""
+    """Clauses about compared values and steps, and about omitted ones."""
 
     @property
     def cause(self) -> Cause | None:
@@ -118,7 +118,7 @@ class TraceVerdict(Judgement):
         return None if self.diagnosis is None else self.diagnosis.cause
 
     def describe(self) -> str:
-        """Verdict as text, wrapped to the terminal's width. `print(verdict)` shows it."""
+        """Return the verdict as text, wrapped to the terminal's width. `print(verdict)` prints the same text."""
         named = [] if self.first is None else [("first", self._first_tensor())]
         named += [] if self.diagnosis is None else [("why", self.diagnosis.sentence)]
         named += [("where", self.where), ("then", "; ".join(self._followers()))]

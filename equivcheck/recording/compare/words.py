@@ -1,4 +1,4 @@
-"""Sentences in a verdict on two recorded runs."""
+"""Sentences for verdicts on two recorded runs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _HINTS = {
 
 
 def headline(first: TensorDifference, differences: Sequence[TensorDifference], groups: Sequence[Group], facts: Facts) -> str:
-    """Return a sentence about the first point in a step that differs."""
+    """Return the verdict's first sentence: the tensors that differ first, and their step."""
     group = next(each for each in groups if (each.step, each.moment) == (first.step, first.moment))
     if first.moment in CLUES:
         return _clue(first)
@@ -75,7 +75,7 @@ def _concerns(setting: OtherSetting, first: TensorDifference) -> bool:
 
 
 def agreeing(compared: Sequence[TensorDifference], first: TensorDifference, facts: Facts) -> str:
-    """Return a clause about equal values before the first difference."""
+    """Return a clause about the values that agree before the first difference."""
     order = list(Moment)
     place = (first.step, order.index(first.moment))
     before = [each for each in compared if (each.step, order.index(each.moment)) < place and not each.is_different]
@@ -98,7 +98,7 @@ def agreeing(compared: Sequence[TensorDifference], first: TensorDifference, fact
 
 
 def notes_of(facts: Facts, compared: Sequence[TensorDifference], differences: Sequence[TensorDifference]) -> Iterator[str]:
-    """Return notes about differences that do not affect the outcome, such as library versions."""
+    """Yield clauses about differences that do not affect the outcome, such as other library versions."""
     yield from (f"at step {each.step}, {each}" for each in facts.settings)
     yield from other_environment(*facts.runs)
     for run in facts.runs:
@@ -119,7 +119,7 @@ def notes_of(facts: Facts, compared: Sequence[TensorDifference], differences: Se
 
 
 def hint_for(outcome: Outcome, first: TensorDifference | None, gaps: Sequence[Gap], facts: Facts) -> str:
-    """Suggest the next thing to try."""
+    """Return an advice on the next thing to try, from the first difference or the first gap."""
     if first is None:
         return gaps[0][1] if gaps else ""
     if outcome is Outcome.INCONCLUSIVE:

@@ -1,1 +1,1 @@
-"""Watches a training process. Hooks and replaced functions read values and do not change them."""
+"""Records a training process. Hooks and replaced functions read values and do not change them."""

@@ -1,4 +1,4 @@
-"""Access to a training's tensors that disturbs nothing around it.
+"""Reads a training's tensors without disturbing the training.
 
 Private torch API, tried on torch 2.9, 2.13 and 2.15, because none is public: `_disable_current_modes` and `DisableTorchFunction`
 turn the training's modes off, and `peek_interpreter_stack` shows that a `torch.func` transform runs.
@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 
 def has_values() -> bool:
-    """Whether tensors have values now.
+    """Whether tensors have values that can be read now.
 
-    Tensors have no values while torch compiles or traces, inside `torch.func` transforms, or while a CUDA graph is captured.
+    They have none while torch compiles or traces, inside `torch.func` transforms, or while a CUDA graph is captured.
     """
     return not (
         torch.compiler.is_compiling()
@@ -28,6 +28,6 @@ def has_values() -> bool:
 
 @contextlib.contextmanager
 def leave_no_mark() -> Iterator[None]:
-    """Compute without gradients, and unseen by the training's modes, such as a counter of operations or a default device."""
+    """Run the context without gradients, and hidden from the training's torch modes, such as an operation counter."""
     with torch.no_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
         yield

@@ -17,7 +17,10 @@ _VARIABLES = ("OMP_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRID
 
 
 def make_header(dtypes: Iterable[torch.dtype], *, num_steps: int | None, moved: int, notes: tuple[str, ...]) -> Header:
-    """Make a trace file's header. `dtypes` are those of the models' outputs."""
+    """Return the header for this process's trace file.
+
+    `dtypes` are the model outputs' dtypes. The other arguments are fields in `Header`.
+    """
     has_ranks = dist.is_available() and dist.is_initialized()
     rank, num_ranks = (dist.get_rank(), dist.get_world_size()) if has_ranks else (0, 1)
     found = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)

@@ -27,7 +27,7 @@ from equivcheck.recording.watch.recorder import Recorder
 
 @contextlib.contextmanager
 def install_hooks(recorder: Recorder) -> Iterator[None]:
-    """Call the recorder when this process calls modules, runs backward passes, clips gradients or updates parameters."""
+    """Inside the context, call the recorder for module calls, backward passes, gradient clipping and updates in this process."""
     replaced = (
         (torch.autograd, "backward", recorder.backward),
         (torch.autograd, "grad", recorder.gradients),

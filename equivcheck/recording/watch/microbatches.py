@@ -1,7 +1,7 @@
-"""Finds each microbatch: the outermost module calls in one backward pass, with their samples.
+"""Finds the microbatches: in each backward pass, the outermost module calls with their samples.
 
-A call counts only if a backward pass goes through its output. Evaluations, a pipeline's forwards for shapes, and
-recomputed forwards do not count.
+A call counts only if a backward pass goes through its output. Evaluations, a pipeline's forwards for shapes, and recomputed
+forwards do not count.
 
 Private torch API, tried on torch 2.9 to 2.15: `StorageWeakRef`, because storages have no public weak references.
 """
@@ -24,7 +24,7 @@ from equivcheck.recording.watch.samples import hash_samples, tensors_in
 
 
 class Call:
-    """One outermost call of a module."""
+    """A module call that is not inside another module's call, such as a call to the full model."""
 
     def __init__(self, module: nn.Module, number: int) -> None:
         self.module, self.number = module, number
@@ -37,7 +37,7 @@ class Call:
 
 
 class Microbatches:
-    """Follows module calls and backward passes within a step. All threads of a process share one object."""
+    """Finds the microbatches in a step, from module calls and backward passes. All threads of a process share one object."""
 
     def __init__(self) -> None:
         self._local = threading.local()
@@ -52,15 +52,15 @@ class Microbatches:
 
     @property
     def call(self) -> Call | None:
-        """This thread's open call."""
+        """The outermost module call that is running in this thread; None if no module is running."""
         return getattr(self._local, "call", None)
 
     def is_inside(self, module: nn.Module) -> bool:
-        """Whether another module's call is open in this thread."""
+        """Whether another module's call is running in this thread."""
         return self.call is not None and self.call.module is not module
 
     def open(self, module: nn.Module) -> bool:
-        """Record that a module is called. Returns whether its call is the outermost in this thread."""
+        """Record that a module call begins. Returns whether it is the outermost call in this thread."""
         # If the module itself is open, an exception ended its call, such as KeyboardInterrupt, and no hook was called.
         if self.is_inside(module):
             return False
@@ -71,7 +71,10 @@ class Microbatches:
         return True
 
     def close(self, module: nn.Module, inputs: Any, output: Any, *, is_wanted: bool) -> None:
-        """Record that a call has ended. Wait for its backward pass if it is the outermost, can be trained, and `is_wanted`."""
+        """Record that a module call ends.
+
+        If `is_wanted` and the call is an outermost one to a trainable module, wait for its backward pass.
+        """
         call = self.call
         if call is None or call.module is not module:
             return
@@ -100,7 +103,7 @@ class Microbatches:
 
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
-        """Run a backward pass. Passes inside this pass, such as those of reentrant checkpoints, belong to it."""
+        """Context for a backward pass. Backward passes inside it, such as those of reentrant checkpoints, belong to it."""
         self._depth += 1
         try:
             yield
@@ -118,7 +121,7 @@ class Microbatches:
 
     @contextlib.contextmanager
     def gradients(self) -> Iterator[None]:
-        """Run `torch.autograd.grad`. Because it does not accumulate gradients, it does not count as a microbatch."""
+        """Context for `torch.autograd.grad`. Because it does not accumulate gradients, it does not count as a microbatch."""
         self._num_gradients += 1
         try:
             yield
@@ -141,10 +144,10 @@ class Microbatches:
         self._found.append(sorted(calls, key=lambda call: call.number))
 
     def take(self, roots: Container[int]) -> list[list[Call]]:
-        """Return the calls with samples in each microbatch, and begin a new step.
+        """Return the module calls with samples in each microbatch, and begin a new step.
 
-        These are calls of a module whose id is in `roots`. If a script calls parts of its model instead, the first call with data
-        counts, because later calls get activations or positions.
+        Only calls to modules whose ids are in `roots` count. If a script calls parts of its model instead, the first call with
+        data counts, because later calls get activations or positions.
         """
         found, self._found, self.num_backwards = self._found, [], 0
         with_data = [[call for call in calls if call.hashes is not None] for calls in found]

@@ -1,4 +1,4 @@
-"""A process's trained models, with their parameters' names and positions."""
+"""Finds the trained models of a process, with their parameters' names and positions."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from equivcheck.worlds.trace.trace import Slot
 
 
 class Models:
-    """Modules that own the trained parameters.
+    """The modules that own the trained parameters.
 
-    A module has a prefix in all names, such as ``module1.``, if an earlier module has the same names.
+    If two modules have parameters with the same names, the later module's names get a prefix, such as ``module1.``.
     """
 
     def __init__(self, adapter: Adapter) -> None:
@@ -30,7 +30,10 @@ class Models:
         self._called = WeakSet[nn.Module]()
 
     def add_called(self, module: nn.Module) -> list[Slot]:
-        """Watch a module because it is called to be trained. Returns slots for new parameters."""
+        """Find the parameters of a module called for training.
+
+        Returns a slot (parameter with its position) for each new parameter.
+        """
         if module in self._called:
             return []
         self._called.add(module)
@@ -43,7 +46,7 @@ class Models:
         return [slot for slot in self.slots if id(slot.parameter) not in known]
 
     def add_optimized(self, parameters: Collection[torch.Tensor]) -> list[Slot]:
-        """Watch the owner of an optimizer's parameters, or find the model's parameters from their copies.
+        """Find the module with an optimizer's parameters, or the model's parameters that they copy.
 
         Returns slots for new parameters or copies. Raises `UsageError` if neither is found.
         """
@@ -73,27 +76,27 @@ class Models:
 
     @property
     def trained_slots(self) -> tuple[Slot, ...]:
-        """Slots for all parameters, and for an optimizer's copies of them."""
+        """Slots for all parameters, and for an optimizer's copies of parameters."""
         return (*self.slots, *self._adapter.copies)
 
     def slots_for(self, parameters: Iterable[torch.Tensor]) -> list[Slot]:
-        """Slots for some of the parameters or copies."""
+        """Return the slots for `parameters`, which may also be an optimizer's copies. Unknown tensors are left out."""
         wanted = set(map(id, parameters))
         return [slot for slot in self.trained_slots if id(slot.parameter) in wanted]
 
     def new_names(self, before: Sequence[Slot]) -> Mapping[str, str]:
-        """Map earlier names to the present names. Names differ if the root was replaced."""
+        """Map the names in the slots `before` to the present names. Names change if a new root module contains the old one."""
         now = {id(slot.parameter): slot.pieces for slot in self.slots}
         return {
             old.name: new.name for slot in before for old, new in zip(slot.pieces, now.get(id(slot.parameter), ()), strict=False)
         }
 
     def parameters(self) -> list[Row]:
-        """Parameters and copies with their positions."""
+        """Return all parameters and an optimizer's copies of them, with their positions."""
         return [(slot.pieces, slot.parameter) for slot in self.trained_slots]
 
     def buffers(self) -> list[Row]:
-        """Buffers and their positions."""
+        """Return all buffers of the models, with their positions."""
         return [row for root, prefix in self._prefixed for row in buffers_of(root, prefix)]
 
 

@@ -1,4 +1,4 @@
-"""Sketches of module outputs. Rows are signed by their samples' hashes, so their order and distribution do not matter."""
+"""Sketches module outputs. The signs for a row depend on the hash of its sample, so the rows' order and rank do not matter."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from equivcheck.recording.watch.samples import tensors_in
 
 
 class Outputs:
-    """Module outputs inside one call of a model.
+    """Sketches of module outputs during one call to a model.
 
-    Each output is sketched at once, because a script may change them in place.
+    Each output is sketched at once, because a script may change it in place.
     """
 
     def __init__(self) -> None:
@@ -25,13 +25,14 @@ class Outputs:
         self._tables: list[tuple[str, torch.Tensor, tuple[int, ...], str]] = []
 
     def enter(self) -> None:
-        """Record that a module is called."""
+        """Record that a module's call begins."""
         self._inside.append(set())
 
     def leave(self, name: str | None, output: Any) -> None:
-        """Record the output of the module that was entered last, with its name; None if it is not recorded.
+        """Record the output of the module whose call began last.
 
-        A wrapper has its module's name, so only the innermost module is recorded under a name.
+        `name` is the module's name, or None if the output is not wanted. A wrapper and the module inside it have one name. Only
+        the output of the innermost is recorded.
         """
         inside = self._inside.pop()
         if name is None:
@@ -45,9 +46,10 @@ class Outputs:
                 self._tables.append((own, sketch_rows(local), tuple(local.shape[1:]), str(local.dtype).removeprefix("torch.")))
 
     def sign_rows(self, hashes: torch.Tensor) -> Iterator[tuple[str, tuple[int, ...], str, Sketch]]:
-        """Yield each output with one row per sample: name, shape for one sample, element type and sketch.
+        """Yield each output's name, shape for one sample, element type and sketch. `hashes` are the samples' hashes.
 
-        Tensor- and sequence-parallel modules return a part of each row, so their shapes are smaller than on one device.
+        Outputs without one row for each sample are left out. Tensor- and sequence-parallel modules return a part of each row, so
+        their shapes are smaller than on one device.
         """
         for name, table, shape, dtype in self._tables:
             if len(table) == len(hashes):

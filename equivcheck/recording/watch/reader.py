@@ -1,4 +1,4 @@
-"""Reads a training's tensors at each compared point in a step."""
+"""Reads a training's tensors at each point in a step that `compare` compares."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_ACCUMULATED = 8
 
 
 class Reader:
-    """Reads the training's values into the current step's record."""
+    """Reads parameters, gradients, optimizer state and buffers, and writes their sketches into the record of the current step."""
 
     def __init__(self, adapter: Adapter, moved: int) -> None:
         self._adapter, self._moved = adapter, moved
@@ -36,7 +36,10 @@ class Reader:
         self._found_by_hand: list[Entry] = []
 
     def watch_called(self, module: nn.Module, *, is_wanted: bool) -> None:
-        """Move and read the parameters of a module, because it is called to be trained."""
+        """Find and record the initial parameters of a module when it is called for training.
+
+        If this is a moved run, also perturb them. Nothing is recorded unless `is_wanted`.
+        """
         before = self.models.slots
         if new := self.models.add_called(module):
             if self._moved:
@@ -53,7 +56,7 @@ class Reader:
         self.record.entries += start if is_wanted else []
 
     def read_before_backward(self, tensors: Any, number: int) -> None:
-        """Read losses, and the gradients that earlier microbatches have accumulated."""
+        """Read the losses `tensors`, and the gradients that the `number` backward passes before have accumulated."""
         given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         # Pipelines also start backward passes from nodes in the graph.
         self.record.losses += [local_loss(each) for each in given if isinstance(each, torch.Tensor) and each.numel() == 1]
@@ -67,11 +70,11 @@ class Reader:
             self.record.accumulated[number] = [] if is_zero else found
 
     def read_unclipped(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Read gradients before they are clipped."""
+        """Read the gradients of `parameters` before they are clipped."""
         self.record.entries += self._adapter.entries(Moment.UNCLIPPED, gradients_of(self.models.slots_for(parameters)))
 
     def read_update(self, optimizer: torch.optim.Optimizer, *, is_wanted: bool) -> None:
-        """Read settings and gradients at the start of an optimizer's step."""
+        """Read an optimizer's settings and gradients at the start of its step. Nothing is recorded unless `is_wanted`."""
         self.optimizers[id(optimizer)] = optimizer
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         before = self.models.slots
@@ -90,17 +93,17 @@ class Reader:
             self.record.entries += [replace(each, sketch=each.sketch.times(factor)) for each in found]
 
     def is_skipped(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether a `GradScaler` skips an optimizer, because its gradients are infinite or NaN."""
+        """Whether a `GradScaler` skips this optimizer's update, because its gradients are infinite or NaN."""
         gradients = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
         return not all(bool(local_of(gradient).isfinite().all()) for gradient in gradients)
 
     def read_by_hand(self) -> None:
-        """Read gradients, because the script may update its parameters without an optimizer. A later reading replaces them."""
+        """Read all gradients, because the script may update parameters without an optimizer. A later reading replaces these."""
         if not self.optimizers:
             self._found_by_hand = list(self._adapter.entries(Moment.GRADIENT, gradients_of(self.models.slots)))
 
     def is_updated_by_hand(self) -> bool:
-        """Whether parameters have changed since the step began, although no optimizer of torch has ever stepped."""
+        """Whether parameters have changed in this step, although the script uses no optimizer of torch."""
         if self.optimizers:
             return False
         before = {(entry.piece, entry.dtype): entry.sketch.sums for entry in self._parameters}
@@ -109,17 +112,17 @@ class Reader:
         return any(sums is not None and not np.array_equal(sums, other, equal_nan=True) for sums, other in pairs)
 
     def read_parameters(self) -> None:
-        """Read parameters after an update."""
+        """Read all parameters after an update."""
         self._adapter.require_right_copies()
         self._parameters = list(self._adapter.entries(Moment.UPDATE, self.models.parameters()))
         self.record.entries += [*([] if self.optimizers else self._found_by_hand), *self._parameters]
 
     def read_end(self) -> None:
-        """Read optimizer state and buffers."""
+        """Read optimizer state and buffers, at the end of the recording."""
         state = [row for optimizer in self.optimizers.values() for row in state_of(optimizer, self.models.trained_slots)]
         self.record.entries += self._adapter.entries(Moment.STATE, state)
         self.record.entries += self._adapter.entries(Moment.BUFFER, self.models.buffers(), exactly=True)
 
     def begin_step(self) -> None:
-        """Start an empty record for the next step."""
+        """Begin an empty record for the next step."""
         self.record, self._found_by_hand = StepRecord(), []

@@ -24,9 +24,10 @@ from equivcheck.recording.watch.reader import Reader
 
 
 class Recorder:
-    """Follows a process's training and writes a trace. The recorder changes no value in the training.
+    """Follows a training process step by step, and writes its trace. The recorder changes no value in the training.
 
-    `hooks.install_hooks` calls its public methods. Methods with `own` as their first argument replace a function in torch.
+    `hooks.install_hooks` calls its public methods. Methods with `own` as their first argument replace a function in torch, which
+    is `own`.
     """
 
     is_active = False
@@ -47,7 +48,7 @@ class Recorder:
         self._has_called = self._has_updated = self._is_due = self._is_over = False
 
     def finish(self) -> None:
-        """Write the last step and close the file."""
+        """Write the record of the last step, and close the trace file."""
         self._guard(self._end)
 
     def _guard(self, work: Callable[..., object], *arguments: Any) -> None:
@@ -81,7 +82,7 @@ class Recorder:
     # Module calls
 
     def before_forward(self, module: nn.Module, _inputs: Any) -> None:
-        """End the step if an optimizer has stepped, and find models to watch."""
+        """Before a module call: end the step if an optimizer has stepped, and find the model's parameters."""
         # Optimizers may step inside a backward pass, which may run forwards again. Without values, the step ends later.
         self._is_due = self._has_updated and not self._microbatches.is_inside_backward
         if self._is_due or self._patterns or not self._microbatches.is_inside(module):
@@ -100,7 +101,10 @@ class Recorder:
                 self._reader.watch_called(module, is_wanted=self._is_wanted)
 
     def after_forward(self, module: nn.Module, inputs: Any, *rest: Any) -> None:
-        """Hash the samples of an outermost call, and sketch outputs. After an exception, torch passes no keyword arguments."""
+        """After a module call: hash its samples if it is an outermost call, and sketch its output.
+
+        If the call raised an exception, torch passes no keyword arguments.
+        """
         if self._writer is None and isinstance(rest[-1], torch.Tensor) and rest[-1].is_floating_point():
             self._dtypes.add(rest[-1].dtype)
         if self._patterns or not self._microbatches.is_inside(module):
@@ -115,7 +119,10 @@ class Recorder:
         self._microbatches.close(module, inputs, output, is_wanted=self._is_wanted)
 
     def compile(self, own: Callable[..., None], module: nn.Module, *arguments: Any, **keywords: Any) -> None:
-        """Compile a module in place. Torch then calls no hook outside the graph, so those hooks are called here."""
+        """Replace `nn.Module.compile`: compile a module in place.
+
+        Because torch calls no hook around a compiled module, the recorder's hooks are called here.
+        """
         own(module, *arguments, **keywords)
         compiled: Any = module._compiled_call_impl
 
@@ -132,7 +139,7 @@ class Recorder:
     # Backward passes
 
     def backward(self, own: Callable[..., None], tensors: Any, *arguments: Any, **keywords: Any) -> None:
-        """Run a backward pass. Gradients are read before it."""
+        """Replace `torch.autograd.backward`: read losses and accumulated gradients, then run the backward pass."""
         if not self._microbatches.is_inside_backward:
             # If the whole model is compiled, no module call was seen.
             self._is_due = self._is_due or (self._has_updated and not self._has_called)
@@ -151,28 +158,28 @@ class Recorder:
             self._reader.read_by_hand()
 
     def gradients(self, own: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        """Run `torch.autograd.grad`, which does not count as a backward pass."""
+        """Replace `torch.autograd.grad`: compute gradients without counting a microbatch."""
         with self._microbatches.gradients():
             return own(*arguments, **keywords)
 
     # Clipping
 
     def total_norm(self, own: Callable[..., Any], tensors: Any, norm_type: float = 2.0, *rest: Any, **keywords: Any) -> Any:
-        """Compute a norm, and remember its type for the next clipping."""
+        """Replace the function with which `clip_grad_norm_` computes a norm, and remember the norm's type for `clip`."""
         self._norm_type = float(norm_type)
         return own(tensors, norm_type, *rest, **keywords)
 
     def clip(
         self, own: Callable[..., None], parameters: Any, max_norm: float, total_norm: Any, *rest: Any, **keywords: Any
     ) -> None:
-        """Clip gradients, after reading them."""
+        """Replace the function with which `clip_grad_norm_` scales gradients: read the gradients, then clip them."""
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         self._guard(self._before_clipping, parameters)
         own(parameters, max_norm, total_norm, *rest, **keywords)
         self._guard(self._after_clipping, total_norm, max_norm, self._norm_type)
 
     def clip_flat(self, own: Callable[..., Any], module: nn.Module, max_norm: float, norm_type: float = 2.0) -> Any:
-        """Clip gradients of FSDP1's flat parameters, after reading them."""
+        """Replace FSDP1's `clip_grad_norm_`: read the gradients of the flat parameters, then clip them."""
         num_clips = len(self._reader.record.clips)
         self._guard(self._before_clipping, list(module.parameters()))
         norm = own(module, max_norm, norm_type)
@@ -192,7 +199,10 @@ class Recorder:
     # Updates
 
     def before_update(self, optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> Any:
-        """Read gradients and settings. If the optimizer gets a closure, gradients are read after the closure's first call."""
+        """Read gradients and settings before an optimizer's step.
+
+        If the script passes a closure, gradients are read after the closure's first call.
+        """
         own, *rest = arguments
         closure = rest[0] if rest else keywords.get("closure")
         if closure is None or self._is_over:
@@ -214,12 +224,12 @@ class Recorder:
         self._reader.read_update(optimizer, is_wanted=self._is_wanted)
 
     def after_update(self, optimizer: torch.optim.Optimizer, _arguments: Any, _keywords: Any) -> None:
-        """Record that the step may end."""
+        """Record that an optimizer has stepped, so that the next forward pass begins a new step."""
         self._reader.optimizers[id(optimizer)] = optimizer
         self._has_updated = True
 
     def scaled_step(self, own: Callable[..., Any], scaler: Any, optimizer: Any, *rest: Any, **keywords: Any) -> Any:
-        """Run `GradScaler.step`, and record whether it skips the optimizer."""
+        """Replace `GradScaler.step`: run it, and record whether it skips the optimizer's update."""
         had_updated, self._has_updated = self._has_updated, False
         result = own(scaler, optimizer, *rest, **keywords)
         if not self._has_updated:

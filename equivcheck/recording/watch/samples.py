@@ -1,8 +1,8 @@
-"""Bit-exact hashes for samples: the rows of a batch. Equal hashes show that two runs train on the same samples.
+"""Bit-exact hashes of samples, which are the rows of a batch. Equal hashes show that two runs train on the same samples.
 
 A hash does not depend on the row's position in the batch, nor on the device. Context- and sequence-parallel ranks hold a part of
-each row, and hash this part, so their hashes equal none of a complete row. Zeros at a row's end, as padding with 0 adds them, do
-not change the hash. Other padding does, so equal training samples may have other hashes in batches of another size.
+each row and hash this part, so their hashes differ from those of complete rows. Zeros at a row's end, as padding with 0 adds
+them, do not change the hash. Other padding does, so equal training samples may have other hashes in batches of another size.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SLAB = 2**18
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors inside lists, tuples, dataclasses, and mappings, which are sorted by key."""
+    """Yield all tensors in nested lists, tuples, dataclasses and mappings. Mappings are sorted by key."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -41,9 +41,10 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def hash_samples(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """Hash each sample over all tensors with as many rows as the first: int64 with shape (rows,), on the first tensor's device.
+    """Return an int64 hash for each sample, on the first tensor's device.
 
-    None if no tensor has rows. Tensors without a dim, such as a temperature, and tensors of another length belong to no sample.
+    A sample is one row in all `tensors` with as many rows as the first. Returns None if no tensor has rows. Tensors without a
+    dim, such as a temperature, and tensors of another length belong to no sample.
     """
     locals_ = [local_of(tensor) for tensor in tensors if tensor.dim() and tensor.layout is torch.strided]
     if not locals_ or not len(locals_[0]):

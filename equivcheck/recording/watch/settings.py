@@ -8,7 +8,7 @@ import torch
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> Iterator[Mapping[str, str]]:
-    """Yield the settings of each parameter group, with the optimizer's class as ``optimizer``.
+    """Yield the settings of each parameter group as text, with the optimizer's class as ``optimizer``.
 
     A tensor with one element, such as a learning rate on a GPU, is replaced by its value. Other objects are left out.
     """

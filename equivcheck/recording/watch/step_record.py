@@ -1,4 +1,4 @@
-"""Records of one step."""
+"""The record of the current step, while the training runs."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from equivcheck.recording.watch.microbatches import Call
 
 @dataclass(slots=True, kw_only=True)
 class StepRecord:
-    """Record of the current step. Losses, norms and hashes stay on their devices until the step ends."""
+    """The record of the current step. Losses, norms and hashes stay on their devices until the step ends."""
 
     entries: list[Entry] = field(default_factory=list)
-    """Tensors, without accumulated gradients."""
+    """Sketches of tensors, except accumulated gradients."""
     accumulated: dict[int, list[Entry]] = field(default_factory=dict)
-    """Gradients before each backward pass."""
+    """Sketches of the gradients before each backward pass. Keys say how many backward passes the step had before."""
     losses: list[torch.Tensor] = field(default_factory=list)
-    """Scalars from which backward passes started."""
+    """Scalars on which `backward` was called."""
     clips: list[tuple[Any, float, float]] = field(default_factory=list)
-    """Norm, maximum norm and norm type of each clipping."""
+    """Norm, maximum norm and norm type for each call to a clipping function."""
     settings: list[Mapping[str, str]] = field(default_factory=list)
-    """Settings of each parameter group."""
+    """Settings of each parameter group when its optimizer stepped."""
     num_skipped: int = 0
-    """Updates that a `GradScaler` skipped."""
+    """How many updates a `GradScaler` skipped."""
 
     def rename(self, names: Mapping[str, str]) -> None:
-        """Replace the names of all entries by the current names."""
+        """Rename the tensors in all entries. `names` maps earlier names to current names."""
         for entries in (self.entries, *self.accumulated.values()):
             entries[:] = [rename_entry(entry, names) for entry in entries]
 
     def to_recorded_step(self, step: int, microbatches: Sequence[Sequence[Call]], num_backwards: int) -> RecordedStep:
-        """Copy all values from their devices."""
+        """Return the record as it is written to the trace, with all values copied from their devices."""
         # If a GradScaler finds infinite gradients, no optimizer gets them.
         entries = [each for each in self.entries if not (self.num_skipped and _is_infinite_gradient(each))]
         # Readings before a pass that only repeated the last microbatch belong to no microbatch.
@@ -59,7 +59,7 @@ class StepRecord:
 
 
 def rename_entry(entry: Entry, names: Mapping[str, str]) -> Entry:
-    """Replace an entry's name by the tensor's current name."""
+    """Return an entry with the tensor's current name. `names` maps earlier names to current names."""
     name = names.get(entry.piece.name, entry.piece.name)
     return replace(entry, piece=replace(entry.piece, name=name))
 

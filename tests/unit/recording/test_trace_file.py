@@ -149,9 +149,9 @@ def with_line(number: int, **changes: object) -> Callable[[str], str]:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (lambda _: "", "does not begin as a trace"),
-        (lambda _: "[1]\n", "does not begin as a trace"),
-        (lambda text: "x" + text, "does not begin as a trace"),
+        (lambda _: "", "its first line is not the header of a trace"),
+        (lambda _: "[1]\n", "its first line is not the header of a trace"),
+        (lambda text: "x" + text, "its first line is not the header of a trace"),
         (with_line(0, **{"equivcheck trace": 99}), "format version is 99"),
         (with_line(0, argv=None), "argv"),
         (with_line(0, environment=7), "AttributeError"),
