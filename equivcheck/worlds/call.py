@@ -26,11 +26,11 @@ class Call:
     dtype: str
     """Element type such as ``float64``; empty for a barrier."""
     num_bytes: int
-    """Total bytes in the tensors in `shapes`."""
+    """Bytes in all tensors of `shapes` together."""
     peer: int | None = None
     """Global rank of the root, or of the other side in a send or receive. None for other calls."""
     stage: Stage = Stage.SETUP
-    """Training stage, if the program announced one."""
+    """Training stage that the rank had announced with `mark` before the call; ``SETUP`` if it announced none."""
     step: int = BEFORE_STEPS
     """Step from 0; `BEFORE_STEPS` during setup."""
 

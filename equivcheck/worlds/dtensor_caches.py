@@ -1,4 +1,4 @@
-"""Clears the caches that DTensor keeps between operations. Private torch API, tested with torch 2.9, 2.13 and 2.15.
+"""Clears the caches kept by DTensor between operations. Private torch API, tested with torch 2.9, 2.13 and 2.15.
 
 DTensor caches the sharding of each operation's result, keyed by placements and mesh of the arguments, and a plan for each
 redistribution. Two meshes with the same names and ranks compare equal, even if they belong to different runs with different
@@ -50,7 +50,7 @@ def forget_shardings() -> None:
 
 
 def num_propagations() -> int:
-    """Number of operations in this thread for which DTensor computed a sharding."""
+    """Count how often DTensor computed a sharding for an operation in this thread, because none was cached."""
     if PROPAGATION not in sys.modules:
         return 0
     if _is_kept_in_cpp():
@@ -59,7 +59,7 @@ def num_propagations() -> int:
 
 
 def num_plans() -> int:
-    """Number of redistributions that DTensor has planned in this process, until its cache is cleared.
+    """Count the redistributions planned by DTensor in this process since its plan cache was last cleared.
 
     On a mesh with three dims, one operation may plan thousands of them before it communicates.
     """
@@ -70,7 +70,7 @@ def num_plans() -> int:
 
 @contextlib.contextmanager
 def patchable_propagation() -> Iterator[None]:
-    """Let patches to DTensor's propagation method take effect while entered.
+    """Inside this context, let patches to DTensor's method for sharding propagation take effect.
 
     torch 2.9 binds the method once and ignores later patches.
     """

@@ -12,9 +12,9 @@ from equivcheck.worlds.sim.dtensor_private import forget_shared
 
 @contextmanager
 def preserved_sharding_rules() -> Iterator[None]:
-    """Restore every sharding rule on exit, and clear cached shardings on entry and exit.
+    """Restore DTensor's registered sharding rules on exit, and clear cached shardings on entry and exit.
 
-    DTensor keeps cached shardings even if a rule is replaced.
+    Without the clearing, DTensor would use shardings cached under another rule.
     """
     from torch.distributed.tensor import DTensor
 

@@ -20,7 +20,7 @@ class RankState(PrintableEnum):
 
 
 class FailureKind(PrintableEnum):
-    """Why a run was stopped without a result."""
+    """Why a run on N ranks was stopped without a result."""
 
     RAISED = "raised"
     DIED = "died"
@@ -38,12 +38,13 @@ class RankReport:
     state: RankState
     """Rank's state when the run was stopped."""
     error: str = ""
-    """``Type: message`` for an exception and its causes, or how the process ended (``killed by SIGKILL``, ``exited with code
-    3``); empty for other ranks."""
+    """For a rank that raised: ``Type: message`` of the exception and its causes. For a rank whose process ended: how it ended,
+    such as ``killed by SIGKILL`` or ``exited with code 3``. Empty for other ranks.
+    """
     pending: str = ""
     """Collective in which the rank waits, as written by `Call.describe`; empty for other ranks."""
     stack: str = ""
-    """Python stack or traceback, innermost frame last; empty if none could be read."""
+    """Python stack or traceback of the rank, innermost frame last; empty if none could be read."""
 
     @property
     def has_failed(self) -> bool:
@@ -56,36 +57,36 @@ class Failure:
     """Why a run on N ranks gave no result."""
 
     kind: FailureKind
-    """First cause. If a rank raised or died, this is the cause, and not the hang that follows on other ranks."""
+    """Kind of the first cause. If a rank raised or died, the kind says this, even if other ranks then hung."""
     summary: str
-    """One line for the user with the rank and the problem."""
+    """One line for the user, with the rank and the problem."""
     reports: tuple[RankReport, ...]
     """One report for each rank, in rank order."""
     first: int | None = None
-    """First failed rank, which may have made other ranks fail; None if ranks only waited in vain."""
+    """First rank that raised or died, perhaps the reason why others failed; None if ranks only hung."""
     remark: str = ""
-    """The summary's end about hosts, or about ranks that could not be stopped; empty without either."""
+    """Last part of the summary: the hosts, or ranks that could not be stopped. Empty if there is nothing to say about them."""
 
     @property
     def culprit(self) -> RankReport | None:
-        """Report for the first failed rank, or the lowest failed rank if the order is unknown; None if no rank failed."""
+        """Report on the first failed rank, or on the lowest one if the order is unknown; None if no rank raised or died."""
         failed = [report for report in self.reports if report.has_failed]
         return next((report for report in failed if report.rank == self.first), failed[0] if failed else None)
 
     @property
     def hung(self) -> bool:
-        """Whether ranks hung and no rank raised or died."""
+        """Whether ranks hung although no rank raised or died."""
         return self.kind in (FailureKind.DEADLOCK, FailureKind.MISMATCH, FailureKind.TIMEOUT)
 
 
 def causes(error: BaseException) -> str:
-    """Describe an exception's causes: ``, caused by Type: message`` for each one in the chain; empty without a cause."""
+    """Describe the exceptions behind `error`: ``, caused by Type: message`` for each one in its chain; empty if there is none."""
     cause = error.__cause__
     return "" if cause is None else f", caused by {type(cause).__name__}: {cause}{causes(cause)}"
 
 
 class RanksFailed(EquivCheckError):
-    """At least one rank did not finish.
+    """At least one rank did not finish the program.
 
     `failure` says why; `calls` holds each rank's communication calls if the world records them.
     """

@@ -1,8 +1,8 @@
-"""Detects copies of a rank that its program makes with `os.fork`.
+"""Detects processes created with `os.fork` by a rank's program.
 
-A copy must neither return from the program as if it were the rank nor outlive the program. It has one thread and shares the
-rank's open sockets, so its messages get lost or corrupt others, and it waits forever. Processes of `multiprocessing` and
-`subprocess` are not affected.
+Such a process is a copy of the rank, with one thread and with the rank's open sockets. It must not return from the program as if
+it were the rank, and must end before the program does. Otherwise its messages would corrupt the rank's, or it would wait forever.
+Processes of `multiprocessing` and `subprocess` are not affected.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _one_copies = threading.RLock()
 
 
 class ProgramForked(EquivCheckError):
-    """A process forked by a rank returned from the rank's program, or was left running."""
+    """A rank's program called `os.fork`, and the new process returned from the program or was left running."""
 
 
 class WatchedForks:
-    """Context that watches for `os.fork` while a rank's program runs, in the rank's thread.
+    """Context that watches for `os.fork` in a rank's thread while the rank's program runs.
 
-    Raises `ProgramForked` if a forked process returns from the program or outlives it.
+    Raises `ProgramForked` if a forked process returns from the program, or is still running after the program's end.
     """
 
     def __init__(self) -> None:
@@ -69,16 +69,16 @@ class WatchedForks:
             raise ProgramForked(text)
 
     def before(self) -> None:
-        """Open a pipe before this process forks."""
+        """Before each fork: open a pipe for reports from the new process."""
         self._made = os.pipe()
 
     def in_owner(self) -> None:
-        """Keep the reading end of the pipe in the parent process."""
+        """After each fork, in the parent process: keep the pipe's reading end."""
         os.close(self._made[1])
         self._copies.append(_Copy(self._made[0]))
 
     def in_copy(self) -> None:
-        """Tell the parent through the pipe about the forked process."""
+        """After each fork, in the new process: report its process id to the parent through the pipe."""
         os.close(self._made[0])
         self._ways_out.append(self._made[1])
         self._tell(is_out=False)

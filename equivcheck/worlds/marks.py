@@ -13,12 +13,15 @@ _listeners = threading.local()
 
 
 def listen(listener: Listener) -> None:
-    """Register a listener for the calling rank: for its thread in sim, and for its process in other worlds."""
+    """Make `mark` call `listener` in the calling rank. In ``sim`` a rank is a thread, in other worlds a process."""
     _listeners.listener = listener
 
 
 def mark(stage: Stage, step: int) -> None:
-    """Tell the listeners which stage and step the calling rank begins. Steps are counted from 0."""
+    """Announce that the calling rank begins this training stage in this step (from 0).
+
+    Recorded communication calls then carry both.
+    """
     listener: Listener | None = getattr(_listeners, "listener", None)
     if listener is not None:
         listener(stage, step)

@@ -26,10 +26,10 @@ SUBMESH_ROOT_CHANGES = "<2.10"
 
 
 def device_mesh(shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
-    """Return a CPU mesh with this shape and these axis names, created once for each rank.
+    """Return a CPU mesh with this shape and these axis names. It is created at the first call on each rank, and cached.
 
-    The cache is per thread, because a rank is a thread in sim and a process in other worlds. A change of mesh clears DTensor's
-    sharding cache, because DTensor treats equal submeshes of different meshes as one.
+    If the rank used another mesh before, DTensor's sharding cache is cleared, because DTensor treats equal submeshes of different
+    meshes as one.
     """
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -45,7 +45,10 @@ def device_mesh(shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
 
 
 def submesh(mesh: DeviceMesh, axes: tuple[str, ...]) -> DeviceMesh:
-    """Slice a mesh and cache the result on it: slicing is slow, and DTensor's caches treat each new slice as another mesh."""
+    """Return the submesh with these axes, cached on `mesh`.
+
+    Slicing is slow, and DTensor treats each new slice as another mesh.
+    """
     if axes == mesh.mesh_dim_names:
         return mesh
     if is_torch_in(SUBMESH_ROOT_CHANGES):
@@ -57,10 +60,10 @@ def submesh(mesh: DeviceMesh, axes: tuple[str, ...]) -> DeviceMesh:
 
 
 def group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup:
-    """Return a process group for these global ranks, in rising order, created once for each rank.
+    """Return the process group of these global ranks (in rising order). It is created at the first call on each rank, and cached.
 
-    Every rank calls this; a rank outside `ranks` gets the group of the remaining ranks. All ranks then have the same number of
-    groups, so a world can tell whether a program created its own.
+    Every rank must call this function. A rank outside `ranks` gets a group of all remaining ranks. All ranks then have
+    equally many groups, so a world can tell whether a program created groups of its own.
     """
     kept: dict[tuple[int, ...], dist.ProcessGroup] = _kept.__dict__.setdefault("groups", {})
     if ranks not in kept:
@@ -74,7 +77,10 @@ def group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup:
 
 @contextmanager
 def new_groups() -> Iterator[list[dist.ProcessGroup]]:
-    """Yield a list. On exit, the list contains the calling rank's new groups. Each group holds threads and sockets."""
+    """Yield an empty list. On exit, the process groups that the calling rank created inside the context are added to the list.
+
+    Each group holds threads and sockets, so the caller may want to destroy them.
+    """
     found: list[dist.ProcessGroup] = []
     before = set(c10d._world.pg_map)  # torch has no public list of groups
     yield found
@@ -82,7 +88,7 @@ def new_groups() -> Iterator[list[dist.ProcessGroup]]:
 
 
 def groups_of_rank() -> tuple[dist.ProcessGroup, ...]:
-    """The calling rank's process groups."""
+    """Return all process groups created or joined by the calling rank."""
     return tuple(c10d._world.pg_map)
 
 
@@ -92,20 +98,20 @@ def has_lost_groups(groups: tuple[dist.ProcessGroup, ...]) -> bool:
 
 
 def numbers_of_groups() -> tuple[int, int]:
-    """Return how many groups the calling rank has helped to create, and how many still exist.
+    """Return how many process groups the calling rank has helped to create, and how many of them still exist.
 
-    torch names the next group by one of these numbers.
+    torch makes the name of the next group from one of these numbers.
     """
     # torch names a new group by the counter or, for `new_group(use_local_synchronization=True)`, by the number of existing names.
     return _num_groups(), len(c10d._world.pg_names)
 
 
 def end_run(*, finished: bool = True) -> None:
-    """Clear DTensor's caches if this run's program created its own groups, because meshes in the next run may compare equal.
+    """Clear DTensor's caches if the program created process groups or did not finish; otherwise only if they are large.
 
-    Each rank calls this after joining its world and after each program. The caches are also cleared if a program did not finish,
-    because if the output of a row-sharded embedding was never read, DTensor keeps its index mask with the sharding, and the next
-    such embedding raises. Entries of cached meshes are cleared only when there are many.
+    Each rank calls this after joining its world and after each program. A program with its own groups has its own meshes, and
+    meshes in the next run may compare equal to these. After an unfinished program, DTensor may still hold the index mask of a
+    row-sharded embedding, and the next such embedding would raise.
     """
     if not finished or _num_groups() != _kept.__dict__.get("num_groups", 0):
         _kept.num_groups = _num_groups()

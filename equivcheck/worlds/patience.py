@@ -1,4 +1,4 @@
-"""Decides when unfinished ranks count as hung. Their work is measured, because wall time depends on how busy the machine is."""
+"""Decides when unfinished ranks count as hung. CPU time is measured, because wall time depends on how busy the machine is."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ MOST_LIMITS = 10
 
 
 class Patience:
-    """Watches the ranks of one run, and decides when they count as hung.
+    """Watches all ranks in one run, and decides when they count as hung.
 
-    Ranks count as hung after `limit` seconds idle, after `limit` CPU seconds without progress such as a communication call, or
-    after a multiple of `limit` CPU seconds with progress. Wall time alone proves nothing. The first observation comes after one
-    tick, because reading CPU times takes longer than most runs.
+    They hang if they are idle for `limit` seconds, or use `limit` CPU seconds without a communication call or other progress.
+    With progress, they may use a multiple of `limit` CPU seconds. The first observation comes after `tick` seconds, because most
+    runs are shorter than reading CPU times.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class Patience:
         self._at_work: Mapping[int, float] = {}
 
     def exhausted(self) -> str:
-        """Return why the ranks count as hung; empty while they do not count as hung. To be called once a tick.
+        """Return why the ranks count as hung, or an empty text if they do not. Call it every `tick` seconds.
 
-        Later calls return the first reason again.
+        After the ranks count as hung, each call returns the first reason again.
         """
         now = time.monotonic()
         if not self._why and now - self._looked >= self.tick:
@@ -78,7 +78,7 @@ class Patience:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU seconds for a process and its reaped children; 0 after it has ended."""
+    """Return CPU seconds used by a process and its ended child processes; 0 after the process itself has ended."""
     try:
         return sum(psutil.Process(pid).cpu_times()[:4])
     except psutil.Error:
@@ -94,7 +94,7 @@ def is_runnable(pid: int) -> bool:
 
 
 def cpu_seconds_of_family(pid: int) -> dict[int, float]:
-    """CPU seconds for a process and each descendant, by process id."""
+    """Return CPU seconds used by a process and by each of its descendants, by process id."""
     try:
         descendants = psutil.Process(pid).children(recursive=True)
     except psutil.Error:

@@ -70,14 +70,17 @@ def open_ranks(world: str, size: int | None = None) -> Ranks:
 
 
 def ranks(world: str, size: int) -> Ranks:
-    """Return a world's N ranks, opened at first use and kept until `close_worlds` or process end."""
+    """Return N ranks of a world.
+
+    They are opened at the first call and stay open until `close_worlds` or the end of the process.
+    """
     if (world, size) not in _open:
         _open[world, size] = open_ranks(world, size)
     return _open[world, size]
 
 
 def torchrun_ranks() -> Ranks:
-    """All ranks in this process's torchrun world, kept open like other worlds.
+    """Return all ranks started by torchrun together with this process. They stay open until `close_worlds`.
 
     Raises `UsageError` if torchrun did not start this process.
     """
@@ -89,14 +92,20 @@ def torchrun_ranks() -> Ranks:
 
 
 def on_first_rank(world: str | Ranks, work: Callable[[], T]) -> T:
-    """Call `work` on rank 0 only, and return its result or raise its exception on every rank. Every process calls this."""
+    """Call `work` on rank 0 only. Every rank then gets its result, or raises its exception.
+
+    Every process must call this function.
+    """
     if isinstance(world, Ranks):
         return world.on_first_rank(work)
     return torchrun_ranks().on_first_rank(work) if world == TORCHRUN else work()
 
 
 def close_worlds() -> None:
-    """Close all open worlds. No rank, thread, process or patched function of torch remains."""
+    """Close all worlds opened by `ranks` and `torchrun_ranks`.
+
+    Their threads and processes end, and torch's functions are as before.
+    """
     while _open:
         _open.popitem()[1].close()
 

@@ -33,14 +33,14 @@ RARE = (
 
 @functools.cache
 def preload() -> None:
-    """Import all these modules, if this torch version has them."""
+    """Import all modules needed by any check, as far as this torch version has them."""
     preload_common()
     _import(RARE)
 
 
 @functools.cache
 def preload_common() -> None:
-    """Import the common modules, which are enough for equivcheck's own programs. Layouts name further modules that they need."""
+    """Import the modules needed by all of equivcheck's own programs. Each layout names the further modules it needs."""
     _import(COMMON)
 
 
@@ -53,9 +53,9 @@ def _import(names: tuple[str, ...]) -> None:
 
 
 def compile_once() -> None:
-    """Compile a small forward, so that forked processes inherit the modules that the compiler imports late.
+    """Call `torch.compile` on a small function, so that processes forked later inherit the modules that the compiler imports.
 
-    Uses no gradients, because torch refuses backward in a forked process after autograd has used threads
+    The function has no backward pass, because torch refuses backward in a forked process after autograd has used threads
     (https://github.com/pytorch/pytorch/wiki/Autograd-and-Fork).
     """
     import torch

@@ -1,4 +1,4 @@
-"""Programs with a known result, used to compare sim, gloo and plain arithmetic.
+"""Programs for ranks with a known result. Tests run them to compare ``sim``, ``gloo`` and plain arithmetic.
 
 The programs read DTensors whose dims are sharded unevenly, twice or with strides. For such tensors torch computes values that
 depend on the rank, so threads that wrongly share state fail here first.
@@ -24,7 +24,10 @@ NUM_RANKS = 4
 
 
 def check_redistributions(seed: int) -> list[bool]:
-    """Whether a random DTensor's `full_tensor` equals its source, after distribution and after up to two redistributions."""
+    """Distribute a random tensor and redistribute it up to twice.
+
+    Return for each result whether `full_tensor()` equals the tensor.
+    """
     chance = random.Random(seed)
     mesh = init_device_mesh("cpu", chance.choice(MESHES))
     shape = [chance.randint(1, 7) for _ in range(chance.choice((1, 2, 2)))]
@@ -43,10 +46,10 @@ def _placements(chance: random.Random, num_axes: int, num_dims: int) -> list[Any
 
 
 def check_double_sharding(kind: str, rows: int) -> list[bool]:
-    """Whether weight and gradient of a layer are read correctly if tensor parallelism and `fully_shard` both shard dim 0.
+    """Shard dim 0 of a layer's weight twice, by tensor parallelism and by `fully_shard`.
 
-    `kind` is ``linear`` (column-parallel) or ``embedding`` (vocabulary-parallel); `rows` is the number of outputs or the
-    vocabulary size.
+    Return whether weight and gradient are read correctly. `kind` is ``linear`` (column-parallel) or ``embedding``
+    (vocabulary-parallel); `rows` is the layer's output size or the vocabulary size.
     """
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     alone, spread = _layer(kind, rows), nn.Sequential(_layer(kind, rows))
@@ -70,7 +73,10 @@ def _layer(kind: str, rows: int) -> Any:
 
 
 def check_loss_parallel() -> list[bool]:
-    """Whether `loss_parallel` gives the loss and gradient of a plain cross-entropy, and ends separately for each rank."""
+    """Test `loss_parallel` against a plain cross-entropy.
+
+    Return whether it gives the same loss and gradient, and whether it is off on each rank after its context.
+    """
     mesh = init_device_mesh("cpu", (NUM_RANKS,))
     logits = (torch.arange(42, dtype=torch.float64).view(6, 7) * 5 % 8).requires_grad_()
     target = torch.tensor([0, 6, 3, 2, 5, 1])

@@ -19,7 +19,7 @@ class Run:
     """Result of a run in which all ranks finished."""
 
     values: tuple[Any, ...]
-    """Program's return value on each rank, in rank order."""
+    """Return value of the program on each rank, in rank order."""
     calls: tuple[tuple[Call, ...], ...] = ()
     """Each rank's communication calls in issue order; empty if the world does not record them."""
     shardings: frozenset[str] = frozenset()
@@ -28,7 +28,7 @@ class Run:
 
 
 def rerun_if_died(run: Callable[[], Run]) -> Run:
-    """Run a program. If a rank dies, retry once on new ranks, because the rank may have been killed from outside."""
+    """Call `run` and return its result. If a rank dies, call it once more, because the rank may have been killed from outside."""
     try:
         return run()
     except RanksFailed as error:
@@ -70,7 +70,10 @@ class Ranks(ABC):
         """
 
     def prepare_to_compile(self) -> None:  # noqa: B027 - most have nothing to prepare
-        """Compile once before ranks start, so that no rank has to repeat the compiler's imports."""
+        """Call `torch.compile` once before ranks start. Ranks then compile faster.
+
+        Only ``gloo`` does this; other worlds do nothing.
+        """
 
     def on_first_rank(self, work: Callable[[], T]) -> T:
         """Call `work` on rank 0 only, and return its result or raise its exception on every rank.

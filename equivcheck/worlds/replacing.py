@@ -15,7 +15,10 @@ The function should cache, because runs are frequent.
 
 @contextlib.contextmanager
 def replace_attributes(places: Sequence[Place]) -> Iterator[None]:
-    """Replace the attributes while entered."""
+    """Inside this context, replace attributes of modules or classes.
+
+    Each place gives the owner, the attribute's name, and a function that makes the new value from the old.
+    """
     originals = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
     for owner, name, make in places:
         setattr(owner, name, make(getattr(owner, name)))

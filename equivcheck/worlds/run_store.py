@@ -19,10 +19,10 @@ _numbers = itertools.count()
 
 @contextmanager
 def prefixed_store_keys() -> Iterator[None]:
-    """Prefix keys in the default group's store with the run's number while entered.
+    """Inside this context, put the run's number before each key in the default group's store.
 
-    torch finds the members of a new group by the group's name, and reuses a destroyed group's name. Without a prefix, members of
-    a new group would look for an earlier run's members, which have left, and hang.
+    torch finds the members of a new group by the group's name, and a new group may get a destroyed group's name. Without a
+    prefix, ranks would find entries of an earlier run and wait for ranks that have left.
     """
     number, group = next(_numbers), c10d.GroupMember.WORLD
     if group is None:  # this run makes it

@@ -17,7 +17,7 @@ AFTER = " > "
 
 
 def signature(run: Run) -> tuple[str, ...]:
-    """List each pair of consecutive collectives and each operation's shardings, collected over all ranks.
+    """List all pairs of consecutive collectives and all shardings computed by DTensor in a run, together for all ranks.
 
     Examples: ``backward all_gather@2 > backward reduce_scatter.sum@2``, ``aten.mm.default (R,) (S(1),)``.
     """

@@ -1,6 +1,6 @@
-"""Runs a program once on new processes, as PyTorch's multi-process tests do.
+"""Runs a program once on new processes, in the way of PyTorch's own multi-process tests.
 
-The benchmark compares other worlds with this module.
+The benchmark compares equivcheck's worlds with this module.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _EXIT_SECONDS = 30.0
 
 
 def run_spawned(program: Callable[..., Any], *arguments: Any, size: int, deadline: float = 60.0) -> Run:
-    """Start `size` interpreters, call ``program(*arguments)`` on every rank, and let them exit.
+    """Start a Python process for each rank, call ``program(*arguments)`` on all of them, and let them exit.
 
-    `deadline` is in seconds and begins when all ranks have joined. Raises `RanksFailed` as other worlds do.
+    `deadline` is in seconds and begins when all ranks have joined. Raises `RanksFailed` if a rank raises, dies or hangs.
     """
     task = pickle_task(program, arguments)
     with contextlib.ExitStack() as undo:
@@ -42,7 +42,7 @@ def run_spawned(program: Callable[..., Any], *arguments: Any, size: int, deadlin
 
 
 def serve_once(fd: int) -> None:
-    """Serve as a rank in a new process until the owner closes the channel, then leave the group."""
+    """Run as a rank in a new process until the other end closes the socket `fd`, then destroy the process group."""
     serve_rank(Channel.of(fd))
     leave()
 

@@ -14,9 +14,9 @@ processes."""
 
 
 class WorkClock:
-    """Counts CPU seconds of this process and its descendants since its creation, and adds waiting time reported to it.
+    """Measures work: CPU seconds that this process and its descendants have used since the clock was created.
 
-    The time of a descendant is lost if nobody waits for it, but the clock never goes back.
+    Waiting time can be added with `wait`. A descendant's time is lost if nobody waits for its end, but the clock never goes back.
     """
 
     def __init__(self) -> None:
@@ -26,11 +26,11 @@ class WorkClock:
 
     @property
     def seconds(self) -> float:
-        """CPU seconds plus waiting seconds so far."""
+        """CPU seconds so far, plus the seconds added with `wait`."""
         return self._cpu() - self._start + self._waited
 
     def wait(self, seconds: float) -> None:
-        """Add wall time in which nothing could compute, such as time of hung ranks."""
+        """Add seconds of wall time in which nothing could compute, for example while ranks hung."""
         self._waited += seconds
 
     def _cpu(self) -> float:

@@ -27,7 +27,7 @@ class World:
 
     @property
     def size(self) -> int:
-        """World size."""
+        """Number of ranks in the world."""
         return self.ranks.size
 
     def run(self, program: Callable[..., Any], *arguments: Any, schedule_seed: int = 0, deadline: float = 60.0) -> Run:
@@ -67,5 +67,5 @@ class World:
 
 
 def unwrap_world(world: str | Ranks | World) -> str | Ranks:
-    """Return the name or the ranks of a world, the forms that checks accept."""
+    """Return the form of a world that checks accept: its name, or its `Ranks`."""
     return world.ranks if isinstance(world, World) else world

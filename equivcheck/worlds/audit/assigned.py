@@ -23,7 +23,7 @@ _GLOBAL, _LOCAL = "global", "local"
 
 
 def assigned_variables(module: ModuleType) -> Iterator[tuple[Any, str]]:
-    """Return owner and name of each variable that a function assigns."""
+    """Yield each persistent variable assigned by a function in `module`: the owning object and the variable's name."""
     for code in _nested(_code(module)):
         if not _OPCODES.isdisjoint(code.co_code[::2]):
             for chain, name in _assignments(code):

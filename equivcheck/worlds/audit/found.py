@@ -31,7 +31,10 @@ class Search:
         self._process.communicate()
 
     def names(self) -> tuple[str, ...]:
-        """Wait for the search, and return the full names of all state it found. Raises `EquivCheckError` if the search fails."""
+        """Wait for the search, and return the full names of all state that it found in torch.
+
+        Raises `EquivCheckError` if the search fails.
+        """
         printed, errors = self._process.communicate()
         if self._process.returncode:
             raise EquivCheckError(f"the search through torch's state failed: {errors.strip().splitlines()[-1:]}")

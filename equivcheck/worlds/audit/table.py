@@ -17,7 +17,7 @@ from equivcheck.worlds.state.rank_variables import VARIABLES
 
 
 class Treatment(PrintableEnum):
-    """How the world ``sim`` treats a piece of torch's state."""
+    """How the world ``sim`` treats a process-wide variable, flag or cache in torch."""
 
     PER_RANK = "per_rank"
     SHARED = "shared"
@@ -28,19 +28,19 @@ class Treatment(PrintableEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateRow:
-    """Row in `states.toml`: names of state, how `sim` treats it, and why."""
+    """One row in `states.toml`: names of torch's variables, flags and caches, how ``sim`` treats them, and why."""
 
     treatment: Treatment
-    """Treatment of the state in sim."""
+    """How ``sim`` treats the variables, flags and caches in this row."""
     reason: str
-    """Mechanism, or reason why the treatment is correct; for refused state, the error that a rank gets."""
+    """Why this treatment is correct, or how it is done; for refused state, the error raised on a rank."""
     names: tuple[str, ...]
-    """Full names; ``*`` matches any text."""
+    """Full dotted names; ``*`` matches any text."""
     torch: str = ""
-    """torch versions as a PEP 440 specifier; empty for all."""
+    """torch versions in which the row applies, as a PEP 440 specifier; empty for all versions."""
 
     def covers(self, name: str) -> bool:
-        """Whether this row covers a state with the given name."""
+        """Whether this name of a torch variable, flag or cache is in the row, or matches a pattern in the row."""
         return _pattern(self.names).match(name) is not None
 
 
@@ -51,7 +51,7 @@ def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
 
 @functools.cache
 def rows() -> tuple[StateRow, ...]:
-    """Return the rows of `states.toml`, after rows for the variables and flags saved for each rank."""
+    """Return all rows: first rows for variables and flags kept separately for each rank, then the rows of `states.toml`."""
     text = files("equivcheck.worlds.audit").joinpath("states.toml").read_text("utf-8")
     return (*_switched(), *(row for kind, group in tomllib.loads(text).items() for row in _declared(kind, group)))
 
@@ -76,15 +76,15 @@ def _switched() -> Iterator[StateRow]:
 
 
 def is_outside(module: str) -> bool:
-    """Whether a module is excluded from the search."""
+    """Whether the search for torch's state skips this module."""
     return any(row.covers(module) for row in rows() if row.treatment is Treatment.OUTSIDE)
 
 
 def row_of(name: str) -> StateRow | None:
-    """Return the first row for the name; None if no row covers it."""
+    """Return the first row that covers the torch variable, flag or cache `name`; None if no row does."""
     return next((row for row in rows() if row.treatment is not Treatment.OUTSIDE and row.covers(name)), None)
 
 
 def unclassified_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Return names without a row, sorted."""
+    """Return the names without a row, in sorted order."""
     return tuple(sorted(name for name in names if row_of(name) is None))

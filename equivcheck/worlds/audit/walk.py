@@ -67,7 +67,10 @@ _DEPTH = 3
 
 
 def import_all(skip: Callable[[str], bool]) -> None:
-    """Import all modules below the roots, except the skipped modules; a module with an import error is left out."""
+    """Import torch and all its submodules, except modules for which `skip` returns True.
+
+    A module that cannot be imported is ignored.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for root in ROOTS:
@@ -86,7 +89,10 @@ def _import_below(name: str, skip: Callable[[str], bool]) -> None:
 
 
 def walk(skip: Callable[[str], bool]) -> set[str]:
-    """Return the full names of all state in the imported modules, except in skipped modules."""
+    """Return the full names of all variables, flags and caches found in torch's imported modules.
+
+    Modules for which `skip` returns True are left out.
+    """
     modules = [module for name, module in sorted(sys.modules.items()) if _is_below_root(name) and not skip(name)]
     with warnings.catch_warnings():  # some deprecated names warn at each access
         warnings.simplefilter("ignore")

@@ -1,1 +1,1 @@
-"""One rank of a world of any size, without peers or real data."""
+"""World ``fake``: one rank of a world with any size. The other ranks do not exist, and no real data is exchanged."""

@@ -19,33 +19,33 @@ class LoneScheduler:
     """Scheduler for a world in which only one rank runs."""
 
     def check(self) -> None:
-        """No effect, because no other rank can fail."""
+        """Do nothing. In other worlds this method ends the calling rank if another rank has failed."""
 
     progress = check
 
     def block(self, _rank: int, pending: RawCall) -> None:
-        """Raise `EquivCheckError`, because no other rank can end the wait."""
+        """Raise `EquivCheckError`, because the rank would wait for another rank, and no other rank exists."""
         raise EquivCheckError(
-            f"{pending[0]}: a fake world is not supported: only one rank runs, so no rank can set the key. Use sim or gloo."
+            f"{pending[0]}: world fake is not supported: only one rank runs, so no rank can set the key. Use sim or gloo."
         )
 
     def wake(self, _rank: int) -> None:
-        """No effect, because no rank waits."""
+        """Do nothing. In other worlds this method lets a waiting rank continue."""
 
 
 class LoneGroup(SimGroup):
-    """Process group in which only the calling rank exists. Results have the right shape.
+    """Process group in the world ``fake``: only the calling rank exists.
 
-    A gathered tensor repeats the rank's own tensor for each member, a reduced tensor keeps its value, and other outputs keep
-    their memory.
+    Outputs have the right shape but no meaningful values. An all-gather repeats the rank's own tensor for each member, and a
+    reduction returns the rank's own tensor. Other outputs keep the values that were in their memory.
     """
 
     def send(self, tensors: Tensors, receiver: int, tag: int = 0) -> SimWork:  # noqa: ARG002 - torch names them
-        """Record a send and drop the tensors."""
+        """Record the call. Nothing is sent, because no other rank exists."""
         return self._done(self._note("send", tensors, self.ranks[receiver]), tensors)
 
     def recv(self, tensors: Tensors, sender: int | None, tag: int = 0) -> SimWork:  # noqa: ARG002
-        """Record a receive and leave the tensors unchanged. A receive from any rank names the caller as the sender."""
+        """Record the call and leave `tensors` unchanged. If `sender` is None, the handle names the calling rank as the sender."""
         raw = self._note("recv", tensors, None if sender is None else self.ranks[sender])
         meeting = self._met(raw)
         work = ReceiveWork(self, raw, meeting, [], tensors)

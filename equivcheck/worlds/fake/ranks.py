@@ -23,9 +23,9 @@ from equivcheck.worlds.state.keeper import StateKeeper
 
 
 class FakeRanks(Ranks):
-    """One rank of a world with `size` ranks. Shapes and collective calls are real, values are not real.
+    """World ``fake``: runs one rank of a world with `size` ranks. Shapes and collective calls are real, received values are not.
 
-    Each run creates a new world in a new thread, and records the calls and the return value of this rank.
+    Each run uses a new thread with a new default process group, and records this rank's calls and return value.
     """
 
     name: ClassVar[str] = "fake"
@@ -63,7 +63,7 @@ class FakeRanks(Ranks):
         return Run(values=(visit.value,), calls=(tuple(map(call_of, visit.board.calls[self.rank])),))
 
     def close(self) -> None:
-        """No effect, because nothing is kept open."""
+        """Do nothing, because this world keeps nothing open between runs."""
 
 
 class _Visit:

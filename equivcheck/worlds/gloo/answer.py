@@ -42,7 +42,7 @@ class Raised:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """Decoded answer of a rank."""
+    """The decoded answer of one rank: the program's return value or its exception."""
 
     value: Any = None
     """Program's return value."""
@@ -51,7 +51,10 @@ class Content:
 
 
 def answer(rank: int, load: Callable[[], Task]) -> bytes:
-    """Run the task that `load` returns, and pickle its value or a `Raised`. The first byte says which."""
+    """Run the task returned by `load`, and return the answer of `rank` as bytes.
+
+    The answer contains the pickled return value, or a pickled `Raised` if the task raised. Its first byte tells these two apart.
+    """
     import torch
 
     from equivcheck.worlds.meshes import end_run, groups_of_rank, has_lost_groups, numbers_of_groups
@@ -73,7 +76,10 @@ def answer(rank: int, load: Callable[[], Task]) -> bytes:
 
 
 def content(answered: bytes) -> Content:
-    """Decode an answer. A value that cannot be unpickled here counts as an exception of its rank."""
+    """Decode the bytes that `answer` returned in a rank.
+
+    If a value cannot be unpickled in this process, the rank counts as raised.
+    """
     has_raised = answered[:1] == RAISED_TAG
     try:
         read = pickle.loads(memoryview(answered)[1 if has_raised else 1 + NUMBERS_OF_GROUPS.size :])
@@ -84,9 +90,10 @@ def content(answered: bytes) -> Content:
 
 
 def leave_ranks_changed(answers: Iterable[bytes]) -> bool:
-    """Whether the ranks cannot run another program.
+    """Whether the ranks behind these answers need to be restarted before they can run another program.
 
-    Ranks that created unequal numbers of groups would name the next group differently, and each would wait in its own forever.
+    They do if a program changed torch's state, or if ranks created unequal numbers of process groups. torch numbers groups, so
+    the next group would get different names on different ranks, and each rank would wait forever.
     """
     values = [answered for answered in answers if answered[:1] != RAISED_TAG]
     numbers = {NUMBERS_OF_GROUPS.unpack_from(answered, 1) for answered in values}

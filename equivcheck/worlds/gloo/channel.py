@@ -21,21 +21,21 @@ class Channel:
 
     @classmethod
     def pair(cls) -> tuple[Channel, Channel]:
-        """Create two connected ends."""
+        """Create two connected channels."""
         one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         return cls(one), cls(other)
 
     @classmethod
     def of(cls, fd: int) -> Channel:
-        """Return a channel for an open file descriptor. The channel closes it."""
+        """Return a channel for a socket's open file descriptor. `close` closes the descriptor."""
         return cls(socket.socket(fileno=fd))
 
     def fileno(self) -> int:
-        """File descriptor for selectors and for passing on; -1 after closing."""
+        """The socket's file descriptor; -1 after `close`."""
         return self._socket.fileno()
 
     def close(self) -> None:
-        """Close this end; can be called twice."""
+        """Close this end of the connection. A second call has no effect."""
         self._socket.close()
 
     def send(self, payload: bytes, fds: tuple[int, ...] = (), *, until: float | None = None) -> None:
@@ -53,7 +53,7 @@ class Channel:
         return self.receive_with_fds(until=until)[0]
 
     def receive_with_fds(self, *, until: float | None = None) -> tuple[bytes, tuple[int, ...]]:
-        """Wait for one message with its file descriptors, which the caller closes."""
+        """Wait for one message and its file descriptors. The caller must close the descriptors."""
         self._limit(until)
         header, fds, _, _ = socket.recv_fds(self._socket, _HEADER.size, 8)
         header += self._exactly(_HEADER.size - len(header))

@@ -21,17 +21,17 @@ _FUNCTION = re.compile(r'^  File ".*", line \d+, in (.*)$', re.MULTILINE)
 
 
 def died_report(member: Member, exit_code: int | None) -> RankReport:
-    """Return a report on a rank whose process has ended, with its last output instead of a stack."""
+    """Return a report on a rank whose process has ended. The report contains the process's last output instead of a stack."""
     return RankReport(rank=member.rank, state=RankState.DIED, error=_end_in_words(exit_code), stack=member.printed())
 
 
 def raised_report(rank: int, what: Raised) -> RankReport:
-    """Return a report on a rank whose program raised."""
+    """Return a report on a rank whose program raised the exception in `what`."""
     return RankReport(rank=rank, state=RankState.RAISED, error=what.error, stack=what.stack)
 
 
 def unfinished_reports(members: Sequence[Member], threads: Sequence[int]) -> list[RankReport]:
-    """Return reports on ranks that have not finished. `threads` are the ids of their main threads."""
+    """Return a report on each rank that has not finished its program. `threads` contains the id of each rank's main thread."""
     asleep = [is_asleep(member.pid) for member in members]  # before the signal wakes them
     ask_for_stacks(tuple(member.pid for member in members))
     stacks = [read_stack(member.stacks.fileno(), thread) for member, thread in zip(members, threads, strict=True)]
@@ -39,7 +39,11 @@ def unfinished_reports(members: Sequence[Member], threads: Sequence[int]) -> lis
 
 
 def failure_of(reports: Sequence[RankReport], times: Mapping[int, float], why: str | Mismatch) -> Failure:
-    """Build the failure of the whole run. `times` says when ranks raised; `why` is the reason for stopping unfinished ranks."""
+    """Build the failure of the run from the reports on all ranks.
+
+    `times` says when each failed rank raised. `why` says why unfinished ranks were stopped: a text, or two
+    collectives that do not match.
+    """
     if isinstance(why, Mismatch):
         reports = _waiting(reports, why)
         kind, first, summary = FailureKind.MISMATCH, None, f"collectives do not match: {why.text}"
@@ -85,7 +89,10 @@ def _end_in_words(exit_code: int | None) -> str:
 
 
 def busy_report(rank: int, stack: Stack, asleep: bool) -> RankReport:
-    """Return a report on a rank that still computes or waits."""
+    """Return a report on a rank that has not finished.
+
+    `asleep` says whether its process was blocked, so that it may wait for other ranks.
+    """
     pending = awaited_call(stack) if asleep else ""
     state = RankState.WAITING if pending else RankState.RUNNING
     return RankReport(rank=rank, state=state, pending=pending, stack="".join(stack.format()))

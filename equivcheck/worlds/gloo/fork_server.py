@@ -1,4 +1,7 @@
-"""The owner's side for the fork server, which starts with its first user and ends with its last user."""
+"""Controls the fork server from the user's process.
+
+The server starts when the first world needs it, and ends with the last world.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ _TROUBLE = (EOFError, OSError, RanksDidNotStart, RanksLost)
 
 
 class ForkServer:
-    """Starts, watches and kills the processes of ranks. All worlds share one server."""
+    """Starts, watches and kills the processes of gloo ranks. All gloo worlds in this process share one server."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -42,12 +45,12 @@ class ForkServer:
         self._imported: frozenset[str] = frozenset()
 
     def join(self) -> None:
-        """Note that one more world uses this server."""
+        """Count one more user of this server (a gloo world)."""
         with self._lock:
             self._num_users += 1
 
     def leave(self) -> None:
-        """Note that a world no longer uses this server. The last world ends the server."""
+        """Count one user less. If no world uses the server any more, end it."""
         with self._lock:
             self._num_users -= 1
             if not self._num_users:
@@ -55,7 +58,7 @@ class ForkServer:
 
     @contextlib.contextmanager
     def started_early(self) -> Iterator[None]:
-        """Start the server in the background, because its imports take seconds, and keep it while entered."""
+        """Inside this context, keep the server running. It starts in the background, because its imports take seconds."""
         self.join()
         threading.Thread(target=self._try_to_start, name=EARLY_START, daemon=True).start()
         try:
@@ -69,7 +72,7 @@ class ForkServer:
                 self._ensure_running()
 
     def fork(self, fd: int) -> int:
-        """Start a rank that serves the channel behind `fd`, and return its process id.
+        """Start a process for a rank, which gets its programs through the socket `fd`. Return the process id.
 
         Raises `RanksDidNotStart` or `RanksLost`.
         """
@@ -82,7 +85,10 @@ class ForkServer:
                 raise RanksLost(f"the fork server of the gloo ranks has ended: {error}") from error
 
     def prepare_to_compile(self) -> None:
-        """Compile once in the server, so that the first compilation of a rank forked later takes a sixth of the time."""
+        """Call `torch.compile` once in the server.
+
+        A rank forked later then needs a sixth of the time for its first compilation.
+        """
         with self._lock, contextlib.suppress(*_TROUBLE):
             self._ensure_running()
             if not self._has_compiled:
@@ -90,19 +96,22 @@ class ForkServer:
                 self._has_compiled = True
 
     def exit_code(self, pid: int) -> int | None:
-        """Return a rank's exit code, negative for a signal; None if it has not ended or the server has ended."""
+        """Return the exit code of a rank's process, negative for a signal; None if it is running or the server has ended."""
         with self._lock, contextlib.suppress(EOFError, OSError):
             code: int | None = self._ask("exit_code", (pid,))
             return code
         return None
 
     def stop(self, pids: tuple[int, ...]) -> None:
-        """Kill ranks and their children, and wait until they have ended."""
+        """Kill these ranks' processes and their child processes, and wait until they have ended."""
         with self._lock, contextlib.suppress(EOFError, OSError):
             self._ask("stop", pids)
 
     def forget(self) -> None:
-        """Release the server in a forked copy of this process, without ending it for the parent."""
+        """After an `os.fork` of this process, close the connection to the server in the new process.
+
+        The parent's server continues.
+        """
         self._lock = threading.RLock()
         self._num_users = 0
         if self._control:

@@ -1,4 +1,4 @@
-"""A rank's process, seen from its owner."""
+"""The process of one gloo rank, seen from its parent process."""
 
 from __future__ import annotations
 
@@ -20,26 +20,29 @@ _TAIL = 4000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One rank's process, with its channel and files."""
+    """The process of one gloo rank, with the channel and the files for its connection to the parent process."""
 
     rank: int
     """Global rank, from 0."""
     pid: int
     """Process id."""
     channel: Channel
-    """Channel for programs and values."""
+    """Channel for programs to the rank and return values from it."""
     output: IO[bytes]
-    """File with the rank's output."""
+    """File with the rank's stdout and stderr."""
     stacks: IO[bytes]
-    """File to which the rank writes its stacks on request."""
+    """File for stacks. The rank writes its threads' stacks into it when it gets a signal."""
 
     @classmethod
     def of(cls, rank: int, pid: int, channel: Channel) -> Member:
-        """Return a member with unnamed files, so that no file is left behind if this process ends."""
+        """Create the record for a started process. Its files have no names, so none is left behind if this process is killed."""
         return cls(rank=rank, pid=pid, channel=channel, output=_appended_file(), stacks=_appended_file())
 
     def place(self, store: socket.socket, table: IO[bytes], size: int, *, until: float) -> None:
-        """Send the rank its address. Rank 0 also gets the store's listening socket."""
+        """Tell the rank its number, the world size and the store's port, and hand over its files.
+
+        Rank 0 also gets the store's listening socket. Raises `TimeoutError` if `until` (on `time.monotonic`) passes first.
+        """
         fds = [self.output.fileno(), self.stacks.fileno(), table.fileno()]
         if self.rank == 0:
             fds.append(store.fileno())
@@ -47,17 +50,17 @@ class Member:
         self.channel.send(pickle.dumps(place), tuple(fds), until=until)
 
     def printed(self) -> str:
-        """Return the rank's last output."""
+        """Return the end of the rank's stdout and stderr."""
         fd = self.output.fileno()
         start = max(0, os.fstat(fd).st_size - _TAIL)
         return os.pread(fd, _TAIL, start).decode(errors="replace").strip()
 
     def cpu_seconds(self) -> float:
-        """Return the CPU seconds for the process and its reaped children; 0 after it has ended."""
+        """Return CPU seconds used by the process and its ended child processes; 0 after the process itself has ended."""
         return cpu_seconds(self.pid)
 
     def close(self) -> None:
-        """Close the channel and the files."""
+        """Close the channel and the files; the process is not killed."""
         self.channel.close()
         self.output.close()
         self.stacks.close()

@@ -29,9 +29,10 @@ _NEVER = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAddress:
-    """First message to a rank: the rank's number and the world's size.
+    """First message to a rank's process: the rank's number, the world size, and the port of the store.
 
-    Attached are its output file, its stack file, the table of collectives, and for rank 0 the listening socket of the store.
+    The message also carries open files: for output, for stacks, the table of collectives, and on rank 0 the store's listening
+    socket.
     """
 
     rank: int
@@ -43,7 +44,7 @@ class RankAddress:
 
 
 def serve_rank(channel: Channel) -> None:
-    """Join the world, then run programs until the owner closes the channel."""
+    """Join the gloo world as a rank, then run each program received from `channel` until the other end closes it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     message, (output, stacks, table, *listener) = channel.receive_with_fds()
     place: RankAddress = pickle.loads(message)
@@ -68,7 +69,7 @@ def serve_rank(channel: Channel) -> None:
 
 
 def leave() -> None:
-    """Destroy the process group. For processes that exit by themselves."""
+    """Destroy the default process group before the process exits by itself."""
     import torch.distributed as dist
 
     dist.destroy_process_group()

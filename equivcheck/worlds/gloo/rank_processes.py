@@ -1,6 +1,6 @@
-"""Processes in one world, and runs on them.
+"""A gloo world's processes, and runs on them.
 
-A run sends a request, gathers answers, and if the run fails, reports what each rank did.
+In each run, every rank gets the same request and sends an answer. If the run fails, the failure says what each rank did.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ Answers = dict[int, bytes | None]
 
 
 class RankProcesses:
-    """Processes for ranks 0 to N-1. A failed run makes them unusable, and the caller kills them."""
+    """The processes of ranks 0 to N-1 in one gloo world.
+
+    After a failed run they cannot be used again, and the caller must kill them.
+    """
 
     def __init__(self, processes: tuple[tuple[int, Channel], ...], exit_code: Callable[[int], int | None]) -> None:
         """`processes` are process ids and channels in rank order.
@@ -55,7 +58,10 @@ class RankProcesses:
         return tuple(member.pid for member in self._members)
 
     def form(self) -> None:
-        """Make all ranks join one world. Raises `RanksDidNotStart`, or `RanksLost` if a process ends meanwhile."""
+        """Connect all processes to one default process group.
+
+        Raises `RanksDidNotStart`, or `RanksLost` if a process ends meanwhile.
+        """
         until = time.monotonic() + START_SECONDS
         try:
             with socket.create_server(("127.0.0.1", 0)) as store, table_file() as table:
@@ -89,11 +95,14 @@ class RankProcesses:
             raise RanksLost(f"the gloo ranks could not join: rank {member.rank} {how}") from error
 
     def has_lost_rank(self) -> bool:
-        """Whether a rank has died between runs."""
+        """Whether a process has ended although no run was in progress."""
         return bool(self._selector.select(0))
 
     def run(self, request: bytes, deadline: float) -> tuple[Any, ...]:
-        """Run a request on all ranks, and return their values in rank order. Raises `RanksFailed`."""
+        """Send a request from `gloo.request.request` to all ranks, and return the program's values in rank order.
+
+        Raises `RanksFailed` if a rank raises, dies or hangs. `deadline` is the limit in seconds for `Patience`.
+        """
         for member in self._members:
             with contextlib.suppress(OSError):  # dead or stopped: seen while gathering
                 member.channel.send(request, until=time.monotonic() + deadline)
@@ -144,7 +153,7 @@ class RankProcesses:
         return failure_of([reports[member.rank] for member in self._members], times, why)
 
     def close(self) -> None:
-        """Close channels and files."""
+        """Close all ranks' channels and files."""
         self._selector.close()
         for member in self._members:
             member.close()

@@ -1,4 +1,7 @@
-"""Requests from the owner to its ranks: the task, pickled once for all ranks, and the owner's environment if it changed."""
+"""Requests to gloo ranks: a program with its arguments, pickled once for all ranks.
+
+Changed environment variables and import paths are sent too.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,10 @@ _Cached = type(functools.lru_cache(len))
 
 
 def pickle_task(program: Callable[..., Any], arguments: tuple[Any, ...], *, is_user_code: bool = True) -> bytes:
-    """Pickle a task. Raises `UsageError` if the task cannot be pickled.
+    """Pickle a program and its arguments for processes of ranks. Raises `UsageError` if they cannot be pickled.
 
-    A user's program may be a closure or defined in the main script, which ranks never import, so its code is pickled by value.
+    A user's program may be a closure or defined in the main script, which ranks never import. Its code is therefore pickled by
+    value.
     """
     try:
         return pickle_copy((program, arguments)) if is_user_code else pickle.dumps((program, arguments), pickle.HIGHEST_PROTOCOL)
@@ -102,7 +106,7 @@ def _is_found_elsewhere(name: str, file: str | None) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """Import path and environment variables of the ranks' owner."""
+    """Import path and environment variables in the ranks' parent process."""
 
     path: tuple[str, ...]
     """`sys.path` with absolute entries."""
@@ -116,7 +120,7 @@ class Surroundings:
 
 
 def request(task: bytes, surroundings: Surroundings | None, *, is_user_code: bool = True) -> bytes:
-    """Pack a message to a rank. `surroundings` is None if they have not changed."""
+    """Pack a task from `pickle_task` into a message for all ranks. `surroundings` is None if the ranks already have them."""
     return pickle.dumps((surroundings, is_user_code, task), pickle.HIGHEST_PROTOCOL)
 
 

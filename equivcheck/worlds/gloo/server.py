@@ -27,9 +27,9 @@ _EXIT_SECONDS = 1.0
 
 
 def serve(fd: int) -> None:
-    """Fork ranks for the owner at the other end of `fd` until it disconnects, then kill all remaining ranks.
+    """Run the fork server: fork a rank at each request on the socket `fd` until the other end disconnects, then kill all ranks.
 
-    During its imports the server ends together with its owner, which waits for it.
+    While the server imports torch, it also ends if its parent process ends.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = Channel.of(fd)

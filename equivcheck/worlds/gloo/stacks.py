@@ -28,14 +28,14 @@ Stack = traceback.StackSummary
 
 
 def ask_for_stacks(pids: tuple[int, ...]) -> None:
-    """Make every process write its stacks to its own file."""
+    """Make each process write its threads' stacks to its own stack file."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, rank.STACK_SIGNAL)
 
 
 def read_stack(fd: int, thread: int) -> Stack:
-    """Return the stack of `thread` from a dump that is being written to `fd`, innermost frame last; empty if no dump comes."""
+    """Wait for a stack dump in file `fd`, and return the stack of `thread`, innermost frame last. Empty if no dump comes."""
     limit = time.monotonic() + _PATIENCE
     size = -1
     while time.monotonic() < limit and (size <= 0 or size != os.fstat(fd).st_size):
@@ -45,7 +45,7 @@ def read_stack(fd: int, thread: int) -> Stack:
 
 
 def parse_dump(dump: str, thread: int) -> Stack:
-    """Return the frames of one thread in a dump written by faulthandler."""
+    """Return the stack frames of `thread`, from a dump by Python's faulthandler."""
     frames: list[traceback.FrameSummary] = []
     inside = False
     for line in dump.splitlines():
@@ -57,7 +57,10 @@ def parse_dump(dump: str, thread: int) -> Stack:
 
 
 def of_program(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """Return the frames inside the program, without frames that compare collectives. Empty if the program was not called."""
+    """Return the stack frames inside the rank's program. Empty if the rank was not running a program.
+
+    Frames of equivcheck's own comparison of collectives are left out.
+    """
     compared = (index for index, frame in enumerate(frames) if frame.filename.startswith(_MATCHING))
     frames = frames[: next(compared, None)]
     ours = [index for index, frame in enumerate(frames) if frame.filename in _OURS]
@@ -65,7 +68,7 @@ def of_program(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSumm
 
 
 def is_asleep(pid: int) -> bool:
-    """Whether a process's main thread is blocked; True if the system does not say."""
+    """Whether the main thread of a process is blocked; also True if the system gives no information."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -74,10 +77,10 @@ def is_asleep(pid: int) -> bool:
 
 
 def awaited_call(stack: Stack) -> str:
-    """Guess the call in which a blocked rank waits (``all_reduce``, ``wait``, ``backward``); empty if there seems to be none.
+    """Guess from its stack in which call a blocked rank waits (``all_reduce``, ``wait``, ``backward``); empty if in none.
 
-    The guess uses the innermost frames: those in torch.distributed (possibly a private function: DDP compares parameters in
-    one), those in autograd, because its hooks wait, or a call of ``wait``.
+    The guess uses the innermost frames of torch.distributed or autograd, or a call of ``wait``. A private name is possible,
+    because DDP compares parameters in a private function.
     """
     private = ""
     for frame in reversed(stack):

@@ -1,4 +1,4 @@
-"""The gloo world."""
+"""World ``gloo``: ranks are processes on this machine."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ _ATTEMPTS = 3
 
 
 class GlooRanks(Ranks):
-    """N ranks as processes, started at the first run, kept while runs succeed, and restarted after a failure.
+    """N ranks as processes. They start at the first run, and stay until a run fails or a program changes torch in them.
 
-    Ranks are also restarted after a program that replaced functions of torch or changed state beyond repair. Ranks get a copy of
-    the program, its arguments, and its closure.
+    The next run then starts new processes. Each rank gets its own copy of the program, its arguments and its closure.
     """
 
     name: ClassVar[str] = "gloo"
@@ -57,12 +56,12 @@ class GlooRanks(Ranks):
             return Run(values=self._processes.run(self.size, task, deadline, is_user_code=is_user_code))
 
     def prepare_to_compile(self) -> None:
-        """Compile once in the fork server, if ranks have not been started."""
+        """Call `torch.compile` once in the fork server. Ranks then compile faster. No effect if ranks have already started."""
         with self._lock:
             self._processes.prepare_to_compile()
 
     def close(self) -> None:
-        """End every process; a later run starts new processes."""
+        """End all ranks' processes. A later run starts new ones."""
         with self._lock:
             self._processes.end()
 

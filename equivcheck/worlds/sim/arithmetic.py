@@ -31,17 +31,20 @@ UNSET_BYTE = 0x5A
 
 
 class DisagreementError(Exception):
-    """Members of a group passed sizes that contradict each other."""
+    """Ranks in a group passed contradicting sizes to one collective."""
 
 
 def fill_unset(output: torch.Tensor) -> None:
-    """Fill an output before `wait` with NaN, bytes of `UNSET_BYTE`, or True, so a program notices if it reads too early."""
+    """Fill an output with values that show if a rank reads it before `wait`.
+
+    The values are NaN, bytes of `UNSET_BYTE`, or True, depending on the dtype.
+    """
     (output._values() if output.is_sparse else output).fill_(unset_value(output.dtype))
 
 
 @cache
 def unset_value(dtype: torch.dtype) -> float | int | bool:
-    """Value of an output of this type before `wait`."""
+    """Return the value used by `fill_unset` for outputs of this dtype."""
     if dtype == torch.bool:
         return True
     if dtype.is_floating_point or dtype.is_complex:
@@ -50,7 +53,10 @@ def unset_value(dtype: torch.dtype) -> float | int | bool:
 
 
 def fold(op: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Reduce tensors in order, in place into the first one."""
+    """Reduce the tensors in rank order with the reduction `op`, such as ``sum``, and return the result.
+
+    The first tensor is overwritten.
+    """
     total = tensors[0]
     step = _FOLDS[op]
     for other in tensors[1:]:
@@ -63,7 +69,7 @@ def fold(op: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 @cache
 def all_reduce(op: str) -> Combine:
-    """Every member gets, for each tensor, the reduction over all members."""
+    """Return a function for an all-reduce: every member gets, for each tensor, the reduction over all members."""
 
     def combine(shares: Shares) -> Shares:
         return [[fold(op, tensors) for tensors in zip(*shares, strict=True)]] * len(shares)
@@ -72,7 +78,7 @@ def all_reduce(op: str) -> Combine:
 
 
 def sum_sparse(shares: Shares) -> Shares:
-    """Every member gets the sum over coalesced sparse tensors."""
+    """Compute an all-reduce on coalesced sparse tensors: every member gets the sum."""
     total = shares[0][0]
     for (other,) in shares[1:]:
         total = total + other
@@ -81,7 +87,7 @@ def sum_sparse(shares: Shares) -> Shares:
 
 @cache
 def reduce(op: str, root: int) -> Combine:
-    """The root gets, for each tensor, the reduction over all members."""
+    """Return a function for a reduce: `root` gets, for each tensor, the reduction over all members."""
 
     def combine(shares: Shares) -> Shares:
         totals = [fold(op, tensors) for tensors in zip(*shares, strict=True)]
@@ -92,7 +98,7 @@ def reduce(op: str, root: int) -> Combine:
 
 @cache
 def broadcast(root: int) -> Combine:
-    """All other members get the root's tensors."""
+    """Return a function for a broadcast: all other members get the tensors from `root`."""
 
     def combine(shares: Shares) -> Shares:
         return [[] if member == root else shares[root] for member in range(len(shares))]
@@ -101,20 +107,20 @@ def broadcast(root: int) -> Combine:
 
 
 def all_gather(shares: Shares) -> Shares:
-    """All members get every member's tensors, ordered by tensor and then by member."""
+    """Compute an all-gather into lists: all members get every member's tensors, ordered by tensor and then by member."""
     gathered = [tensor for tensors in zip(*shares, strict=True) for tensor in tensors]
     return [gathered] * len(shares)
 
 
 def all_gather_single(shares: Shares) -> Shares:
-    """All members get, for each tensor, one tensor with all members' tensors concatenated."""
+    """Compute an all-gather into single tensors: for each tensor, all members get the concatenation over members, flattened."""
     gathered = [torch.cat([tensor.view(-1) for tensor in tensors]) for tensors in zip(*shares, strict=True)]
     return [gathered] * len(shares)
 
 
 @cache
 def reduce_scatter(op: str) -> Combine:
-    """Member i gets the reduction over all members' i-th tensors."""
+    """Return a function for a reduce-scatter on lists: member i gets the reduction over all members' i-th tensors."""
 
     def combine(shares: Shares) -> Shares:
         return [[fold(op, tensors)] for tensors in zip(*shares, strict=True)]
@@ -124,7 +130,7 @@ def reduce_scatter(op: str) -> Combine:
 
 @cache
 def reduce_scatter_single(op: str) -> Combine:
-    """Member i gets, for each tensor, the reduction's i-th equal part."""
+    """Return a function for a reduce-scatter on single tensors: member i gets the i-th part of each reduced tensor."""
 
     def combine(shares: Shares) -> Shares:
         parts = [fold(op, tensors).view(len(shares), -1).unbind() for tensors in zip(*shares, strict=True)]
@@ -135,7 +141,7 @@ def reduce_scatter_single(op: str) -> Combine:
 
 @cache
 def gather(root: int) -> Combine:
-    """The root gets every member's tensor."""
+    """Return a function for a gather: `root` gets every member's tensor."""
 
     def combine(shares: Shares) -> Shares:
         return [[tensors[0] for tensors in shares] if member == root else [] for member in range(len(shares))]
@@ -145,7 +151,7 @@ def gather(root: int) -> Combine:
 
 @cache
 def scatter(root: int) -> Combine:
-    """Member i gets the root's i-th tensor."""
+    """Return a function for a scatter: member i gets the i-th tensor from `root`."""
 
     def combine(shares: Shares) -> Shares:
         return [[tensor] for tensor in shares[root]]
@@ -154,7 +160,10 @@ def scatter(root: int) -> Combine:
 
 
 def all_to_all(shares: list[tuple[list[torch.Tensor], list[int]]]) -> Shares:
-    """Member i gets all members' i-th tensors; each share also holds the sizes that its member expects to receive."""
+    """Compute an all-to-all: member i gets the i-th tensor from every member.
+
+    Each share also contains the sizes expected by its member. Raises `DisagreementError` if other sizes are sent.
+    """
     for receiver, (_, expected) in enumerate(shares):
         for sender, (tensors, _) in enumerate(shares):
             sent = tensors[receiver].numel()
@@ -165,5 +174,5 @@ def all_to_all(shares: list[tuple[list[torch.Tensor], list[int]]]) -> Shares:
 
 
 def nothing(shares: Shares) -> Shares:
-    """Return no results, because a barrier moves no data."""
+    """Compute a barrier: no member gets a tensor."""
     return [[]] * len(shares)

@@ -21,7 +21,10 @@ _COMPUTE, _VERIFY = "compute_default_shard_order", "_verify_shard_order"
 
 @contextlib.contextmanager
 def cached_shard_orders() -> Iterator[None]:
-    """Cache DTensor's shard orders while entered. No effect if DTensor is not imported or has no shard orders."""
+    """Inside this context, cache in which order mesh dims shard a tensor.
+
+    No effect if DTensor is not imported or does not use such orders.
+    """
     spec: Any = getattr(sys.modules.get(_SPEC), "DTensorSpec", None)
     compute, verify = (getattr(spec, "__dict__", {}).get(name) for name in (_COMPUTE, _VERIFY))
     if compute is None or verify is None:

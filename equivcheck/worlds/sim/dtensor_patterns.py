@@ -34,15 +34,18 @@ class _Like:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Arguments of an operation with symbols in place of sizes. One result then serves many shapes."""
+    """An operation and its arguments, with symbols in place of sizes.
+
+    One traced result then serves arguments with other sizes.
+    """
 
     key: Hashable
-    """Key that is equal for arguments that differ only in sizes."""
+    """Cache key. It is equal for arguments that differ only in their sizes."""
     shapes: tuple[tuple[int, ...], ...]
-    """Argument shapes by number."""
+    """The distinct shapes among the arguments. In `key`, each shape is replaced by its index here."""
 
     def general(self, answer: Any) -> Any:
-        """Return the result with symbols for sizes, or `PARTICULAR` if it depends on the sizes."""
+        """Replace the sizes in a traced result (`answer`) with symbols, for the cache; `PARTICULAR` if this is not possible."""
         if answer is None:
             return None
         if _is_tensor(answer):
@@ -51,7 +54,7 @@ class Pattern:
         return PARTICULAR if PARTICULAR in parts else type(answer)(parts)
 
     def answer(self, general: Any) -> Any:
-        """Return the result for these argument sizes, from the output of `general`."""
+        """Insert the sizes of these arguments into a cached result from `general`."""
         if general is None:
             return None
         if not isinstance(general, _Like):
@@ -67,7 +70,7 @@ class Pattern:
 
 
 def pattern_of(schema: Any) -> Pattern | None:
-    """Return the pattern of an operation's arguments; None if its result may have another form for other sizes."""
+    """Return the pattern for an operation and its arguments; None if other sizes may give another kind of result."""
     name = schema.op._schema.name.partition("::")[2]
     on_lists = name.startswith(_ON_LISTS)
     if not (on_lists or name in _LIKE_THEIR_ARGUMENT or _is_elementwise(schema.op)):

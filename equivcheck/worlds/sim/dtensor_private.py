@@ -41,9 +41,10 @@ _shardings: dict[Hashable, Any] = {}
 
 @contextlib.contextmanager
 def shared_propagation() -> Iterator[set[str]]:
-    """Let threads share the results of DTensor's sharding propagation while entered. No effect if DTensor is not imported.
+    """Inside this context, let rank threads share the results of DTensor's sharding propagation.
 
-    Yields a set, which collects each operation for which a sharding was requested, with the placements of its arguments.
+    No effect if DTensor is not imported. Yields a set, which collects each operation for which a sharding was requested, with the
+    placements of its arguments.
     """
     asked: set[str] = set()
     propagator = getattr(sys.modules.get(PROPAGATION), "ShardingPropagator", None)
@@ -60,15 +61,15 @@ def shared_propagation() -> Iterator[set[str]]:
 
 
 def is_unshared(schedule_seed: int) -> bool:
-    """Whether ranks share no cache in a run with this schedule seed.
+    """Whether ranks do not share DTensor's caches in a run with this schedule seed.
 
-    The result depends only on the seed, so repeated runs agree.
+    This is so for a few seeds, to find errors of sharing.
     """
     return crc32(str(schedule_seed).encode()) % UNSHARED_ONE_IN == 0
 
 
 def without_caches(program: Callable[[], T]) -> Callable[[], T]:
-    """Make a program clear its rank's DTensor caches first."""
+    """Return a function that clears the calling rank's DTensor caches and then calls `program`."""
 
     def run() -> T:
         forget_shardings()
@@ -208,7 +209,7 @@ def _moved(value: Any, own: Mapping[int, Any]) -> Any:
 
 
 def forget_shared() -> None:
-    """Clear the shared caches, because sharding rules may have changed."""
+    """Clear the DTensor caches that ranks share. Call it after DTensor's sharding rules may have changed."""
     _shapes.clear()
     _shardings.clear()
 

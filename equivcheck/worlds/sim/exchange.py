@@ -28,7 +28,7 @@ RawCall = tuple[str, tuple[int, ...], int, tuple[torch.Size, ...], torch.dtype |
 
 @lru_cache(maxsize=KEPT_CALLS)
 def call_of(raw: RawCall) -> Call:
-    """Build the record of a call from the fields saved when the rank made the call."""
+    """Build a `Call` from the tuple that was saved when the rank made the call."""
     op, ranks, index, shapes, dtype, peer, (stage, step) = raw
     num_bytes = 0 if dtype is None else sum(shape.numel() for shape in shapes) * dtype.itemsize
     name = "" if dtype is None else str(dtype).removeprefix("torch.")
@@ -46,26 +46,26 @@ def call_of(raw: RawCall) -> Call:
 
 
 class Request(NamedTuple):
-    """A rank's collective call on a group."""
+    """One rank's call to a collective."""
 
     op: str
     """Operation as in `Call.op`."""
     tensors: list[torch.Tensor]
-    """Tensors that describe the call, as in `Call.shapes`."""
+    """Tensors whose shapes describe the call, as in `Call.shapes`."""
     share: Any
-    """The rank's copied inputs, in the form that `combine` takes."""
+    """Copies of the rank's inputs, in the form that `combine` takes."""
     combine: Combine
-    """Function from all members' shares to all members' results."""
+    """Function that computes every member's outputs from all members' inputs."""
     root: int | None = None
     """Root's rank within the group."""
     sized: bool = True
     """Whether all members must pass equal tensor sizes."""
     orders: tuple[Hashable, ...] = ()
-    """Tensors' memory orders, which must be equal on all members; empty for contiguous tensors."""
+    """Memory orders of the tensors' dims, which must be equal on all members; empty for contiguous tensors."""
 
 
 class PendingCollective:
-    """One collective, from the first member's call to the last member's wait."""
+    """One collective in progress, from the first member's call until the last member has waited for it."""
 
     __slots__ = ("agree", "first", "num_missing", "results", "shares", "waiting")
 
@@ -78,7 +78,7 @@ class PendingCollective:
         self.waiting: list[int] = []
 
     def complete(self, results: list[list[torch.Tensor]] | dict[int, list[torch.Tensor]], scheduler: Scheduler) -> None:
-        """Publish the results by member and wake the ranks that wait for them."""
+        """Store each member's outputs, and let the ranks continue that wait for them."""
         self.results = results
         self.shares.clear()
         for rank in self.waiting:
@@ -86,7 +86,7 @@ class PendingCollective:
 
 
 class Parcel(PendingCollective):
-    """One point-to-point message, from the first side's call to the last side's wait."""
+    """One point-to-point message in progress, from the first call by one side until both sides have waited for it."""
 
     __slots__ = ("payload", "receiver", "sender", "tag")
 
@@ -99,7 +99,7 @@ class Parcel(PendingCollective):
 
 
 class CallMatcher:
-    """Matches the calls by all members on one group."""
+    """Matches the calls of all ranks in one process group: collectives by order, messages by sender, receiver and tag."""
 
     def __init__(self, ranks: tuple[int, ...], scheduler: Scheduler) -> None:
         self.ranks = ranks
@@ -107,10 +107,7 @@ class CallMatcher:
         self.clear()
 
     def clear(self) -> None:
-        """Forget every call. The next run starts from index 0.
-
-        `hidden` counts additional calls by gloo.
-        """
+        """Forget all calls, before the next run numbers its calls from 0."""
         self.issued = [0] * len(self.ranks)
         self.hidden = [0] * len(self.ranks)
         self._open: dict[int, PendingCollective] = {}
@@ -118,7 +115,11 @@ class CallMatcher:
         self._num_collectives = [0] * len(self.ranks)
 
     def join(self, member: int, raw: RawCall, agree: tuple[Hashable, ...], combine: Combine, share: Any) -> PendingCollective:
-        """Add a member's next collective. The last member to arrive computes the results."""
+        """Enter a member's call to a collective. When the last member has called, the results are computed for all.
+
+        `agree` must be equal on all members, otherwise the run ends. `combine` computes the results from all members' inputs
+        (`share`).
+        """
         index = self._num_collectives[member]
         self._num_collectives[member] = index + 1
         meeting = self._open.get(index)
@@ -138,7 +139,7 @@ class CallMatcher:
         return meeting
 
     def send(self, member: int, receiver: int, tag: int, raw: RawCall, payload: list[torch.Tensor]) -> Parcel:
-        """Hand a message to the oldest matching receive, or keep it until such a receive comes."""
+        """Enter a message from `member`. It goes to the oldest matching receive, or waits until a matching receive is called."""
         for parcel in self._parcels:
             if parcel.payload is None and parcel.receiver == receiver and parcel.tag == tag and parcel.sender in (member, None):
                 break
@@ -152,7 +153,10 @@ class CallMatcher:
         return parcel
 
     def receive(self, member: int, sender: int | None, tag: int, raw: RawCall) -> Parcel:
-        """Take the oldest matching message (from any sender if `sender` is None), or wait for one."""
+        """Enter a receive by `member`. It gets the oldest matching message, or waits for one.
+
+        If `sender` is None, any sender matches.
+        """
         for parcel in self._parcels:
             if parcel.payload is not None and parcel.receiver == member and parcel.tag == tag and sender in (parcel.sender, None):
                 self._match(member, parcel, raw, parcel.payload)

@@ -1,4 +1,4 @@
-"""Builds a `Failure` from unfinished ranks' states."""
+"""Builds a `Failure` for a simulated run from the states of its ranks."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ _OWN_FILES = ("worlds/sim/scheduler.py", "worlds/sim/rank_threads.py", "worlds/s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbortedRun:
-    """State of all ranks when their run is stopped."""
+    """Information about all ranks, collected when their run is stopped."""
 
     scheduler: Scheduler
-    """Scheduler, which knows ended ranks and the pending calls on other ranks."""
+    """Scheduler, which knows which ranks have ended and in which calls the others wait."""
     thread_idents: tuple[int, ...]
     """Each rank thread's `threading.get_ident`."""
     errors: dict[int, BaseException]
-    """Exceptions by rank, in the order raised."""
+    """Exceptions by rank, in the order in which they were raised."""
     hung: str
-    """Why running ranks count as hung; empty if none runs."""
+    """Why ranks that still compute count as hung; empty if no rank does."""
 
 
 def failure_of(evidence: AbortedRun) -> Failure:
-    """Build the failure of a run. Must be called before the ranks' stacks are unwound."""
+    """Build the failure of a stopped run.
+
+    Call it while the rank threads still have their stacks, because the failure describes them.
+    """
     frames = sys._current_frames()
     size = evidence.scheduler.size
     reports = tuple(_report(rank, evidence, frames.get(evidence.thread_idents[rank])) for rank in range(size))
@@ -38,7 +41,7 @@ def failure_of(evidence: AbortedRun) -> Failure:
 
 
 def with_abandoned(failure: Failure, ranks: list[int]) -> Failure:
-    """Add to a failure the names of ranks that are still running."""
+    """Return the failure with a remark that these ranks could not be stopped and still run."""
     if not ranks:
         return failure
     names = ", ".join(map(str, ranks))

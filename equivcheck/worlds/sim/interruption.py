@@ -1,4 +1,4 @@
-"""Stops rank threads that continue after their run was stopped, and remembers threads that cannot be stopped."""
+"""Stops rank threads that still run after their run was stopped, and remembers those that cannot be stopped."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def is_importing(thread: threading.Thread) -> bool:
 
 
 def interrupt(thread: threading.Thread, error: type[BaseException], import_seconds: float) -> None:
-    """Raise an error in a thread at its next Python instruction, but never inside an import.
+    """Raise `error` in a thread at its next Python instruction. If the thread is importing a module, wait until the import ends.
 
-    A partly imported module would be broken for the whole process, so an import gets `import_seconds` to end. If it takes
-    longer, nothing is raised.
+    An interrupted import would break the module for the whole process. If the import takes longer than `import_seconds`, nothing
+    is raised.
     """
     until = time.monotonic() + import_seconds
     while thread.is_alive():
@@ -43,13 +43,13 @@ def _raise_in(thread: threading.Thread, error: type[BaseException] | None) -> No
 
 
 def abandon(threads: Iterable[threading.Thread]) -> None:
-    """Remember threads that have not ended after their run, and forget those that have ended."""
+    """Remember these threads as still running, so that `abandoned_threads` names them, and forget threads that have ended."""
     _abandoned.update(threads)
     _abandoned.difference_update([thread for thread in _abandoned if not thread.is_alive()])
 
 
 def abandoned_threads() -> tuple[str, ...]:
-    """Return names of threads still running after their run was stopped.
+    """Return the names of rank threads that could not be stopped and still run.
 
     Such threads may change state shared with later runs.
     """

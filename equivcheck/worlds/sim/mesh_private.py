@@ -32,7 +32,7 @@ _OF_RANK = ("_coordinate_on_dim", "_dim_group_names")
 
 @contextlib.contextmanager
 def per_thread_meshes() -> Iterator[None]:
-    """Let a rank's meshes equal only meshes of its own thread while entered."""
+    """Inside this context, a rank's device meshes are equal only to meshes of its own thread."""
     mesh_class: Any = DeviceMesh
     made, unpickled = mesh_class.__init__, getattr(mesh_class, "__setstate__", _set_attributes)
 

@@ -1,4 +1,4 @@
-"""Refuses other ranks' meshes and groups.
+"""The error for a rank that uses a mesh or process group of another rank.
 
 Ranks are threads, so a module global, a class attribute or a cached function holds one object for all of them. In a world of
 processes every rank would find its own mesh there.
@@ -13,7 +13,7 @@ SHARED = "ranks in world sim are threads and share module globals, class attribu
 
 
 class UsedByOtherRank(EquivCheckError):
-    """A rank used another rank's mesh or process group."""
+    """A rank used a device mesh or process group that belongs to another rank."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(

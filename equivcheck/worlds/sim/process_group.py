@@ -15,21 +15,21 @@ _seat = threading.local()
 
 
 class SimGroup(Reductions, Moves, Messages):
-    """A simulated process group, as one rank has it."""
+    """A simulated process group. Each member has its own object, as in `torch.distributed`."""
 
 
 def take_seat(board: Switchboard, rank: int) -> None:
-    """Make the calling thread this rank of this world, for its later groups."""
+    """Make the calling thread a rank in the simulated world that `board` describes. Groups created later belong to it."""
     _seat.board, _seat.rank = board, rank
     listen(lambda stage, step: board.marks.__setitem__(rank, (stage, step)))
 
 
 def board_of_rank() -> tuple[Switchboard, int]:
-    """Return the world's shared state for the calling thread, and its rank."""
+    """Return the state shared by the world's ranks, and the calling thread's rank."""
     return _seat.board, _seat.rank
 
 
 def make_group(options: Any, _: Any) -> SimGroup:
-    """Create a simulated group for the calling rank. `torch.distributed` calls this for the simulated backend."""
+    """Create the calling rank's object for a simulated group. `torch.distributed` calls this function to create groups."""
     ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
     return SimGroup(_seat.board, _seat.rank, options.group_id, ranks, options.group_rank)

@@ -48,7 +48,7 @@ Program = Callable[[], Any]
 
 
 class RankThreads:
-    """Threads of one world, until they are dismissed or a run leaves them unusable."""
+    """The threads that are the ranks of one simulated world. They serve several runs, until `dismiss` or until a run fails."""
 
     def __init__(self, size: int, variables: RankVariables) -> None:
         self.scheduler = Scheduler(size, variables.save, variables.restore)
@@ -73,7 +73,7 @@ class RankThreads:
             thread.start()
 
     def join(self) -> None:
-        """Form the world. Raises `RanksDidNotStart` after ending the threads."""
+        """Create the default group on all ranks. If that fails, end the threads and raise `RanksDidNotStart`."""
         try:
             self.run(self.join_world, 0, JOIN_SECONDS)
         except RanksFailed as error:
@@ -81,12 +81,12 @@ class RankThreads:
             raise RanksDidNotStart(f"the sim ranks could not join: {error}") from None
 
     def join_world(self) -> None:
-        """Create the calling rank's default group."""
+        """Create the default group on the calling rank."""
         rank = self._threads.index(threading.current_thread())
         join_world(self._store, rank, self.scheduler.size)
 
     def run(self, program: Program, schedule_seed: int, deadline: float) -> Run:
-        """Run the program on all ranks, with the world's existing groups."""
+        """Run the program on all ranks. The world's process groups stay from run to run. Raises `RanksFailed`."""
         self._program = program
         try:
             self.scheduler.start(schedule_seed)
@@ -103,7 +103,7 @@ class RankThreads:
             self._clear()
 
     def dismiss(self) -> None:
-        """Leave the world and end the threads."""
+        """Destroy the process groups and end the threads."""
         with contextlib.suppress(RanksFailed):
             self.run(dist.destroy_process_group, 0, UNWIND_PATIENCE)
         self.scheduler.release_all()
@@ -189,7 +189,7 @@ class RankThreads:
 
 
 def close_frames(error: BaseException) -> None:
-    """Clear the frames of an exception, so that their generators end on the calling thread.
+    """Clear the local variables in an exception's traceback, so that its generators end on the calling thread.
 
     A context inside a generator exits when the generator ends. If that happened later on another thread, its effect would stay on
     this thread: before torch 2.13, the saved-tensor hooks of activation checkpointing would run in every later program.

@@ -1,4 +1,4 @@
-"""N ranks as threads in this process, kept alive, one running at a time."""
+"""World ``sim``: N ranks are threads in this process, and one of them runs at a time."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _one_run_at_a_time = threading.Lock()
 
 @contextlib.contextmanager
 def threads_as_ranks(make_group: Callable[[Any, Any], Any], state: StateKeeper, *, is_user_code: bool = False) -> Iterator[None]:
-    """Let rank threads use torch while entered, one at a time, with groups created by `make_group`.
+    """Inside this context, threads can be ranks in `torch.distributed`. `make_group` creates their process groups.
 
-    On exit all process state is restored after a user's program.
+    On exit, `state` restores what the ranks changed in this process; if they ran a user's program, all state is restored.
     """
     keep_device_guard()
     with (
@@ -47,11 +47,11 @@ def threads_as_ranks(make_group: Callable[[Any, Any], Any], state: StateKeeper, 
 
 
 class SimRanks(Ranks):
-    """Ranks as threads of this process: deterministic, and deadlocks are detected at once.
+    """Ranks as threads in this process. Runs are deterministic, and deadlocks are detected at once.
 
-    One rank runs until it waits in a communication call. Ranks share this process with its modules and defaults, but each has
-    its own `torch.distributed`, default random generator and autograd. After each run the process state is restored, and
-    changed threads are replaced.
+    One rank runs until it waits in a communication call. Ranks share all Python modules, but each has its own
+    `torch.distributed`, default random generator and autograd. After each run the state of the process is restored. If a program
+    changed torch's state in a thread, new threads replace the old.
     """
 
     name = "sim"
@@ -98,7 +98,7 @@ class SimRanks(Ranks):
                 self._let_go(threads)
 
     def close(self) -> None:
-        """End the rank threads; a later run starts new threads."""
+        """End the rank threads. A later run starts new threads."""
         threads, self._threads = self._threads, None
         if threads is not None:
             with threads_as_ranks(make_group, self._state):

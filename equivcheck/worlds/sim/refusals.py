@@ -1,6 +1,6 @@
-"""Refuses calls that gloo refuses or computes wrongly. A program that runs here without errors therefore works over gloo.
+"""Refuses communication calls that gloo refuses or computes wrongly. If a program runs here without errors, it works over gloo.
 
-Describes gloo in torch 2.9 to 2.15.
+The rules describe gloo in torch 2.9 to 2.15.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ NO_LIST_ALL_TO_ALL = "<2.12"
 
 
 class CallRefused(EquivCheckError, ValueError):
-    """A communication call that gloo or every backend rejects. Raised on the rank that makes the call."""
+    """A communication call that gloo, or every backend, would reject. Raised in the rank that makes the call."""
 
 
 def check_type(op: str, dtype: torch.dtype) -> None:
-    """Raise `CallRefused` if a collective, named as in `Call.op`, does not support this element type."""
+    """Raise `CallRefused` if gloo does not support this dtype in the collective `op`, which is named as in `Call.op`."""
     reason = _reason(op, dtype)
     if reason:
         raise CallRefused(f"{op}: {dtype} is not supported: {reason}")
@@ -50,16 +50,16 @@ def _reason(op: str, dtype: torch.dtype) -> str:
 
 
 def check_strided(op: str, tensors: Sequence[torch.Tensor]) -> None:
-    """Raise `CallRefused` for memory layouts that gloo does not send."""
+    """Raise `CallRefused` for a tensor whose `layout` is not `torch.strided`, because gloo does not send other layouts."""
     for tensor in tensors:
         if tensor.layout is not torch.strided:
             raise CallRefused(
-                f"{op}: {tensor.layout} is not supported: gloo sends strided tensors, and sparse_coo in a summing all_reduce"
+                f"{op}: {tensor.layout} is not supported: gloo sends strided tensors, and sums sparse_coo in all_reduce"
             )
 
 
 def check_sparse(reduction: str, tensor: torch.Tensor) -> None:
-    """Raise `CallRefused` for sparse tensors that gloo cannot reduce."""
+    """Raise `CallRefused` if gloo cannot all-reduce this sparse tensor with this reduction."""
     if reduction != "sum":
         raise CallRefused(f"all_reduce.{reduction}: torch.sparse_coo is not supported: gloo can only sum sparse tensors")
     if tensor.dtype == torch.bool or tensor.is_complex():
@@ -67,15 +67,15 @@ def check_sparse(reduction: str, tensor: torch.Tensor) -> None:
 
 
 def check_list_all_to_all() -> None:
-    """Raise `CallRefused` if gloo in this torch version cannot exchange tensor lists."""
+    """Raise `CallRefused` if gloo in this torch version has no all-to-all for lists of tensors."""
     if is_torch_in(NO_LIST_ALL_TO_ALL):
         raise CallRefused(
-            f"all_to_all: a list of tensors is not supported by gloo in torch {NO_LIST_ALL_TO_ALL}: use all_to_all_single"
+            f"all_to_all: a list of tensors is not supported by gloo in torch {NO_LIST_ALL_TO_ALL}. Use all_to_all_single."
         )
 
 
 def check_root(op: str, root: int, size: int) -> None:
-    """Raise `CallRefused` for a root outside a group with `size` members."""
+    """Raise `CallRefused` if `root` is not a rank within a group with `size` members."""
     if not 0 <= root < size:
         raise CallRefused(
             f"{op}: root {root} is not valid: it is not a member. Expected 0 to {size - 1}, the rank within the group."
@@ -83,13 +83,13 @@ def check_root(op: str, root: int, size: int) -> None:
 
 
 def check_peer(op: str, member: int, peer: int | None) -> None:
-    """Raise `CallRefused` for a message to or from the member itself."""
+    """Raise `CallRefused` if a rank sends a message to itself, or receives one from itself."""
     if member == peer:
         raise CallRefused(f"{op}: rank {member} is not valid: it is the caller itself. Expected another rank within the group.")
 
 
 def check_contiguous(op: str, tensors: Sequence[torch.Tensor]) -> None:
-    """Raise `CallRefused` for a tensor that is not contiguous in a call that sends raw memory."""
+    """Raise `CallRefused` if a tensor is not contiguous. Only for calls that send tensors as raw memory."""
     for tensor in tensors:
         if not tensor.is_contiguous():
             raise CallRefused(
@@ -112,9 +112,9 @@ Order = tuple[int, ...]
 
 
 def orders_in_memory(tensors: Sequence[torch.Tensor]) -> tuple[Order, ...]:
-    """Order of each tensor's dims in memory; empty if all are usual.
+    """Return the order in which each tensor's dims lie in memory; empty if all tensors are contiguous.
 
-    This order must be the same on all ranks, because gloo sends raw memory.
+    The order must be equal on all ranks, because gloo sends raw memory.
     """
     if all(tensor.is_contiguous() for tensor in tensors):
         return ()
@@ -123,7 +123,7 @@ def orders_in_memory(tensors: Sequence[torch.Tensor]) -> tuple[Order, ...]:
 
 
 def common_order(op: str, tensors: Sequence[torch.Tensor]) -> tuple[Order, ...]:
-    """Return the memory order of several tensors with one shape; see `orders_in_memory`.
+    """Return the memory order that all these tensors have, in the form of `orders_in_memory`.
 
     Raises `CallRefused` if two orders differ.
     """

@@ -1,4 +1,4 @@
-"""Lets exactly one rank run at a time: holds the baton, chooses the next rank, and detects deadlocks."""
+"""Lets exactly one rank thread run at a time, chooses the next one, and detects deadlocks."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class RankAborted(BaseException):
 class Scheduler:
     """Lets one rank thread run at a time, in an order that depends only on the schedule seed.
 
-    The running rank holds a baton and passes it on. Ranks call these methods while they hold the baton, and the owner calls the
-    other methods while no rank runs, so no lock is needed.
+    The running rank holds a baton (a lock), and passes it on when it waits. Ranks call these methods while they hold the baton.
+    The thread that started the run calls the other methods while no rank runs. So the scheduler's own data needs no lock.
     """
 
     def __init__(self, size: int, save_state: Callable[[], Any], restore_state: Callable[[Any], Any]) -> None:
@@ -51,7 +51,7 @@ class Scheduler:
     # Called by the thread that owns the run.
 
     def start(self, schedule_seed: int) -> None:
-        """Let every rank run, the first one at once."""
+        """Start a run: all ranks may run, and the first one starts at once."""
         self.aborting = False
         self.mismatch = ""
         self.ended = [False] * self.size
@@ -63,10 +63,10 @@ class Scheduler:
         self._pass_on()
 
     def wait_until_quiet(self, limit: float, is_importing: Callable[[], bool] = lambda: False) -> str:
-        """Wait until all ranks have ended or are stuck, or until they count as hung.
+        """Wait until each rank has ended or waits for another rank, or until ranks count as hung after `limit` seconds.
 
-        Returns the reason if ranks count as hung, else "". An import that makes progress counts as progress of a rank, because it
-        must not be interrupted. Planning in DTensor counts, too, because it can take minutes and ends by itself.
+        Returns why ranks count as hung, else "". Imports and DTensor's planning count as progress: an import must not be
+        interrupted, and planning can take minutes but ends by itself.
         """
         importing = _Imports(is_importing)
         patience = Patience(limit, lambda: {0: time.process_time()}, lambda: self._moves + importing.num_seen() + num_plans())
@@ -76,7 +76,7 @@ class Scheduler:
         return ""
 
     def abort(self, patience: float) -> bool:
-        """End unfinished ranks while no rank runs. Returns False if a rank does not end within `patience` seconds."""
+        """End all unfinished ranks, while no rank runs. Returns False if a rank does not end within `patience` seconds."""
         self.aborting = True
         for rank in range(self.size):
             if not self.ended[rank]:
@@ -86,7 +86,7 @@ class Scheduler:
         return True
 
     def release_all(self) -> None:
-        """Wake all sleeping ranks at once, in any state. Only for threads that will not be used again."""
+        """Wake all rank threads at once, so that they can end. The threads cannot be used in another run."""
         self.aborting = self.abandoned = True
         for baton in self._batons:
             if baton.locked():
@@ -95,11 +95,11 @@ class Scheduler:
     # Called by ranks.
 
     def sleep(self, rank: int) -> None:
-        """Wait for this rank's turn in the next run."""
+        """Block this rank's thread until the next run lets it run."""
         self._batons[rank].acquire()
 
     def finish(self, rank: int) -> None:
-        """End the rank's part in the run, and drop the state that the rank has changed."""
+        """End this rank's part in the run, and let another rank run. State that the rank changed in torch is dropped."""
         self.ended[rank] = True
         if not self.abandoned:
             self._save_state()
@@ -109,7 +109,7 @@ class Scheduler:
             self._quiet.release()
 
     def check(self) -> None:
-        """Raise `RankAborted` in a rank whose run is over."""
+        """Raise `RankAborted` if the run is over, so that the calling rank ends."""
         if self.aborting:
             raise RankAborted
 
@@ -122,12 +122,15 @@ class Scheduler:
         self.pending[rank] = None
 
     def wake(self, rank: int) -> None:
-        """Make a rank runnable, because the event for which it waits has come."""
+        """Let a rank run again, because the event for which it waits has come."""
         self._polls = 0
         self._runnable.append(rank)
 
     def poll(self, rank: int, pending: Any) -> bool:
-        """Let other ranks run before the rank polls again. Returns False if the rank should wait instead."""
+        """Let other ranks run, because this rank asks repeatedly whether an event has come. `pending` describes the event.
+
+        Returns False after too many calls without progress; the rank should then wait for the event.
+        """
         if self.aborting:
             raise RankAborted
         self._polls += 1
@@ -141,12 +144,12 @@ class Scheduler:
         return True
 
     def progress(self) -> None:
-        """Record a rank's call, so that ranks may continue polling."""
+        """Record that a rank made a communication call. The number of allowed `poll` calls then starts again."""
         self._polls = 0
         self._moves += 1
 
     def give_up(self, rank: int, pending: Any, mismatch: str) -> None:
-        """End the run of all ranks, because the rank's call does not match another rank's. Does not return."""
+        """End the run on all ranks, because this rank's call does not match another rank's call. This method does not return."""
         if self.aborting:
             raise RankAborted
         self.mismatch = mismatch

@@ -11,7 +11,7 @@ MAX_GROUPS = 2000
 
 
 class Switchboard:
-    """Shared state of all ranks in a world: scheduler, groups, recorded calls, and unfinished `Work` handles."""
+    """State shared by all ranks in a simulated world: scheduler, groups, recorded calls, and unfinished `Work` handles."""
 
     def __init__(self, size: int, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
@@ -23,14 +23,14 @@ class Switchboard:
         self._exchanges: dict[tuple[str, tuple[int, ...]], CallMatcher] = {}
 
     def exchange(self, name: str, ranks: tuple[int, ...]) -> CallMatcher:
-        """Return the matcher for the group with this name, which the first member creates."""
+        """Return the `CallMatcher` for the group with this name and these ranks. It is created at the first call."""
         key = (name, ranks)
         if key not in self._exchanges:
             self._exchanges[key] = CallMatcher(ranks, self.scheduler)
         return self._exchanges[key]
 
     def abandon(self, rank: int) -> list[SimWork]:
-        """Return the rank's unfinished `Work` handles. These handles count as waited for from now on."""
+        """Return the rank's unfinished `Work` handles, and mark them as finished, because the run is over."""
         works = [work for work in self.unwaited if work.group.global_rank == rank]
         for work in works:
             work.forget()
@@ -38,17 +38,17 @@ class Switchboard:
         return works
 
     def works_with_futures(self, rank: int) -> list[SimWork]:
-        """Return the rank's unfinished `Work` handles with a requested future, in call order on each group."""
+        """Return the rank's unfinished `Work` handles whose future was requested, for each group in the order of the calls."""
         works = [work for work in self.unwaited if work.group.global_rank == rank and work.has_future]
         return sorted(works, key=lambda work: work.raw[2])
 
     @property
     def has_too_many_groups(self) -> bool:
-        """Whether programs have created so many groups that the world should be rebuilt."""
+        """Whether programs have created so many groups that the world should be closed and opened again."""
         return len(self._exchanges) > MAX_GROUPS
 
     def clear(self) -> None:
-        """Forget the last run's calls; groups stay unchanged."""
+        """Forget all calls made in the last run. The process groups stay."""
         self.calls = [[] for _ in self.calls]
         self.marks = [BEFORE] * len(self.calls)
         self.unwaited.clear()

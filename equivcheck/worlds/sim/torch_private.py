@@ -102,7 +102,7 @@ _thread_worlds = _ThreadWorlds()
 
 
 def prepare_rank_thread() -> None:
-    """Mark the calling thread as a rank, and make it compute and differentiate without other threads."""
+    """Mark the calling thread as a rank, and make torch compute and differentiate only on this thread."""
     _marks.is_rank = True
     torch.autograd.set_multithreading_enabled(False)  # else backward may run on threads that are no ranks
     torch.get_num_threads()  # takes the process's number for this thread, which would otherwise undo the next line later
@@ -111,17 +111,20 @@ def prepare_rank_thread() -> None:
 
 
 def keep_device_guard() -> None:
-    """Create the device guard of fake tensors in the calling thread, because a rank thread would free the guard when it ends."""
+    """Create the device guard of fake tensors in the calling thread.
+
+    If a rank thread created it, it would be freed together with the thread.
+    """
     if is_torch_in(GUARD_OF_ONE_THREAD):
         torch._C._ensureCUDADeviceGuardSet()
 
 
 def drop_unfinished_backward() -> None:
-    """Remove the remains of a failed backward from the calling thread's queue.
+    """Remove what a failed backward pass left in the calling thread's autograd queue.
 
-    Such remains would keep tensors alive, and would be freed without the interpreter's lock after the thread has ended, which
-    aborts the process at exit. The queue returns newer nodes first and skips nodes of finished passes, so a backward through the
-    oldest node clears it.
+    The rest would keep tensors alive. It would be freed after the thread's end without the interpreter's lock, and the process
+    would abort at exit. The queue returns newer nodes first and skips nodes of finished passes, so a backward through the oldest
+    node clears it.
     """
     # `_marks.oldest` was made when the thread started, so its node is older than any of a program.
     leaf = _marks.oldest.grad_fn.next_functions[0][0].variable
@@ -129,13 +132,13 @@ def drop_unfinished_backward() -> None:
 
 
 def join_world(store: Any, rank: int, size: int) -> None:
-    """Create the calling rank thread's default group."""
+    """Create the default group for the calling rank thread."""
     dist.init_process_group(_PASSES_FOR, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=1))
 
 
 @contextlib.contextmanager
 def keep_num_threads() -> Iterator[None]:
-    """On exit, restore the process's compute thread count, which `prepare_rank_thread` changes."""
+    """On exit, restore torch's number of compute threads for the process, which `prepare_rank_thread` changes."""
     num_threads = torch.get_num_threads()
     try:
         yield
@@ -150,7 +153,7 @@ def is_rank_thread() -> bool:
 
 @contextlib.contextmanager
 def separate_worlds(make_group: Callable[[Any, Any], Any]) -> Iterator[None]:
-    """Give each rank thread its own `torch.distributed` while entered, with groups created by `make_group`."""
+    """Inside this context, each rank thread has its own `torch.distributed`. `make_group` creates the process groups."""
     global _original_world  # noqa: PLW0603 - stands for a global of torch
     _original_world = c10d._world
     isolate = _bindings._set_thread_isolation_mode
@@ -219,22 +222,25 @@ for _key in ("ADInplaceOrView", "Python", "PythonTLSSnapshot"):
 
 
 def raw_memory() -> Any:
-    """Context in which torch writes memory as a network card does, invisible to autograd, version counters and dispatch modes."""
+    """Return a context in which writes to tensors are invisible to autograd, version counters and dispatch modes.
+
+    A network card writes to memory in this way.
+    """
     return torch._C._ExcludeDispatchKeyGuard(_HIDDEN)
 
 
 def in_backward_node() -> bool:
-    """Whether the calling thread is inside a backward node or its hooks, rather than in a callback after all nodes."""
+    """Whether the calling thread is running a backward node or its hooks. False in callbacks after all nodes."""
     return torch._C._current_graph_task_id() != -1 and torch._C._current_autograd_node() is not None
 
 
 def after_backward(callback: Callable[[], Any]) -> None:
-    """Call `callback` after all nodes of the current backward pass, before callbacks queued later."""
+    """Call `callback` when the current backward pass has run all nodes, before callbacks queued later."""
     # DDP's reducer appends its own wait to the same queue.
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
 def num_unwaited_works() -> int:
-    """Number of functional collectives that the calling rank has not waited for."""
+    """Return how many functional collectives the calling rank has called without waiting for them."""
     count = getattr(_bindings, "_get_work_registry_size", None)
     return int(count()) if count else 0

@@ -1,4 +1,4 @@
-"""Work handles of issued calls; outputs are unset until the rank waits."""
+"""`Work` handles for calls on simulated groups. A call's outputs have no valid values until the rank waits for the handle."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from equivcheck.worlds.sim.torch_private import after_backward, in_backward_node
 
 
 class Board(Protocol):
-    """Protocol for the world's state, as `Work` handles use it."""
+    """Parts of the simulated world's state used by `Work` handles."""
 
     @property
     def scheduler(self) -> Scheduler:
-        """Scheduler of the ranks."""
+        """Scheduler of the world's ranks."""
 
     @property
     def unwaited(self) -> set[SimWork]:
-        """Unfinished `Work` handles."""
+        """`Work` handles for which no rank has waited yet."""
 
     @property
     def last_waited(self) -> Any:
-        """The handle for which each rank waited last. C++ may hold it and ask for its future next, so it must stay alive."""
+        """For each rank, the handle for which it waited last. C++ may ask it for its future next, so it must stay alive."""
 
 
 class IssuingGroup(Protocol):
-    """Protocol for the group on which a call was made, as `Work` handles use it."""
+    """Parts of a simulated process group used by `Work` handles."""
 
     @property
     def board(self) -> Board:
-        """World state."""
+        """State shared by the world's ranks."""
 
     @property
     def global_rank(self) -> int:
-        """Global rank."""
+        """Global rank of the caller."""
 
     @property
     def member(self) -> int:
-        """Rank within the group."""
+        """The caller's rank within the group."""
 
 
 class SimWork(dist.Work):
-    """`Work` handle of one rank for one call."""
+    """`Work` handle of a rank for one call on a simulated group."""
 
     def __init__(
         self, group: IssuingGroup, raw: RawCall, meeting: PendingCollective, outputs: list[torch.Tensor], shown: Any
@@ -63,7 +63,7 @@ class SimWork(dist.Work):
         group.board.unwaited.add(self)
 
     def wait(self, timeout: Any = None) -> bool:  # noqa: ARG002 - a call that cannot complete is known at once
-        """Let other ranks run until every member has made the call, then fill the outputs."""
+        """Let other ranks run until every member has made the call, then fill the outputs. `timeout` is ignored."""
         meeting = self._meeting
         if meeting is not None:
             if meeting.results is None:
@@ -73,7 +73,7 @@ class SimWork(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Whether the outputs can be read. If not, other ranks run first."""
+        """Whether every member has made the call; if so, fill the outputs. If not, other ranks run before False is returned."""
         meeting = self._meeting
         if meeting is None:
             return True
@@ -85,20 +85,22 @@ class SimWork(dist.Work):
         return True
 
     def is_success(self) -> bool:
-        """Whether the call has completed; a failed call ends the run instead."""
+        """Whether the call has completed. If a call fails, the whole run ends."""
         return self._meeting is None
 
     def exception(self) -> None:
-        """None, because a failed call ends the run."""
+        """Return None. If a call fails, the whole run ends, so no handle has an exception."""
 
     def synchronize(self) -> None:
-        """Wait for the call."""
+        """Do the same as `wait`."""
         self.wait()
 
     def result(self) -> list[torch.Tensor]:
-        """Call outputs; raises `CallRefused` before `wait`."""
+        """Return the output tensors of the call. Raises `CallRefused` before `wait`."""
         if self._meeting is not None:
-            raise CallRefused(f"result of {self.raw[0]} is not valid before wait(): gloo requires wait() first")
+            raise CallRefused(
+                f"result of {self.raw[0]} is not valid before wait(): gloo has no result until then. Expected wait() first."
+            )
         return list(self._shown)
 
     def get_future(self) -> WorkFuture:
@@ -120,11 +122,11 @@ class SimWork(dist.Work):
 
     @property
     def has_future(self) -> bool:
-        """Whether the future was requested."""
+        """Whether `get_future` was called."""
         return self._future is not None
 
     def forget(self) -> None:
-        """Count the call as waited for, without results, because the run is over."""
+        """Mark the call as finished without filling its outputs, because the run is over."""
         self._meeting = None
         self._future = None
 
@@ -146,7 +148,7 @@ class SimWork(dist.Work):
 
 
 class BarrierWork(SimWork):
-    """`Work` handle for a barrier, which also completes the rank's earlier collectives on the group."""
+    """`Work` handle for a barrier. Waiting for it also completes the rank's earlier collectives on the group."""
 
     def __init__(self, group: IssuingGroup, *arguments: Any) -> None:
         self._before = [work for work in group.board.unwaited if work.group is group and not isinstance(work, MessageWork)]
@@ -164,7 +166,7 @@ class MessageWork(SimWork):
 
 
 class ReceiveWork(MessageWork):
-    """`Work` handle for a receive, which knows its sender."""
+    """`Work` handle for a receive, with the sender's rank."""
 
     parcel: Parcel
 
@@ -174,12 +176,12 @@ class ReceiveWork(MessageWork):
         return self.parcel.sender
 
     def source_rank(self) -> int:
-        """Sender's rank within the group."""
+        """Wait for the message, and return its sender's rank within the group."""
         return self._source_rank()
 
 
 class CoalescedWork(dist.Work):
-    """`Work` handle that stands for several calls."""
+    """One `Work` handle for several coalesced calls."""
 
     def __init__(self, works: list[SimWork]) -> None:
         super().__init__()
@@ -197,7 +199,7 @@ class CoalescedWork(dist.Work):
 
 
 class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
-    """Future that lets other ranks run while Python waits for it."""
+    """Future for a call's outputs. While Python waits for it, other ranks run."""
 
     def __init__(self, work: SimWork | None) -> None:
         super().__init__()
@@ -205,13 +207,13 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
         self._continuations: list[Callable[[], None]] = []
 
     def wait(self) -> Any:
-        """Wait for the future and return its value."""
+        """Wait for the call to complete, and return its output tensors."""
         if self._work is not None:
             self._work.wait()
         return super().wait()
 
     def then(self, callback: Callable[[Any], Any]) -> WorkFuture:
-        """Return a future with the result of ``callback(self)``."""
+        """Return a future for the result of ``callback(self)``, called when the communication call has completed."""
         child = WorkFuture(self._work)
 
         def call_back() -> None:
@@ -229,7 +231,7 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
         return child
 
     def fulfil(self, value: Any) -> None:
-        """Set the value and run the callbacks registered with `then`."""
+        """Set the future's value and run the callbacks passed to `then`."""
         self._work = None
         self.set_result(value)
         for proceed in self._continuations:

@@ -1,1 +1,1 @@
-"""State left changed by programs, with functions to read and restore it."""
+"""Process state, such as torch's global settings, with functions to restore it after a program changed it."""

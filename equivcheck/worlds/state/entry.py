@@ -1,4 +1,4 @@
-"""Table entry for one piece of state that outlives a run."""
+"""One piece of process state, such as a global setting."""
 
 from __future__ import annotations
 
@@ -12,13 +12,19 @@ ABSENT = object()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """How to read and restore one piece of process state. It is read after each run, so reading must take only microseconds."""
+    """How to read and restore one piece of process state, such as a global setting.
+
+    `read` runs after each run, so it must take only microseconds.
+    """
 
     name: str
-    """Name in docs and messages."""
+    """Name for the docs and for messages."""
     read: Callable[[], Any]
-    """Called to get a value to compare with ``==``, or `ABSENT`."""
+    """Returns the current value, for comparison with ``==``; `ABSENT` if the state does not exist yet."""
     put: Callable[[Any], object] | None = None
-    """Called to restore the value from `read`, or from `copy` if given; None if the state cannot be restored."""
+    """Restores a value from `read`, or from `copy` if there is a `copy`. None if the state cannot be restored.
+    """
     copy: Callable[[], Any] | None = None
-    """Called to get the value for `put`, if `read` returns too little. Called only when `read` returns a new value."""
+    """Returns the value for `put`, if `read` returns too little to restore the state. Called only when `read` returns a new
+    value.
+    """

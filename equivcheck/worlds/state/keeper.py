@@ -1,4 +1,4 @@
-"""Compares state after a program with the state before the program, and restores it."""
+"""Compares the process state before and after a program, and restores it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ ENTRIES = OF_PROCESS + OF_THREAD
 
 
 class StateKeeper:
-    """Restores process state after a program.
+    """Restores the process state after a program ran.
 
-    The state consists of entries in a table, torch's variables, and torch's functions, classes and methods.
+    It covers the entries in a table, torch's variables, and torch's functions, classes and methods.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,10 @@ class StateKeeper:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Restore all state on exit, except for entries in `lost`."""
+        """Inside this context a program may change process state.
+
+        On exit all of it is restored; `lost` names what cannot be restored.
+        """
         self._patches.save()
         self._values = read(ENTRIES)
         self._copy()
@@ -65,7 +68,10 @@ class StateKeeper:
 
 @contextlib.contextmanager
 def preserved_state(keeper: StateKeeper) -> Iterator[None]:
-    """Restore process state on exit, and warn if some state could not be restored. For a process that continues."""
+    """Inside this context a program may change process state. On exit it is restored, with a warning about state that cannot be.
+
+    Use this in a process that continues after the program.
+    """
     try:
         with keeper.kept():
             yield
@@ -76,12 +82,15 @@ def preserved_state(keeper: StateKeeper) -> Iterator[None]:
 
 
 def read(entries: tuple[Entry, ...]) -> tuple[Any, ...]:
-    """Return the current value of each entry."""
+    """Return the current value of each piece of process state in `entries`."""
     return tuple([entry.read() for entry in entries])
 
 
 def changes(entries: tuple[Entry, ...], before: tuple[Any, ...]) -> list[tuple[Entry, Any]]:
-    """Return entries that differ now, with their old values. Entries that did not exist before do not count."""
+    """Return the entries whose value differs now from `before`, each with its old value.
+
+    Entries without an old value are left out.
+    """
     now = read(entries)
     if now == before:
         return []

@@ -1,4 +1,4 @@
-"""State in torch and Python shared by all threads in a process.
+"""State in torch and Python that all threads in a process share.
 
 Uses private torch API if there is no public getter; tested with torch 2.9, 2.13 and 2.15.
 """

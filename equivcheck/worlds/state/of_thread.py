@@ -1,4 +1,4 @@
-"""torch's state for each thread.
+"""State that torch keeps separately for each thread.
 
 Uses private torch API if there is no public getter; tested with torch 2.9, 2.13 and 2.15.
 """

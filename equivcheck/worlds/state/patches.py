@@ -1,7 +1,7 @@
-"""Detects and restores torch functions, classes and methods replaced by a program; tested with torch 2.9, 2.13 and 2.15.
+"""Detects and restores torch functions, classes and methods replaced by a program. Tested with torch 2.9, 2.13 and 2.15.
 
-The namespaces below are read completely before and after a run and compared at once. References imported elsewhere by name, or
-bound to an object, are not seen; neither are changes inside a function.
+The namespaces below are read completely before and after a run and compared. Not seen are changes inside a function, and
+references that other modules imported by name or that are bound to an object.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FAMILIES = ("torch.nn", "torch.optim")
 
 
 class Patches:
-    """Original contents of torch's namespaces, to find replaced functions and classes."""
+    """Finds functions, classes and methods in torch's modules replaced by a program, and restores them."""
 
     def __init__(self) -> None:
         self._owners: list[Any] = []
@@ -51,7 +51,7 @@ class Patches:
         self._num_modules = 0
 
     def save(self) -> None:
-        """Record the current contents as the original contents."""
+        """Record the current functions, classes and methods as the originals."""
         if len(sys.modules) != self._num_modules:
             self._num_modules = len(sys.modules)
             self._owners = list(_owners())
@@ -62,7 +62,7 @@ class Patches:
             self._values = self._read()
 
     def put_back(self) -> tuple[str, ...]:
-        """Restore replaced entries, and return their names."""
+        """Restore all replaced functions, classes and methods, and return their names."""
         if self._as_saved():
             return ()
         found = list(self._replaced())

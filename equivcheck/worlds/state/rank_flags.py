@@ -1,7 +1,7 @@
-"""Gives each rank its own copy of flags that torch keeps in C++ for the whole process.
+"""Gives each rank its own values for flags kept by torch in C++ for the whole process.
 
-Reading all flags takes as long as passing the baton. So while ranks run the setters are wrapped and record that a flag may have
-changed; a run without such a call costs nothing. Private torch API, tested with torch 2.9, 2.13 and 2.15.
+Reading all flags takes as long as a switch between ranks. So while ranks run the setters are wrapped and record that a flag may
+have changed; a run without such a call costs nothing. Private torch API, tested with torch 2.9, 2.13 and 2.15.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SETTERS = (
 
 
 class RankFlags:
-    """Values of the flags in `TORCH`, separately for each rank."""
+    """Saves and restores the flags in `TORCH` when ranks take turns, so each rank has its own values."""
 
     def __init__(self) -> None:
         self._process: _Values | None = None
@@ -47,7 +47,7 @@ class RankFlags:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Restore all flags on exit."""
+        """Inside this context ranks may change flags. On exit all flags have their earlier values."""
         self._process = None
         self._setters = self._setters or list(self._watched_setters())
         try:
@@ -57,7 +57,7 @@ class RankFlags:
             self.restore(self._process)
 
     def save(self) -> _Values | None:
-        """Return the running rank's flags if they differ from the process's, and restore the process's flags; else None."""
+        """Return the running rank's flags and reset them to the process's values; None if the rank has not changed a flag."""
         if self._process is None:
             return None
         values = _read()
@@ -67,7 +67,7 @@ class RankFlags:
         return values
 
     def restore(self, values: _Values | None) -> None:
-        """Restore a rank's flags before it continues."""
+        """Set the flags to the values returned by `save` for a rank, before this rank continues. None changes nothing."""
         if values is not None:
             for entry, value, now in zip(TORCH, values, _read(), strict=True):
                 if value != now and entry.put is not None:

@@ -104,11 +104,11 @@ Saved = tuple[torch.Tensor, tuple[Any, ...] | None, tuple[Any, ...] | None]
 
 
 class RankVariables:
-    """Values of torch's variables in the table, separately for each rank.
+    """Saves and restores torch's global variables when ranks take turns, so each rank has its own values.
 
-    Ranks rarely change a variable, so one comparison tells whether to save, and usually nothing is restored. Between two ranks
-    the process has its original values, with containers as copies. Variables of modules imported while ranks run are added when
-    the next rank takes its turn, with their values at that time.
+    Ranks rarely change a variable, so usually one comparison shows that there is nothing to save. Between two ranks, the
+    variables have the process's original values, with copied containers. If a module is imported while ranks run, its variables
+    are added when the next rank takes its turn, with their values at that time.
     """
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class RankVariables:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Restore all variables on exit."""
+        """Inside this context ranks may change variables. On exit all variables have their earlier values."""
         self._process = self._untouched = ()
         self._find()
         generator = torch.default_generator.get_state()
@@ -135,7 +135,7 @@ class RankVariables:
             torch.default_generator.set_state(generator)
 
     def save(self) -> Saved:
-        """Return the running rank's state, and restore the process's values for the next rank."""
+        """Return the running rank's random generator state, variables and flags, and reset the latter two for the next rank."""
         if len(sys.modules) != self._num_modules:
             self._find()
         generator, values, flags = torch.default_generator.get_state(), self._values(), self._flags.save()
@@ -145,7 +145,10 @@ class RankVariables:
         return generator, values, flags
 
     def restore(self, saved: Saved) -> None:
-        """Restore a rank's state before it continues. The state of the previous rank must have been saved."""
+        """Set generator state, variables and flags to those returned by `save` for a rank, before it continues.
+
+        Call `save` for the previous rank first.
+        """
         generator, values, flags = saved
         torch.default_generator.set_state(generator)
         self._flags.restore(flags)

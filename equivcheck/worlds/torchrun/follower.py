@@ -1,4 +1,4 @@
-"""Process for a rank other than 0: runs the programs that rank 0 sends, reports progress, and ends with the same outcome."""
+"""A process of a torchrun world other than rank 0. It runs rank 0's programs and reports progress."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Follower:
-    """A process of a torchrun world, except the process of rank 0."""
+    """A process of a torchrun world other than rank 0. It runs the programs sent by rank 0."""
 
     def __init__(self, place: Place, leader: Link, thread: RankThread) -> None:
         self.place, self.thread = place, thread
@@ -25,9 +25,9 @@ class Follower:
         """Whether another run is possible."""
 
     def do(self, work: Callable[[], T]) -> T:  # noqa: ARG002 - rank 0 does it
-        """Run programs until rank 0 has finished its work, then return its result or raise its exception.
+        """Run rank 0's programs while rank 0 calls `work`, then return the result of `work` or raise its exception.
 
-        Raises `EquivCheckError` if rank 0 is lost.
+        Raises `EquivCheckError` if the connection to rank 0 is lost.
         """
         while True:
             found = wait([self._leader, self.thread.answers], self._tick if self.thread.is_busy else None)
@@ -47,7 +47,7 @@ class Follower:
                 send_message(self._leader, "cpu", self.thread.cpu_seconds())
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection to rank 0."""
         self._leader.close()
 
     def _obey(self, verb: str, payload: Any) -> None:

@@ -1,4 +1,4 @@
-"""Process group of the world: the script's own, or one created here and destroyed with the world.
+"""Default process group of the torchrun world: the script's own group, or a group created here and destroyed with the world.
 
 Private torch API: the default group's store; tested with torch 2.9, 2.13 and 2.15.
 """
@@ -24,7 +24,10 @@ _NEVER = timedelta(days=1)
 
 
 def own_place() -> Place:
-    """Return the rank of this process and the world size, from torchrun's environment variables. Raises `UsageError`."""
+    """Return this process's rank and the world size, from the default group or from torchrun's environment variables.
+
+    Raises `UsageError` if the group does not use gloo on the CPU, or if the variables are not set.
+    """
     if not dist.is_initialized():
         return place_of(os.environ)
     backend = str(dist.get_backend_config())
@@ -37,7 +40,7 @@ def own_place() -> Place:
 
 
 def world_store(place: Place) -> Any:
-    """Return the store that all processes share."""
+    """Return torch's key-value store, shared by all processes of the torchrun world."""
     # There is no public getter for the store behind an initialized default group.
     return c10d._get_default_store() if dist.is_initialized() else _store_of_environment(place)
 
@@ -54,14 +57,17 @@ def _store_of_environment(place: Place) -> Any:
 
 
 def make_group(name: str) -> None:
-    """Create the default group under a new name; every rank calls this."""
+    """Create the default group. `name` separates its keys in the store from other worlds' keys.
+
+    Every rank calls this function.
+    """
     place = place_of(os.environ)
     store = dist.PrefixStore(name, world_store(place))  # type: ignore[attr-defined]
     dist.init_process_group(_backend(), store=store, rank=place.rank, world_size=place.size, timeout=_NEVER)
 
 
 def end_group() -> None:
-    """Destroy the default group after the programs have ended."""
+    """Destroy the default group."""
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -27,9 +27,9 @@ _REPORT_SECONDS = 5.0
 
 
 class Leader:
-    """The process of rank 0, which sends programs to all ranks.
+    """Rank 0's process, which sends programs to all ranks.
 
-    After a failed run, a leader is unusable, because no process can be restarted here.
+    After a failed run it refuses further runs, because it cannot restart torchrun's processes.
     """
 
     def __init__(self, place: Place, links: Mapping[int, Link], hosts: Mapping[int, str], thread: RankThread) -> None:
@@ -47,7 +47,7 @@ class Leader:
         return self._unusable is None
 
     def do(self, work: Callable[[], T]) -> T:
-        """Call a function during which all ranks run programs, and send its result or exception to all ranks."""
+        """Call `work`, and send its result or exception to all other ranks. `work` may run programs on all ranks."""
         if self._leads:
             return work()
         self._leads = True
@@ -63,9 +63,9 @@ class Leader:
             self._leads = False
 
     def run(self, request: bytes, deadline: float) -> tuple[Any, ...]:
-        """Run a program on all ranks, and return their values in rank order.
+        """Run the program in a request from `request_task` on all ranks, and return its values in rank order.
 
-        Raises `RanksFailed`, and raises it again at every later call.
+        Raises `RanksFailed` if a rank raises, dies or hangs. Each later call raises this error again.
         """
         if self._unusable is not None:
             raise self._unusable
@@ -84,7 +84,7 @@ class Leader:
         return values
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to the other ranks."""
         for link in self._links.values():
             link.close()
 
@@ -155,9 +155,9 @@ LOST_TEXT = "was lost: its process has ended (see torchrun's output) or its host
 def failure_of_hosts(
     answers: Answers, contents: Mapping[int, Content], busy: Mapping[int, RankReport], why: str, hosts: Mapping[int, str]
 ) -> Failure:
-    """Build the failure of the whole run.
+    """Build the failure of a run on several hosts, and name the host with the first failed rank.
 
-    `busy` holds reports on ranks without an answer; `why` is the reason for stopping these ranks.
+    `contents` has the decoded answers, `busy` reports on ranks without an answer, and `why` the reason for stopping them.
     """
     reports = [_report(rank, answers, contents.get(rank), busy.get(rank)) for rank in sorted(hosts)]
     times = {rank: place for place, rank in enumerate(answers)}  # clocks of hosts differ: in the order in which answers came

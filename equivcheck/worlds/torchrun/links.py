@@ -1,4 +1,4 @@
-"""Connections between rank 0 and the other processes, with an error if the other end has ended.
+"""Connections between rank 0 and the other processes of a torchrun world. Using one raises an error if the other end has ended.
 
 Messages are unpickled, so a new connection must first send a secret, which rank 0 publishes in the world's store.
 """
@@ -30,7 +30,7 @@ LOST = (EOFError, OSError)
 
 
 class Entrance:
-    """Listening socket of rank 0, to which other ranks connect."""
+    """Rank 0's listening socket for connections from all other ranks."""
 
     def __init__(self) -> None:
         dual = socket.has_dualstack_ipv6()
@@ -39,11 +39,11 @@ class Entrance:
         self._secret = secrets.token_hex()
 
     def address(self, host: str) -> bytes:
-        """Host, port and secret with which other processes connect."""
+        """Return host, port and secret as JSON. Other ranks need them to connect."""
         return json.dumps((host, self._socket.getsockname()[1], self._secret)).encode()
 
     def admit(self, size: int) -> dict[int, tuple[Link, str]]:
-        """Wait for all other ranks, and return the connection and host name of each. Raises `RanksDidNotStart`."""
+        """Wait until all other ranks have connected. Return each rank's connection and host name. Raises `RanksDidNotStart`."""
         until = time.monotonic() + START_SECONDS
         admitted: dict[int, tuple[Link, str]] = {}
         strangers: set[socket.socket] = set()
@@ -79,7 +79,7 @@ class Entrance:
 
 
 def connect_to_leader(address: bytes, rank: int) -> Link:
-    """Connect to rank 0 at this address. Raises `RanksDidNotStart`."""
+    """Connect to rank 0 at an address from `Entrance.address`. Raises `RanksDidNotStart`."""
     host, port, secret = json.loads(address)
     try:
         end = socket.create_connection((host, port), START_SECONDS)
@@ -103,7 +103,7 @@ def _link(end: socket.socket) -> Link:
 
 
 def send_message(link: Link, verb: str, payload: Any = None) -> bool:
-    """Send a message, and return whether the connection was open."""
+    """Send a message, and return whether the connection was still open."""
     try:
         link.send((verb, payload))
     except OSError:

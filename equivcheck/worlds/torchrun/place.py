@@ -26,7 +26,10 @@ class Place:
 
 
 def place_of(environment: Mapping[str, str]) -> Place:
-    """Return rank and size from an environment. Raises `UsageError`."""
+    """Read rank and world size from the environment variables of torchrun or another launcher.
+
+    Raises `UsageError` if they are not set.
+    """
     missing = [name for name in NAMES if not environment.get(name)]
     if missing and "SLURM_PROCID" in environment:
         raise UsageError(
@@ -42,7 +45,7 @@ def place_of(environment: Mapping[str, str]) -> Place:
 
 
 def is_first_rank(environment: Mapping[str, str]) -> bool:
-    """Whether a process is rank 0 according to its environment, and so prints for all ranks."""
+    """Whether the environment variables say that this process is rank 0, or is no rank. Only this process prints."""
     return environment.get("RANK", environment.get("SLURM_PROCID", "0")) in ("", "0")
 
 

@@ -1,4 +1,4 @@
-"""Rank thread, which runs programs; the main thread stays free to report progress."""
+"""The thread of a torchrun rank that runs programs, so that the main thread can report progress meanwhile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WAKING_SECONDS = 2.0
 class RankThread:
     """Thread that runs all programs of this rank, because meshes and DTensor's caches belong to a thread.
 
-    A hung thread stays until the process ends.
+    If a program hangs, its thread remains until the process ends.
     """
 
     def __init__(self, rank: int) -> None:
@@ -37,34 +37,37 @@ class RankThread:
         self._thread.start()
 
     def start(self, request: bytes) -> None:
-        """Start a request from `request_task`. Its answer arrives in `answers`."""
+        """Run the program in a request from `request_task`. When it ends, its answer arrives in `answers`."""
         self.is_busy = True
         self._requests.put(request)
 
     def receive(self) -> bytes:
-        """Wait for the answer."""
+        """Wait for the program's answer and return it."""
         answered = self.answers.recv_bytes()
         self.is_busy = False
         return answered
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the thread still waits, although other processes have had time to end, which would wake the thread."""
+        """Whether the program still waits for other ranks although their processes have had time to end."""
         return self.is_busy and not self.answers.poll(_WAKING_SECONDS)
 
     def cpu_seconds(self) -> float:
-        """CPU seconds for this process and its reaped children, without the calling thread, which only observes."""
+        """Return CPU seconds used by this process and its ended child processes.
+
+        The calling thread is not counted, because it only observes.
+        """
         return time.process_time() - time.thread_time() + sum(os.times()[2:4])
 
     def report(self) -> RankReport:
-        """Return a report on this rank with the thread's current stack."""
+        """Return a report on this rank's program with its current stack."""
         asleep = is_asleep(self._thread.native_id or 0)
         frame = sys._current_frames().get(self._thread.ident or 0)
         frames = of_program(list(traceback.extract_stack(frame))) if frame is not None else []
         return busy_report(self.rank, traceback.StackSummary.from_list(frames), asleep)
 
     def end(self) -> None:
-        """End the idle thread. A thread that outlives the interpreter would abort the process."""
+        """End the thread after its last program. If it outlived the interpreter, the process would abort at exit."""
         self._requests.put(None)
         self._thread.join()
 
@@ -81,7 +84,7 @@ class RankThread:
 
 
 def request_task(task: bytes, *, is_user_code: bool) -> bytes:
-    """Return the request to run a task from `gloo.request.packed`."""
+    """Return the request to run a task from `gloo.request.pickle_task`."""
     return pickle.dumps((is_user_code, task), pickle.HIGHEST_PROTOCOL)
 
 

@@ -1,4 +1,4 @@
-"""The torchrun world."""
+"""World ``torchrun``: ranks are processes started by torchrun."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ _numbers = itertools.count()
 class TorchrunRanks(Ranks):
     """Ranks started by torchrun; this process is one of them.
 
-    Every process makes the same calls. All run rank 0's program, and return its result or raise its exception. After a failed
-    run, no further run is possible. All worlds in a process share one connection, which closes with the last of them.
+    Every process makes the same calls. All of them run rank 0's program, and get its result or exception. After a failed run, no
+    further run is possible. All `TorchrunRanks` in a process share one connection, which closes with the last of them.
     """
 
     name: ClassVar[str] = "torchrun"
@@ -75,7 +75,7 @@ class TorchrunRanks(Ranks):
         deadline: float = 60.0,
         is_user_code: bool = True,
     ) -> Run:
-        """Implement `Ranks.run`; every process calls it, and all run the program of rank 0."""
+        """Run rank 0's program on all ranks, as `Ranks.run` describes. Every process must call this method."""
 
         def lead() -> Run:
             leader = self._joined()
@@ -86,7 +86,10 @@ class TorchrunRanks(Ranks):
         return self.on_first_rank(lead)
 
     def close(self) -> None:
-        """Leave the world if no other world uses it. A world with a failed run keeps its error for later runs."""
+        """Close the connection to the other ranks, unless another world in this process uses it.
+
+        After a failed run it stays open, so that later runs raise the same error.
+        """
         self._users.discard(self)
         if not self._users and self._member is not None and self._member.is_usable:
             _leave(self._member)

@@ -8,7 +8,7 @@ from equivcheck.system.choice import PrintableEnum
 
 
 class Phase(PrintableEnum):
-    """Phases of a step, in the order in which the first divergence is searched."""
+    """Part of a step whose values are compared, ordered as in the search for the first divergence."""
 
     LOSS = "loss"
     VALUE = "value"
@@ -43,20 +43,21 @@ class Divergence:
     step: int
     """Step, from 0; the last step for state and buffers."""
     phase: Phase
-    """Phase within the step."""
+    """Part of the step when the tensor was recorded."""
     tensor: str
     """Canonical name; ``loss`` and ``norm`` for scalars, ``parameter/state`` for optimizer state, a description for calls."""
     difference: Difference
     """Kind of difference."""
     rank: int
-    """First rank with the difference; if ranks disagree, a rank that differs from the reference; -1 if no rank is to blame (a
-    mean)."""
+    """First rank whose value differs. If ranks disagree with each other, a rank that differs from the reference; -1 if no single
+    rank is wrong, for example in a mean over ranks.
+    """
     ranks: tuple[int, ...] = ()
-    """All ranks with the same wrong value, or without a value; empty if ranks disagree."""
+    """All ranks with this wrong value, or without a value; empty if ranks disagree."""
     index: tuple[int, ...] = ()
-    """The worst element's index in the full tensor; empty if there is none."""
+    """Index of the worst element in the full tensor; empty if single elements were not compared."""
     expected: str = ""
-    """Value of the reference at that index (or shape, dtype, presence, expected calls), printed so that it reads back exactly."""
+    """Value in the reference at that index (or shape, dtype, presence, expected calls), printed without rounding."""
     actual: str = ""
     """Value on the rank, printed like `expected`."""
     elsewhere: str = ""

@@ -1,6 +1,6 @@
-"""A trace as a list of moments.
+"""Splits a trace into moments. A moment has one rank's recorded tensors from one phase of one step.
 
-A moment has the tensors from one phase in one step, in the search order for the first divergence.
+Moments are ordered as in the search for the first divergence.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from equivcheck.worlds.trace.trace import Piece, Snapshot, Step, Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """Values of one phase in one step on one rank."""
+    """One rank's recorded tensors from one phase of one step."""
 
     step: int
     """Step, from 0; the last step for state and buffers."""
     phase: Phase
     """Phase within the step."""
     snapshot: Snapshot
-    """Recorded values."""
+    """The recorded tensors."""
     full: Snapshot | None = None
-    """`full_tensor()` for these tensors; None if not recorded."""
+    """`full_tensor()` for each of these tensors; None if it was not recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueTrace:
-    """Recorded moments of a run other than a training, on one rank."""
+    """One rank's recorded values from a run other than a training, for example from a tensor program."""
 
     moments: tuple[Moment, ...]
     """Moments in the search order for the first divergence."""
 
 
 def moments(trace: Trace | ValueTrace) -> list[Moment]:
-    """Return all moments in a trace. Equal trainings have the same number of moments."""
+    """Split a trace into its moments, in search order. Traces of the same training have equally many moments."""
     if isinstance(trace, ValueTrace):
         return list(trace.moments)
     last = len(trace.steps) - 1
@@ -48,7 +48,10 @@ def moments(trace: Trace | ValueTrace) -> list[Moment]:
 
 
 def moments_of_steps(traces: Sequence[Trace]) -> list[tuple[Moment, ...]]:
-    """Return, for each moment except the final state and buffers, a tuple with the moment of each rank; empty without ranks."""
+    """Split the traces of all ranks into moments. For each moment, return a tuple with every rank's.
+
+    The final optimizer state and buffers are left out.
+    """
     steps = ([moment for index, step in enumerate(trace.steps) for moment in _of_step(index, step)] for trace in traces)
     return list(zip(*steps, strict=True))
 

@@ -1,4 +1,4 @@
-"""Converts between pieces on ranks and full tensors."""
+"""Splits full tensors into the ranks' pieces, and assembles full tensors from pieces."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TensorsByName = dict[str, Vector]
 
 
 def full_tensors_of(snapshot: Snapshot) -> TensorsByName:
-    """Return full tensors from a single-device snapshot."""
+    """Return the full tensors in a snapshot from one device, by name."""
     found, place = {}, 0
     for piece, present in zip(snapshot.pieces, snapshot.present, strict=True):
         if present:
@@ -26,7 +26,7 @@ def full_tensors_of(snapshot: Snapshot) -> TensorsByName:
 
 
 def select_piece(whole: npt.NDArray[Any], piece: Piece) -> npt.NDArray[Any]:
-    """Return a piece's elements from the full tensor, flat."""
+    """Return the elements of a piece, taken from the full tensor `whole` and flattened."""
     if piece.start:
         whole = whole[tuple(slice(start, start + size) for start, size in zip(piece.start, piece.size, strict=True))]
     flat = whole.reshape(-1)
@@ -37,7 +37,7 @@ def select_piece(whole: npt.NDArray[Any], piece: Piece) -> npt.NDArray[Any]:
 
 
 def values_by_piece(snapshot: Snapshot) -> list[tuple[Piece, Vector | None]]:
-    """Return each piece in a rank's snapshot with its values; None if the values are missing. The caller must not change them."""
+    """Return each piece of a rank's snapshot with its values; None for missing values. Do not change the values in place."""
     found: list[tuple[Piece, Vector | None]] = []
     place = 0
     for piece, present, fits in zip(snapshot.pieces, snapshot.present, snapshot.fits, strict=True):
@@ -48,7 +48,7 @@ def values_by_piece(snapshot: Snapshot) -> list[tuple[Piece, Vector | None]]:
 
 
 def fill(whole: npt.NDArray[Any], piece: Piece, values: npt.NDArray[Any]) -> None:
-    """Write a piece's values into the full tensor, in place."""
+    """Write a piece's values into the full tensor `whole`, in place."""
     places = select_piece(np.arange(whole.size).reshape(piece.shape), piece)
     flat = whole.reshape(-1)
     flat[places] = values
@@ -57,9 +57,9 @@ def fill(whole: npt.NDArray[Any], piece: Piece, values: npt.NDArray[Any]) -> Non
 
 
 def assemble_tensors(snapshots: Sequence[Snapshot]) -> TensorsByName:
-    """Assemble full tensors from all ranks' snapshots; NaN where no rank has an element.
+    """Assemble full tensors from all ranks' snapshots. An element on no rank is NaN.
 
-    If ranks disagree, the lowest rank's values are used.
+    If ranks disagree about an element, the lowest rank's value is used.
     """
     found: TensorsByName = {}
     for snapshot in reversed(snapshots):

@@ -1,4 +1,4 @@
-"""Training stages. The train loop announces them so that recorded calls carry them."""
+"""Stages of a training. The train loop announces each stage, and recorded calls name it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from equivcheck.system.choice import PrintableEnum
 
 
 class Stage(PrintableEnum):
-    """Part of a step in which a rank makes a collective call, in step order."""
+    """Stage of a training when a rank makes a communication call, in order of time."""
 
     SETUP = "setup"
     """Building the model, the layout and the optimizer, before the first step."""

@@ -1,4 +1,4 @@
-"""Tensors at one compared point of the reference, and their positions in one flat vector."""
+"""Tensors compared at one point of a training, concatenated to one flat vector."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Positions = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
-    """Tensors compared at one point of training, in the single-device run's order, each with its offset in one flat vector."""
+    """Names, shapes and positions of all tensors compared at one point of a training, concatenated to one flat vector."""
 
     names: tuple[str, ...]
-    """Canonical names, distinct."""
+    """Canonical names of the tensors, all different, in the single-device run's order."""
     shapes: tuple[tuple[int, ...], ...]
     """Full shapes."""
     offsets: tuple[int, ...]
@@ -29,14 +29,14 @@ class Table:
     total: int
     """Length of the flat vector."""
     rows: dict[str, int]
-    """Row number by name."""
+    """Index of each tensor in `names`."""
     filled: Flags
-    """Whether each tensor has elements."""
+    """For each tensor, whether it has elements."""
     starts: Positions
-    """Index of the first element in the flat vector, for each tensor that has elements."""
+    """Index of the first element in the flat vector, for each tensor with elements."""
 
     def positions(self, piece: Piece) -> Positions | None:
-        """Return a piece's element positions in the flat vector.
+        """Return where the elements of a rank's piece lie in the flat vector.
 
         None if the table has no tensor with this name and shape.
         """
@@ -54,7 +54,7 @@ class Table:
 
 
 def table_of(pieces: tuple[Piece, ...]) -> Table:
-    """Build the table of a single-device snapshot, whose pieces are full tensors."""
+    """Build the table for the pieces of a single-device run, which are full tensors."""
     sizes = [math.prod(piece.shape) for piece in pieces]
     offsets = [0, *np.cumsum(sizes).tolist()]
     return Table(
@@ -69,7 +69,7 @@ def table_of(pieces: tuple[Piece, ...]) -> Table:
 
 
 def full_vector(table: Table, present: tuple[bool, ...], values: Numbers) -> Vector:
-    """Insert zeros for absent tensors into values of shape (elements,) or (runs, elements)."""
+    """Return `values` with zeros inserted for absent tensors. The shape is (elements,) or (runs, elements)."""
     if all(present):
         return values.astype(np.float64, copy=False)
     full = np.zeros((*values.shape[:-1], table.total))
@@ -81,7 +81,7 @@ def full_vector(table: Table, present: tuple[bool, ...], values: Numbers) -> Vec
 
 
 def norms(table: Table, vector: Vector) -> Vector:
-    """Return the Frobenius norm of each tensor, for one vector (total,) or several (count, total)."""
+    """Return the Frobenius norm of each tensor in one flat vector, or in each of several vectors stacked along dim 0."""
     found = np.zeros((*vector.shape[:-1], len(table.names)))
     if len(table.starts):  # reduceat gives an empty tensor the first element of the next one
         with np.errstate(over="ignore", invalid="ignore"):

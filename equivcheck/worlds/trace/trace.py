@@ -21,15 +21,15 @@ class Piece:
     name: str
     """Canonical name; empty for padding."""
     shape: tuple[int, ...]
-    """Full tensor's shape; for padding, shape of the run itself."""
+    """Shape of the full tensor; for padding, shape of the padding itself."""
     start: tuple[int, ...] = ()
     """First index of a box along each dim; empty for the full tensor."""
     size: tuple[int, ...] = ()
     """Extent of the box along each dim, with as many entries as `start`."""
     run: tuple[int, int] | None = None
-    """Offset and length of the run within the flattened box; None for the full box."""
+    """Offset and length if the piece is only a part of the flattened box; None if it is the full box."""
     place: tuple[int, int] | None = None
-    """Offset and length of the run in a local tensor that other tensors share; None if the tensor is not shared."""
+    """Offset and length of the piece in a local tensor shared by several tensors; None if the local tensor is not shared."""
 
     @property
     def numel(self) -> int:
@@ -51,26 +51,28 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Local values at one compared point of a training."""
+    """One rank's recorded local values of all tensors at one point of a training."""
 
     pieces: tuple[Piece, ...]
     """Pieces in order; the same object at every step of a run."""
     present: tuple[bool, ...]
-    """Whether a tensor exists, for each piece (a gradient may be None)."""
+    """For each piece, whether its tensor exists. For example, a gradient may be None."""
     fits: tuple[bool, ...]
     """For each piece, whether its tensor has the expected number of elements; other pieces are left out of `values`."""
     dtypes: tuple[str, ...]
-    """Each piece's element type; empty if absent."""
+    """Element type of each piece's tensor, such as ``float32``; empty if the tensor does not exist."""
     values: npt.NDArray[np.floating]
     """Concatenated elements of the pieces that are present and fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step's values on one rank."""
+    """One rank's recorded values from one step."""
 
     loss: float | None
-    """This rank's loss, scaled as for backward; the mean over ranks with a loss is the loss of the step."""
+    """This rank's loss, scaled as for backward; None if the rank computes no loss. The mean over ranks with a loss is the loss of
+    the step.
+    """
     gradients: Snapshot
     """Gradients after the last backward, before clipping."""
     clip_norm: float | None
@@ -80,13 +82,13 @@ class Step:
     parameters: Snapshot
     """Parameters after the update."""
     full_gradients: Snapshot | None = None
-    """`full_tensor()` for each DTensor gradient before clipping; None if not recorded."""
+    """`full_tensor()` for each DTensor gradient before clipping; None if it was not recorded."""
     full_parameters: Snapshot | None = None
-    """`full_tensor()` for each parameter after the update; None if not recorded."""
+    """`full_tensor()` for each parameter after the update; None if it was not recorded."""
     reported: Snapshot | None = None
     """Values that a user's step returned, and state outside the module; names are ``value`` and ``tensor/object``."""
     buffers: Snapshot | None = None
-    """Buffers after the step; None if not recorded."""
+    """Buffers after the step; None if they were not recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

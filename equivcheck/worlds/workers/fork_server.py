@@ -1,4 +1,4 @@
-"""Forks workers from one process that has imported and warmed up everything they need.
+"""Forks worker processes from one server process that has already imported everything they need.
 
 The server imports while its supervisor does other work, and a worker starts as soon as it can be forked. If the server is killed,
 workers continue, and later workers start as new processes. On systems other than Linux, all workers start as new processes.
@@ -27,9 +27,9 @@ UNKNOWN_CODE = -signal.SIGKILL
 
 
 class WorkerForkServer:
-    """Connection to a server process that forks workers.
+    """Starts a server process, and asks it to fork workers.
 
-    No method waits for its imports; an error only means that workers are not forked.
+    No method waits for the server's imports. If the server fails, workers start as new processes.
     """
 
     def __init__(self, warming: str, environment: Mapping[str, str]) -> None:
@@ -54,29 +54,29 @@ class WorkerForkServer:
 
     @property
     def pid(self) -> int:
-        """Process id."""
+        """Process id of the server."""
         return self._process.pid
 
     @property
     def is_ready(self) -> bool:
-        """Whether the server can fork at once, or has been lost."""
+        """Whether `fork` returns at once: the server has finished its imports, or has ended."""
         if self._imports and select.select([self.control], [], [], 0)[0]:
             self._imports = False
             self._receive()
         return not self._imports
 
     def fork(self, module: str, fds: tuple[int, ...]) -> int | None:
-        """Fork a worker to run `main` of a module, and return its process id; None if it cannot be forked."""
+        """Fork a worker that runs ``main`` of a module, and return its process id; None if the server cannot fork it."""
         pid = self._ask(("fork", module), fds)
         return None if pid is None else int(pid)
 
     def exit_code(self, pid: int) -> int:
-        """Exit code of a worker that has ended."""
+        """Return the exit code of an ended worker."""
         code = self._ask(("exit_code", pid))
         return UNKNOWN_CODE if code is None else int(code)
 
     def close(self) -> None:
-        """End the server. Remaining workers continue."""
+        """Kill the server. Its workers continue."""
         self.control.close()
         self._process.kill()
         self._process.wait()
@@ -97,7 +97,10 @@ class WorkerForkServer:
 
 
 class Forked:
-    """A worker forked when the server is ready. It has the methods of `subprocess.Popen` that a supervisor uses."""
+    """A worker process, forked as soon as the server is ready.
+
+    It has the methods of `subprocess.Popen` that a supervisor uses.
+    """
 
     def __init__(self, server: WorkerForkServer, module: str, fds: tuple[int, ...], start: Start) -> None:
         self.returncode: int | None = None
@@ -108,18 +111,21 @@ class Forked:
 
     @property
     def pid(self) -> int:
-        """Process id; the server's id until the worker is forked."""
+        """The worker's process id, or the server's until the worker is forked."""
         if self._process is None:
             return self._server.pid
         return self._process if isinstance(self._process, int) else self._process.pid
 
     @property
     def waits_for(self) -> Channel | None:
-        """Channel that becomes readable when `take_place` can start the worker. None once it has started."""
+        """Channel that becomes readable when the server is ready and `take_place` should be called.
+
+        None once the worker has started.
+        """
         return self._server.control if self._process is None and self.returncode is None else None
 
     def take_place(self) -> None:
-        """Start the worker if it has not started and the server is ready."""
+        """Start the worker if the server is ready and the worker has not started yet."""
         if self._process is None and self.returncode is None and self._server.is_ready:
             pid = self._server.fork(self._module, self._fds)
             if pid is not None:
@@ -128,7 +134,7 @@ class Forked:
             self._close_fds()
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the worker's end; raises `subprocess.TimeoutExpired`."""
+        """Wait until the worker has ended, and return its exit code. Raises `subprocess.TimeoutExpired`."""
         if isinstance(self._process, subprocess.Popen):
             self.returncode = self._process.wait(timeout)
         elif self._process is None:
@@ -147,7 +153,7 @@ class Forked:
             os.kill(self.pid, number)
 
     def kill_all(self) -> None:
-        """Kill the worker and its children."""
+        """Kill the worker and its child processes."""
         if self._process is not None:
             os.killpg(self.pid, signal.SIGKILL)
 
@@ -163,9 +169,10 @@ _servers: list[WorkerForkServer] = []
 
 @contextlib.contextmanager
 def forked_workers(warming: str, environment: Mapping[str, str]) -> Iterator[None]:
-    """Fork workers from a server process while entered, if possible, after it has called ``warm_up()`` of a module.
+    """Inside this context, fork workers from a server process if possible.
 
-    If an outer context has already started such a server, it is used.
+    The server first calls ``warm_up()`` of the module `warming`. If an outer context has already started such a server, that
+    server is used.
     """
     current = current_server()
     if sys.platform != "linux" or (current is not None and current.warming == warming and not current.is_lost):
@@ -181,5 +188,5 @@ def forked_workers(warming: str, environment: Mapping[str, str]) -> Iterator[Non
 
 
 def current_server() -> WorkerForkServer | None:
-    """Return the newest server, or None."""
+    """Return the newest fork server; None if there is none."""
     return _servers[-1] if _servers else None

@@ -1,4 +1,4 @@
-"""Forks workers: this process has one thread, has imported everything that checks need, and has run one check."""
+"""Main program of the workers' fork server: imports everything that checks need, runs one check, and then forks workers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _LOOKS, _LOOK_SECONDS = 100, 0.02
 
 
 def serve(fd: int, warming: str) -> None:
-    """Call ``warm_up()`` of a module, report it, and fork workers for the supervisor at the other end of `fd`.
+    """Call ``warm_up()`` of the module `warming`, then fork workers for the supervisor at the other end of the socket `fd`.
 
-    The process ends when the supervisor disconnects, also during the warm-up. Workers notice themselves when the supervisor has
+    The process ends when the supervisor disconnects, also during the warm-up. Workers notice by themselves if the supervisor has
     ended.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)

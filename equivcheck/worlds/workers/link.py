@@ -26,9 +26,9 @@ class Stop:
 
 
 class SupervisorLink:
-    """A worker's connection to its supervisor. The link must be created first in the main thread, which then ignores Ctrl-C.
+    """A worker's connection to its supervisor. Create it first in the worker's main thread, which then ignores Ctrl-C.
 
-    Another thread reads messages, so a busy worker also notices a stop or the supervisor's death. Until this thread runs, the
+    A second thread reads messages, so a busy worker also notices a stop or the supervisor's death. Until this thread runs, the
     worker is killed if the supervisor ends.
     """
 
@@ -49,11 +49,11 @@ class SupervisorLink:
         self._connection.send(message)
 
     def next(self) -> Any:
-        """Wait for the next message other than `Stop`."""
+        """Wait for the next message and return it. A `Stop` is not returned; it sets `stopped`."""
         return self._inbox.get()
 
     def pending(self) -> list[Any]:
-        """Messages other than `Stop` that have arrived, without waiting."""
+        """Return all messages that have already arrived, except `Stop`."""
         found: list[Any] = []
         with contextlib.suppress(queue.Empty):
             while True:

@@ -1,4 +1,4 @@
-"""A worker process as its supervisor sees it."""
+"""A worker process, seen from its supervisor."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _BOUNDED_MEMORY = {
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Replaces a message if the worker has closed its connection or died."""
+    """Returned in place of a message if the worker has closed its connection or died."""
 
 
 class WorkerProcess:
-    """Process that runs ``main(fd, *fds)`` of a module, which should create a `Link` from `fd`.
+    """Process that runs ``main(fd, *fds)`` of a module. ``main`` should create a `SupervisorLink` from the socket `fd`.
 
-    `task` is its first message. Subclasses define `is_stuck`.
+    `task` is the first message to the worker. Subclasses define `is_stuck`.
     """
 
     def __init__(self, module: str, task: object, *fds: int) -> None:
@@ -64,33 +64,39 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Process id; the fork server's id until the worker is forked."""
+        """The worker's process id, or the fork server's until the worker is forked."""
         return self._process.pid
 
     @property
     def waits_for(self) -> Channel | None:
-        """Channel that becomes readable when `take_place` can start the worker. None once it has started."""
+        """Channel that becomes readable when the fork server is ready and `take_place` should be called.
+
+        None once the worker has started.
+        """
         return self._process.waits_for if isinstance(self._process, Forked) else None
 
     def take_place(self) -> None:
-        """Start the worker if it waits to be forked and the server is ready."""
+        """Start the worker if the fork server is ready and the worker has not started yet."""
         if isinstance(self._process, Forked):
             self._process.take_place()
 
     def send(self, message: object) -> None:
-        """Send a message. If the worker has died the message is lost, and the next `receive` shows it."""
+        """Send a message to the worker. If the worker has died, the message is lost and the next `receive` returns `Ended`."""
         with contextlib.suppress(OSError):
             self.link.send(message)
 
     def poll(self, timeout: float | None = None) -> bool:
-        """Whether a message has arrived, after at most `timeout` seconds. A waiting worker starts as soon as it can be forked."""
+        """Wait for a message from the worker, at most `timeout` seconds, and return whether one has arrived.
+
+        If the worker has not started yet, it is started as soon as the fork server is ready.
+        """
         starting = [channel.fileno() for channel in (self.waits_for,) if channel is not None]
         ready = wait([self.link, *starting], timeout)
         self.take_place()
         return self.link in ready
 
     def receive(self) -> Any:
-        """Wait for the next message, or `Ended`."""
+        """Wait for the worker's next message and return it; `Ended` if the worker has died."""
         while not self.poll():
             pass
         try:
@@ -99,20 +105,20 @@ class WorkerProcess:
             return Ended()
 
     def printed(self) -> str:
-        """Last output of the worker."""
+        """Return the end of the worker's stdout and stderr."""
         size = os.fstat(self._output.fileno()).st_size
         return os.pread(self._output.fileno(), _TAIL, max(0, size - _TAIL)).decode(errors="replace")
 
     def print_stacks(self) -> None:
-        """Make the worker print the stacks of its threads."""
+        """Make the worker print the stacks of its threads to its stderr."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(STACK_SIGNAL)
             time.sleep(_STACK_SECONDS)
 
     def how_it_ended(self) -> str:
-        """Say how the process ended: ``was killed by SIGSEGV`` or ``exited with code 7``.
+        """Return how the process ended: ``was killed by SIGSEGV`` or ``exited with code 7``.
 
-        A process that closed its connection gets some time to end.
+        A worker that has only closed its connection gets some time to end, then it is killed.
         """
         self.end_within(_EXIT_SECONDS)
         code = self._process.returncode
@@ -120,14 +126,14 @@ class WorkerProcess:
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
     def end_within(self, seconds: float) -> None:
-        """Wait for the worker's end, and kill it after `seconds`."""
+        """Wait until the worker has ended. If it has not ended after `seconds`, kill it."""
         try:
             self._process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
             self.kill()
 
     def kill(self) -> None:
-        """Kill the worker and its children at once. Ranks of other worlds end when they lose their owner."""
+        """Kill the worker and its child processes at once. Processes of its ranks end by themselves when the worker is gone."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if isinstance(self._process, Forked):
                 self._process.kill_all()
@@ -136,7 +142,7 @@ class WorkerProcess:
         self._process.wait()
 
     def close(self) -> None:
-        """Kill the worker if it runs, and release its resources, including its temporary folders."""
+        """Kill the worker if it still runs, and release its files, connection and temporary folders."""
         if self._process.returncode is None:
             self.kill()
         clear_abandoned()
@@ -145,7 +151,7 @@ class WorkerProcess:
 
 
 def worker_environment() -> dict[str, str]:
-    """Environment variables of worker processes."""
+    """Return the environment variables for worker processes."""
     return _BOUNDED_MEMORY | quiet_environment(os.environ) | _ONE_THREAD
 
 

@@ -1,4 +1,4 @@
-"""Workers of a supervisor, none of which outlives it. Interruptions become requests to stop."""
+"""Keeps a set of workers, none of which outlives its supervisor, and turns Ctrl-C into a request to stop."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ W = TypeVar("W", bound=WorkerProcess)
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """Takes the place of a message from a worker that `is_stuck`."""
+    """Returned in place of a message from a worker whose `is_stuck` is True."""
 
 
 class Pool(Generic[W]):
-    """Set of workers. On exit the remaining workers are killed and closed."""
+    """Set of worker processes. When the context exits, all remaining workers are killed and closed."""
 
     def __init__(self) -> None:
         self.workers: list[W] = []
@@ -38,9 +38,9 @@ class Pool(Generic[W]):
             worker.close()
 
     def messages(self) -> Iterator[tuple[W, Any]]:
-        """Wait briefly and return messages, at most one from each worker. A message may be `Ended`.
+        """Wait briefly, then yield workers with their next message. `Ended` stands for a dead worker.
 
-        Messages `Stuck`, for stuck workers, come last.
+        Stuck workers are yielded at the end, with `Stuck`.
         """
         links = {worker.link: worker for worker in self.workers}
         starting = {channel.fileno() for worker in self.workers if (channel := worker.waits_for)}
@@ -55,15 +55,15 @@ class Pool(Generic[W]):
             yield worker, Stuck()
 
     def remove(self, worker: W) -> None:
-        """Close a worker, after the caller has given it time to end."""
+        """Close a worker and remove it from the set. If it still runs, it is killed."""
         self.workers.remove(worker)
         worker.close()
 
 
 class Interruption:
-    """Context in which Ctrl-C and SIGTERM only request a stop, so neither interrupts a write.
+    """Context in which Ctrl-C and SIGTERM only set `requested`, so that they do not interrupt a write.
 
-    The first signal is remembered and the second raises `KeyboardInterrupt`. It has no effect outside the main thread.
+    A second signal raises `KeyboardInterrupt`. The context has no effect outside the main thread.
     """
 
     def __init__(self) -> None:

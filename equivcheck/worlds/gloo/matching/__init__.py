@@ -1,1 +1,1 @@
-"""Compares collectives on gloo ranks before they are issued, because gloo itself adds up any bytes."""
+"""Compares the collectives of gloo ranks before gloo runs them. gloo does not notice different dtypes, and adds up any bytes."""

@@ -15,7 +15,10 @@ _LONG = 3600.0
 
 
 def guard_collectives(rank: int, table: int, channel: Channel) -> Journal:
-    """Compare all later collectives of this process in the shared table `table`, and report a mismatch to the owner."""
+    """Start to compare each collective in this process with the other ranks' calls, and to report a mismatch through `channel`.
+
+    `table` is the file descriptor of the shared table of calls.
+    """
     from equivcheck.worlds.gloo.matching.torch_private import listen_to_collectives
 
     journal = Journal(rank, Table(table))

@@ -28,12 +28,15 @@ class Issued(NamedTuple):
     root: int | None = None
     """The root's global rank; None if the call has none."""
     sized: bool = True
-    """Whether all members must pass equal element counts."""
+    """Whether all ranks in the group must pass equally many elements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """Two ranks that called different collectives at the same position. A rank sends this instead of a value."""
+    """Two ranks that called different collectives at the same position on one group.
+
+    A rank sends this instead of its return value.
+    """
 
     calls: tuple[tuple[int, str], ...]
     """Global ranks in rising order, each with its call as written by `Call.describe`."""
@@ -46,7 +49,7 @@ class Mismatch:
 
 
 class Journal:
-    """Record of the collectives that one rank calls. Ranks that start the same runs share the table."""
+    """Numbers one rank's collectives on each group, and enters them in a table shared by all ranks."""
 
     def __init__(self, rank: int, table: Table) -> None:
         self._rank, self._table = rank, table
@@ -54,14 +57,17 @@ class Journal:
         self._groups: dict[tuple[str, tuple[int, ...]], tuple[bytes, list[int]]] = {}
 
     def begin(self) -> None:
-        """Start a new run. Calls are numbered from 0 again, because group names may repeat."""
+        """Start a new run: number the calls on each group from 0 again.
+
+        Groups in two runs may have the same name, so each run counts separately.
+        """
         self._run += 1
         self._groups.clear()
 
     def mismatch(self, issued: Issued, group: str, ranks: tuple[int, ...]) -> Mismatch | None:
-        """Record a call on the group of these global ranks.
+        """Number this call on the group with these global ranks, and enter it in the table.
 
-        Returns a `Mismatch` if another member made a different call at this position.
+        Returns a `Mismatch` if another rank entered a different call at this position, else None.
         """
         digest, count = self._group(group, ranks)
         index = count[0]

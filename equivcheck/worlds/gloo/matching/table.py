@@ -20,25 +20,26 @@ TOLD_BYTES = _SLOT_BYTES - _SLOT.size
 
 
 class Entry(NamedTuple):
-    """One rank's entry for a collective call."""
+    """One collective call by one rank, as bytes for the shared table."""
 
     group: bytes
-    """12 bytes as an id for the group and the run."""
+    """Id of the group within the run, 12 bytes."""
     number: int
     """Index among the rank's calls on the group, from 0."""
     agree: bytes
-    """16-byte digest, equal on all members."""
+    """Digest of operation, dtypes, root and sizes, 16 bytes. It must be equal on all ranks in the group."""
     rank: int
     """Global rank."""
     told: bytes
-    """Description for the error text, at most `TOLD_BYTES`."""
+    """Description of the call for the error message, at most `TOLD_BYTES` bytes."""
 
 
 class Table:
-    """Table of collective calls in shared memory. Ranks use it to notice different calls without waiting for each other.
+    """Collective calls in memory shared by all ranks. Ranks find a different call without waiting for each other.
 
-    Calls on several groups may come in any order. Each call has one slot. If another call replaces a slot's call, later members
-    are not compared with earlier members. This only happens after thousands of calls without answers from some members.
+    Ranks may call on several groups in any order. Each call gets one slot, and a later call may overwrite the slot. Ranks that
+    make the overwritten call afterwards are not compared. This happens only after thousands of calls in which some ranks lag
+    behind.
     """
 
     def __init__(self, fd: int) -> None:
@@ -47,9 +48,10 @@ class Table:
         self._lock = threading.Lock()
 
     def enter(self, entry: Entry) -> tuple[int, bytes] | None:
-        """Write a rank's call into the table.
+        """Enter a call by one rank in the table.
 
-        If an earlier rank made a different call, return that rank and its description, otherwise None.
+        If another rank has entered a different call at this position, return that rank and the description of its call, otherwise
+        None.
         """
         start = (int.from_bytes(entry.group[:4], "little") + entry.number) % _NUM_SLOTS * _SLOT_BYTES
         with self._lock:  # the lock on the file is the process's
@@ -70,5 +72,5 @@ class Table:
 
 
 def table_file() -> IO[bytes]:
-    """Create an empty table in an unnamed file, which disappears with its last process."""
+    """Create an empty table as an unnamed file. The system frees it when the last process that uses it ends."""
     return unnamed_file(_BYTES)

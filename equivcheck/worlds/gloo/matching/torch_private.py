@@ -80,7 +80,7 @@ _registered: list[Any] = []
 
 
 def listen_to_collectives(listener: Listener) -> None:
-    """Call `listener` before each collective over gloo, from now on. To be called once in a process."""
+    """Call `listener` before each later gloo collective in this process. Call this function only once in a process."""
     library: Any = torch.library.Library
     collectives, functional = library("c10d", "IMPL"), library("_c10d_functional", "IMPL")
     _registered.extend((collectives, functional))

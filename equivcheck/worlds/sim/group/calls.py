@@ -1,4 +1,4 @@
-"""Issues a call: records it, enters it in its group's exchange, and returns a work handle."""
+"""Makes a communication call in a simulated group. The call is checked, recorded, and matched with the other members' calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OPS = {getattr(dist.ReduceOp, name.upper()): name for name in _OP_NAMES}
 
 
 class GroupCalls(GroupIdentity):
-    """Base class of a simulated group: common code of all communication calls."""
+    """Base class with the code that all communication calls in a simulated group share."""
 
     _coalesced: list[SimWork] | None = None
 
@@ -68,22 +68,22 @@ class GroupCalls(GroupIdentity):
 
 
 def as_list(tensors: Any) -> Tensors:
-    """Return a list of tensors from one tensor or a list."""
+    """Return the tensors as a list, also if `tensors` is a single tensor."""
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
 def root_of(opts: Any) -> int:
-    """Return the rank of the root in a call's options."""
+    """Return the root's rank within the group, read from torch's options of a call."""
     return int(opts) if isinstance(opts, int) else int(opts.rootRank)
 
 
 def copies_of(tensors: Tensors) -> Tensors:
-    """Return contiguous copies of tensors, unaffected by later writes."""
+    """Return contiguous copies, so that the sender may overwrite its tensors before the receiver reads them."""
     with raw_memory():
         return [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
 
 
 def reduction_of(opts: Any) -> str:
-    """Return the name of the reduction in a call's options."""
+    """Return the name of the reduction, such as ``sum``, read from torch's options of a call."""
     reduce_op = getattr(opts, "reduceOp", opts)
     return _OPS[getattr(reduce_op, "op", reduce_op)]

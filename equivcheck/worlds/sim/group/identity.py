@@ -1,4 +1,4 @@
-"""Group properties queried by torch and programs."""
+"""Name, rank and size of a simulated process group."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _CPU = [torch.device("cpu")]
 
 
 class GroupIdentity(_ProcessGroup):  # type: ignore[misc]  # torch's overloads differ from version to version
-    """Name, rank and size of a simulated group. Its methods have the names that torch 2.9 to 2.15 call."""
+    """Base class with name, rank and size of a simulated process group.
+
+    Its methods have the names that torch 2.9 to 2.15 call.
+    """
 
     supports_coalescing = False
     supports_splitting = False
@@ -41,12 +44,15 @@ class GroupIdentity(_ProcessGroup):  # type: ignore[misc]  # torch's overloads d
         self._thread = threading.get_ident()
 
     def require_own(self) -> None:
-        """Raise `UsedByOtherRank` if another rank's thread calls."""
+        """Raise `UsedByOtherRank` if the calling thread belongs to another rank than this group object."""
         if threading.get_ident() != self._thread and is_rank_thread():
             raise UsedByOtherRank("process group")
 
     def complete(self, store: Any, desc: str) -> PatientStore:
-        """Register the group, and return the store to use instead of `store`."""
+        """Finish the group after torch has created it.
+
+        Return a store that replaces `store`, because torch's would block all ranks.
+        """
         self.is_complete = True
         self._desc = desc
         self._store = PatientStore(store, self.board, self.global_rank)
@@ -58,17 +64,17 @@ class GroupIdentity(_ProcessGroup):  # type: ignore[misc]  # torch's overloads d
         return self.member
 
     def size(self) -> int:
-        """Group size."""
+        """Number of ranks in the group."""
         return len(self.ranks)
 
     def name(self) -> str:
-        """Backend name for Python."""
+        """Name of the backend that Python sees: always ``gloo``, because results equal gloo's."""
         return "gloo"
 
     _get_backend_name = name
 
     def getBackendName(self) -> str:  # noqa: N802
-        """Backend name for C++. With gloo's name, C++ would read a real gloo group's fields for logging."""
+        """Name of the backend that C++ sees. If it were ``gloo``, C++ would read fields that only a real gloo group has."""
         return "equivcheck_sim"
 
     @property
@@ -79,11 +85,11 @@ class GroupIdentity(_ProcessGroup):  # type: ignore[misc]  # torch's overloads d
 
     @property
     def group_desc(self) -> str:
-        """Group description, if one was given."""
+        """The ``group_desc`` that was passed to `new_group`; ``undefined`` if none was passed."""
         return self._desc
 
     def getGroupName(self) -> str:  # noqa: N802
-        """Group name, for C++."""
+        """Return `group_name`, for C++."""
         return self._name
 
     def getGroupDesc(self) -> str:  # noqa: N802
@@ -116,18 +122,18 @@ class GroupIdentity(_ProcessGroup):  # type: ignore[misc]  # torch's overloads d
         """No effect, because the number always begins at 0."""
 
     def shutdown(self) -> None:
-        """No effect, because the group holds no resources."""
+        """Do nothing, because the group holds no connections."""
 
     abort = shutdown
 
     # In torch, these look for a backend inside the group, and end the process if there is none.
 
     def split_group(self, *_: Any, **__: Any) -> Never:
-        """Raise `CallRefused`."""
+        """Raise `CallRefused`, because simulated groups cannot be split."""
         raise CallRefused("split_group: a simulated group is not supported: use new_group, or run over gloo.")
 
     def merge_remote_group(self, *_: Any, **__: Any) -> Never:
-        """Raise `CallRefused`."""
+        """Raise `CallRefused`, because simulated groups cannot be merged."""
         raise CallRefused("merge_remote_group: a simulated group is not supported: run over gloo.")
 
     splitGroup = split_group  # noqa: N815

@@ -26,7 +26,7 @@ class Moves(GroupCalls):
     """Collectives in a simulated group that move data without reducing it."""
 
     def broadcast(self, tensors: Any, opts: Any = 0, root: int | None = None, timeout: Any = None) -> SimWork:  # noqa: ARG002
-        """Overwrite a tensor with the root's tensor."""
+        """Overwrite the tensor in `tensors` with the root's tensor."""
         tensors = as_list(tensors)
         root = root_of(opts) if root is None else root
         check_one("broadcast", tensors)
@@ -36,7 +36,7 @@ class Moves(GroupCalls):
         return self._collective(request, outputs, tensors)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> SimWork:  # noqa: ARG002
-        """Gather one tensor from each member into a list, on all members."""
+        """Gather a tensor from each member. Every member gets all of them as a list."""
         inputs = as_list(inputs)
         check_one("all_gather", inputs)
         gathered = outputs[0] if isinstance(outputs[0], (list, tuple)) else outputs
@@ -44,7 +44,7 @@ class Moves(GroupCalls):
         return self._gather_on_all(inputs, list(gathered))
 
     def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, _opts: Any = None) -> SimWork:
-        """Apply `allgather` to several tensors; the output has one list for each member."""
+        """Gather several tensors from each member. `outputs` has a list for each member, with one tensor for each input."""
         if len(outputs) != len(self.ranks) or any(len(theirs) != len(inputs) for theirs in outputs):
             lengths = [len(theirs) for theirs in outputs]
             expected = f"Expected one list for each member, with {len(inputs)} tensors each."
@@ -59,17 +59,17 @@ class Moves(GroupCalls):
         return self._collective(Request("all_gather", inputs, copies_of(inputs), arithmetic.all_gather), outputs)
 
     def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> SimWork:
-        """Gather one tensor from each member into one tensor, on all members."""
+        """Gather a tensor from each member. Every member gets all of them, concatenated along dim 0 of `output`."""
         return self.all_gather_single_coalesced([output], [source], opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, _opts: Any = None) -> SimWork:
-        """Apply `all_gather_single` to several tensors."""
+        """Gather several tensors from each member. Each output gets one of them from all members, concatenated along dim 0."""
         check_wholes("all_gather", inputs, outputs, len(self.ranks))
         check_strided("all_gather", inputs)
         return self._collective(Request("all_gather", inputs, copies_of(inputs), arithmetic.all_gather_single), outputs)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = 0, root: int | None = None) -> SimWork:
-        """Gather one tensor from each member into a list on the root."""
+        """Gather a tensor from each member. Only the root gets all of them, as a list."""
         inputs, root = as_list(inputs), root_of(opts) if root is None else root
         check_one("gather", inputs)
         check_strided("gather", inputs)
@@ -79,7 +79,7 @@ class Moves(GroupCalls):
         return self._collective(Request("gather", inputs, copies_of(inputs), arithmetic.gather(root), root), gathered)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = 0, root: int | None = None) -> SimWork:
-        """Give each member one tensor from the root's list."""
+        """Send the i-th tensor in the root's list to member i."""
         outputs, root = as_list(outputs), root_of(opts) if root is None else root
         check_one("scatter", outputs)
         given = self._list_of_root("scatter", inputs, root)
@@ -95,13 +95,13 @@ class Moves(GroupCalls):
         if root != self.member:
             if tensors:
                 raise CallRefused(
-                    f"{op}: a tensor list on member {self.member} is not valid. Expected one only on the root, {root}."
+                    f"{op}: a tensor list on member {self.member} is not valid. Expected a list only on the root, member {root}."
                 )
             return []
         return list(tensors[0] if tensors and isinstance(tensors[0], (list, tuple)) else tensors)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, _opts: Any = None) -> SimWork:
-        """Send the i-th tensor to member i."""
+        """Send the i-th tensor in `inputs` to member i, and receive a tensor from each member in `outputs`."""
         check_list_all_to_all()
         check_list("all_to_all", "inputs", inputs, inputs[0] if inputs else torch.empty(0), len(self.ranks))
         check_list("all_to_all", "outputs", outputs, inputs[0], len(self.ranks))
@@ -112,11 +112,14 @@ class Moves(GroupCalls):
     def all_to_all_single(
         self, output: torch.Tensor, source: torch.Tensor, output_sizes: Any = None, input_sizes: Any = None, _opts: Any = None
     ) -> SimWork:
-        """Send the i-th part along dim 0 to member i; parts are equal if no sizes are given."""
+        """Send the i-th part of `source` to member i, and receive a part of `output` from each member.
+
+        The parts lie along dim 0. They have equal sizes if `input_sizes` and `output_sizes` are None.
+        """
         check_strided("all_to_all", [output, source])
         check_contiguous("all_to_all", [output, source])
         if output.dtype != source.dtype:
-            raise CallRefused(f"all_to_all: output {output.dtype} is not valid for input {source.dtype}. Expected equal types.")
+            raise CallRefused(f"all_to_all: output {output.dtype} is not valid for input {source.dtype}. Expected equal dtypes.")
         outputs, inputs = self._split(output, output_sizes), self._split(source, input_sizes)
         share = (copies_of(inputs), [tensor.numel() for tensor in outputs])
         return self._collective(Request("all_to_all", [source], share, arithmetic.all_to_all, None, False), outputs, [output])
@@ -133,11 +136,14 @@ class Moves(GroupCalls):
         return list(torch.split(tensor, [tensor.shape[0] // size] * size))
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> SimWork:  # noqa: ARG002 - torch names them
-        """Wait for all members, and for the caller's earlier calls."""
+        """Wait until all members have called `barrier`, and for the calling rank's earlier collectives."""
         return self._collective(Request("barrier", [], [], arithmetic.nothing), [], None, BarrierWork)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:  # noqa: ARG002 - torch names them
-        """Wait for all members. No time limit is needed, because the scheduler notices if a member never arrives."""
+        """Wait until all members have called `monitored_barrier`.
+
+        `timeout` is ignored, because the scheduler notices if a member never calls.
+        """
         self._collective(Request("monitored_barrier", [], [], arithmetic.nothing), []).wait()
         self._exchange.hidden[self.member] += 1 if self.member else 2 * len(self.ranks) - 3  # gloo sends messages instead
 

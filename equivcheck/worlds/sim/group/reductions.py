@@ -30,7 +30,7 @@ class Reductions(GroupCalls):
         return self._reduce_on_all(tensors, opts)
 
     def allreduce_coalesced(self, tensors: Any, opts: _Options = _SUM) -> SimWork:
-        """Apply `allreduce` to several tensors."""
+        """Reduce several tensors in place on all members."""
         tensors = as_list(tensors)
         check_some("all_reduce", tensors)
         return self._reduce_on_all(tensors, opts)
@@ -56,7 +56,7 @@ class Reductions(GroupCalls):
         *,
         root: int | None = None,
     ) -> SimWork:
-        """Reduce a tensor onto the root, by default the first member."""
+        """Reduce a tensor over all members. Only the root (by default the first member) gets the result, in place."""
         tensors = as_list(tensors)
         check_one("reduce", tensors)
         check_gaps("reduce", tensors)
@@ -69,7 +69,7 @@ class Reductions(GroupCalls):
         )
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: _Options = _SUM, timeout: Any = None) -> SimWork:  # noqa: ARG002
-        """Reduce a list with one tensor for each member, and give each member its own tensor."""
+        """Reduce a list of tensors, one for each member, over all members. Member i gets the i-th reduced tensor."""
         given = inputs if isinstance(inputs[0], (list, tuple)) else [inputs]
         outputs = as_list(outputs)
         check_one("reduce_scatter", outputs)
@@ -87,11 +87,11 @@ class Reductions(GroupCalls):
         return work
 
     def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: _Options = _SUM) -> SimWork:
-        """Reduce a tensor and give each member an equal part."""
+        """Reduce `source` over all members. Each member gets an equal part of the result along dim 0."""
         return self.reduce_scatter_single_coalesced([output], [source], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: _Options = _SUM) -> SimWork:
-        """Apply `reduce_scatter_single` to several tensors."""
+        """Reduce several tensors over all members. Each member gets an equal part of each result along dim 0."""
         check_wholes("reduce_scatter", outputs, inputs, len(self.ranks))
         check_strided("reduce_scatter", inputs)
         op, orders = reduction_of(opts), orders_in_memory(inputs)

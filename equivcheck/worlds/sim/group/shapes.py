@@ -15,7 +15,10 @@ Tensors = Sequence[torch.Tensor]
 
 
 def check_one(op: str, tensors: Sequence[object]) -> None:
-    """Raise `CallRefused` unless the list has one tensor. For several tensors, gloo raises or adds up all."""
+    """Raise `CallRefused` unless the list contains exactly one tensor.
+
+    For several tensors, gloo raises or adds up all of them.
+    """
     if len(tensors) != 1:
         raise CallRefused(
             f"{op}: a list of {len(tensors)} tensors is not supported on a simulated rank: pass one, or run over gloo."
@@ -23,38 +26,46 @@ def check_one(op: str, tensors: Sequence[object]) -> None:
 
 
 def check_some(op: str, tensors: Tensors) -> None:
-    """Raise `CallRefused` for an empty list or tensors with different types."""
+    """Raise `CallRefused` if the list is empty or the tensors have different dtypes."""
     if not tensors:
         raise CallRefused(f"{op}: an empty list is not valid. Expected one or more tensors.")
     dtype = tensors[0].dtype
     if any(tensor.dtype != dtype for tensor in tensors):
-        raise CallRefused(f"{op}: types {', '.join(_types(tensors))} are not valid. Expected one type.")
+        raise CallRefused(f"{op}: dtypes {', '.join(_types(tensors))} are not valid. Expected tensors with one dtype.")
 
 
 def check_list(op: str, what: str, tensors: Tensors, like: torch.Tensor, size: int) -> None:
-    """Raise `CallRefused` unless there is one tensor for each member, with `like`'s shape and type."""
+    """Raise `CallRefused` unless there is one tensor for each of `size` members, all with the shape and dtype of `like`.
+
+    `what` names the tensors in the message, such as ``outputs``.
+    """
     if len(tensors) != size:
-        raise CallRefused(f"{op}: {len(tensors)} {what} are not valid. Expected one for each of {size} members.")
+        raise CallRefused(f"{op}: got {len(tensors)} {what} in a group of {size} ranks. Expected one tensor for each rank.")
     shape, dtype = like.shape, like.dtype
     for tensor in tensors:
         if tensor.shape != shape or tensor.dtype != dtype:
-            raise CallRefused(f"{op}: {what} {_described(tensors)} are not valid. Gloo expects {_described([like])} only.")
+            raise CallRefused(
+                f"{op}: {what} {_described(tensors)} are not valid for gloo. Expected {_described([like])} for each."
+            )
 
 
 def check_part(op: str, output: torch.Tensor, parts: Tensors, member: int, size: int) -> None:
-    """Raise `CallRefused` unless there is one part for each member and the output matches this member's part."""
+    """Raise `CallRefused` unless there is one input for each rank, and the output has the shape and dtype of input `member`.
+
+    `size` is the number of ranks in the group.
+    """
     if len(parts) != size:
-        raise CallRefused(f"{op}: {len(parts)} inputs are not valid. Expected one for each of {size} members.")
+        raise CallRefused(f"{op}: got {len(parts)} inputs in a group of {size} ranks. Expected one input for each rank.")
     if parts[member].shape != output.shape or parts[member].dtype != output.dtype:
         raise CallRefused(
-            f"{op}: output {_described([output])} is not valid for input {_described([parts[member]])}. Gloo expects equal ones."
+            f"{op}: output {_described([output])} is not valid for input {_described([parts[member]])}. Expected equal ones."
         )
 
 
 def check_wholes(op: str, parts: Tensors, wholes: Tensors, size: int) -> None:
-    """Raise `CallRefused` unless each tensor in `wholes` is `size` parts, concatenated along dim 0."""
+    """Raise `CallRefused` unless each full tensor in `wholes` is `size` times as long along dim 0 as its part."""
     if len(parts) != len(wholes):
-        raise CallRefused(f"{op}: {len(parts)} parts of {len(wholes)} tensors are not valid. Expected one part of each.")
+        raise CallRefused(f"{op}: got {len(parts)} parts for {len(wholes)} tensors. Expected one part for each tensor.")
     for part, whole in zip(parts, wholes, strict=True):
         theirs, shape = part.shape, whole.shape
         if not theirs or not shape or shape[0] != size * theirs[0] or shape[1:] != theirs[1:] or part.dtype != whole.dtype:

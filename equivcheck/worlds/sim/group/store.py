@@ -1,4 +1,4 @@
-"""Group store whose waits let other ranks run."""
+"""Key-value store of a simulated group. While a rank waits for a key, other ranks run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Board(Protocol):
 
 
 class PatientStore(Store):  # type: ignore[misc]  # torch says nothing of its type
-    """A store whose waits let other ranks run.
+    """Key-value store for a rank thread. While the rank waits for a key, other ranks run.
 
     torch's own store would block the only running thread, so no other rank could set the key.
     """
@@ -47,18 +47,18 @@ class PatientStore(Store):  # type: ignore[misc]  # torch says nothing of its ty
         return [self.get(key) for key in keys]
 
     def wait(self, keys: Sequence[str], timeout: Any = None) -> None:  # noqa: ARG002
-        """Wait until all keys are set. No time limit is needed, because the scheduler knows when no rank can set them."""
+        """Wait until all keys are set. `timeout` is ignored, because the scheduler notices if no rank can set them."""
         while not self.store.check(list(keys)):
             self._board.store_waiters.append(self._rank)
             self._board.scheduler.block(self._rank, _pending(keys))
 
     def clone(self) -> PatientStore:
-        """Return another view of this store."""
+        """Return another object for the same store."""
         return PatientStore(self.store, self._board, self._rank)
 
     @property
     def timeout(self) -> Any:
-        """Timeout of the underlying store."""
+        """Timeout that was set on torch's store."""
         return self.store.timeout
 
 

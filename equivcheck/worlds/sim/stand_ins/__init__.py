@@ -14,7 +14,10 @@ _PLACES = (*profiling.PLACES, *futures.PLACES, *out_collectives.PLACES)
 
 @contextlib.contextmanager
 def stand_ins() -> Iterator[None]:
-    """Replace functions of torch for rank threads while entered. Other threads still use torch's functions."""
+    """Inside this context, rank threads use replacements for some functions of torch.
+
+    Other threads still use torch's functions.
+    """
     with replace_attributes((compiling.place(), *_PLACES, *refused.places(len(sys.modules)))):
         try:
             yield

@@ -31,16 +31,16 @@ _put_later: list[Any] = []
 
 
 def place() -> Place:
-    """Return the replacement to install while ranks run.
+    """Return the replacement. It makes compiled functions raise in a rank.
 
-    It replaces the compiler's callback setter, or `torch.compile` if the compiler is not imported yet.
+    If the compiler is already imported, its callback setter is replaced, otherwise `torch.compile`.
     """
     module = sys.modules.get(_EVAL_FRAME)
     return (torch, "compile", _compiling_later) if module is None else (module, _CALLBACK, _refusing)
 
 
 def undo() -> None:
-    """Restore the function replaced during a run."""
+    """Restore the compiler's callback setter, if it was replaced while ranks ran."""
     if _put_later:
         setattr(sys.modules[_EVAL_FRAME], _CALLBACK, _put_later.pop())
 

@@ -28,7 +28,7 @@ _profiling: threading.Thread | None = None
 
 
 def end_profiling() -> None:
-    """Stop the profiler if the calling rank left it running."""
+    """Stop torch's profiler if the calling rank started it and left it running."""
     if _profiling is threading.current_thread():
         with contextlib.suppress(RuntimeError):
             # The public context manager of the profiler is gone with the program's frames.

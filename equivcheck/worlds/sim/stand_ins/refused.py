@@ -43,9 +43,9 @@ ONE_AT_A_TIME: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 @functools.lru_cache(maxsize=1)
 def places(_num_modules: int) -> tuple[Place, ...]:
-    """Return replacements for all functions of torch forbidden to rank threads.
+    """Return a replacement for each torch function forbidden in rank threads. The replacement raises `CallRefused`.
 
-    The replacements are computed again after further imports.
+    The argument is the number of imported modules, so the cached result is renewed after further imports.
     """
     tables = ((_refusing, REFUSED), (_refusing_second, ONE_AT_A_TIME))
     return tuple(
