@@ -28,12 +28,14 @@ from equivcheck.scenario import (
     FSDP1,
     FSDP2,
     SPMD,
+    AnyLayer,
     Checkpointing,
     ClipNorm,
     ClipValue,
     Compile,
     Distribution,
     ExpertParallel,
+    Experts,
     ExpertStorage,
     IgnoredLabels,
     Implementation,
@@ -163,17 +165,21 @@ def layer_norms(training: Training) -> Training:
     return with_model(changed, head=head and replace(head, norm=head.norm and Norm.LAYER))
 
 
-@_in_training
-def no_views(training: Training) -> Training:
+@_workaround
+def no_views(scenario: Scenario) -> Scenario:
     """No layer returns a view."""
-    model = training.model
+    model = scenario.training.model
     layers = (
-        layer
-        if not ends_in_view(model, index)
-        else layer.with_fields(**({"shape_op": None} if layer.shape_op else {"bias": False}))
+        _without_view(layer) if any(ends_in_view(model, index, layout) for layout in scenario.layouts) else layer
         for index, layer in enumerate(model.layers)
     )
-    return with_model(training, layers=tuple(layers))
+    return replace(scenario, training=with_model(scenario.training, layers=tuple(layers)))
+
+
+def _without_view(layer: AnyLayer) -> AnyLayer:
+    if isinstance(layer, Experts):
+        return replace(layer, residual=True)
+    return layer.with_fields(**({"shape_op": None} if layer.shape_op else {"bias": False}))
 
 
 @_in_training

@@ -86,6 +86,11 @@ class Experts(AnyLayer):
         return False
 
     @property
+    def ends_in_routed_sum(self) -> bool:
+        """Whether the output comes directly from the weighted sum over selected experts."""
+        return not (self.residual or self.dropout or self.shared)
+
+    @property
     def has_matrices_only(self) -> bool:
         """False, because the experts' parameters have three dims."""
         return False

@@ -17,7 +17,7 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
     trained_layers,
     uses_of_weights,
 )
-from equivcheck.scenario import AnyLayer, Model, Pipeline, PipelineSchedule, Scenario, ShapeOp
+from equivcheck.scenario import AnyLayer, ExpertParallel, Experts, Layout, Model, Pipeline, PipelineSchedule, Scenario, ShapeOp
 from equivcheck.scenario.mesh import PP
 from equivcheck.training.layers.parameters import SCALE, layer_of
 from equivcheck.worlds.trace.differences import Divergence
@@ -108,10 +108,19 @@ def _stage_of(scenario: Scenario, tensor: str) -> int | None:
     return None if layer is None else stages[layer]
 
 
-def ends_in_view(model: Model, index: int) -> bool:
-    """Whether a layer's output is a view: by its shape operation, or because a linear with a bias flattened sequences."""
+def ends_in_view(model: Model, index: int, layout: Layout) -> bool:
+    """Whether a layer's output is a view.
+
+    A shape operation makes one, a linear with a bias that flattened sequences, and experts that got rows sent to them.
+    """
     layer = model.layers[index]
-    return layer.shape_op in ENDS_IN_VIEW or (model.length is not None and layer.bias and layer.ends_in_linear)
+    is_flattened = model.length is not None and layer.bias and layer.ends_in_linear
+    return layer.shape_op in ENDS_IN_VIEW or is_flattened or _puts_rows_back(layer, layout)
+
+
+def _puts_rows_back(layer: AnyLayer, layout: Layout) -> bool:
+    """Whether the last operation puts rows back into the shape that they had before they were sent to experts."""
+    return isinstance(layer, Experts) and layer.ends_in_routed_sum and (layer.dispatched or layout.has(ExpertParallel))
 
 
 @need
@@ -121,7 +130,7 @@ def stage_ends_in_view(scenario: Scenario) -> bool:
     if pipeline is None:
         return False
     model = scenario.training.model
-    return any(ends_in_view(model, span[-1]) for span in _spans(scenario, pipeline)[1:-1])
+    return any(ends_in_view(model, span[-1], scenario.layout) for span in _spans(scenario, pipeline)[1:-1])
 
 
 @need

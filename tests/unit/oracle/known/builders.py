@@ -129,6 +129,14 @@ def around_stages(
     return replace(alone, layout=Layout(mesh=mesh, parallelisms=(pipeline, *around)))
 
 
+def with_experts_on_ranks(scenario: Scenario) -> Scenario:
+    """Let expert parallelism over one rank send rows to experts."""
+    layout = scenario.layout
+    mesh = Mesh(axes=(*layout.mesh.axes, Axis(name="ep", size=1)))
+    parallelisms = (ExpertParallel(storage=ExpertStorage.PLAIN), *layout.parallelisms)
+    return replace(scenario, layout=Layout(mesh=mesh, parallelisms=parallelisms))
+
+
 def of_experts(
     layer: Experts, *around: Parallelism, ranks: int, storage: ExpertStorage = ExpertStorage.DTENSOR, **changes: object
 ) -> Scenario:
@@ -286,7 +294,11 @@ CROSSED = (Layer(width=3), Layer(width=8))
 FUSED = {"optimizer": AdamW(implementation=Implementation.FUSED), "loss": Loss.LINEAR_SUM}
 FALLING = {"clipping": INF, "precision": FLOAT32, "steps": 5}
 VIEWED = replace(ONE_WEIGHT, shape_op=ShapeOp.VIEW)
+SENT = Experts(hidden=1, residual=False)
+"""Experts whose output is a view if rows are sent to them."""
+RETURNED = replace(SENT, dispatched=True)
 ZB = PipelineSchedule.INTERLEAVED_ZERO_BUBBLE
+V_SHAPED = Pipeline(schedule=PipelineSchedule.ZBV, stages_per_rank=2)
 DUAL = Pipeline(schedule=PipelineSchedule.DUAL_PIPE_V, stages_per_rank=2, num_chunks=4)
 FOUR_ROWS = Data(microbatches=(4,))
 TWO_HEADS = Attention(num_heads=2, num_kv_heads=1, head_dim=2, bias=True)

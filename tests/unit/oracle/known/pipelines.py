@@ -5,7 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 from equivcheck.scenario import FSDP1, FSDP2, ClipValue, Data, Layer, LocalDataParallel, Pipeline, PipelineSchedule
-from unit.oracle.known.builders import AROUND, DUAL, FOUR_ROWS, FROZEN, ONE_WEIGHT, UNTIED, VIEWED, ZB, around_stages, scenario
+from unit.oracle.known.builders import (
+    AROUND,
+    DUAL,
+    FOUR_ROWS,
+    FROZEN,
+    ONE_WEIGHT,
+    RETURNED,
+    SENT,
+    UNTIED,
+    V_SHAPED,
+    VIEWED,
+    ZB,
+    around_stages,
+    scenario,
+    with_experts_on_ranks,
+)
 
 RESHARDED, KEPT = FSDP2(), FSDP2(reshard_after_forward=False)
 TWO_SIZES = Data(microbatches=(4, 8))
@@ -72,6 +87,9 @@ SHOWN = {
         [
             scenario(Pipeline(schedule=ZB), VIEWED, ONE_WEIGHT, VIEWED, sizes=(3,)),
             scenario(Pipeline(), ONE_WEIGHT, VIEWED, ONE_WEIGHT, sizes=(3,)),
+            scenario(Pipeline(schedule=ZB), ONE_WEIGHT, SENT, ONE_WEIGHT, sizes=(3,)),
+            scenario(Pipeline(schedule=ZB), ONE_WEIGHT, replace(RETURNED, shared=True), ONE_WEIGHT, sizes=(3,)),
+            with_experts_on_ranks(scenario(V_SHAPED, ONE_WEIGHT, replace(SENT, residual=True), ONE_WEIGHT, ONE_WEIGHT)),
         ],
     ),
 }

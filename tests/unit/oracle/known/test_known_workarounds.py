@@ -13,6 +13,7 @@ from equivcheck.oracle.known_issues.workarounds import no_inductor_cache, plain_
 from equivcheck.scenario import Adam, Compile, Implementation, Loss, Resume
 from equivcheck.strategies import scenarios
 from unit.campaign import fakes
+from unit.oracle.known.builders import ONE_WEIGHT, RETURNED, SENT, V_SHAPED, scenario, with_experts_on_ranks
 from unit.oracle.known.examples import SHOWN
 
 EAGER = fakes.scenario(steps=2)
@@ -80,3 +81,22 @@ def test_a_plain_implementation_is_in_no_graph() -> None:
     found = plain_implementation(replace(both(whole_step=True), training=training))
 
     assert found == replace(both(), training=replace(training, optimizer=Adam()))
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        scenario(V_SHAPED, ONE_WEIGHT, RETURNED, ONE_WEIGHT, ONE_WEIGHT),
+        with_experts_on_ranks(scenario(V_SHAPED, ONE_WEIGHT, SENT, ONE_WEIGHT, ONE_WEIGHT)),
+    ],
+    ids=["dispatched", "expert_parallel"],
+)
+def test_experts_add_their_input_and_return_no_view(shown: Scenario) -> None:
+    """Experts always send rows under expert parallelism, so a sum is the only way without a view."""
+    issue = next(issue for issue in all_known_issues() if issue.id == "split_backward_of_view")
+    avoided = issue.avoid(shown)
+    assert issue.could_show(shown)
+    assert avoided is not None
+    assert not issue.could_show(avoided)
+    assert avoided.layout == shown.layout
+    assert avoided.training.model.layers[1] == replace(shown.training.model.layers[1], residual=True)
