@@ -1,4 +1,4 @@
-"""Batches drawn by Hypothesis, which also shrinks the failure at the end of a batch."""
+"""Runs Hypothesis to draw batches of cases. If a case fails, Hypothesis shrinks it at the end of its batch."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ _SETTINGS = settings(
 
 
 class FaultShown(Exception):
-    """Raised by `take` to make Hypothesis shrink the current case.
+    """Exception with which `take` asks Hypothesis to shrink the current case.
 
-    Hypothesis tries smaller cases and keeps each raising case.
+    Hypothesis then passes smaller cases to `take`, and keeps the smallest case for which it raises.
     """
 
 
 class EndBatch(BaseException):
-    """Exception with which `take` ends the batch.
+    """Exception that `take` raises to end the batch.
 
     It derives from `BaseException`, because Hypothesis would shrink an `Exception`.
     """
 
 
 def run_batch(strategy: SearchStrategy[C], batch_seed: int, take: Callable[[C], None]) -> None:
-    """Pass drawn cases to `take` until the batch is full or `take` raises `EndBatch`.
+    """Draw cases from `strategy`, and call `take` with each. The batch ends if it is full, or if `take` raises `EndBatch`.
 
-    A case that raises `FaultShown` is shrunk.
+    If `take` raises `FaultShown`, its case is shrunk.
     """
     with contextlib.suppress(EndBatch, FaultShown, Flaky):
         for number in range(_BATCH // FRESH):
@@ -72,15 +72,15 @@ def _run_fresh(strategy: SearchStrategy[C], run_seed: int, take: Callable[[C], N
 
 
 def batch_seed(campaign_seed: int, *place: int) -> int:
-    """Derive the seed of a batch from the campaign's seed and `place`: worker number, process number and batch number."""
+    """Return a batch's seed. It depends on the campaign's seed and `place`: worker number, process number and batch number."""
     digest = hashlib.sha256(repr((campaign_seed, *place)).encode()).digest()
     return int.from_bytes(digest[:8], "big")
 
 
 def draw(plan: Plan, take: Callable[[Any], None]) -> float:
-    """Draw the cases of the campaign's first worker in this process, and pass them to `take` for the plan's seconds.
+    """Draw the same cases as the campaign's first worker, and call `take` with each, for `plan.seconds`.
 
-    Each case comes once a batch. Returns the seconds spent drawing.
+    Within a batch, equal cases count once. Returns the seconds spent on drawing.
     """
     started = time.monotonic()
     assert plan.strategy is not None

@@ -1,4 +1,7 @@
-"""Control of a campaign: a fault planted on purpose. If the check does not catch it, a clean result means nothing."""
+"""Controls: bugs that a campaign plants on purpose.
+
+If the check does not catch one, a campaign without findings proves nothing.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +44,9 @@ CheckWithFault = Callable[[Checkable, Any], CaseVerdict]
 
 
 def choose_control(plan: Plan) -> ControlRun | None:
-    """Choose a planted bug, the control, by the plan's seed.
+    """Choose the bug to plant on purpose (the control), by the plan's seed.
 
-    None if the plan has no controls, or if no control applies to its layouts.
+    Returns None if the plan has no controls, or if no control applies to its layouts.
     """
     candidates = plan.controls(plan) if plan.controls is not None else ()
     if not candidates:
@@ -53,7 +56,7 @@ def choose_control(plan: Plan) -> ControlRun | None:
 
 
 def applicable_mutants(plan: Plan) -> tuple[Mutant, ...]:
-    """Mutants for the plan's layouts. If possible, only mutants whose simplest layout is one of these layouts."""
+    """Mutants for the plan's layouts. Mutants whose simplest layout is among these are preferred."""
     from equivcheck.layouts.composition.registry import layout_names
     from equivcheck.mutants.registry import mutants_of
 
@@ -67,36 +70,36 @@ def applicable_mutants(plan: Plan) -> tuple[Mutant, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramFault:
-    """A planted bug in the execution of a tensor program on ranks."""
+    """A planted bug in the code that runs tensor programs on ranks."""
 
     name: str
-    """Name in `equivcheck.programs.run.faults`."""
+    """Name of the bug in `equivcheck.programs.run.faults`."""
     wrong: str
     """The mistake, in one sentence."""
     plant: type[DTensorTarget]
-    """Runs statements on ranks, with the fault."""
+    """Class that runs a program's statements on ranks, with the bug in it."""
     applies: Callable[[Any], bool] = lambda _program: True
-    """Returns True for all programs."""
+    """Function that says whether the bug can show in a program. It returns True for all programs."""
 
 
 def program_faults(plan: Plan) -> tuple[ProgramFault, ...]:  # noqa: ARG001
-    """All bugs that can be planted in tensor programs."""
+    """All bugs that can be planted in the code for tensor programs."""
     from equivcheck.programs.run.faults import FAULTS
 
     return tuple(ProgramFault(name=name, wrong=mistake_in(str(getdoc(target))), plant=target) for name, target in FAULTS.items())
 
 
 def applicable_faults(plan: Plan) -> tuple[Fault, ...]:
-    """Bugs for the plan's kinds of cases: mutants for trainings, program faults for tensor programs."""
+    """Bugs that the campaign can plant: mutants if it checks trainings, program faults if it checks tensor programs."""
     mutants = () if plan.strategy is None else applicable_mutants(plan)
     return (*mutants, *(() if plan.programs is None else program_faults(plan)))
 
 
 class ControlRun:
-    """Plants a bug in one case after another until the check catches it.
+    """Plants a bug in one case after another until a check catches it.
 
-    Some bugs show in few cases. If the campaign has a time limit, a bug that takes too long is replaced by the next bug. A short
-    campaign therefore ends with a caught control, unless the check misses everything.
+    Some bugs show in few cases. If the campaign has a time limit and a bug takes too long, it is replaced by the next one. So a
+    short campaign ends with a caught bug, unless the check misses every bug.
     """
 
     def __init__(self, plan: Plan, faults: Sequence[Fault]) -> None:
@@ -114,21 +117,24 @@ class ControlRun:
 
     @property
     def is_over(self) -> bool:
-        """Whether the bug was caught, or no more cases can be drawn."""
+        """Whether a check caught the bug, or no more cases can be drawn."""
         return self._control.caught or (self._drawn >= MAX_DRAWN and not self._waiting)
 
     @property
     def has_waiting(self) -> bool:
-        """Whether a case is ready for `step`."""
+        """Whether a drawn case waits for its check by `step`."""
         return bool(self._waiting)
 
     @property
     def result(self) -> Control:
-        """Current result of the control; it may change with each `step`."""
+        """Result so far: the bug, the checked cases, and whether a check caught it."""
         return self._control
 
     def is_due(self, seconds: float, *, is_late: bool = False) -> bool:
-        """Whether the control may take time now, after `seconds` of work. Late in a campaign, the answer is always yes."""
+        """Whether `step` should run now, after `seconds` of work in the campaign.
+
+        Late in the campaign (`is_late`), no share of the time is kept.
+        """
         has_time = is_late or self._seconds_before + self._control.seconds <= seconds * _SHARE
         return self.has_waiting and not self._control.caught and has_time
 
@@ -141,7 +147,7 @@ class ControlRun:
         self._drawn += _CHUNK
 
     def step(self, check: CheckWithFault) -> None:
-        """Check the next case."""
+        """Check the next drawn case with the planted bug. `check` runs the check."""
         clock = WorkClock()
         verdict = check(self._waiting.popleft(), self._fault.plant)
         self._control = replace(
@@ -157,7 +163,7 @@ class ControlRun:
 
 @singledispatch
 def cases_for(fault: Fault, plan: Plan) -> SearchStrategy[Any]:  # noqa: ARG001
-    """Return a strategy for the cases in which a bug is planted."""
+    """Return a strategy for cases in which this bug can be planted."""
     raise TypeError(f"fault {type(fault).__name__} is not valid: unknown class. Expected Mutant or ProgramFault")
 
 

@@ -1,4 +1,4 @@
-"""Events of a campaign for its listeners, and its summary."""
+"""Events that a campaign sends to its listeners, and the summary at its end."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from equivcheck.oracle.verdict.verdict import CaseVerdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptFinding:
-    """A finding from this campaign."""
+    """A finding in this campaign, as it was passed to the store."""
 
     fingerprint: str
-    """Finding's fingerprint: 12 hex digits, equal for verdicts with the same fault."""
+    """12 hex digits, equal for all verdicts with the same fault."""
     path: Path
-    """Folder of the finding; it does not exist if `kept` is `UNKEPT`."""
+    """The finding's folder. It does not exist if `kept` is `UNKEPT`."""
     verdict: CaseVerdict
-    """Verdict on the campaign's smallest case with this fault."""
+    """Verdict on the smallest case with this fault in this campaign."""
     kept: Kept
-    """`SEEN` if an earlier campaign left a case that is no larger."""
+    """Result of passing the verdict to the store. `SEEN`: the store already had a case that is no larger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeWork:
-    """Number of checks done by one cluster machine, and their time."""
+    """How many checks one cluster machine did, and how long it took."""
 
     name: str
     """The machine's name."""
     num_workers: int
     """Room for worker processes; 0 if the machine never took part."""
     num_checks: int
-    """Checks done."""
+    """How many checks the machine did."""
     seconds: float
-    """Seconds of the campaign until now, or until the machine was lost."""
+    """Seconds from the campaign's start until now, or until the machine was lost."""
     lost: str = ""
     """Text ``lost: ...`` or ``left out: ...`` with the reason; empty while the machine takes part."""
 
@@ -52,17 +52,17 @@ class NodeWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """The campaign starts its workers."""
+    """Event: the campaign starts its workers."""
 
     plan: Plan
     """The campaign's plan."""
     nodes: tuple[NodeWork, ...] = ()
-    """Cluster machines; empty for this machine."""
+    """Cluster machines; empty if the campaign runs on this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticked:
-    """Progress of the campaign. Listeners get it several times a second."""
+    """Event with the campaign's progress, sent several times a second."""
 
     seconds: float
     """Seconds of the budget spent so far; 0 while workers start."""
@@ -71,7 +71,7 @@ class Ticked:
     num_findings: int
     """Distinct findings so far."""
     nodes: tuple[NodeWork, ...] = ()
-    """Work done by each machine; empty for this machine."""
+    """Each cluster machine's work so far; empty if the campaign runs on this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +85,9 @@ class Summary:
     tally: Tally
     """Counts over all checks."""
     findings: tuple[KeptFinding, ...]
-    """Findings, oldest first."""
+    """The campaign's findings, oldest first."""
     store: Path
-    """The findings' folder."""
+    """Folder with stored findings."""
     interrupted: bool = False
     """Whether a signal stopped the campaign before its budget was spent."""
     broken: str = ""
@@ -95,15 +95,15 @@ class Summary:
     unkept: str = ""
     """Reason why some findings are only in this summary; empty if the store has all findings."""
     control: Control | None = None
-    """Result of the control. None if there was no control, or if the campaign ended before a decision."""
+    """Result of the bug planted on purpose. None if none was planted, or if the campaign ended before a decision."""
     num_cut_off: int = 0
-    """Workers stopped in the middle of a check, because the campaign was over."""
+    """How many workers were stopped in the middle of a check, because the campaign was over."""
     nodes: tuple[NodeWork, ...] = ()
-    """Work done by each machine; empty for this machine."""
+    """Each cluster machine's work; empty if the campaign ran on this machine."""
 
     @property
     def has_survivor(self) -> bool:
-        """Whether the control was not caught. A clean result then proves nothing."""
+        """Whether no check caught the bug planted on purpose. A campaign without findings then proves nothing."""
         return self.control is not None and not self.control.caught
 
 
@@ -113,7 +113,7 @@ Listener = Callable[[Event], None]
 
 
 class NodeWorks:
-    """Counts checks per machine, and notes when a machine is lost."""
+    """Counts the checks on each cluster machine, and remembers lost machines."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._nodes = nodes
@@ -121,22 +121,22 @@ class NodeWorks:
         self._lost_at: dict[str, float] = {}
 
     def count(self, name: str, num_checks: int) -> None:
-        """Count checks done on a machine."""
+        """Add `num_checks` to the checks done on the machine called `name`."""
         self._checks[name] += num_checks
 
     def lose(self, name: str, seconds: float) -> bool:
-        """Record that a machine was lost after `seconds`. Returns False if it was recorded before."""
+        """Record that a machine was lost, `seconds` after the campaign's start. Returns False if this was recorded before."""
         is_news = name not in self._lost_at
         self._lost_at.setdefault(name, seconds)
         return is_news
 
     @property
     def all_lost(self) -> bool:
-        """Whether no machine is left."""
+        """Whether all machines were lost."""
         return all(node.lost for node in self._nodes)
 
     def so_far(self, seconds: float) -> tuple[NodeWork, ...]:
-        """Work done by each machine after `seconds` in the campaign."""
+        """Return each machine's work, `seconds` after the campaign's start."""
         return tuple(
             NodeWork(
                 name=node.name,

@@ -1,4 +1,4 @@
-"""Findings of a campaign: written to the store as they come, and assigned to the workers that shrink them."""
+"""A campaign's findings: written to the store as they come, and assigned to workers for shrinking."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from equivcheck.oracle.verdict.verdict import CaseVerdict
 
 
 class KeptFindings:
-    """Findings of this campaign: the best case for each fingerprint."""
+    """The campaign's findings: for each fingerprint, the best case so far."""
 
     def __init__(self, store: FindingStore) -> None:
         self._store = store
@@ -28,15 +28,15 @@ class KeptFindings:
 
     @property
     def all(self) -> tuple[KeptFinding, ...]:
-        """Findings, oldest first."""
+        """All findings, oldest first."""
         return tuple(self._found.values())
 
     def verdict(self, mark: str) -> CaseVerdict:
-        """Verdict on the finding with this fingerprint."""
+        """Return the verdict on the finding with the fingerprint `mark`."""
         return self._found[mark].verdict
 
     def keep(self, verdict: CaseVerdict) -> KeptFinding | None:
-        """Keep a verdict that is new, has a smaller case, or has more information. Returns None for any other verdict."""
+        """Keep a failing verdict if it is new, has a better case, or adds information. Otherwise, return None."""
         mark = fingerprint(verdict)
         kept = self._stored(verdict)
         before = self._found.get(mark)
@@ -49,7 +49,7 @@ class KeptFindings:
         return self._found[mark]
 
     def try_again(self) -> None:
-        """Try again to write the findings that could not be written when they were found."""
+        """Try again to write findings, if they could not be written before."""
         self.unkept = ""
         for mark, finding in self._found.items():
             if finding.kept is Kept.UNKEPT:
@@ -70,27 +70,27 @@ Place = tuple[int, int]
 
 
 class Shrinkers:
-    """Table with each worker and the findings it shrinks."""
+    """Remembers which worker shrinks which finding, so that each finding is shrunk once."""
 
     def __init__(self) -> None:
         self._at: dict[str, Place] = {}
         self._left = deque[str]()
 
     def claim(self, mark: str, place: Place) -> bool:
-        """Reserve a finding for a worker to shrink. Returns False if another worker already has the finding."""
+        """Reserve the finding with the fingerprint `mark` for a worker. Returns False if another worker has it."""
         return self._at.setdefault(mark, place) == place
 
     def of(self, place: Place) -> tuple[str, ...]:
-        """Fingerprints of the findings that a worker shrinks or has shrunk."""
+        """Return the fingerprints of the findings that a worker shrinks or has shrunk."""
         return tuple(mark for mark, other in self._at.items() if other == place)
 
     def leave(self, mark: str) -> None:
-        """Release a fingerprint for the next worker to find it or to call `take`."""
+        """Release a finding, because its worker is lost. Another worker gets it by finding it, or from `take`."""
         del self._at[mark]
         self._left.append(mark)
 
     def take(self, place: Place) -> str | None:
-        """Reserve, for a worker, the finding that has been free the longest.
+        """Reserve the finding that was released first for a worker.
 
         Returns its fingerprint, or None if no finding is free.
         """

@@ -1,4 +1,4 @@
-"""Plan of a campaign: its budget, its strategies and its check."""
+"""The plan of a campaign: its budget, its strategies and its check."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ USUAL_CHECK_SECONDS = 0.25
 
 
 class Fault(Protocol):
-    """A bug that a control plants."""
+    """Protocol for a bug planted on purpose."""
 
     @property
     def name(self) -> str:
-        """Unique name."""
+        """Name of the bug, unique among all bugs."""
 
     @property
     def wrong(self) -> str:
@@ -36,15 +36,15 @@ class Fault(Protocol):
 
     @property
     def applies(self) -> Callable[[Any], bool]:
-        """Whether the bug changes anything in a case."""
+        """Function that says whether the planted bug changes anything in a case."""
 
     @property
     def plant(self) -> Any:
-        """Value for the check's `alter`."""
+        """The bug, as the argument `alter` of a check."""
 
 
 class Check(Protocol):
-    """Function that checks generated cases."""
+    """Protocol for the function that checks generated cases."""
 
     def __call__(  # noqa: PLR0913 - options, all by keyword
         self,
@@ -64,7 +64,7 @@ class Check(Protocol):
 
 
 def oracle_check(case: Checkable, /, **options: Any) -> CaseVerdict:
-    """Call `check_case`. It is imported here so that other imports do not import torch."""
+    """Check a case with `check_case`. It is imported inside this function, because the import of torch is slow."""
     from equivcheck.checking.cases import check_case
 
     return check_case(case, **options)
@@ -82,7 +82,10 @@ def explaining_check(case: Checkable, /, *, deadline: float, alter: Any = None, 
 
 
 def generated_scenarios(plan: Plan) -> SearchStrategy[Scenario]:
-    """Strategy for scenarios of the plan's layouts. A few scenarios are compiled, and one in nine resumes from a checkpoint."""
+    """Return a strategy for scenarios with the plan's layouts.
+
+    A few scenarios are compiled, and one in nine resumes from a checkpoint.
+    """
     from equivcheck.strategies import executions, scenarios
     from equivcheck.strategies.layout import IN_SIXTY
     from equivcheck.strategies.scenario import MORE_RESUMES
@@ -96,14 +99,14 @@ def generated_scenarios(plan: Plan) -> SearchStrategy[Scenario]:
 
 
 def frontier_scenarios(plan: Plan) -> SearchStrategy[Scenario]:
-    """Strategy for scenarios with the plan's layouts, possibly violating torch's known limits."""
+    """Return a strategy for scenarios with the plan's layouts, some of them beyond torch's known limits."""
     from equivcheck.strategies import frontier
 
     return frontier(layouts=plan.layouts or None, max_ranks=plan.max_ranks)
 
 
 def generated_programs(plan: Plan, *, operations: Collection[str] = ()) -> SearchStrategy[TensorProgram]:
-    """Strategy for tensor programs, with the given operations or with any."""
+    """Return a strategy for tensor programs. If `operations` are given, programs contain only these."""
     from equivcheck.strategies import programs
 
     return programs(max_ranks=max(2, plan.max_ranks), operations=sorted(operations))
@@ -111,42 +114,47 @@ def generated_programs(plan: Plan, *, operations: Collection[str] = ()) -> Searc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A campaign's budget and strategies. Workers receive it pickled. Raises `UsageError` for an invalid field."""
+    """A campaign's budget and strategies. Raises `UsageError` for an invalid field.
+
+    Workers receive a pickled plan.
+    """
 
     seed: int
     """Campaign seed, at least 0. With the worker's number, it determines all random draws of that worker."""
     seconds: float = math.inf
-    """Time budget, above 0. It starts when all workers are ready."""
+    """Time budget, above 0. The time starts when all workers are ready."""
     num_checks: int | None = None
-    """Number of checks, at least 1; None for no maximum. Shrinking, and checks ignoring torch's limits, do not count."""
+    """Number of checks, at least 1; None for no maximum. Checks for shrinking, and checks beyond limits, do not count."""
     num_workers: int = 1
-    """Worker processes, at least 1."""
+    """How many worker processes run, at least 1."""
     world: str = "sim"
     """World in which the ranks run."""
     layouts: tuple[str, ...] = ()
-    """Tags of the parallelisms to draw from; empty for all."""
+    """Names of parallelisms for the drawn layouts; empty for all."""
     max_ranks: int = MAX_RANKS
-    """Maximum ranks per case, 1 to 8."""
+    """Maximum number of ranks in a case, 1 to 8."""
     deadline: float = 30.0
-    """Seconds for which ranks may be idle, or compute without communicating, before they count as hung (`Patience`)."""
+    """Seconds of waiting, or of computing without communication, after which ranks count as hung (`Patience`)."""
     stuck_seconds: float = 180.0
-    """Seconds for which a worker may be idle, or compute, without ending a check; compile time is added. Must be above
-    `deadline`."""
+    """Seconds of waiting or computing within one check, after which a worker counts as stuck. Compile time is added. Must be
+    above `deadline`.
+    """
     shrink_seconds: float = 20.0
-    """Seconds of work (`WorkClock`) for shrinking one finding, without its last check."""
+    """Seconds of work (`WorkClock`) for shrinking one finding. The last check is not included."""
     confirm: bool = True
-    """Whether a shrunk finding runs once more in gloo, if it comes from another world."""
+    """Whether a shrunk finding from another world is run once more in gloo."""
     check: Check = oracle_check
-    """Check for each case; picklable."""
+    """Function that checks each case. It must be picklable."""
     strategy: Callable[[Plan], SearchStrategy[Any]] | None = generated_scenarios
-    """Strategy for scenarios; picklable; None if no scenarios are checked."""
+    """Function that returns the strategy for scenarios, picklable; None if the campaign checks no scenarios."""
     programs: Callable[[Plan], SearchStrategy[Any]] | None = None
-    """Strategy for tensor programs; picklable; None if no programs are checked."""
+    """Function that returns the strategy for tensor programs, picklable; None if the campaign checks no tensor programs."""
     frontier: Callable[[Plan], SearchStrategy[Scenario]] | None = None
-    """Strategy for scenarios possibly violating torch's limits, used in one batch in ten; picklable.
-    None to check no such scenarios."""
+    """Function that returns the strategy for scenarios beyond limits, picklable. It is used in one batch in ten. None if the
+    campaign checks no such scenarios.
+    """
     controls: Callable[[Plan], Sequence[Fault]] | None = None
-    """Faults to choose the control from; picklable; None for no control."""
+    """Function that returns bugs, picklable. The campaign plants one of them on purpose. None to plant no bug."""
 
     def __post_init__(self) -> None:
         low = {"seconds": 0.0, "seed": -1, "num_workers": 0, "max_ranks": 0, "deadline": 0.0, "shrink_seconds": -1.0}
@@ -166,7 +174,7 @@ class Plan:
             raise UsageError(f"Plan.stuck_seconds {self.stuck_seconds} is not valid: too low. Expected {expected}")
 
     def checks_of(self, worker: int) -> float:
-        """Number of checks for the worker with this number; infinite if only the time ends the campaign."""
+        """Return how many checks worker number `worker` runs; infinity if only the time ends the campaign."""
         if self.num_checks is None:
             return math.inf
         each, more = divmod(self.num_checks, self.num_workers)
@@ -174,9 +182,12 @@ class Plan:
 
     @property
     def expected_seconds(self) -> float:
-        """Expected working time for one worker."""
+        """Expected working time of one worker, in seconds."""
         return min(self.seconds, self.checks_of(0) * USUAL_CHECK_SECONDS)
 
     def with_more_time(self) -> Plan:
-        """Return the plan with twice the time per check, to confirm failures that too little time may have caused."""
+        """Return the plan with twice the time for each check.
+
+        A second check with this plan tells whether too little time caused a failure.
+        """
         return replace(self, deadline=2 * self.deadline, stuck_seconds=2 * self.stuck_seconds)

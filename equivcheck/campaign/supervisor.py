@@ -49,10 +49,11 @@ _QUIET_SECONDS, _FAILED_SECONDS = 3.0, 17.0
 def fuzz(
     plan: Plan, store: FindingStore, listeners: Sequence[Listener] = (), crew: CampaignWorkers[Any] | None = None
 ) -> Summary:
-    """Check generated cases until the plan's time is up, and keep the failures. The default `crew` runs on this machine.
+    """Check generated cases until the plan's time is up, and store the failures.
 
-    SIGINT or SIGTERM ends the campaign early with a summary; a second signal raises `KeyboardInterrupt`. Raises `StoreFailed` if
-    the store cannot be written at the start. Findings that cannot be kept later are only in the summary.
+    By default, workers run on this machine; `crew` replaces them. SIGINT or SIGTERM ends the campaign early with a summary; a
+    second signal raises `KeyboardInterrupt`. Raises `StoreFailed` if the store cannot be written at the start. Findings that
+    cannot be stored later are only in the summary.
     """
     store.require_writable()
     with Interruption() as interruption:

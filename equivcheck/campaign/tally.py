@@ -1,4 +1,4 @@
-"""Counts of checks, and histograms: workers send them, the supervisor adds them up."""
+"""Counts of checks, and histograms. Workers send them, and the supervisor adds them up."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """Number of values added."""
+        """How many numbers were added."""
         return self._buckets.total()
 
     @property
     def buckets(self) -> list[tuple[float, int]]:
-        """Middle and count for each bucket, smallest first."""
+        """Return the middle of each bucket with its count, smallest first."""
         return [(_middle(bucket), number) for bucket, number in sorted(self._buckets.items())]
 
     def quantile(self, share: float) -> float:
-        """The smallest value that a share (0 to 1) of all numbers does not exceed; NaN if no numbers were added."""
+        """Return the smallest value that at least a share (0 to 1) of the numbers does not exceed; NaN if there are none."""
         left = share * self.count
         for bucket, number in sorted(self._buckets.items()):
             left -= number
@@ -69,57 +69,57 @@ def _middle(bucket: int) -> float:
 
 @dataclass(slots=True)
 class Tally:
-    """Counted results from some checks."""
+    """Counts of checks by outcome, with durations, errors and coverage."""
 
     outcomes: Counter[tuple[str, Outcome]] = field(default_factory=Counter)
-    """Number of checks, by layout name (or `tensor_program`) and outcome."""
+    """How many checks there were for each layout name (or `tensor_program`) and outcome."""
     durations: dict[str, Histogram] = field(default_factory=dict)
-    """Seconds per check, by the same names."""
+    """Seconds for each check, by the same names."""
     errors: dict[tuple[str, ...], Histogram] = field(default_factory=dict)
-    """Largest error in each equivalent check, relative to tolerance, by the case's names: layout and optimizer."""
+    """Largest error in each equivalent check, relative to tolerance, by layout and optimizer."""
     beyond: Counter[Outcome] = field(default_factory=Counter)
-    """Checks ignoring torch's limits, by outcome. Apart from findings, no other count includes them."""
+    """Checks beyond limits, by outcome. Apart from findings, no other count includes them."""
     known: Counter[str] = field(default_factory=Counter)
-    """Checks with a known upstream issue, by its id."""
+    """How many checks showed each known issue, by its id."""
     decided: Counter[str] = field(default_factory=Counter)
-    """Checks that could show a known issue and decided whether it shows, by its id."""
+    """How many checks gave an answer whether a known issue still exists, by its id."""
     avoided: Counter[str] = field(default_factory=Counter)
-    """Checks changed to avoid a known issue, by its id."""
+    """How many checks were changed to avoid a known issue, by its id."""
     reasons: Counter[tuple[Outcome, str]] = field(default_factory=Counter)
-    """Reasons for inconclusive, unsupported and partly undecided checks, with numbers blurred."""
+    """Reasons of inconclusive, unsupported and partly undecided checks, each with its count. Numbers in reasons are replaced."""
     fingerprints: Counter[str] = field(default_factory=Counter)
-    """Checks per finding, by fingerprint."""
+    """How many checks showed each finding, by its fingerprint."""
     slowest_seconds: float = 0.0
     """Duration of the slowest check."""
     slowest: Checkable | None = None
-    """Case of the slowest check; None before the first check."""
+    """Case in the slowest check; None before the first check."""
     nearest_error: float = 0.0
-    """Largest error in an equivalent check, relative to tolerance. An error above 1 would be a divergence."""
+    """Largest error in an equivalent check, relative to tolerance. A check with an error above 1 has diverged."""
     nearest: Checkable | None = None
-    """Case with the largest error; None before the first equivalent check."""
+    """Case with this error; None before the first equivalent check."""
     reach: Reach = field(default_factory=Reach)
     """Feature pairs in the checked scenarios."""
     signatures: set[str] = field(default_factory=set)
-    """Signatures of the ranks' work in trainings: consecutive calls, and DTensor's operations by placement."""
+    """Signatures of the ranks' work in trainings: consecutive collective calls, and DTensor operations with placements."""
     programs: ProgramReach = field(default_factory=ProgramReach)
     """Operations and placements in the checked tensor programs."""
     not_repeated: int = 0
-    """Failures that did not repeat when the same case ran by itself. The machine caused them, so no other count includes them."""
+    """Failures not repeated when the same case ran alone. The machine caused them, so no other count includes them."""
     num_shrinking: int = 0
-    """Checks spent on shrinking. No other count includes them."""
+    """How many checks were spent on shrinking. No other count includes them."""
 
     @property
     def num_checks(self) -> int:
-        """Checks, without those spent on shrinking."""
+        """How many checks ran. Those spent on shrinking do not count."""
         return self.outcomes.total()
 
     @property
     def num_undecided(self) -> int:
-        """How many checks are equivalent up to some step and undecided afterwards."""
+        """How many checks are equivalent up to some step, and undecided afterwards."""
         return sum(number for (outcome, _), number in self.reasons.items() if outcome is Outcome.EQUIVALENT)
 
     def errors_of(self, name: str | None = None) -> Histogram:
-        """Errors in equivalent checks for one layout or optimizer, or for all."""
+        """Return the errors in equivalent checks, for the layout or optimizer called `name`, or for all."""
         found = Histogram()
         for names, errors in self.errors.items():
             if name is None or name in names:
@@ -127,7 +127,11 @@ class Tally:
         return found
 
     def add(self, verdict: CaseVerdict, seconds: float, *, decided: Collection[str] = (), avoided: Collection[str] = ()) -> None:
-        """Count a check with its duration in seconds. `decided` and `avoided` are ids of known issues."""
+        """Count a verdict, and the check's duration in seconds.
+
+        `decided` has the ids of known issues about which this check gives an answer. `avoided` has the ids of those for which its
+        case was changed.
+        """
         if verdict.beyond:
             self.beyond[verdict.outcome] += 1
             return

@@ -18,27 +18,27 @@ from equivcheck.worlds.workers.link import SupervisorLink
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """First message to the bridge: connect to this cluster."""
+    """First message to the bridge process: connect to a Ray cluster."""
 
     address: str
-    """``auto``, or host and port of the cluster's head."""
+    """``auto``, or ``host:port`` of the cluster's head."""
     num_workers: int | None
-    """Worker processes per node; None for one per core."""
+    """Worker processes on each node; None for one on each core."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Message to a node: start a worker process."""
+    """Order to a node: start a worker process."""
 
     plan: Plan
-    """Plan for the worker."""
+    """The campaign's plan, for the worker."""
     place: tuple[int, int]
     """Worker number and process number, unique in the campaign."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tell:
-    """Message to a node: pass a message on to a worker."""
+    """Order to a node: pass a message on to one of its workers."""
 
     place: tuple[int, int]
     """Worker number and process number."""
@@ -48,7 +48,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remove:
-    """Message to a node: kill a worker."""
+    """Order to a node: kill one of its workers."""
 
     place: tuple[int, int]
     """Worker number and process number."""
@@ -59,30 +59,30 @@ Order = Start | Tell | Remove
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ordered:
-    """Message to the bridge: an order for a node."""
+    """Message to the bridge process: pass an order on to a node."""
 
     node: str
-    """Addressed node."""
+    """Name of the node."""
     order: Order
-    """Order for the node."""
+    """Start a worker, kill a worker, or pass a message on to a worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connected:
-    """Message from the bridge: the cluster has answered, and its nodes are being asked."""
+    """Message from the bridge process: the cluster has answered, and its nodes are being asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """Message from the bridge: the nodes are ready."""
+    """Message from the bridge process: the nodes are ready to start workers."""
 
     nodes: tuple[Node, ...]
-    """All nodes with cores. Nodes that cannot take part count as lost."""
+    """All nodes with cores. If a node cannot take part, it counts as lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoCluster:
-    """Last message from the bridge if the cluster cannot be used."""
+    """Last message from the bridge process if the cluster cannot be used."""
 
     why: str
     """Reason in one line."""
@@ -103,21 +103,27 @@ Answer = tuple[WorkerMessage, ...] | NodeLost
 
 
 class Cluster(Protocol):
-    """Machines in a cluster. Each node has at most one exchange of messages at a time."""
+    """Protocol for the nodes of a cluster.
+
+    The bridge has at most one exchange (orders and their answers) with each node at a time.
+    """
 
     @property
     def names(self) -> Sequence[str]:
         """Names of the nodes in use."""
 
     def begin(self, name: str, orders: Sequence[Order]) -> None:
-        """Begin an exchange of messages: send orders to a node."""
+        """Send orders to the node called `name`. This begins an exchange; `answers` ends it."""
 
     def answers(self) -> Iterator[tuple[str, Answer]]:
-        """Wait briefly, and yield the exchanges that end in this time. After its `NodeLost`, a node must get no more orders."""
+        """Wait briefly, and yield the name and the answer of each node whose exchange has ended.
+
+        After the answer `NodeLost`, a node must get no more orders.
+        """
 
 
 def relay(link: SupervisorLink, cluster: Cluster) -> None:
-    """Pass on orders and messages until the campaign stops or all nodes are lost."""
+    """Pass orders from the campaign to the nodes, and messages back, until the campaign stops or all nodes are lost."""
     waiting = defaultdict[str, list[Order]](list)
     left = set(cluster.names)
     for name in left:

@@ -1,4 +1,4 @@
-"""Workers on cluster nodes, as a campaign's supervisor sees them."""
+"""Worker processes on cluster nodes, with the same interface as worker processes on this machine."""
 
 from __future__ import annotations
 
@@ -42,35 +42,38 @@ _END_SECONDS = 10.0
 
 
 class ClusterFailed(EquivCheckError):
-    """No cluster can be used."""
+    """No cluster answers, or none of its nodes can be used. The text says why."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RemoteWorker:
-    """A worker process on a node; see `Worker`."""
+    """A worker process on a cluster node, with the interface of `Worker`."""
 
     bridge: WorkerProcess
-    """Bridge process to which messages for the worker are sent."""
+    """Bridge process, through which messages are sent to the worker."""
     node: str
-    """Name of the machine."""
+    """Name of the node."""
     place: tuple[int, int]
-    """Worker number, and the number of processes that this worker has had before."""
+    """Worker number, and how many processes this worker has had before."""
     suspect: CaseVerdict | None
-    """Verdict to check again in its own process; None if the worker draws cases."""
+    """A failed verdict to check again in this process; None if the worker draws cases."""
     done: bool = False
     """Whether the worker has sent its last message."""
 
     def send(self, message: object) -> None:
-        """Send a message to the worker."""
+        """Send a message to the worker, through the bridge process and the node."""
         self.order(Tell(place=self.place, message=message))
 
     def order(self, order: Order) -> None:
-        """Send an order about this worker to its node."""
+        """Send an order about this worker to its node, such as to kill it."""
         self.bridge.send(Ordered(node=self.node, order=order))
 
 
 class ClusterWorkers:
-    """Workers on the nodes behind a bridge; see `CampaignWorkers`. Raises `ClusterFailed` if no node can be used."""
+    """A campaign's workers on cluster nodes, with the interface of `CampaignWorkers`.
+
+    Raises `ClusterFailed` if no node can be used.
+    """
 
     def __init__(self, bridge: WorkerProcess, address: str) -> None:
         self._bridge = bridge
@@ -101,14 +104,14 @@ class ClusterWorkers:
         return any(self._room_of(node) > 0 for node in self.nodes if not node.lost)
 
     def start(self, plan: Plan, place: tuple[int, int], suspect: CaseVerdict | None = None) -> None:
-        """Start a worker on the node with the most room."""
+        """Start a worker on the node with the most free cores. `place` and `suspect` are fields in `RemoteWorker`."""
         node = max((node for node in self.nodes if not node.lost), key=self._room_of)
         worker = RemoteWorker(bridge=self._bridge, node=node.name, place=place, suspect=suspect)
         self.workers.append(worker)
         worker.order(Start(plan=plan, place=place))
 
     def messages(self) -> Iterator[tuple[RemoteWorker, Any]]:
-        """Wait briefly and yield messages with their workers; see `CampaignWorkers.messages`."""
+        """Wait briefly, and yield each new message with the worker that sent it."""
         message: Any = None
         wait = _TICK
         while not isinstance(message, Ended) and self._bridge.poll(wait):
@@ -116,7 +119,7 @@ class ClusterWorkers:
             yield from self._split(message)
 
     def remove(self, worker: RemoteWorker) -> None:
-        """Kill a worker and drop its messages."""
+        """Kill a worker, and ignore its messages from now on."""
         worker.order(Remove(place=worker.place))
         self.workers.remove(worker)
 
@@ -174,7 +177,7 @@ def _last_line(bridge: WorkerProcess, otherwise: str) -> str:
 
 
 def connect_ray(address: str, num_workers: int | None = None) -> ClusterWorkers:
-    """Connect to a Ray cluster, with `num_workers` workers per node or one per core.
+    """Connect to a Ray cluster. Each node runs `num_workers` workers, or one on each core if this is None.
 
     Raises `UsageError` for an invalid address or if Ray is not installed, and `ClusterFailed` if no cluster can be used.
     """

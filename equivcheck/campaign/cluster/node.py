@@ -14,13 +14,13 @@ _ANSWER_SECONDS = 0.2
 
 
 class NodeServer:
-    """Starts workers on this cluster machine. Workers end with this object and with its process."""
+    """Starts and serves a campaign's workers on one cluster node. The workers end with this object and with its process."""
 
     def __init__(self) -> None:
         self._crew = LocalWorkers()
 
     def exchange(self, orders: Sequence[Order]) -> tuple[WorkerMessage, ...]:
-        """Carry out orders, and return the messages that workers send in the meantime."""
+        """Carry out the orders, and return the workers' messages since the last call."""
         for order in orders:
             self._obey(order)
         messages: list[WorkerMessage] = []
@@ -30,7 +30,7 @@ class NodeServer:
         return tuple(messages)
 
     def close(self) -> None:
-        """Kill all workers and the process they are forked from."""
+        """Kill all workers on this node, and the process from which they are forked."""
         for worker in list(self._crew.workers):
             self._crew.remove(worker)
         with self._crew:

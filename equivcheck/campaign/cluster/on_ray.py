@@ -1,4 +1,4 @@
-"""Ray backend: one actor per node with cores. No other module imports Ray."""
+"""Runs campaigns on Ray, with one actor on each node with cores. No other module imports Ray."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CLOSE_SECONDS = 3.0
 
 
 def main(fd: int) -> None:
-    """Serve the campaign at the other end of `fd`."""
+    """Run the bridge process: connect to Ray, and relay messages for the campaign at the other end of the socket `fd`."""
     link = SupervisorLink(fd)
     try:
         cluster = _connected(link.task, link)
@@ -46,7 +46,7 @@ def main(fd: int) -> None:
 
 
 class RayCluster:
-    """Cluster with one Ray actor per node; see `Cluster`."""
+    """A Ray cluster with one actor on each node, with the interface of `Cluster`."""
 
     def __init__(self, actors: dict[str, Any]) -> None:
         self._actors = actors
@@ -58,11 +58,11 @@ class RayCluster:
         return tuple(self._actors)
 
     def begin(self, name: str, orders: Sequence[Order]) -> None:
-        """Begin an exchange of messages with a node."""
+        """Send orders to the node called `name`. This begins an exchange; `answers` ends it."""
         self._running[self._actors[name].exchange.remote(orders)] = name
 
     def answers(self) -> Iterator[tuple[str, Answer]]:
-        """Wait briefly, and yield the exchanges that end in this time."""
+        """Wait briefly, and yield the name and the answer of each node whose exchange has ended."""
         first, others = ray.wait(list(self._running), timeout=_TICK)
         more, _ = ray.wait(others, num_returns=len(others), timeout=0) if others else ([], [])
         for ended in (*first, *more):

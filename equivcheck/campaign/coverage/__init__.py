@@ -1,1 +1,1 @@
-"""Coverage: pairs of features in generated scenarios, and the possible pairs."""
+"""Coverage: drawn pairs of features, and possible pairs."""

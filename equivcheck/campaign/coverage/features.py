@@ -1,4 +1,4 @@
-"""Features of a scenario, read from the fields of its dataclasses. A new field is a new feature without registration."""
+"""Features of a scenario: the values of its dataclass fields. A new field counts as a new feature without registration."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Feature:
-    """One value of a field in a scenario class, or one bucket for several values."""
+    """One value in one field of a scenario, such as ``bias False`` in a linear layer. Several numbers may share one feature."""
 
     part: str
-    """Part of the scenario with the class: ``training.optimizer``, ``layout.parallelisms``, ``resume`` ..."""
+    """Part of the scenario that contains the field: ``training.optimizer``, ``layout.parallelisms``, ``resume`` ..."""
     noun: str
     """Class with the field's declaration, so subclasses share the feature. A parallelism counts as its own class."""
     field: str
-    """Field name; followed by ``[]`` for the elements of a tuple."""
+    """Field name, followed by ``[]`` for a tuple's elements."""
     value: str
-    """Value as code, or its bucket: 0, 1, 2 and 3+ for integers and lengths, else `default`, 0 or `other`."""
+    """The value as code, or its range: 0, 1, 2 and 3+ for integers and lengths, else `default`, 0 or `other`."""
 
     def __str__(self) -> str:
         return f"{self.part} {self.noun}.{self.field} {self.value}"
 
 
 def features(scenario: Scenario) -> frozenset[Feature]:
-    """All features in a scenario."""
+    """Return all features in a scenario: the values in its fields."""
     return frozenset(feature for feature, _ in located_features(scenario))
 
 
 def located_features(scenario: Scenario) -> Iterator[tuple[Feature, Path]]:
-    """Yield each feature with its path. Seeds and constant fields are left out.
+    """Yield each feature of a scenario, with the path to its field. Seeds and constant fields are left out.
 
     In a resumed scenario, the first layout counts only by name, because its options also occur as final layouts of other
     scenarios.

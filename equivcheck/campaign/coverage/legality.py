@@ -1,4 +1,4 @@
-"""Search for the feature pairs that one scenario can have.
+"""Finds the feature pairs that one scenario can have.
 
 Pairs in drawn scenarios are legal. For any other pair, this module takes examples with one feature and copies the other feature
 into them: first the field, then the noun around it, and so on. It repairs the result as the strategies do. The pair is legal if
@@ -25,7 +25,7 @@ KEPT_EXAMPLES = 4
 
 
 class Examples:
-    """A few scenarios per feature, with different layouts if possible. Also knows all pairs of features seen together."""
+    """A few example scenarios for each feature, and all pairs of features found together in a scenario."""
 
     def __init__(self) -> None:
         self._kept: dict[Feature, dict[str, Scenario]] = {}
@@ -33,7 +33,7 @@ class Examples:
         self._layouts: dict[Feature, set[str]] = {}
 
     def add(self, scenario: Scenario) -> None:
-        """Note a scenario's features, and keep the scenario if one of its features has too few examples."""
+        """Count a scenario's features, and keep the scenario if one of its features has too few examples."""
         found = features(scenario)
         for feature in found:
             self._beside.setdefault(feature, set()).update(found)
@@ -43,15 +43,15 @@ class Examples:
                 kept.setdefault(scenario.layout.name, scenario)
 
     def of(self, feature: Feature) -> Iterable[Scenario]:
-        """Return the kept scenarios with a feature."""
+        """Return the example scenarios with this feature."""
         return self._kept.get(feature, {}).values()
 
     def came_together(self, one: Feature, other: Feature) -> bool:
-        """Whether any scenario had both features."""
+        """Whether any added scenario had both features."""
         return other in self._beside[one]
 
     def pairs_never_drawn(self) -> list[tuple[Feature, Feature]]:
-        """Return pairs that never occurred together, although some layout had both features in different scenarios."""
+        """Return the pairs found in no scenario, although both features occurred in one layout."""
         pairs = combinations(sorted(self._beside), 2)
         return [
             pair
@@ -61,12 +61,12 @@ class Examples:
 
     @property
     def legal(self) -> Pairs:
-        """Pairs of features found in a scenario."""
+        """Pairs of features found together in an added scenario."""
         return pairs_of(self._beside, [(one, other) for one, beside in self._beside.items() for other in beside if one < other])
 
 
 def witness(one: Feature, other: Feature, examples: Examples) -> Scenario | None:
-    """Find a supported scenario that has both features. Returns None if no example can have both."""
+    """Return a supported scenario with both features. Returns None if none can be made from the examples."""
     if _is_same_field(one, other):
         return None
     for first, second in product(examples.of(one), examples.of(other)):

@@ -1,4 +1,4 @@
-"""Sets of feature pairs, and the shipped table with the legal pairs."""
+"""Sets of feature pairs, and the package's table of legal pairs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ TABLE = "legal_pairs.json"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pairs:
-    """Feature pairs as a symmetric bit matrix: bit j in row i says if features i and j form a pair."""
+    """A set of feature pairs, as a symmetric bit matrix: bit j in row i says if features i and j form a pair."""
 
     features: tuple[Feature, ...]
-    """Features, numbered by their position."""
+    """All features. A feature's number is its position."""
     rows: tuple[int, ...]
-    """One row per feature."""
+    """One row of bits for each feature."""
 
     @property
     def count(self) -> int:
@@ -30,13 +30,13 @@ class Pairs:
         return sum(row.bit_count() for row in self.rows) // 2
 
     def of(self, feature: int) -> Iterator[int]:
-        """Yield the numbers of all features that form a pair with a feature."""
+        """Yield the number of each feature that forms a pair with feature number `feature`."""
         row = self.rows[feature]
         return (other for other in range(len(self.features)) if row >> other & 1)
 
 
 def pairs_of(features: Iterable[Feature], pairs: Iterable[tuple[Feature, Feature]]) -> Pairs:
-    """Build a set from feature pairs."""
+    """Build a set of pairs. `features` are all features, also those without a pair."""
     order = tuple(sorted(features))
     numbers = {feature: number for number, feature in enumerate(order)}
     rows = [0] * len(order)
@@ -48,20 +48,20 @@ def pairs_of(features: Iterable[Feature], pairs: Iterable[tuple[Feature, Feature
 
 @cache
 def legal_pairs() -> Pairs:
-    """Pairs of shipped features that one scenario can have."""
+    """Pairs of features that one scenario can have, read from the table in the package."""
     table = json.loads(files(__package__).joinpath(TABLE).read_text(encoding="utf-8"))
     return Pairs(tuple(Feature(*names) for names in table["features"]), tuple(int(row, 16) for row in table["pairs"]))
 
 
 def format_pairs(pairs: Pairs) -> str:
-    """Format a set of pairs as the table that `legal_pairs` reads."""
+    """Return the text that `legal_pairs` reads: a table with these pairs."""
     rows = [[feature.part, feature.noun, feature.field, feature.value] for feature in pairs.features]
     lines = ",\n".join(json.dumps(row) for row in rows), ",\n".join(json.dumps(f"{row:x}") for row in pairs.rows)
     return '{{\n"features": [\n{}\n],\n"pairs": [\n{}\n]\n}}\n'.format(*lines)
 
 
 class ModelFamily(PrintableEnum):
-    """Kinds of model inputs, most demanding first."""
+    """Kind of model input that a feature needs, most demanding first."""
 
     TOKENS = "tokens"
     SEQUENCES = "sequences"
@@ -79,7 +79,7 @@ _OF_ANY_MODEL = {"None", "NOT_IN_PLAN", "LINEAR_MEAN", "LINEAR_SUM", "MSE_MEAN",
 
 
 def family_of(feature: Feature) -> ModelFamily:
-    """Return a feature's only possible model family. The result is `rows` if all models can have the feature."""
+    """Return the kind of model input that a feature needs. It is `ROWS` if all models can have the feature."""
     chosen = (feature.noun, feature.field) in _CHOSEN and feature.value.rpartition(".")[2] not in _OF_ANY_MODEL
     if chosen or feature.noun in _OF_TOKENS:
         return ModelFamily.TOKENS
@@ -88,7 +88,7 @@ def family_of(feature: Feature) -> ModelFamily:
 
 
 def by_families(pairs: Pairs) -> dict[ModelFamily, int]:
-    """Pairs per family, counted. A pair belongs to tokens if one of its features does, else to sequences if one of them does."""
+    """Count the pairs for each kind of model input. Each pair counts for its more demanding feature."""
     order = tuple(ModelFamily)
     families = [order.index(family_of(feature)) for feature in pairs.features]
     masks = [sum(1 << number for number, family in enumerate(families) if family == each) for each in range(len(order))]

@@ -1,4 +1,4 @@
-"""Operations in tensor programs, with the placements of their arguments."""
+"""Counts operations in tensor programs, with the placements of their arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ Place = tuple[str, int, str]
 
 
 class ProgramReach:
-    """Operations with argument placements that checks have reached. The object is small enough to send between processes."""
+    """The operations in checked tensor programs, with their arguments' placements.
+
+    The object is small enough to send between processes.
+    """
 
     def __init__(self) -> None:
         self.num_programs = 0
@@ -25,40 +28,43 @@ class ProgramReach:
         """Statements refused by all ranks, per operation."""
 
     def add(self, program: TensorProgram, *, leaving_out: tuple[int, ...] = ()) -> None:
-        """Count a program, without the statements in `leaving_out`."""
+        """Count the operations in a program. `leaving_out` are indices of statements to skip."""
         self.num_programs += 1
         self.places.update(places_of(program, leaving_out=leaving_out))
 
     def add_checked(self, verdict: ProgramVerdict) -> None:
-        """Count a checked program, without the statements that did not apply."""
+        """Count the operations in a checked program, and those refused by all ranks.
+
+        Statements are left out if they could not be applied.
+        """
         self.add(verdict.program, leaving_out=verdict.clones)
         statements = verdict.program.statements
         refused = [statements[each.statement] for each in verdict.refusals if each.statement >= 0]
         self.refused.update(each.name for each in refused if isinstance(each, Operation))
 
     def gain(self, program: TensorProgram) -> int:
-        """How many operations with new placements a program would add."""
+        """How many pairs of operation argument and placement a program would add."""
         return len({*places_of(program)} - self.places)
 
     def merge(self, other: ProgramReach) -> None:
-        """Add everything counted by another object."""
+        """Add all counts of another object."""
         self.num_programs += other.num_programs
         self.places |= other.places
         self.refused.update(other.refused)
 
     @property
     def operations(self) -> frozenset[str]:
-        """Reached operations."""
+        """Names of the operations in counted programs."""
         return frozenset(operation for operation, _, _ in self.places)
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Operations not reached yet, in order."""
+        """Names of the operations that no counted program had, in the order of `OPERATIONS`."""
         return tuple(name for name in OPERATIONS if name not in self.operations)
 
 
 def places_of(program: TensorProgram, *, leaving_out: tuple[int, ...] = ()) -> Iterator[Place]:
-    """Yield each operation argument with its placements."""
+    """Yield each argument of each operation in a program, with its placement. `leaving_out` are indices of statements to skip."""
     for number, statement in enumerate(program.statements):
         if isinstance(statement, Operation) and number not in leaving_out:
             for index, back in enumerate(statement.arguments):

@@ -1,4 +1,4 @@
-"""Feature pairs and triples in drawn scenarios. Counting takes less than a millisecond per scenario."""
+"""Counts feature pairs and triples in drawn scenarios. Counting takes less than a millisecond for a scenario."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class Reach:
-    """Feature pairs in drawn scenarios, counting shipped features only. The object is small enough to send between processes."""
+    """The feature pairs in counted scenarios.
+
+    Only features in the package's table of legal pairs count. The object is small enough to send between processes.
+    """
 
     def __init__(self) -> None:
         self.num_scenarios = 0
@@ -26,7 +29,7 @@ class Reach:
         self._rows = [0] * len(_numbers())
 
     def add(self, scenario: Scenario) -> None:
-        """Count a scenario."""
+        """Count the feature pairs in a scenario."""
         self.num_scenarios += 1
         self.unknown |= features(scenario) - _numbers().keys()
         numbers, mask = shipped_features(scenario)
@@ -34,50 +37,51 @@ class Reach:
             self._rows[number] |= mask
 
     def gain(self, scenario: Scenario) -> int:
-        """How many new pairs a scenario would add, counted in both orders."""
+        """How many feature pairs a scenario would add. Each pair counts twice, once for each order."""
         numbers, mask = shipped_features(scenario)
         return sum((mask & ~self._rows[number]).bit_count() for number in numbers)
 
     def merge(self, other: Reach) -> None:
-        """Add the pairs that another object has counted."""
+        """Add the feature pairs counted by another object."""
         self.num_scenarios += other.num_scenarios
         self.unknown |= other.unknown
         self._rows = [mine | theirs for mine, theirs in zip(self._rows, other._rows, strict=True)]
 
     @property
     def drawn_pairs(self) -> Pairs:
-        """Drawn pairs."""
+        """Feature pairs that counted scenarios had."""
         order = legal_pairs().features
         return Pairs(order, tuple(row & ~(1 << number) for number, row in enumerate(self._rows)))
 
     @property
     def legal(self) -> Pairs:
-        """Allowed pairs: pairs in the table, and drawn pairs."""
+        """Possible feature pairs: those in the table of legal pairs, and those in counted scenarios."""
         known = legal_pairs()
         return Pairs(known.features, tuple(one | other for one, other in zip(known.rows, self.drawn_pairs.rows, strict=True)))
 
     @property
     def missing(self) -> Pairs:
-        """Allowed pairs not drawn yet."""
+        """Possible feature pairs that no counted scenario had."""
         legal, drawn = self.legal, self.drawn_pairs
         return Pairs(legal.features, tuple(one & ~other for one, other in zip(legal.rows, drawn.rows, strict=True)))
 
     @property
     def share(self) -> float:
-        """Share of allowed pairs drawn so far, 0 to 1."""
+        """Share of the possible feature pairs that counted scenarios had, from 0 to 1."""
         return self.drawn_pairs.count / max(1, self.legal.count)
 
 
 def num_shipped() -> int:
-    """How many features the table of legal pairs has."""
+    """How many features the package's table of legal pairs has."""
     return len(_numbers())
 
 
 @lru_cache(maxsize=4)
 def shipped_features(scenario: Scenario) -> tuple[tuple[int, ...], int]:
-    """A scenario's features as sorted numbers and as a bit mask. Features outside the table are left out.
+    """Return the numbers of a scenario's features, sorted, and the same numbers as a bit mask.
 
-    The last few results are cached, because selection asks several times about one scenario.
+    Features outside the table of legal pairs are left out. The last few results are cached, because selection asks several times
+    about one scenario.
     """
     known = _numbers()
     numbers = tuple(sorted(known[feature] for feature in features(scenario) if feature in known))
@@ -85,7 +89,7 @@ def shipped_features(scenario: Scenario) -> tuple[tuple[int, ...], int]:
 
 
 def by_parts(pairs: Pairs) -> dict[tuple[str, str], int]:
-    """Count pairs between each two parts of a scenario, such as model and optimizer."""
+    """Count the pairs between each two parts of a scenario, such as model and optimizer."""
     parts = sorted({feature.part for feature in pairs.features})
     counts = dict.fromkeys(combinations_with_replacement(parts, 2), 0)
     for number, feature in enumerate(pairs.features):
@@ -105,7 +109,7 @@ _Pairs = tuple[np.ndarray[Any, np.dtype[np.intp]], np.ndarray[Any, np.dtype[np.i
 
 
 class Triples:
-    """Triples of shipped features: for each pair, the third features as bits."""
+    """The feature triples in counted scenarios. For each pair of features, the third features are bits."""
 
     def __init__(self) -> None:
         count = num_shipped()
@@ -113,12 +117,12 @@ class Triples:
         self._thirds: _Bits = np.zeros((count, count, self._num_words), dtype=np.uint64)
 
     def add(self, scenario: Scenario) -> None:
-        """Count a scenario."""
+        """Count the feature triples in a scenario."""
         pairs, mask = self._pairs(scenario)
         self._thirds[pairs] |= mask
 
     def gain(self, scenario: Scenario) -> int:
-        """How many new triples a scenario would add, and 2/3 for each new pair."""
+        """How many feature triples a scenario would add, plus 2/3 for each new pair."""
         pairs, mask = self._pairs(scenario)
         new = mask & ~self._thirds[pairs]
         return int.from_bytes(new.tobytes(), "little").bit_count() // 3

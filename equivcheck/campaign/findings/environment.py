@@ -1,4 +1,4 @@
-"""Versions installed when a finding was made."""
+"""Records the package versions installed when a finding was made."""
 
 from __future__ import annotations
 

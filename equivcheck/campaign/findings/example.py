@@ -1,4 +1,4 @@
-"""Comparison between two verdicts with the same fingerprint: which case is the better example?"""
+"""Decides which of two verdicts with the same fault has the better example."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOT_SHRUNK = "not fully shrunk: the campaign ended first"
 
 
 def is_better_example(verdict: CaseVerdict, before: CaseVerdict) -> bool:
-    """Whether the new verdict has the smaller case.
+    """Whether `verdict` has a better case than `before`: a smaller one.
 
     A shrunk or explained case is replaced only by another shrunk or explained case.
     """
@@ -25,28 +25,28 @@ def is_better_example(verdict: CaseVerdict, before: CaseVerdict) -> bool:
 
 
 def adds_information(verdict: CaseVerdict, before: CaseVerdict) -> bool:
-    """Whether a verdict on the same case adds an explanation or another world's confirmation."""
+    """Whether `verdict` is about the same case as `before`, and adds a diagnosis or a confirmation in another world."""
     adds = any(getattr(verdict, name) and not getattr(before, name) for name in (*_EXAMINED, "unfinished"))
     return adds and before.case == verdict.case and (is_shrunk(verdict) or not is_shrunk(before))
 
 
 def is_examined(verdict: CaseVerdict) -> bool:
-    """Whether the case was explained, or confirmed in another world."""
+    """Whether the verdict has a diagnosis, or a confirmation in another world."""
     return any(getattr(verdict, name) for name in _EXAMINED)
 
 
 def is_shrunk(verdict: CaseVerdict) -> bool:
-    """Whether the search for a smaller case ended."""
+    """Whether the search for a smaller case ended before the campaign did."""
     return NOT_SHRUNK not in verdict.unfinished
 
 
 def mark_not_shrunk(verdict: V) -> V:
-    """Mark a case as not shrunk."""
+    """Return the verdict with the note ``not fully shrunk``."""
     return replace(verdict, unfinished="; ".join(filter(None, (verdict.unfinished, NOT_SHRUNK))))
 
 
 def unmark_not_shrunk(verdict: V) -> V:
-    """Remove the mark for an unshrunk case."""
+    """Return the verdict without the note ``not fully shrunk``."""
     kept = (part for part in verdict.unfinished.split("; ") if part != NOT_SHRUNK)
     return replace(verdict, unfinished="; ".join(kept))
 

@@ -1,4 +1,4 @@
-"""A finding's fate: a later check of its case, under the installed torch version."""
+"""Checks findings again under the installed torch version: are they still there, fixed, or another failure?"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from equivcheck.system.choice import PrintableEnum
 
 
 class Recheck(PrintableEnum):
-    """A later check's answer about a finding."""
+    """Answer of a later check: does the finding's case still fail in the same way?"""
 
     SHOWS = "shows"
     KNOWN = "known"
@@ -26,7 +26,7 @@ class Recheck(PrintableEnum):
 
 
 def compare_recheck(kept: CaseVerdict, verdict: CaseVerdict) -> Recheck:
-    """Compare a later verdict with the stored one.
+    """Compare a later verdict with the verdict `kept` in the store.
 
     Returns `UNTOLD` if the later verdict is unsupported, or undecided at some step.
     """
@@ -47,7 +47,7 @@ def undecided_reason(verdict: CaseVerdict) -> str:
 
 
 def showing_of_recheck(kept: CaseVerdict, verdict: CaseVerdict) -> Showing:
-    """Convert a later verdict into an answer whether a torch version shows the finding.
+    """Return whether the installed torch version shows the finding. `kept` is the stored verdict, `verdict` the later one.
 
     A case that fails in another way counts as `CANNOT_RUN`.
     """
@@ -61,7 +61,7 @@ def showing_of_recheck(kept: CaseVerdict, verdict: CaseVerdict) -> Showing:
 
 
 class Fate(PrintableEnum):
-    """Result of checking a finding again, compared with the original check. Summaries print the values."""
+    """Result of checking a finding's case again. Summaries print the values."""
 
     STILL = "still shows"
     NEW = "new here"
@@ -79,20 +79,20 @@ class Fate(PrintableEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedFinding:
-    """A finding with a new verdict on its case."""
+    """A stored finding with the verdict from checking its case again."""
 
     finding: Finding
     """The finding from the store."""
     verdict: CaseVerdict
     """Verdict from the new check."""
     fate: Fate
-    """Change since the finding was made."""
+    """Change since the finding was stored, such as ``no longer shows``."""
     words: str
-    """Fate with torch versions, as text: ``no longer shows: fixed between 2.13.0 and 2.14.1``."""
+    """Change since the finding was stored, with torch versions, such as ``no longer shows: fixed between 2.13.0 and 2.14.1``."""
 
 
 def replayed(finding: Finding, verdict: CaseVerdict, torch: str) -> ReplayedFinding:
-    """Compare a finding with a new verdict on its case under a torch version."""
+    """Compare a stored finding with a new verdict on its case. `torch` is the version in the new check."""
     fate, words = _fate(finding, verdict, Version(Version(torch).public))
     return ReplayedFinding(finding=finding, verdict=verdict, fate=fate, words=words)
 

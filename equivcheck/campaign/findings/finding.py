@@ -33,7 +33,7 @@ VERSIONS = "versions.json"
 
 
 class BrokenFinding(UsageError):
-    """A folder does not hold a valid finding. The text names the file and the mistake."""
+    """A folder does not contain a valid finding. The text names the file and the mistake."""
 
 
 class StoreFailed(EquivCheckError):
@@ -47,11 +47,11 @@ class Finding:
     path: Path
     """The finding's folder."""
     verdict: CaseVerdict
-    """Verdict with the case."""
+    """Verdict on the finding's case, with this case."""
     environment: Environment
-    """Versions when it was found."""
+    """Package versions and machine with which the finding was made."""
     shown_in: ShownIn | None = None
-    """Bisection result; None before a bisection."""
+    """Torch versions that show the finding; None if they were not searched by bisection."""
 
     @property
     def fingerprint(self) -> str:
@@ -60,19 +60,25 @@ class Finding:
 
 
 def verdict_object(verdict: CaseVerdict) -> dict[str, Any]:
-    """Convert a verdict to JSON values, without its calls. Its case has kind and format version, as in a file of its own."""
+    """Convert a verdict to JSON values. The ranks' collective calls are left out.
+
+    The case inside has its kind and format version, as in a scenario file.
+    """
     mark, (_, field) = fingerprint(verdict) if verdict.outcome.is_finding else None, VERDICTS[type(verdict.case)]
     return {"fingerprint": mark, **_values(verdict), field: json.loads(to_json(verdict.case))}
 
 
 def verdict_from(values: dict[str, Any], case: Any, *, where: str) -> CaseVerdict:
-    """Build a verdict from JSON values and its case. Raises `InvalidScenario`."""
+    """Build a verdict from JSON values and its case.
+
+    `where` names the file in errors. Raises `InvalidScenario` if a value is not valid.
+    """
     verdict, field = VERDICTS[type(case)]
     return decode(verdict, values | {field: encode(case)}, where=where)
 
 
 def communication_object(verdict: Verdict) -> dict[str, Any]:
-    """Actual and expected calls per rank, as JSON values."""
+    """Return each rank's collective calls, and the expected ones, as JSON values."""
     training, layout = verdict.scenario.training, verdict.scenario.layout
     counted = [totals(calls, layout.mesh) for calls in verdict.calls]
     expected = [to_traffic(predict_calls(training, layout, rank).with_bytes_from(actual)) for rank, actual in enumerate(counted)]
@@ -92,7 +98,7 @@ def _values(verdict: CaseVerdict) -> dict[str, Any]:
 
 
 def write_finding(folder: Path, verdict: CaseVerdict, shown_in: ShownIn | None = None) -> None:
-    """Fill an existing folder with a finding."""
+    """Write the files of a finding to an existing folder: case, verdict, versions and README.md."""
     found_in = environment()
     values = _values(verdict)
     del values[VERDICTS[type(verdict.case)][1]]
@@ -135,7 +141,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def load_finding(folder: Path) -> Finding:
-    """Read a folder that `write_finding` filled. Raises `BrokenFinding` with one line that names the file and the place in it."""
+    """Read the finding in a folder. Raises `BrokenFinding` if a file is missing or not valid."""
     if not os.path.isdir(folder):
         raise BrokenFinding(f"finding {folder} is not valid: no such folder. Expected a folder with {SCENARIO} and {VERDICT}")
     try:
@@ -187,7 +193,7 @@ _MAX_VERSION = 200
 
 
 def require_sound_verdict(verdict: CaseVerdict, where: str) -> None:
-    """Raise `InvalidScenario` for a verdict that no finding can have."""
+    """Raise `InvalidScenario` if a stored verdict cannot be a finding's, for example because its outcome is EQUIVALENT."""
     for wrong in _mistakes(verdict):
         raise InvalidScenario(f"{where}: {wrong}")
 
@@ -208,7 +214,7 @@ def _mistakes(verdict: CaseVerdict) -> Iterator[str]:
 
 
 def require_sound_environment(environment: Environment, where: str) -> None:
-    """Raise `InvalidScenario` for versions that cannot be printed or compared."""
+    """Raise `InvalidScenario` if stored package versions cannot be printed or compared."""
     for field in fields(Environment):
         value = getattr(environment, field.name)
         if not (value.isprintable() and len(value) <= _MAX_VERSION):
@@ -218,7 +224,7 @@ def require_sound_environment(environment: Environment, where: str) -> None:
 
 
 def require_sound_versions(shown_in: ShownIn, where: str) -> None:
-    """Raise `InvalidScenario` for an empty or invalid bisection result."""
+    """Raise `InvalidScenario` if a stored bisection result measured no version, or contains an invalid version number."""
     if not shown_in.versions or not shown_in.measured:
         raise InvalidScenario(f"{where}: versions are not valid: none was measured. Expected at least one")
     for version in (*shown_in.versions, *(found.torch for found in shown_in.measured)):

@@ -23,13 +23,16 @@ _BLURRED = (
 
 
 def fingerprint(verdict: CaseVerdict) -> str:
-    """Hash the kind of failure into 12 hex digits. World, sizes and step do not change it."""
+    """Return 12 hex digits, equal for verdicts with the same fault. World, sizes and step do not count."""
     parts = (verdict.outcome.value, verdict.case.name, *what_is_wrong(verdict), *(["beyond"] if verdict.beyond else []))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:_LENGTH]
 
 
 def what_is_wrong(verdict: CaseVerdict) -> tuple[str, ...]:
-    """Describe the failure without its layout: phase, difference and kind of tensor; a crash's error; a hang's calls."""
+    """Describe the kind of failure: a divergence's phase, difference and tensor, a crash's error, or a hang's collective calls.
+
+    The layout does not count.
+    """
     if verdict.divergence is not None:
         first = verdict.divergence
         return first.phase.value, first.difference.value, kind_of_tensor(first.tensor)
@@ -60,7 +63,7 @@ def kind_of_tensor(name: str) -> str:
 
 
 def blur(text: str) -> str:
-    """Remove the parts of a message that differ between two occurrences."""
+    """Remove the parts of a message that change from run to run, such as addresses and numbers."""
     for pattern, replacement in _BLURRED:
         text = pattern.sub(replacement, text)
     return text.strip()

@@ -1,4 +1,4 @@
-"""Default folder for findings. Each command imports this module, so this module imports no other."""
+"""Default folder for findings. Each command imports this module, so it imports no other module."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _BISECTED = "From torch {oldest} to {newest}, it {shown_in} (versions.json, from
 
 
 def readme(fingerprint: str, verdict: CaseVerdict, found_in: Environment, shown_in: ShownIn | None = None) -> str:
-    """Write Markdown for people: the failure, its environment, and commands to reproduce it."""
+    """Return the text for a finding's README.md: the failure, its environment, and commands to reproduce it."""
     ranks = verdict.case.num_ranks
     versions = _NOT_BISECTED.format(fingerprint=fingerprint)
     if shown_in is not None:

@@ -1,4 +1,4 @@
-"""Size of a case, and its settings that differ from their defaults."""
+"""Measures a case's size, and lists its settings that differ from their defaults."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _USUAL = (Model, Data, ParameterGroup, Layer, LayerPlan)
 
 @singledispatch
 def size_of(case: Checkable) -> Size:
-    """Return a case's size. If several cases fail in the same way, the smallest is kept."""
+    """Return a case's size. Among cases that fail in the same way, the smallest is kept."""
     raise TypeError(f"case {type(case).__name__} is not valid: unknown class. Expected Scenario or TensorProgram")
 
 
@@ -77,12 +77,15 @@ def _settings(value: Any) -> Iterator[Any]:
 
 
 def is_default(field: Field[Any], value: object) -> bool:
-    """Whether the field has its default value."""
+    """Whether `value` is the default of a dataclass field."""
     return field.default is not MISSING and field.default == value
 
 
 def settings_of(scenario: Scenario) -> tuple[str, ...]:
-    """Settings that differ from their defaults, without sizes and seeds: ``optimizer AdamW``, ``layers[0].bias False``."""
+    """Return the scenario's settings that differ from their defaults, such as ``optimizer AdamW``.
+
+    Sizes and seeds are left out.
+    """
     return (*_of(scenario.training, ""), *_of_layout(scenario))
 
 

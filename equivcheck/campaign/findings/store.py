@@ -1,4 +1,4 @@
-"""Store for findings: a folder with the best example per fingerprint."""
+"""The store: a folder with one finding for each fingerprint."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PROBED_BYTES = 2**16
 
 
 class Kept(PrintableEnum):
-    """Result of passing a verdict to the store."""
+    """Result of passing a verdict or a finding to the store."""
 
     NEW = "new"
     BETTER = "better"
@@ -38,22 +38,26 @@ class Kept(PrintableEnum):
 
 
 class FindingStore:
-    """Findings on disk, one folder per fingerprint. Any number of processes may read and write at the same time."""
+    """Findings on disk, in one folder for each fingerprint. Any number of processes may read and write at the same time."""
 
     def __init__(self, path: Path | str = DEFAULT_STORE) -> None:
         self.path = Path(path)
 
     def keep(self, verdict: CaseVerdict) -> Kept:
-        """Keep a failing verdict unless the store has a better example. Raises `StoreFailed`.
+        """Write a failing verdict to the store, unless the store has a better example for the same fault.
 
-        A confirmation by another world is added to a finding with the same case.
+        A confirmation by another world is added to a finding with the same case. Raises `StoreFailed` if the files cannot be
+        written.
         """
         assert verdict.outcome.is_finding, f"{verdict.outcome!r} is nothing to keep"
         with self._locked():
             return self._keep(verdict)
 
     def take(self, finding: Finding) -> Kept:
-        """Copy a finding from another store unless this store has a better example. Raises `StoreFailed`."""
+        """Copy a finding from another store, unless this store has a better example.
+
+        Raises `StoreFailed` if it cannot be written.
+        """
         mark = finding.fingerprint
         with self._locked():
             kept = self._kept(mark)
@@ -65,7 +69,7 @@ class FindingStore:
             return Kept.NEW if kept is None else Kept.BETTER
 
     def require_writable(self) -> None:
-        """Raise `StoreFailed` if a finding could not be written."""
+        """Raise `StoreFailed` if findings cannot be written to this store."""
         with self._locked(), self._new_folder() as folder:
             (folder / "probe").write_bytes(bytes(_PROBED_BYTES))
 
@@ -81,17 +85,17 @@ class FindingStore:
             raise StoreFailed(f"findings cannot be kept in {self.path}: {getattr(error, 'strerror', '') or error}") from error
 
     def folder(self, mark: str) -> Path:
-        """Folder for a fingerprint, whether or not it exists."""
+        """Return the folder for the fingerprint `mark`, whether or not it exists."""
         return self.path / mark
 
     def fingerprints(self) -> tuple[str, ...]:
-        """All fingerprints, sorted."""
+        """Return all findings' fingerprints, sorted."""
         if not self.path.is_dir():
             return ()
         return tuple(sorted(entry.name for entry in self.path.iterdir() if entry.is_dir() and not entry.name.startswith(".")))
 
     def load(self, prefix: str) -> Finding:
-        """Load the finding whose fingerprint has this prefix. Raises `UsageError` if no finding or several findings have it."""
+        """Load the finding whose fingerprint begins with `prefix`. Raises `UsageError` if there is none, or more than one."""
         matches = [mark for mark in self.fingerprints() if prefix and mark.startswith(prefix)]
         if len(matches) == 1:
             return load_finding(self.folder(matches[0]))

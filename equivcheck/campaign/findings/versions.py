@@ -1,4 +1,4 @@
-"""Bisection result in a finding's folder: versions.json."""
+"""Torch versions that show a finding, searched by bisection. They are stored in versions.json in the finding's folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from equivcheck.system.choice import PrintableEnum
 
 
 class Method(PrintableEnum):
-    """Way to test whether a finding shows on a torch version."""
+    """How a torch version was tested for a finding."""
 
     SCRIPT = "script"
     REPLAY = "replay"
@@ -26,19 +26,19 @@ class VersionAnswer:
     torch: str
     """Torch version."""
     showing: Showing
-    """Whether the finding shows, or why the version cannot tell."""
+    """Whether the finding shows in this version, or why this cannot be tested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownIn:
-    """Torch versions that show a finding, found by bisection."""
+    """Torch versions that show a finding, searched by bisection."""
 
     by: Method
     """How the versions were tested."""
     versions: tuple[str, ...]
-    """All versions in question, oldest first."""
+    """All versions between which the bisection searched, oldest first."""
     measured: tuple[VersionAnswer, ...]
-    """Measured versions, oldest first."""
+    """Versions that were tested, with their answers, oldest first."""
 
     def __str__(self) -> str:
         """Versions in words: ``begins in 2.11.0, still shows in 2.15.0``.
@@ -52,23 +52,23 @@ class ShownIn:
 
     @property
     def shows(self) -> bool:
-        """Whether any version shows the finding."""
+        """Whether the finding shows in any tested version."""
         return any(found.showing.shows is Shows.SHOWS for found in self.measured)
 
     @property
     def skipped_versions(self) -> tuple[str, ...]:
-        """Versions skipped because their neighbors agree."""
+        """Versions not tested, because the tested versions before and after them agree."""
         there = {found.torch for found in self.measured}
         return tuple(version for version in self.versions if version not in there)
 
     @property
     def specifiers(self) -> tuple[str, ...]:
-        """PEP 440 specifiers, by minor version, for versions that show the finding. Undecided versions are left out."""
+        """PEP 440 specifiers for the versions that show the finding. Versions without a clear answer are left out."""
         return tuple(self._specifier(first, last) for first, last in self._runs())
 
     @property
     def could_run(self) -> bool:
-        """Whether any version gave an answer."""
+        """Whether the case could run in any tested version."""
         return any(found.showing.shows is not Shows.CANNOT_RUN for found in self.measured)
 
     def _runs(self) -> Iterator[tuple[int, int]]:

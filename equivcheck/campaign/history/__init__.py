@@ -1,1 +1,1 @@
-"""History: results from all campaigns in one SQLite file in the store's folder."""
+"""The history: results of all campaigns, in one SQLite file in the store's folder."""

@@ -1,4 +1,4 @@
-"""The history file. Runs are written while they continue, so a killed run leaves its counts."""
+"""Reads and writes the history file. A campaign writes while it runs, so a killed campaign leaves its counts."""
 
 from __future__ import annotations
 
@@ -27,44 +27,44 @@ _LOCK_SECONDS = 30.0
 
 
 class HistoryFailed(EquivCheckError):
-    """The history cannot be read or written. The text names the file. Findings are not affected."""
+    """The history file cannot be read or written. The text names the file. Findings are not affected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """A run's progress in numbers."""
+    """A campaign's progress in numbers."""
 
     seconds: float
-    """Seconds since the run's first check."""
+    """Seconds since the campaign's first check."""
     checks: int
     """How many checks ran. Shrinking, and checks ignoring torch's limits, do not count."""
     pairs: int
-    """Checked legal feature pairs."""
+    """How many legal feature pairs the checked scenarios had."""
     of_pairs: int
-    """All legal feature pairs."""
+    """How many legal feature pairs there are."""
     num_findings: int
-    """Distinct findings."""
+    """How many distinct findings the campaign has."""
     outcomes: Mapping[tuple[str, Outcome], int]
-    """Checks by layout name and outcome."""
+    """How many checks there were for each layout name and outcome."""
     costs: Mapping[str, float]
     """Seconds spent on checks, by layout name."""
 
 
 class History:
-    """All runs of campaigns with one store. Each call is one transaction."""
+    """All campaigns with one store, in an SQLite file. Each method is one transaction."""
 
     def __init__(self, store: Path) -> None:
         self.path = store / FILE
 
     def begin(self, run: Run) -> None:
-        """Add a run. Does nothing if the history already has the run, for example because it was added for a finding."""
+        """Add a campaign to the history. Does nothing if it is already there, for example because it was added with a finding."""
         names = ", ".join(field.name for field in fields(Run))
         values = [value.value if isinstance(value, PrintableEnum) else value for value in astuple(run)]
         with self.open() as db:
             db.execute(f"INSERT OR IGNORE INTO run ({names}) VALUES ({', '.join('?' * len(values))})", values)
 
     def note(self, run: Run, figures: Figures) -> None:
-        """Write a run's progress."""
+        """Write a campaign's progress."""
         with self.open() as db:
             now = (figures.seconds, figures.checks, figures.pairs)
             db.execute(
@@ -77,7 +77,7 @@ class History:
             db.executemany("INSERT OR REPLACE INTO cost VALUES (?, ?, ?)", costs)
 
     def see(self, run: Run, fingerprint: str, kept: CaseVerdict, seen: Recheck = Recheck.SHOWS) -> None:
-        """Write whether a finding shows in a run. Later calls cannot take back `SHOWS`."""
+        """Write whether a finding showed in a campaign. If one call says `SHOWS`, later calls do not change it."""
         row = (fingerprint, kept.case.name, kept.outcome.value, kept.reason)
         with self.open() as db:
             db.execute("INSERT OR REPLACE INTO finding VALUES (?, ?, ?, ?)", row)
@@ -89,17 +89,17 @@ class History:
             )
 
     def end(self, run: Run, ended: Ended) -> None:
-        """Write how a run ended."""
+        """Write how a campaign ended."""
         with self.open() as db:
             db.execute("UPDATE run SET ended = ? WHERE id = ?", (ended.value, run.id))
 
     def summarize(self, run: Run, values: Mapping[str, Any]) -> None:
-        """Save a run's summary, as JSON values."""
+        """Write a campaign's summary, as JSON values."""
         with self.open() as db:
             db.execute("INSERT OR REPLACE INTO summary VALUES (?, ?)", (run.id, json.dumps(values, allow_nan=False)))
 
     def fingerprints(self) -> frozenset[str]:
-        """All fingerprints in the history."""
+        """Return the fingerprints of all findings in the history."""
         if not self.path.exists():
             return frozenset()
         with self.open(writes=False) as db:
@@ -107,9 +107,10 @@ class History:
 
     @contextlib.contextmanager
     def open(self, *, writes: bool = True) -> Iterator[sqlite3.Connection]:
-        """Open the file in one transaction, and create it if `writes`. Raises `HistoryFailed`.
+        """Open the history file in one transaction. With `writes`, it is created if it does not exist.
 
-        A reader of an existing file does not wait for writers, and needs no write permission.
+        If not `writes`, an existing file is read without waiting for writers, and without write permission. Raises
+        `HistoryFailed`.
         """
         try:
             if writes:

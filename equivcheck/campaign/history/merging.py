@@ -1,4 +1,4 @@
-"""Merges stores from several machines: findings and histories."""
+"""Merges stores from several machines, with their findings and histories."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class Merged:
     """Result of merging one store into another."""
 
     store: Path
-    """The merged store's folder."""
+    """Folder of the source store."""
     kept: Counter[Kept]
-    """Number of findings that were new, smaller, or seen before."""
+    """How many findings were new, better examples, or already there."""
     num_runs: int
-    """How many runs are new to the history."""
+    """How many campaigns were new in the history."""
     broken: tuple[str, ...] = ()
-    """Invalid finding folders, with reasons. Such folders are left out."""
+    """Folders without a valid finding, with reasons. They were left out."""
 
 
 def require_sources(sources: Sequence[Path], into: Path) -> None:
-    """Check the stores before merging. Raises `UsageError` if a store does not exist, or is the destination."""
+    """Check the stores before a merge. Raises `UsageError` if a source does not exist, or is the destination `into`."""
     for source in sources:
         if not source.is_dir():
             raise UsageError(f"store {source} is not valid: no such folder. Expected a store's folder")
@@ -41,9 +41,9 @@ def require_sources(sources: Sequence[Path], into: Path) -> None:
 
 
 def merge(source: Path, into: Path) -> Merged:
-    """Add a store's findings and history to another store.
+    """Add the findings and the history in the store `source` to the store `into`.
 
-    A second call adds nothing. Raises the errors of the store and the history.
+    A second call adds nothing. Raises `StoreFailed` or `HistoryFailed` if a file cannot be written.
     """
     kept, broken = Counter[Kept](), []
     for mark in FindingStore(source).fingerprints():

@@ -1,4 +1,4 @@
-"""Runs in the history."""
+"""Reads earlier campaigns from the history."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _RUNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastRun:
-    """An earlier campaign with its final counts."""
+    """An earlier campaign with its last counts."""
 
     run: Run
-    """Facts known at the start of the campaign."""
+    """Facts about the campaign, known at its start."""
     ended: Ended | None
-    """How the campaign ended; None while it runs or if it was killed."""
+    """How the campaign ended; None if it still runs or was killed."""
     seconds: float
     """Seconds since the campaign's first check."""
     checks: int
     """How many checks ran. Shrinking, and checks ignoring torch's limits, do not count."""
     pairs: int
-    """Checked legal feature pairs."""
+    """How many legal feature pairs the checked scenarios had."""
     of_pairs: int
-    """All legal feature pairs; 0 before the first note."""
+    """How many legal feature pairs there are; 0 if the campaign wrote no progress."""
     num_findings: int
     """How many findings showed in the campaign."""
 
@@ -47,26 +47,26 @@ class PastRun:
 
     @property
     def share(self) -> float:
-        """Share of the legal feature pairs checked, 0 to 1."""
+        """Share of the legal feature pairs in checked scenarios, from 0 to 1."""
         return self.pairs / max(1, self.of_pairs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noted:
-    """Details that a run wrote to the history."""
+    """Details about a campaign, as it wrote them to the history."""
 
     outcomes: Mapping[tuple[str, Outcome], int]
-    """Checks by layout name and outcome."""
+    """How many checks there were for each layout name and outcome."""
     costs: Mapping[str, float]
     """Seconds spent on checks, by layout name."""
     progress: tuple[tuple[float, int, int], ...]
-    """Seconds, checks and pairs at each note."""
+    """Seconds, checks and feature pairs, each time the campaign wrote its progress."""
     summary: Mapping[str, Any] | None
-    """Summary as JSON values; None if the run was killed."""
+    """The campaign's summary as JSON values; None if it was killed."""
 
 
 def past_runs(history: History, until: str = ALWAYS) -> Iterator[PastRun]:
-    """Yield runs that began up to `until`, latest first. Runs added only for a finding are left out."""
+    """Yield the campaigns begun up to `until`, latest first. Campaigns are left out if the history has only a finding of them."""
     if not history.path.exists():
         return
     with history.open(writes=False) as db:
@@ -75,7 +75,10 @@ def past_runs(history: History, until: str = ALWAYS) -> Iterator[PastRun]:
 
 
 def find_run(history: History, prefix: str = "") -> PastRun:
-    """Find the run whose id has this prefix, or the latest run. Raises `UsageError` if no run or several runs have it."""
+    """Return the campaign whose id begins with `prefix`, or the latest one.
+
+    Raises `UsageError` if there is none, or more than one.
+    """
     runs = list(past_runs(history))
     if not runs:
         raise UsageError(f"the history {history.path} has no run. Expected a store that `equivcheck fuzz` has used")
@@ -89,7 +92,7 @@ def find_run(history: History, prefix: str = "") -> PastRun:
 
 
 def run_details(history: History, run: Run) -> Noted:
-    """Return details about a run."""
+    """Return a campaign's details in the history."""
     with history.open(writes=False) as db:
         outcomes = db.execute("SELECT layout, outcome, checks FROM outcome WHERE run = ?", (run.id,)).fetchall()
         costs = db.execute("SELECT layout, seconds FROM cost WHERE run = ?", (run.id,)).fetchall()

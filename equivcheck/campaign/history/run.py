@@ -1,4 +1,4 @@
-"""A campaign run: time, place, commits and result."""
+"""Facts about one campaign: time, machine, commits, mode and end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TORCH_COMMIT = re.compile(r"^git_version\s*(?::.*?)?=\s*['\"](\w+)['\"]", re.MU
 
 
 def torch_commit() -> str:
-    """Commit of the installed torch, read without importing it; empty if unknown."""
+    """Return the commit from which the installed torch was built, without importing torch; empty if unknown."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return ""
@@ -34,7 +34,7 @@ def torch_commit() -> str:
 
 
 def revision() -> str:
-    """Commit of the working directory, from the CI service or git; empty if unknown."""
+    """Return the commit of the working directory, from the CI service or git; empty if unknown."""
     for name in _REVISIONS:
         if value := os.environ.get(name, ""):
             return value
@@ -46,7 +46,7 @@ def revision() -> str:
 
 
 class Mode(PrintableEnum):
-    """A campaign's purpose, which decides which findings make it fail."""
+    """Purpose of a campaign. It decides which findings make the campaign fail."""
 
     PLAIN = "plain"
     """A full check: each finding makes the campaign fail."""
@@ -73,7 +73,7 @@ class FailOn(PrintableEnum):
 
 
 class Ended(PrintableEnum):
-    """How a run ended."""
+    """How a campaign ended."""
 
     FINISHED = "finished"
     INTERRUPTED = "interrupted"
@@ -85,13 +85,13 @@ class Run:
     """Facts about a campaign, known at its start."""
 
     seed: int | None
-    """Seed for generated scenarios; None if only a finding of the run is known."""
+    """Seed for generated cases; None if the history knows only a finding of this campaign."""
     mode: Mode = Mode.PLAIN
     """Purpose of the campaign."""
     fail_on: FailOn = FailOn.ALL
-    """Kinds of findings that can make this run fail."""
+    """Kinds of findings that can make this campaign fail."""
     shard: str = ""
-    """Part of a campaign, such as ``2/8``; empty for a whole campaign."""
+    """Part of a divided campaign, such as ``2/8``; empty if the campaign is not divided."""
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     """Random id, so that histories from several machines can be merged."""
     began: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="microseconds"))
@@ -99,7 +99,7 @@ class Run:
     torch: str = field(default_factory=lambda: environment().torch)
     """Torch version."""
     torch_commit: str = field(default_factory=torch_commit)
-    """Commit of torch, which distinguishes nightly builds; empty if unknown."""
+    """Commit from which torch was built, because nightly builds may have equal versions; empty if unknown."""
     equivcheck: str = field(default_factory=lambda: environment().equivcheck)
     """Installed equivcheck version."""
     revision: str = field(default_factory=revision)

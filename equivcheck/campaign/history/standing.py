@@ -1,4 +1,4 @@
-"""Status of findings over all runs: new, still there, fixed, back, known or accepted; and the runs that fail."""
+"""Status of each finding over all campaigns, such as new or fixed, and the findings that make a campaign fail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALWAYS = "9999"
 
 
 class Standing(PrintableEnum):
-    """Status of a finding after the last run that gave a definite answer."""
+    """Status of a finding after the last campaign with a definite answer about it."""
 
     NEW = "new"
     """The finding showed for the first time."""
@@ -35,18 +35,18 @@ class Standing(PrintableEnum):
 
     @property
     def shows(self) -> bool:
-        """Whether the finding still needs attention."""
+        """Whether the finding still shows, and no known issue explains it."""
         return self in (Standing.NEW, Standing.STILL, Standing.BACK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sighting:
-    """A run in which a finding was seen."""
+    """A campaign in which a finding showed."""
 
     run: str
-    """Run id."""
+    """Id of the campaign."""
     began: str
-    """Start time in UTC."""
+    """Start of the campaign, in UTC."""
     torch: str
     """Torch version."""
     torch_commit: str
@@ -57,7 +57,7 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acceptance:
-    """A user's decision to ignore a finding until a certain day."""
+    """A user's decision that a finding makes no campaign fail until a certain day."""
 
     reason: str
     """Reason for the decision."""
@@ -67,35 +67,35 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """History of a finding over all runs."""
+    """A finding's history over all campaigns."""
 
     fingerprint: str
-    """Fingerprint shared by all verdicts on the finding."""
+    """12 hex digits, equal for all verdicts with the same fault."""
     name: str
-    """Scenario name."""
+    """Name of the finding's case."""
     outcome: Outcome
-    """Outcome from its check."""
+    """Outcome of the finding's check."""
     reason: str
     """Reason for the outcome."""
     standing: Standing
-    """Standing after the last deciding run."""
+    """Status after the last campaign with a definite answer."""
     first: Sighting
-    """First run with this finding."""
+    """First campaign in which the finding showed."""
     last: Sighting
-    """Last run with this finding."""
+    """Last campaign in which the finding showed."""
     decided_by: str
-    """Id of the last deciding run."""
+    """Id of the last campaign with a definite answer."""
     accepted: Acceptance | None
-    """Decision to ignore the finding; None if there is no decision, or if it has expired."""
+    """The user's decision to ignore the finding; None if there is no decision, or if it has expired."""
 
     @property
     def is_open(self) -> bool:
-        """Whether the finding shows and is not accepted."""
+        """Whether the finding shows, and the user has not decided to ignore it."""
         return self.standing.shows and self.accepted is None
 
 
 def records(history: History, until: str = ALWAYS) -> tuple[Record, ...]:
-    """Return records of findings that showed in runs up to `until`, newest first."""
+    """Return each finding's history, newest first. Only campaigns begun up to `until` count."""
     if not history.path.exists():
         return ()
     with history.open(writes=False) as db:
@@ -105,7 +105,10 @@ def records(history: History, until: str = ALWAYS) -> tuple[Record, ...]:
 
 
 def accept(history: History, fingerprint: str, reason: str, until: date) -> None:
-    """Ignore a finding up to and including a day. Raises `UsageError` for a past day or an empty reason."""
+    """Decide that a finding makes no campaign fail, up to and including the day `until`.
+
+    Raises `UsageError` for a past day or an empty reason.
+    """
     if until < _today():
         raise UsageError(f"last day {until} is not valid: it is over. Expected {_today()} or later")
     if not reason.strip():
@@ -115,7 +118,7 @@ def accept(history: History, fingerprint: str, reason: str, until: date) -> None
 
 
 def withdraw(history: History, fingerprint: str) -> None:
-    """Withdraw the decision to ignore a finding."""
+    """Take back the decision to ignore a finding."""
     with history.open() as db:
         db.execute("DELETE FROM acceptance WHERE fingerprint = ?", (fingerprint,))
 
@@ -177,23 +180,23 @@ _FAILING = {
 
 
 def records_decided_by(run: Run, records: Iterable[Record]) -> tuple[Record, ...]:
-    """Return the findings about which this run gave the last definite answer."""
+    """Return the findings about which this campaign gave the last definite answer."""
     return tuple(record for record in records if record.decided_by == run.id)
 
 
 def fails(run: Run, record: Record) -> bool:
-    """Whether a finding makes a run fail. Accepted findings do not."""
+    """Whether a finding makes a campaign fail. This depends on its mode. Accepted findings make no campaign fail."""
     counts = can_make_run_fail(run, record.name)
     return counts and record.decided_by == run.id and record.is_open and record.standing in _FAILING[run.mode]
 
 
 def can_make_run_fail(run: Run, name: str) -> bool:
-    """Whether findings in cases with this name can make a run fail."""
+    """Whether a finding in a case with this name can make the campaign fail at all."""
     return bool(_FAILING[run.mode]) and (run.fail_on is FailOn.ALL or name != TensorProgram.tag)
 
 
 def failing(history: History, runs: Iterable[Run]) -> tuple[Record, ...]:
-    """Findings that make any of the runs fail, one per fingerprint, with their status after the first run that they made fail."""
+    """Return the findings that make any of the campaigns fail. Each has the status after the first campaign that it made fail."""
     found: dict[str, Record] = {}
     for run in runs:
         for record in records(history, run.began):

@@ -1,4 +1,4 @@
-"""Listener that writes a campaign's history while it runs."""
+"""Listener that writes a campaign to the history while it runs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _SECONDS = 10.0
 
 
 class HistoryWriter:
-    """Writes the history of one run.
+    """Writes a campaign's events to the history.
 
-    A write error does not end the campaign: `failed` has the reason, and later events are not written.
+    A write error does not end the campaign. Then `failed` has the reason, and later events are not written.
     """
 
     def __init__(self, store: FindingStore, run: Run) -> None:
@@ -42,7 +42,7 @@ class HistoryWriter:
         self._guarded(lambda: self._history.see(self.run, kept.fingerprint, kept.verdict, seen))
 
     def summarized(self, values: Mapping[str, Any]) -> None:
-        """Save the run's summary, as JSON values."""
+        """Write the campaign's summary, as JSON values."""
         self._guarded(lambda: self._history.summarize(self.run, values))
 
     def _guarded(self, write: Callable[[], None]) -> None:
@@ -88,7 +88,7 @@ def _enter_kept(history: History, store: FindingStore) -> None:
 
 
 def figures(seconds: float, tally: Tally, num_findings: int) -> Figures:
-    """Compute a campaign's progress from its counts."""
+    """Compute a campaign's progress from its counts. `seconds` are those since its first check."""
     return Figures(
         seconds=round(seconds, 3),
         checks=tally.num_checks,

@@ -1,1 +1,1 @@
-"""Select which drawn cases are checked: cases with much new coverage for their cost, and few with known issues."""
+"""Selects cases for checks: with much new coverage for their cost, and few with known issues."""

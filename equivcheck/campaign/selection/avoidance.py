@@ -1,4 +1,4 @@
-"""Avoidance of known issues. A check that ends as a known issue shows nothing else, so workers change most such cases."""
+"""Avoids known issues. A check that ends as a known issue shows nothing else, so workers change most such cases."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ KNOWN_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A case that a worker may check next."""
+    """A case that a worker may check next. It may have been changed to avoid known issues."""
 
     case: Any
-    """Case as drawn, or changed."""
+    """The drawn case, or the case after the change."""
     could_show: frozenset[str] = frozenset()
     """Ids of known issues that the case could show."""
     avoided: frozenset[str] = frozenset()
-    """Ids of known issues that the drawn case could show; empty if the case was not changed."""
+    """Ids of known issues that the case could show before the change. Empty if it was not changed."""
 
     def issues_decided_by(self, verdict: CaseVerdict) -> frozenset[str]:
-        """Ids of the known issues about which a verdict gives an answer.
+        """Return the ids of known issues for which the verdict on this case gives an answer.
 
-        A verdict `known` answers for one issue only, because that issue may hide others.
+        The outcome KNOWN answers for one issue only, because that issue may hide others.
         """
         if verdict.outcome is Outcome.KNOWN:
             return frozenset((verdict.known,))
@@ -40,7 +40,7 @@ class Candidate:
 
 
 class Avoidance:
-    """Changes a case if its known issues have shown too often.
+    """Changes drawn cases, so that few checks end as a known issue.
 
     An issue is avoided only after it has shown once. The issue's past rate then predicts whether the next check shows it. If
     torch fixes the issue, the rate falls and the issue is no longer avoided.
@@ -54,14 +54,14 @@ class Avoidance:
         self._met: set[str] = set()
 
     def candidate(self, case: Checkable) -> Candidate | None:
-        """Return the case to check in place of a drawn one; None if the case has issues that cannot be avoided."""
+        """Return the drawn case, or the case changed to avoid known issues. Returns None if these cannot be avoided."""
         issues = _issues(case)
         if self._affords(case.summary_row[0], issues):
             return Candidate(case=case, could_show=issues)
         return avoiding_all(case)
 
     def count(self, candidate: Candidate, verdict: CaseVerdict) -> None:
-        """Count a check."""
+        """Count the verdict on a candidate, and whether it showed known issues."""
         layout = candidate.case.summary_row[0]
         self._checked[layout] += 1
         self._ended_known[layout] += verdict.outcome is Outcome.KNOWN
@@ -97,7 +97,7 @@ def _(program: TensorProgram) -> frozenset[str]:
 
 @singledispatch
 def avoiding_all(case: Checkable) -> Candidate | None:
-    """Change a case so that no known issue can show. None if no change helps. Programs are never changed."""
+    """Return the case, changed so that no known issue can show. Returns None if no change helps. Programs are never changed."""
     return None if _issues(case) else Candidate(case=case)
 
 

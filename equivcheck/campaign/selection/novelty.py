@@ -1,4 +1,4 @@
-"""Selection of the drawn scenarios that are worth a check, by cost, time budget and new features."""
+"""Selects drawn scenarios that are worth a check, by cost, time budget and new features."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ TRACED_SHARE = 0.1
 
 
 class TimeBudget:
-    """Budget of `seconds` for scenarios with an expected duration."""
+    """A time budget for one kind of scenario, such as compiled ones."""
 
     def __init__(self, seconds: float, expected: Callable[[Scenario], float], *, start: float = 0.0) -> None:
         """The first scenario also costs `start` seconds."""
         self._left, self._expected = seconds - start, expected
 
     def allows(self, scenario: Scenario) -> bool:
-        """Whether the budget covers the expected duration; always True if that is 0."""
+        """Whether enough time is left for the scenario's expected duration. Always True if that is 0."""
         expected = self._expected(scenario)
         return expected == 0.0 or expected <= self._left
 
     def spend(self, scenario: Scenario) -> None:
-        """Subtract the expected duration. A measured duration would depend on the machine's load."""
+        """Subtract the scenario's expected duration. A measured duration would depend on the machine's load."""
         self._left -= self._expected(scenario)
 
 
@@ -42,12 +42,11 @@ _GROWTH = 0.6
 
 
 def expected_cost(scenario: Scenario) -> float:
-    """CPU time for a check, without compiling and tracing.
+    """Return the expected CPU time for a check, without compiling and tracing.
 
-    The unit is one rank, step, microbatch and layer under DDP, about 6 ms.
-
-    The formula was fitted to 4,000 drawn scenarios, and explains 78 % of the variance in log CPU time. A campaign does not refit
-    it, because the same seed would then give other checks.
+    The unit is one rank, step, microbatch and layer under DDP, about 6 ms. The formula was fitted to 4,000 drawn scenarios, and
+    explains 78 % of the variance in log CPU time. A campaign does not refit it, because the same seed would then give other
+    checks.
     """
     training = scenario.training
     work = training.steps * len(training.data.microbatches) * len(training.model.layers)
@@ -73,7 +72,7 @@ _REMEMBERED = 100_000
 
 
 class Selection:
-    """Chooses scenarios that are new, fit into the time budget, and were not checked before."""
+    """Chooses scenarios with new features. They must fit into the time budget, and must not have been checked before."""
 
     def __init__(self, seconds: float) -> None:
         self._budgets = (
@@ -84,7 +83,7 @@ class Selection:
         self._checked: set[int] = set()
 
     def wants(self, scenario: Scenario, *, may_be_known: bool = False) -> bool:
-        """Decide whether to check a scenario. A checked scenario is remembered.
+        """Return whether to check a scenario, and remember it if so. `may_be_known`: it could show a known issue.
 
         Hypothesis draws one scenario in several ways, and begins each batch with simple scenarios.
         """
@@ -116,7 +115,7 @@ class Novelty:
         self._num_wanted = 0
 
     def wants(self, scenario: Scenario, *, may_be_known: bool = False) -> bool:
-        """Decide whether to check a scenario. A checked scenario is remembered."""
+        """Return whether to check a scenario, and count its features if so. `may_be_known`: it could show a known issue."""
         executions, gains = [layout.execution for layout in scenario.layouts], self._gains(scenario)
         compiles, traces = any(each.is_compiled for each in executions), any(each.whole_step for each in executions)
         window = WINDOW_OF_COMPILED if compiles else min(WINDOW, FIRST_WINDOW + self._num_wanted // CHECKS_FOR_ONE_MORE)

@@ -1,4 +1,4 @@
-"""Selection of the drawn tensor programs that are worth a check."""
+"""Selects drawn tensor programs that are worth a check."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _REMEMBERED = 100_000
 
 
 class ProgramSelection:
-    """Chooses programs that are new and bring as many new operations and placements per statement as recent programs."""
+    """Chooses tensor programs with new operations and placements, unless they were checked before.
+
+    A program must bring as many for each statement as the best recent program.
+    """
 
     def __init__(self) -> None:
         self._reach = ProgramReach()
@@ -22,7 +25,7 @@ class ProgramSelection:
         self._recent: dict[bool, deque[float]] = {each: deque(maxlen=WINDOW - 1) for each in (False, True)}
 
     def wants(self, program: TensorProgram, *, may_be_known: bool = False) -> bool:
-        """Decide whether to check a program. A checked program is remembered."""
+        """Return whether to check a program, and remember it if so. `may_be_known`: it could show a known issue."""
         mark = hash(program)
         if mark in self._checked:
             return False

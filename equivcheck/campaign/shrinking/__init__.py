@@ -1,1 +1,1 @@
-"""Shrinking: search for a smaller case with the same fault."""
+"""Shrinking: the search for a smaller case with the same failure."""

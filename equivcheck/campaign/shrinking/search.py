@@ -1,4 +1,4 @@
-"""Search for a smaller case: Hypothesis proposes cases, then single changes are tried one by one."""
+"""Searches for a smaller case: Hypothesis proposes cases, then single changes are tried one by one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _seconds_waited(verdict: CaseVerdict) -> float:
 
 
 class Judge(Protocol):
-    """Function that checks cases during shrinking."""
+    """Protocol for the function that checks cases during shrinking."""
 
     def __call__(self, case: Any, /, *, coarse: bool) -> CaseVerdict:
         """Return the verdict; `coarse` has the meaning it has in `equivcheck.check`."""
@@ -58,17 +58,17 @@ class Shrinking:
 
     @property
     def first_verdict(self) -> CaseVerdict:
-        """Full verdict on the first case."""
+        """Verdict on the case at the start of the search."""
         return self._found[0]
 
     @property
     def best(self) -> CaseVerdict:
-        """Verdict on the smallest case so far."""
+        """Verdict on the smallest case found so far."""
         return self._found[-1]
 
     @property
     def is_drawn_out(self) -> bool:
-        """Whether Hypothesis has used up its share of the time."""
+        """Whether Hypothesis's proposals have used up their share of the time."""
         return self._clock.seconds > self._seconds * DRAWING_SHARE
 
     @property
@@ -76,7 +76,10 @@ class Shrinking:
         return self._clock.seconds > self._seconds or self._stopped()
 
     def offer(self, verdict: CaseVerdict) -> bool:
-        """Remember a smaller case. Returns whether the verdict is about the same failure."""
+        """Pass the verdict on a case proposed by Hypothesis, and keep it if the case is smaller.
+
+        Returns whether it is the same failure.
+        """
         self._clock.wait(_seconds_waited(verdict))
         if not self._same(verdict):
             return False
@@ -85,7 +88,10 @@ class Shrinking:
         return True
 
     def finish(self) -> CaseVerdict:
-        """Try single changes until none helps, and return the smallest verdict that a full check confirms."""
+        """Try single changes until none gives a smaller case.
+
+        Returns the verdict on the smallest case that a full check confirms.
+        """
         self._go_back_to_what_holds()
         self._descend()
         if not self._go_back_to_what_holds():

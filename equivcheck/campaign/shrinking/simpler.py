@@ -52,11 +52,9 @@ _LESS_WITHIN: tuple[dict[str, Any], ...] = (
 
 
 def simpler_by(kind: Change[C], case: C, *, beyond: bool = False) -> Iterator[C]:
-    """Yield smaller cases (`size_of`) that can run and differ by one change.
+    """Yield the smaller cases made from `case` by one kind of change. If a case cannot run, it is repaired or left out.
 
-    Repairs may make two cases equal, so each case comes once.
-
-    `beyond` includes cases that only torch's own limits forbid.
+    Equal cases come once. With `beyond`, torch's own limits are ignored.
     """
     size, seen = size_of(case), set[C]()
     for changed in kind(case):
@@ -166,7 +164,7 @@ CHANGES: tuple[Change[Scenario], ...] = (
 
 @singledispatch
 def changes_for(case: Checkable) -> tuple[Change[Any], ...]:
-    """Return the changes for a kind of case, most effective first."""
+    """Return the kinds of changes that make such a case simpler, most effective first."""
     raise TypeError(f"case {type(case).__name__} is not valid: unknown class. Expected Scenario or TensorProgram")
 
 
@@ -268,7 +266,7 @@ def _plainer(training: Training) -> Iterator[Model]:
 
 
 def with_defaults(value: T) -> Iterator[T]:
-    """Yield an object with one option set to its default, for each option inside it."""
+    """Yield copies of an object. In each, one option is set to its default, in the object or in one inside it."""
     if isinstance(value, tuple):
         for index, item in enumerate(value):
             for changed in with_defaults(item):

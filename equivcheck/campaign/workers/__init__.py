@@ -1,1 +1,1 @@
-"""Worker processes, and the messages between them and the supervisor."""
+"""Worker processes of a campaign, and the messages between them and their supervisor."""

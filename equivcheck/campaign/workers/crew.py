@@ -1,4 +1,4 @@
-"""Workers of a campaign as its supervisor sees them, and the processes on this machine."""
+"""Interface between a campaign's supervisor and its workers, and worker processes on this machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _END_SECONDS = 1.0
 
 @dataclass(slots=True, kw_only=True)
 class Node:
-    """A cluster machine."""
+    """A machine in a cluster."""
 
     name: str
     """Unique name."""
@@ -34,26 +34,26 @@ class Node:
 
 
 class Worker(Protocol):
-    """A worker, seen from its supervisor."""
+    """Protocol for a worker process, as its supervisor sees it."""
 
     place: tuple[int, int]
     """Worker number, and how many processes this worker has had before."""
     suspect: CaseVerdict | None
-    """Verdict to check again in a process of its own; None if the worker draws cases."""
+    """A failed verdict to check again in this process; None if the worker draws cases."""
     done: bool
     """Whether the worker has sent its last message."""
     node: str
-    """Machine name; empty for this machine."""
+    """Name of the worker's machine; empty for this machine."""
 
     def send(self, message: object) -> None:
-        """Send a message. Messages to a dead worker are dropped."""
+        """Send a message to the worker. It is dropped if the worker is dead."""
 
 
 W = TypeVar("W", bound=Worker)
 
 
 class CampaignWorkers(Protocol[W]):
-    """A campaign's workers. Leaving the context ends all of them."""
+    """Protocol for all workers of a campaign. Leaving its context ends them."""
 
     workers: list[W]
     """Workers still running."""
@@ -66,27 +66,30 @@ class CampaignWorkers(Protocol[W]):
 
     @property
     def nodes(self) -> Sequence[Node]:
-        """Cluster machines; empty for this machine."""
+        """Machines in the cluster; empty if workers run on this machine."""
 
     @property
     def has_room(self) -> bool:
         """Whether a core is free for one more worker."""
 
     def start(self, plan: Plan, place: tuple[int, int], suspect: CaseVerdict | None = None) -> None:
-        """Start a worker, even if there is no room."""
+        """Start a worker, even if no core is free. `place` and `suspect` are fields in `Worker`."""
 
     def messages(self) -> Iterator[tuple[W, Any]]:
-        """Wait briefly and yield messages with their workers.
+        """Wait briefly, and yield each new message with the worker that sent it.
 
-        A worker's last message is `Ended`, `Lost` or `NodeLost`, and the worker is then no longer in `workers`.
+        A worker's last message is `Ended`, `Lost` or `NodeLost`. After it, the worker is no longer in `workers`.
         """
 
     def remove(self, worker: W) -> None:
-        """Kill a worker and drop its messages."""
+        """Kill a worker, and ignore its messages from now on."""
 
 
 class LocalWorkers(Pool[CheckingProcess]):
-    """Worker processes on this machine. They are forked from one warmed-up process if the plan uses the standard check."""
+    """A campaign's worker processes on this machine.
+
+    If the plan uses the standard check, they are forked from one process after all imports.
+    """
 
     nodes: Sequence[Node] = ()
     has_room = True
@@ -101,14 +104,14 @@ class LocalWorkers(Pool[CheckingProcess]):
             super().__exit__(kind, error, trace)
 
     def start(self, plan: Plan, place: tuple[int, int], suspect: CaseVerdict | None = None) -> None:
-        """Start a process."""
+        """Start a worker process. `place` and `suspect` are fields in `Worker`."""
         if plan.check is oracle_check and not self._forks:
             self._forks = True
             self._forking.enter_context(forked_workers(_WARMING, worker_environment()))
         self.workers.append(CheckingProcess(plan, place, suspect))
 
     def messages(self) -> Iterator[tuple[CheckingProcess, Any]]:
-        """Wait briefly and yield messages with their workers; see `CampaignWorkers.messages`."""
+        """Wait briefly, and yield each new message with the worker that sent it; see `CampaignWorkers.messages`."""
         for worker, message in super().messages():
             if isinstance(message, Ended | Stuck):
                 yield worker, self._ended(worker, message)

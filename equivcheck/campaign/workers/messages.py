@@ -11,74 +11,74 @@ from equivcheck.scenario.case import Checkable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fuzz:
-    """Message to the worker: draw and check cases until the time is up or enough are checked."""
+    """Message to a worker: draw and check cases until the time is up or enough cases are checked."""
 
     seconds: float
-    """Seconds to draw and check, counted from this message's arrival."""
+    """Seconds for drawing and checking, counted from this message's arrival."""
     num_checks: float
     """Number of cases to check; infinite for no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckOne:
-    """Message to the worker: check this case, answer with `Checked`, and end."""
+    """Message to a worker: check this case, answer with `Checked`, and end."""
 
     case: Checkable
     """Case to check."""
     beyond: bool = False
-    """Whether to run the case even if torch does not support it."""
+    """Whether to run the case even if it is beyond torch's limits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MayShrink:
-    """Message to the worker: answer to a `Found` with `asks`."""
+    """Message to a worker, as the answer to `Found` with `asks`: whether to shrink the finding."""
 
     yes: bool
-    """Whether to shrink; False if another worker shrinks or shrank the finding."""
+    """Whether to shrink. False if another worker shrinks the finding, or has shrunk it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeOver:
-    """Message to a drawing worker: shrink a finding whose worker was lost with its machine."""
+    """Message to a drawing worker: shrink a finding, because its worker was lost with its machine."""
 
     verdict: CaseVerdict
-    """Verdict with the finding's case."""
+    """Verdict on the finding, with its case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """Message from the worker: all imports are done."""
+    """Message from a worker: all its imports are done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Message from the worker, several times a second: counts."""
+    """Message from a worker, several times a second: the checks since the last such message."""
 
     tally: Tally
-    """Checks since the last message."""
+    """Counts of these checks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Message from the worker: a finding, or a smaller case for one."""
+    """Message from a worker: a finding, or a smaller case for one."""
 
     verdict: CaseVerdict
-    """Verdict with the finding's case."""
+    """Verdict on the finding, with its case."""
     asks: bool = False
     """Whether the worker waits for `MayShrink`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InDoubt:
-    """Message from the worker: a failed case is about to run again in its own process, or that run is done."""
+    """Message from a worker: a failed case is about to run again in a process of its own, or this run is done."""
 
     verdict: CaseVerdict | None
-    """Verdict to be confirmed; None once it is decided."""
+    """Verdict to be confirmed by the second run; None if this run is done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """Message from the worker: answer to `CheckOne`."""
+    """Message from a worker: the answer to `CheckOne`."""
 
     verdict: CaseVerdict
     """Verdict on the case."""
@@ -88,50 +88,50 @@ class Checked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broken:
-    """Message from the worker: the checker raised an exception."""
+    """Message from a worker: the checker itself raised an exception."""
 
     summary: str
     """Error as ``Type: message`` on one line."""
     trace: str
     """Traceback, and the case if one was being checked."""
     is_usage: bool = False
-    """Whether it was a `UsageError`."""
+    """Whether the error is a `UsageError`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """Message from the worker: the control's result."""
+    """Message from a worker: the result for the bug that the campaign plants on purpose."""
 
     name: str
-    """The planted fault."""
+    """The planted bug's name."""
     wrong: str
     """The mistake, in one sentence."""
     examples: int = 0
-    """Cases checked with the fault, including the one that caught it."""
+    """How many cases were checked with the bug, including the one that caught it."""
     seconds: float = 0.0
-    """Seconds spent on the control."""
+    """Seconds spent on these checks."""
     caught: bool = False
-    """Whether the fault was caught. If not, a clean result of the campaign proves nothing."""
+    """Whether a check caught the bug. If none did, a campaign without findings proves nothing."""
     passed_over: tuple[str, ...] = ()
-    """Faults planted before this one and dropped, because no generated case showed them in time."""
+    """Names of earlier bugs, dropped because no generated case showed them in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """Last message from a worker that ends early, because a rank still runs in its process and cannot be stopped."""
+    """Last message from a worker if it ends early, because a rank in its process still runs and cannot be stopped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """Last message from the worker."""
+    """Last message from a worker after its budget is spent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """Stands for a dead worker's last message: the process died, or was killed because it was stuck."""
+    """Replaces the last message of a dead worker: its process died, or was killed because it was stuck."""
 
     verdict: CaseVerdict | None
-    """Verdict on the case it was checking; None if it had not begun a check."""
+    """Verdict on the case in the current check; None if the worker had not begun a check."""
     seconds: float
     """Seconds since that check began."""
     printed: str
@@ -140,9 +140,9 @@ class Lost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost:
-    """Stands for a worker's last message if its machine is lost."""
+    """Replaces the last message of a worker whose machine is lost."""
 
     name: str
-    """The lost machine."""
+    """Name of the machine."""
     why: str
-    """Reason in one line."""
+    """Reason, in one line."""

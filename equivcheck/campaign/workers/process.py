@@ -1,4 +1,7 @@
-"""Worker processes as their supervisor sees them, and single checks in their own process. A dying process gives a verdict."""
+"""Worker processes as their supervisor sees them, and single checks in a process of their own.
+
+If such a process dies, this gives a verdict.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,8 @@ START_SECONDS = 120.0
 class CheckingProcess(WorkerProcess):
     """A worker process that draws and checks cases.
 
-    `place` is its number and the number of processes this worker has had before. If `suspect` is given, the process only checks
-    that case again, because the case ended an earlier process.
+    `place` is the worker's number, and how many processes this worker has had before. If `suspect` is given, the process only
+    checks that case again, because the case ended an earlier process.
     """
 
     def __init__(self, plan: Plan, place: tuple[int, int], suspect: CaseVerdict | None = None) -> None:
@@ -38,12 +41,12 @@ class CheckingProcess(WorkerProcess):
 
     @property
     def seconds_since_begun(self) -> float:
-        """Seconds since the process's last check was first seen."""
+        """Seconds since the process began its last check."""
         return time.monotonic() - self._begun
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the process has not begun a check for longer than any check may take."""
+        """Whether the process takes longer for a check than any check may take."""
         if self._recorder.num_begun != self._last_count:
             self._begin()
         if not self._patience.exhausted():
@@ -62,19 +65,22 @@ class CheckingProcess(WorkerProcess):
 
     @property
     def allowed_seconds(self) -> float:
-        """Seconds that the last check may take; before the first check, the start of the process is included."""
+        """Seconds that the current check may take. Before the first check, they include the process's start."""
         if not self._recorder.num_begun:
             return self._plan.stuck_seconds + START_SECONDS
         case = self._recorder.last_case()
         return self._plan.stuck_seconds + (all_compile_seconds(case) if case else 0.0)
 
     def death(self) -> CaseVerdict | None:
-        """Return the verdict on the case during which the process died; None if it had not begun a check."""
+        """Return a verdict CRASHED on the case during which the process died; None if it had not begun a check."""
         how = f"the process that simulated the ranks {self.how_it_ended()}"
         return self._verdict(Outcome.CRASHED, FailureKind.DIED, RankState.DIED, how)
 
     def hang(self) -> CaseVerdict | None:
-        """Kill the stuck process. Returns the verdict on its case with the stacks; None if it had not begun a check."""
+        """Kill the stuck process, and return a verdict HUNG on its case, with its stacks.
+
+        Returns None if it had not begun a check.
+        """
         self.print_stacks()
         self.kill()
         how = f"the check did not end: {self._patience.exhausted()}"
@@ -97,7 +103,7 @@ class CheckingProcess(WorkerProcess):
         )
 
     def close(self) -> None:
-        """Kill the process if it runs, and close its recorder."""
+        """Kill the process if it still runs, and free its shared memory."""
         super().close()
         self._recorder.close()
 
@@ -107,13 +113,13 @@ _POLL_SECONDS = 1.0
 
 
 class CheckerFailed(EquivCheckError):
-    """The checker itself could not run. This says nothing about the case."""
+    """The checker itself could not run. This says nothing about the checked case."""
 
 
 def check_isolated(
     case: Checkable, *, world: str, deadline: float, beyond: bool = False, check: Check = explaining_check
 ) -> CaseVerdict:
-    """Run `equivcheck.check` with a diagnosis in a new process. If the process dies or hangs, the verdict says so.
+    """Check a case in a new process, and diagnose a failure. If the process dies or hangs, the verdict says so.
 
     `beyond` ignores torch's known limits. Raises `CheckerFailed` if the checker itself fails, and `UsageError` like `check`.
     """

@@ -1,4 +1,4 @@
-"""The case that a worker is checking, in memory shared with its supervisor. The memory survives the worker's death."""
+"""Shares a worker's current case with its supervisor. The shared memory survives the worker's death."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ class Recorder:
 
     @classmethod
     def create(cls) -> Recorder:
-        """Create an empty recorder. It is freed when the last process that has it open ends."""
+        """Create an empty recorder. Its memory is freed when no process has it open."""
         return cls(unnamed_file(_SIZE))
 
     @classmethod
     def open_inherited(cls, fd: int) -> Recorder:
-        """Open the supervisor's recorder in a worker that has inherited its file descriptor."""
+        """Open the supervisor's recorder in a worker, by the inherited file descriptor `fd`."""
         return cls(os.fdopen(fd, "r+b"))
 
     @property
     def fd(self) -> int:
-        """File descriptor to pass to the worker."""
+        """File descriptor of the shared memory, to pass to the worker."""
         return self._file.fileno()
 
     def begin(self, case: Checkable) -> None:
-        """Record the start of a check. If the pickled case does not fit, the check counts, but `last` cannot return it."""
+        """Record the start of a check. If the pickled case is too large for the memory, `last_case` returns None."""
         payload = pickle.dumps(case, pickle.HIGHEST_PROTOCOL)
         if len(payload) > _SIZE - _HEADER.size:
             payload = b""
@@ -54,17 +54,17 @@ class Recorder:
         _HEADER.pack_into(self._memory, 0, self._num_begun, len(payload))
 
     def beat(self) -> None:
-        """Show that the worker is alive although it begins no check."""
+        """Tell the supervisor that the worker is alive, although it begins no check."""
         self._num_begun += 1
         _COUNT.pack_into(self._memory, 0, self._num_begun)
 
     @property
     def num_begun(self) -> int:
-        """Checks begun plus beats. The number increases while the worker is alive."""
+        """How many checks the worker has begun, plus its calls to `beat`. The number increases while the worker is alive."""
         return int(_HEADER.unpack_from(self._memory)[0])
 
     def last_case(self) -> Checkable | None:
-        """Last recorded case; None if there is no case, or if it did not fit."""
+        """Return the worker's current case; None if there is none, or if it was too large."""
         _, length = _HEADER.unpack_from(self._memory)
         if not length:
             return None
@@ -72,6 +72,6 @@ class Recorder:
         return case
 
     def close(self) -> None:
-        """Close the memory and the file."""
+        """Release the shared memory and its file descriptor."""
         self._memory.close()
         self._file.close()

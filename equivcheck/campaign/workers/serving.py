@@ -1,4 +1,4 @@
-"""Entry point for worker processes."""
+"""Entry point of worker processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from equivcheck.worlds.workers.link import SupervisorLink
 
 
 def main(fd: int, recorder_fd: int) -> None:
-    """Draw and check cases for the supervisor at the other end of `fd`."""
+    """Run a worker: draw and check cases for the supervisor at the other end of the socket `fd`.
+
+    `recorder_fd` is the file descriptor of its `Recorder`.
+    """
     link = SupervisorLink(fd)
     plan, place = link.task
     try:
@@ -40,7 +43,7 @@ def main(fd: int, recorder_fd: int) -> None:
 
 
 def import_everything(plan: Plan) -> None:
-    """Import torch and the strategies, so the campaign's clock does not include the imports."""
+    """Import torch and the strategies before the campaign's time starts."""
     if plan.check is oracle_check:
         importlib.import_module("equivcheck.checking.cases")
         preload()

@@ -1,4 +1,4 @@
-"""Turns between trainings and tensor programs, and sources for batches of trainings."""
+"""Decides about each batch: trainings or tensor programs, and the layouts."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _STAY = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A source from which a batch of cases is drawn."""
+    """A strategy for a batch of cases, with options for checking them."""
 
     strategy: SearchStrategy[Any]
     """Strategy for the cases."""
     beyond: bool = False
-    """Whether the check ignores torch's limits."""
+    """Whether the cases are checked beyond torch's limits."""
     focus: str = ""
-    """The only layout in the batch; empty for all layouts."""
+    """Name of the only layout in the batch; empty for all layouts."""
 
 
 def sources(plan: Plan, worker: int) -> Iterator[Source]:
-    """Yield a source for each batch on one worker, without end. Each worker starts with another layout."""
+    """Yield a source for each batch of trainings on one worker, without end. Each worker starts with another layout."""
     assert plan.strategy is not None
     usual = plan.strategy(plan)
     beyond = usual if plan.frontier is None else plan.frontier(plan)
@@ -77,45 +77,45 @@ LEAST_SHARE, MOST_SHARE = 0.1, 0.5
 
 
 class Reached(Protocol):
-    """Protocol for an object counting the features reached by checks."""
+    """Protocol for an object with counts of the features in checked cases."""
 
     def gain(self, case: Any, /) -> int:
-        """How many new features a case would add."""
+        """Return how many new features a case would add."""
 
     def add(self, case: Any, /) -> None:
-        """Count a case."""
+        """Count a case's features."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Part:
-    """Progress of a campaign on one kind of case: trainings or tensor programs."""
+    """Progress of a campaign with one kind of case: trainings or tensor programs."""
 
     reach: Reached
-    """Features reached by the checks."""
+    """Features in the checked cases."""
     seconds: float
-    """Expected seconds per check."""
+    """Expected seconds for one check."""
     num_checks: int = 0
-    """Number of checks."""
+    """How many checks ran."""
     gain: float = 1.0
-    """Share of the last batch that brought a new feature pair, or a new operation with placements."""
+    """Share of the last batch's cases with a new feature: a feature pair, or an operation with new placements."""
     checks_of_batch: int = 0
-    """Checks in the current batch."""
+    """How many checks ran in the current batch."""
     new_of_batch: int = 0
-    """Checks in the current batch that brought something new."""
+    """How many of these checks had a new feature."""
 
     @property
     def expected_seconds(self) -> float:
-        """Expected duration of this kind's checks so far, in seconds."""
+        """Expected duration of all checks of this kind so far, in seconds."""
         return self.num_checks * self.seconds
 
     def count(self, case: Any) -> None:
-        """Count a check."""
+        """Count a check and its case's features."""
         self.num_checks, self.checks_of_batch = self.num_checks + 1, self.checks_of_batch + 1
         self.new_of_batch += self.reach.gain(case) > 0
         self.reach.add(case)
 
     def end_batch(self) -> None:
-        """Compute `gain` from the batch that ends."""
+        """End the current batch, and compute its `gain`."""
         if self.checks_of_batch:
             self.gain, self.checks_of_batch, self.new_of_batch = self.new_of_batch / self.checks_of_batch, 0, 0
 
@@ -137,7 +137,7 @@ class Turns:
         self.is_of_programs = self._trainings is None
 
     def next(self) -> Source:
-        """End the current batch and return the source of the next."""
+        """End the current batch, and return the source for the next batch."""
         self.parts[self.is_of_programs].end_batch()
         self.is_of_programs = self._trainings is None or (self._programs is not None and self._owes_programs())
         if self._trainings is not None and not self.is_of_programs:
@@ -146,7 +146,7 @@ class Turns:
         return self._programs
 
     def count(self, case: Any) -> None:
-        """Count a check in the current batch."""
+        """Count a check of this case in the current batch."""
         self.parts[self.is_of_programs].count(case)
 
     def _owes_programs(self) -> bool:

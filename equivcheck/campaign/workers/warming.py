@@ -1,4 +1,4 @@
-"""Warm-up of the process that workers are forked from: all imports, and one small check per layout."""
+"""Prepares the process from which workers are forked: all imports, and one small check for each layout."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from equivcheck.scenario.parallelisms import PARALLELISMS
 
 
 def warm_up() -> None:
-    """Import the checks and run each layout once. No thread remains, because a forked copy would not have it."""
+    """Import everything needed for checks, and run each layout once.
+
+    No thread remains, because a forked copy would not have it.
+    """
     from equivcheck.campaign.workers.serving import import_everything
     from equivcheck.checking.check import check
     from equivcheck.worlds.pool import close_worlds

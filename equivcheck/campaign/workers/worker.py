@@ -1,4 +1,4 @@
-"""Worker of a campaign: it draws, checks, counts and shrinks until it is stopped."""
+"""A campaign's worker: it draws, checks, counts and shrinks cases until it is stopped."""
 
 from __future__ import annotations
 
@@ -40,29 +40,29 @@ _CONTROL_SECONDS = 2.0
 
 
 class Supervisor(Protocol):
-    """Protocol of the supervisor, as a worker sees it."""
+    """Protocol for the supervisor, as a worker sees it."""
 
     stopped: threading.Event
-    """Set when the worker must end after its current check."""
+    """Event: the worker must end after its current check."""
 
     def send(self, message: object, /) -> None:
         """Send a message to the supervisor."""
 
     def next(self) -> Any:
-        """Wait for an answer or an order."""
+        """Wait for the next message from the supervisor, and return it."""
 
     def pending(self) -> list[Any]:
-        """Orders that have arrived, without waiting."""
+        """Return the messages received so far, without waiting."""
 
 
 class CheckerBroke(BaseException):
-    """The check itself raised an exception. It derives from `BaseException`, because Hypothesis would shrink an `Exception`."""
+    """The checker itself raised an exception. It derives from `BaseException`, because Hypothesis would shrink an `Exception`."""
 
 
 class Worker:
-    """Draws and checks one worker's cases.
+    """Draws and checks cases for one worker of a campaign, inside its process.
 
-    `place` is its number and its process number, so each process draws other cases.
+    `place` is the worker's number and its process number, so each process draws other cases.
     """
 
     def __init__(self, plan: Plan, place: tuple[int, int], link: Supervisor, recorder: Recorder) -> None:
@@ -81,7 +81,7 @@ class Worker:
         self._clock = WorkClock()
 
     def fuzz(self, seconds: float, num_checks: float) -> None:
-        """Draw and check until the time is up, `num_checks` are done, or a stop arrives."""
+        """Draw and check cases for `seconds`, or until `num_checks` are done or the supervisor stops the worker."""
         self._clock, self._checks_left = WorkClock(), num_checks
         self._until = time.monotonic() + seconds
         self._late = self._until - seconds * _LATE_SHARE if seconds < math.inf else math.inf
@@ -111,7 +111,7 @@ class Worker:
         self._report()
 
     def check(self, case: Checkable, *, coarse: bool = False, beyond: bool = False) -> CaseVerdict:
-        """Record a case and check it."""
+        """Record a case for the supervisor, and check it. `coarse` and `beyond` are options of `equivcheck.check`."""
         self._recorder.begin(case)
         return self._asked(case, coarse=coarse, beyond=beyond)
 
@@ -133,7 +133,10 @@ class Worker:
 
     @property
     def is_spent(self) -> bool:
-        """Whether a rank that could not be stopped still runs here. Later findings in this process would prove nothing."""
+        """Whether this process must end, because a rank still runs in it and cannot be stopped.
+
+        Later findings here would prove nothing.
+        """
         return bool(abandoned_threads())
 
     @property
