@@ -112,7 +112,7 @@ def reference_from(
     rows = list(zip(*runs, strict=True))
     if any(len({len(row) for row in values}) > 1 for values in rows):
         return Reference((), Doubt(reason="rounding decides which parameters get a gradient", step=0), limit)
-    found = expected_of(trace, [np.stack(values) for values in rows], eps, *others)
+    found = expected_of(trace, rows, eps, *others)
     has_gradients = any(any(moment.present) for moment in found if moment.phase is Phase.GRADIENT)
     doubt = doubt_about(found, limit, needs_gradients=has_gradients)
     return Reference(found, doubt, limit, loss_groups=groups, loss_groups_before=before)

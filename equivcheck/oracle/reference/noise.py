@@ -6,7 +6,7 @@ eps * U(-1, 1)``. The change of a tensor at a step is its rounding noise.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 
@@ -31,6 +31,10 @@ FACTOR = 4.0
 """Tolerance divided by spread. Correct runs differed by at most 1.24 (float64), 1.60 (float32) and 2.41 (bfloat16) spreads."""
 ABSOLUTE = 4.0
 """Tolerance for a tensor that should be zero, relative to eps times the largest norm of its kind in the step."""
+BLOCK = 2**18
+"""Maximum elements in a block with several copies."""
+Copies = Numbers | Sequence[Numbers]
+"""Values in each copy, one row a copy."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -111,12 +115,13 @@ def expected_moments(
 
 
 def expected_of(
-    reference: Trace | ValueTrace, moved: Iterable[Numbers | None], eps: float | None, *others: Trace
+    reference: Trace | ValueTrace, moved: Iterable[Copies | None], eps: float | None, *others: Trace
 ) -> tuple[Expected, ...]:
     """Return the reference's compared points with tolerances, from the values in all copies.
 
-    Copies are rows, and the first is unchanged. None stands for a point without rounding. `others` is the same training summed in
-    other ways. `eps` is the rounding unit. If it is None, each tensor's element type sets it, with 0 for integers and booleans.
+    Each item of `moved` has one row per copy, and the first copy is unchanged. None stands for a point without rounding. `others`
+    is the same training summed in other ways. `eps` is the rounding unit. If it is None, each tensor's element type sets it, with
+    0 for integers and booleans.
     """
     tables: dict[int, Table] = {}
     found = []
@@ -153,16 +158,25 @@ def expected_of(
 
 
 def _noise(
-    table: Table, present: tuple[bool, ...], values: Vector, moved: Numbers | None, again: tuple[Moment, ...]
+    table: Table, present: tuple[bool, ...], values: Vector, moved: Copies | None, again: tuple[Moment, ...]
 ) -> tuple[Vector, Vector]:
     """Return spread and shift of each tensor."""
     if moved is None:
         return np.zeros(len(table.names)), np.zeros(len(table.names))
-    copies = full_vector(table, present, moved)
+    first = full_vector(table, present, np.asarray(moved[0]))
     with np.errstate(invalid="ignore", over="ignore"):
-        spread, shift = norms(table, copies[1:] - copies[0]).max(axis=0), norms(table, copies[0] - values)
+        distances = [norms(table, full_vector(table, present, rows) - first) for rows in _blocks(moved[1:])]
+        spread, shift = np.concatenate(distances).max(axis=0), norms(table, first - values)
         summed = [norms(table, full_vector(table, present, other.snapshot.values) - values) for other in again]
     return np.maximum.reduce([spread, *([shift, *summed] if again else ())]), shift
+
+
+def _blocks(copies: Copies) -> Iterator[Numbers]:
+    """Yield copies in blocks, because temporary arrays with all copies would take gigabytes."""
+    rows = max(1, BLOCK // max(1, len(copies[0])))
+    for start in range(0, len(copies), rows):
+        block = copies[start : start + rows]
+        yield block if isinstance(block, np.ndarray) else np.stack(block)
 
 
 def scales_of(phase: Phase, table: Table, own: Vector) -> Vector:
