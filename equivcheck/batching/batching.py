@@ -1,4 +1,4 @@
-"""`Batching`: a training step to check, as a value."""
+"""`Batching`: the arguments for one call to `check_batching`, as a value."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ class Batching:
         """The arguments, by name."""
 
     def check(self) -> BatchingVerdict:
-        """Run `check_batching`."""
+        """Call `check_batching` with these arguments."""
         return check_batching(**self.arguments)

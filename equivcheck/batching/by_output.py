@@ -1,4 +1,4 @@
-"""How a step weighs each model output, if no weights per example explain the parameters' gradients.
+"""Finds how a step weighs each model output, if no weights per example explain the parameters' gradients.
 
 If outputs agree in two presentations, gradients at one position differ only by the loss's weight. All positions of an example
 then have the same ratio. Outputs such as two heads may have different normalisers, each with its own count.
@@ -25,7 +25,10 @@ _MIN_INDEPENDENT = 5
 
 
 def cause_by_output(runs: Runs, plain: Sequence[Presentation], window: int | None) -> str:
-    """Say how presentations without more padding weigh outputs. Empty if the outputs' gradients are unknown."""
+    """Return clauses about how the step weighs each model output. Empty if the outputs' gradients are unknown.
+
+    `plain` are presentations without additional padding.
+    """
     whole = runs.observation(runs.whole)
     shown = [each for each in plain if each is not runs.whole and not each.has_blank]
     observed = [runs.observation(each) for each in shown]
@@ -38,7 +41,7 @@ def cause_by_output(runs: Runs, plain: Sequence[Presentation], window: int | Non
 
 
 def fits_by_output(runs: Runs, normaliser: Normaliser, window: int | None) -> bool:
-    """Whether a normaliser predicts the gradients of each output from single examples, with the output's own counts.
+    """Whether a normaliser predicts each output's gradients from steps on single examples. Each output has its own counts.
 
     False if parameters also have gradients from a loss that is not computed from the outputs.
     """

@@ -1,4 +1,4 @@
-"""Why a presentation differs: how the step weighs examples, or how examples and padding influence each other.
+"""Explains why a presentation differs: how the step weighs examples, or how examples and padding influence each other.
 
 Weights are a cause only if they predict the gradients of every presentation. If they do not, the model's outputs at each
 example's own positions show whether the model or the loss is to blame.
@@ -27,7 +27,10 @@ _PLAIN = (Kind.WHOLE, Kind.SPLIT, Kind.BLANK, Kind.TWICE)
 
 
 def cause_of(runs: Runs, given: Format, window: int | None, shown: Sequence[Presentation], wrong: Sequence[Presentation]) -> str:
-    """Explain, in clauses, why the presentations in `wrong` differ. Empty if no explanation is known."""
+    """Explain, in clauses, why the presentations in `wrong` differ from the whole batch. Empty if no explanation is known.
+
+    `given` is the batch's form, and `shown` are all presentations that ran.
+    """
     every = [runs.whole, *shown]
     if wrong and all(runs.only_loss_differs(each) for each in wrong):
         return "gradients and parameters agree: only the loss that your step returns differs"

@@ -1,4 +1,4 @@
-"""Evaluation over other batches of the same examples. The loss over all examples must not depend on the split."""
+"""Checks the user's evaluation: its loss over all examples must not depend on how they are split into batches."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _KINDS = (Kind.SPLIT, Kind.BLANK, Kind.PADDED)
 def evaluations(
     evaluate: Evaluate, task: Task, given: Format, whole: Presentation, shown: Sequence[Presentation]
 ) -> list[PresentationResult]:
-    """Evaluate the model over each presentation, and compare with the whole batch."""
+    """Evaluate the model on each presentation in `shown`, and compare the loss with that for the whole batch."""
     with one_thread():
         expected, tolerance = _measured(evaluate, task, _batches(task, given, whole))
         return [
@@ -56,7 +56,7 @@ def evaluations(
 
 
 def cause_of_evaluation(evaluate: Evaluate, task: Task, given: Format, shown: Sequence[Presentation]) -> str:
-    """Return why evaluations differ; empty if this is unknown."""
+    """Return why evaluations of the same examples differ. Empty if this is unknown."""
     split = [each for each in shown if len(each.microbatches) > 1 and each.kind in _KINDS and not each.has_blank]
     left = dict(_CAUSES) if split else {}
     with one_thread():

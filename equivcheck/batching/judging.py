@@ -1,4 +1,4 @@
-"""Run `check_batching` and judge the result."""
+"""Runs `check_batching`, and decides about its outcome."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from equivcheck.worlds.trace.differences import Difference, Phase
 
 
 def check_step(step: Step) -> BatchingVerdict:
-    """Train on all presentations and compare; see `check_batching`."""
+    """Train the step on all presentations and compare them, as `check_batching` does."""
     started = time.perf_counter()
     with preserved_state(StateKeeper()), named_in_errors(API):
         verdict = _checked(step)

@@ -1,4 +1,4 @@
-"""Normalisers: how much each example weighs in a step, by the batch's form.
+"""Normalisers: rules for how much each example weighs in a step.
 
 A step's gradient is a weighted sum over examples. A normaliser determines the weights from the counts in a batch: tokens, rows
 and microbatches. So gradients from single examples predict the gradient in any presentation.
@@ -20,7 +20,7 @@ from equivcheck.worlds.trace.tensors import Vector
 
 
 class Unit(PrintableEnum):
-    """Number by which an example's summed loss is divided."""
+    """Number by which the sum over an example's token losses is divided."""
 
     TOKENS = "the counted tokens"
     EXAMPLES = "the examples (each the mean over its tokens)"
@@ -62,20 +62,23 @@ class Across(PrintableEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Normaliser:
-    """One way to weigh examples."""
+    """A rule for how much each example weighs in a step."""
 
     unit: Unit
-    """Divisor for sums."""
+    """Number by which summed losses are divided."""
     over: Over
-    """How microbatches are put together."""
+    """How the losses of microbatches are combined."""
     across: Across = Across.JOINT
-    """How ranks are put together."""
+    """How the losses of ranks are combined."""
 
     def __str__(self) -> str:
         return self.words()
 
     def words(self, *, is_sum: bool = True) -> str:
-        """Return a phrase. `is_sum`: an example's loss is a sum or mean over its tokens, unlike DPO's."""
+        """Return the rule as a phrase for a verdict.
+
+        If `is_sum`, an example's loss is a sum or mean over its tokens, unlike DPO's.
+        """
         of = f"of {self.over.value}{self.across.value}"
         if not is_sum:
             by = "" if self.unit in (Unit.EXAMPLES, Unit.ONE) else f", divided by {self.unit.value},"
@@ -86,9 +89,9 @@ class Normaliser:
         return f"mean over {self.unit.value} {of}"
 
     def shares(self, runs: Runs, presentation: Presentation, window: int | None, single: Normaliser | None = None) -> Vector:
-        """Return each example's weight relative to a step with this example only.
+        """Return each example's weight in a presentation, relative to its weight in a step on this example only.
 
-        If `single` is given, it is that step's normaliser.
+        If steps on single examples have another normaliser, it is `single`. `window` is the number of microbatches in an update.
         """
         weights, of_single = self.weights(presentation, window), self if single is None else single
         own = [of_single.weights(step, window)[id(example)] for example, step in zip(runs.examples, runs.singles, strict=True)]
@@ -96,7 +99,10 @@ class Normaliser:
         return np.array([weights[id(example)] / one if one else 0.0 for example, one in pairs])
 
     def weights(self, presentation: Presentation, window: int | None) -> dict[int, float]:
-        """Return the weight of each example's summed loss, by the example's id. A microbatch without counted labels weighs 0."""
+        """Return each example's weight in a presentation, by the example's id. A microbatch without counted labels weighs 0.
+
+        `window` is the number of microbatches in an update.
+        """
         groups = presentation.ranks or (presentation.microbatches,)
         factor = 1.0 / len(groups) if self.across in (Across.MEAN, Across.JOINT_MEAN) else 1.0
         if self.across in (Across.JOINT, Across.JOINT_MEAN):
@@ -168,7 +174,7 @@ NORMALISERS = {
 
 
 def candidates(window: int | None, *, has_ranks: bool = False) -> Iterator[Normaliser]:
-    """Yield normalisers, the most common first."""
+    """Yield the normalisers to try, the most common first. `window` is the number of microbatches in an update."""
     for across in Across if has_ranks else (Across.JOINT,):
         for over in Over:
             if over in _WITH_WINDOW and window is None:
@@ -181,10 +187,9 @@ def candidates(window: int | None, *, has_ranks: bool = False) -> Iterator[Norma
 def fits(
     normaliser: Normaliser, runs: Runs, presentation: Presentation, window: int | None, single: Normaliser | None = None
 ) -> bool:
-    """Whether a normaliser predicts a presentation's gradients from single examples' gradients.
+    """Whether a normaliser predicts a presentation's gradients from the gradients of steps on single examples.
 
-    Each single example's step is divided by the same normaliser, so only ratios count. On ranks, single examples may have another
-    normaliser, `single`.
+    These steps are divided by the same normaliser, so only ratios count. On ranks, they may have another normaliser, `single`.
     """
     actual = runs.gradients(presentation)
     if not np.isfinite(actual).all():
@@ -197,9 +202,9 @@ def fits(
 
 
 def fits_within_example(normaliser: Normaliser, runs: Runs, window: int | None) -> bool:
-    """Whether an example's gradients follow from steps over half its labels and over the other half.
+    """Whether a normaliser predicts an example's gradients from two steps, each on one half of its labels.
 
-    This distinguishes a mean over tokens from a sum. True if no example can be split so, or if no weights of the halves explain
+    This distinguishes a mean over tokens from a sum. True if no example has two labels, or if no weights of the halves explain
     the example: then its loss, such as DPO's, is not a sum over tokens.
     """
     if runs.halves is None:
@@ -214,11 +219,10 @@ def fits_within_example(normaliser: Normaliser, runs: Runs, window: int | None) 
 
 
 def measured_weights(runs: Runs, presentation: Presentation) -> Vector | None:
-    """Return each single example's share in a presentation's gradients, by least squares.
+    """Return each example's weight in a presentation's gradients, fitted by least squares to steps on single examples.
 
-    None if no shares explain the gradients.
-
-    All shares are NaN if a gradient is not finite, or if several shares give the same gradients.
+    None if no weights explain the gradients. All weights are NaN if a gradient is not finite, or if several weights give the same
+    gradients.
     """
     actual = runs.gradients(presentation)
     singles = np.stack(runs.single_gradients, axis=1)

@@ -1,4 +1,4 @@
-"""Record a model's outputs and their gradients, at each example's positions.
+"""Records a model's outputs and their gradients, at each example's positions.
 
 If outputs agree in two presentations, their gradients show how the loss weighs each example and each output.
 """
@@ -20,45 +20,46 @@ from equivcheck.presentations.rows import Rows
 
 @dataclass(slots=True, eq=False)
 class Output:
-    """One tensor that the model returned."""
+    """One tensor in the result of a model call."""
 
     name: str
-    """Keys and indices to the tensor in the model's result; empty if it is the result."""
+    """Keys and indices that lead to the tensor in the model's result. Empty if the result is this tensor."""
     value: torch.Tensor
-    """The tensor without its graph."""
+    """Copy of the tensor, without its autograd graph."""
     node: Any
-    """Autograd's node; None without a graph."""
+    """The tensor's `grad_fn`; None if it has no graph."""
     is_final: bool = False
-    """Whether the output has positions or rows, and no other such output is computed from it."""
+    """Whether the tensor has positions or rows, and no other such output is computed from it."""
     gradient: torch.Tensor | None = None
-    """Gradient in the step; None if backward computed no gradient for it."""
+    """Gradient of the loss with respect to this output; None if backward computed none."""
 
     def add(self, gradient: torch.Tensor) -> None:
-        """Add a gradient."""
+        """Add a gradient that backward computed for this output."""
         self.gradient = gradient.detach().clone() if self.gradient is None else self.gradient + gradient.detach()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Observed:
-    """Outputs for one presentation."""
+    """A model's outputs in one presentation, with their gradients, for each example."""
 
     values: Mapping[int, tuple[torch.Tensor, ...]]
-    """Each example's outputs at its own positions, or in its own row, by the example's id. Empty if shapes do not fit."""
+    """Each example's outputs at its own positions or row, by the example's id. Empty if the outputs' shapes do not fit."""
     names: tuple[str, ...] = ()
-    """Words for final outputs with gradients, such as ``'logits'``."""
+    """Phrases for the final outputs that have gradients, such as ``'logits'``."""
     gradients: Mapping[int, tuple[torch.Tensor, ...]] = field(default_factory=dict)
-    """Each example's gradients of these outputs, summed if the example occurs more than once."""
+    """Each example's gradients with respect to these outputs, by the example's id. They are added up if the example occurs twice.
+    """
     finals: Mapping[int, tuple[torch.Tensor, ...]] = field(default_factory=dict)
-    """Each example's values in these outputs."""
+    """Each example's values in these outputs, by the example's id."""
     padding: tuple[tuple[int, ...], ...] = ()
-    """For each of these outputs: the positions in padding that have a gradient, as distances to the row's next example.
+    """For each of these outputs: the padding positions with a gradient, as distances to the row's next example.
 
     Padding behind an example has distance 0.
     """
 
 
 class Watch:
-    """Records the outputs of a model."""
+    """Records a model's outputs in each call, and their gradients."""
 
     def __init__(self, model: nn.Module) -> None:
         self._calls: list[list[Output]] = []
@@ -78,13 +79,13 @@ class Watch:
 
     @property
     def gradients(self) -> list[dict[str, torch.Tensor]]:
-        """For each call of the model: the gradients of its final outputs, by name."""
+        """For each call of the model, the gradients of its final outputs, by the outputs' names."""
         return [
             {each.name: each.gradient for each in call if each.is_final and each.gradient is not None} for call in self._calls
         ]
 
     def observation(self, presentation: Presentation, is_by_row: Callable[[torch.Tensor, Rows], bool]) -> Observed:
-        """Return each example's outputs and gradients. `is_by_row` says if a tensor has a row for each example."""
+        """Return each example's outputs and gradients. `is_by_row` is a function: has this tensor one row for each example?"""
         values: dict[int, tuple[torch.Tensor, ...]] = {}
         gradients: dict[int, tuple[torch.Tensor, ...]] = {}
         finals: dict[int, tuple[torch.Tensor, ...]] = {}
@@ -192,5 +193,5 @@ def _plain(output: Any) -> Any:
 
 
 def named_outputs(result: Any) -> dict[str, torch.Tensor]:
-    """Return the tensors in a model's result by name."""
+    """Return the tensors in a model's result. Names are the keys and indices that lead to them."""
     return {".".join(map(str, path)): tensor for path, tensor in tensors_in(_plain(result))}

@@ -1,4 +1,4 @@
-"""Run one training step on ranks, each with its own microbatches."""
+"""Runs one training step on ranks, each with its own microbatches."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from equivcheck.worlds.trace.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRuns:
-    """The user's step on a mesh."""
+    """Runs the user's step on the ranks of a mesh."""
 
     task: Task
-    """The training on ranks, whose batch each run replaces."""
+    """The training on ranks. Each run replaces its batch."""
     world: str | Ranks
-    """World, or ranks."""
+    """World in which ranks run, or ranks that are already running."""
     schedule_seed: int
-    """Order in which simulated ranks take turns."""
+    """Seed for the order in which simulated ranks take turns."""
     deadline: float
     """Seconds after which ranks count as hung."""
 
@@ -36,7 +36,10 @@ class RankRuns:
         return self.world if isinstance(self.world, str) else self.world.name
 
     def traces(self, batches: Sequence[Sequence[Any]]) -> tuple[Trace, ...]:
-        """Train one step, with a list of microbatches for each data rank. Raises `RanksFailed` if a rank fails."""
+        """Train one step, and return each rank's trace.
+
+        `batches` has a list of microbatches for each data rank. Raises `RanksFailed` if a rank fails.
+        """
         task = replace(self.task, batches=(tuple(batches),), shard=partial(_own_microbatches, self.task))
         found = run_training(members_of(task, self.world), task, self.schedule_seed, self.deadline).left
         if isinstance(found, Failure):

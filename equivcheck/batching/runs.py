@@ -1,4 +1,4 @@
-"""Run one training step over presentations, on one device."""
+"""Runs one training step on presentations of the user's batch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COMPARED = (Phase.LOSS, Phase.GRADIENT, Phase.UPDATE)
 
 
 class Runs:
-    """Trains one step on the user's batch and on other presentations. Each presentation runs once."""
+    """Trains one step on each presentation of the user's batch, and keeps the results."""
 
     def __init__(self, task: Task, given: Format, examples: Sequence[Example], ranks: RankRuns | None = None) -> None:
         self._task, self._format, self._ranks = task.with_new_optimizers(self._count_updates), given, ranks
@@ -61,7 +61,7 @@ class Runs:
         return [self._format.microbatch(rows) for rows in microbatches]
 
     def traces(self, presentation: Presentation) -> tuple[Trace, ...]:
-        """Train one step on a presentation. There is one trace for each rank, and a single one on one device."""
+        """Train one step on a presentation. Returns a trace for each rank, or one trace if it runs on one device."""
         if presentation not in self._traces:
             if presentation.ranks:
                 assert self._ranks is not None
@@ -86,7 +86,7 @@ class Runs:
         self._num_updates += 1
 
     def observation(self, presentation: Presentation) -> Observed:
-        """Return outputs and their gradients for each example's positions or row.
+        """Return each example's model outputs and their gradients in a presentation.
 
         An output with positions in another dim is left out, because it contains values at padding.
         """
@@ -95,19 +95,22 @@ class Runs:
         return self._observed[presentation]
 
     def watch(self, presentation: Presentation) -> Watch:
-        """Train on a presentation, and record the model's calls."""
+        """Train one step on a presentation, and return the recorded outputs of the model."""
         model = self.build()
         watch = Watch(model)
         self._train(presentation, model)
         return watch
 
     def is_by_row(self, output: torch.Tensor, rows: Rows) -> bool:
-        """Whether an output has one row for each row of the microbatch, and no positions."""
+        """Whether a model output has one row for each row in the microbatch `rows`, and no positions."""
         has_positions = self._format.has_tokens and rows.length in output.shape[1:]
         return len(output) == len(rows.rows) and not has_positions
 
     def outputs_differ(self, one: Presentation, other: Presentation) -> bool | None:
-        """Whether the model has different outputs for an example in both presentations. None if outputs are not by position."""
+        """Whether the model has different outputs for the same example in two presentations.
+
+        None if no example's outputs can be compared.
+        """
         first, second = self.observation(one).values, self.observation(other).values
         shared = [key for key in first if key in second]
         if not shared:
@@ -119,21 +122,21 @@ class Runs:
 
     @property
     def rounding(self) -> float:
-        """Relative limit below which a difference in a single tensor counts as rounding.
+        """Relative limit below which a difference in one tensor counts as rounding.
 
-        Another input changes a tensor by more.
+        If the model's input differs, its tensors change by more.
         """
         return float(eps_of(self.precision) ** 0.75)
 
     def is_one(self, ratio: float) -> bool:
-        """Whether a ratio of two gradients is 1 within rounding."""
+        """Whether a ratio between two gradients is 1, up to rounding."""
         return abs(ratio - 1.0) <= self.rounding
 
     def ratios_by_output(self, one: Presentation, other: Presentation) -> list[dict[int, float]] | None:
-        """For each output, each example's gradients in a presentation relative to another one.
+        """For each model output: by which factor each example's gradient in `one` is larger than in `other`.
 
-        None if gradients at one position are not multiples, or if an example's positions have different ratios. An example
-        without gradients has no ratio.
+        None if gradients at one position are not multiples of each other, or if an example's positions have different factors. An
+        example without gradients has no factor.
         """
         first, second = self.observation(one).gradients, self.observation(other).gradients
         found: list[dict[int, float]] = [{} for _ in self.observation(other).names]
@@ -152,20 +155,23 @@ class Runs:
         return found
 
     def build(self) -> nn.Module:
-        """Build the model."""
+        """Build the user's model."""
         return build_model(self._task)
 
     def is_without_update(self, presentation: Presentation) -> bool:
-        """Whether the optimizer made no step on one device. False if it has no hooks."""
+        """Whether the optimizer made no step in a presentation on one device.
+
+        False if this is unknown, because it has no hooks.
+        """
         return self.num_updates(presentation) == 0
 
     def num_updates(self, presentation: Presentation) -> int | None:
-        """Number of optimizer steps on one device. None if the optimizer has no hooks."""
+        """How many steps the optimizer made in a presentation on one device. None if this is unknown, because it has no hooks."""
         self.traces(presentation)
         return self._updates[presentation]
 
     def ratio(self, presentation: Presentation, found: Divergence) -> float:
-        """Ratio between the norm of a differing gradient and that of the whole batch; 1 for other phases."""
+        """Norm of a differing gradient, divided by its norm for the whole batch; 1 if the difference is in another value."""
         if found.phase is not Phase.GRADIENT or found.tensor not in self.gradient_moment.table.rows:
             return 1.0
         row = self.gradient_moment.table.rows[found.tensor]
@@ -175,12 +181,12 @@ class Runs:
 
     @cached_property
     def reference(self) -> Reference:
-        """The whole batch in one microbatch, with tolerances."""
+        """Values of the step on the whole batch in one microbatch, with their tolerances."""
         return self._base.reference()
 
     @cached_property
     def confirming_reference(self) -> Reference:
-        """Reference with tolerances from many more perturbed copies.
+        """Values of the step on the whole batch, with tolerances from many more perturbed runs.
 
         A difference is reported only if this reference confirms it.
         """
@@ -188,13 +194,13 @@ class Runs:
 
     @cached_property
     def with_blank(self) -> Trace:
-        """Train on the whole batch with one additional row without labels."""
+        """Trace of a step on the whole batch with one additional row that has no labels."""
         examples = (*self.examples, self._format.without_labels(self.examples[0]))
         (trace,) = self.traces(whole_batch(self._format, examples))
         return trace
 
     def compare(self, presentation: Presentation, phases: Collection[Phase] = COMPARED, *, factor: float = 1.0) -> Comparison:
-        """Compare a presentation with the whole batch in some phases. Gradients must be `factor` times as large."""
+        """Compare a presentation with the whole batch, in these phases of the step. Gradients must be `factor` times as large."""
         own = [[moment for moment in moments(trace) if moment.phase in phases] for trace in self.traces(presentation)]
         found = [ValueTrace(moments=tuple(each)) for each in own]
         expected = partial(self._expected, presentation=presentation, phases=phases, factor=factor)
@@ -217,20 +223,20 @@ class Runs:
         return replace(reference, moments=tuple(moment for moment in found if moment.phase in phases))
 
     def only_loss_differs(self, presentation: Presentation) -> bool:
-        """Whether gradients and parameters agree with the whole batch."""
+        """Whether a presentation's gradients and parameters agree with those of the whole batch."""
         return presentation.kind is not Kind.TWICE and not self.compare(presentation, (Phase.GRADIENT, Phase.UPDATE)).divergences
 
     def has_nan(self, presentation: Presentation) -> bool:
-        """Whether a gradient is NaN or infinite."""
+        """Whether a presentation has a NaN or infinite gradient."""
         return not np.isfinite(self.gradients(presentation)).all()
 
     @cached_property
     def gradient_moment(self) -> Expected:
-        """The reference's gradients, with tolerances from many copies."""
+        """Gradients for the whole batch, with tolerances from many perturbed runs."""
         return next(moment for moment in self.confirming_reference.moments if moment.phase is Phase.GRADIENT)
 
     def gradients(self, presentation: Presentation) -> Vector:
-        """The step's gradients as one vector, with zeros for parameters without gradient."""
+        """Return a presentation's gradients as one vector. It has zeros for parameters without a gradient."""
         if presentation not in self._gradients:
             snapshots = [trace.steps[0].gradients for trace in self.traces(presentation)]
             found = Assembler().assemble(self.gradient_moment, snapshots)
@@ -238,25 +244,25 @@ class Runs:
         return self._gradients[presentation]
 
     def local_gradients(self, presentation: Presentation) -> list[Vector]:
-        """Gradients on each rank; empty if ranks have different parts of them."""
+        """Return each rank's gradients in a presentation, as one vector each. Empty if ranks hold different shards."""
         snapshots = [trace.steps[0].gradients for trace in self.traces(presentation)]
         found = [Assembler().assemble(self.gradient_moment, [snapshot]) for snapshot in snapshots]
         has_shards = not all(np.array_equal(each.covered, found[0].covered) for each in found)
         return [] if has_shards else [np.where(each.covered, each.values, 0.0) for each in found]
 
     def would_be_right(self, gradients: Vector, presentation: Presentation) -> bool:
-        """Whether gradients are equal to the gradients that this presentation should have."""
+        """Whether `gradients` equal those that this presentation should have."""
         (expected,) = self._expected(self.confirming_reference, presentation, (Phase.GRADIENT,), 1.0).moments
         return self.fits(gradients, expected.values)
 
     @cached_property
     def singles(self) -> tuple[Presentation, ...]:
-        """One presentation for each example by itself."""
+        """A presentation for each example, which contains only this example."""
         return tuple(single_example(self._format, example) for example in self.examples)
 
     @cached_property
     def single_gradients(self) -> tuple[Vector, ...]:
-        """Gradients of one step for each example by itself; NaN if the step fails."""
+        """For each example, the gradients of a step on this example only; NaN if the step fails."""
         return tuple(map(self._gradients_or_nan, self.singles))
 
     def _gradients_or_nan(self, presentation: Presentation) -> Vector:
@@ -269,7 +275,7 @@ class Runs:
 
     @cached_property
     def halves(self) -> tuple[Presentation, ...] | None:
-        """Presentations of one example with all labels, with every second label, and with the remaining labels.
+        """Three presentations of one example: with all labels, with every second label, and with the other labels.
 
         None if no example has two labels.
         """
@@ -281,7 +287,7 @@ class Runs:
 
     @cached_property
     def is_additive(self) -> bool:
-        """Whether weights of an example's halves explain its gradients. True if no example can be halved."""
+        """Whether an example's gradients are a weighted sum over those of its halves. True if no example has two labels."""
         if self.halves is None:
             return True
         example, *parts = (self.gradients(each) for each in self.halves)
@@ -300,7 +306,7 @@ class Runs:
         return found
 
     def fits(self, actual: Vector, expected: Vector) -> bool:
-        """Whether two gradients agree within rounding."""
+        """Whether two gradient vectors agree, up to rounding."""
         table: Table = self.gradient_moment.table
         with np.errstate(invalid="ignore"):
             distance = norms(table, actual - expected)

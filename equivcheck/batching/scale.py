@@ -1,4 +1,4 @@
-"""Constant factors in gradients, which no comparison of presentations shows.
+"""Finds constant factors in gradients, which no comparison between presentations shows.
 
 If the loss is a cross-entropy, the gradient of the logits is a token's weight times the difference between probabilities and
 label. The gradients therefore contain the weights, and a declared normaliser must give these weights.
@@ -17,7 +17,7 @@ from equivcheck.presentations.rows import Example
 
 
 def constant_factor(runs: Runs, given: Format, declared: Normaliser, window: int | None) -> float:
-    """Factor between the step's gradients and those from the declared mean over cross-entropies.
+    """Return the factor by which the step's gradients exceed those of the declared mean over cross-entropies.
 
     1 if the loss is not a cross-entropy, or if the batch has weights.
     """

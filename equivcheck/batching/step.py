@@ -1,4 +1,4 @@
-"""`Step`: the checked arguments of `check_batching`."""
+"""`Step`: the arguments of `check_batching`, after they were checked."""
 
 from __future__ import annotations
 
@@ -26,66 +26,66 @@ from equivcheck.worlds.world import World, unwrap_world
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Arguments for `check_batching`."""
+    """The arguments of `check_batching`, after they were checked."""
 
     model: Any
-    """Builds the model, or is one."""
+    """The model, or a function that builds it."""
     step: Callable[..., Any]
-    """Trains on microbatches."""
+    """Function that trains one step on a list of microbatches."""
     batch: Any
     """The user's batch."""
     optimizer: Callable[[list[Any]], Any] | None
-    """Returns an optimizer; None for SGD."""
+    """Function that returns an optimizer for a list of parameters; None for SGD."""
     loss: Loss | None
-    """Passed to `step`."""
+    """Loss function, passed to `step`."""
     evaluate: Callable[[nn.Module, list[Any]], Any] | None
-    """Returns the loss over batches; None if there is no evaluation."""
+    """Function that returns the loss over a list of batches; None if there is no evaluation."""
     name: str
-    """Name in the verdict."""
+    """Name in the verdict's first line."""
     normaliser: str | None
-    """Declared normaliser; None if the step may have any."""
+    """Declared rule for how examples weigh: ``token``, ``sequence`` or ``none``. None if the step may have any."""
     window: int | None
-    """Number of microbatches per update."""
+    """Number of microbatches in an update; None if any number is possible."""
     microbatches: str
-    """Either ``any`` or ``even``."""
+    """``even`` if each microbatch needs the same number of rows, else ``any``."""
     microbatch_loss: tuple[str, ...]
-    """Loss terms shared by rows in a microbatch."""
+    """Names of loss terms that the rows in a microbatch share."""
     packing: str | Callable[[list[Any]], Any] | None
-    """How documents in a row are marked."""
+    """How documents in one row are marked; None if rows are not packed."""
     padding_side: tuple[str, ...]
-    """Sides for padding."""
+    """Sides on which rows may be padded."""
     pad_id: int
-    """Token in padding."""
+    """Token id in padding."""
     ignore_index: int
-    """Label without a loss."""
+    """Label that does not count in the loss."""
     fields: Mapping[str, str]
-    """Given roles."""
+    """Roles of tensors in the batch, such as ``loss_mask``, as the user gave them."""
     dtype: torch.dtype | None
-    """Element type; None to leave it unchanged."""
+    """Element type to which model and batch are converted; None to leave them unchanged."""
     keep_dtype: bool
-    """Whether requests for float32 get `dtype` instead."""
+    """Whether the model gets `dtype` if it asks for float32."""
     examples: Callable[[Any], Sequence[Any]] | None
-    """Takes a batch apart; None to infer roles."""
+    """Function that takes a batch apart into examples; None to do this by rows."""
     collate: Callable[[list[Any]], Any] | None
-    """Puts examples together; None to infer roles."""
+    """Function that makes a batch from examples; None to do this by rows."""
     weight: Callable[[Any], float] | None
-    """Returns an example's weight; None for equal weights."""
+    """Function that returns an example's weight in the loss; None for equal weights."""
     seed: int
-    """Seed."""
+    """Seed for torch, NumPy and random."""
     explain: bool
-    """Whether to search for the cause."""
+    """Whether to search for the cause if a presentation differs."""
     mesh: Mapping[str, int] | None
     """Axis names and sizes; None for one device only."""
     parallelize: Callable[..., Any] | None
-    """Parallelizes a model over the mesh."""
+    """Function that parallelizes a model over the mesh; None for one device only."""
     rank_step: Callable[..., Any] | None
-    """The step on ranks; None for `step`."""
+    """Function that replaces `step` on ranks; None for `step` itself."""
     data_axes: tuple[str, ...] | None
     """Axes whose ranks get different rows; None for axes with usual names."""
     world: str | Ranks | World
-    """How ranks run."""
+    """World in which ranks run, or ranks that are already running."""
     schedule_seed: int
-    """Order in which simulated ranks take turns."""
+    """Seed for the order in which simulated ranks take turns."""
     deadline: float
     """Seconds after which ranks count as hung."""
 
@@ -113,7 +113,7 @@ class Step:
 
     @property
     def constraints(self) -> Constraints:
-        """Facts about the step that decide which presentations must agree."""
+        """The facts about the step that decide which presentations must agree."""
         return Constraints(
             window=self.window,
             needs_even=self.microbatches == "even",
@@ -122,7 +122,7 @@ class Step:
         )
 
     def taken_apart(self) -> tuple[Format, Sequence[Example]]:
-        """The batch's form and its examples."""
+        """Return the form of the user's batch, and its examples."""
         if self.examples is not None and self.collate is not None:
             found = opaque_examples(self.batch, self.examples, self.weight)
             require_collated(self.batch, self.collate([each.value for each in found]), found)
@@ -133,7 +133,7 @@ class Step:
         return given, examples_of(given)
 
     def task(self) -> Task:
-        """A training with one step on one device."""
+        """Return a training with one step on one device."""
         return Task(
             name=self.name,
             model=partial(copy.deepcopy, self.model) if isinstance(self.model, nn.Module) else self.model,
@@ -152,7 +152,7 @@ class Step:
         )
 
     def ranks(self) -> RankRuns | None:
-        """The step on ranks; None without a mesh."""
+        """Return a runner for the step on ranks; None without a mesh."""
         if self.mesh is None or self.parallelize is None:
             return None
         axes = mesh_of(self.mesh)

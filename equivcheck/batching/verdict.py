@@ -1,4 +1,4 @@
-"""Result from `check_batching`."""
+"""`BatchingVerdict`: the result of `check_batching`."""
 
 from __future__ import annotations
 
@@ -17,52 +17,52 @@ _MOST = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresentationResult:
-    """One presentation, compared with the whole batch."""
+    """Comparison of one presentation with the whole batch."""
 
     name: str
-    """Phrase such as ``2 even microbatches``."""
+    """Phrase for the presentation, such as ``2 even microbatches``."""
     kind: Kind
-    """Change to the batch."""
+    """How the presentation changes the batch."""
     error: float = 0.0
-    """Largest error relative to its tolerance; infinite if the error is NaN."""
+    """Largest error relative to its tolerance; infinity if a value is NaN."""
     divergence: Divergence | None = None
     """First difference; None if the presentation agrees."""
     failure: str = ""
-    """Exception from the step; empty if the step did not fail."""
+    """Text of the exception that the step raised; empty if it raised none."""
     is_hung: bool = False
-    """Whether ranks hung and were stopped."""
+    """Whether the ranks hung and were stopped."""
     ratio: float = 1.0
-    """Norm of the differing tensor, divided by the tensor's norm in the whole batch."""
+    """Norm of the first differing gradient, divided by its norm for the whole batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchingVerdict(Judgement):
-    """Result from `check_batching`: EQUIVALENT, DIVERGED, CRASHED or INCONCLUSIVE, with evidence."""
+    """Result of `check_batching`: EQUIVALENT, DIVERGED, CRASHED or INCONCLUSIVE, with evidence."""
 
     name: str = ""
     """The step's name; empty if it has none."""
     counts: tuple[int, ...] = ()
-    """Counted tokens in each example."""
+    """Number of counted tokens in each example."""
     mesh: tuple[tuple[str, int], ...] = ()
-    """Axis names and sizes; empty without ranks."""
+    """Axis names and sizes; empty if the step ran on one device only."""
     precision: str = ""
-    """Element type with the fewest digits."""
+    """The coarsest element type that the step uses."""
     results: tuple[PresentationResult, ...] = ()
-    """Presentations, in order."""
+    """Result for each presentation, in the order in which they ran."""
     cause: str = ""
     """How the step weighs examples, or how examples influence each other. The cause reproduces every presentation.
     Empty if unknown."""
     weights: str = ""
     """Each example's weight in the first differing presentation, and in the whole batch. Empty if no weights explain it."""
     normaliser: str = ""
-    """Normaliser for the whole batch; empty if no known normaliser fits."""
+    """Rule for how examples weigh in the whole batch; empty if no known rule fits."""
     read: tuple[str, ...] = ()
     """How the batch was read: one phrase for each tensor."""
     notes: tuple[str, ...] = ()
-    """Remarks, one sentence each."""
+    """Further remarks, one sentence each."""
 
     def describe(self) -> str:
-        """Return the verdict as text, wrapped to the terminal's width."""
+        """Return the verdict as text, wrapped to the terminal's width. `print(verdict)` prints the same text."""
         return "\n".join(wrap_lines([self._heading(), *(f"  {line}" for line in self._evidence())]))
 
     def _heading(self) -> str:

@@ -12,7 +12,7 @@ from equivcheck.worlds.failure import RankState
 
 
 def check_beyond(scenario: Scenario, *, world: str = "sim", deadline: float = 60.0, coarse: bool = False) -> Verdict:
-    """Check a scenario without applying torch's known limits. A scenario within all limits is checked as usual.
+    """Check a scenario without regard to torch's known limits. A scenario within all limits is checked as usual.
 
     If a limit is violated, UNSUPPORTED means that every rank raises, and KNOWN that a known issue explains the failure. Silently
     wrong values, hangs, and errors on only some ranks are findings, and their reason names the limit.
@@ -23,7 +23,7 @@ def check_beyond(scenario: Scenario, *, world: str = "sim", deadline: float = 60
 
 
 def judged_beyond(verdict: Verdict, limit: str) -> Verdict:
-    """Convert an ordinary verdict to a verdict on a check without `limit`."""
+    """Convert an ordinary verdict into the verdict on a check beyond limits. `limit` is the violated limit, as text."""
     verdict = replace(verdict, beyond=limit)
     if raised_on_every_rank(verdict):
         return replace(verdict, outcome=Outcome.UNSUPPORTED, reason=f"{limit}; every rank raises", failure=None)
@@ -34,6 +34,6 @@ def judged_beyond(verdict: Verdict, limit: str) -> Verdict:
 
 
 def raised_on_every_rank(verdict: Verdict) -> bool:
-    """Whether every rank raised, so that no rank waits for another."""
+    """Whether all ranks raised an exception, so that no rank waits for another."""
     reports = verdict.failure.reports if verdict.failure and verdict.outcome is Outcome.CRASHED else ()
     return bool(reports) and all(report.state is RankState.RAISED for report in reports)

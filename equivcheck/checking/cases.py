@@ -18,9 +18,9 @@ from equivcheck.scenario.case import Checkable
 def check_case(  # noqa: PLR0913 - options, all by keyword
     case: Checkable, *, world: str, deadline: float, alter: Any = None, coarse: bool = False, beyond: bool = False
 ) -> CaseVerdict:
-    """Check a case, and return its verdict without recorded calls, because it is sent to another process.
+    """Check a case, and return its verdict without recorded collective calls, so that it is small enough to send.
 
-    `alter` plants a bug: a function to change a rank's `Setup`, or, for a tensor program, the name of its target. `coarse` and
+    `alter` plants a bug: a function to change a rank's `Setup`, or, for a tensor program, the target with the bug. `coarse` and
     `beyond` have the same meaning as in `check` and apply to scenarios only.
     """
     if isinstance(case, TensorProgram):

@@ -17,17 +17,17 @@ CONFIRMING_SECONDS = 15.0
 
 
 def may_be_confirmed(verdict: CaseVerdict) -> bool:
-    """Whether the verdict is a finding from a world other than gloo, and was not repeated there yet."""
+    """Whether the verdict is a finding from another world than gloo, and was not checked again there."""
     return verdict.outcome.is_finding and verdict.world != CONFIRMING and not verdict.confirmed
 
 
 def add_confirmation(verdict: V, again: CaseVerdict) -> V:
-    """Add to a verdict the verdict `again` on the same case, from another world."""
+    """Add to a finding's verdict how the same case ended in another world. `again` is the verdict there."""
     return replace(verdict, confirmed=_comparison(verdict.outcome, again))
 
 
 def confirmed_by(verdict: V, check: Callable[[], CaseVerdict]) -> V:
-    """Run `check` in the confirming world and add its verdict.
+    """Call `check`, which repeats a finding's check in another world, and add the result to the finding's verdict.
 
     If the second check itself fails, the first verdict stays and says why.
     """

@@ -1,4 +1,4 @@
-"""Verdict classes for scenarios and tensor programs."""
+"""Verdict classes, by the kind of case: scenario or tensor program."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ VERDICTS: dict[type, tuple[type[CaseVerdict], str]] = {Scenario: (Verdict, CASE)
 
 
 def verdict_on(case: Checkable, **values: Any) -> CaseVerdict:
-    """Build the verdict on any case."""
+    """Build the verdict on a case: a `Verdict` for a scenario, a `ProgramVerdict` for a tensor program.
+
+    `values` are its fields.
+    """
     verdict, field = VERDICTS[type(case)]
     return verdict(**{field: case, **values})
 
 
 def num_steps(case: Checkable) -> int:
-    """Number of steps in which the case can diverge."""
+    """Return the number of steps in which the case can diverge."""
     return case.training.steps if isinstance(case, Scenario) else 1

@@ -1,4 +1,4 @@
-"""Options and output functions shared by several commands."""
+"""Options shared by several commands, and functions for their output."""
 
 from __future__ import annotations
 
@@ -43,36 +43,42 @@ confirm_option = click.option("--confirm", is_flag=True, help="Check a finding a
 
 
 def seconds_option(text: str, default: float | None = None, *, names: tuple[str, ...] = ("--seconds",), **options: Any) -> Option:
-    """Return the option ``--seconds``, or another option in seconds. The help shows the default if the option has a default."""
+    """Return the option ``--seconds``, or another option whose value is in seconds. If there is a default, the help shows it."""
     kind, is_shown = click.FloatRange(min=0, min_open=True), default is not None
     return click.option(*names, type=kind, default=default, show_default=is_shown, help=text, **options)
 
 
 def deadline_option(default: float) -> Option:
-    """Return the option ``--deadline``."""
+    """Return the option ``--deadline`` with this default, in seconds."""
     text = "Ranks count as hung after this many seconds without progress (idle, or no communication)."
     return seconds_option(text, default, names=("--deadline",))
 
 
 def seed_option(text: str = "Seed of the generator; always printed.  [default: random]", default: int | None = None) -> Option:
-    """Return the option ``--seed``."""
+    """Return the option ``--seed``. `text` is its help."""
     return click.option("--seed", type=click.IntRange(min=0), default=default, show_default=default is not None, help=text)
 
 
 def choice_option(name: str, default: Enum, text: str) -> Option:
-    """Return an option that takes a value of the default's enum. The command gets the value, not the member."""
+    """Return an option for choosing a value from the enum of `default`. `text` is its help.
+
+    The command gets the value, not the member.
+    """
     values = click.Choice([member.value for member in type(default)])
     return click.option(name, type=values, default=default.value, show_default=True, help=text)
 
 
 def world_option(default: str | None, text: str = "How ranks run.", *, may_stand: bool = False) -> Option:
-    """Return the option ``--world``. If `may_stand`, it also accepts torchrun, in which every process runs the command."""
+    """Return the option ``--world``. If `may_stand`, it also accepts torchrun, in which every process runs the command.
+
+    `text` is its help.
+    """
     worlds = click.Choice(WORLDS_WITH_DATA) if may_stand else _WorldOfItsOwn(LOCAL_WORLDS)
     return click.option("--world", type=worlds, default=default, show_default=default is not None, help=text)
 
 
 def shard_option(text: str) -> Option:
-    """Return the option ``--shard``, such as ``2/8``."""
+    """Return the option ``--shard``, such as ``2/8``. `text` is its help."""
     return click.option("--shard", metavar="I/N", default="1/1", callback=_as_shard, help=text)
 
 
@@ -97,7 +103,7 @@ class _WorldOfItsOwn(click.Choice[str]):
 
 
 def check_layouts(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:  # noqa: ARG001
-    """Raise `click.BadParameter` for an unknown layout."""
+    """Check the option ``--layout``. Raises `click.BadParameter` for an unknown layout."""
     if value:
         from equivcheck.layouts.composition.registry import kinds_of
 
@@ -110,11 +116,11 @@ def check_layouts(context: click.Context, parameter: click.Parameter, value: tup
 
 
 def output_file(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:  # noqa: ARG001
-    """Raise `click.BadParameter` if the file cannot be written, before the command does its work."""
+    """Check an option with an output file, before the command works. Raises `click.BadParameter` if it cannot be written."""
     if value is not None and not value.parent.is_dir():
         raise click.BadParameter(f"folder {value.parent} does not exist. Expected a file in an existing folder")
     if value is not None and value.exists() and not value.is_file():
-        raise click.BadParameter(f"{value} is not a regular file. Expected a new or a regular file")
+        raise click.BadParameter(f"{value} is not a regular file. Expected a new file, or a regular file to replace")
     return value
 
 
@@ -124,7 +130,10 @@ html_option = click.option(
 
 
 def write_page(html: Path | None, write: Callable[[Path], object]) -> None:
-    """Write a page if `html` is given. A failure only prints a line on stderr, because the results are printed as well."""
+    """Call `write` with the file `html`, unless it is None.
+
+    If writing fails, a line on stderr says so, and the command goes on.
+    """
     if html is None:
         return
     try:
@@ -143,7 +152,10 @@ COLUMNS = 80
 
 
 def console(*, stderr: bool = False, width: int = 160) -> Console:
-    """Return a console on stdout or stderr, as wide as the terminal, or `width` columns wide if the stream is not a terminal."""
+    """Return a rich console that prints to stdout or stderr.
+
+    `width` is in columns, and counts if the stream is not a terminal.
+    """
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -151,5 +163,5 @@ def console(*, stderr: bool = False, width: int = 160) -> Console:
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """Print one object in strict JSON (no NaN) on stdout."""
+    """Print a JSON object in one line on stdout. It must not contain NaN."""
     click.echo(json.dumps(value, allow_nan=False))

@@ -1,4 +1,4 @@
-"""Exit codes, and errors as one line on stderr."""
+"""Turns the results of commands into exit codes, and errors into one line on stderr."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MACHINE_ERRORS = (
 
 
 class ExitCode(IntEnum):
-    """Process exit codes."""
+    """Exit code of a command."""
 
     NOTHING_FOUND = 0
     FINDINGS = 1
@@ -43,7 +43,10 @@ class ExitCode(IntEnum):
 
 
 class Shell(click.Group):
-    """Command group. Commands return an `ExitCode`; errors are one line, and only a bug has a traceback."""
+    """The command group `equivcheck`.
+
+    Commands return an `ExitCode`. Errors are printed in one line, and only a bug has a traceback.
+    """
 
     def __init__(self, *args: Any, sections: Mapping[str, Sequence[str]] | None = None, **extra: Any) -> None:
         """`sections` maps headings in the help to command names. Without it, all commands have one heading."""
@@ -51,7 +54,7 @@ class Shell(click.Group):
         self._sections = sections
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write each section's commands with their short help."""
+        """Write the sections of the help, each with its commands and their short help."""
         sections = self._sections or {"Commands": self.list_commands(ctx)}
         width = max((len(name) for names in sections.values() for name in names), default=0)
         for title, names in sections.items():
@@ -62,7 +65,7 @@ class Shell(click.Group):
                 formatter.write_dl(rows)
 
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> NoReturn:  # type: ignore[override]
-        """Run a command and exit."""
+        """Run a command, and end the process with its exit code."""
         extra["standalone_mode"] = False
         with standard_streams():
             try:
@@ -99,7 +102,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def report(error: Exception) -> ExitCode:
-    """Print an error as one line on stderr and return its exit code."""
+    """Print an error as one line on stderr, and return the exit code for it."""
     if isinstance(error, NoArgsIsHelpError):
         error.show()
         return ExitCode.USAGE

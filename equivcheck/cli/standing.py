@@ -1,4 +1,4 @@
-"""Run a command in every process that torchrun started. Only rank 0 prints."""
+"""Runs a command in all processes that torchrun started. Only rank 0 prints."""
 
 from __future__ import annotations
 

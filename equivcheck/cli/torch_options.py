@@ -29,7 +29,7 @@ torch_option = click.option(
 
 
 def environment_options(command: F) -> F:
-    """Add ``--python``, ``--cache`` and ``--index-url``, the arguments of `environments`."""
+    """Decorator that adds the options ``--python``, ``--cache`` and ``--index-url`` to a command."""
     python = click.option(
         "--python",
         "pythons",
@@ -55,7 +55,7 @@ def environment_options(command: F) -> F:
 
 
 def environments(pythons: tuple[Installation, ...], cache: Path | None, index_url: str) -> Environments:
-    """Return environments with torch versions. Creating an environment prints a line on stderr."""
+    """Return virtual environments with other torch versions, from the options. If one is created, a line on stderr says so."""
     return Environments(
         given={installation.version: installation for installation in pythons},
         cache=(cache or default_cache()).absolute(),

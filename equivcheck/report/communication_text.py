@@ -1,4 +1,4 @@
-"""Communication in a check, as text: a table, and a lane per rank."""
+"""Prints the collective calls in a check: a table, and a lane for each rank."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _STEPLESS = (Stage.SETUP, Stage.READING)
 
 
 def print_communication(console: Console, verdict: Verdict) -> None:
-    """Print actual and expected calls and bytes by step, once for ranks with the same numbers, then lanes."""
+    """Print actual and expected collective calls and bytes for each step, then each rank's calls as a lane.
+
+    Ranks with the same numbers share a table.
+    """
     if not verdict.calls:
         console.print(Text(f"no calls to show: {verdict.unmodelled or 'the ranks did not finish'}"), soft_wrap=True)
         return
@@ -88,9 +91,9 @@ def _print_lanes(console: Console, verdict: Verdict) -> None:
 
 
 def lane_cells(placed: Sequence[PlacedCall], num_ranks: int) -> list[list[str]]:
-    """Build the picture of calls: two characters per rank and column.
+    """Return the picture with a lane for each rank: two characters for each column.
 
-    Letters stand for the kind of call and its group, a dot for no call.
+    The first is a letter for the kind of call, the second for its group; a dot stands for no call.
     """
     rows = [[" ."] * (1 + max(one.column for one in placed)) for _ in range(num_ranks)]
     for one in placed:

@@ -1,4 +1,4 @@
-"""Coverage for feature pairs, as text and as JSON values."""
+"""Formats the coverage of features and operations, as text and as JSON values."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _MAX_FEATURES, _MAX_PAIRS, _MAX_NAMES = 12, 20, 40
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class MeasuredCoverage:
-    """Coverage of features, with the plan that was measured and the time it took."""
+    """Result from `equivcheck coverage`: the drawn feature pairs, with the plan."""
 
     reach: Reach
-    """Feature pairs that were drawn."""
+    """Feature pairs in the drawn scenarios."""
     plan: Plan
-    """Plan with the strategies."""
+    """Plan with the strategies from which scenarios were drawn."""
     seconds: float
-    """Duration."""
+    """How long the measurement took."""
 
 
 def print_coverage(console: Console, measured: MeasuredCoverage) -> None:
-    """Print pairs by part of the scenario, the features with the most missing pairs, and some missing pairs."""
+    """Print drawn pairs for each two parts of a scenario, the features with most missing pairs, and some missing pairs."""
     reach = measured.reach
     console.print(_table(reach))
     for line in _lines(measured):
@@ -44,18 +44,18 @@ def print_coverage(console: Console, measured: MeasuredCoverage) -> None:
 
 
 def pairs_line(reach: Reach) -> str:
-    """One line: ``pairs of features covered: 41,000 of 43,000 (95.3 %)``."""
+    """Return the line ``pairs of features covered: 41,000 of 43,000 (95.3 %)``."""
     return f"pairs of features covered: {reach.drawn_pairs.count:,} of {reach.legal.count:,} ({100 * reach.share:.1f} %)"
 
 
 def signatures_line(signatures: Collection[str]) -> str:
-    """One line: ``signatures: 420 pairs of consecutive calls, 1,300 DTensor operations with placements``."""
+    """Return the line ``signatures: 420 pairs of consecutive calls, 1,300 DTensor operations with placements``."""
     calls = sum(AFTER in each for each in signatures)
     return f"signatures: {calls:,} pairs of consecutive calls, {len(signatures) - calls:,} DTensor operations with placements"
 
 
 def families_line(reach: Reach) -> str:
-    """One line: ``tokens 20,000 of 22,000 (90.9 %), sequences ..., rows ...``."""
+    """Return the line ``tokens 20,000 of 22,000 (90.9 %), sequences ..., rows ...`` about drawn pairs, by model input."""
     return ", ".join(
         f"{each['family']} {each['drawn']:,} of {each['legal']:,} ({100 * each['drawn'] / max(1, each['legal']):.1f} %)"
         for each in _families(reach)
@@ -63,9 +63,9 @@ def families_line(reach: Reach) -> str:
 
 
 def coverage_object(measured: MeasuredCoverage) -> dict[str, Any]:
-    """Convert coverage to a JSON object.
+    """Convert a coverage measurement to a JSON object.
 
-    `missing` lists allowed feature pairs that were never drawn, starting with the features that have the most undrawn pairs.
+    `missing` lists allowed feature pairs never drawn, starting with the features that have the most undrawn pairs.
     """
     reach = measured.reach
     return {
@@ -87,19 +87,19 @@ def coverage_object(measured: MeasuredCoverage) -> dict[str, Any]:
 
 
 def reach_object(reach: Reach) -> dict[str, Any]:
-    """Coverage figures for a campaign's summary."""
+    """Convert the covered feature pairs to JSON values, for a campaign's summary."""
     figures = {"legal_pairs": reach.legal.count, "drawn_pairs": reach.drawn_pairs.count, "share": round(reach.share, 6)}
     return figures | {"families": _families(reach), "parts": _parts(reach)}
 
 
 def programs_line(reach: ProgramReach) -> str:
-    """One line: ``operations in tensor programs: 250 of 254, with 3,120 placements of arguments``."""
+    """Return the line ``operations in tensor programs: 250 of 254, with 3,120 placements of arguments``."""
     reached, places = len(reach.operations), f"{len(reach.places):,}"
     return f"operations in tensor programs: {reached} of {len(OPERATIONS)}, with {places} placements of arguments"
 
 
 def programs_object(reach: ProgramReach) -> dict[str, Any]:
-    """Convert coverage to a JSON object: figures, operations not reached, and statements that all ranks refused."""
+    """Convert the covered operations to a JSON object: numbers, missing operations, and statements that all ranks refused."""
     return {
         "programs": reach.num_programs,
         "operations": len(OPERATIONS),
@@ -170,7 +170,10 @@ def _missing(reach: Reach) -> list[tuple[str, str]]:
 
 
 def print_program_coverage(console: Console, reach: ProgramReach, found: Overloads, seed: int) -> None:
-    """Print placements with their operation counts, operations not drawn, and overloads."""
+    """Print how many operations occurred with each placement, operations not drawn, and overloads.
+
+    `seed` is the seed for the programs.
+    """
     table = Table("placement of an argument", box=None, pad_edge=False, header_style="bold")
     table.add_column("operations", justify="right")
     for lies, number in _placements(reach).most_common():
@@ -181,7 +184,7 @@ def print_program_coverage(console: Console, reach: ProgramReach, found: Overloa
 
 
 def program_coverage_object(reach: ProgramReach, found: Overloads) -> dict[str, Any]:
-    """Convert coverage of tensor programs to a JSON object, with all overloads that are not reached."""
+    """Convert the covered operations and torch's overloads to a JSON object, with all missing overloads."""
     return {
         **programs_object(reach),
         "placements": dict(_placements(reach).most_common()),

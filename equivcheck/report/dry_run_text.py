@@ -1,4 +1,4 @@
-"""Dry run, as text."""
+"""Prints a dry run's result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from equivcheck.worlds.trace.stage import Stage
 
 
 def print_dry_run(console: Console, found: DryRun) -> None:
-    """Print the ranks' shards, the first rank's calls, and differences from the expected values."""
+    """Print a dry run: the ranks' shards, the first rank's collective calls, and differences from the expected values."""
     for part in _parts(found):
         console.print(part, soft_wrap=isinstance(part, Text))
 

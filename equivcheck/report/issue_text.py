@@ -1,4 +1,4 @@
-"""Title and text for an issue about a failed run, in Markdown that stands alone."""
+"""Writes title and body for a GitHub issue about failed campaigns, in Markdown that stands alone."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _BACKTICKS = re.compile(r"`{3,}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """A finding that the issue reports, with its script."""
+    """A finding in the issue, with its script."""
 
     record: Record
-    """Finding's status over all runs."""
+    """The finding's history over all campaigns."""
     finding: Finding
-    """Finding from the store."""
+    """The finding, loaded from the store."""
     script: str = ""
     """Torch-only script that reproduces the finding; empty if there is none."""
     why_no_script: str = ""
-    """Reason why there is no script."""
+    """Reason why there is no script; empty if there is one."""
 
 
 def issue_title(runs: Sequence[Run], reported: Sequence[Reported]) -> str:
-    """Issue title: ``nightly: 2 findings on torch 2.14.0: ddp diverged, fsdp2 crashed``."""
+    """Return the issue's title, such as ``nightly: 2 findings on torch 2.14.0: ddp diverged, fsdp2 crashed``."""
     modes, versions = _in_a_row(run.mode.value for run in runs), _in_a_row(run.torch for run in runs)
     named = ", ".join(f"{each.record.name} {each.record.outcome.value}" for each in reported)
     title = escape_unprintable(f"{modes}: {count(len(reported), 'finding')} on torch {versions}: {named}")
@@ -43,7 +43,7 @@ def issue_title(runs: Sequence[Run], reported: Sequence[Reported]) -> str:
 
 
 def issue_text(runs: Sequence[Run], reported: Sequence[Reported]) -> str:
-    """Issue body: circumstances, then for each finding its text, versions, script, and scenario as JSON.
+    """Return the issue's body: the campaigns, then each finding's text, versions, script, and scenario as JSON.
 
     If there is not enough room, some findings have no script and scenario, and if needed no text.
     """

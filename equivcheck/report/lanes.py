@@ -1,4 +1,4 @@
-"""Calls by rank in columns. Calls that a group issues together share a column."""
+"""Arranges collective calls by rank in columns. Calls that a group makes together share a column."""
 
 from __future__ import annotations
 
@@ -30,43 +30,43 @@ MESSAGES = ("send", "recv")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedCall:
-    """A call with its column in the drawing."""
+    """One rank's collective call, with its column in a drawing."""
 
     rank: int
-    """Rank that issued it."""
+    """Rank that made the call."""
     column: int
-    """Column, from 0. Calls that a group issues together share a column."""
+    """Column, from 0. Calls that a group makes together share a column."""
     call: Call
-    """The call."""
+    """The recorded call."""
     group: int
-    """Group number, in order of first use."""
+    """The group's number, in order of first use."""
     is_unmatched: bool
-    """Whether other members of its group did not issue it."""
+    """Whether some other ranks in the group did not make this call."""
 
     @property
     def letter(self) -> str:
-        """Letter for the kind of call."""
+        """Letter for the kind of call, such as all-reduce."""
         return LETTERS.get(self.call.op.partition(".")[0], "?")
 
     @property
     def meeting(self) -> tuple[int, tuple[int, ...], str]:
-        """Key that is equal for calls that a group makes together."""
+        """Key that is equal for the calls that a group makes together."""
         return self.column, self.call.ranks, self.call.op
 
 
 def group_names(calls: Sequence[Sequence[Call]], mesh: Mesh) -> tuple[str, ...]:
-    """Names of the communicating groups, in order of first use."""
+    """Return names for the process groups in the calls, by mesh axes, in order of first use."""
     return tuple(dict.fromkeys(axes_of(call.ranks, mesh) for rank in calls for call in rank))
 
 
 def used_letters(calls: Sequence[Sequence[Call]]) -> list[tuple[str, str]]:
-    """Letters in the drawing, with the kinds of calls they stand for."""
+    """Return the letters in a drawing, each with the kind of call for which it stands."""
     used = dict.fromkeys(call.op.partition(".")[0] for rank in calls for call in rank)
     return [(LETTERS.get(op, "?"), op) for op in used]
 
 
 def placed_steps(calls: Sequence[Sequence[Call]], mesh: Mesh) -> list[tuple[list[int], list[PlacedCall]]]:
-    """Return steps with their calls by column, setup first. Consecutive equal steps share an entry."""
+    """Return each step with its calls and their columns, the setup first. Consecutive equal steps share an entry."""
     found: list[tuple[list[int], list[PlacedCall]]] = []
     names = group_names(calls, mesh)
     for step in sorted({call.step for rank in calls for call in rank}):
@@ -103,7 +103,7 @@ def steps_in_words(steps: Sequence[int]) -> str:
 
 
 def columns(calls: Sequence[Sequence[Call]]) -> list[list[int]]:
-    """Return a column for each call on each rank.
+    """Return the column for each call on each rank. `calls` are each rank's calls.
 
     If several ranks make a call together, the last rank's column counts.
     """

@@ -1,4 +1,4 @@
-"""Selftest results as text and as JSON values."""
+"""Formats a selftest's result, as text and as JSON values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from equivcheck.scenario.scenario import count, describe_case
 
 
 def print_selftest(console: Console, found: SelftestResult) -> None:
-    """Print a line per mutant, then the missed mutants, the mutants without effect, and the rates."""
+    """Print a line for each mutant, then the missed mutants, the mutants without effect, and the rates."""
     console.print(_table(found.rows))
     for line in (*(line for row in found.rows for line in _remarks(row)), *_totals(found)):
         console.print(line, soft_wrap=True)
@@ -97,7 +97,7 @@ def _totals(found: SelftestResult) -> Iterator[Text]:
 
 
 def selftest_object(found: SelftestResult) -> dict[str, Any]:
-    """Convert the results to a JSON object. Rates are shares from 0 to 1."""
+    """Convert a selftest's result to a JSON object. Rates are shares from 0 to 1."""
     return {
         "mutants": [_row_object(row) for row in found.rows],
         "kill_rate": round(found.kill_rate, 4),

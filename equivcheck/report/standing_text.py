@@ -1,4 +1,4 @@
-"""Findings over all runs, as text and as JSON values."""
+"""Formats findings with their status over all campaigns, as text and as JSON values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ _STYLES = {
 
 
 def print_standings(console: Console, records: Sequence[Record], fails: Callable[[Record], bool]) -> None:
-    """Print a line with counts, then three lines per finding. Findings that make a run fail are marked and come first."""
+    """Print a line with counts, then three lines for each finding.
+
+    Findings that make a campaign fail are marked and come first.
+    """
     counts = Counter(record.standing for record in records)
     shown = ", ".join(f"{counts[standing]} {standing.value}" for standing in Standing if counts[standing])
     console.print(Text(f"{count(len(records), 'finding')} over all runs{': ' if shown else ''}{shown}"), soft_wrap=True)
@@ -35,7 +38,7 @@ def print_standings(console: Console, records: Sequence[Record], fails: Callable
 
 
 def standing_object(record: Record, *, fails: bool) -> dict[str, Any]:
-    """Convert a finding's record to a JSON object."""
+    """Convert a finding's history to a JSON object. `fails` says whether it makes the campaign fail."""
     values = asdict(record)
     del values["decided_by"]
     return values | {"outcome": record.outcome.value, "standing": record.standing.value, "fails": fails}
@@ -51,7 +54,7 @@ def _lines(record: Record, fails: bool) -> Iterator[Text]:
 
 
 def where_seen(sighting: Sighting) -> str:
-    """Describe when and where a finding was seen: ``2026-01-31 with torch 2.14.0 (1a2b3c4d) at 9f8e7d6c``."""
+    """Describe the campaign in which a finding was seen: ``2026-01-31 with torch 2.14.0 (1a2b3c4d) at 9f8e7d6c``."""
     built = f" ({sighting.torch_commit[:8]})" if sighting.torch_commit else ""
     at = f" at {sighting.revision[:8]}" if sighting.revision else ""
     return f"{sighting.began[:10]} with torch {sighting.torch}{built}{at}"

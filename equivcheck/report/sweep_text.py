@@ -1,4 +1,4 @@
-"""Sweep, as text and as JSON values."""
+"""Formats a sweep's result, as text and as JSON values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from equivcheck.scenario.file_format.codec import encode
 
 
 def print_sweep(console: Console, found: SweepResult, coverage: Sequence[Coverage] = ()) -> None:
-    """Print counts, then a paragraph per group of programs with the same result."""
+    """Print a sweep's counts, then a paragraph for each group of programs with the same result."""
     for part in coverage:
         console.print(f"{part.name}: {part.num_covered:,} covered, {part.num_left:,} left")
     counts = ", ".join(f"{number:,} {outcome.value}" for outcome, number in found.outcomes.most_common())
@@ -29,7 +29,7 @@ def print_sweep(console: Console, found: SweepResult, coverage: Sequence[Coverag
 
 
 def sweep_object(found: SweepResult, coverage: Sequence[Coverage] = ()) -> dict[str, Any]:
-    """Convert the result to a JSON object with all counts and groups."""
+    """Convert a sweep's result to a JSON object, with all counts and groups."""
     return {
         "coverage": {each.name: {"covered": each.num_covered, "left": each.num_left} for each in coverage},
         "outcomes": {outcome.value: number for outcome, number in found.outcomes.items()},

@@ -1,4 +1,4 @@
-"""Commands for readers to copy."""
+"""Commands that readers can copy into their shell."""
 
 from __future__ import annotations
 

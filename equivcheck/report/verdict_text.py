@@ -1,4 +1,4 @@
-"""A verdict in color."""
+"""Prints a verdict in color."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STYLES = {
 
 
 def print_verdict(console: Console, verdict: CaseVerdict) -> None:
-    """Print outcome, case and evidence; for a finding also the case as code."""
+    """Print a verdict's outcome, case and evidence. For a finding, also print the case as code."""
     outcome = verdict.outcome.value.upper()
     heading = f"{outcome}: {verdict.heading()}, {verdict.seconds * 1000:.0f} ms"
     text = Text("\n".join(wrap_lines([heading, *(f"  {line}" for line in verdict.evidence())])))

@@ -14,9 +14,9 @@ DATA_AXES = (DP, REPLICATE, SHARD)
 
 
 def scenario_on_ranks(scenario: Scenario, num_ranks: int) -> Scenario:
-    """Resize the outermost data axis (or the outermost axis, if there is no data axis) so that the mesh has `num_ranks` ranks.
+    """Return the scenario on `num_ranks` ranks: the outermost data axis gets another size.
 
-    Raises `UsageError` if the other axes do not divide `num_ranks`.
+    Without a data axis, the outermost axis does. Raises `UsageError` if the other axes do not divide `num_ranks`.
     """
     mesh = scenario.layout.mesh
     index = next((index for index, name in enumerate(mesh.names) if name in DATA_AXES), 0)
@@ -29,7 +29,7 @@ def scenario_on_ranks(scenario: Scenario, num_ranks: int) -> Scenario:
 
 
 def small_scenario(scenario: Scenario) -> Scenario:
-    """Reduce all axes to two ranks or fewer if the mesh has too many ranks to run them all."""
+    """Return the scenario on a few ranks: if it has too many to run them all, each axis gets at most two."""
     sizes = scenario.layout.mesh.shape
     if math.prod(sizes) > MAX_RANKS:
         sizes = tuple(min(size, 2) for size in sizes)
@@ -37,7 +37,7 @@ def small_scenario(scenario: Scenario) -> Scenario:
 
 
 def with_axis_sizes(scenario: Scenario, sizes: Sequence[int]) -> Scenario:
-    """Replace the axis sizes, and scale each microbatch so that every data rank keeps its number of rows."""
+    """Return the scenario with other axis sizes. Microbatches are scaled, so that every data rank keeps its number of rows."""
     layout = scenario.layout
     axes = tuple(Axis(name=axis.name, size=size) for axis, size in zip(layout.mesh.axes, sizes, strict=True))
     wider = replace(layout, mesh=Mesh(axes=axes))

@@ -34,16 +34,16 @@ MAX_STEPS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """Shape and bytes of one parameter on one rank."""
+    """Shape and size of one parameter's shard on one rank."""
 
     name: str
-    """Canonical parameter name."""
+    """The parameter's name in the model without wrappers."""
     shape: tuple[int, ...]
-    """Full shape."""
+    """The parameter's full shape."""
     local_shape: tuple[int, ...]
-    """Shard shape. For a flat parameter, the number of elements on the rank."""
+    """The shard's shape. If it lies in a flat parameter, its number of elements."""
     num_bytes: int
-    """Shard size in bytes."""
+    """The shard's size in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,44 +51,47 @@ class RankPlan:
     """Predicted memory and collective calls of one rank."""
 
     rank: int
-    """Global rank."""
+    """Global rank, from 0."""
     coordinates: tuple[int, ...]
-    """Coordinates along the mesh axes."""
+    """The rank's index along each mesh axis."""
     holdings: tuple[Holding, ...]
-    """Shards for all parameters that have a part on this rank."""
+    """The parameter shards on this rank."""
     parameter_bytes: int
-    """Total parameter shard size in bytes. Gradients have the same size."""
+    """Size of all these shards in bytes. Gradients have the same size."""
     optimizer_bytes: int
-    """Optimizer state size in bytes."""
+    """Size of the optimizer state in bytes."""
     traffic: tuple[Traffic, ...]
-    """Calls in the setup and in each step, except those that only read results for the comparison."""
+    """Collective calls in the setup and in each step. Calls that only read results for the comparison are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun:
-    """Result of `dry_run`."""
+    """Result of `dry_run`: predicted memory and collective calls, and the problems found."""
 
     scenario: Scenario
-    """Scenario with the requested mesh size."""
+    """The scenario on the requested number of ranks."""
     small: Scenario
-    """Scenario on a few ranks, all of which ran for comparison."""
+    """The scenario on a few ranks, all of which ran for comparison."""
     plans: tuple[RankPlan, ...]
-    """Plans for the first and the last rank."""
+    """Memory and collective calls for the first and the last rank."""
     problems: tuple[str, ...]
-    """Shards that differ from the expected shards, and unexpected calls.
-    If calls cannot be predicted, also numbers of calls that differ from the small scenario. Empty if the layout is correct."""
+    """Shards that differ from computed ones, and unexpected collective calls. Empty if the layout is correct.
+
+    If calls cannot be predicted, numbers of calls that differ from the small scenario are problems, too.
+    """
     remarks: tuple[str, ...]
-    """Call counts that differ from the small scenario's but match the prediction."""
+    """Numbers of collective calls that differ from the small scenario's, but match the prediction."""
     unmodelled: str
-    """Why calls cannot be predicted. Empty if calls can be predicted."""
+    """Reason why collective calls cannot be predicted. Empty if they can."""
     seconds: float
     """Duration in seconds."""
 
 
 def dry_run(scenario: Scenario) -> DryRun:
-    """Run only a scenario's first and last rank, and all ranks on a small mesh for comparison.
+    """Train only the first and the last rank of a scenario, each without the others.
 
-    Raises `UsageError` if the layout cannot run the training or its ranks cannot run alone, and `RanksFailed` if a rank raises.
+    For comparison, all ranks train on a small mesh. Raises `UsageError` if the layout cannot run the training or its ranks cannot
+    run alone, and `RanksFailed` if a rank raises.
     """
     started = time.perf_counter()
     if scenario.layout.has(Pipeline):

@@ -73,7 +73,7 @@ def _check(  # noqa: PLR0913
     from equivcheck.scenario import Scenario
 
     if (comm or beyond) and not isinstance(case, Scenario):
-        raise UsageError("--comm and --beyond are not valid for a tensor program. Expected a scenario")
+        raise UsageError("--comm and --beyond are not valid for a tensor program. Expected a file with a scenario")
     check_case: Callable[..., Any] = check_beyond if beyond else check_within
     verdict: Any = check_case(case, world=world, deadline=deadline)
     if verdict.outcome.is_finding and not verdict.beyond:
@@ -116,7 +116,10 @@ def _write_page(page: Path, verdict: CaseVerdict, file: str, deadline: float) ->
 
 
 def read_case(file: str) -> Scenario | TensorProgram:
-    """Read a case from a file, or from standard input for ``-``. Raises `UsageError` or `InvalidScenario`."""
+    """Read a scenario or tensor program from a JSON file, or from standard input for ``-``.
+
+    Raises `UsageError` if there is no such file, and `InvalidScenario` for wrong contents.
+    """
     from equivcheck.programs.nouns import case_from_json
 
     if file == "-":
@@ -127,10 +130,13 @@ def read_case(file: str) -> Scenario | TensorProgram:
 
 
 def read_scenario(file: str) -> Scenario:
-    """Read a scenario. Raises `UsageError` for a tensor program, `UsageError` or `InvalidScenario` for a bad file."""
+    """Read a scenario from a JSON file, or from standard input for ``-``.
+
+    Raises `UsageError` if it is a tensor program or there is no such file, and `InvalidScenario` for wrong contents.
+    """
     from equivcheck.scenario import Scenario
 
     case = read_case(file)
     if not isinstance(case, Scenario):
-        raise UsageError(f"file {file} is not valid: it has a tensor program. Expected a scenario")
+        raise UsageError(f"file {file} is not valid: it contains a tensor program. Expected a file with a scenario")
     return case

@@ -91,7 +91,7 @@ def _of_programs(seconds: float, seed: int | None, *, as_json: bool) -> ExitCode
 
 
 def write_legal(examples: Examples, file: Path) -> None:
-    """Search for a scenario for each pair that was never generated, and write the legal pairs."""
+    """Write the table of legal feature pairs to `file`. For each pair never drawn, search a scenario with both features."""
     from equivcheck.campaign.coverage.legality import witness
     from equivcheck.campaign.coverage.pairs import format_pairs
 

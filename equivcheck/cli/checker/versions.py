@@ -1,4 +1,4 @@
-"""`equivcheck versions`: check each torch version."""
+"""`equivcheck versions`: compare torch versions."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Commands on findings."""
+"""Commands about stored findings."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ReplayResult(PrintableEnum):
-    """Result from checking a finding again."""
+    """Result of checking a finding again, compared with the stored verdict."""
 
     STILL = "still"
     DIFFERENTLY = "differently"
@@ -87,7 +87,7 @@ def _replay(finding: str, store: Path, check: Callable[[Finding], CaseVerdict], 
 
 
 def check_again(kept: Finding, world: str, deadline: float, *, confirm: bool) -> CaseVerdict:
-    """Check a finding's case in a separate process, and again on gloo if `confirm` is set."""
+    """Check a finding's case in a separate process. With `confirm`, a failure is checked once more in gloo."""
     from equivcheck.campaign.plan import explaining_check
     from equivcheck.campaign.workers.process import check_isolated
     from equivcheck.checking.confirm import CONFIRMING, confirmed_by, may_be_confirmed
@@ -102,7 +102,10 @@ def check_again(kept: Finding, world: str, deadline: float, *, confirm: bool) ->
 
 
 def find(finding: str, store: Path) -> Finding:
-    """Load a finding by its folder or fingerprint. Raises `UsageError`."""
+    """Load a finding by its folder, or by the first digits of its fingerprint.
+
+    Raises `UsageError` if there is none, or more than one.
+    """
     from equivcheck.campaign.findings.finding import load_finding
     from equivcheck.campaign.findings.store import FindingStore
 
@@ -112,7 +115,7 @@ def find(finding: str, store: Path) -> Finding:
 
 
 def compare(kept: Finding, verdict: CaseVerdict) -> ReplayResult:
-    """Compare a finding with its new verdict."""
+    """Compare a stored finding with a new verdict on its case."""
     from equivcheck.campaign.findings.fingerprint import fingerprint
 
     if not verdict.outcome.is_finding:

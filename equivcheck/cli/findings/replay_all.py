@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def replay_all(store: Path, check: Callable[[Finding], CaseVerdict], *, as_json: bool) -> ExitCode:
-    """Check a store's findings again and print one line for each, then the totals."""
+    """Check all findings in a store again, and print one line for each, then the totals."""
     from equivcheck.campaign.findings.environment import environment
     from equivcheck.campaign.findings.store import FindingStore
 
@@ -40,7 +40,7 @@ def replay_all(store: Path, check: Callable[[Finding], CaseVerdict], *, as_json:
 
 
 def each_replayed(store: FindingStore, check: Callable[[Finding], CaseVerdict], torch: str) -> Iterator[ReplayedFinding]:
-    """Check a store's findings again, and yield the results. Progress and unreadable findings go to stderr."""
+    """Check all findings in a store again, and yield the results. Progress and unreadable findings go to stderr."""
     from equivcheck.campaign.findings.fate import replayed
     from equivcheck.campaign.findings.finding import BrokenFinding
 

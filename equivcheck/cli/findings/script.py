@@ -1,4 +1,4 @@
-"""Scripts for reproducing findings."""
+"""Writes and runs torch-only scripts for reproducing findings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT_NAME = "repro.py"
 
 
 class NumberSource(PrintableEnum):
-    """Numbers in a script: exact, random or chosen automatically."""
+    """Source of a script's weights and inputs: the training itself, or a random generator."""
 
     AUTO = "auto"
     EXACT = "exact"
@@ -26,9 +26,10 @@ class NumberSource(PrintableEnum):
 
 
 def script_text(verdict: CaseVerdict, wanted: NumberSource, *, name: str, seen_on: str) -> str:
-    """Write the script. AUTO may run the script once to choose its numbers.
+    """Return a script that reproduces the verdict with torch only. `seen_on` is the torch version named in its docstring.
 
-    Raises `UsageError` if no script can express the case.
+    `wanted` chooses the numbers; with AUTO, the script may run once to choose them. Raises `UsageError` if no script can express
+    the case.
     """
     from equivcheck.export.script import script_of
     from equivcheck.layouts.base.script.numbers import Numbers, choose_numbers
@@ -57,7 +58,10 @@ def script_text(verdict: CaseVerdict, wanted: NumberSource, *, name: str, seen_o
 
 
 def script_or_reason(verdict: CaseVerdict, *, seen_on: str) -> tuple[str, str]:
-    """Return a script and an empty reason, or an empty script and the reason why there is no script."""
+    """Return a script that reproduces the verdict with torch only, and an empty text.
+
+    If there is no such script, return an empty text and the reason.
+    """
     try:
         return script_text(verdict, NumberSource.AUTO, name=DEFAULT_NAME, seen_on=seen_on), ""
     except EquivCheckError as error:
@@ -65,7 +69,7 @@ def script_or_reason(verdict: CaseVerdict, *, seen_on: str) -> tuple[str, str]:
 
 
 def run_with_torchrun(text: str, verdict: CaseVerdict, name: str) -> FinishedCommand:
-    """Run a script with torchrun."""
+    """Run the script `text` with torchrun, on the ranks of the verdict's case. `name` is its file name."""
     from equivcheck.export.launch import launch
 
     return launch(text, verdict.case.num_ranks, name=name)

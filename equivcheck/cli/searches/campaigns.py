@@ -1,4 +1,4 @@
-"""Run a campaign with a progress line, a history and an exit code."""
+"""Runs a campaign for a command, with a progress line, a history and an exit code."""
 
 from __future__ import annotations
 
@@ -33,7 +33,11 @@ def run_campaign(  # noqa: PLR0913 - options, most by keyword
     html: Path | None = None,
     crew: CampaignWorkers[Any] | None = None,
 ) -> ExitCode:
-    """Run a campaign. Prints its summary and its findings' status, and writes its page if `html` is given."""
+    """Run a campaign, print its summary and its findings, and return the exit code.
+
+    With `html`, also write a page. `folder` is the store, `run` has the facts for the history, and `crew` replaces the workers on
+    this machine.
+    """
     from equivcheck.campaign.findings.store import FindingStore
     from equivcheck.campaign.history.writer import HistoryWriter
     from equivcheck.campaign.supervisor import fuzz

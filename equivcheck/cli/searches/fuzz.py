@@ -147,5 +147,5 @@ def _cluster(address: str | None, workers: int | None) -> contextlib.AbstractCon
 
 
 def num_cores() -> int:
-    """Count the cores that this process may use."""
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -58,14 +58,14 @@ def matrix(  # noqa: PLR0913, PLR0917 - options
 
 
 def print_row(row: LayoutRow, number: int) -> None:
-    """Print one line for a checked layout on stderr."""
+    """Print one line on stderr for a checked layout. `number` is its position among all layouts."""
     from equivcheck.user.matrix.text import row_line
 
     click.echo(f"{number} {row_line(row)}", err=True)
 
 
 def print_found(found: MatrixResult, *, as_json: bool, verbose: bool = False) -> None:
-    """Print all rows, as JSON or as a table with each verdict that was not expected."""
+    """Print all rows of a matrix, as JSON or as a table. Unexpected verdicts are printed below it."""
     if as_json:
         from equivcheck.report.matrix.outputs import matrix_object
 
@@ -78,7 +78,7 @@ def print_found(found: MatrixResult, *, as_json: bool, verbose: bool = False) ->
 
 
 def exit_code_of(found: MatrixResult) -> ExitCode:
-    """Return the exit code. Prints the error of the first layout that could not be checked on stderr."""
+    """Return the exit code for a matrix. If a layout could not be checked, print the first such error on stderr."""
     for row in found.rows:
         if row.verdict is None:
             click.echo(f"error: layout {row.name!r} was not checked: {row.first_difference}", err=True)

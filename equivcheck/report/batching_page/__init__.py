@@ -1,1 +1,1 @@
-"""HTML page about a step over the same examples in other batches."""
+"""HTML page about a verdict from `check_batching`."""

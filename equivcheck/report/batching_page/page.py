@@ -1,4 +1,4 @@
-"""Page about a step over the same examples in other batches."""
+"""Writes the HTML page about a verdict from `check_batching`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from equivcheck.system.files import replace_text
 
 
 def write_batching_page(file: Path, name: str, verdict: BatchingVerdict) -> None:
-    """Write the HTML page about a batching check. `name` is the recipe's."""
+    """Write the HTML page about a verdict from `check_batching` to `file`. `name` is the recipe's name."""
     wrong = [result for result in verdict.results if result.divergence is not None or result.failure]
     page = render(
         "batching_page/batching.html.jinja",

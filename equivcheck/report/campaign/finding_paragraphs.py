@@ -1,4 +1,4 @@
-"""Findings on the summary screen: one paragraph per cause."""
+"""Findings in a campaign's summary: one paragraph for each cause."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _UNFINISHED = "unfinished"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingGroup:
-    """Findings with one cause, in one or several layouts."""
+    """Findings with the same cause, in one or several layouts."""
 
     findings: tuple[KeptFinding, ...]
-    """At least one, best example first: explained exactly, then smallest."""
+    """At least one finding. The best example is first: exactly explained ones, then small ones."""
 
     @property
     def example(self) -> KeptFinding:
-        """The finding that is shown for the group."""
+        """The finding printed for the group."""
         return self.findings[0]
 
     @property
@@ -45,7 +45,7 @@ class FindingGroup:
 
 
 def group_findings(findings: Iterable[KeptFinding]) -> tuple[FindingGroup, ...]:
-    """Group findings by cause, in order of discovery."""
+    """Group findings with the same cause, in the order of discovery."""
     found: dict[Hashable, list[KeptFinding]] = {}
     for finding in findings:
         found.setdefault(_cause_of(finding.verdict), []).append(finding)
@@ -74,9 +74,9 @@ _NAMED_LAYOUTS = 3
 
 
 def finding_lines(summary: Summary, room: int) -> list[str]:
-    """Describe findings, those in trainings first, in at most `room` lines if possible.
+    """Describe a campaign's findings in at most `room` lines if possible, findings in trainings first.
 
-    If there are too many, paragraphs are shortened, beginning with the last. If that is not enough, the last findings are only
+    If there are too many, paragraphs are shortened, beginning with the last. If this is not enough, the last findings are only
     counted.
     """
     groups = sorted(group_findings(summary.findings), key=_is_of_program)
@@ -180,5 +180,5 @@ def _more(summary: Summary, finding: KeptFinding) -> str:
 
 
 def store_option(summary: Summary) -> tuple[str, ...]:
-    """Option for a command: ``--store PATH``, or nothing if the findings are in the default folder."""
+    """Return the command-line option ``--store PATH``. Empty if the findings are in the default folder."""
     return () if summary.store == DEFAULT_STORE else ("--store", str(summary.store))

@@ -1,4 +1,4 @@
-"""Work by cluster machines, as text and as JSON values."""
+"""Formats the work by cluster machines, as text and as JSON values."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _MOST_SHOWN = 8
 
 
 def node_lines(nodes: Sequence[NodeWork]) -> Iterator[str]:
-    """Progress of the first few machines: ``node 10.0.0.2: 12.0 checks/s``.
+    """Yield a line with each machine's progress, for the first few: ``node 10.0.0.2: 12.0 checks/s``.
 
-    The reason for a loss has its own line, printed when it happens.
+    If a machine is lost, the reason has its own line, printed when it happens.
     """
     used = [node for node in nodes if node.num_workers]
     for node in used[:_MOST_SHOWN]:
@@ -26,7 +26,10 @@ def node_lines(nodes: Sequence[NodeWork]) -> Iterator[str]:
 
 
 def node_summary(node: NodeWork) -> str:
-    """Work of one machine, and the reason for a loss: ``node 10.0.0.2: 1,200 checks by 4 workers in 100.0 s, 12.0 checks/s``."""
+    """Describe one machine's work in a line: ``node 10.0.0.2: 1,200 checks by 4 workers in 100.0 s, 12.0 checks/s``.
+
+    If the machine was lost, the line ends with the reason.
+    """
     lost = escape_unprintable(node.lost)
     if not node.num_workers:
         return f"node {node.name}: {lost}"

@@ -1,4 +1,4 @@
-"""Progress of a campaign: a live line on a terminal, occasional lines elsewhere, and one per cluster machine."""
+"""Prints a campaign's progress: a live line on a terminal, occasional lines elsewhere, and one for each cluster machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _QUIET_SECONDS = 20.0
 
 
 class ProgressLine:
-    """Listener that prints progress; enter it around the campaign."""
+    """Listener for a campaign that prints its progress. Enter it as a context around the campaign."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -72,7 +72,7 @@ class ProgressLine:
 
 
 def progress_text(event: Ticked, plan: Plan) -> str:
-    """One line with at most 80 columns: time left, checks, findings, and checks with a known problem."""
+    """Return the progress line with at most 80 columns: time left, checks, findings, and checks with a known problem."""
     if not event.seconds:
         return "starting"
     checks = event.tally.num_checks
@@ -98,7 +98,7 @@ def _left(event: Ticked, plan: Plan) -> str:
 
 
 def duration_in_words(seconds: float) -> str:
-    """Format seconds: ``47 s``, ``12:05`` minutes, ``3:00:00`` hours; ``?`` if unknown."""
+    """Format a duration: ``47 s``, ``12:05`` minutes or ``3:00:00`` hours; ``?`` if unknown."""
     if seconds == math.inf:
         return "?"
     minutes, rest = divmod(round(seconds), 60)

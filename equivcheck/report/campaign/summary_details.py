@@ -1,4 +1,4 @@
-"""Long campaign summary: layouts, known problems, measurements and findings."""
+"""A campaign's long summary: layouts, known problems, measurements and findings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_REASONS = 8
 
 
 def print_details(console: Console, summary: Summary) -> None:
-    """Print layouts by outcome with times, coverage, the slowest scenario, all known problems, and each finding."""
+    """Print the long summary: outcomes and times by layout, coverage, the slowest scenario, known problems, and findings."""
     for part in _parts(summary):
         console.print(part, soft_wrap=isinstance(part, Text))
 

@@ -1,4 +1,4 @@
-"""Campaign summary as JSON values."""
+"""A campaign's summary as JSON values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from equivcheck.scenario.scenario import describe_case
 
 
 def summary_object(summary: Summary) -> dict[str, Any]:
-    """Convert a summary to one JSON object with all outcomes, including those with no checks."""
+    """Convert a campaign's summary to a JSON object. It has a count for each outcome, also for those with no checks."""
     tally, plan, control = summary.tally, summary.plan, summary.control
     return {
         "checks": tally.num_checks,
@@ -115,7 +115,7 @@ def _errors(errors: Histogram) -> dict[str, float | None]:
 
 
 def round_to_3_digits(number: float) -> float | None:
-    """Round to three significant digits. None for NaN."""
+    """Round a number to three significant digits. None if it is NaN."""
     return None if math.isnan(number) else float(f"{number:.3g}")
 
 
@@ -125,5 +125,5 @@ def _of_case(figure: str, number: float | None, case: Checkable | None) -> dict[
 
 
 def milliseconds(seconds: float) -> float | None:
-    """Seconds as rounded milliseconds. None for NaN."""
+    """Convert seconds to rounded milliseconds. None if they are NaN."""
     return None if math.isnan(seconds) else round(seconds * 1000, 2)

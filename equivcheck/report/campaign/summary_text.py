@@ -1,4 +1,4 @@
-"""Campaign summary on one screen: findings, parallelisms, known problems, the control, and next commands."""
+"""A campaign's summary on one screen: findings, parallelisms, known problems, the control, and next commands."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OWN = "a case of your own", ["check", "--help"]
 
 
 def print_summary(console: Console, summary: Summary) -> None:
-    """Print one screen with 80 columns."""
+    """Print a campaign's summary on one screen with 80 columns."""
     rest = [
         *_table(summary.tally),
         "",
@@ -105,7 +105,7 @@ def _control_lines(summary: Summary) -> list[str]:
 
 
 def control_text(control: Control) -> str:
-    """Line about the control: ``control: a bug planted on purpose (gradients_summed) was caught after 3 examples``."""
+    """Return a line such as ``control: a bug planted on purpose (gradients_summed) was caught after 3 examples``."""
     done = "was caught after" if control.caught else "was not caught in"
     return f"control: a bug planted on purpose ({control.name}) {done} {count(control.examples, 'example')}"
 

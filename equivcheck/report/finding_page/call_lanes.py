@@ -1,4 +1,4 @@
-"""Lanes as a drawing: each rank's calls in order. A call without all partners is marked."""
+"""Draws each rank's collective calls as a lane, in order. A call without all partners is marked."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ MAX_CALLS = 900
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneBlock:
-    """Calls in one step, or in several equal steps."""
+    """Drawing with the collective calls in one step, or in several equal steps."""
 
     title: str
-    """Title with its steps."""
+    """Title that names the steps."""
     calls: tuple[PlacedCall, ...]
-    """Calls on all ranks."""
+    """The calls on all ranks, with their positions."""
     links: tuple[tuple[int, int, int], ...]
-    """Lines between group members: x, first y, last y."""
+    """Lines between the ranks in a group: x, first y, last y."""
     ranks: int
-    """Lane count."""
+    """How many lanes there are, one for each rank."""
     left_out: int
-    """Number of calls that are not drawn, because there is no room."""
+    """How many calls are not drawn, because there is no room."""
 
     @property
     def width(self) -> int:
-        """Width in SVG units."""
+        """The drawing's width in SVG units."""
         return LEFT + COLUMN * (1 + max((one.column for one in self.calls), default=0)) + 6
 
     @property
     def height(self) -> int:
-        """Height in SVG units."""
+        """The drawing's height in SVG units."""
         return TOP + self.ranks * LANE + 4
 
     @property
     def num_unmatched(self) -> int:
-        """Number of calls that only some members of a group have made."""
+        """How many calls were made by only some ranks in their group."""
         return sum(one.is_unmatched for one in self.calls)
 
 
 def lane_blocks(calls: Sequence[Sequence[Call]], mesh: Mesh) -> list[LaneBlock]:
-    """Build a block for each step, setup first. Consecutive equal steps share one."""
+    """Build a drawing for each step, the setup first. Consecutive equal steps share one. `calls` are each rank's calls."""
     blocks, room = [], MAX_CALLS
     for steps, placed in placed_steps(calls, mesh):
         shown = tuple([one for one in placed if one.column < MAX_COLUMNS][: max(0, room)])

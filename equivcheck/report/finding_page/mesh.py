@@ -1,4 +1,4 @@
-"""Drawing that shows the mesh, and each parameter's placement under the layout."""
+"""Draws the mesh with its ranks, and lists each parameter's placement."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ WIDTH, HEIGHT, GAP, PANEL_GAP, LEFT, TOP, LETTER = 58, 44, 8, 26, 74, 26, 7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankBox:
-    """Box in the drawing that stands for a rank."""
+    """Box that stands for a rank in the mesh's drawing."""
 
     rank: int
     """Global rank."""
     x: int
-    """Left edge."""
+    """Left edge, in SVG units."""
     y: int
-    """Upper edge."""
+    """Upper edge, in SVG units."""
     is_wrong: bool
-    """Whether the rank has the first difference or failure."""
+    """Whether the first difference or failure is on this rank."""
     words: str
-    """State if the rank failed; empty for other ranks."""
+    """The rank's state if it failed; otherwise empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshDrawing:
-    """Ranks in rows: the last axis runs across, the one before it down, and a third one makes panels."""
+    """The mesh as a drawing: the last axis runs across, the one before it down, and a third one makes panels."""
 
     boxes: tuple[RankBox, ...]
-    """Boxes in rank order."""
+    """Boxes for the ranks, in order."""
     across: str
-    """Name and size for the axis across."""
+    """Name and size for the axis that runs across."""
     down: str
-    """Name and size for the axis down; empty if there is one axis."""
+    """Name and size for the axis that runs down; empty if there is only one axis."""
     panels: str
-    """Name and size for the panels' axis; empty if there are fewer than three."""
+    """Name and size for the axis that makes panels; empty if there are fewer than three axes."""
     width: int
     """Width in SVG units."""
     height: int
@@ -50,7 +50,7 @@ class MeshDrawing:
 
 
 def draw_mesh(mesh: Mesh, wrong: Collection[int], failure: Failure | None) -> MeshDrawing:
-    """Draw the mesh with wrong ranks marked, and the states of failed ranks."""
+    """Draw the mesh. Ranks in `wrong` are marked, and failed ranks show their state."""
     states = {} if failure is None else {report.rank: report.state.value for report in failure.reports}
     boxes = tuple(_box(mesh, rank, wrong, states) for rank in range(mesh.num_ranks))
     named = [f"{axis.name} {axis.size}" for axis in reversed(mesh.axes)]
@@ -79,20 +79,20 @@ def _box(mesh: Mesh, rank: int, wrong: Collection[int], states: Mapping[int, str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """How a layout places a parameter."""
+    """How a layout shards one parameter, for a row in a table."""
 
     name: str
-    """Canonical name."""
+    """The parameter's name in the model without wrappers."""
     shape: str
-    """Full shape."""
+    """The parameter's full shape."""
     by: tuple[str, ...]
-    """Placement by each parallelism, outermost first."""
+    """The parameter's placement under each parallelism, outermost first."""
     held: str
-    """Local shapes on ranks; empty if unknown."""
+    """Local shapes on the ranks; empty if unknown."""
 
 
 def placements(layout: Layout, model: Model, held: Mapping[str, tuple[str, ...]]) -> list[Placement]:
-    """Return a row for each parameter. `held` has each rank's local shape."""
+    """Return how the layout shards each parameter. `held` has the local shapes on the ranks, by parameter."""
     return [
         Placement(
             name=parameter.full_name,
@@ -124,7 +124,7 @@ def _grouped(held: Sequence[str]) -> str:
 
 
 def options(layout: Layout) -> list[tuple[str, str]]:
-    """Return each parallelism, outermost first, with its axes and the options that differ from the default."""
+    """Return each parallelism in the layout, outermost first, with its axes and the options that differ from defaults."""
     rows = []
     for parallelism in reversed(layout.parallelisms):
         axes = layout.axes_of(parallelism)

@@ -1,4 +1,4 @@
-"""Pages about verdicts. The page about a scenario shows values from one more run."""
+"""Writes HTML pages about verdicts. A page about a scenario shows values from one more run."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ _SAID_ALREADY = "why:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageContext:
-    """Information for a page that the verdict does not contain."""
+    """Information for a page about a verdict, in addition to the verdict."""
 
     script: str = ""
-    """Torch-only script; empty if none can be written."""
+    """Script that reproduces the failure with torch only; empty if none can be written."""
     why_no_script: str = ""
     """Reason why there is no script; empty if there is a script."""
     commands: tuple[str, ...] = ()
-    """Commands that check the case again and write the script."""
+    """Commands for the reader: check the case again, and write the script."""
     kept: Finding | None = None
-    """Finding in a store; None for a scenario that was checked just now."""
+    """The finding in a store; None for a scenario that was checked just now."""
 
 
 RunAgain = Callable[[Any], SecondRun]
@@ -59,7 +59,10 @@ RunAgain = Callable[[Any], SecondRun]
 
 @singledispatch
 def write_page(verdict: CaseVerdict, file: Path, context: PageContext, again: RunAgain) -> None:  # noqa: ARG001
-    """Write a finding's HTML page. Raises `OSError` if the file cannot be written."""
+    """Write the HTML page about a verdict to `file`.
+
+    `again` runs the ranks once more. Raises `OSError` if the file cannot be written.
+    """
     raise TypeError(f"verdict {type(verdict).__name__} is not valid: unknown class. Expected Verdict or ProgramVerdict")
 
 
@@ -88,7 +91,10 @@ def _(verdict: ProgramVerdict, file: Path, context: PageContext, _again: RunAgai
 
 
 def write_scenario_page(file: Path, verdict: Verdict, again: SecondRun, context: PageContext) -> None:
-    """Write the HTML page about a checked scenario. Raises `OSError` if the file cannot be written."""
+    """Write the HTML page about a scenario's verdict to `file`. `again` has values from one more run.
+
+    Raises `OSError` if the file cannot be written.
+    """
     replace_text(file, render("finding_page/finding.html.jinja", **_values(verdict, again, context)))
 
 
@@ -136,7 +142,7 @@ def _sections(again: SecondRun) -> dict[str, str]:
 
 
 def headline(verdict: CaseVerdict) -> Headline:
-    """The page's headline, with outcome and cause."""
+    """Return the page's headline, with the verdict's outcome and cause."""
     diagnosis = verdict.diagnosis.sentence if verdict.diagnosis else verdict.reason
     text = f"{verdict.outcome.value}: {diagnosis}" if diagnosis else verdict.outcome.value
     return Headline(text=shorten(text, _LONGEST_HEADLINE), is_good=not verdict.outcome.is_finding)
@@ -153,7 +159,7 @@ def _wrong_ranks(verdict: Verdict, tensors: Sequence[DrawnTensor]) -> frozenset[
 
 
 def tiles(verdict: CaseVerdict) -> Iterator[tuple[str, str]]:
-    """Figures in the boxes at the page's top, by name."""
+    """Yield the main figures by name, for the boxes at the page's top."""
     first = verdict.divergence
     if first is not None:
         yield "first in", f"step {first.step}, {first.phase.value}"
@@ -169,7 +175,7 @@ def tiles(verdict: CaseVerdict) -> Iterator[tuple[str, str]]:
 
 
 def facts(verdict: CaseVerdict, context: PageContext) -> Iterator[tuple[str, str]]:
-    """Further facts about the run, by name."""
+    """Yield further facts about the check, by name."""
     yield "world", verdict.world
     if verdict.outcome.is_finding:
         yield "fingerprint", fingerprint(verdict)
@@ -205,7 +211,7 @@ def _unexpected(verdict: Verdict, again: SecondRun) -> Iterator[Divergence]:
 
 
 def stacks(failure: Failure | None) -> Iterator[Mapping[str, str]]:
-    """Stacks by rank, with the pending call or error."""
+    """Yield each rank's stack, with the error or the call in which it was waiting."""
     reports = failure.reports if failure else ()
     for report in reports:
         longest = min(_LONGEST_TEXT, _MOST_STACKS // len(reports))

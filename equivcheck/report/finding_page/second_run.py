@@ -1,4 +1,4 @@
-"""One more run by a scenario's ranks, compared with the single-device run."""
+"""Runs a scenario's ranks once more, and compares all their values with the single-device run."""
 
 from __future__ import annotations
 
@@ -30,39 +30,38 @@ Alter = Callable[[Setup], None]
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Compared:
-    """Values at one compared point of a training, on one device and on the ranks."""
+    """Values at one compared point in training, on one device and on the ranks."""
 
     expected: Expected
-    """Values on one device."""
+    """Values from the single-device run, with tolerances."""
     snapshots: tuple[Snapshot, ...]
-    """Each rank's values."""
+    """Each rank's local values."""
     assembled: Assembled
-    """Values assembled from the ranks; a loss is the mean over the ranks that have a loss."""
+    """Full tensors, assembled from the ranks' values. A loss is the mean over the ranks that have a loss."""
     errors: Vector
-    """Error per tensor, relative to tolerance."""
+    """Each tensor's error, relative to tolerance."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SecondRun:
-    """Values for the page, from a second run on the ranks."""
+    """Values for the page, from running the ranks once more."""
 
     moments: tuple[Compared, ...] = ()
-    """Values at all compared points of the training; empty if the ranks left no values."""
+    """Values at each compared point in training; empty if the ranks left no values."""
     divergences: tuple[Divergence, ...] = ()
-    """All differences, in order."""
+    """All differences from the single-device run, in order."""
     calls: tuple[tuple[Call, ...], ...] = ()
-    """Calls per rank; empty if the world does not record them."""
+    """Each rank's collective calls; empty if the world does not record them."""
     failure: Failure | None = None
-    """Failure; None if all ranks finished."""
+    """How the ranks failed; None if all finished."""
     note: str = ""
-    """Reason why values are missing, or why the second run does not have the verdict's difference. Empty if nothing is missing.
-    """
+    """Reason why values are missing, or why this run does not show the verdict's difference. Otherwise empty."""
 
 
 def run_once_more(verdict: Verdict, alter: Alter | None = None, deadline: float = 60.0) -> SecondRun:
-    """Run the ranks again: in the world sim, which records calls, or in the verdict's world if sim does not show the fault.
+    """Run the ranks again in `sim`, which records calls. If `sim` does not show the failure, run them in the verdict's world.
 
-    `alter` must be the mutant that the verdict was found with. If the ranks cannot run, the result is a note.
+    If a bug was planted for the verdict, it must be passed as `alter`. If the ranks cannot run, the result has only a note.
     """
     scenario = verdict.scenario
     reason = why_unsupported(scenario, beyond=bool(verdict.beyond))
@@ -121,20 +120,20 @@ def _otherwise(again: SecondRun) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRow:
-    """One step's loss and errors."""
+    """One step's loss and errors, for a row in a table."""
 
     step: int
     """Step, from 0."""
     expected_loss: float
-    """Loss on one device."""
+    """Loss in the single-device run."""
     loss: float
-    """Mean loss over the ranks that have a loss."""
+    """Mean loss over the ranks with a loss."""
     errors: dict[Phase, float]
-    """Largest error per part of the step, relative to tolerance."""
+    """Largest error in each phase (loss, gradient, update), relative to tolerance."""
 
 
 def step_rows(moments: Sequence[Compared]) -> list[StepRow]:
-    """Return a row for each step. Optimizer state and buffers belong to the last step."""
+    """Return each step's loss and errors. Optimizer state and buffers belong to the last step."""
     losses: dict[int, tuple[float, float]] = {}
     errors: dict[int, dict[Phase, float]] = {}
     for moment in moments:
@@ -148,7 +147,7 @@ def step_rows(moments: Sequence[Compared]) -> list[StepRow]:
 
 
 def phases_of(rows: Sequence[StepRow]) -> list[Phase]:
-    """Return the phases that any step has, in order."""
+    """Return the phases with a value in any step, in order."""
     return [phase for phase in Phase if any(phase in row.errors for row in rows)]
 
 
@@ -159,7 +158,7 @@ _POLL_SECONDS = 1.0
 
 
 def run_isolated(verdict: Verdict, deadline: float) -> SecondRun:
-    """Call `run_once_more` in a new process. If the process dies or never ends, the result is a note."""
+    """Call `run_once_more` in a new process. If the process dies or never ends, the result has only a note."""
     worker = WorkerProcess(__name__, (verdict, deadline))
     patience = Patience(_START_SECONDS + 2 * deadline, lambda: cpu_seconds_of_family(worker.pid))
     try:
@@ -176,7 +175,7 @@ def run_isolated(verdict: Verdict, deadline: float) -> SecondRun:
 
 
 def main(fd: int) -> None:
-    """Run a verdict's ranks for the caller at the other end of `fd`."""
+    """Run a verdict's ranks for the caller at the other end of the socket `fd`, and send it the result."""
     link = SupervisorLink(fd)
     verdict, deadline = link.task
     link.send(run_once_more(verdict, deadline=deadline))

@@ -1,4 +1,4 @@
-"""Tensors drawn as cells on ranks, with held elements and wrong elements marked."""
+"""Draws differing tensors as cells, for each rank. Held elements and wrong elements are marked."""
 
 from __future__ import annotations
 
@@ -25,42 +25,42 @@ _MAX_SIDE = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A block in the drawing: one rank's elements in a tensor."""
+    """One rank's elements in a tensor, as a drawing."""
 
     rank: int
     """Global rank."""
     where: str
-    """Mesh coordinates, as text."""
+    """The rank's mesh coordinates, as text."""
     words: str
-    """Counts for held and wrong elements, as text."""
+    """How many elements the rank holds, and how many are wrong, as text."""
     held: str
-    """Held cells, as an SVG path."""
+    """Cells with held elements, as an SVG path."""
     wrong: str
-    """Wrong cells, as an SVG path."""
+    """Cells with wrong elements, as an SVG path."""
     crosses: str
     """A line through each wrong cell, for readers who do not see colors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnTensor:
-    """A tensor that differs, drawn for all ranks."""
+    """A tensor that differs from the single-device run, drawn for all ranks."""
 
     name: str
-    """Step, part of the step, and tensor."""
+    """Step, phase and tensor."""
     shape: str
-    """Full shape and cell size."""
+    """The full shape, and how many elements a cell stands for."""
     words: str
-    """The worst element, with both values."""
+    """The worst element, with its values on one device and on ranks."""
     columns: int
-    """Cells per row."""
+    """How many cells are in a row."""
     rows: int
-    """Cells per column."""
+    """How many cells are in a column."""
     blocks: tuple[Block, ...]
-    """One block per rank."""
+    """A drawing for each rank."""
 
 
 def drawn_tensors(again: SecondRun, scenario: Scenario) -> tuple[DrawnTensor, ...]:
-    """Return the tensors with the first differences. Losses are left out, because no rank holds a part of them."""
+    """Draw the tensors with the first differences. Losses are left out, because no rank holds a part of them."""
     chosen = [found for found in again.divergences if found.phase is not Phase.LOSS and found.tensor != "norm"]
     return tuple(drawn for found in chosen[:MAX_TENSORS] for drawn in _drawn(again.moments, found, _mesh(scenario, found.step)))
 
@@ -180,7 +180,7 @@ def _words(found: Divergence) -> str:
 
 
 def holders(again: SecondRun) -> dict[str, tuple[str, ...]]:
-    """Return local shapes after the last update, by parameter and rank."""
+    """Return each parameter's local shape on each rank, after the last update."""
     last = next((moment for moment in reversed(again.moments) if moment.expected.phase is Phase.UPDATE), None)
     if last is None:
         return {}

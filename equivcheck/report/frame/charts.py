@@ -1,4 +1,4 @@
-"""Coordinates for charts, in SVG units."""
+"""Computes coordinates for charts, in SVG units."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ _POWERS = (-6.0, 18.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """A tick on a scale."""
+    """A labelled mark on a chart's axis."""
 
     at: float
-    """Position along the scale."""
+    """Position along the axis, in SVG units."""
     text: str
-    """Label."""
+    """The mark's label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A value's line over time."""
+    """Chart with one value over time."""
 
     points: tuple[tuple[float, float], ...]
-    """Points, left to right."""
+    """The line's points, left to right."""
     across: tuple[Tick, ...]
-    """Time scale."""
+    """Marks on the time axis."""
     unit: str
-    """Time unit."""
+    """The time axis's unit."""
     up: tuple[Tick, ...]
-    """Value scale."""
+    """Marks on the value axis."""
     last: str
     """Last value, as text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """A histogram's bar."""
+    """One bar in a histogram."""
 
     x: float
     """Left edge."""
@@ -57,49 +57,49 @@ class Bar:
     width: float
     """Width in SVG units."""
     text: str
-    """Range and count."""
+    """The bar's range, and how many checks are in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bars:
-    """Histogram with errors on a logarithmic scale."""
+    """Histogram with errors on a logarithmic axis."""
 
     bars: tuple[Bar, ...]
-    """Bars with a count above 0."""
+    """Bars for ranges with at least one check."""
     across: tuple[Tick, ...]
-    """Error scale, relative to tolerance."""
+    """Marks on the axis with errors relative to tolerance."""
     up: tuple[Tick, ...]
-    """Check count scale."""
+    """Marks on the axis with check counts."""
     tolerance: float
-    """Position at which an error equals its tolerance."""
+    """Position on the error axis for an error equal to its tolerance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One curve over steps."""
+    """One curve in a chart over steps."""
 
     name: str
-    """Name in the legend."""
+    """Text in the legend."""
     points: tuple[tuple[float, float], ...]
     """Points, left to right, without unknown values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """Several curves over steps."""
+    """Chart with several curves over steps."""
 
     curves: tuple[Curve, ...]
     """Curves in the order given."""
     across: tuple[Tick, ...]
-    """Step scale."""
+    """Marks on the step axis."""
     up: tuple[Tick, ...]
-    """Value scale."""
+    """Marks on the value axis."""
     one: float | None
-    """Position of the value 1 on a logarithmic scale; None on a linear one."""
+    """Position of the value 1 on a logarithmic axis; None on a linear one."""
 
 
 def stack_parts(parts: Mapping[str, float], most: float) -> tuple[tuple[str, float, float], ...]:
-    """Return each part of a stacked bar with CSS class, start and width. `most` has the length 100. Empty parts are left out."""
+    """Return a stacked bar's parts: CSS class, start and width. The amount `most` has the width 100. Empty parts are left out."""
     found, begin = [], 0.0
     for name, amount in parts.items():
         width = 100 * amount / most if most else 0.0
@@ -110,7 +110,10 @@ def stack_parts(parts: Mapping[str, float], most: float) -> tuple[tuple[str, flo
 
 
 def line(points: Sequence[tuple[float, float]], *, most: float | None = None, unit: str = "") -> Line:
-    """Line through values over seconds, beginning at 0. The value axis ends at `most`, or at the largest value."""
+    """Return a chart with a line through `points` (seconds, value), beginning at 0.
+
+    The value axis ends at `most`, or at the largest value.
+    """
     thinned = _thinned([(0.0, 0.0), *points])
     seconds = max(thinned[-1][0], 1e-9)
     highest = most or max(1.0, *(value for _, value in thinned))
@@ -125,9 +128,9 @@ def line(points: Sequence[tuple[float, float]], *, most: float | None = None, un
 
 
 def plot(series: Mapping[str, Sequence[float | None]], *, log: bool = False) -> Plot:
-    """Return curves over steps from 0, without None values.
+    """Return a chart with a curve for each series, over steps from 0. None values are left out.
 
-    On a logarithmic scale, zero is at its lower end and infinity at its upper end.
+    On a logarithmic axis, zero is at its lower end and infinity at its upper end.
     """
     num_steps = max(map(len, series.values()))
     values = {
@@ -180,7 +183,7 @@ def _step_x(step: int, num_steps: int) -> float:
 
 
 def error_bars(sizes: Sequence[tuple[float, int]]) -> Bars:
-    """Build a histogram with errors relative to tolerance, each with its number of checks."""
+    """Return a histogram with errors. `sizes` are pairs (error relative to tolerance, check count)."""
     counts: dict[int, int] = {}
     first, last = (decade * _BARS_PER_DECADE for decade in _DECADES)
     for error, number in sizes:

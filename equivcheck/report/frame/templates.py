@@ -1,4 +1,4 @@
-"""Templates for pages, with their headline and footer. Values may come from untrusted files, so they are escaped."""
+"""Renders HTML templates for pages. Values may come from untrusted files, so they are escaped."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from equivcheck.system.printable import escape_unprintable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
-    """A page's main message."""
+    """The first line on a page: its main message."""
 
     text: str
-    """One line."""
+    """The message in one line."""
     is_good: bool
-    """Whether nothing needs attention."""
+    """Whether there is nothing that needs attention."""
 
 
 def footer() -> str:
-    """Return versions and time for the page's last line."""
+    """Return the text for a page's last line: versions and time."""
     return f"equivcheck {equivcheck.__version__}, torch {version('torch')}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC."
 
 
@@ -34,7 +34,7 @@ _FOLDER = Path(__file__).parents[1]
 
 
 def render(template: str, **values: Any) -> str:
-    """Render a page. Values become printable, escaped text."""
+    """Render the template with these values. They become printable, escaped text."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
         autoescape=True,

@@ -1,1 +1,1 @@
-"""Layout matrix as a page, JUnit and JSON values."""
+"""Reports on a matrix (one training under many layouts) as a page, JUnit XML and JSON values."""

@@ -1,4 +1,4 @@
-"""Layout matrix as one HTML page without external resources, as JUnit XML for CI services, and as JSON values."""
+"""Writes a matrix's result as one HTML page without external resources, as JUnit XML for CI services, and as JSON values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from equivcheck.user.matrix.text import HEADINGS, numbers, outcome_text
 
 
 def write_html(path: Path, name: str, found: MatrixResult) -> None:
-    """Write the HTML page, with all details behind each layout's row."""
+    """Write the HTML page about a matrix to `path`. Each layout's row can be opened for all details."""
     page = render(
         "matrix/matrix.html.jinja",
         title=name,
@@ -35,7 +35,10 @@ def write_html(path: Path, name: str, found: MatrixResult) -> None:
 
 
 def write_junit(path: Path, name: str, found: MatrixResult) -> None:
-    """Write the JUnit XML file. An unexpected outcome is a failure, and a layout that could not be checked is an error."""
+    """Write a matrix's result as JUnit XML.
+
+    An unexpected outcome is a failure, and a layout that could not be checked is an error.
+    """
     rows, seconds = found.unexpected, sum(row.milliseconds for row in found.rows) / 1000
     suite = ET.Element("testsuite", name=escape_unprintable(name), tests=str(len(found.rows)), time=f"{seconds:.3f}")
     suite.set("errors", str(sum(row.verdict is None for row in rows)))
@@ -58,7 +61,7 @@ def _case(suite: ET.Element, row: LayoutRow, name: str) -> None:
 
 
 def matrix_object(found: MatrixResult) -> dict[str, Any]:
-    """Convert the result to a JSON object with a row per layout."""
+    """Convert a matrix's result to a JSON object, with an entry for each layout."""
     return {
         "layouts": [_row(row) for row in found.rows],
         "asked": found.asked,

@@ -1,4 +1,4 @@
-"""Cells of the tables about two recorded runs: one for each step and point in it, or for each tensor and point."""
+"""Cells in tables about two recorded runs. Each shows how values agree, for one step or tensor at one point in a step."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from equivcheck.worlds.trace.differences import Difference
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """Table cell with a mark, so it can be read without its colour."""
+    """Cell in a table. It has a mark, so that it can be read without its colour."""
 
     style: str
     """CSS class: ``same``, ``differs``, ``single`` (only one run has the value), ``undecided`` or ``unseen``."""
     text: str
-    """Mark and error."""
+    """Mark, and the error relative to tolerance."""
     title: str = ""
-    """Sentence for readers who point at the cell."""
+    """Text shown when the reader points at the cell."""
 
 
 UNSEEN = Cell(style="unseen", text="-", title="not compared")
@@ -28,7 +28,10 @@ UNSEEN = Cell(style="unseen", text="-", title="not compared")
 
 
 def cell_of(found: Sequence[TensorDifference]) -> Cell:
-    """Return one cell for several values. A missing tensor, or a tensor in another form, is shown before the largest error."""
+    """Return one cell for several compared values.
+
+    A missing tensor, or one with another shape or dtype, goes before the largest error.
+    """
     if not found:
         return UNSEEN
     wrong = [each for each in found if each.is_different]

@@ -1,4 +1,4 @@
-"""Page about two recorded runs."""
+"""Writes the HTML page about two recorded runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from equivcheck.system.files import replace_text
 
 
 def write_page(file: Path, compared: Comparison) -> None:
-    """Write the HTML page about a comparison of recordings."""
+    """Write the HTML page about two compared recordings to `file`."""
     verdict = compared.verdict
     headline = f"{verdict.outcome.value.upper()}: {verdict.reason}"
     replicas = tuple(replica_tables(compared))

@@ -1,4 +1,4 @@
-"""Samples by ranks and steps, and samples that only one run has."""
+"""Tables with two recorded runs' samples, by ranks and steps, and samples in one run only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_LINES = 20
 
 
 def sample_tables(compared: Comparison) -> Iterator[Table]:
-    """Yield a table with the number of samples for each rank and step, in each run. No table if neither run has samples."""
+    """Yield a table for each run: how many samples each rank had at each step. Nothing if neither run has samples."""
     runs = compared.facts.runs
     steps, _ = shown_steps(compared)
     known = [[_samples(run, step) for step in steps] for run in runs]
@@ -59,7 +59,7 @@ def _cell(step: RecordedStep | None, elsewhere: Collection[int]) -> Cell:
 
 
 def sample_lines(compared: Comparison) -> list[str]:
-    """Return lines with step, rank and rows for samples that only one run has."""
+    """Return a line for each sample that only one run has: step, rank and row."""
     first, second = compared.facts.runs
     found = [*_lines(first, second), *_lines(second, first)]
     left = len(found) - _MAX_LINES

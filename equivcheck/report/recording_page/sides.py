@@ -1,4 +1,4 @@
-"""Samples, settings and environments in both runs, side by side."""
+"""Compares two recorded runs side by side: samples, settings and environments."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _ABSENT = "not set"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sides:
-    """One value in both runs, side by side."""
+    """One value in two recorded runs, side by side."""
 
     name: str
-    """Name."""
+    """The value's name."""
     first: str
     """Value in the first run."""
     second: str
@@ -25,12 +25,12 @@ class Sides:
 
     @property
     def differs(self) -> bool:
-        """Whether the runs differ."""
+        """Whether the value differs between the runs."""
         return self.first != self.second
 
 
 def settings_rows(compared: Comparison) -> Iterator[Sides]:
-    """Optimizer settings at the first step that both runs have, and later settings that differ."""
+    """Yield the optimizer settings at the first step in both runs, and later settings that differ."""
     shared = compared.facts.steps
     for step in shared:
         first, second = (_settings(run, step) for run in compared.facts.runs)
@@ -46,7 +46,7 @@ def _settings(run: RecordedRun, step: int) -> dict[str, str]:
 
 
 def environment_rows(compared: Comparison) -> Iterator[Sides]:
-    """Command, number of ranks, and the environment of rank 0."""
+    """Yield both runs' command, how many ranks they have, and rank 0's environment."""
     first, second = (_facts(run.ranks[0]) for run in compared.facts.runs)
     yield from _sides(first, second)
 

@@ -1,4 +1,4 @@
-"""Tables about two recorded runs: moments by steps, tensors by moments, tensors by ranks, samples by ranks."""
+"""Tables about two recorded runs: how gradients, parameters and other values agree at each step, and on each rank."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ _STEPS_BEFORE = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A table's row."""
+    """Row in a table."""
 
     name: str
-    """Heading."""
+    """The row's heading."""
     cells: tuple[Cell, ...]
     """One cell for each column."""
     is_first: bool = False
-    """Whether the row has the first divergence."""
+    """Whether the first divergence is in this row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Cells with a heading for each column and for each row."""
+    """Table with a heading for each column and for each row."""
 
     name: str
-    """Subject, for readers who hear the page."""
+    """Description for screen readers."""
     corner: str
-    """Heading of the row headings."""
+    """Heading above the row headings."""
     columns: tuple[str, ...]
-    """Headings."""
+    """Column headings."""
     rows: tuple[Row, ...]
     """Rows from top to bottom."""
     note: str = ""
-    """Sentence about rows or columns that are left out; empty if none are."""
+    """Sentence about omitted rows or columns; empty if there are none."""
 
 
 def steps_table(compared: Comparison) -> Table:
-    """Build a table with moments by steps."""
+    """Build a table with a row for each moment (such as gradients) and a column for each step."""
     steps, note = shown_steps(compared)
     first = compared.verdict.first
     grouped: dict[tuple[int, Moment], list[TensorDifference]] = {}
@@ -73,7 +73,7 @@ def steps_table(compared: Comparison) -> Table:
 def shown_steps(compared: Comparison) -> tuple[Sequence[int], str]:
     """Return the steps that get a column, and a sentence about the other steps.
 
-    If there are many steps, the steps around the first difference are shown.
+    If there are many steps, those around the first difference are shown.
     """
     steps = sorted({step for run in compared.facts.runs for step in run.steps})
     first = compared.verdict.first
@@ -85,7 +85,7 @@ def shown_steps(compared: Comparison) -> tuple[Sequence[int], str]:
 
 
 def step_names(steps: Sequence[int]) -> tuple[str, ...]:
-    """Column headings."""
+    """Return the column headings for these steps."""
     return tuple(f"step {step}" for step in steps)
 
 
@@ -112,7 +112,10 @@ def _moment_cell(
 
 
 def tensors_table(compared: Comparison) -> Table:
-    """Build a table with tensors by moments, for the first divergent step, or for the last step if all agree."""
+    """Build a table with a row for each tensor and a column for each moment (such as gradients).
+
+    It is about the first divergent step, or about the last step if all steps agree.
+    """
     first = compared.verdict.first
     step = compared.tensors[-1].step if first is None else first.step
     tensors = [each for each in compared.tensors if each.moment not in CLUES]
@@ -145,7 +148,10 @@ def _most_important(names: Sequence[str], found: Mapping[tuple[Moment, str], Ten
 
 
 def replica_tables(compared: Comparison) -> Iterator[Table]:
-    """Build tables with tensors by ranks, in each run, for replicas that disagree at the first point at which any do."""
+    """Yield a table for each run in which replicas disagree, with a row for each tensor and a column for each rank.
+
+    They are about the first point in training at which any replicas disagree.
+    """
     wrong = [each for each in compared.tensors if each.difference is Difference.RANKS_DISAGREE]
     for run in compared.facts.runs:
         rows = [row for each in wrong if each.moment is wrong[0].moment and (row := _replica_row(run, each)) is not None]

@@ -1,1 +1,1 @@
-"""HTML page about a `fuzz` run."""
+"""HTML page about one `equivcheck fuzz` campaign."""

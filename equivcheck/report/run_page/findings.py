@@ -1,4 +1,4 @@
-"""Findings on a run's page."""
+"""Findings on the page about a campaign."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ _MOST_NAMED = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownFinding:
-    """A finding shown in full."""
+    """A finding with all details, for the page about a campaign."""
 
     record: Record
-    """Finding's status over all runs."""
+    """The finding's history over all campaigns."""
     fails: bool
-    """Whether the finding makes the run fail."""
+    """Whether the finding makes the campaign fail."""
     cause: str
-    """Cause in a sentence, or the difference."""
+    """The cause in a sentence, or the first difference if no cause is known."""
     text: str = ""
-    """Description without the case; may be empty."""
+    """The verdict's description without the case; may be empty."""
     code: str = ""
     """Smallest case, as code; may be empty."""
     commands: tuple[str, ...] = ()
-    """Commands that check the finding again, and write a page and a script."""
+    """Commands for the reader: check the finding again, and write a page and a script."""
     note: str = ""
-    """Reason why something is missing; empty if nothing is."""
+    """Reason why some details are missing; empty if none are."""
 
     @property
     def size(self) -> int:
@@ -58,18 +58,18 @@ class ShownFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownFindings:
-    """A run's findings. Findings that make the run fail come first."""
+    """A campaign's findings. Those that make the campaign fail come first."""
 
     shown: tuple[ShownFinding, ...]
-    """Findings shown in full."""
+    """Findings with all details."""
     named: tuple[Record, ...]
     """Findings shown by name only, because the page has no more room."""
     num_more: int
-    """Further findings, as a number."""
+    """How many further findings there are."""
 
 
 def shown_findings(store: Path, run: Run, decided: Sequence[Record], unkept: Mapping[str, Any]) -> ShownFindings:
-    """Findings for a run's page. `unkept` contains cases, as JSON values, for findings that the store does not have."""
+    """Return the findings for a campaign's page. `unkept` has cases as JSON values, for findings that could not be stored."""
     order = sorted(decided, key=lambda record: (not fails(run, record), not record.standing.shows))
     shown, room = [], _MOST_TEXT
     for record in order:

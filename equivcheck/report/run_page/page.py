@@ -1,4 +1,4 @@
-"""A run's page, from the history and the store."""
+"""Writes the page about a campaign, from the history and the store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from equivcheck.system.files import replace_text
 
 
 def headline(past: PastRun, summary: Mapping[str, Any] | None, num_failing: int, num_shown: int) -> Headline:
-    """A run's result as a headline: trouble with the run itself comes before its findings, as in exit codes."""
+    """Return a campaign's result as a headline. Trouble with the campaign itself comes before its findings, as in exit codes."""
     text = _trouble(past, summary)
     if num_failing:
         found = f"fails: {count(num_failing, 'finding')}"
@@ -50,7 +50,7 @@ def _trouble(past: PastRun, summary: Mapping[str, Any] | None) -> str:
 
 
 def tiles(past: PastRun) -> Iterator[tuple[str, str]]:
-    """A run's main figures, by name."""
+    """Yield a campaign's main figures, by name."""
     yield "checks", f"{past.checks:,}"
     yield "checks a second", f"{past.rate:.1f}"
     yield "pairs of features covered", f"{100 * past.share:.1f} %"
@@ -58,7 +58,7 @@ def tiles(past: PastRun) -> Iterator[tuple[str, str]]:
 
 
 def facts(past: PastRun, summary: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
-    """Known facts about a run, by name."""
+    """Yield other facts about a campaign, by name."""
     run = past.run
     yield "began", moment(run.began)
     yield "took", f"{past.seconds:,.1f} s"
@@ -76,7 +76,7 @@ def facts(past: PastRun, summary: Mapping[str, Any] | None) -> Iterator[tuple[st
 
 
 def moment(began: str) -> str:
-    """Format a time: ``2026-01-31 12:00 UTC``."""
+    """Format a time, such as ``2026-01-31 12:00 UTC``."""
     return f"{began[:10]} {began[11:16]} UTC"
 
 
@@ -85,9 +85,9 @@ _NUM_EARLIER = 20
 
 
 def write_page(file: Path, store: Path, run: str = "") -> PastRun:
-    """Write the HTML page about the run whose id has this prefix, or the last run, and return the run.
+    """Write the HTML page about a campaign, and return the campaign. It is the last one, or the one whose id begins with `run`.
 
-    Raises `UsageError` if there is no such run, and `HistoryFailed` if the history cannot be read.
+    Raises `UsageError` if there is no such campaign, and `HistoryFailed` if the history cannot be read.
     """
     history = History(store)
     past = find_run(history, run)

@@ -1,4 +1,4 @@
-"""Table rows for a run's page."""
+"""Table rows for the page about a campaign."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from equivcheck.report.frame.charts import stack_parts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutRow:
-    """Results and cost for a layout."""
+    """Results and cost for one layout's checks."""
 
     name: str
     """Layout name."""
     outcomes: Mapping[Outcome, int]
-    """All outcomes with their check counts."""
+    """How many checks ended with each outcome."""
     seconds: float
-    """Seconds for all checks of the layout."""
+    """Seconds spent on checks with this layout."""
     share: float
-    """Share of the seconds for all layouts, 0 to 1."""
+    """Share of the seconds spent on all layouts, from 0 to 1."""
     median_ms: float | None
-    """Median milliseconds per check; None if unknown."""
+    """Median milliseconds for a check; None if unknown."""
     p95_ms: float | None
-    """Milliseconds that 95 % of the checks do not exceed; None if unknown."""
+    """Milliseconds within which 95 % of the checks ended; None if unknown."""
 
     @property
     def checks(self) -> int:
-        """Number of checks."""
+        """How many checks this layout had."""
         return sum(self.outcomes.values())
 
     @property
     def words(self) -> str:
-        """Counts by outcome: ``9 equivalent, 1 known``."""
+        """How many checks ended with each outcome, as text: ``9 equivalent, 1 known``."""
         return ", ".join(f"{number:,} {outcome.value}" for outcome, number in self.outcomes.items() if number)
 
     @property
     def stack(self) -> tuple[tuple[str, float, float], ...]:
-        """Outcomes with start and width in a bar with length 100."""
+        """Each outcome with its start and width in a bar with length 100."""
         return stack_parts({outcome.value: number for outcome, number in self.outcomes.items()}, self.checks)
 
 
 def layout_rows(noted: Noted) -> list[LayoutRow]:
-    """Return a row per layout, by name."""
+    """Return results and cost for each layout, sorted by name."""
     figures = noted.summary["layouts"] if noted.summary else {}
     total = sum(noted.costs.values()) or 1.0
     names = sorted({*noted.costs, *(layout for layout, _ in noted.outcomes)})
@@ -63,7 +63,7 @@ def layout_rows(noted: Noted) -> list[LayoutRow]:
 
 
 def all_layouts(rows: Sequence[LayoutRow]) -> LayoutRow:
-    """Return the sum over all rows."""
+    """Return one row for all layouts together."""
     return LayoutRow(
         name="all",
         outcomes={outcome: sum(row.outcomes[outcome] for row in rows) for outcome in Outcome},
@@ -76,22 +76,22 @@ def all_layouts(rows: Sequence[LayoutRow]) -> LayoutRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairCell:
-    """Feature pairs between two parts of a scenario."""
+    """Cell about the feature pairs between two parts of a scenario."""
 
     missing: int
-    """Number of allowed pairs that were not drawn."""
+    """How many possible pairs no scenario had."""
     legal: int
-    """Number of allowed pairs; 0 if the parts have none."""
+    """How many pairs are possible; 0 if the parts have none."""
 
     @property
     def percent(self) -> int:
-        """Missing percentage. It is 0 or 100 only if none or all pairs are missing."""
+        """Percentage of the possible pairs that no scenario had. It is 0 or 100 only if none or all are missing."""
         exact = 100 * self.missing / self.legal
         return round(exact) if exact in {0, 100} else min(99, max(1, round(exact)))
 
 
 def pair_rows(parts: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[PairCell]]]:
-    """Return the lower triangle of a table: for each part, cells for the parts up to itself."""
+    """Return a triangular table's rows: each part of a scenario, with a cell for each part up to itself."""
     cells = {frozenset((part["one"], part["other"])): part for part in parts}
     names = sorted({part["one"] for part in parts} | {part["other"] for part in parts})
     return [

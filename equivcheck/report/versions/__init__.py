@@ -1,1 +1,1 @@
-"""Torch version matrix as a page."""
+"""HTML page that compares torch versions."""

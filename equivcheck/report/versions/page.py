@@ -1,4 +1,4 @@
-"""Page about torch versions."""
+"""Writes the HTML page that compares torch versions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ Cell = tuple[str, str, str]
 def write_page(
     file: Path, results: Mapping[str, Any], issues: Sequence[KnownIssue], wrong: Mapping[str, Sequence[str]], *, is_bad: bool
 ) -> None:
-    """Write the page from the values that ``versions --json`` prints; `wrong` has lines by version."""
+    """Write the page from the `results` that ``versions --json`` prints.
+
+    `wrong` has lines about known issues that disagree with the table, by version. `is_bad`: something needs attention.
+    """
     versions = results["versions"]
     values = {
         "title": f"equivcheck versions: {count(len(versions), 'version')} of torch",
