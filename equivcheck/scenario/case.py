@@ -18,11 +18,14 @@ class Checkable(Protocol):
 
     @property
     def summary_row(self) -> tuple[str, ...]:
-        """Row in a summary that counts checks of this case, optionally followed by a subdivision such as the optimizer."""
+        """Labels for this case's row in a summary.
+
+        The first is the layout's name, for example. An optional second label is finer, such as the optimizer.
+        """
 
     @property
     def num_ranks(self) -> int:
-        """Number of ranks that run it."""
+        """Number of ranks for running the case."""
 
     @property
     def schedule_seed(self) -> int:

@@ -23,7 +23,9 @@ class Data:
     """Rows in each microbatch, 1 to 65,536. A step has 1 to 4 microbatches, whose gradients accumulate before the optimizer step.
     """
     last_window: int | None = None
-    """Maximum microbatches, 1 to 4, in the last step after earlier steps: a trailing accumulation window. None for no maximum."""
+    """Maximum microbatches, 1 to 4, in the last step (a trailing accumulation window). It has no effect if the training has a
+    single step. None for no maximum.
+    """
     batch_dim: int = 0
     """Batch dim in inputs, outputs and targets, 0 or 1. With 1 the model transposes its input and its output."""
 

@@ -20,7 +20,7 @@ class Loss(PrintableEnum):
 
     @property
     def is_mean(self) -> bool:
-        """Whether the loss is a mean over the batch instead of a sum."""
+        """Whether the loss is a mean over the step's batch; otherwise it is a sum."""
         return self in (Loss.MSE_MEAN, Loss.LINEAR_MEAN)
 
     @property
@@ -38,7 +38,7 @@ class IgnoredLabels(PrintableEnum):
     FIRST_ROWS = "first_rows"
     """Labels in the first half of each microbatch's rows. The first data-parallel ranks may then have only ignored labels."""
     FIRST_MICROBATCH = "first_microbatch"
-    """Labels in the first microbatch, all of them, if there are several microbatches."""
+    """All labels in the first microbatch, if there are several microbatches."""
 
 
 class Normaliser(PrintableEnum):
@@ -47,7 +47,9 @@ class Normaliser(PrintableEnum):
     TOKEN = "token"
     """Mean over all counted labels."""
     SEQUENCE = "sequence"
-    """Mean over all rows with a counted label, of each row's mean over its counted labels, also if rows pack documents."""
+    """Mean over all rows with a counted label, of each row's mean over its counted labels. A row with several packed documents
+    counts once.
+    """
 
 
 @frozen_dataclass

@@ -20,8 +20,10 @@ class Model:
     length: int | None = None
     """Sequence length, 1 to 16; None if each row is a single vector."""
     document_length: int | None = None
-    """Positions in each document packed into a sequence, 1 to 16; the last document may be shorter. None for one document a row.
-    Documents do not attend to each other, their positions start at 0, and labels before a border are ignored."""
+    """Positions in each document packed into a sequence, 1 to 16; the last document may be shorter. None for one document per
+    row. Documents do not attend to each other, and their positions start at 0. The label at a document's last position is ignored
+    if another document follows.
+    """
     source: Tokens | None = None
     """Token embedding before the layers; None for a model with real-valued input."""
     layers: tuple[AnyLayer, ...]
@@ -81,7 +83,7 @@ class Model:
             )
 
     def in_features(self, index: int) -> int:
-        """Input features of the layer at `index`; for an index past the last layer, the features that leave the stack."""
+        """Input features of the layer at `index`. For an index past the last layer: the last layer's output features."""
         features = self.features
         for layer in self.layers[:index]:
             features = layer.out_features(features)
@@ -99,7 +101,7 @@ class Model:
 
     @property
     def linears(self) -> tuple[Layer, ...]:
-        """The layers if all are linear, else an empty tuple."""
+        """The model's layers if all are linear, else an empty tuple."""
         found = tuple(layer for layer in self.layers if isinstance(layer, Layer))
         return found if len(found) == len(self.layers) else ()
 

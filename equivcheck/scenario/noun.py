@@ -79,7 +79,7 @@ def invalid_field(noun: object, field: str, expected: str, why: str = "") -> Inv
 
 
 def short_repr(value: object) -> str:
-    """Shortened repr for error messages."""
+    """Return a value's shortened repr for an error message."""
     return shorten(repr(value), SHOWN_CHARACTERS)
 
 

@@ -34,7 +34,7 @@ class Optimizer:
     elementwise: ClassVar[bool] = True
     """Whether each element's update depends only on that element's gradient and value."""
     updates_vectors: ClassVar[bool] = True
-    """Whether the optimizer accepts one-dimensional parameters."""
+    """Whether the optimizer accepts parameters with one dim."""
     decays: ClassVar[bool] = True
     """Whether the optimizer supports weight decay."""
     without_dtensor: ClassVar[tuple[Implementation, ...]] = ()
@@ -46,7 +46,7 @@ class Optimizer:
     keeps_state_for_frozen: ClassVar[bool] = False
     """Whether the optimizer creates state at construction, also for parameters with `requires_grad=False`."""
     scales_partial_sums: ClassVar[tuple[Implementation, ...]] = ()
-    """Implementations that scale a Partial DTensor gradient nonlinearly before DTensor sums it over ranks."""
+    """Implementations that apply a nonlinear function to a Partial DTensor gradient before DTensor sums it over ranks."""
     uses_signs: ClassVar[bool] = False
     """Whether the update uses each gradient element's sign. Rounding may change the sign of an element that is close to zero."""
     rounds_to: ClassVar[str] = ""
@@ -168,7 +168,7 @@ class Adagrad(Optimizer):
     scales_partial_sums: ClassVar[tuple[Implementation, ...]] = (Implementation.FOREACH,)
     keeps_state_for_frozen: ClassVar[bool] = True
     lr_decay: float = 0.0
-    """Learning rate decay, at least 0."""
+    """Factor by which the learning rate decreases over steps, as in `torch.optim.Adagrad`, at least 0."""
     initial_accumulator_value: float = 0.0
     """Initial value of the accumulated squares, at least 0."""
     eps: float = 1e-10
@@ -246,9 +246,9 @@ class ASGD(Optimizer):
 
     counts_in_float32: ClassVar[bool] = True
     lambd: float = 1e-4
-    """Decay term, at least 0."""
+    """ASGD's decay term, at least 0."""
     alpha: float = 0.75
-    """Exponent in the learning rate update, at least 0."""
+    """Exponent in the formula that decreases the learning rate, at least 0."""
     t0: float = 1e6
     """Step at which averaging starts, at least 0."""
 

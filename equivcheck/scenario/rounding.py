@@ -8,7 +8,7 @@ from equivcheck.system.choice import PrintableEnum
 
 
 class ElementType(PrintableEnum):
-    """Floating-point dtype, by its name in torch."""
+    """Floating-point dtype; the value is its name in torch."""
 
     FLOAT64 = "float64"
     FLOAT32 = "float32"

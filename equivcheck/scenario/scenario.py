@@ -56,7 +56,7 @@ class Scenario:
 
     @property
     def summary_row(self) -> tuple[str, str]:
-        """Last layout's name, and the optimizer's class name."""
+        """The last layout's name, and the optimizer's class name."""
         return self.layout.name, type(self.training.optimizer).__name__
 
     @property
@@ -102,5 +102,5 @@ def _layout(layout: Layout) -> str:
 
 
 def count(number: int, one: str, many: str = "") -> str:
-    """Return a number with a word in singular or plural, such as ``1 rank`` or ``2 ranks``."""
+    """Return a number with its noun in singular or plural, such as ``1 rank`` or ``2 ranks``."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -17,7 +17,7 @@ class StepLR(Schedule):
     step_size: int = 1
     """Steps between two decays, 1 to 5."""
     gamma: float = 0.5
-    """Factor for each decay, above 0."""
+    """Factor by which each decay multiplies the learning rate, above 0."""
 
     def __post_init__(self) -> None:
         require_between(self, "step_size", 1, 5)
@@ -29,7 +29,7 @@ class ExponentialLR(Schedule):
     """Options for `torch.optim.lr_scheduler.ExponentialLR`."""
 
     gamma: float = 0.5
-    """Factor for each step, above 0."""
+    """Factor by which each step multiplies the learning rate, above 0."""
 
     def __post_init__(self) -> None:
         require_positive(self, "gamma")
@@ -40,9 +40,9 @@ class LinearLR(Schedule):
     """Options for `torch.optim.lr_scheduler.LinearLR` as a warm-up."""
 
     start_factor: float = 0.25
-    """Factor at the first step, above 0, at most 1."""
+    """Factor for the learning rate at the first step, above 0, at most 1."""
     total_iters: int = 3
-    """Steps until the factor reaches 1, 1 to 5."""
+    """Steps until the learning rate reaches its full value, 1 to 5."""
 
     def __post_init__(self) -> None:
         require_positive(self, "start_factor")

@@ -23,14 +23,14 @@ class Precision(PrintableEnum):
 
 
 class ZeroGrad(PrintableEnum):
-    """Value that `zero_grad` sets gradients to: None or zero."""
+    """Value that `zero_grad` sets gradients to: None, or zero tensors."""
 
     NONE = "none"
     ZERO = "zero"
 
 
 class ParameterSelection(PrintableEnum):
-    """Parameters that a group contains."""
+    """Rule for selecting a group's parameters."""
 
     VECTORS = "vectors"
     FIRST_LAYER = "first_layer"
@@ -58,7 +58,7 @@ class ParameterGroup:
 
 @frozen_dataclass
 class Training:
-    """Complete training run on one device."""
+    """A training as it runs on one device: model, data, loss, optimizer and number of steps."""
 
     model: Model
     """Model to train."""

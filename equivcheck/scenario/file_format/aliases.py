@@ -19,4 +19,4 @@ FORMER_FIELDS: dict[type, dict[str, str]] = {
     Attention: {"heads": "num_heads", "kv_heads": "num_kv_heads", "head_width": "head_dim"},
     FSDP2: {"muon_owners": "distributed_muon"},
 }
-"""For each class, current field names by former names."""
+"""For each class, its current field names by former name."""

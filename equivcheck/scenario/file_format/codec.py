@@ -83,7 +83,10 @@ def encode(noun: Any) -> Any:
 
 
 def decode(kind: type[T], data: Any, *, where: str = "data") -> T:
-    """Decode data that `encode` made for a class. Raises `InvalidScenario` with one line that names the path."""
+    """Build an object of class `kind` from data that `encode` returned.
+
+    Raises `InvalidScenario` with one line that names the path.
+    """
     try:
         return _converter.structure(data, kind)
     except (BaseValidationError, MisfitError, InvalidScenario) as error:
@@ -105,12 +108,12 @@ def load(text: str, *, where: str = "data") -> Any:
 
 
 def register_parallelism(kind: type[Parallelism]) -> None:
-    """Make a parallelism readable from JSON by its tag. Raises `UsageError` if the class or its tag is not valid."""
+    """Let `from_json` read a third-party parallelism by its tag. Raises `UsageError` if the class or its tag is not valid."""
     _register(kind, Parallelism, PARALLELISM_TAGS, "parallelism")
 
 
 def register_layer(kind: type[AnyLayer]) -> None:
-    """Make a kind of layer readable from JSON by its tag. Raises `UsageError` if the class or its tag is not valid."""
+    """Let `from_json` read a third-party layer kind by its tag. Raises `UsageError` if the class or its tag is not valid."""
     _register(kind, AnyLayer, LAYER_TAGS, "layer")
 
 

@@ -92,7 +92,10 @@ def tag_of(kind: type) -> str | None:
 
 
 def make_converter(ask_for_more_tags: Callable[[], None]) -> Converter:
-    """Make the converter. It calls `ask_for_more_tags` before it refuses a tag as unknown."""
+    """Make the converter between dataclasses and JSON values.
+
+    If the converter finds an unknown tag, it calls `ask_for_more_tags`, which may register third-party classes, and looks again.
+    """
     converter = Converter(detailed_validation=True)
     for scalar in (bool, int, str):
         converter.register_structure_hook(scalar, _exactly)

@@ -22,7 +22,7 @@ SHOWN_CHARACTERS = 40
 
 
 class MisfitError(ValueError):
-    """Invalid data in a JSON object. `below` is the path from the object that is being read to the invalid data."""
+    """Error about invalid data in a JSON object. `below` is the path to the invalid data, from the object that is being read."""
 
     def __init__(self, problem: str, below: str = "") -> None:
         super().__init__(problem)

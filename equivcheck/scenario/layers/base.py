@@ -35,7 +35,7 @@ class AuxiliaryLinear(PrintableEnum):
 
 
 class ShapeOp(PrintableEnum):
-    """Last operation on a layer's output: an identity through other shapes, or the addition of a factory function's tensor."""
+    """Last operation on a layer's output: reshapes that keep all values, or the addition of a new tensor (`torch.arange`)."""
 
     FLATTEN = "flatten"
     SQUEEZE = "squeeze"
@@ -110,7 +110,7 @@ class AnyLayer:
         return not self.residual and not self.dropout and self.shape_op is None
 
     def out_features(self, in_features: int) -> int:
-        """How many output features there are for `in_features` input features."""
+        """Number of output features for `in_features` input features."""
         return in_features
 
     def refusal(self, in_features: int) -> tuple[str, str] | None:  # noqa: ARG002 - used by overriding methods
@@ -123,7 +123,7 @@ class AnyLayer:
         return replace(self, **{name: value for name, value in changes.items() if name in names})
 
     def rounded_up(self, multiple: int) -> Self:  # noqa: ARG002 - used by overriding methods
-        """Copy whose inner sizes, such as hidden features, are multiples of a number."""
+        """Copy with all inner sizes, such as hidden features, rounded up to multiples of `multiple`."""
         return self
 
     def without_routing(self) -> AnyLayer:

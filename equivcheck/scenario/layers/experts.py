@@ -28,8 +28,8 @@ class Experts(AnyLayer):
     """Mixture of gated MLPs: a router selects `top_k` experts for each position by score.
 
     ``residual(dropout(sum(weight * expert(norm(x)) for selected experts) + shared(norm(x))))``. On equal scores, the expert with
-    the lower index wins. Each linear stores all experts in one parameter with the experts along dim 0. An expert without
-    positions therefore has a zero gradient, never None, on one device and on every rank.
+    the lower index wins. Each linear stores all experts in one parameter with the experts along dim 0. An expert that no position
+    selects therefore has a zero gradient, never None, on one device and on every rank.
     """
 
     tag: ClassVar[str] = "experts"
@@ -40,13 +40,15 @@ class Experts(AnyLayer):
     top_k: int = 1
     """Experts selected for each position, 1 or 2."""
     scores: ScoreFunction = ScoreFunction.SOFTMAX
-    """Function that turns router logits into scores; a selected expert's score is its weight."""
+    """Function that turns router logits into scores. A selected expert's score is its weight."""
     normalised: bool = False
     """Whether the weights are divided by their sum over the selected experts. Only with `top_k=2`."""
     weighs_input: bool = False
     """Whether weights multiply the input to an expert instead of its output."""
     shared: bool = False
-    """Whether an additional expert computes every position, unweighted."""
+    """Whether an additional expert, which the router does not choose, computes every position. Its output is added without a
+    weight.
+    """
     dispatched: bool = False
     """Whether each expert computes only the positions routed to it.
     Otherwise each expert computes all positions, and results for other positions are masked out."""

@@ -57,8 +57,10 @@ class Head:
     norm: Norm | None = None
     """Normalization before the linear, with learned weights; None disables it."""
     predicts_two: bool = False
-    """Whether a second projection predicts the token after the next one (multi-token prediction). Both share one linear, with the
-    rows of the second projection last. The loss is the mean of both predictions' losses, each divided by its own labels."""
+    """Whether a second projection predicts the token after the next one (multi-token prediction). Both projections are one
+    linear; its last rows are for the second projection. The loss is the mean of both predictions' losses, each divided by its own
+    labels.
+    """
 
     def __post_init__(self) -> None:
         if self.predicts_two and self.tied:
@@ -106,7 +108,9 @@ class Attention(AnyLayer):
             raise invalid_field(self, "head_dim", "an even number with rotary")
 
     def rounded_up(self, multiple: int) -> Attention:
-        """Make the product of number and size of heads a multiple, with the smallest increase in both.
+        """Copy with more or larger heads, so that their number times their size is a multiple of `multiple`.
+
+        Both increase as little as possible.
 
         If no allowed sizes have such a product, the smallest fitting sizes are used. Key and value heads stay grouped if their
         product is a multiple too.

@@ -9,12 +9,12 @@ from equivcheck.system.choice import PrintableEnum
 
 
 class StagePosition(PrintableEnum):
-    """Position at which a parallelism is applied in a layout with a pipeline."""
+    """When a parallelism is applied in a layout with a pipeline."""
 
     INSIDE = "inside"
-    """Before the pipeline, because it changes layers, which are then inside a stage."""
+    """Before the pipeline. The parallelism changes layers, and stages then contain the changed layers."""
     AROUND = "around"
-    """After the pipeline, because it changes the called modules, which are then stages."""
+    """After the pipeline. The parallelism wraps the modules that the pipeline calls, which are then stages."""
 
 
 class ParameterOwner(PrintableEnum):
@@ -39,7 +39,7 @@ class ParameterFacts(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Full shape."""
+        """Full shape before sharding."""
 
     @property
     def trained(self) -> bool:
@@ -72,7 +72,7 @@ class Parallelism:
     """Alternative sets of mesh axes that the parallelism can use."""
 
     traceable: ClassVar[bool] = False
-    """Whether a step can be traced as one graph because no hooks run outside its operations."""
+    """Whether a step can be traced as one graph, because the parallelism has no hooks."""
     shards_positions: ClassVar[bool] = False
     """Whether ranks along the parallelism's axes hold different positions in the same sequences, so that rows must be sequences.
     """
@@ -80,9 +80,11 @@ class Parallelism:
     """Whether each rank along the parallelism's axes holds some of a layer's experts or similar units."""
 
     stage_position: ClassVar[StagePosition | None] = None
-    """Position in a layout with a pipeline. None if the parallelism works with the model's forward only."""
+    """When the parallelism is applied in a layout with a pipeline, before or after it. None if it cannot be combined with a
+    pipeline, because it needs the whole model's forward.
+    """
     reduces_each_module: ClassVar[bool] = False
-    """Whether each called module reduces its own gradients, so that no two of them may share a weight."""
+    """Whether each module that a pipeline schedule calls reduces its own gradients, so that no two modules may share a weight."""
 
     @property
     def trains_local_tensors(self) -> bool:
@@ -100,7 +102,7 @@ class Parallelism:
     def shard_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: ARG002 - used by overriding methods
         """Dim along which the parallelism shards a parameter (chunks like `torch.chunk`). None for a replicated parameter.
 
-        Flat parameters do not count because they are split anywhere.
+        FSDP1's flat parameters also give None, because their shards may begin and end anywhere in a parameter.
         """
         return None
 

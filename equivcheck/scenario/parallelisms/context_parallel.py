@@ -11,12 +11,14 @@ from equivcheck.system.choice import PrintableEnum
 
 
 class AttentionExchange(PrintableEnum):
-    """How attention reaches the keys and values on other ranks."""
+    """How a rank's queries attend to other ranks' keys and values."""
 
     GATHER = "gather"
     """All-gather keys and values, so that every rank holds all positions."""
     ULYSSES = "ulysses"
-    """All-to-all from position shards to head shards, attend over full sequences, and all-to-all back. A rank may get no head."""
+    """Exchange position shards for head shards by an all-to-all, attend over full sequences, and exchange back. A rank may get no
+    head.
+    """
     RING = "ring"
     """Pass keys and values around a ring and merge the softmax block by block."""
 
@@ -43,6 +45,6 @@ class ContextParallel(Parallelism):
     stage_position: ClassVar[StagePosition | None] = StagePosition.INSIDE
     shards_positions: ClassVar[bool] = True
     exchange: AttentionExchange = AttentionExchange.GATHER
-    """How attention reaches the keys and values on other ranks."""
+    """How a rank's queries attend to other ranks' keys and values."""
     balance: LoadBalancer = option(default=LoadBalancer.CONTIGUOUS, limits=False)
     """How positions are assigned to ranks."""

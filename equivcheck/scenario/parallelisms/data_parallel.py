@@ -19,7 +19,7 @@ MAX_LOSS_CHUNKS = 8
 
 
 class Wrapping(PrintableEnum):
-    """Modules that `fully_shard` or FSDP wraps."""
+    """Modules that `fully_shard` or `FullyShardedDataParallel` wraps."""
 
     ROOT_ONLY = "root_only"
     PER_LAYER = "per_layer"
@@ -152,7 +152,7 @@ class FSDP1(Parallelism):
 
 
 class MeshDims(PrintableEnum):
-    """Axes in `torch.distributed.fsdp.DataParallelMeshDims`."""
+    """How `torch.distributed.fsdp.DataParallelMeshDims` uses the mesh axes."""
 
     SHARD = "shard"
     """`dp` and `dp_shard` shard; `dp_replicate` replicates."""
@@ -183,9 +183,10 @@ class FSDP2(Parallelism):
 
     Only with `Wrapping.PER_LAYER`; without a head it has no effect."""
     loss_chunks: int = 1
-    """Number of chunks of positions, 1 to 8, for each of which head and loss are computed separately (chunked cross-entropy).
+    """Number of chunks, 1 to 8, into which positions are split. Head and loss run on one chunk at a time (chunked cross-entropy).
 
-    The head's unit is then called outside the model's forward. More than 1 needs `head_unit`."""
+    The head's unit is then called outside the model's forward. More than 1 needs `head_unit`.
+    """
     reshard_after_forward: bool = True
     """Whether parameters are resharded after forward."""
     reshard_to: int | None = None
@@ -235,22 +236,24 @@ class FSDP2(Parallelism):
     shard_last_dim: bool = False
     """Whether parameters are sharded along their last dim instead of dim 0 (`shard_placement_fn`)."""
     shard_largest_dim: bool = False
-    """Whether each parameter is sharded along its largest dim, the first of several (`shard_placement_fn`).
+    """Whether each parameter is sharded along its largest dim, or the first largest if several are equal (`shard_placement_fn`).
 
-    Not with `shard_last_dim`."""
+    Not with `shard_last_dim`.
+    """
     ignore_frozen: bool = False
     """Whether frozen parameters are replicated (`ignored_params`)."""
     distributed_muon: bool = False
-    """Distributed Muon: whether each matrix is owned by one rank for the update.
+    """Whether distributed Muon assigns each matrix to one rank, its owner, which computes the matrix's update.
 
     The owner collects the shards by all-to-all, orthogonalizes the full matrix, and returns the update by another all-to-all.
-    With other optimizers it has no effect."""
+    With other optimizers the option has no effect.
+    """
 
     def __post_init__(self) -> None:
         if self.gradient_divide_factor is not None:
             require_positive(self, "gradient_divide_factor")
         if self.layers_per_unit < 1 or (self.layers_per_unit > 1 and self.wrapping is Wrapping.ROOT_ONLY):
-            raise invalid_field(self, "layers_per_unit", "1, or at least 1 with Wrapping.PER_LAYER")
+            raise invalid_field(self, "layers_per_unit", "1, or more with Wrapping.PER_LAYER")
         if not 1 <= self.loss_chunks <= (MAX_LOSS_CHUNKS if self.head_unit else 1):
             raise invalid_field(self, "loss_chunks", f"1, or 1 to {MAX_LOSS_CHUNKS} with head_unit")
         for name in ("embedding_unit", "head_unit"):

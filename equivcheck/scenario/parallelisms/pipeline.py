@@ -31,7 +31,7 @@ class PipelineSchedule(PrintableEnum):
 
     @property
     def is_v(self) -> bool:
-        """Whether stages run down the ranks and back up, so that rank 0 has the first and the last stage."""
+        """Whether stages go from rank 0 to the last rank and back again, so that rank 0 has the first and the last stage."""
         return self in (PipelineSchedule.ZBV, PipelineSchedule.DUAL_PIPE_V)
 
 
@@ -48,7 +48,7 @@ class Pipeline(Parallelism):
     stages_per_rank: int = 1
     """Stages on each rank: 1 for single-stage schedules, 2 for V schedules, else 1 to 8."""
     boundaries: tuple[int, ...] = ()
-    """First layer in each stage except stage 0, strictly increasing; empty for balanced stages."""
+    """Index of the first layer in each stage except stage 0, strictly increasing. Empty for stages of about equal size."""
     scale_grads: bool = option(default=False, calls=False)
     """Whether torch divides gradients by the number of chunks after each microbatch; otherwise the loss is divided before
     backward."""

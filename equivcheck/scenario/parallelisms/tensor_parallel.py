@@ -24,7 +24,8 @@ class Split(PrintableEnum):
     HEADS_OR_HIDDEN = "heads_or_hidden"
     """Sharded by heads or hidden features: the first linears are colwise, the last one is rowwise.
 
-    Experts are sharded by the hidden features in each, on plain tensors only, and their router is replicated."""
+    Expert layers are sharded by the hidden features in each expert, on plain tensors only. Their routers are replicated.
+    """
     NOT_IN_PLAN = "not_in_plan"
 
 
@@ -86,7 +87,7 @@ class PlannedParallelism(Parallelism):
             if getattr(self, field) is Split.HEADS_OR_HIDDEN:
                 raise invalid_field(self, field, "any Split except HEADS_OR_HIDDEN")
         if self.loss_parallel and self.head is not Split.COLWISE:
-            raise invalid_field(self, "loss_parallel", "False, or the head Split.COLWISE")
+            raise invalid_field(self, "loss_parallel", "False, or True with head=Split.COLWISE")
         ends = (
             (ActivationSharding.REPLICATED,)
             if self.head is Split.NOT_IN_PLAN
@@ -139,7 +140,7 @@ class TensorParallel(PlannedParallelism):
 
 
 class Collectives(PrintableEnum):
-    """Collectives that move activations between plain-tensor modules."""
+    """Implementation for the collectives that move activations between modules with plain tensors."""
 
     FUNCTIONAL = "functional"
     """torch's functional collectives inside autograd functions."""
