@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def take_rows(setup: Setup, mesh: DeviceMesh, *, propagates: bool = False) -> None:
-    """Give this rank its rows of each microbatch (outer layouts first).
+    """Give this rank its rows of each microbatch. Outer parallelisms split the rows first.
 
-    Counts over a whole microbatch, such as tokens per expert, are all-reduced. `propagates`: activations are DTensors, so DTensor
-    reduces the counts.
+    Layers' counts over the whole microbatch, such as tokens per expert, are all-reduced. With `propagates`, activations are
+    DTensors, so DTensor reduces the counts.
     """
     if not propagates:
         for dim in range(mesh.ndim):
@@ -37,7 +37,7 @@ def take_rows(setup: Setup, mesh: DeviceMesh, *, propagates: bool = False) -> No
 
 
 def sum_counts(setup: Setup, group: ProcessGroup) -> None:
-    """Sum each layer's counts, such as tokens per expert, over a group whose ranks have different rows or positions."""
+    """Sum each layer's counts, such as tokens per expert, over `group`, whose ranks have different rows or positions."""
     import torch.distributed as dist
 
     inner = setup.full_counts
@@ -52,7 +52,7 @@ def sum_counts(setup: Setup, group: ProcessGroup) -> None:
 
 
 def rows_of(batch: Batch, rank: int, size: int) -> Batch:
-    """Return one rank's part of the rows. `size` must divide the number of rows."""
+    """Return the rows for rank `rank` among `size` data-parallel ranks. `size` must divide the number of rows."""
     count = batch.rows // size
     inputs, targets = (values.narrow(batch.batch_dim, rank * count, count) for values in (batch.inputs, batch.targets))
     masks = tuple(None if mask is None else mask.narrow(0, rank * count, count) for mask in batch.masks)
@@ -60,7 +60,7 @@ def rows_of(batch: Batch, rank: int, size: int) -> Batch:
 
 
 def local_masks(batch: Batch, plan: tuple[LayerPlan, ...], rank: int, size: int) -> Batch:
-    """Shard each dropout mask like its layer's output under the plan."""
+    """Return the batch with each dropout mask sharded like its layer's output under the tensor-parallel plan."""
     masks = tuple(_part(mask, entry.output, rank, size) for mask, entry in zip(batch.masks, plan, strict=True))
     return replace(batch, masks=masks)
 

@@ -16,9 +16,9 @@ from equivcheck.training.material import Batch
 
 
 def distribute_parameters(model: nn.Module, mesh: DeviceMesh, distribution: Distribution) -> None:
-    """Replace each distinct parameter by a DTensor, in every module with that parameter.
+    """Replace each distinct parameter by a DTensor, in all modules with this parameter.
 
-    FULLY_SHARD shards dim 0. Scalars stay replicated.
+    `Distribution.FULLY_SHARD` shards dim 0. Scalars stay replicated.
     """
     is_sharded = distribution is Distribution.FULLY_SHARD
     made: dict[nn.Parameter, nn.Parameter] = {}
@@ -32,9 +32,9 @@ def distribute_parameters(model: nn.Module, mesh: DeviceMesh, distribution: Dist
 
 
 def redistribute_gradients(parameters: Iterable[torch.Tensor]) -> None:
-    """Redistribute each gradient to its parameter's placements before it is accumulated.
+    """Register hooks to redistribute each gradient to its parameter's placements before accumulation.
 
-    Propagation may leave a gradient partial or sharded along another dim, and DTensor refuses in-place operations on it.
+    DTensor's propagation may leave a gradient partial or sharded along another dim, and then refuses in-place operations on it.
     """
     for parameter in parameters:
         if isinstance(parameter, DTensor) and parameter.requires_grad:

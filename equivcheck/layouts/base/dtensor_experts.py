@@ -24,17 +24,17 @@ def is_dtensor_expert(layout: Layout, parameter: Parameter) -> bool:
 
 
 def dtensor_experts(model: Model, layout: Layout) -> list[Parameter]:
-    """Parameters of all experts stored as DTensors."""
+    """All expert parameters, if the layout stores experts as DTensors."""
     return [parameter for parameter in parameters_of(model) if is_dtensor_expert(layout, parameter)]
 
 
 def has_expert_units(layout: Layout) -> bool:
-    """Whether each layer's experts are a `fully_shard` unit, which divides their gradients by all ranks in the mesh."""
+    """Whether each layer's experts are a separate `fully_shard` unit. Its gradients are divided by the number of all ranks."""
     return layout.has(FSDP2) and has_dtensor_experts(layout)
 
 
 def expert_modules(model: nn.Module) -> list[nn.Module]:
-    """The module of experts in each layer that has one."""
+    """Return the module with all experts, for each layer with experts."""
     from equivcheck.training.layers.module import RoutedModule
 
     return [layer.units() for layer in model.modules() if isinstance(layer, RoutedModule)]

@@ -10,7 +10,10 @@ from torch.distributed.tensor import DTensor
 
 
 def held_gradients(parameters: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Yield the local gradients on this rank: a DTensor's shard, or the full plain tensor. Empty shards are left out."""
+    """Yield each parameter's gradient on this rank: the local shard of a DTensor, or the full plain tensor.
+
+    Empty shards are left out.
+    """
     for parameter in parameters:
         if parameter.grad is not None:
             gradient = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
@@ -19,13 +22,13 @@ def held_gradients(parameters: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]
 
 
 def sum_gradients(parameters: Iterable[torch.Tensor], group: dist.ProcessGroup) -> None:
-    """Sum each gradient over a group, with one call for each gradient."""
+    """Sum each gradient over a group, with one all-reduce for each gradient."""
     for gradient in held_gradients(parameters):
         dist.all_reduce(gradient, group=group)
 
 
 def sum_flat_gradients(parameters: Iterable[torch.Tensor], group: dist.ProcessGroup) -> None:
-    """Sum all gradients over a group in one call, through a flat buffer."""
+    """Sum all gradients over a group with one all-reduce of a flat buffer."""
     gradients = list(held_gradients(parameters))
     if gradients:
         buffer = torch.cat([gradient.flatten() for gradient in gradients])

@@ -20,9 +20,9 @@ P = TypeVar("P", bound=Parallelism)
 
 
 class LayoutKind(ABC, Generic[P]):
-    """Applies one kind of parallelism, and knows its limits, its collective calls and its part of a script.
+    """Applies one kind of parallelism, and knows its limits, its collective calls and its code in exported scripts.
 
-    Scenarios are generated without torch, so the kind's module must not import torch; its methods may.
+    Scenarios are generated without torch. A subclass's module must therefore not import torch, but its methods may.
     """
 
     parallelism: type[P]
@@ -34,7 +34,7 @@ class LayoutKind(ABC, Generic[P]):
     layout_limits: tuple[LayoutLimit, ...] = ()
     """Options, meshes and other parallelisms with which the parallelism cannot run any training."""
     communication: CommunicationModel = NO_COMMUNICATION_MODEL
-    """Predicts the parallelism's collectives."""
+    """Predicts the parallelism's collective calls."""
 
     @abstractmethod
     def apply(self, setup: Setup, parallelism: P, mesh: DeviceMesh) -> None:
@@ -44,31 +44,31 @@ class LayoutKind(ABC, Generic[P]):
         """Change the setup again after all parallelisms in the layout have been applied."""
 
     def imports(self, parallelism: P) -> tuple[str, ...]:  # noqa: ARG002 - for subclasses
-        """Modules that are slow to import and that only this parallelism needs.
+        """Names of slow imports, which only this parallelism needs.
 
-        They are imported before the ranks start, because ranks that are threads must not import them.
+        They are imported before the ranks start, because ranks must not import them if ranks are threads.
         """
         return ()
 
     def when_reduced(self, parallelism: P, layout: Layout) -> WhenReduced | None:  # noqa: ARG002 - for subclasses
-        """Say when gradients from several microbatches are reduced.
+        """Return when gradients from several microbatches are reduced over ranks.
 
         Returns None if this parallelism does not average gradients.
         """
         return None
 
     def rounding(self, parallelism: P, layout: Layout, precision: Precision) -> Rounding | None:  # noqa: ARG002 - for subclasses
-        """Lower-precision types that gradients and activations pass through.
+        """Return how the layout rounds gradients and activations to lower-precision dtypes.
 
-        None if the layout uses no other type than the training.
+        Returns None if the layout uses no other dtype than the training.
         """
         return None
 
     def write_script(self, draft: Draft, parallelism: P) -> None:  # noqa: ARG002 - for subclasses
-        """Add this parallelism to a script that needs only torch. Raises `CannotExport`."""
+        """Add this parallelism to an exported, torch-only script. Raises `CannotExport` if the script cannot express it."""
         from equivcheck.layouts.base.script.draft import refuse
 
         raise refuse(f"parallelism {parallelism.tag}", f"{type(self).__name__} does not implement write_script")
 
     def import_known(self) -> None:
-        """Import the predicates for known issues with this parallelism. Importing registers them."""
+        """Import this parallelism's predicates for known issues. Importing registers them."""

@@ -21,14 +21,14 @@ SHOWS: dict[str, Show] = {}
 
 
 def need(predicate: Need) -> Need:
-    """Register a predicate that says whether a scenario has what a known issue needs."""
+    """Register a function to decide whether a scenario meets a known issue's conditions."""
     assert predicate.__name__ not in NEEDS, f"two predicates are named {predicate.__name__}"
     NEEDS[predicate.__name__] = predicate
     return predicate
 
 
 def show(predicate: Show) -> Show:
-    """Register a predicate that says whether a first divergence looks like the divergences of a known issue."""
+    """Register a function to decide whether a first divergence looks like a known issue's."""
     assert predicate.__name__ not in SHOWS, f"two predicates are named {predicate.__name__}"
     SHOWS[predicate.__name__] = predicate
     return predicate

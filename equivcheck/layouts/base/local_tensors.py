@@ -33,9 +33,9 @@ def has_localized_tensors(model: nn.Module) -> bool:
 
 
 def local_tensor_slots(model: nn.Module) -> tuple[Slot, ...]:
-    """Return one slot for each distinct parameter.
+    """Return one slot for each distinct parameter, with this rank's pieces.
 
-    A slot covers the full parameter, or this rank's shard if the tensor is local.
+    The piece is the full parameter, or this rank's shard if the parameter was a DTensor.
     """
     return tuple(
         Slot(parameter=parameter, pieces=(local_tensor_piece(canonical_name(name), parameter),))
@@ -44,21 +44,21 @@ def local_tensor_slots(model: nn.Module) -> tuple[Slot, ...]:
 
 
 def local_tensor_piece(name: str, parameter: torch.Tensor) -> Piece:
-    """Return this rank's piece of a parameter: the full parameter, or a DTensor's local shard."""
+    """Return this rank's piece of a parameter: the full parameter, or this rank's shard if the parameter was a DTensor."""
     spec = _spec(parameter)
     return piece_of(name, parameter) if spec is None else box_of(name, tuple(spec.shape), spec.mesh, spec.placements)
 
 
 def clip_across(_module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
-    """Clip by the norm over all shards, and return the norm before clipping.
+    """Clip the gradients by their norm over all shards, and return the norm before clipping.
 
-    DDP does not do this, because `clip_grad_norm_` only sees this rank's shards.
+    `clip_grad_norm_` cannot do this, because it only sees this rank's shards.
     """
     return clip_by_norm_of_norms(parameters, clipping, _gradient)
 
 
 def norm_across(parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
-    """Return the norm over all shards of local tensors."""
+    """Return the gradients' norm over all shards."""
     return norm_of_norms(parameters, clipping, _gradient)
 
 
@@ -93,7 +93,7 @@ class _Part:
 
 
 def read_plain_shards(setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
-    """Make the setup read shards as parts of full parameters, and clip by the norm over all shards."""
+    """Make the setup read each plain tensor as a shard of its full parameter, and clip by the norm over all shards."""
     parts: dict[str, _Part] = {}
     for parameter in parameters_of(setup.training.model):
         dim = shard_dim(parallelism, parameter)
@@ -118,24 +118,27 @@ def read_plain_shards(setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) 
 
 @dataclass(slots=True, eq=False)
 class ClipOverShards:
-    """Clips by the norm over all ranks' shards. `clip_grad_norm_` would only see this rank's shards."""
+    """Clips gradients by their norm over all ranks' shards. `clip_grad_norm_` would only see this rank's shards."""
 
     cuts: list[tuple[Collection[torch.Tensor], dist.ProcessGroup]] = field(default_factory=list)
-    """For each parallelism that shards parameters: its sharded parameters, and the group with their shards."""
+    """Sharded parameters with their shards' process group, for each parallelism with shards."""
 
     def __call__(self, _module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
         """Clip the gradients and return the norm before clipping."""
         return clip_over_groups(parameters, clipping, self.cuts)
 
     def total_norm(self, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
-        """Return the norm over all ranks' shards."""
+        """Return the gradients' norm over all ranks' shards."""
         return norm_over_groups(parameters, clipping, self.cuts)
 
 
 def clip_over_groups(
     parameters: list[torch.Tensor], clipping: ClipNorm, cuts: Sequence[tuple[Collection[torch.Tensor], dist.ProcessGroup]]
 ) -> torch.Tensor:
-    """Clip by the norm over all ranks' shards, and return the norm before clipping."""
+    """Clip gradients by their norm over all ranks' shards, and return the norm before clipping.
+
+    `cuts` has, for each parallelism with shards, the sharded parameters and their shards' process group.
+    """
     total = norm_over_groups(parameters, clipping, cuts)
     nn.utils.clip_grads_with_norm_(parameters, clipping.max_norm, total)
     return total
@@ -144,10 +147,10 @@ def clip_over_groups(
 def norm_over_groups(
     parameters: list[torch.Tensor], clipping: ClipNorm, cuts: Sequence[tuple[Collection[torch.Tensor], dist.ProcessGroup]]
 ) -> torch.Tensor:
-    """Return the norm over all ranks' shards.
+    """Return the gradients' norm over all ranks' shards.
 
-    Parameters sharded by the same parallelisms share one norm, combined over their groups. Replicated parameters share another
-    norm.
+    `cuts` has, for each parallelism with shards, the sharded parameters and their shards' process group. Parameters sharded by
+    the same parallelisms share one norm, combined over their groups. Replicated parameters share another norm.
     """
     norm_type = float(clipping.norm_type.value)
     kinds: dict[tuple[bool, ...], list[torch.Tensor]] = {}
@@ -165,7 +168,7 @@ def norm_over_groups(
 
 
 def combined_norm(norm: torch.Tensor, kind: NormType, group: dist.ProcessGroup) -> torch.Tensor:
-    """Combine the ranks' norms over a group."""
+    """Combine the ranks' local norms into the norm over a group: the p-norm over all local norms, or their maximum."""
     if kind is NormType.INF:
         dist.all_reduce(norm, dist.ReduceOp.MAX, group)
         return norm

@@ -15,18 +15,21 @@ from equivcheck.training.layers.parameters import Parameter, parameters_of
 
 
 def chunk_size(size: int, parts: int) -> int:
-    """Return the size of the first shard, which is the largest."""
+    """Return the size of the first shard if `torch.chunk` splits `size` into `parts`. It is the largest shard."""
     return -(-size // parts)
 
 
 def chunk_sizes(size: int, parts: int) -> tuple[int, ...]:
-    """Return the size of each shard."""
+    """Return each shard's size if `torch.chunk` splits `size` into `parts`.
+
+    If torch returns fewer chunks, the other shards have size 0.
+    """
     each = chunk_size(size, parts)
     return tuple(min(max(size - part * each, 0), each) for part in range(parts))
 
 
 def is_last_shard_empty(size: int, parts: int) -> bool:
-    """Whether the last shard is empty."""
+    """Whether the last shard is empty if `torch.chunk` splits `size` into `parts`."""
     return chunk_size(size, parts) * (parts - 1) >= size
 
 
@@ -36,12 +39,12 @@ def shard_dim(parallelism: Parallelism, parameter: Parameter) -> int | None:
 
 
 def shard_shape(shape: Shape, dim: int, parts: int, part: int) -> Shape:
-    """Return the shape of shard number `part` along a dim."""
+    """Return the shape of shard number `part` if `torch.chunk` splits a dim into `parts`."""
     return (*shape[:dim], chunk_sizes(shape[dim], parts)[part], *shape[dim + 1 :])
 
 
 def local_shape(layout: Layout, parameter: Parameter, coordinates: Mapping[str, int]) -> Shape:
-    """Return the shape of a parameter's local tensor on a rank, for layouts that shard along dims.
+    """Return the shape of a parameter's local tensor on a rank, if the layout shards along dims.
 
     `coordinates` maps mesh axes to the rank's indices. For flat parameters see
     `equivcheck.layouts.parallelisms.fsdp1.flat_layout`.
@@ -61,7 +64,7 @@ class ShardedDim:
     size: int
     """Length before sharding."""
     ranks: int
-    """Ranks that the dim is sharded over."""
+    """Number of shards, one for each rank."""
 
 
 def trained_shardings(training: Training, layout: Layout, *, least_dims: int = 1) -> Iterator[ShardedDim]:

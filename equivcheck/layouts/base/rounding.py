@@ -23,12 +23,12 @@ Later versions leave gradients in the reduction dtype (`Tensor.grad_dtype`), by 
 
 
 def computed_in(precision: Precision, policy: MixedPrecision | None) -> ElementType:
-    """Element type in which an FSDP unit computes."""
+    """Dtype for forward and backward in an FSDP unit."""
     return ElementType(precision.value) if policy is None or policy.param is None else policy.param
 
 
 def reduced_in(precision: Precision, fsdp: FSDP1 | FSDP2) -> ElementType:
-    """Element type in which an FSDP unit accumulates and reduces gradients."""
+    """Dtype for accumulating and reducing gradients in an FSDP unit."""
     policy = fsdp.mixed_precision
     if policy is not None and policy.reduce is not None:
         return policy.reduce
@@ -44,7 +44,7 @@ class WhenReduced:
     once: bool = False
     """Whether only the last microbatch is followed by a reduction, over all accumulated gradients."""
     whole: bool = False
-    """Whether ranks keep full gradients, so that each reduction includes the previous result."""
+    """Whether ranks keep full gradients. Each reduction then adds to the previous result."""
 
 
 EACH = WhenReduced()
@@ -63,9 +63,10 @@ class Division(PrintableEnum):
     SCALED = "scaled"
     """Each summand is multiplied by the divisor's reciprocal before the sum."""
     AROUND = "around"
-    """Each summand is divided by a power of two near the divisor's square root, and the sum by the remaining factor."""
+    """Each summand is divided by a power of two near the divisor's square root, and the sum by the rest of the divisor."""
     AFTER = "after"
-    """The first stage's sum is divided by its number of summands, the second stage's sum by the remaining factor."""
+    """The first reduction's sum is divided by its number of summands, and the second reduction's sum by the rest of the divisor.
+    """
     LAST = "last"
     """The final sum is divided."""
 
@@ -89,26 +90,26 @@ class Rounding:
     division: Division = Division.BEFORE
     """When the sum is divided."""
     division_again: Division | None = None
-    """Point of division for gradients that an earlier reduction already covered. None if it equals `division`."""
+    """When the sum is divided for gradients already reduced before. None for the same as `division`."""
     divisor: float | None = None
-    """Divisor for the sum, if losses are multiplied by the same factor. None for the number of ranks."""
+    """Divisor for gradient sums, if losses are multiplied by the same factor. None for the number of ranks."""
     when: WhenReduced = EACH
     """When gradients from several microbatches are reduced."""
     accumulates_reduced: bool = False
-    """Whether gradients accumulate in the reduction's element type, not in the type in which they were computed."""
+    """Whether gradients accumulate in the reduction's dtype, instead of their own dtype."""
     grad_dtype: bool = False
-    """Whether backward directly makes gradients in the reduction's element type, not first in `compute`."""
+    """Whether backward directly computes gradients in the reduction's dtype, instead of first in `compute`."""
     replicas_once: bool = False
     """Whether first-stage sums accumulate over microbatches, and the second stage runs only after the last microbatch."""
 
     @property
     def num_parts(self) -> int:
-        """Number of parts of a microbatch, one for each data-parallel rank."""
+        """Number of parts in a microbatch, one for each data-parallel rank."""
         return self.replicas * self.shards
 
     @property
     def gradient_scale(self) -> float:
-        """Factor for each part's loss in backward, so that gradients come out as if divided by the number of parts."""
+        """Factor for each part's loss before backward. Gradients then come out as if divided by the number of parts."""
         return 1.0 if self.divisor is None else self.divisor / self.num_parts
 
     @property

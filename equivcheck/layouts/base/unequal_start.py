@@ -10,9 +10,9 @@ from torch.distributed.tensor import DTensor
 
 
 def make_unequal(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Change this rank's parameters and buffers in place, unless the rank is first along all mesh axes.
+    """Change this rank's parameters and buffers in place, to make ranks start with different values.
 
-    Parallelisms that broadcast initial values must undo this.
+    The first rank stays unchanged. Parallelisms that broadcast initial values must undo this.
     """
     coordinate = mesh.get_coordinate()
     assert coordinate is not None, "every rank of the world is in the mesh"

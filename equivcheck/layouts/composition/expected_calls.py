@@ -33,19 +33,19 @@ UNPREDICTED_EXECUTION = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Collective calls expected on one rank, except those for setup and for reading values."""
+    """Collective calls expected on one rank, without those for setup and for reading values."""
 
     totals: Totals
-    """Calls and bytes by step, stage, op and axes; empty without a prediction."""
+    """Calls and bytes by step, stage, operation and axes. Empty without a prediction."""
     reason: str = ""
     """Reason why there is no prediction; empty if there is a prediction."""
     left_out: tuple[Unpredicted, ...] = ()
     """Calls that are not predicted although others are."""
     open_bytes: frozenset[str] = frozenset()
-    """Operations with predicted calls but unpredicted bytes."""
+    """Operations whose calls are predicted but not their bytes."""
 
     def with_bytes_from(self, actual: Totals) -> Totals:
-        """Return the expected calls. If the bytes of a call depend on values, they are taken from `actual`."""
+        """Return the expected calls. If bytes depend on values, the recorded calls in `actual` determine them."""
         counted = {key: actual.get(key, (0, 0))[1] for key in self.totals if key[2] in self.open_bytes}
         return {key: (calls, counted.get(key, num_bytes)) for key, (calls, num_bytes) in self.totals.items()}
 

@@ -16,7 +16,7 @@ from equivcheck.scenario.data import USUAL_ROWS
 
 @singledispatch
 def fit_scenario(case: Checkable, *, beyond: bool = False) -> Any:  # noqa: ARG001
-    """Repair a scenario until no limit applies. Returns None if the repairs do not succeed.
+    """Repair a scenario until no limit applies. Return None if repairs do not succeed.
 
     Tensor programs have no limits. With `beyond`, limits that torch enforces are ignored if the scenario has one layout.
     """
@@ -34,9 +34,11 @@ def _(scenario: Scenario, *, beyond: bool = False) -> Scenario | None:
 
 
 def fit_training(training: Training, *layouts: Layout, beyond: bool = False) -> Training:
-    """Repair a training until the layout can run it, or until it can resume from one layout under another.
+    """Repair a training until the layout can run it.
 
-    With `beyond`, limits that torch enforces are ignored. Raises `BrokenLayout` if repairs do not end.
+    With two layouts, repair until it can resume from the first under the second.
+
+    With `beyond`, limits that torch enforces are ignored. Raises `BrokenLayout` if repairs undo each other.
     """
     return (
         repair_training_for_resume(training, *layouts) if len(layouts) > 1 else repair_training(training, *layouts, beyond=beyond)
@@ -46,17 +48,17 @@ def fit_training(training: Training, *layouts: Layout, beyond: bool = False) -> 
 def row_multiple(layout: Layout, *, over_all_ranks: bool = False) -> int:
     """Return the number that must divide each microbatch's rows: data-parallel ranks times pipeline chunks.
 
-    With `over_all_ranks`, all ranks count, because parallelisms such as sequence parallelism also split rows.
+    With `over_all_ranks`, all ranks count instead of data-parallel ranks, because parallelisms such as sequence parallelism also
+    split rows.
     """
     chunks = (pipeline.num_chunks for pipeline in layout.of(Pipeline))
     return (layout.mesh.num_ranks if over_all_ranks else layout.num_data_ranks) * max(chunks, default=1)
 
 
 def multiply_rows(training: Training, multiple: int) -> Training:
-    """Multiply the rows of all microbatches by a number, unless all numbers of rows are multiples of it already.
+    """Multiply the rows of all microbatches by `multiple`, unless all numbers of rows are multiples of it already.
 
-    Microbatches with unequal numbers of rows stay unequal. The limits' own repair rounds to the nearest multiple, which can make
-    them equal.
+    Unequal microbatches stay unequal. The limits' own repair rounds to the nearest multiple, which can make them equal.
     """
     rows = training.data.microbatches
     if all(count % multiple == 0 for count in rows):

@@ -19,14 +19,16 @@ from equivcheck.system.torch_version import is_torch_in
 L = TypeVar("L", Limit, LayoutLimit)
 
 MAX_REPAIRS = 64
-"""Maximum number of repairs to a training. More repairs would never end, because two of them undo each other."""
+"""Maximum number of repairs to a training. After so many repairs, two of them must undo each other, and repairing would never
+end.
+"""
 
 
 @singledispatch
 def why_unsupported(case: Checkable, *, beyond: bool = False) -> str | None:  # noqa: ARG001
-    """Return the reason why a scenario cannot run, or None. With `beyond`, limits that torch enforces are ignored.
+    """Return the reason why a scenario cannot run, or None if it can. With `beyond`, limits that torch enforces are ignored.
 
-    Tensor programs have no limits: they fail when they run.
+    Tensor programs have no limits: if torch does not support one, it fails when it runs.
     """
     return None
 
@@ -43,13 +45,16 @@ def _(scenario: Scenario, *, beyond: bool = False) -> str | None:
 
 
 def limit_reason(training: Training, layout: Layout, *, beyond: bool = False) -> str | None:
-    """Return the reason why a layout cannot run a training, or None. With `beyond`, limits that torch enforces are ignored."""
+    """Return the reason why a layout cannot run a training, or None if it can.
+
+    With `beyond`, limits that torch enforces are ignored.
+    """
     limit = _first_layout_limit(layout) or _first_limit(training, layout, beyond)
     return None if limit is None else reason_with_versions(limit)
 
 
 def repair_layout(layout: Layout) -> Layout:
-    """Repair a layout until no layout limit applies. Raises `BrokenLayout` if repairs do not end."""
+    """Repair a layout until no layout limit applies. Raises `BrokenLayout` if repairs undo each other."""
     for _ in range(MAX_REPAIRS):
         limit = _first_layout_limit(layout)
         if limit is None:
@@ -59,7 +64,7 @@ def repair_layout(layout: Layout) -> Layout:
 
 
 def repair_training(training: Training, layout: Layout, *, beyond: bool = False) -> Training:
-    """Repair a training until the layout can run it. Raises `BrokenLayout` if repairs do not end."""
+    """Repair a training until the layout can run it. Raises `BrokenLayout` if repairs undo each other."""
     for _ in range(MAX_REPAIRS):
         limit = _first_limit(training, layout, beyond)
         if limit is None:
@@ -79,7 +84,7 @@ def can_resume(layout: Layout) -> bool:
 
 
 def repair_layout_for_resume(layout: Layout) -> Layout:
-    """Repair a layout until a training can save and resume under it. Raises `BrokenLayout` if repairs do not end."""
+    """Repair a layout until a training can save and resume under it. Raises `BrokenLayout` if repairs undo each other."""
     for _ in range(MAX_REPAIRS):
         layout = repair_layout(layout)
         limit = next((limit for limit in _here(CHECKPOINT_LAYOUT_LIMITS) if limit.applies(layout)), None)
@@ -90,7 +95,7 @@ def repair_layout_for_resume(layout: Layout) -> Layout:
 
 
 def repair_training_for_resume(training: Training, *layouts: Layout) -> Training:
-    """Repair a training until it can resume from one layout under the other. Raises `BrokenLayout` if repairs do not end."""
+    """Repair a training until it can resume from one layout under the other. Raises `BrokenLayout` if repairs undo each other."""
     for _ in range(MAX_REPAIRS):
         before = training
         for layout in layouts:

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 def rank_program(
     scenario: Scenario, alter: Callable[[Setup], None] | None = None, prepare: Callable[[Setup], None] | None = None
 ) -> Trace:
-    """Train this rank's part of a scenario. `prepare` may change the setup, then `alter` may plant a bug in it."""
+    """Train this rank's part of a scenario, and return its trace.
+
+    `prepare` may change the rank's setup. `alter` may then plant a bug in it.
+    """
     with compiling(scenario.layout.execution):
         setup = rank_setup(scenario)
         for change in (prepare, alter):
@@ -53,9 +56,9 @@ def rank_setup(scenario: Scenario) -> Setup:
 
 
 def recompute_layers(model: nn.Module, execution: Execution) -> None:
-    """Turn on activation checkpointing for the chosen layers.
+    """Turn on activation checkpointing for the layers that `execution` chooses.
 
-    It must run before any layout is applied, so that wrappers around a layer are outside the recomputation.
+    It must run before any parallelism is applied, so that wrappers around a layer are outside the recomputation.
     """
     for index, layer in enumerate(model.get_submodule("layers").children()):
         if isinstance(layer, LayerModule):

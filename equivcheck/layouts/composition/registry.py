@@ -14,7 +14,7 @@ from equivcheck.scenario import Layout, Precision
 from equivcheck.scenario.parallelisms import PARALLELISMS
 
 ENTRY_POINTS = "equivcheck.layouts"
-"""Entry-point group for third parties. Each entry names a `LayoutKind` subclass."""
+"""Entry-point group for third-party parallelisms. Each entry names a `LayoutKind` subclass."""
 
 SHIPPED: dict[str, str] = {
     "ddp": "ddp.apply:DDPKind",
@@ -69,10 +69,10 @@ class BrokenLayout(EquivCheckError):
 
 
 def kind_of(parallelism: P) -> LayoutKind[P]:
-    """Return the `LayoutKind` of a parallelism. If the kind ships with equivcheck, no other kind is imported.
+    """Return the `LayoutKind` of a parallelism. For a built-in parallelism, no other kind is imported.
 
-    Raises `UsageError` for a parallelism that is not registered, and `BrokenLayout` if it is a third party's and any entry point
-    is broken.
+    Raises `UsageError` if the parallelism is not registered. For a third-party parallelism, raises `BrokenLayout` if any entry
+    point is broken.
     """
     if type(parallelism) in PARALLELISMS:
         return shipped_kind(parallelism.tag)
@@ -93,9 +93,9 @@ def shipped_kind(tag: str) -> LayoutKind[Any]:
 
 @cache
 def layout_kinds() -> dict[str, LayoutKind[Any]]:
-    """Return all `LayoutKind` objects by tag, those that ship with equivcheck first.
+    """Return all `LayoutKind` objects by tag, first those that ship with equivcheck.
 
-    They are loaded once. Raises `BrokenLayout`.
+    They are loaded once. Raises `BrokenLayout` if an entry point is broken.
     """
     kinds = {tag: shipped_kind(tag) for tag in SHIPPED}
     for point in entry_points(group=ENTRY_POINTS):
@@ -117,12 +117,12 @@ def layout_kinds() -> dict[str, LayoutKind[Any]]:
 
 @cache
 def layout_names() -> tuple[str, ...]:
-    """All layout names: registered parallelisms by tag, then compositions. Raises `BrokenLayout`."""
+    """All layout names: registered parallelisms by tag, then compositions. Raises `BrokenLayout` if an entry point is broken."""
     return (*layout_kinds(), *COMPOSITIONS)
 
 
 def kinds_of(name: str) -> tuple[LayoutKind[Any], ...]:
-    """Return the `LayoutKind` objects of a named layout, innermost first. Raises `UsageError` for an unknown name."""
+    """Return the `LayoutKind` objects of the layout called `name`, innermost first. Raises `UsageError` for an unknown name."""
     if name not in layout_names():
         raise unknown_name("layout", name, layout_names())
     return tuple(layout_kinds()[tag] for tag in reversed(name.split(TIMES)))
@@ -134,17 +134,17 @@ def imports_of(layout: Layout) -> tuple[str, ...]:
 
 
 def when_reduced(layout: Layout) -> WhenReduced:
-    """Return when the layout reduces gradients from several microbatches."""
+    """Return when the layout reduces gradients from several microbatches over ranks."""
     found = (kind_of(parallelism).when_reduced(parallelism, layout) for parallelism in layout.parallelisms)
     return next((when for when in found if when is not None), EACH)
 
 
 def rounding_of(layout: Layout, precision: Precision) -> Rounding | None:
-    """Return the types that the layout rounds to; None if it uses no other type than the training."""
+    """Return how the layout rounds to lower-precision dtypes. None if it uses no other dtype than the training."""
     roundings = (kind_of(parallelism).rounding(parallelism, layout, precision) for parallelism in layout.parallelisms)
     return next((rounding for rounding in roundings if rounding is not None), None)
 
 
 def rounds(layout: Layout) -> bool:
-    """Whether the layout rounds to other types than the training's, whichever type the training has."""
+    """Whether an option of the layout rounds to a lower-precision dtype."""
     return rounding_of(layout, Precision.FLOAT32) is not None

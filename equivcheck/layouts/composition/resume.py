@@ -47,12 +47,12 @@ def _resume(scenario: Scenario) -> Resume:
 
 
 def save(resume: Resume, setup: Setup, optimizer: Optimizer, schedule: LRScheduler | None, folder: str) -> None:
-    """Save model, optimizer and schedule by the names that all layouts share. Every rank must call it."""
+    """Save model, optimizer and schedule as a checkpoint, by names that all layouts share. Every rank must call it."""
     state_dict_saver.save(_state(resume, setup, optimizer, schedule), checkpoint_id=folder)
 
 
 def load(resume: Resume, setup: Setup, optimizer: Optimizer, schedule: LRScheduler | None, folder: str) -> None:
-    """Load a checkpoint that any layout saved. Every rank must call it."""
+    """Load a checkpoint into model, optimizer and schedule. Any layout may have saved it. Every rank must call this function."""
     state = _state(resume, setup, optimizer, schedule)
     state_dict_loader.load(state, checkpoint_id=folder)
     set_state_dict(
@@ -84,11 +84,11 @@ class _Progress:
         self._schedule = schedule
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that all ranks share."""
+        """Return the part of the schedule's state that all ranks share."""
         return {name: value for name, value in self._schedule.state_dict().items() if name not in _BY_GROUP}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the step. Learning rates come back with the optimizer's state."""
+        """Restore the schedule's step. Learning rates come back with the optimizer's state."""
         self._schedule.load_state_dict(state)
 
 

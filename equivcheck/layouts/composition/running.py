@@ -28,7 +28,7 @@ class RanksResult:
     """Traces of all ranks, before and after a checkpoint if the run has a checkpoint."""
 
     run: Run
-    """The run under the scenario's layout. Its values are traces."""
+    """The run under the scenario's layout, with a trace from each rank."""
     before: tuple[Trace, ...] = ()
     """Traces from the layout before the checkpoint. Empty without a checkpoint."""
 
@@ -40,12 +40,12 @@ class Runner:
     world: str | Ranks
     """A world's name, or existing ranks for layouts with as many ranks."""
     deadline: float
-    """Seconds for the ranks to finish one part."""
+    """Seconds in which the ranks must finish one part of the run: before or after a checkpoint."""
     alter: Callable[[Setup], None] | None = None
-    """Called with each rank's setup to plant a fault. None for no fault."""
+    """Function to plant a fault in each rank's setup. None for no fault."""
 
     def run(self, scenario: Scenario) -> RanksResult:
-        """Run the ranks, twice if there is a checkpoint.
+        """Run the scenario on the ranks, twice if there is a checkpoint.
 
         Raises `RanksFailed`, `UsageError` if the world does not exist or transfers no data, and `NoSpace`.
         """
@@ -104,7 +104,7 @@ class Runner:
 
 
 def require_shared(folder: str, members: Ranks, deadline: float) -> None:
-    """Raise `UsageError` if some hosts do not see the same folder."""
+    """Raise `UsageError` if some hosts cannot see the checkpoint folder that the first rank created."""
     if members.spans_hosts and not all(members.run(os.path.isdir, folder, deadline=deadline, is_user_code=False).values):
         raise UsageError(
             f"checkpoint folder {folder} is not valid: some hosts of world {members.name!r} do not see it. Expected a TMPDIR "
@@ -122,13 +122,16 @@ THREADS, PROCESSES = "sim", "gloo"
 
 
 def world_for(scenario: Scenario, world: str | Ranks) -> str | Ranks:
-    """Return the world. If the scenario compiles, return local processes, because threads would share the compiler's state."""
+    """Return the world on which to run the scenario.
+
+    Compiled scenarios get local processes, because threads share the compiler's state.
+    """
     name = world if isinstance(world, str) else world.name
     return PROCESSES if name == THREADS and is_compiled(scenario) else world
 
 
 def single_process_world(world: str) -> str:
-    """Return the world. If a single process cannot open it, return local processes."""
+    """Return `world`, or local processes if a single process cannot open `world`."""
     return world if world in LOCAL_WORLDS else PROCESSES
 
 

@@ -306,11 +306,11 @@ OF_LAYOUTS: list[Invalid] = [
         "FSDP1.mixed_precision MixedPrecision(output=ElementType.FLOAT16) is not valid: FullyShardedDataParallel does",
     ),
     (FSDP2, {"gradient_divide_factor": 0.0}, f"FSDP2.gradient_divide_factor 0.0 {POSITIVE}"),
-    (FSDP2, {"layers_per_unit": 2}, "FSDP2.layers_per_unit 2 is not valid. Expected 1, or at least 1 with Wrapping.PER_LAYER."),
+    (FSDP2, {"layers_per_unit": 2}, "FSDP2.layers_per_unit 2 is not valid. Expected 1, or more with Wrapping.PER_LAYER."),
     (
         FSDP2,
         {"layers_per_unit": 0, "wrapping": Wrapping.PER_LAYER},
-        "FSDP2.layers_per_unit 0 is not valid. Expected 1, or at least 1 with Wrapping.PER_LAYER.",
+        "FSDP2.layers_per_unit 0 is not valid. Expected 1, or more with Wrapping.PER_LAYER.",
     ),
     (FSDP2, {"reshard_to": 1}, "FSDP2.reshard_to 1 is not valid. Expected None, or at least 2 with reshard_after_forward."),
     (

@@ -43,10 +43,10 @@ _TRACE_SECONDS = 0.1
 
 
 def num_graphs(training: Training, execution: Execution) -> int:
-    """Count the graphs that must be compiled: one for each microbatch size.
+    """Count the graphs to compile, at least one for each microbatch size.
 
     The number doubles if layers run only at even steps. It doubles again under compiled autograd with several microbatches,
-    because accumulating into a gradient is another graph than creating it.
+    because the first microbatch creates gradients and later ones add to them, with different graphs.
     """
     changes = training.steps > 1 and any(layer.auxiliary is AuxiliaryLinear.EVEN_STEPS for layer in training.model.layers)
     adds = execution.compiled_autograd and len(training.data.microbatches) > 1
@@ -54,7 +54,7 @@ def num_graphs(training: Training, execution: Execution) -> int:
 
 
 def compile_seconds(training: Training, layout: Layout) -> float:
-    """Seconds that ranks may compile for, in addition to their deadline. 0 if nothing is compiled."""
+    """Time for compiling in seconds, which ranks get in addition to their deadline. 0 if nothing is compiled."""
     if not layout.execution.is_compiled:
         return 0.0
     return num_graphs(training, layout.execution) * max(COMPILE_SECONDS, _TIMES_EXPECTED * _expected(training.model, layout))
@@ -78,7 +78,7 @@ def expected_compile_seconds(scenario: Scenario) -> float:
 
 
 def expected_trace_seconds(scenario: Scenario) -> float:
-    """Expected seconds for tracing all whole steps in a scenario."""
+    """Expected seconds for tracing steps as one graph (`Execution.whole_step`), summed over all layouts and ranks."""
     training, num_ranks = scenario.training, sum(each.mesh.num_ranks for each in scenario.layouts if each.execution.whole_step)
     return _TRACE_SECONDS * num_ranks * _num_traces(training) * len(training.model.layers) * len(training.data.microbatches)
 

@@ -28,9 +28,9 @@ MAX_RECOMPILES = 64
 
 @contextmanager
 def compiling(execution: Execution) -> Iterator[None]:
-    """Configure the compiler for an execution while entered, and reset it before and after.
+    """Context manager: configure the compiler for `execution`, and reset it before and after.
 
-    Does nothing if nothing is compiled.
+    It does nothing if nothing is compiled.
     """
     if not execution.is_compiled:
         yield
@@ -68,7 +68,7 @@ def _traceable_reducer() -> Iterator[None]:
 
 
 def compile_setup(setup: Setup, execution: Execution) -> None:
-    """Compile the full model or each layer, and the backward passes if compiled autograd is on."""
+    """Compile the whole model or each layer, and the backward passes if compiled autograd is on."""
     backend = Compile.AOT_EAGER if execution.compile is Compile.NONE else execution.compile
     if execution.per_layer:
         for layer in [module for module in setup.model.modules() if isinstance(module, LayerModule)]:

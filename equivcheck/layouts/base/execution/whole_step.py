@@ -63,7 +63,7 @@ def traced_graphs(setup: Setup) -> tuple[GraphModule, ...]:
 @dataclass(slots=True, eq=False)
 class _WholeSteps:
     setup: Setup
-    """Copy of the setup that computes a step without a graph, because the original's fields point to this object."""
+    """Copy of the original setup, for computing a step without a graph. The original's fields point to this object."""
     optimizer: torch.optim.Optimizer = field(init=False)
     graphs: dict[object, _Graph] = field(default_factory=dict)
     results: dict[str, Nest] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class _WholeSteps:
         self.optimizer = optimizer
 
     def compute(self, setup: Setup, microbatches: Sequence[Batch], index: int) -> float:
-        """Run the whole step, set its gradients, and keep the other results for `clip_norm` and `update`."""
+        """Run the graph of the whole step and set the gradients. Keep its other outputs for `clip_norm` and `update`."""
         given = self._given([setup.take(batch) for batch in microbatches])
         plan, tensors = _taken_apart(given)
         key = self._key(given, index), len(microbatches), microbatches[0].divisor
@@ -87,7 +87,7 @@ class _WholeSteps:
         return float(self.results["loss"])
 
     def clip_norm(self, _module: nn.Module, _parameters: list[torch.Tensor], _clipping: ClipNorm) -> torch.Tensor:
-        """Set the gradients that the graph has clipped, and return the norm before clipping."""
+        """Set the gradients to the graph's clipped gradients, and return the norm before clipping."""
         self._leave(self.results["clipped"])
         norm: torch.Tensor = self.results["norm"]
         return norm

@@ -26,7 +26,7 @@ _ORDER = {stage: number for number, stage in enumerate(Stage)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Collective calls of a rank with one operation, group and stage in a step."""
+    """One rank's collective calls with the same step, stage, operation and process group."""
 
     step: int
     """Step, from 0. `BEFORE_STEPS` for the setup."""
@@ -39,7 +39,7 @@ class Traffic:
     num_calls: int
     """Number of calls, at least 1."""
     num_bytes: int
-    """Bytes in the rank's inputs, summed over all calls."""
+    """Bytes in the rank's input tensors, summed over all calls."""
 
     def describe(self) -> str:
         """Return the calls and bytes, such as ``3 calls, 1,024 bytes``."""
@@ -59,7 +59,7 @@ def traffic(calls: Iterable[Call], mesh: Mesh) -> tuple[Traffic, ...]:
 
 
 def totals(calls: Iterable[Call], mesh: Mesh, without: Sequence[Stage] = ()) -> Totals:
-    """Count one rank's collective calls and bytes by step, stage, operation and group. Stages in `without` do not count."""
+    """Count one rank's collective calls and bytes by step, stage, operation and group. Stages in `without` are left out."""
     summed: dict[tuple[int, Stage, str, tuple[int, ...]], list[int]] = {}
     for call in calls:
         if call.stage in without:
@@ -74,7 +74,7 @@ def totals(calls: Iterable[Call], mesh: Mesh, without: Sequence[Stage] = ()) -> 
 
 
 def add(found: Totals, key: Key, num_calls: int, num_bytes: int) -> None:
-    """Add a number of calls and bytes to one entry."""
+    """Add calls and bytes to the counts in `found` under `key`."""
     before_calls, before_bytes = found.get(key, (0, 0))
     found[key] = before_calls + num_calls, before_bytes + num_bytes
 
@@ -89,7 +89,7 @@ def to_traffic(found: Totals) -> tuple[Traffic, ...]:
 
 
 def order_of(key: Key) -> tuple[int, int, str, str]:
-    """Sort key for counts: step, stage, then names."""
+    """Sort key for an entry of the counts: step, stage, then names."""
     step, stage, op, axes = key
     return step, _ORDER[stage], op, axes
 

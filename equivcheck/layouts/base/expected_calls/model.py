@@ -20,30 +20,30 @@ class Unpredicted:
     applies: Callable[[Training, Layout], bool]
     """Whether a scenario is in this situation."""
     ops: frozenset[str] | None = None
-    """Unpredicted operations (`Call.op`), if others are predicted. None if no operation is."""
+    """Unpredicted operations (`Call.op`), if others are predicted. None if no operation is predicted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommunicationModel:
-    """Predicts the collective calls of one parallelism, which is an argument of each function."""
+    """Functions to predict one parallelism's collective calls. Each function gets the parallelism as an argument."""
 
     calls: Callable[[RankView, Any], Totals] = lambda _seat, _parallelism: {}
-    """Calls on a rank that this parallelism causes."""
+    """Returns the collective calls on a rank caused by this parallelism."""
     hold: Callable[[RankView, Any], tuple[Held, ...]] = lambda view, _parallelism: view.held
-    """A rank's parameter shards after this parallelism, as the next outer parallelism sees them."""
+    """Returns a rank's parameter shards after this parallelism is applied, as the next outer parallelism sees them."""
     open_bytes: frozenset[str] = frozenset()
-    """Operations with predicted calls but unpredicted bytes, because the bytes depend on values."""
+    """Operations whose calls are predicted but not their bytes, because the bytes depend on values."""
     unmodelled: tuple[Unpredicted, ...] = ()
     """Situations in which some or all operations are not predicted."""
     uneven: Callable[[Any], bool] = lambda _parallelism: False
-    """Whether ranks along the parallelism's axes may communicate differently, or with ranks that are not along one axis."""
+    """Returns whether ranks along the parallelism's axes may make different calls, or use groups not along one axis."""
     sends_shards: bool = False
-    """Whether the parallelism sends shards from other parallelisms, so that ranks along all axes may communicate differently."""
+    """Whether the parallelism sends other parallelisms' shards. Ranks along all axes may then make different calls."""
 
 
 UNSAID = Unpredicted(reason="this parallelism does not predict its communication", applies=lambda _training, _layout: True)
 NO_COMMUNICATION_MODEL = CommunicationModel(unmodelled=(UNSAID,))
-"""Reason for parallelisms that have no communication model."""
+"""Model for parallelisms without any prediction."""
 
 OPTIMIZER_NOT_ELEMENTWISE = Unpredicted(
     reason="DTensor: communication of an optimizer that is not elementwise is not predicted: propagation decides it",

@@ -15,7 +15,7 @@ from equivcheck.worlds.trace.stage import Stage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A parameter, with the shape of the part that one rank holds."""
+    """A parameter, with its local shape on one rank."""
 
     parameter: Parameter
     """The full parameter."""
@@ -31,7 +31,7 @@ class Held:
 
     @property
     def layer(self) -> int | None:
-        """Index of the owning layer. None for the model's own parameters."""
+        """Index of the owning layer. None for parameters outside layers."""
         return self.parameter.layer
 
     @property
@@ -54,13 +54,13 @@ class RankView:
     """One rank with its parameters, for predicting its collective calls."""
 
     training: Training
-    """The training."""
+    """Training whose calls are predicted."""
     layout: Layout
-    """The layout."""
+    """Layout whose calls are predicted."""
     coordinate: tuple[int, ...]
     """The rank's index along each mesh axis."""
     held: tuple[Held, ...]
-    """Each distinct parameter in model order, as the parallelism to predict finds it."""
+    """All distinct parameters in model order, with their shapes before the predicted parallelism is applied."""
 
     @property
     def item_bytes(self) -> int:
@@ -68,7 +68,7 @@ class RankView:
         return ITEM_BYTES[self.training.precision.value]
 
     def axes(self, *names: str) -> str:
-        """Name of the group over these mesh axes."""
+        """Return the name of the process group over these mesh axes, as in predicted calls."""
         return group_name(names, self.layout.mesh)
 
     def index(self, name: str) -> int:
@@ -118,16 +118,16 @@ class Ledger:
         self.totals: Totals = {}
 
     def note(self, step: int, op: str, axes: str, num_bytes: int, num_calls: int = 1) -> None:
-        """Count collective calls. `num_bytes` is the sum over `num_calls` calls."""
+        """Add `num_calls` collective calls to the counts. `num_bytes` is the sum over these calls."""
         key: Key = (step, self.stage, op, axes)
         add(self.totals, key, num_calls, num_bytes)
 
 
 def runs(when: AuxiliaryLinear | None, step: int) -> bool:
-    """Whether an auxiliary linear layer runs in a step. True for None."""
+    """Whether a linear with the steps `when` runs at this step. None means every step."""
     return when is None or (when is AuxiliaryLinear.EVEN_STEPS and step % 2 == 0)
 
 
 def full_parameters(training: Training) -> tuple[Held, ...]:
-    """Every distinct parameter with its full shape, in model order."""
+    """All distinct parameters with their full shapes, in model order."""
     return tuple(Held(parameter=parameter, shape=parameter.shape) for parameter in parameters_of(training.model))

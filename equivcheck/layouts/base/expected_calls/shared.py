@@ -17,10 +17,11 @@ from equivcheck.worlds.trace.stage import Stage
 
 
 def dtensor_clipping(view: RankView, axes: Iterable[str], kind: Iterable[Held]) -> Totals:
-    """Expected collective calls in all steps for clipping one group of DTensor gradients.
+    """Expected collective calls in all steps for clipping one group with DTensor gradients.
 
-    Some of these gradients are sharded along each of `axes`. All norms form one tensor, reduced over one axis after another. Some
-    torch versions combine the norms before they reduce. If no gradient exists, nothing is reduced.
+    `axes` are the mesh axes along which any of these gradients is sharded. torch stacks all gradients' norms into one tensor and
+    reduces it over one axis after another. Some torch versions combine the norms before they reduce. If no gradient exists,
+    nothing is reduced.
     """
     clipping, ledger = view.training.clipping, Ledger(Stage.CLIPPING)
     if not isinstance(clipping, ClipNorm):
@@ -52,7 +53,7 @@ def sharded_clipping(view: RankView, axis: str, parts: Iterable[Held]) -> Totals
 
 
 def one_norm(view: RankView, axes: str, num_bytes: int) -> Totals:
-    """Expected collective calls in all steps if one norm over all parameters is reduced over a group."""
+    """Expected collective calls if each step's clipping all-reduces one norm of `num_bytes` bytes over the group `axes`."""
     clipping, ledger = view.training.clipping, Ledger(Stage.CLIPPING)
     if isinstance(clipping, ClipNorm):
         op = "all_reduce.max" if clipping.norm_type is NormType.INF else "all_reduce.sum"
@@ -71,17 +72,17 @@ def sharding_axes(view: RankView, held: Held) -> tuple[str, ...]:
 def has_kept_gradient(view: RankView, held: Held, step: int) -> bool:
     """Whether a parameter has a gradient after a step's backward.
 
-    With `zero_grad(set_to_none=False)`, earlier gradients still exist as zeros.
+    With `zero_grad(set_to_none=False)`, a gradient from an earlier step still exists as zeros.
     """
     steps = range(step + 1) if view.training.zero_grad is ZeroGrad.ZERO else (step,)
     return any(view.has_gradient(held, before) for before in steps)
 
 
 def gradient_reductions(view: RankView, axis: str, kind: Iterable[Held], *, flat: bool = False) -> Totals:
-    """Expected collective calls in all steps to reduce gradients over an axis.
+    """Expected collective calls in all steps to sum gradients over an axis.
 
-    There is one all-reduce for each gradient, or one for all gradients if `flat`. A rank sends nothing for an empty local
-    gradient.
+    There is one all-reduce for each gradient, or one for all gradients together if `flat`. A rank sends nothing for an empty
+    local gradient.
     """
     ledger, parameters = Ledger(), tuple(kind)
     for step in range(view.training.steps):
@@ -105,7 +106,10 @@ AXES = (DP, REPLICATE, SHARD, EP, CP)
 
 
 def count_reductions(view: RankView) -> Totals:
-    """Expected collective calls in all steps to sum counts: one all-reduce for each axis, microbatch and layer with counts."""
+    """Expected collective calls in all steps to sum layers' counts, such as tokens per expert.
+
+    There is one all-reduce for each axis, microbatch and layer with counts.
+    """
     ledger, dispatches = Ledger(), [layer_kind(layer).dispatch(layer) for layer in view.training.model.layers]
     sizes = [dispatch.num_counted for dispatch in dispatches if dispatch is not None and dispatch.num_counted]
     for axis in AXES if sizes else ():

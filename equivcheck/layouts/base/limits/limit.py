@@ -18,13 +18,13 @@ class Limit:
     reason: str
     """Text as ``<API>: <situation> is not supported: <consequence>``, without a final dot."""
     applies: Callable[[Training, Layout], bool]
-    """Whether the limit forbids a scenario."""
+    """Returns whether the limit forbids a scenario."""
     repair: Callable[[Training, Layout], Training]
-    """Returns the nearest training that the limit allows. A repair must not break another limit."""
+    """Returns the nearest training that the limit allows. It must not break another limit."""
     upstream: bool = False
-    """Whether torch itself raises if the limit is broken.
-    Such a run must be correct or fail on every rank, and `frontier` draws such scenarios. If another limit is broken, results
-    differ by definition."""
+    """Whether torch itself raises if a scenario breaks the limit. Such a run must be correct or fail on every rank, and
+    `frontier` draws such scenarios. If a scenario breaks another limit, its results differ by definition.
+    """
     torch: str = ""
     """Affected torch versions as a PEP 440 specifier. Empty for all versions."""
 
@@ -44,9 +44,9 @@ class LayoutLimit:
     reason: str
     """Text as ``<API>: <situation> is not supported: <consequence>``, without a final dot."""
     applies: Callable[[Layout], bool]
-    """Whether the limit forbids a layout."""
+    """Returns whether the limit forbids a layout."""
     repair: Callable[[Layout], Layout]
-    """Returns the nearest layout that the limit allows, on the same mesh if possible. A repair must not break another limit."""
+    """Returns the nearest layout that the limit allows, on the same mesh if possible. It must not break another limit."""
     torch: str = ""
     """Affected torch versions as a PEP 440 specifier. Empty for all versions."""
 
@@ -57,7 +57,7 @@ def reason_with_versions(limit: Limit | LayoutLimit) -> str:
 
 
 def parallelism_of(layout: Layout, kind: type[P]) -> P:
-    """Return a layout's parallelism of a given type. The layout must have one."""
+    """Return the layout's parallelism of type `kind`. The layout must have one."""
     found = next(iter(layout.of(kind)), None)
     assert found is not None, "a parallelism's limits are only checked for layouts that have it"
     return found

@@ -11,12 +11,12 @@ from equivcheck.scenario import FSDP2, SGD, Adafactor, AdamW, Implementation, La
 
 
 def keeps_dtensors(layout: Layout) -> bool:
-    """Whether the optimizer gets DTensors instead of local tensors, if the layout has DTensors."""
+    """Whether the optimizer gets DTensors, if the layout has DTensors at all."""
     return not any(parallelism.trains_local_tensors for parallelism in layout.parallelisms)
 
 
 def has_units_of_dtensors(layout: Layout) -> bool:
-    """Whether `fully_shard`, or `replicate` built on it, makes all parameters DTensors."""
+    """Whether all parameters are DTensors, because of `fully_shard` or `replicate` built on it."""
     return layout.has(FSDP2) or any(each.implementation is Replicator.FSDP for each in layout.of(Replicate))
 
 
@@ -67,7 +67,10 @@ def is_distributed_muon(training: Training, layout: Layout) -> bool:
 
 
 def rounds_shards(training: Training, layout: Layout) -> bool:
-    """Whether ranks round parts of a matrix to a lower precision. If each rank has the full matrix, all ranks round equally."""
+    """Whether ranks round different parts of a matrix to a lower precision.
+
+    If each rank has the full matrix, all ranks round in the same way.
+    """
     if not training.optimizer.rounds_to or is_distributed_muon(training, layout):
         return False
     return any(cut.ranks > 1 for cut in trained_shardings(training, layout, least_dims=2))

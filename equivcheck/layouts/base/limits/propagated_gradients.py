@@ -13,8 +13,9 @@ from equivcheck.system.torch_version import is_torch_in
 Applies = Callable[[Training, Layout], bool]
 
 REFUSED_IN_PLACE = ">=2.12"
-"""In these versions DTensor refuses in-place operations that change placements. Earlier versions apply them to each rank's
-partial value."""
+"""Versions in which DTensor refuses to change placements in place. Earlier versions apply such an operation to each rank's
+partial sum.
+"""
 
 NOT_REFUSED_IN_PLACE = "<2.12"
 """Versions outside `REFUSED_IN_PLACE`."""
@@ -28,18 +29,18 @@ class PropagatedGradients:
     """Limits for a parallelism whose gradients keep the placements that DTensor's sharding propagation gives them."""
 
     where: str
-    """Class name, used in the reasons."""
+    """Name of the parallelism's class, used in the reasons of the limits."""
     ranks: Callable[[Layout], int]
     """Returns the number of ranks along the parallelism's mesh axis."""
     cuts_short: Applies
-    """Whether a trained parameter is sharded along a dim shorter than the number of ranks."""
+    """Returns whether a trained parameter is sharded along a dim shorter than the number of ranks."""
     leaves_pending: Applies
-    """Whether some gradient stays partial, even over one rank."""
+    """Returns whether the gradient of some parameter stays partial, even over one rank."""
     cuts_parameters: Callable[[Layout], bool]
-    """Whether all parameters with such gradients are sharded, except a scalar scale."""
+    """Returns whether all parameters with such gradients are sharded. A scalar scale does not count."""
 
     def limits(self) -> tuple[Limit, ...]:
-        """Limits for this parallelism."""
+        """Return the limits for this parallelism."""
         clamps = self._refused(
             "clip_grad_value_ is not supported: it clamps in place, which DTensor refuses for a partial gradient",
             lambda training, layout: isinstance(training.clipping, ClipValue) and self._is_pending(training, layout),

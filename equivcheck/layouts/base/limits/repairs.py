@@ -28,7 +28,7 @@ from equivcheck.scenario.layers.linear import MAX_WIDTH
 from equivcheck.scenario.layers.token_layers import MAX_LENGTH
 
 STEEP = 1024
-"""Divisor for the learning rate if squared errors are summed (say, over 64 rows with 16 outputs) or maximised."""
+"""Divisor for the learning rate if squared errors are summed (for example over 64 rows with 16 outputs) or maximised."""
 
 
 LEAST_TOKENS = 3
@@ -47,7 +47,7 @@ def each_layer(training: Training, change: Callable[[int, AnyLayer], AnyLayer]) 
 
 
 def with_layer(training: Training, index: int, layer: AnyLayer) -> Training:
-    """Replace one layer. If widths no longer match, residuals, shared weights and the tied head are removed, too."""
+    """Replace one layer. If layer sizes no longer match, also remove residuals, shared weights and the tied head."""
     changed = tuple(layer if at == index else other for at, other in enumerate(training.model.layers))
     with suppress(InvalidScenario):
         return with_model(training, layers=changed)
@@ -75,7 +75,7 @@ def without_tied_head(training: Training) -> Training:
 
 
 def without_ties(training: Training) -> Training:
-    """Give every layer and the head their own weights."""
+    """Give every layer and the head their own weights, unshared."""
     return without_tied_head(without_shares(training))
 
 
@@ -121,7 +121,7 @@ def without_scale(training: Training) -> Training:
 
 
 def with_rows(training: Training, multiple: int) -> Training:
-    """Round the number of rows in every microbatch to a multiple: up, or down if the result would be too large."""
+    """Round the number of rows in every microbatch up to a multiple of `multiple`, or down if the result would be too large."""
     microbatches = tuple(round_to_multiple(rows, multiple, max(USUAL_ROWS, multiple)) for rows in training.data.microbatches)
     return replace(training, data=replace(training.data, microbatches=microbatches))
 
@@ -133,7 +133,7 @@ def with_equal_rows(training: Training) -> Training:
 
 
 def with_positions(training: Training, multiple: int) -> Training:
-    """Round the sequence length to a multiple."""
+    """Round the sequence length to a multiple of `multiple`."""
     length = training.model.length
     return with_model(training, length=None if length is None else round_to_multiple(length, multiple, max(MAX_LENGTH, multiple)))
 
@@ -141,9 +141,8 @@ def with_positions(training: Training, multiple: int) -> Training:
 def with_widths(training: Training, multiple: int) -> Training:
     """Round features, widths, tokens and learned positions up to a multiple, so that equal sizes stay equal.
 
-    A size that would become too large is set to the multiple itself. Rounding it down would make sizes near the maximum alternate
-    between two layouts with different multiples, such as 30 and 32 for 3 and 4. If sizes start at the smallest multiple, they
-    grow until both layouts accept them.
+    A size that would become too large is set to the multiple itself. If sizes were rounded down, repairs for two layouts with the
+    multiples 3 and 4 would alternate between 30 and 32. From the smallest multiple, sizes grow until both layouts accept them.
     """
     model = training.model
     features, *widths = (_fitted(width, multiple, MAX_WIDTH) for width in model.widths)
@@ -201,7 +200,7 @@ def with_loop(training: Training, _layout: Layout) -> Training:
 
 
 def with_stable_lr(optimizer: Optimizer, loss: Loss | CrossEntropy) -> Optimizer:
-    """Lower the learning rate if a few steps would overflow otherwise, because overflowed values prove nothing."""
+    """Return the optimizer with a lower learning rate if a few steps would overflow. Overflowed values prove nothing."""
     if loss is Loss.MSE_SUM or (loss is Loss.MSE_MEAN and optimizer.maximize):
         return replace(optimizer, lr=optimizer.lr / STEEP)
     return optimizer
@@ -220,7 +219,7 @@ def with_summed_squares(training: Training, *, also_linear: bool = False) -> Tra
 
 
 def with_num_layers(training: Training, count: int) -> Training:
-    """Keep the first `count` layers, or append linear layers of the last width."""
+    """Keep the first `count` layers, or append linear layers as wide as the last layer."""
     layers = training.model.layers[:count]
     # Over sequences, a linear with bias would make the output of a pipeline stage a view.
     bias = training.optimizer.updates_vectors and training.model.length is None
@@ -231,7 +230,7 @@ def with_num_layers(training: Training, count: int) -> Training:
 
 
 def round_to_multiple(value: int, multiple: int, largest: int) -> int:
-    """Round up to a multiple, or down if that exceeds `largest`. At least 1."""
+    """Round `value` up to a multiple, or down if the result exceeds `largest`. The result is at least 1."""
     up = -(-value // multiple) * multiple
     return up if up <= largest else max(largest // multiple * multiple, 1)
 
@@ -262,7 +261,7 @@ def has_ties(model: Model) -> bool:
 
 
 def trained_auxiliaries(model: Model) -> set[AuxiliaryLinear]:
-    """Return the steps at which trained auxiliary linear layers run."""
+    """Return the steps at which trained auxiliary linears run."""
     return {layer.auxiliary for layer in model.layers if layer.auxiliary is not None and not layer.frozen}
 
 
@@ -273,7 +272,7 @@ def may_skip_parameters(training: Training) -> bool:
 
 
 def all_multiples(values: Iterable[int], multiple: int) -> bool:
-    """Whether a number divides every value."""
+    """Whether every value is a multiple of `multiple`."""
     return all(value % multiple == 0 for value in values)
 
 
@@ -286,7 +285,7 @@ def with_options(layout: Layout, kind: type[Parallelism] | tuple[type[Parallelis
 
 
 def only_one(layout: Layout, kind: type[Parallelism], axis: str) -> Layout:
-    """Keep only one parallelism and its mesh axis."""
+    """Keep only the parallelism of type `kind`, on the mesh axis `axis`."""
     mesh = replace(layout.mesh, axes=tuple(each for each in layout.mesh.axes if each.name == axis))
     return replace(layout, mesh=mesh, parallelisms=layout.of(kind))
 

@@ -43,7 +43,7 @@ def differentiates_input(view: RankView, index: int, step: int) -> bool:
 
 
 def sharded_held(view: RankView, parallelism: PlannedParallelism) -> Iterator[Held]:
-    """Return the rank's parameters with the local shapes that the plan gives them."""
+    """Yield the rank's parameters with their local shapes under the plan."""
     parts, index = view.layout.mesh.size(TP), view.index(TP)
     for held in view.held:
         dim = shard_dim(parallelism, held.parameter)
@@ -52,12 +52,12 @@ def sharded_held(view: RankView, parallelism: PlannedParallelism) -> Iterator[He
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """One forward and backward pass through a linear layer."""
+    """One forward and backward pass through a linear, for predicting its collective calls."""
 
     step: int
     """Step, from 0."""
     rows: int
-    """Rows over all ranks in the group, times the sequence length if rows are sequences."""
+    """Rows on all ranks of the tensor-parallel group together, multiplied by the sequence length if rows are sequences."""
     inputs: int
     """Full number of input features."""
     width: int
@@ -71,9 +71,9 @@ class Pass:
     differentiates: bool = False
     """Whether the linear's input requires a gradient."""
     recomputed: bool = False
-    """Whether backward gathers the linear's input again."""
+    """Whether backward gathers the linear's input again, because activation checkpointing recomputes the layer."""
     completed: bool = False
-    """Whether recomputation also runs the linear, because later operations save tensors for backward."""
+    """Whether the recomputation also runs the linear itself, because later operations save tensors for backward."""
 
     @property
     def trained(self) -> bool:
@@ -107,13 +107,13 @@ class PlannedCalls:
         return self.ledger.totals
 
     def loss(self, step: int, rows: int) -> None:
-        """Add calls for a loss on vocabulary-parallel logits."""
+        """Add the calls for a loss on vocabulary-parallel logits."""
 
     def after_linear(self, once: Pass, plan: LinearPlan, linear: LinearPlacements) -> None:
-        """Add the calls of a linear layer other than redistributions of activations."""
+        """Add a linear's calls other than redistributions of activations. Subclasses override this method."""
 
     def after_backward(self, step: int) -> None:
-        """Add calls for gradients at the end of a step."""
+        """Add the calls for gradients at the end of a step. Subclasses override this method."""
 
     def computes_as(self, plan: LinearPlan, once: Pass) -> LinearPlacements:  # noqa: ARG002 - used by overriding methods
         """Return the placements of a linear layer's input, output and input gradient under the plan."""
@@ -250,11 +250,11 @@ class PlannedCalls:
         self.note(once, op, num_elements, times)
 
     def gathered_features(self, features: int, target: ActivationPlacement) -> int:  # noqa: ARG002 - used by overriding methods
-        """Return the size of the feature dim in which ranks gather rows."""
+        """Return the size of the feature dim if ranks gather activations sharded by rows."""
         return features
 
     def note(self, once: Pass, op: str, num_elements: int, times: int = 1) -> None:
-        """Add `times` calls with `num_elements` each."""
+        """Add `times` calls of operation `op` with `num_elements` elements each."""
         if times:
             self.ledger.note(once.step, op, self.axes, num_elements * self.view.item_bytes * times, times)
 

@@ -16,19 +16,19 @@ class PlannedLayer:
     """A layer with its entry in the tensor-parallel plan."""
 
     site: LayerSite
-    """The layer and its input's placement. Without a plan, the site is on one rank."""
+    """The layer and its input's placement. Without a plan, the site counts as on one rank."""
     plan: LayerPlan
     """How the layer is split. Without a plan, the layer counts as not in the plan."""
 
     @property
     def num_parts(self) -> int:
-        """Number of shards of the input's positions. 1 if each rank has all positions or rows are not sequences."""
+        """Number of shards of the input's positions. 1 if each rank has all positions, or if rows are not sequences."""
         is_cut = self.site.input is ActivationSharding.ROWS and self.site.model.length is not None
         return self.site.tp if is_cut else 1
 
     @property
     def part_length(self) -> int:
-        """Positions in each shard. The last shard may be shorter."""
+        """Number of positions in each shard. The last shard may be shorter."""
         return -(-(self.site.model.length or 1) // self.num_parts)
 
 

@@ -11,7 +11,7 @@ from equivcheck.training.layers.facts import LayerLinear
 
 
 class ActivationPlacement(Enum):
-    """Placement of an activation over the tensor-parallel ranks. PARTIAL means full shape, not yet summed."""
+    """Placement of an activation over the tensor-parallel ranks. PARTIAL: the sum over ranks is the full tensor."""
 
     REPLICATED = "replicated"
     ROWS = "rows"
@@ -24,11 +24,11 @@ class LinearPlacements:
     """Placements of the tensors around one linear layer or embedding. An embedding's tokens are never redistributed."""
 
     wanted: ActivationPlacement
-    """Required input placement."""
+    """Required placement for the linear's input."""
     made: ActivationPlacement
-    """Output placement."""
+    """Placement of the linear's output before redistribution."""
     input_gradient: ActivationPlacement
-    """Placement for the input's gradient."""
+    """Placement of the input's gradient, as computed by backward."""
 
 
 OF_SHARDING = {
@@ -52,9 +52,9 @@ class LinearPlan:
     split: Split
     """How the weight is sharded: `COLUMN`, `ROW`, or not at all."""
     input: ActivationSharding
-    """Incoming placement."""
+    """Placement of the linear's input before redistribution."""
     output: ActivationSharding
-    """Outgoing placement."""
+    """Placement of the linear's output after redistribution."""
 
     leaves_dtensor: bool = False
     """Whether the output stays a DTensor, so that its full size is known."""
@@ -63,16 +63,16 @@ class LinearPlan:
 
 
 def head_plan(model: Model, parallelism: PlannedParallelism) -> LinearPlan:
-    """Plan for the head's linear. The output is replicated unless `loss_parallel` takes shards."""
+    """Return the plan for the head's linear. Its output is replicated unless `loss_parallel` takes sharded logits."""
     output = ActivationSharding.FEATURES if parallelism.loss_parallel else ActivationSharding.REPLICATED
     lies = inputs_of(model, parallelism)[-1]
     return LinearPlan(split=parallelism.head, input=lies, output=output, leaves_dtensor=parallelism.loss_parallel)
 
 
 def linear_plan(model: Model, part: LayerLinear, plan: LayerPlan, sharding: ActivationSharding) -> LinearPlan:
-    """Return the plan for one linear layer inside a layer whose input has placement `sharding`.
+    """Return the plan for one linear (`part`) in a layer with the entry `plan`. `sharding` is the placement of the layer's input.
 
-    Between the linear layers, activations are sharded by heads or hidden features if the layer is split by heads or hidden
+    Between the layer's linears, activations are sharded by heads or hidden features if the layer is split by heads or hidden
     features, by rows if it computes on rows, and replicated otherwise.
     """
     split, between = plan.split, ActivationSharding.REPLICATED

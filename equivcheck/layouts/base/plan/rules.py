@@ -58,12 +58,12 @@ UNFREEZES = "<2.11"
 
 
 def choice_of(layer: AnyLayer, split: Split) -> LayerSharding | None:
-    """Return how the layer kind supports a split; None if it does not."""
+    """Return how this kind of layer can be sharded with `split`. None if it does not support this split."""
     return next((choice for choice in layer_kind(layer).shardings(layer) if choice.split is split), None)
 
 
 def num_routing_weights(layer: AnyLayer, split: Split) -> int | None:
-    """Number of routing weights per position if ranks compute partial sums of the layer's output.
+    """Number of routing weights per position, if each rank computes a partial sum of the layer's output.
 
     None if ranks compute no partial sums.
     """
@@ -73,7 +73,7 @@ def num_routing_weights(layer: AnyLayer, split: Split) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSite:
-    """A layer with its position in a model and the placement of its input, for which a plan entry is chosen."""
+    """A layer with its position in a model and the placement of its input. Plan entries are chosen and checked for a site."""
 
     model: Model
     """The model."""
@@ -84,7 +84,7 @@ class LayerSite:
     tp: int
     """Ranks along the tensor-parallel axis."""
     rows: tuple[int, ...]
-    """Rows per microbatch on these ranks."""
+    """Rows per microbatch, on the ranks of one tensor-parallel group."""
     ends: tuple[ActivationSharding, ...] = (ActivationSharding.REPLICATED,)
     """Allowed placements for the last layer's output."""
 
@@ -100,15 +100,15 @@ class LayerSite:
 
     @property
     def width(self) -> int:
-        """Output features."""
+        """Number of output features."""
         return self.model.in_features(self.index + 1)
 
     def choice(self, split: Split) -> LayerSharding | None:
-        """Return how the layer kind supports a split; None if it does not."""
+        """Return how the layer can be sharded with `split`. None if it does not support this split."""
         return choice_of(self.layer, split)
 
     def supports(self, split: Split) -> bool:
-        """Whether the layer kind supports a split."""
+        """Whether this kind of layer supports a split."""
         if split is Split.REPLICATED:
             return bool(layer_kind(self.layer).linears(self.layer))
         return split is Split.NOT_IN_PLAN or self.choice(split) is not None
@@ -119,7 +119,7 @@ class LayerSite:
         return choice is not None and choice.units is not None and choice.units % self.tp != 0
 
     def splits_units(self, split: Split) -> bool:
-        """Whether shards of equal size would end inside a head or another unit."""
+        """Whether equal shards would end within a head, or within another indivisible unit."""
         choice = self.choice(split)
         if choice is None or choice.units is None:
             return False
@@ -131,12 +131,12 @@ class LayerSite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRule:
-    """A condition under which a plan entry is not supported for a layer."""
+    """A condition under which a layer does not support a plan entry."""
 
     reason: str
     """Text as ``<API>: <situation> is not supported: <consequence>``, without a final dot."""
     broken: Callable[[LayerSite, LayerPlan], bool]
-    """Whether the entry breaks the rule for the layer."""
+    """Returns whether a plan entry breaks the rule for a layer."""
     repair: Callable[[Training, Layout, LayerSite], Training]
     """Returns the nearest training that satisfies the rule."""
     upstream: bool = False
@@ -144,7 +144,7 @@ class PlanRule:
     is_within: bool = False
     """Whether the repair changes nothing that other layers or entries depend on."""
     of_dtensors: bool = False
-    """Whether the rule holds only for DTensors. Explicit code on plain tensors knows their full sizes."""
+    """Whether the rule holds for DTensors only. Explicit collectives on plain tensors know the full sizes."""
 
 
 def _with_layer(training: Training, index: int, **changes: bool | None) -> Training:
@@ -235,7 +235,7 @@ RULES: tuple[PlanRule, ...] = (
 
 
 def legal_plans(place: LayerSite, *, beyond: bool = False, repaired: bool = False, local: bool = False) -> tuple[LayerPlan, ...]:
-    """Return the plan entries with which a layer, and the layers after it, can run.
+    """Return the plan entries with which a layer and the layers after it can run.
 
     The result is empty only if the input placement cannot occur. `beyond` ignores rules that torch enforces, `local` ignores
     rules for DTensors only, and `repaired` ignores rules whose repair changes this layer only.
@@ -265,7 +265,7 @@ def inputs_of(model: Model, parallelism: PlannedParallelism) -> tuple[Activation
 
 
 def places(model: Model, parallelism: PlannedParallelism, tp: int, microbatches: tuple[int, ...]) -> tuple[LayerSite, ...]:
-    """Return a site for each layer. The plan must have one entry per layer."""
+    """Return a `LayerSite` for each layer. The plan must have one entry per layer."""
     inputs = inputs_of(model, parallelism)[:-1]
     return tuple(
         LayerSite(model=model, index=index, input=sharding, tp=tp, rows=microbatches) for index, sharding in enumerate(inputs)
@@ -302,12 +302,12 @@ def trained_shard_sizes(model: Model, parallelism: PlannedParallelism) -> Iterat
 
 
 def rows_dim(model: Model) -> int:
-    """Dim along which activations are sharded by rows; for sequences, the dim of positions."""
+    """Dim along which activations are sharded by rows. If rows are sequences, positions are sharded instead."""
     return 0 if model.length is None else 1
 
 
 def computes_own_rows(model: Model) -> bool:
-    """Whether a replicated linear computes each rank's rows separately. Sequence positions are gathered instead."""
+    """Whether a replicated linear computes each rank's rows separately. If rows are sequences, positions are gathered instead."""
     return model.length is None
 
 
@@ -324,7 +324,10 @@ def has_partial_gradients(model: Model, parallelism: PlannedParallelism) -> bool
 
 
 def norms_made_trainable(model: Model, layout: Layout) -> set[int]:
-    """Return the frozen layers whose norms become trainable through `SequenceParallel`, which handles inputs sharded by rows."""
+    """Return the indices of frozen layers whose norms `SequenceParallel` makes trainable.
+
+    It handles norms with inputs sharded by rows.
+    """
     return {
         index
         for parallelism in layout.of(TensorParallel)
@@ -347,7 +350,7 @@ def frozen_shards(model: Model, layout: Layout) -> set[str]:
 
 
 def has_empty_units(model: Model, parallelism: PlannedParallelism, tp: int) -> list[bool]:
-    """Return, for each layer and then for the parameters outside layers, whether the last rank holds none of the elements."""
+    """Return whether the last rank's shards are all empty: one value for each layer, then one for parameters outside layers."""
     cut = {parameter.full_name: size for parameter, size in cuts(model, parallelism)}
     return [
         all(parameter.full_name in cut and is_last_shard_empty(cut[parameter.full_name], tp) for parameter in unit)

@@ -27,7 +27,7 @@ _AGAIN = ", recomputed in backward"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearClass:
-    """Properties of a script's class for linear layers."""
+    """Options of a class for linear layers in an exported script."""
 
     norm: Norm | None
     bias: bool
@@ -41,18 +41,18 @@ class LinearClass:
 
     @property
     def is_plain(self) -> bool:
-        """Whether `nn.Sequential` can express the layer."""
+        """Whether `nn.Sequential` can express the layer. It then needs no class."""
         return not (self.residual or self.masked or self.auxiliary or self.shape_op or self.recomputes)
 
     @property
     def extras(self) -> tuple[str, ...]:
-        """Arguments for ``forward`` after the inputs."""
+        """Names of further arguments for ``forward``, after the inputs."""
         return ("mask",) * self.masked + ("step",) * (self.auxiliary is AuxiliaryLinear.EVEN_STEPS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedClass:
-    """Properties of a script's class for layers of one kind."""
+    """Options of a class for layers of one kind in an exported script."""
 
     is_plain: ClassVar[bool] = False
     script: LayerScript
@@ -63,12 +63,12 @@ class ScriptedClass:
 
     @property
     def extras(self) -> tuple[str, ...]:
-        """Arguments for ``forward`` after the inputs."""
+        """Names of further arguments for ``forward``, after the inputs."""
         return ("mask",) * self.masked
 
 
 def linear_class(layer: Layer, *, recomputes: bool, keeps_products: bool) -> LinearClass:
-    """Return the properties of the class for a linear layer."""
+    """Return the options of the script's class for a linear layer."""
     return LinearClass(
         norm=layer.norm,
         bias=layer.bias,
@@ -83,7 +83,7 @@ def linear_class(layer: Layer, *, recomputes: bool, keeps_products: bool) -> Lin
 
 
 def class_of(name: str, kind: LinearClass | ScriptedClass, *, distributed: bool) -> list[str]:
-    """Write a class into the script. With `distributed`, constants become DTensors if the activations are."""
+    """Return the lines of a class definition. With `distributed`, constants become DTensors if the activations are DTensors."""
     if isinstance(kind, ScriptedClass):
         values = "values" + " * mask" * kind.masked + " + inputs" * kind.residual
         made, words = ["super().__init__()", *kind.script.init], kind.script.words + _AGAIN * kind.recomputes
@@ -151,7 +151,7 @@ def _words(kind: LinearClass) -> str:
 
 
 def imports_of(kind: LinearClass | ScriptedClass) -> list[tuple[str, str]]:
-    """Imports that the class needs, as pairs (module, name)."""
+    """Imports for the script's class, as pairs (module, name)."""
     found = [("torch.utils.checkpoint", "checkpoint")] if kind.recomputes else []
     if kind.keeps_products:
         found += [("functools", "partial"), ("torch.utils.checkpoint", "create_selective_checkpoint_contexts")]

@@ -30,14 +30,14 @@ class LoopPosition(PrintableEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Draft:
-    """A script while it is written. Parallelisms change it."""
+    """An exported script while it is written. Each parallelism changes it."""
 
     scenario: Scenario
     """The scenario to run."""
     form: Form
-    """The model as code."""
+    """The model's code."""
     numbers: Numbers
-    """Whether numbers are literals or drawn from a seed."""
+    """Whether parameters and data are literals in the script or drawn from a seed."""
     imports: dict[str, set[str]] = field(default_factory=dict)
     """Imported names by module. For a whole module: its alias, or an empty name."""
     definitions: list[list[str]] = field(default_factory=list)
@@ -45,17 +45,17 @@ class Draft:
     lines: dict[LoopPosition, list[str]] = field(default_factory=lambda: {place: [] for place in LoopPosition})
     """Lines that run only in parallel, by position."""
     module: str = "model"
-    """The called module's name: the model or its wrapper."""
+    """Name of the called module: the model or its wrapper."""
     loss_scale: int = 1
-    """In parallel, factor for a loss that sums over rows, because ranks average gradients."""
+    """In the parallel run, factor for a loss summed over rows, because ranks average gradients."""
     gradient_scale: str = ""
-    """In parallel, factor for the loss in backward only, as an expression. Empty for 1."""
+    """In the parallel run, expression for a factor to multiply the loss by before backward. Empty for no factor."""
     added: str = ""
-    """Expression added to each microbatch's loss. Empty for none."""
+    """Expression to add to each microbatch's loss. Empty for none."""
     context: str = ""
     """Context manager around each microbatch's forward and backward. Empty for none."""
     around_loss: str = ""
-    """Context manager outside `context`. Empty for none."""
+    """Context manager to enter before `context`. Empty for none."""
     averages_loss: bool = True
     """Whether ranks average the loss because each has its own rows."""
     loss_axes: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ class Draft:
     has_dtensors: bool = False
     """Whether parameters, gradients or losses may be DTensors."""
     needs_number: bool = False
-    """Whether the loop numbers its microbatches."""
+    """Whether the loop over microbatches counts them in a variable `number`."""
     computes: list[str] = field(default_factory=list)
     """Lines that run a microbatch's forward and backward in parallel. Empty to call the model."""
     shared_updates: dict[str, str] | None = None
@@ -73,7 +73,7 @@ class Draft:
     clip_norm: str = ""
     """In parallel, the expression that clips by norm. Empty for the expression used on one device."""
     reading: tuple[str, ...] = ()
-    """Lines that read tensors, with `{label}` and `{attribute}`. Empty if tensors are read one by one."""
+    """Lines to read tensors, with the placeholders `{label}` and `{attribute}`. Empty if tensors are read one by one."""
     before_wrap: list[str] = field(default_factory=list)
     """Lines before wrapping, also on one device."""
     parameters: str = "model.parameters()"
@@ -85,7 +85,7 @@ class Draft:
     clip_value: str = ""
     """In parallel, the expression that clips by value. Empty for the expression used on one device."""
     may_lack: bool = False
-    """Whether a rank leaves out tensors that it does not hold."""
+    """Whether a rank's result leaves out tensors of other ranks."""
     has_parts: bool = False
     """Whether a schedule calls several modules, ``parts``. Wrappers change them before the schedule gets them."""
     loss_rank: int = 0
@@ -94,34 +94,34 @@ class Draft:
     """Lines after wrapping, also on one device."""
 
     def need(self, module: str, *names: str) -> None:
-        """Import names from a module, or a module under an alias (``as ...``)."""
+        """Import names from a module. For the module itself, the only name is its alias (``as ...``) or an empty string."""
         self.imports.setdefault(module, set()).update(names)
 
     def add(self, place: LoopPosition, *lines: str) -> None:
-        """Append lines at a position of the script."""
+        """Append lines at the position `place` of the script's train loop."""
         self.lines[place] += lines
 
 
 class CannotExport(UsageError):
-    """The script cannot express an option in the scenario. The message names the option."""
+    """Error if an exported script cannot express an option in the scenario. The message names the option."""
 
 
 ROUNDS = "the single-device run would have to round as the ranks do"
-"""Reason why options that lower the precision cannot be exported."""
+"""Reason for refusing options with lower precision."""
 
 
 def refuse(what: str, why: str) -> CannotExport:
-    """Return the error for an option that cannot be exported, naming the option in the scenario and the reason."""
+    """Return the error for an unsupported option in an exported script. `what` names the option, and `why` is the reason."""
     return CannotExport(f"{what} cannot be exported: {why}")
 
 
 def loop_over_layers(draft: Draft, applied: str) -> list[str]:
-    """Return code for a loop that applies an expression to each ``layer``, or only the expression if there is one layer."""
+    """Return code to run the line `applied` for each ``layer``. If there is one layer, the code has no loop."""
     if len(draft.form.layers) == 1:
         return [re.sub(r"\blayer\b", draft.form.layers[0], applied)]
     return [f"for layer in {layer_iterable(draft)}:", f"    {applied}"]
 
 
 def layer_iterable(draft: Draft) -> str:
-    """Return code for an iterable over the layers."""
+    """Return code for an iterable over the model's layers."""
     return draft.form.stack if draft.form.is_all_layers else tuple_code(list(draft.form.layers))

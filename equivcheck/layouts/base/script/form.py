@@ -30,7 +30,7 @@ from equivcheck.training.layers.script import ACTIVATIONS, NORMS, LayerScript
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """A script's code for the model."""
+    """The model as code in an exported script."""
 
     expression: str
     """Expression that builds the model."""
@@ -45,27 +45,27 @@ class Form:
     stack: str
     """Expression for the module with the layers."""
     is_all_layers: bool
-    """Whether that module contains only the layers."""
+    """Whether the module in `stack` contains the layers and nothing else."""
     extras: tuple[str, ...]
-    """Arguments for calling the model, after the inputs."""
+    """Names of the model's further arguments in the script, after the inputs."""
 
     arguments: tuple[tuple[str, ...], ...]
-    """For each layer, its arguments after the inputs."""
+    """For each layer, the names of its arguments after the inputs."""
 
     def name_of(self, canonical: str) -> str:
-        """Convert a parameter's or buffer's name in the scenario to its name in the script."""
+        """Convert the scenario's name of a parameter or buffer to its name in the script."""
         owner, _, attribute = canonical.rpartition(".")
         return f"{self.paths[owner]}.{attribute}" if owner and owner in self.paths else canonical
 
     def translate_names(self, text: str) -> str:
-        """Replace parameter names of the scenario in a text by names of the script."""
+        """Return a text with the scenario's parameter names replaced by the script's names."""
         for owner in sorted(self.paths, key=len, reverse=True):
             text = text.replace(f"{owner}.", f"{self.paths[owner]}.")
         return text
 
 
 def form_of(scenario: Scenario) -> Form:
-    """Write a scenario's model as code."""
+    """Return a scenario's model as code."""
     return _Forms(scenario).form()
 
 
@@ -275,7 +275,7 @@ class _Forms:
 
 
 def two_predictions(model: Model) -> str:
-    """Code after the head's linear that splits the logits of two predictions."""
+    """Return code to split the head's output into two predictions. Empty if the head predicts one token."""
     return f".unflatten(-1, (2, {model.out_features}))" if model.predicts_two else ""
 
 

@@ -12,7 +12,7 @@ from equivcheck.training.labels import IGNORED
 
 
 def train_lines(draft: Draft) -> list[str]:
-    """Write the function ``train`` of the script."""
+    """Return the script's function ``train``, as lines."""
     assigned = "model" if draft.module == "model" else "model = module"
     body = [
         *([f"torch.manual_seed({draft.scenario.training.seed})"] if draft.numbers is Numbers.DRAWN else []),
@@ -32,7 +32,7 @@ def train_lines(draft: Draft) -> list[str]:
 
 
 def ties(draft: Draft) -> list[str]:
-    """Write lines to make layers share weights."""
+    """Return lines to make layers share weights."""
     paths, model = draft.form.paths, draft.scenario.training.model
     shared = {index: layer.shares for index, layer in enumerate(model.layers) if layer.shares is not None}
     pairs = [(paths[f"layers.{own}.linear"], paths[f"layers.{other}.linear"]) for own, other in shared.items()]
@@ -114,7 +114,7 @@ def _microbatch(draft: Draft) -> list[str]:
 
 
 def single_device_lines(draft: Draft) -> list[str]:
-    """Write lines for forward and backward on one device, if ranks run other lines."""
+    """Return lines for forward and backward on one device, if the parallel run has others."""
     return [*_backward(draft), "total = total + loss.detach()" if has_several_microbatches(draft) else "total = loss.detach()"]
 
 
@@ -170,12 +170,12 @@ def _label_loss(draft: Draft, loss: CrossEntropy, outputs: str) -> str:
 
 
 def share(draft: Draft) -> str:
-    """Return code to weight a microbatch's loss in the step's mean. Empty if the loss is a sum."""
+    """Return code to multiply a microbatch's loss by its share in the step. Empty if the loss is a sum."""
     return part_of_step(draft) if draft.scenario.training.loss.is_mean else ""
 
 
 def part_of_step(draft: Draft) -> str:
-    """Return code to weight a microbatch's mean in the step's mean."""
+    """Return code to multiply a microbatch's mean by its share in the step's rows."""
     training = draft.scenario.training
     if not has_several_microbatches(draft):
         return ""
@@ -189,7 +189,7 @@ def part_of_step(draft: Draft) -> str:
 
 
 def full_copy(draft: Draft, tensor: str) -> str:
-    """Return code for a full copy of a tensor."""
+    """Return code to copy a tensor in full. `tensor` is an expression for the tensor."""
     return (
         f"full({tensor})" if draft.has_dtensors or may_lack_gradients(draft.scenario.training) else f"{tensor}.detach().clone()"
     )
@@ -201,7 +201,7 @@ def may_lack_gradients(training: Training) -> bool:
 
 
 def reading(draft: Draft, label: str, attribute: str) -> list[str]:
-    """Write lines to save one full tensor for each parameter."""
+    """Return lines to save one full tensor for each parameter, such as its gradient. `label` names it in the script's result."""
     if draft.reading:
         return [line.format(label=label, attribute=attribute) for line in draft.reading]
     variables, everything = draft.names
@@ -225,7 +225,7 @@ def _clipping(draft: Draft) -> list[str]:
 
 
 def order_of(clipping: ClipNorm) -> str:
-    """Return code for the order of a norm."""
+    """Return code for the clipping norm's order p."""
     return "torch.inf" if clipping.norm_type is NormType.INF else f"{clipping.norm_type.value}.0"
 
 

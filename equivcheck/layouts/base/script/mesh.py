@@ -11,7 +11,7 @@ from equivcheck.scenario.mesh import CP, DP, EP, PP, REPLICATE, SHARD, TP
 
 
 def mesh_of(draft: Draft, parallelism: Parallelism, *, named: bool = False) -> str:
-    """Return the code for a parallelism's submesh, and let the script build the mesh, with axis names if `named`."""
+    """Return an expression for a parallelism's submesh, and add a line to build the mesh. With `named`, axes get their names."""
     mesh, axes = draft.scenario.layout.mesh, draft.scenario.layout.axes_of(parallelism)
     draft.need("torch.distributed.device_mesh", "init_device_mesh")
     names = f", mesh_dim_names={tuple_code([repr_of(name) for name in mesh.names])}" if named or len(mesh.names) > 1 else ""
@@ -22,7 +22,7 @@ def mesh_of(draft: Draft, parallelism: Parallelism, *, named: bool = False) -> s
 
 
 def submesh_of(draft: Draft, axis: str) -> str:
-    """Return the code for one axis of the script's mesh, which has several axes."""
+    """Return the expression for the submesh of one axis. The script's mesh must have several axes."""
     assert draft.scenario.layout.mesh.names != (axis,), "a mesh of one axis is not sliced"
     return f"mesh[{repr_of(axis)}]"
 
@@ -60,7 +60,7 @@ def take_rows(draft: Draft) -> None:
 
 
 def last_number(draft: Draft) -> str:
-    """Return code for the number of a step's last microbatch."""
+    """Return code for the index of a step's last microbatch."""
     training = draft.scenario.training
     return "len(microbatches) - 1" if training.has_trailing_window else str(len(training.data.microbatches) - 1)
 
@@ -82,14 +82,17 @@ def reduce_at_last_microbatch(draft: Draft, method: str = "set_requires_gradient
 
 
 def for_each_part(draft: Draft, line: str) -> list[str]:
-    """Lines that run `line`, with a module's name in place of ``{}``, for the model or for each module of a schedule."""
+    """Return lines to run `line` on the model, or on each module in a pipeline schedule.
+
+    ``{}`` in `line` stands for the module.
+    """
     return ["for part in parts:", f"    {line.format('part')}"] if draft.has_parts else [line.format("model")]
 
 
 def sum_gradients(draft: Draft, group: str, *then: str) -> None:
-    """Let the script sum each local gradient over a group, and then run the lines `then`.
+    """Let the script sum each local gradient over a group, and then run the lines `then` for each.
 
-    In these lines it is called ``gradient``.
+    In these lines the gradient is called ``gradient``.
     """
     draft.add(
         LoopPosition.BEFORE_READING,
@@ -101,7 +104,7 @@ def sum_gradients(draft: Draft, group: str, *then: str) -> None:
 
 
 def held_gradients(draft: Draft) -> list[str]:
-    """Write lines to collect this rank's local gradients and skip empty gradients."""
+    """Return lines to collect this rank's local gradients in a list, without empty gradients."""
     if has_dtensor_experts(draft.scenario.layout):
         return ["gradients = list(held_gradients(model.parameters()))"]  # expert parallelism adds this function to the script
     layout = draft.scenario.layout

@@ -14,7 +14,7 @@ from equivcheck.training.material import Batch, material
 
 
 class Numbers(PrintableEnum):
-    """How the script gets its parameters and data: as literals, or from a seed."""
+    """How the script gets its parameters and data: as literals, or drawn from a seed."""
 
     EXACT = "exact"
     DRAWN = "drawn"
@@ -25,14 +25,17 @@ MOST_LITERALS = 120
 
 
 def choose_numbers(training: Training) -> Numbers:
-    """Choose between literals and seeded values. Literals repeat the finding exactly. Losses on labels always use literals."""
+    """Choose between literals and values drawn from a seed.
+
+    Literals repeat the finding exactly. Losses on labels always use literals.
+    """
     if isinstance(training.loss, CrossEntropy):
         return Numbers.EXACT
     return Numbers.EXACT if count_numbers(training) <= MOST_LITERALS else Numbers.DRAWN
 
 
 def count_numbers(training: Training) -> int:
-    """Count all numbers in the initial parameters and the data."""
+    """Count the numbers in the initial parameters and the data."""
     drawn = material(training)
     tensors = [*drawn.parameters.values()]
     for step in drawn.steps:
@@ -41,12 +44,12 @@ def count_numbers(training: Training) -> int:
 
 
 def constants(training: Training, form: Form, numbers: Numbers) -> list[str]:
-    """Write lines to define the data, and the parameters if they are literals."""
+    """Return lines to define the data, and the parameters if they are literals."""
     return _drawn(training) if numbers is Numbers.DRAWN else _literals(training, form)
 
 
 def initial_lines(training: Training, numbers: Numbers) -> list[str]:
-    """Write lines to load the initial parameters into the model."""
+    """Return lines to load the initial parameters into the model."""
     if numbers is Numbers.DRAWN:
         return []
     model = training.model

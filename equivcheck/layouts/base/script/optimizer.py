@@ -14,7 +14,7 @@ from equivcheck.training.optimizer import OptimizerParts, group_of, optimizer_pa
 
 
 def optimizer_lines(draft: Draft) -> list[str]:
-    """Lines that build the optimizer and its schedule."""
+    """Return lines to build the optimizer and its learning rate schedule."""
     training = draft.scenario.training
     in_parallel, alone = _built(draft, shared=True), _built(draft, shared=False)
     lines = alone if in_parallel == alone else [*block("if parallel:", in_parallel), *block("else:", alone)]

@@ -35,7 +35,7 @@ def read_local_shards(draft: Draft) -> None:
 
 
 def define_full_tensor(draft: Draft) -> None:
-    """Define a function in the script that gathers a full tensor."""
+    """Define the function ``whole`` in the script, to gather a full tensor."""
     layout = draft.scenario.layout
     size = inner_ranks(layout) * layout.mesh.size(EP)
     draft.has_dtensors = False

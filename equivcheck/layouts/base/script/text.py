@@ -22,24 +22,27 @@ def indent_lines(lines: Iterable[str], levels: int = 1) -> list[str]:
 
 
 def block(opening: str, lines: Sequence[str]) -> list[str]:
-    """Return code for a statement with an indented body, such as ``if parallel:``. Empty if the body is empty."""
+    """Return code for a statement such as ``if parallel:`` with an indented body. Empty if there are no lines for the body."""
     return [opening, *indent_lines(lines)] if lines else []
 
 
 def call(name: str, *arguments: str, **keywords: object) -> str:
-    """Return code for a function call. Keyword strings are code, None is left out, and other values use ``repr``."""
+    """Return code for a function call.
+
+    Strings in `keywords` are code, None leaves the argument out, and other values use ``repr``.
+    """
     written = {key: value if isinstance(value, str) else repr(value) for key, value in keywords.items() if value is not None}
     named = [f"{key}={value}" for key, value in written.items()]
     return f"{name}({', '.join([*arguments, *named])})"
 
 
 def tuple_code(items: Sequence[str]) -> str:
-    """Code for a tuple."""
+    """Return code for a tuple."""
     return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
 
 
 def paragraph(text: str) -> str:
-    """Wrap a paragraph of prose."""
+    """Wrap a paragraph of prose to the line length."""
     return textwrap.fill(" ".join(text.split()), WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
@@ -119,7 +122,7 @@ def _depths(line: str) -> Iterator[tuple[int, int]]:
 
 
 def source_of(found: object) -> list[str]:
-    """Return the lines of a class or function from equivcheck for the script.
+    """Return the source lines of a class or function of equivcheck, for use in the script.
 
     Dataclasses lose ``kw_only``, because scripts pass arguments by position.
     """

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class ContextParallelKind(LayoutKind[ContextParallel]):
-    """Shards sequences over ranks. Each rank computes its positions, attends to other ranks' positions, and sums gradients."""
+    """Shards sequences over ranks.
+
+    Each rank computes its own positions, attends to positions of other ranks, and sums gradients.
+    """
 
     parallelism = ContextParallel
     limits = LIMITS
@@ -25,7 +28,7 @@ class ContextParallelKind(LayoutKind[ContextParallel]):
     communication = CONTEXT_PARALLEL_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: ContextParallel, mesh: DeviceMesh) -> None:
-        """Shard inputs, targets and loss by positions."""
+        """Shard inputs, targets and loss by positions, and sum gradients over ranks."""
         import torch
 
         from equivcheck.layouts.base.data_rows import sum_counts

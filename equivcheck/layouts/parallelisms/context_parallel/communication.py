@@ -17,7 +17,7 @@ from equivcheck.training.layers.registry import layer_kind
 
 
 class ContextParallelCalls:
-    """Predicts the collective calls of attention layers in each step."""
+    """Predicts the collective calls of all attention layers in each step."""
 
     def __init__(self, view: RankView, parallelism: ContextParallel) -> None:
         self.view = view

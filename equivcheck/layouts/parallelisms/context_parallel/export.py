@@ -12,7 +12,7 @@ from equivcheck.scenario.mesh import CP
 
 
 def write(draft: Draft, parallelism: ContextParallel) -> None:
-    """Shard the script's sequences, let attention exchange positions, and sum gradients."""
+    """Shard the script's sequences over ranks, let attention exchange positions, and sum gradients."""
     _define(draft, parallelism.exchange)
     model, size = draft.scenario.training.model, draft.scenario.layout.mesh.size(CP)
     if size == 1:

@@ -25,13 +25,13 @@ def set_sequence(setup: Setup, sequence: Sequence) -> None:
 
 
 def take_positions(setup: Setup, ranks: PositionRanks) -> None:
-    """Select this rank's positions in inputs, targets and dropout masks before inner layouts select their rows."""
+    """Select this rank's positions in inputs, targets and dropout masks, before inner parallelisms select their rows."""
     inner = setup.take
     setup.take = lambda batch: inner(positions_of(batch, ranks.own))
 
 
 def positions_of(batch: Batch, positions: torch.Tensor) -> Batch:
-    """Select positions in a batch of sequences."""
+    """Return a batch of sequences with only these positions."""
     dim = 1 - batch.batch_dim
     inputs, targets = (values.index_select(dim, positions) for values in (batch.inputs, batch.targets))
     masks = tuple(None if mask is None else mask.index_select(1, positions) for mask in batch.masks)

@@ -30,7 +30,7 @@ class PositionRanks:
     index: int
     """This rank's index in the group."""
     parts: tuple[torch.Tensor, ...]
-    """Each rank's positions, in the rank's own order."""
+    """Positions on each rank, in local order."""
 
     @property
     def own(self) -> torch.Tensor:
@@ -44,7 +44,7 @@ class PositionRanks:
 
     @property
     def length(self) -> int:
-        """Number of positions over all ranks."""
+        """Number of positions in a sequence, over all ranks."""
         return sum(map(len, self.parts))
 
     @property
@@ -53,7 +53,7 @@ class PositionRanks:
         return max(map(len, self.parts))
 
     def slots(self) -> torch.Tensor:
-        """Index of each position in the concatenation of padded shards, shape (length,)."""
+        """Return the index of each position in the concatenation of all ranks' padded shards, shape (length,)."""
         found = torch.empty(self.length, dtype=torch.int64)
         for rank, part in enumerate(self.parts):
             found[part] = rank * self.longest + torch.arange(len(part))
@@ -61,11 +61,11 @@ class PositionRanks:
 
 
 class Gather(torch.autograd.Function):
-    """All-gather along positions. Backward reduce-scatters the gradients."""
+    """Autograd function: all-gather along positions in forward, reduce-scatter of the gradients in backward."""
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, ranks: PositionRanks) -> torch.Tensor:
-        """Gather shards padded to the longest, and restore the position order."""
+        """Gather the shards, padded to the longest one, and restore the order of positions."""
         ctx.ranks = ranks
         own = padded(values, ranks.longest).movedim(-2, 0).contiguous()
         gathered = wait_for(collectives.all_gather_tensor(own, 0, ranks.group))
@@ -84,7 +84,7 @@ class Gather(torch.autograd.Function):
 
 
 def padded(values: torch.Tensor, length: int) -> torch.Tensor:
-    """Pad positions with zeros up to a length."""
+    """Pad values with zeros along the dim of positions, up to `length`."""
     missing = length - values.shape[-2]
     return functional.pad(values, (0, 0, 0, missing)) if missing else values.contiguous()
 
@@ -99,7 +99,7 @@ def wait_for(tensor: torch.Tensor) -> torch.Tensor:
 def to_heads(values: torch.Tensor, ranks: PositionRanks, order: torch.Tensor) -> torch.Tensor:
     """Exchange positions for heads: from all heads at this rank's positions to this rank's heads at all positions.
 
-    `order` lists all ranks' positions.
+    `order` contains the positions of all ranks, rank by rank.
     """
     rows, _, count, _, width = values.shape
     shares = chunk_sizes(values.shape[1], ranks.size)
@@ -109,7 +109,10 @@ def to_heads(values: torch.Tensor, ranks: PositionRanks, order: torch.Tensor) ->
 
 
 def to_positions(values: torch.Tensor, units: int, ranks: PositionRanks, order: torch.Tensor) -> torch.Tensor:
-    """Exchange heads for positions: from this rank's heads at all positions to all heads at this rank's positions."""
+    """Exchange heads for positions: from this rank's heads at all positions to all heads at this rank's positions.
+
+    `units` is the number of key-value heads on all ranks, and `order` contains the positions of all ranks, rank by rank.
+    """
     rows, _, count, _, width = values.shape
     shapes = [(rows, share, count, len(ranks.own), width) for share in chunk_sizes(units, ranks.size)]
     parts = torch.split(values.index_select(-2, order), list(map(len, ranks.parts)), -2)
@@ -117,7 +120,7 @@ def to_positions(values: torch.Tensor, units: int, ranks: PositionRanks, order: 
 
 
 def all_to_all_parts(sent: Iterable[torch.Tensor], shapes: list[Any], ranks: PositionRanks) -> list[torch.Tensor]:
-    """All-to-all with unequal shapes. Returns one tensor for each rank."""
+    """Send one tensor in `sent` to each rank, and return the received tensors with the given shapes."""
     flat = [each.reshape(-1) for each in sent]
     sizes = [math.prod(shape) for shape in shapes]
     received = wait_for(collectives.all_to_all_single(torch.cat(flat), sizes, [each.numel() for each in flat], ranks.group))
@@ -129,7 +132,7 @@ class ToHeads(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, ranks: PositionRanks) -> torch.Tensor:
-        """Exchange positions for heads."""
+        """Return this rank's heads at all positions."""
         ctx.ranks, ctx.units = ranks, values.shape[1]
         ctx.save_for_backward(order := torch.cat(ranks.parts))
         return to_heads(values, ranks, order)
@@ -145,7 +148,7 @@ class ToPositions(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, units: int, ranks: PositionRanks) -> torch.Tensor:
-        """Exchange heads for positions."""
+        """Return all heads at this rank's positions."""
         ctx.ranks = ranks
         ctx.save_for_backward(order := torch.cat(ranks.parts))
         return to_positions(values, units, ranks, order)

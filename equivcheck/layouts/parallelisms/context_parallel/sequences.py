@@ -21,12 +21,12 @@ from equivcheck.training.layers.sequence import AttentionHooks, Sequence
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Ring:
-    """Keys and values of one layer, which ranks pass round a ring."""
+    """Ring for passing keys and values in one attention layer from rank to rank."""
 
     ranks: PositionRanks
     """Ranks in the ring."""
     looks: AttentionHooks
-    """Shape and options of the attention layer."""
+    """Shape and options of the attention layer, with its mask."""
 
     def pass_on(self, block: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Send a block to the next rank. Returns a function that waits for the previous rank's block."""
@@ -43,17 +43,17 @@ class Ring:
         return wait_for_block
 
     def origin(self, turn: int) -> torch.Tensor:
-        """Positions of the block that this rank holds in a given round."""
+        """Return the positions in this rank's block after `turn` sends."""
         return self.ranks.parts[(self.ranks.index - turn) % self.ranks.size]
 
     def scores(self, query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Attention scores for this rank's queries and keys at the given positions, for each query head."""
+        """Return the attention scores between this rank's queries and the keys at `positions`, for each query head."""
         scores = query @ self.looks.repeat_kv_heads(key).transpose(-1, -2) / math.sqrt(query.shape[-1])
         unseen = self.looks.unseen(self.ranks.own, positions)
         return scores if unseen is None else scores.masked_fill(unseen, -torch.inf)
 
     def of_heads(self, values: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        """Sum the gradient of keys or values over the query heads that share them."""
+        """Sum the gradient for keys or values over query heads with the same key-value head."""
         with torch.enable_grad():
             leaf = values.detach().requires_grad_()
             grouped = self.looks.repeat_kv_heads(leaf)
@@ -61,7 +61,7 @@ class Ring:
 
 
 class BlockwiseSoftmax:
-    """Softmax-weighted sum of values, updated block by block, as in ring attention.
+    """Softmax-weighted sum of values, updated one block of keys and values at a time, as in ring attention.
 
     Sums are stored relative to the largest score so far. The first block must have a score for each query.
     """
@@ -72,7 +72,7 @@ class BlockwiseSoftmax:
         self.found = torch.zeros_like(query)
 
     def add(self, scores: torch.Tensor, values: torch.Tensor) -> None:
-        """Add a block with scores and values."""
+        """Add a block of keys to the sum, given its scores and values."""
         if not scores.shape[-1]:
             return
         largest = torch.maximum(self.largest, scores.amax(-1, keepdim=True))
@@ -88,7 +88,7 @@ class BlockwiseSoftmax:
 
 
 class RingAttention(torch.autograd.Function):
-    """Autograd function for ring attention."""
+    """Autograd function for ring attention: keys and values pass around a ring of ranks."""
 
     @staticmethod
     def forward(ctx: Any, query: torch.Tensor, keys_values: torch.Tensor, ring: Ring) -> torch.Tensor:
@@ -108,7 +108,7 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Pass the blocks round again, and add to the gradients that travel with them."""
+        """Pass keys and values around again, together with their gradients. Each rank adds its part to the gradients."""
         ring, (query, keys_values, found, logarithm) = ctx.ring, ctx.saved_tensors
         of_found = gradients[0]
         inner = (of_found * found).sum(-1, keepdim=True)
@@ -129,18 +129,18 @@ class RingAttention(torch.autograd.Function):
 
 
 class ShardedSequence(Sequence):
-    """Base class for attention over sequences with only some positions on this rank."""
+    """Base class for sequences with only some positions on this rank. Subclasses let attention read the other positions."""
 
     def __init__(self, ranks: PositionRanks) -> None:
         self.ranks = ranks
 
     def positions(self, count: int, device: torch.device) -> torch.Tensor:  # noqa: ARG002 - of the base class
-        """This rank's positions."""
+        """Return the positions on this rank."""
         return self.ranks.own.to(device)
 
 
 class GatheredSequence(ShardedSequence):
-    """Attends to keys and values gathered from all ranks."""
+    """Sequence whose attention gathers keys and values from all ranks."""
 
     def attend_from_local(
         self, looks: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
@@ -153,7 +153,7 @@ class GatheredSequence(ShardedSequence):
 
 
 class UlyssesSequence(ShardedSequence):
-    """Attends to full sequences with some heads (DeepSpeed-Ulysses)."""
+    """Sequence whose attention exchanges positions for heads, to attend over full sequences (DeepSpeed-Ulysses)."""
 
     def attend_from_local(
         self, looks: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
@@ -172,13 +172,13 @@ class UlyssesSequence(ShardedSequence):
 
 
 def group_query_heads(query: torch.Tensor, units: int) -> torch.Tensor:
-    """Group query heads by the key-value head that they share."""
+    """Group query heads by their key-value head: `units` groups along dim 1."""
     found: torch.Tensor = query.unflatten(1, (units, query.shape[1] // max(units, 1)))  # type: ignore[no-untyped-call]
     return found
 
 
 class RingSequence(ShardedSequence):
-    """Attends while keys and values pass round a ring."""
+    """Sequence whose attention passes keys and values around a ring of ranks."""
 
     def attend_from_local(
         self, looks: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 SENT_AS: dict[Compression, ElementType] = {Compression.FP16: ElementType.FLOAT16, Compression.BF16: ElementType.BFLOAT16}
-"""Element type in which gradients are reduced."""
+"""Dtype for reducing compressed gradients."""
 
 
 class DDPKind(LayoutKind[DDP]):
@@ -34,7 +34,7 @@ class DDPKind(LayoutKind[DDP]):
     communication = DDP_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: DDP, mesh: DeviceMesh) -> None:
-        """Wrap the model, or each stage of a pipeline, and set options."""
+        """Wrap the model in `DistributedDataParallel`, or each stage of a pipeline, and set options."""
         import torch
         from torch.nn.parallel import DistributedDataParallel
 
@@ -75,18 +75,18 @@ class DDPKind(LayoutKind[DDP]):
         take_rows(setup, mesh)
 
     def imports(self, parallelism: DDP) -> tuple[str, ...]:
-        """Module of `ZeroRedundancyOptimizer`, which is slow to import."""
+        """Name of a slow import: `ZeroRedundancyOptimizer`'s module."""
         return ("equivcheck.layouts.parallelisms.ddp.zero_redundancy",) if parallelism.zero_redundancy else ()
 
     def when_reduced(self, parallelism: DDP, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
-        """Return that gradients are reduced at the last microbatch, with `no_sync` before. Each rank keeps full gradients."""
+        """Return that `no_sync` delays the reduction to the last microbatch. Each rank keeps full gradients."""
         return WhenReduced(once=parallelism.no_sync, whole=True)
 
     def rounding(self, parallelism: DDP, layout: Layout, precision: Precision) -> Rounding | None:  # noqa: ARG002
-        """Return the rounding by autocast and by gradient compression.
+        """Return how autocast and gradient compression round.
 
-        DDP multiplies gradients by the reciprocal of the world size while it copies them to a bucket. DDP divides gradients that
-        are views of the bucket (reducer.cpp), and compression hooks divide, too (`default_hooks`).
+        DDP multiplies gradients by the reciprocal of the world size while it copies them to a bucket. If gradients are views of
+        the bucket, DDP divides them (reducer.cpp), and so do compression hooks (`default_hooks`).
         """
         reduce = SENT_AS.get(parallelism.compression)
         if parallelism.autocast is None and reduce is None:
@@ -114,7 +114,7 @@ class DDPKind(LayoutKind[DDP]):
 
 @contextmanager
 def no_sync(wrappers: Iterable[DistributedDataParallel]) -> Iterator[None]:
-    """Keep gradients local in several wrappers."""
+    """Context manager without gradient reductions in any wrapper."""
     with ExitStack() as stack:
         for wrapper in wrappers:
             stack.enter_context(wrapper.no_sync())
@@ -122,7 +122,7 @@ def no_sync(wrappers: Iterable[DistributedDataParallel]) -> Iterator[None]:
 
 
 def compress(module: Any, compression: Compression, mesh: DeviceMesh) -> None:
-    """Register a gradient compression hook. Does nothing without compression."""
+    """Register the communication hook for gradient compression. Does nothing without compression."""
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 
     if compression is not Compression.NONE:

@@ -26,7 +26,7 @@ USED_MAP_ITEM_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucketing:
-    """Sizes and options from which DDP forms its buckets. All gradients have one element type."""
+    """Sizes and options for predicting DDP's buckets. All gradients have the same dtype."""
 
     num_bytes: tuple[int, ...]
     """Bytes in each gradient, in the trainable parameters' order."""
@@ -35,27 +35,27 @@ class Bucketing:
     cap_mb: float | None = None
     """`bucket_cap_mb` in MiB; None for torch's default."""
     find_unused_parameters: bool = False
-    """Same as for `DistributedDataParallel`."""
+    """Argument `find_unused_parameters` of `DistributedDataParallel`."""
     static_graph: bool = False
-    """Same as for `DistributedDataParallel`."""
+    """Argument `static_graph` of `DistributedDataParallel`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reductions:
-    """All-reduces in one backward pass that synchronizes."""
+    """All-reduces in one backward pass with gradient reduction."""
 
     buckets: tuple[int, ...]
     """Bytes in each bucket, in call order."""
     used_map: int = 0
-    """Bytes in the used-parameter map; 0 if it is not exchanged."""
+    """Bytes in the used-parameter map, a flag for each parameter. 0 if it is not exchanged."""
     used_map_first: bool = False
     """Whether the map is reduced before the buckets."""
 
 
 def fill_buckets(num_bytes: Sequence[int], limits: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Fill buckets with tensors in order.
+    """Fill buckets with tensors in order, and return the indices of the tensors in each bucket.
 
-    Returns the indices of the tensors in each bucket. The last limit applies to all further buckets.
+    A bucket is closed when it reaches its limit in `limits`, in bytes. The last limit applies to all further buckets.
     """
     buckets: list[tuple[int, ...]] = []
     start, held = 0, 0
@@ -82,7 +82,7 @@ def rebuilt_buckets(bucketing: Bucketing) -> tuple[tuple[int, ...], ...]:
 
 
 def reductions(bucketing: Bucketing) -> Iterator[Reductions]:
-    """Yield the reductions in each backward pass that synchronizes. The iterator never ends."""
+    """Yield the all-reduces in each backward pass with gradient reduction. The iterator never ends."""
     used_map = USED_MAP_ITEM_BYTES * len(bucketing.num_bytes)
     initial = _bytes(bucketing, initial_buckets(bucketing))
     if bucketing.static_graph:
@@ -113,7 +113,7 @@ def trained_parameters(model: Model) -> tuple[str, ...]:
 def ready_parameters(model: Model, *, autocast: bool = False) -> tuple[str, ...]:
     """Trainable parameters in the order in which the first eager backward completes their gradients, unused ones last.
 
-    With autocast, each gradient is cast back first, which changes the order in the head.
+    With autocast, the gradients of cast weights are cast back, which changes the order in the head.
     """
     used = (name for index in reversed(range(len(model.layers))) for name in _ready_names(model, index, autocast))
     own = {parameter.full_name for parameter in parameters_of(model) if parameter.layer is None and parameter.trained}

@@ -23,13 +23,16 @@ INT32_BYTES = 4
 COUNTER_BYTES = 8
 """Bytes in the buffer that counts forward passes (int64)."""
 COMPRESSED_BYTES = 2
-"""Bytes in a compressed element."""
+"""Bytes in an element of a compressed gradient."""
 EMPTY_BUCKET_BYTES = 4
 """Bytes that a rank sends if it has no parameters to update (one float32)."""
 
 
 def ddp_totals(view: RankView, ddp: DDP, axes: str, *, has_buffers: bool = True) -> Totals:
-    """Expected collective calls in all steps over a group. `replicate` wraps only parameters, so it broadcasts no buffers."""
+    """DDP's expected collective calls in all steps, over the group `axes`.
+
+    Set `has_buffers` to False for `replicate`. It broadcasts no buffers because it wraps only parameters.
+    """
     ledger, training = Ledger(), view.training
     bucketing = bucketing_of(view, ddp)
     expected = reductions(bucketing)
@@ -62,7 +65,7 @@ def ddp_totals(view: RankView, ddp: DDP, axes: str, *, has_buffers: bool = True)
 
 
 def reductions_before_rebuild(ddp: DDP) -> int:
-    """Number of reductions before DDP rebuilds its buckets; -1 if DDP never rebuilds them."""
+    """Number of reduced backward passes before DDP rebuilds its buckets; -1 if DDP never rebuilds them."""
     if ddp.static_graph:
         return 2
     return -1 if ddp.find_unused_parameters else 1
@@ -110,7 +113,10 @@ def _all_calls(view: RankView, ddp: DDP) -> Totals:
 
 
 def update_totals(view: RankView, ddp: DDP) -> Totals:
-    """Expected broadcasts by `ZeroRedundancyOptimizer`: each parameter, or each rank's bucket, from the rank that updated it."""
+    """Expected broadcasts by `ZeroRedundancyOptimizer` in all steps.
+
+    Each parameter is broadcast after its rank has updated it. With `parameters_as_bucket_view`, each rank broadcasts one bucket.
+    """
     ledger, names = Ledger(Stage.UPDATE), view.layout.axes_of(ddp)
     if ddp.parameters_as_bucket_view:
         trained = [sum(held.numel for held in part if held.trained) for part in _parts(view, view.layout.mesh.size(*names))]

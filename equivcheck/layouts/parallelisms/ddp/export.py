@@ -11,7 +11,7 @@ from equivcheck.scenario.parallelisms.data_parallel import DEFAULT_BUCKET_MB
 
 
 def write(draft: Draft, parallelism: DDP) -> None:
-    """Wrap the script's model."""
+    """Wrap the script's model in `DistributedDataParallel`."""
     if parallelism.autocast is not None:
         raise refuse("DDP.autocast", ROUNDS)
     if parallelism.compression is not Compression.NONE:

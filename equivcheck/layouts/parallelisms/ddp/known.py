@@ -25,7 +25,7 @@ def reduction_changes_gradients(scenario: Scenario) -> bool:
 
 @need
 def unused_parameters_not_looked_for(scenario: Scenario) -> bool:
-    """Whether some parameters are not used in a step, and DDP has neither find_unused_parameters nor static_graph."""
+    """Whether a step does not use some parameters, although neither `find_unused_parameters` nor `static_graph` is set."""
     trained = as_reduced(scenario.training, scenario.layout)
     return may_skip_parameters(trained) and any(map(_looks_for_none, scenario.layout.parallelisms))
 

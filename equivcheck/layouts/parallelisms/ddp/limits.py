@@ -33,9 +33,9 @@ from equivcheck.scenario.mesh import TP
 
 
 def as_reduced(training: Training, layout: Layout) -> Training:
-    """Return the training as DDP sees it.
+    """Return the training with DDP's view of frozen layers.
 
-    Over tensor parallelism no parameter is frozen for DDP, because DDP gets local tensors, which are trainable.
+    Over tensor parallelism no parameter is frozen for DDP, because DDP gets trainable local tensors.
     """
     return without_frozen(training) if layout.has(TensorParallel) else training
 

@@ -20,7 +20,10 @@ with warnings.catch_warnings():
 
 
 def use_zero_redundancy(setup: Setup, mesh: DeviceMesh, *, parameters_as_bucket_view: bool) -> None:
-    """Distribute the updates of all parameters over a mesh's ranks (`ZeroRedundancyOptimizer`). Each rank has full parameters."""
+    """Distribute the updates of parameters over the mesh's ranks by `ZeroRedundancyOptimizer`.
+
+    Each rank still has full parameters.
+    """
     group = mesh.get_group()
 
     def build(training: Training, parameters: Iterable[tuple[str, torch.Tensor]]) -> torch.optim.Optimizer:
@@ -38,7 +41,7 @@ def use_zero_redundancy(setup: Setup, mesh: DeviceMesh, *, parameters_as_bucket_
 
 
 def local_state(optimizer: torch.optim.Optimizer) -> State:
-    """Return optimizer state for the parameters that this rank updates."""
+    """Return optimizer state for the parameters updated by this rank."""
     assert isinstance(optimizer, ZeroRedundancyOptimizer), "the layout builds it"
     state: State = optimizer.optim.state
     return state

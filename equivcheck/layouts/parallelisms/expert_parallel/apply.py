@@ -27,7 +27,7 @@ class ExpertParallelKind(LayoutKind[ExpertParallel]):
     communication = EXPERT_PARALLEL_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: ExpertParallel, mesh: DeviceMesh) -> None:
-        """Keep this rank's experts, and take this rank's rows."""
+        """Keep only this rank's experts in the model, and take only this rank's rows of each batch."""
         from equivcheck.layouts.base.data_rows import take_rows
         from equivcheck.layouts.parallelisms.expert_parallel import exchange
 
@@ -37,7 +37,7 @@ class ExpertParallelKind(LayoutKind[ExpertParallel]):
         take_rows(setup, mesh)
 
     def finish(self, setup: Setup, parallelism: ExpertParallel, mesh: DeviceMesh) -> None:
-        """Reduce gradients of the final parameters, and read experts that are plain tensors as shards.
+        """Set up the reduction of gradients, and read plain expert tensors as shards.
 
         Other parallelisms may replace parameters, so this runs after all of them.
         """
@@ -54,7 +54,7 @@ class ExpertParallelKind(LayoutKind[ExpertParallel]):
     def when_reduced(self, parallelism: ExpertParallel, layout: Layout) -> WhenReduced | None:  # noqa: ARG002 - of the base class
         """Return that gradients are reduced once, after the last microbatch.
 
-        None if data parallelism around the experts decides.
+        Returns None if data parallelism around the experts reduces gradients.
         """
         return ONCE if layout.parallelisms[-1].tag == ExpertParallel.tag else None
 

@@ -25,18 +25,18 @@ from equivcheck.training.layers.module import RoutedModule
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Exchange:
-    """Exchange of rows for one layer's experts over an axis, as seen from one rank."""
+    """Sends one layer's rows to their experts' ranks, and the outputs back, as seen from one rank."""
 
     layer: RoutedModule
     """Layer that holds only this rank's experts."""
     group: ProcessGroup
-    """Process group."""
+    """Process group of the expert-parallel ranks."""
     num_units: tuple[int, ...]
     """Number of experts on each rank."""
     rank: int
-    """This rank's index."""
+    """This rank's index in the group."""
     names: tuple[str, ...]
-    """Parameter names within the experts' module."""
+    """Names of the expert parameters within the module of experts."""
 
     def __call__(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """Expert outputs for rows sorted by expert.
@@ -56,27 +56,34 @@ class Exchange:
         return self.exchange_rows(made if self.num_units[self.rank] else made + self.nothing(), sent, received)
 
     def put_back(self, made: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-        """Restore the order in which rows arrived."""
+        """Return the outputs in the rows' order of arrival. `order` sorted the rows by expert."""
         return made[order.argsort()]
 
     def nothing(self) -> torch.Tensor:
-        """Return a zero that depends on empty parameters, so that backward makes the same collective calls on every rank.
+        """Return a zero that depends on this rank's empty parameters.
 
-        During forward, a wrapper may have replaced the parameters by plain tensors.
+        With it, backward makes the same collective calls on every rank. During forward, a wrapper may have replaced the
+        parameters by plain tensors.
         """
         held = [attrgetter(name)(self.layer.units()) for name in self.names]
         found: torch.Tensor = sum((each.to_local() if isinstance(each, DTensor) else each).sum() for each in held)  # type: ignore[assignment]
         return found
 
     def counts_of_arrivals(self, counts: torch.Tensor) -> torch.Tensor:
-        """Count rows from each rank for each of this rank's experts. Shape: (ranks, own experts)."""
+        """Exchange row counts.
+
+        Returns how many rows arrive from each rank for each of this rank's experts, shape (ranks, own experts).
+        """
         own, ranks = self.num_units[self.rank], len(self.num_units)
         arriving = counts.new_empty(own * ranks)
         dist.all_to_all_single(arriving, counts, [own] * ranks, list(self.num_units), group=self.group)
         return arriving.view(ranks, own)
 
     def exchange_rows(self, rows: torch.Tensor, received: list[int], sent: list[int]) -> torch.Tensor:
-        """All-to-all with rows; backward exchanges their gradients the other way."""
+        """Exchange rows by an all-to-all. Backward sends their gradients the other way.
+
+        `received` and `sent` are the numbers of rows for each rank.
+        """
         exchange: Any = collectives.all_to_all_single_autograd
         wait: Any = collectives.wait_tensor
         found: torch.Tensor = wait(exchange(rows.contiguous(), received, sent, self.group))
@@ -84,7 +91,7 @@ class Exchange:
 
 
 Keep = Callable[[torch.Tensor, DeviceMesh], torch.Tensor]
-"""Function that returns this rank's part of a parameter with experts along dim 0."""
+"""Function to take this rank's part from a parameter with experts along dim 0."""
 
 
 def shard_units(model: nn.Module, mesh: DeviceMesh, keep: Keep) -> None:
@@ -104,21 +111,21 @@ def shard_units(model: nn.Module, mesh: DeviceMesh, keep: Keep) -> None:
 
 
 def own_tensor(parameter: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    """Return this rank's experts as a plain tensor."""
+    """Return this rank's part of a parameter with experts along dim 0, as a plain tensor."""
     size = parameter.shape[0]
     start = min(chunk_size(size, mesh.size()) * mesh.get_local_rank(), size)
     return parameter.narrow(0, start, chunk_sizes(size, mesh.size())[mesh.get_local_rank()]).clone()
 
 
 def dtensor_of_all(parameter: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    """Return all experts as a DTensor with `Shard(0)`."""
+    """Return a parameter with experts along dim 0 as a DTensor with `Shard(0)`."""
     return distribute_tensor(parameter, mesh, [Shard(0)])
 
 
 def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Return a model's expert parameters and its other parameters, before the first forward.
+    """Return two lists: the model's expert parameters and its other parameters. Call it before the first forward.
 
-    After forward, `DistributedDataParallel` may have replaced parameters by local tensors that only the optimizer knows.
+    After forward, `DistributedDataParallel` may have replaced parameters by local tensors, known to the optimizer only.
     """
     dispatching = [layer for layer in model.modules() if isinstance(layer, RoutedModule)]
     own = [parameter for layer in dispatching for parameter in layer.units().parameters()]
@@ -127,9 +134,9 @@ def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Para
 
 
 def reduce_gradients(own: list[nn.Parameter], others: list[nn.Parameter], mesh: DeviceMesh) -> None:
-    """Average the gradients of replicated parameters over ranks, and divide gradients of experts by the number of ranks.
+    """Average the gradients of other parameters over ranks, and divide expert gradients (`own`) by the number of ranks.
 
-    Gradients of experts already contain the rows of all ranks. If other axes shard a gradient, its local shard is reduced.
+    Expert gradients already contain the rows of all ranks. If other axes shard a gradient, its local shard is reduced.
     """
     gradients_by_hand.sum_gradients(others, mesh.get_group())
     gradients_by_hand.divide_gradients([*own, *others], mesh.size())

@@ -18,7 +18,7 @@ from equivcheck.training.layers.registry import layer_kind
 
 
 def write(draft: Draft, parallelism: ExpertParallel) -> None:
-    """Distribute the script's experts, average its gradients, and gather experts before they are compared."""
+    """Distribute the script's experts over ranks, average gradients, and gather experts before they are compared."""
     layout = draft.scenario.layout
     if layout.mesh.names[-1] != EP and layout.mesh.size(EP) > 1:
         raise refuse(f"mesh {layout.mesh.names}", "only with expert parallelism along the last axis")
@@ -44,7 +44,7 @@ def write(draft: Draft, parallelism: ExpertParallel) -> None:
 
 
 def exchange_keeping(storage: ExpertStorage) -> Callable[..., object]:
-    """Return a function for the script's `exchange` that makes this rank's shard of the experts."""
+    """Return the script's function for keeping this rank's experts: as plain tensors or as DTensors."""
     from equivcheck.layouts.parallelisms.expert_parallel import exchange
 
     return exchange.own_tensor if storage is ExpertStorage.PLAIN else exchange.dtensor_of_all

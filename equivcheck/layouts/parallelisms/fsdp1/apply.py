@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class FSDP1Kind(LayoutKind[FSDP1]):
-    """Wraps the model in `FullyShardedDataParallel`, with a unit for each layer or one unit for all."""
+    """Wraps the model in `FullyShardedDataParallel`, with one unit for each layer or one unit for the whole model."""
 
     parallelism = FSDP1
     limits = LIMITS
@@ -29,7 +29,7 @@ class FSDP1Kind(LayoutKind[FSDP1]):
     communication = FSDP1_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: FSDP1, mesh: DeviceMesh) -> None:
-        """Wrap the model, read its flat parameters, and clip by FSDP's own method."""
+        """Wrap the model, read parameters from FSDP's flat parameters, and clip by FSDP's own method."""
         from torch.distributed.fsdp import FullyShardedDataParallel
 
         from equivcheck.layouts.base.data_rows import take_rows
@@ -46,14 +46,14 @@ class FSDP1Kind(LayoutKind[FSDP1]):
         take_rows(setup, mesh)
 
     def when_reduced(self, parallelism: FSDP1, layout: Layout) -> WhenReduced:
-        """Return that gradients are reduced at the last microbatch, with `no_sync` before.
+        """Return that `no_sync` delays the reduction to the last microbatch.
 
         Ranks keep full gradients only if nothing is sharded.
         """
         return WhenReduced(once=parallelism.no_sync, whole=not is_sharded(layout))
 
     def rounding(self, parallelism: FSDP1, layout: Layout, precision: Precision) -> Rounding | None:
-        """Return the rounding by `mixed_precision`."""
+        """Return how `mixed_precision` rounds."""
         policy = parallelism.mixed_precision
         if policy is None:
             return None

@@ -16,13 +16,16 @@ ALIGNMENT_BYTES = 16
 
 
 def alignment_of(training: Training, fsdp: FSDP1) -> int:
-    """Return the number of elements to which parameters are aligned in the flat parameter; 1 without use_orig_params."""
+    """Return the alignment of parameters in a flat parameter, in elements. 1 without use_orig_params."""
     computed = computed_in(training.precision, fsdp.mixed_precision)
     return ALIGNMENT_BYTES // ITEM_BYTES[computed.value] if fsdp.use_orig_params else 1
 
 
 def flat_starts(numels: Sequence[int], alignment: int) -> tuple[int, ...]:
-    """Return each parameter's first index in the flat parameter, and at the end the flat parameter's size."""
+    """Return each parameter's first index in the flat parameter, and as the last entry the flat parameter's size.
+
+    `numels` are the parameters' numbers of elements, and `alignment` is in elements.
+    """
     starts, end = [], 0
     for numel in numels:
         starts.append(-(-end // alignment) * alignment)
@@ -31,7 +34,7 @@ def flat_starts(numels: Sequence[int], alignment: int) -> tuple[int, ...]:
 
 
 def held_of(numels: Sequence[int], alignment: int, num_shards: int, shard: int) -> tuple[int, ...]:
-    """Return how many elements of each parameter are in one shard of the flat parameter."""
+    """Return how many elements of each parameter are in shard number `shard` of the flat parameter."""
     *starts, end = flat_starts(numels, alignment)
     length = -(-end // num_shards)
     first, last = shard * length, (shard + 1) * length

@@ -20,7 +20,7 @@ from equivcheck.worlds.trace.trace import Piece, Slot
 
 
 def clip_flat(module: FullyShardedDataParallel, clipping: ClipNorm) -> torch.Tensor:
-    """Clip over all ranks with `clip_grad_norm_` of the root module. Returns the norm before clipping."""
+    """Clip gradients over all ranks with `clip_grad_norm_` of the root module. Returns the norm before clipping."""
     return module.clip_grad_norm_(clipping.max_norm, norm_type=float(clipping.norm_type.value))
 
 
@@ -38,7 +38,7 @@ def flat_slots(root: nn.Module) -> tuple[Slot, ...]:
 
 
 def release(root: FullyShardedDataParallel) -> None:
-    """Remove references from flat parameters to modules, because a C++ hook can keep a flat parameter alive forever."""
+    """Remove the flat parameters' references to modules, because a C++ hook can keep a flat parameter alive forever."""
     for _, handle in list(_handles(root)):
         handle.flat_param.__dict__.clear()
 

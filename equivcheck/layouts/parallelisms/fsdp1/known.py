@@ -23,14 +23,17 @@ _ROUNDING = 0.01
 
 @need
 def unit_of_nothing(scenario: Scenario) -> bool:
-    """Whether FSDP1 over tensor parallelism has a unit whose shard is empty on some rank."""
+    """Whether FSDP1 over tensor parallelism has a unit without elements on some rank."""
     with_fsdp1 = scenario.layout.has(FSDP1)
     return with_fsdp1 and has_unit_of_nothing(scenario.training, scenario.layout)
 
 
 @show
 def left_unreduced(scenario: Scenario, divergence: Divergence) -> bool:
-    """Whether replicas disagree, or all replicas have the sum divided by their number because their gradients are equal."""
+    """Whether the divergence looks like a missing reduction.
+
+    Replicas then disagree. If their gradients are equal, all replicas have the sum divided by their number instead.
+    """
     if divergence.difference is Difference.RANKS_DISAGREE:
         return True
     replicas = scenario.layout.mesh.size(REPLICATE)
@@ -39,14 +42,14 @@ def left_unreduced(scenario: Scenario, divergence: Divergence) -> bool:
 
 @need
 def unit_of_a_frozen_tie(scenario: Scenario) -> bool:
-    """Whether a unit outside the layers has a frozen weight with two uses, and none of its parameters is trained or sharded."""
+    """Whether head and embedding share a frozen weight in a unit without shards or trained parameters."""
     uses_originals = any(fsdp.use_orig_params for fsdp in scenario.layout.of(FSDP1))
     return is_tied(scenario.training.model) and uses_originals and outermost_unit_is_frozen(scenario)
 
 
 @need
 def outermost_unit_is_frozen(scenario: Scenario) -> bool:
-    """Whether a unit outside the layers has only frozen parameters, and none is sharded."""
+    """Whether the unit of the parameters outside layers has only frozen parameters and is not sharded."""
     own = [parameter for parameter in parameters_of(scenario.training.model) if parameter.layer is None]
     per_layer = any(fsdp.wrapping is Wrapping.PER_LAYER for fsdp in scenario.layout.of(FSDP1))
     return per_layer and bool(own) and not any(parameter.trained for parameter in own) and not is_sharded(scenario.layout)
@@ -107,13 +110,13 @@ def flat_parameter_of_one_element(scenario: Scenario) -> bool:
 
 @need
 def compiled_flat_parameter_of_several(scenario: Scenario) -> bool:
-    """Whether FSDP1 without use_orig_params is compiled as a whole and has a unit with several parameters."""
+    """Whether FSDP1 without use_orig_params has a unit with several parameters, and the whole model is compiled."""
     return any(len(unit) > 1 for parallelism in _compiled_flat(scenario) for unit in _units(scenario, parallelism))
 
 
 @need
 def compiled_flat_shared_weight(scenario: Scenario) -> bool:
-    """Whether FSDP1 without use_orig_params is compiled as a whole, and modules share a weight."""
+    """Whether FSDP1 without use_orig_params wraps a model with a shared weight, and the whole model is compiled."""
     model = scenario.training.model
     is_tied = model.head is not None and model.head.tied
     return bool(_compiled_flat(scenario)) and (is_tied or any(layer.shares is not None for layer in model.layers))
@@ -127,7 +130,7 @@ def _compiled_flat(scenario: Scenario) -> list[FSDP1]:
 
 @need
 def reduces_each_microbatch(scenario: Scenario) -> bool:
-    """Whether gradients from several microbatches are accumulated, and reduced after each microbatch."""
+    """Whether gradients of several microbatches accumulate, and are reduced after each microbatch."""
     return len(scenario.training.data.microbatches) > 1 and any(
         not parallelism.no_sync for parallelism in scenario.layout.of(FSDP1)
     )

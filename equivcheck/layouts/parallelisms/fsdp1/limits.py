@@ -38,7 +38,7 @@ from equivcheck.training.layers.parameters import parameters_of
 
 
 def is_sharded(layout: Layout) -> bool:
-    """Whether parameters are sharded over several ranks."""
+    """Whether FSDP shards parameters over several ranks."""
     return parallelism_of(layout, FSDP1).strategy is not ShardingStrategy.NO_SHARD and layout.mesh.size(DP, SHARD) > 1
 
 
@@ -147,7 +147,7 @@ NORM_OF_FLAT_PARTS = replace(
 
 
 def has_unit_of_nothing(training: Training, layout: Layout) -> bool:
-    """Whether some rank's flat parameter is empty because of tensor parallelism."""
+    """Whether tensor parallelism leaves the flat parameter of some unit without elements on some rank."""
     if not layout.has(PlannedParallelism):
         return False
     of_nothing = has_empty_units(training.model, parallelism_of(layout, PlannedParallelism), layout.mesh.size(TP))

@@ -38,7 +38,7 @@ class FSDP2Kind(LayoutKind[FSDP2]):
     communication = FSDP2_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: FSDP2, mesh: DeviceMesh) -> None:
-        """Shard each part in place, and set its units' options."""
+        """Apply `fully_shard` to the model or to each pipeline stage, and set the options of all units."""
         from torch import distributed as dist
 
         from equivcheck.layouts.base.data_rows import take_rows
@@ -72,14 +72,14 @@ class FSDP2Kind(LayoutKind[FSDP2]):
         take_rows(setup, mesh, propagates=parallelism.mesh_dims is not None)
 
     def when_reduced(self, parallelism: FSDP2, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
-        """Return that gradients are reduced at the last microbatch, with gradient sync off before.
+        """Return that `no_sync` delays the reduction to the last microbatch.
 
         Ranks keep sharded gradients.
         """
         return WhenReduced(once=parallelism.no_sync, whole=False)
 
     def rounding(self, parallelism: FSDP2, layout: Layout, precision: Precision) -> Rounding | None:
-        """Return the rounding by `mixed_precision`."""
+        """Return how `mixed_precision` rounds."""
         policy = parallelism.mixed_precision
         if policy is None:
             return None

@@ -13,11 +13,14 @@ if TYPE_CHECKING:
     from equivcheck.training.setup import Setup
 
 POSITIONS = 1
-"""Dim along which outputs and targets are split: positions, or rows if positions come first."""
+"""Dim for splitting outputs and targets into chunks: positions, or rows if positions come first."""
 
 
 def compute_in_chunks(setup: Setup, num_chunks: int) -> None:
-    """Let the model end with the head's norm, and the loss call the head's linear once for each chunk."""
+    """Compute the head's linear and the loss for one chunk of positions at a time.
+
+    The model then ends with the head's norm, and the loss calls the head's linear.
+    """
     model: Any = setup.model
     model.defers_head, inner = True, setup.loss
 

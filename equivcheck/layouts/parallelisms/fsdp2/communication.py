@@ -42,24 +42,24 @@ F = TypeVar("F", FSDP1, FSDP2)
 
 @dataclass(slots=True, kw_only=True)
 class Unit:
-    """Parameters that are gathered and reduced together."""
+    """FSDP unit: parameters gathered and reduced together."""
 
     held: tuple[Held, ...]
-    """The unit's parameters."""
+    """The unit's parameters on this rank."""
     last_layer: int
     """Index of the layer that computes the unit's output."""
     is_root: bool = False
     """Whether the unit is the root, with all parameters outside other units."""
     is_of_experts: bool = False
-    """Whether the unit has a layer's DTensor experts. The layer's unit contains this unit."""
+    """Whether the unit contains only one layer's DTensor experts. It lies inside the layer's unit."""
     is_head: bool = False
     """Whether the unit has only the head."""
     is_embedding: bool = False
     """Whether the unit has only the token embedding, which backward does not gather."""
     gathered: bool = False
-    """Whether this rank has the unit's full parameters now."""
+    """Whether this rank currently has the unit's full parameters."""
     resharded: bool = False
-    """Whether the unit is resharded to `reshard_to` ranks, so that a gather covers fewer ranks."""
+    """Whether the unit is currently resharded to `reshard_to` ranks. A gather then covers fewer ranks."""
 
 
 class UnitCalls(ABC, Generic[F]):
@@ -99,7 +99,7 @@ class UnitCalls(ABC, Generic[F]):
 
 
 class FSDP2Calls(UnitCalls[FSDP2]):
-    """Predicts the collective calls of `fully_shard`, in the order in which it makes them."""
+    """Predicts the collective calls of `fully_shard`, in torch's order."""
 
     def __init__(self, view: RankView, fsdp: FSDP2) -> None:
         super().__init__(view, fsdp, fsdp.layers_per_unit)
@@ -175,12 +175,15 @@ class FSDP2Calls(UnitCalls[FSDP2]):
 
 
 def reduce_op(view: RankView) -> str:
-    """Return the operation that reduces gradients over data ranks in the training's precision."""
+    """Name of the operation for reducing gradients over data-parallel ranks in the training's precision."""
     return "avg" if averages(ElementType(view.training.precision.value)) and averaging_ranks(view.layout) > 1 else "sum"
 
 
 def units_of(view: RankView, wrapping: Wrapping, count: int = 1) -> tuple[Unit, ...]:
-    """Return the units in the order in which their forward ends. The root is last. A unit of layers has `count` layers."""
+    """Return the units in the order in which their forward ends. The root comes last.
+
+    With `Wrapping.PER_LAYER`, each unit has `count` layers.
+    """
     last = len(view.training.model.layers) - 1
     if wrapping is Wrapping.ROOT_ONLY:
         return (Unit(held=view.held, last_layer=last, is_root=True),)
@@ -194,9 +197,9 @@ def units_of(view: RankView, wrapping: Wrapping, count: int = 1) -> tuple[Unit, 
 
 
 def split_expert_units(units: Iterable[Unit], layout: Layout) -> Iterator[Unit]:
-    """Return the units with DTensor experts as separate units.
+    """Yield all units, with DTensor experts split from their layer's unit into separate units.
 
-    The forward of such a unit ends before that of the layer's unit.
+    The separate unit's forward ends before that of the layer's unit.
     """
     for unit in units:
         experts = [held for held in unit.held if is_dtensor_expert(layout, held.parameter)]

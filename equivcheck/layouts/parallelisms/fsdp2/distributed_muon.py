@@ -19,7 +19,10 @@ from equivcheck.layouts.base.partition import chunk_sizes
 
 
 class DistributedMuon(torch.optim.Muon):
-    """`torch.optim.Muon` for DTensors sharded along one dim over a group. One rank updates each matrix."""
+    """`torch.optim.Muon` for DTensors sharded along one dim over a process group.
+
+    For each matrix, one rank computes the update.
+    """
 
     def __init__(
         self, groups: Iterable[Any], group: dist.ProcessGroup, owners: Mapping[torch.Tensor, int], **settings: Any

@@ -8,13 +8,17 @@ from equivcheck.scenario.mesh import DP, EP, REPLICATE, SHARD
 from equivcheck.system.torch_version import is_torch_in
 
 FACTOR_OF_ALL_RANKS = "<2.10"
-"""Versions that average over shards and replicas if the divide factor is the total rank count.
+"""Versions that average over shards and replicas if the divide factor is the number of all data-parallel ranks.
 
-Later versions average over shards if it is the shard count, and sum over replicas."""
+Later versions average over shards if it is the number of shards, and sum over replicas.
+"""
 
 
 def averaging_ranks(layout: Layout) -> int:
-    """Return the number of ranks over which gradients are averaged. Other parallelisms may shard rows over more ranks."""
+    """Return the number of ranks in the mean over gradients.
+
+    Other parallelisms may shard rows over more ranks.
+    """
     return layout.mesh.size(DP, REPLICATE, SHARD)
 
 
@@ -24,7 +28,7 @@ def hooks_replicas(fsdp: FSDP2, layout: Layout) -> bool:
 
 
 def averages(element_type: ElementType) -> bool:
-    """Whether the reduction itself averages, as for float32 and bfloat16. In other types gradients are divided separately."""
+    """Whether the reduction itself averages, as for float32 and bfloat16. Gradients of other dtypes are divided separately."""
     return element_type in (ElementType.FLOAT32, ElementType.BFLOAT16)
 
 
@@ -34,7 +38,7 @@ def expert_divide_factor(fsdp: FSDP2, layout: Layout) -> float:
 
 
 def division_of(fsdp: FSDP2, layout: Layout, element_type: ElementType) -> Division:
-    """Return when a sum of gradients of this element type is divided."""
+    """Return when a sum of gradients of this dtype is divided."""
     if not averages(element_type):
         return Division.AROUND
     if fsdp.sum_reductions:
@@ -44,7 +48,7 @@ def division_of(fsdp: FSDP2, layout: Layout, element_type: ElementType) -> Divis
 
 
 def backend_divides(fsdp: FSDP2, factor: float | None, layout: Layout) -> bool:
-    """Whether the backend averages, or torch divides separately, to apply the divide factor.
+    """Whether the division by `factor` is an averaging reduction or a separate operation.
 
     Otherwise torch uses a premultiplied sum.
     """
@@ -55,7 +59,7 @@ def backend_divides(fsdp: FSDP2, factor: float | None, layout: Layout) -> bool:
 
 
 def reduce_ops(fsdp: FSDP2, layout: Layout, element_type: ElementType, factor: float | None) -> tuple[str, str]:
-    """Names of the reductions over shards and over replicas for a unit with the given divide factor."""
+    """Return the names of the reductions over shards and over replicas, for a unit with the divide factor `factor`."""
     known_ranks = layout.mesh.size(DP, SHARD) if hooks_replicas(fsdp, layout) else averaging_ranks(layout)
     if fsdp.sum_reductions or not averages(element_type) or known_ranks == 1:
         return "sum", "sum"

@@ -16,7 +16,7 @@ from equivcheck.scenario.mesh import REPLICATE, SHARD
 
 
 def write(draft: Draft, parallelism: FSDP2) -> None:
-    """Shard the script's model in place."""
+    """Call `fully_shard` on the script's model or its layers, and set the units' options."""
     if parallelism.mixed_precision is not None:
         raise refuse("FSDP2.mixed_precision", ROUNDS)
     if parallelism.loss_chunks > 1 and draft.scenario.training.model.head is not None:
@@ -72,7 +72,7 @@ WRITTEN_WITH_PARTS = (
     "shard_largest_dim",
     "ignore_frozen",
 )
-"""Options written for pipeline stages."""
+"""Options supported by scripts for `FSDP2` together with a pipeline."""
 
 
 def _mesh(draft: Draft, fsdp: FSDP2) -> str:

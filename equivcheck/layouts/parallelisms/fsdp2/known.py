@@ -39,7 +39,7 @@ _ROUNDING = 0.01
 
 @need
 def gradient_has_an_empty_shard(scenario: Scenario) -> bool:
-    """Whether some rank has an empty shard in a DTensor gradient."""
+    """Whether some rank has an empty shard of a DTensor gradient."""
     return any(is_last_shard_empty(size, ranks) for size, ranks in _cuts(scenario))
 
 
@@ -53,7 +53,7 @@ def sums_norms_of_shards(scenario: Scenario) -> bool:
 
 @show
 def off_by_epsilons(scenario: Scenario, divergence: Divergence) -> bool:
-    """Whether the clipped value is off by at most the epsilon of `clip_grad_norm_`, once for each rank."""
+    """Whether the clipped value is off by at most the epsilon of `clip_grad_norm_`, multiplied by the number of ranks."""
     clipping, expected = scenario.training.clipping, float(divergence.expected)
     assert isinstance(clipping, ClipNorm), clipping
     largest = scenario.layout.mesh.num_ranks * _EPSILON / clipping.max_norm
@@ -112,7 +112,7 @@ def _divide_factors(fsdp: FSDP2, scenario: Scenario) -> list[float | None]:
 
 @need
 def sums_of_head_wait(scenario: Scenario) -> bool:
-    """Whether sums over shards wait for the last microbatch, and a chunked head reduces its norm separately from its linear."""
+    """Whether sums over replicas wait for the last microbatch, and a chunked head reduces its norm separately from its linear."""
     training, head = scenario.training, scenario.training.model.head
     return (
         len(training.data.microbatches) > 1
@@ -125,20 +125,20 @@ def sums_of_head_wait(scenario: Scenario) -> bool:
 
 @need
 def one_element_of_head_norm(scenario: Scenario) -> bool:
-    """Whether the first rank has one element of the norm's weight in the head."""
+    """Whether the first rank holds a single element of the weight of the head's norm."""
     ranks = scenario.layout.mesh.size(DP, SHARD)
     return -(-scenario.training.model.in_features(len(scenario.training.model.layers)) // ranks) == 1
 
 
 @show
 def of_the_head(_scenario: Scenario, divergence: Divergence) -> bool:
-    """Whether the tensor belongs to the head."""
+    """Whether the divergent tensor belongs to the head."""
     return divergence.tensor.startswith("head.")
 
 
 @need
 def weight_in_two_units(scenario: Scenario) -> bool:
-    """Whether layers that share a weight are separate units."""
+    """Whether layers that share a weight are in separate FSDP units."""
     is_cut = any(fsdp.wrapping is Wrapping.PER_LAYER for fsdp in scenario.layout.of(FSDP2))
     return is_cut and has_shares(scenario.training.model)
 
@@ -151,7 +151,7 @@ def last_dims_cut_unevenly(scenario: Scenario) -> bool:
 
 @need
 def reshards_last_dims(scenario: Scenario) -> bool:
-    """Whether `fully_shard` with reshard_to shards a parameter along a dim other than the first."""
+    """Whether `fully_shard` with `reshard_to` shards a parameter along a dim other than the first."""
     parameters = [parameter for parameter in parameters_of(scenario.training.model) if parameter.trained]
     return any(
         fsdp.reshard_to is not None and any(shard_dim(fsdp, parameter) for parameter in parameters)
@@ -161,7 +161,7 @@ def reshards_last_dims(scenario: Scenario) -> bool:
 
 @show
 def divided_once_more(scenario: Scenario, divergence: Divergence) -> bool:
-    """Whether the gradient is divided by the divide factor a second time."""
+    """Whether the divergent gradient is the expected one divided by the divide factor a second time."""
     factors = [factor for fsdp in scenario.layout.of(FSDP2) for factor in _divide_factors(fsdp, scenario)]
     quotient = float(divergence.expected) / float(divergence.actual)
     return any(factor is not None and math.isclose(quotient, factor, rel_tol=_ROUNDING) for factor in factors)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class LocalDataParallelKind(LayoutKind[LocalDataParallel]):
-    """Distributes rows over ranks, and averages gradients explicitly after backward."""
+    """Distributes rows over ranks, and averages gradients explicitly after each step's last backward."""
 
     parallelism = LocalDataParallel
     limits = LIMITS

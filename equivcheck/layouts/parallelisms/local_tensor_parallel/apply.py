@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LocalTensorParallelKind(LayoutKind[LocalTensorParallel]):
-    """Keeps this rank's parameter shards, and adds collectives around the modules that hold shards."""
+    """Keeps only this rank's parameter shards, and adds collectives around sharded modules."""
 
     parallelism = LocalTensorParallel
     limits = LIMITS
@@ -25,7 +25,7 @@ class LocalTensorParallelKind(LayoutKind[LocalTensorParallel]):
     communication = LOCAL_TENSOR_PARALLEL_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: LocalTensorParallel, mesh: DeviceMesh) -> None:
-        """Replace each module in the plan by its shard, and select this rank's part in each dropout mask."""
+        """Replace each module in the plan by a module with this rank's shard, and shard dropout masks."""
         from equivcheck.layouts.base.data_rows import local_masks
         from equivcheck.layouts.parallelisms.local_tensor_parallel.loss import compute_sharded_loss
         from equivcheck.layouts.parallelisms.local_tensor_parallel.modules import replace_modules

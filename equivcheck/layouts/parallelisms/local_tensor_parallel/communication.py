@@ -17,11 +17,12 @@ from equivcheck.scenario.mesh import TP
 class LocalCalls(PlannedCalls):
     """Predicts the collective calls of tensor parallelism on plain tensors.
 
-    The calls are redistributions, and sums of gradients in each backward if ranks use a replicated parameter for different rows.
+    The calls redistribute activations. If ranks use a replicated parameter for different rows, each backward also sums its
+    gradient.
     """
 
     def after_linear(self, once: Pass, plan: LinearPlan, linear: LinearPlacements) -> None:
-        """Count sums of gradients for a linear layer on sharded rows, or for a bias added to a sharded output."""
+        """Count gradient sums for a linear on sharded rows, or for a bias added to a sharded output."""
         if linear is BY_ROWS:
             self.note(once, "all_reduce.sum", once.width * once.inputs, times=once.trains_weight)
             self.note(once, "all_reduce.sum", once.width, times=once.trains_bias)
@@ -31,7 +32,7 @@ class LocalCalls(PlannedCalls):
             self.note(once, "all_gather", chunk_size(once.width, self.parts), times=once.trains_bias)
 
     def loss(self, step: int, rows: int) -> None:
-        """Count the maximum over each row's logits, and the sums over classes in one call."""
+        """Count the reduction of each row's maximum logit, and one reduction for all sums over classes."""
         loss = self.view.training.loss
         assert isinstance(loss, CrossEntropy), "a limit leaves no other"
         if self.parts > 1:

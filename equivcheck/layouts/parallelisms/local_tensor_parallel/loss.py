@@ -16,7 +16,7 @@ from equivcheck.training.setup import Setup
 
 
 def compute_sharded_loss(setup: Setup, ranks: AxisRanks) -> None:
-    """Compute the loss from this rank's logits."""
+    """Let the setup compute the loss from vocabulary-parallel logits: each rank has some classes."""
     num_classes = setup.training.model.out_features
 
     def loss(training: Training, logits: torch.Tensor, targets: torch.Tensor, divisor: float = 1.0) -> torch.Tensor:
@@ -42,7 +42,7 @@ class _Parts:
         self.weights = class_weights(num_classes, logits.dtype) if loss.class_weights else logits.new_ones(num_classes)
 
     def total(self) -> torch.Tensor:
-        """Return the loss, summed over all labels that are not ignored; equal on all ranks."""
+        """Return the loss, summed over all counted labels. All ranks return the same value."""
         largest = self.ranks.maximum(torch.cat([self.logits.detach(), self._column(-torch.inf)], -1).amax(-1))
         sums = [(self.logits - largest.unsqueeze(-1)).exp().sum(-1), self._of_labels()]
         if self.loss.label_smoothing:

@@ -59,7 +59,7 @@ class LocalLinear(nn.Module):
         return self.ranks.move(functional.linear(entered, weight), self.leave) + self.bias_of_output(bias)
 
     def bias_of_output(self, bias: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of a replicated bias, in the form in which it is added to the output."""
+        """Return this rank's part of a replicated bias, with the same placement as the redistributed output."""
         if self.leave.target is ActivationPlacement.ROWS:
             return self.ranks.copy_to_region(bias)
         return self.ranks.move(bias, self.cut_bias)
@@ -85,9 +85,9 @@ class LocalNorm(nn.Module):
 
 
 class LocalEmbedding(nn.Module):
-    """This rank's shard of an embedding, split by tokens or by features, or a replicated embedding.
+    """This rank's shard of an embedding, sharded by tokens or by features, or a replicated embedding.
 
-    The output is redistributed..
+    It redistributes its output.
     """
 
     def __init__(self, full: nn.Embedding, ranks: AxisRanks, leave: Redistribution, dim: int | None) -> None:
@@ -97,13 +97,13 @@ class LocalEmbedding(nn.Module):
         self.start = ranks.first_index(full.num_embeddings) if dim == 0 else None
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Embed tokens."""
+        """Look up the tokens' embeddings, and redistribute them."""
         if self.start is None:
             return self.ranks.move(functional.embedding(tokens, self.weight, self.padding_idx), self.leave)
         return self.ranks.move(self.own_tokens(tokens, self.start), self.leave)
 
     def own_tokens(self, tokens: torch.Tensor, start: int) -> torch.Tensor:
-        """Look up this rank's tokens. Tokens on other ranks get rows of zeros."""
+        """Look up tokens in this rank's shard. Tokens on other ranks get rows of zeros."""
         num_rows, own = self.weight.shape[0], tokens - start
         own = torch.where((own >= 0) & (own < num_rows), own, num_rows)
         rows = torch.cat([self.weight, self.weight.new_zeros(1, self.weight.shape[1])])
@@ -112,30 +112,30 @@ class LocalEmbedding(nn.Module):
 
 
 class LocalRegion(Region):
-    """Part of a layer in which each rank computes a partial sum."""
+    """Part of a layer in which each rank computes a partial sum of the output."""
 
     def __init__(self, ranks: AxisRanks, enter: Redistribution, use: Redistribution, leave: Redistribution) -> None:
         self.ranks, self.enter, self.use, self.leave = ranks, enter, use, leave
 
     def gather_input(self, values: torch.Tensor) -> torch.Tensor:
-        """Redistribute the input of the region."""
+        """Redistribute the region's input to all ranks in full."""
         return self.ranks.move(values, self.enter)
 
     def copy_to_ranks(self, values: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return values or routing weights such that backward sums their gradients over ranks."""
+        """Return values and routing weights unchanged; backward sums their gradients over ranks."""
         return self.ranks.move(values, self.use), self.ranks.move(weights, self.use)
 
     def reduce_output(self, addend: torch.Tensor) -> torch.Tensor:
-        """Reduce the partial sums."""
+        """Sum the partial sums over ranks, and give the sum the placement of the layer's output."""
         return self.ranks.move(addend, self.leave)
 
     def bias_on_first_rank(self, bias: torch.Tensor) -> torch.Tensor:
-        """Add the bias on the first rank only."""
+        """Return the bias on the first rank and zeros on other ranks. The sum over ranks then contains it once."""
         return self.ranks.bias_on_first_rank(bias)
 
 
 def shard_region(layer: Any, region: LocalRegion, dims: Mapping[str, int]) -> None:
-    """Shard the parameters named in `dims`, and let the layer compute partial sums."""
+    """Shard the parameters named in `dims` along these dims, and let the layer compute partial sums."""
     layer.region = region
     for name, dim in dims.items():
         owner, _, attribute = name.rpartition(".")
@@ -145,7 +145,7 @@ def shard_region(layer: Any, region: LocalRegion, dims: Mapping[str, int]) -> No
 
 
 def replace_modules(setup: Setup, parallelism: LocalTensorParallel, mesh: DeviceMesh) -> AxisRanks:
-    """Replace or shard every module in the plan. Returns the ranks that redistribute activations."""
+    """Replace or shard every module in the plan. Return the object for redistributing their activations."""
     ranks = _kind(parallelism.collectives)(group=mesh.get_group(), size=mesh.size(), index=mesh.get_local_rank())
     model = setup.training.model
     for planned in planned_modules(model, parallelism):

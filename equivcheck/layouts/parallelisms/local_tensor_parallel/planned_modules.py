@@ -37,13 +37,13 @@ class Redistribution:
     """How an activation and its gradient are redistributed."""
 
     source: ActivationPlacement
-    """Input placement."""
+    """Placement of the input, the activation before redistribution."""
     target: ActivationPlacement
-    """Output placement."""
+    """Placement of the output, the activation after redistribution."""
     gradient_source: ActivationPlacement
-    """Output gradient's placement."""
+    """Placement of the output's gradient in backward."""
     gradient_target: ActivationPlacement
-    """Input gradient's placement."""
+    """Placement of the input's gradient in backward."""
     features: int
     """Number of features over all ranks."""
 
@@ -60,7 +60,7 @@ REDUCE_PARTIAL = Redistribution(
     gradient_target=ActivationPlacement.REPLICATED,
     features=0,
 )
-"""Redistribution from partial sums to replicated values."""
+"""Redistribution from partial sums to a replicated sum."""
 COPY_TO_PARTIAL = Redistribution(
     source=ActivationPlacement.REPLICATED,
     target=ActivationPlacement.REPLICATED,
@@ -89,13 +89,16 @@ def linear_output(plan: LinearPlan, features: int) -> Redistribution:
 
 
 def region_input(input: ActivationSharding, features: int) -> Redistribution:
-    """Return the redistribution that replicates a layer's input, so that all ranks compute on the same input."""
+    """Return the redistribution to replicate a layer's input.
+
+    All ranks then compute their partial sums from the same input.
+    """
     whole, before = ActivationPlacement.REPLICATED, OF_SHARDING[input]
     return Redistribution(source=before, target=whole, gradient_source=whole, gradient_target=before, features=features)
 
 
 def region_output(output: ActivationSharding, features: int) -> Redistribution:
-    """Return the reduction of a layer's partial sums."""
+    """Return the redistribution to reduce a layer's partial sums to the placement `output`."""
     return _leaving(ActivationPlacement.PARTIAL, output, features)
 
 
@@ -122,27 +125,27 @@ class PlannedModule:
     """
 
     name: str
-    """Canonical name."""
+    """Canonical name of the replaced module."""
     enter: Redistribution | None = None
-    """Input redistribution."""
+    """Redistribution of the module's input. None for no redistribution."""
     leave: Redistribution | None = None
-    """Output redistribution."""
+    """Redistribution of the module's output. None for no redistribution."""
     dims: tuple[int | None, int | None] = (None, None)
-    """Sharded dims in weight and bias; None for a replicated tensor."""
+    """Sharded dims in weight and bias. None for a replicated tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRegion:
-    """Layer in which each rank computes a partial sum."""
+    """Layer with a partial sum of the output on each rank, such as experts sharded by hidden features."""
 
     layer: int
-    """Layer index."""
+    """Index of the layer in the model."""
     enter: Redistribution
-    """Input redistribution after the norm."""
+    """Redistribution of the region's input, after the layer's norm."""
     leave: Redistribution
-    """Reduction for the partial sums."""
+    """Redistribution to reduce the partial sums."""
     dims: tuple[tuple[str, int], ...]
-    """Parameter names within the layer, with the dim sharded."""
+    """For each sharded parameter, its name within the layer and the sharded dim."""
 
 
 @lru_cache(maxsize=KEPT_MODELS)
@@ -159,7 +162,7 @@ def planned_modules(model: Model, parallelism: LocalTensorParallel) -> tuple[Pla
 
 @lru_cache(maxsize=KEPT_MODELS)
 def planned_regions(model: Model, parallelism: LocalTensorParallel) -> tuple[PlannedRegion, ...]:
-    """Return all layers that compute partial sums, in the model's order."""
+    """Return all layers with partial sums on each rank, in the model's order."""
     inputs, found = inputs_of(model, parallelism), parameters_of(model)
     cut = [(each, shard_dim(parallelism, each)) for each in found]
     return tuple(

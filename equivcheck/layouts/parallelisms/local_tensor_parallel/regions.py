@@ -22,26 +22,29 @@ from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules impor
 
 @dataclass(slots=True, kw_only=True)
 class AxisRanks:
-    """The ranks along one mesh axis, as seen from one rank. Mutable."""
+    """The ranks along one mesh axis, as seen from one rank, with their collectives. `rows` changes with each microbatch."""
 
     group: ProcessGroup
-    """Process group."""
+    """Process group of the ranks."""
     size: int
     """Number of ranks."""
     index: int
-    """This rank's index."""
+    """This rank's index along the axis."""
     rows: int = 0
-    """Rows, or positions, in the current microbatch over all ranks."""
+    """Number of rows, or positions if rows are sequences, in the current microbatch over all ranks."""
 
     def move(self, values: torch.Tensor, route: Redistribution) -> torch.Tensor:
-        """Redistribute values as the `Redistribution` says."""
+        """Redistribute an activation as `route` says. Backward redistributes the gradient."""
         if self.size == 1 or not route.moves:
             return values
         moved: torch.Tensor = Redistribute.apply(values, self, route)  # type: ignore[no-untyped-call]
         return moved
 
     def copy_to_region(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Return a replicated parameter for use on this rank's values, so that its gradient is summed over ranks."""
+        """Return a replicated parameter unchanged; backward sums its gradient over ranks.
+
+        Use it if ranks apply the parameter to different values.
+        """
         if self.size == 1:
             return parameter
         used: torch.Tensor = CopyToRegion.apply(parameter, self)  # type: ignore[no-untyped-call]
@@ -58,7 +61,7 @@ class AxisRanks:
         return addend
 
     def first_index(self, size: int) -> int:
-        """First index in this rank's shard along a dim."""
+        """Return the first index of this rank's shard of a dim with `size` elements."""
         return min(chunk_size(size, self.size) * self.index, size)
 
     def own_part(self, values: torch.Tensor, dim: int) -> torch.Tensor:
@@ -88,11 +91,11 @@ class AxisRanks:
         return values if target is ActivationPlacement.REPLICATED else self.own_part(values, dim_of(target))
 
     def sum(self, addend: torch.Tensor) -> torch.Tensor:
-        """Sum over ranks."""
+        """Return the sum of a tensor over ranks, without autograd."""
         return wait_for(collectives.all_reduce(addend.contiguous(), "sum", self.group))
 
     def maximum(self, values: torch.Tensor) -> torch.Tensor:
-        """Maximum over ranks, without autograd."""
+        """Return the elementwise maximum of a tensor over ranks, without autograd."""
         return wait_for(collectives.all_reduce(values.contiguous(), "max", self.group))
 
     def _gathered(self, part: torch.Tensor, dim: int, extent: int) -> torch.Tensor:
@@ -143,26 +146,26 @@ class CopyToRegion(torch.autograd.Function):
 
 
 class BiasOnFirstRank(torch.autograd.Function):
-    """Autograd function: the parameter on the first rank and zero on others; backward is the identity."""
+    """Autograd function: returns the parameter on the first rank and zeros on others. Backward is the identity."""
 
     @staticmethod
     def forward(_ctx: Any, parameter: torch.Tensor, ranks: AxisRanks) -> torch.Tensor:
-        """Return this rank's partial sum."""
+        """Return the parameter on the first rank, and zeros on other ranks."""
         return torch.zeros_like(parameter) if ranks.index else parameter.view_as(parameter)
 
     @staticmethod
     def backward(_ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradient."""
+        """Return the gradient unchanged."""
         return gradients[0], None
 
 
 def dim_of(lies: ActivationPlacement) -> int:
-    """Return the dim along which an activation is sharded, counted from the end: rows or positions, or features."""
+    """Return the sharded dim for this placement, counted from the end: rows (or positions) or features."""
     return -2 if lies is ActivationPlacement.ROWS else -1
 
 
 def padded(rows: torch.Tensor, length: int) -> torch.Tensor:
-    """Pad rows with zeros up to a length."""
+    """Pad a tensor with zeros along dim 0, up to `length` rows."""
     missing = length - rows.shape[0]
     return functional.pad(rows, (*(0, 0) * (rows.dim() - 1), 0, missing)) if missing else rows.contiguous()
 

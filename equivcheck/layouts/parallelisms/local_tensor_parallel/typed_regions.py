@@ -21,10 +21,10 @@ from equivcheck.layouts.parallelisms.local_tensor_parallel.regions import AxisRa
 
 @dataclass(slots=True, kw_only=True)
 class TypedRanks(AxisRanks):
-    """The ranks along one mesh axis, which redistribute values with collectives from spmd_types. Mutable."""
+    """The ranks along one mesh axis, as seen from one rank, with collectives from spmd_types."""
 
     def move(self, values: torch.Tensor, route: Redistribution) -> torch.Tensor:
-        """Redistribute values as the `Redistribution` says.
+        """Redistribute an activation as `route` says. Backward redistributes the gradient.
 
         Sharded values are gathered before they are sharded along another dim.
         """
@@ -41,11 +41,14 @@ class TypedRanks(AxisRanks):
         return whole if target is ActivationPlacement.REPLICATED else self._cut(whole, dim_of(target))
 
     def copy_to_region(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Return a replicated parameter for use on this rank's values, so that its gradient is summed over ranks."""
+        """Return a replicated parameter unchanged; backward sums its gradient over ranks.
+
+        Use it if ranks apply the parameter to different values.
+        """
         return parameter if self.size == 1 else self._copied(parameter)
 
     def bias_on_first_rank(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Return a replicated parameter as a partial sum, so that a sum over ranks contains it once."""
+        """Return a replicated parameter as a partial sum. The sum over ranks then contains it once."""
         return (
             parameter
             if self.size == 1
@@ -53,7 +56,7 @@ class TypedRanks(AxisRanks):
         )
 
     def maximum(self, values: torch.Tensor) -> torch.Tensor:
-        """Maximum over ranks by an all-gather, because spmd_types reduces only sums."""
+        """Return the elementwise maximum of a tensor over ranks, by an all-gather, because spmd_types only reduces sums."""
         return _tensor(spmd.all_gather(values.contiguous(), self.group, src=spmd.V, dst=spmd.R)).amax(0)
 
     def _copied(self, whole: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class PipelineKind(LayoutKind[Pipeline]):
-    """Keeps this rank's stages, and runs them by a schedule."""
+    """Keeps only this rank's stages, and lets a schedule from torch run them."""
 
     parallelism = Pipeline
     limits = LIMITS
@@ -37,7 +37,7 @@ class PipelineKind(LayoutKind[Pipeline]):
         finish_pipeline(setup)
 
     def imports(self, parallelism: Pipeline) -> tuple[str, ...]:  # noqa: ARG002 - of the base class
-        """Module that imports `torch.distributed.pipelining`."""
+        """Name of a slow import: the module for `torch.distributed.pipelining`."""
         return ("equivcheck.layouts.parallelisms.pipeline.schedules",)
 
     def write_script(self, draft: Draft, parallelism: Pipeline) -> None:

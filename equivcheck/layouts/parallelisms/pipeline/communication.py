@@ -20,7 +20,7 @@ from equivcheck.scenario.mesh import PP, REPLICATE
 from equivcheck.system.torch_version import is_torch_in
 
 CONNECTS_AT_ONCE = ">=2.15"
-"""Versions whose schedules, in their first run, agree on shape inference and connect neighbouring stages."""
+"""Versions whose schedules do two things in their first run: ranks agree on shape inference, and connect neighbouring stages."""
 _FLAG_BYTES = 4
 """Bytes in the int32 flag with which neighbouring stages agree on shape inference."""
 

@@ -21,7 +21,7 @@ from equivcheck.scenario.mesh import PP
 
 
 def write(draft: Draft, parallelism: Pipeline) -> None:
-    """Keep each rank's stages, and let a schedule compute."""
+    """Keep each rank's stages in the script's model, and let a schedule run them."""
     layout, training = draft.scenario.layout, draft.scenario.training
     if not all(isinstance(each, WRITTEN) for each in layout.parallelisms):
         raise refuse(f"layout {layout.name}", "a pipeline is written alone, with local_data_parallel or with fully_shard")
@@ -55,7 +55,7 @@ def write(draft: Draft, parallelism: Pipeline) -> None:
 
 
 WRITTEN = (Pipeline, LocalDataParallel, FSDP2)
-"""Parallelisms written together with a pipeline."""
+"""Parallelisms supported by scripts together with a pipeline."""
 
 
 def _loss_number(parallelism: Pipeline, ranks: int) -> int:
@@ -291,14 +291,14 @@ def _clip(draft: Draft, clipping: ClipNorm, counted: str) -> list[str]:
 
 
 WEIGHTS = "weights = [model.get_submodule(owner).weight for owner, _ in SHARED]"
-"""Lines that run before ranks drop other stages' layers."""
+"""Line to collect the shared weights, before ranks remove other stages' layers."""
 
 SUM_GRADIENTS = (
     "for weight, group in copies:",
     "    weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad",
     "    dist.all_reduce(weight.grad, group=group)",
 )
-"""Lines that run after all microbatches."""
+"""Lines to sum the gradients of shared weights over their copies, after all microbatches."""
 
 
 def copy_weights(draft: Draft, shared: Sequence[SharedWeight]) -> None:

@@ -36,14 +36,14 @@ def _spans(scenario: Scenario, pipeline: Pipeline) -> tuple[range, ...]:
 
 @need
 def always_splits_backward(scenario: Scenario) -> bool:
-    """Whether a zero-bubble schedule computes input and weight gradients separately."""
+    """Whether the schedule always computes input and weight gradients in separate passes (zero-bubble schedules)."""
     pipeline = _pipeline(scenario)
     return pipeline is not None and pipeline.schedule in ALWAYS_SPLIT
 
 
 @need
 def sometimes_splits_backward(scenario: Scenario) -> bool:
-    """Whether DualPipeV on several ranks computes input and weight gradients separately for some chunks only."""
+    """Whether DualPipeV runs on several ranks. For some chunks, it computes input and weight gradients in separate passes."""
     pipeline = _pipeline(scenario)
     dual = pipeline is not None and pipeline.schedule is PipelineSchedule.DUAL_PIPE_V
     return dual and scenario.layout.mesh.size(PP) > 1
@@ -51,25 +51,25 @@ def sometimes_splits_backward(scenario: Scenario) -> bool:
 
 @need
 def splits_backward(scenario: Scenario) -> bool:
-    """Whether input and weight gradients are computed separately for some chunk."""
+    """Whether the schedule computes input and weight gradients in separate passes for some chunk."""
     return scenario.layout.has(Pipeline) and stages.splits_backward(scenario.layout)
 
 
 @need
 def stages_are_sharded(scenario: Scenario) -> bool:
-    """Whether stages are FSDP modules."""
+    """Whether pipeline stages are FSDP modules."""
     return has_fsdp_stages(scenario.layout)
 
 
 @need
 def stages_are_resharded(scenario: Scenario) -> bool:
-    """Whether stages are resharded after forward, under a schedule with separate weight gradients."""
+    """Whether stages are resharded after forward, and the schedule computes weight gradients in a separate pass."""
     return has_lost_gradients(scenario.layout)
 
 
 @need
 def several_schedules_in_a_step(scenario: Scenario) -> bool:
-    """Whether microbatches of several sizes need a schedule each."""
+    """Whether microbatches have different sizes. Each size needs its own schedule."""
     return len(set(scenario.training.data.microbatches)) > 1
 
 
@@ -86,13 +86,13 @@ def _behind_frozen_layers(scenario: Scenario) -> set[int]:
 
 @show
 def in_a_stage_behind_frozen_layers(scenario: Scenario, divergence: Divergence) -> bool:
-    """Whether the tensor belongs to a stage behind frozen layers only."""
+    """Whether the divergent tensor belongs to a stage with only frozen layers before it."""
     return _stage_of(scenario, divergence.tensor) in _behind_frozen_layers(scenario)
 
 
 @show
 def behind_the_first_stage(scenario: Scenario, divergence: Divergence) -> bool:
-    """Whether a stage other than the first uses the tensor."""
+    """Whether a stage other than the first uses the divergent tensor."""
     pipeline = _pipeline(scenario)
     assert pipeline is not None, "the scenario has stages"
     uses = uses_of_weights(scenario.training.model, pipeline, scenario.layout.mesh.size(PP))
@@ -111,7 +111,8 @@ def _stage_of(scenario: Scenario, tensor: str) -> int | None:
 def ends_in_view(model: Model, index: int, layout: Layout) -> bool:
     """Whether a layer's output is a view.
 
-    A shape operation makes one, a linear with a bias that flattened sequences, and experts that got rows sent to them.
+    It is a view after some shape operations, after a linear with a bias that flattened sequences, and after experts to which
+    rows were sent.
     """
     layer = model.layers[index]
     is_flattened = model.length is not None and layer.bias and layer.ends_in_linear
@@ -125,7 +126,7 @@ def _puts_rows_back(layer: AnyLayer, layout: Layout) -> bool:
 
 @need
 def stage_ends_in_view(scenario: Scenario) -> bool:
-    """Whether some stage between the first and the last sends a view."""
+    """Whether the output of some stage between the first and the last is a view."""
     pipeline = _pipeline(scenario)
     if pipeline is None:
         return False
@@ -161,7 +162,7 @@ def _has_trained(layers: tuple[AnyLayer, ...]) -> bool:
 
 
 def rank_of_stages_without_gradients(scenario: Scenario) -> bool:
-    """Whether some rank has only stages without trained layers, or without gradients (`split_backward_behind_frozen_layers`)."""
+    """Whether all stages on some rank are without gradients, because their layers or all layers before them are frozen."""
     pipeline = _pipeline(scenario)
     if pipeline is None:
         return False

@@ -45,10 +45,10 @@ SCHEDULES: dict[PipelineSchedule, str] = {
 
 
 class StageLayers(nn.Module):
-    """Consecutive layers of a pipeline stage as one module.
+    """Module with the consecutive layers of one pipeline stage.
 
-    The first stage starts with the embedding, the last ends with the head. Stages take only tensors, because torch versions
-    treat other arguments differently.
+    The first stage starts with the embedding, the last ends with the head. Stages take only tensors, because torch versions treat
+    other arguments differently.
     """
 
     step: int
@@ -64,10 +64,7 @@ class StageLayers(nn.Module):
         self.scale = model.scale if is_last and "scale" in model._parameters else None
 
     def forward(self, inputs: torch.Tensor, **masks: torch.Tensor) -> torch.Tensor:
-        """Run the stage on tokens or activations.
-
-        Dropout masks are named by layer.
-        """
+        """Run the stage on tokens or activations. Dropout masks are keyword arguments, named by layer."""
         values = inputs if self.embed is None else self.embed(inputs)
         for index, block in zip(self.indices, self.layers.values(), strict=True):
             values = block(values, masks.get(_mask_of(index)), self.step)
@@ -87,17 +84,17 @@ class Copy:
     name: str
     """Name of the weight in `model`, in one of this rank's stages."""
     group: dist.ProcessGroup
-    """Process group for the ranks with a copy."""
+    """Process group of the ranks with a copy."""
     counts: bool
     """Whether this copy counts in the norm over all gradients. Exactly one copy of each weight is counted."""
 
     @property
     def weight(self) -> nn.Parameter:
-        """The weight as a parameter. Parallelisms around the stage may replace the parameter."""
+        """The copy as a parameter of the model. Parallelisms around the stage may have replaced it."""
         return self.model.get_parameter(self.name)
 
     def sum_gradients(self) -> None:
-        """Sum the gradient over all copies."""
+        """Sum the weight's gradient over all copies."""
         weight = self.weight
         if weight.grad is None:
             weight.grad = torch.zeros_like(weight)
@@ -106,26 +103,26 @@ class Copy:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Pipe:
-    """The stages of one rank, and the schedule that runs them."""
+    """One rank's part of a pipeline: its stages, and the schedule to run them."""
 
     setup: Setup
-    """The training's setup."""
+    """This rank's setup."""
     parallelism: Pipeline
     """The pipeline's options."""
     group: dist.ProcessGroup
     """The pipeline's process group."""
     modules: dict[int, StageLayers]
-    """Each stage's module on this rank, by stage index."""
+    """Module of each stage on this rank, by stage index."""
     copies: tuple[Copy, ...] = ()
-    """Weights that other ranks' stages use, too."""
+    """This rank's copies of weights that other ranks' stages use, too."""
     step: int = 0
     """Index of the current step."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """Names in the full model for shared weights that another rank uses first, by their names in this rank's stages."""
+    """Maps names of shared weights in this rank's stages to their names in the full model, if another rank uses them first."""
     divisor: float = 1.0
     """Divisor for losses over labels in the current step."""
     schedules: dict[int, Any] = field(default_factory=dict)
-    """Schedule for each number of rows, because a stage's buffers have a fixed shape."""
+    """Schedule for each number of rows in a microbatch, because a stage's buffers have a fixed shape."""
 
     @property
     def num_stages(self) -> int:
@@ -133,7 +130,7 @@ class Pipe:
         return dist.get_world_size(self.group) * self.parallelism.stages_per_rank
 
     def compute(self, setup: Setup, microbatches: Sequence[Batch], index: int) -> float | None:
-        """Run the schedule for each microbatch. Returns the loss on the rank with the last stage, otherwise None."""
+        """Run the schedule on each microbatch. Return the loss on the rank with the last stage, otherwise None."""
         losses: list[torch.Tensor] = []
         for number, batch in enumerate(microbatches):
             setup.announce(Stage.COMPUTE, index)
@@ -147,19 +144,19 @@ class Pipe:
         return sum(map(scalar_value, losses)) / scale if self.num_stages - 1 in self.modules else None
 
     def exchange(self) -> None:
-        """Sum gradients over the copies of each shared weight."""
+        """Sum the gradients of each shared weight over its copies."""
         for copy in self.copies:
             copy.sum_gradients()
 
     def clip(self, _module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
-        """Clip by the norm over all stages; torch does not do this. Each shared weight counts once."""
+        """Clip gradients by their norm over all stages, because torch does not. Each shared weight counts once."""
         counted_elsewhere = {copy.weight for copy in self.copies if not copy.counts}
         norm = self.total_norm([parameter for parameter in parameters if parameter not in counted_elsewhere], clipping)
         clip_to_norm(parameters, clipping, norm)
         return norm
 
     def total_norm(self, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
-        """Return the norm over the gradients of these parameters, their shards on other ranks, and all stages."""
+        """Return the norm of the gradients of `parameters` on all stages, including their shards on other ranks."""
         norm = self.setup.total_norm(parameters, clipping)
         # Without gradients it is a float32, whatever the other ranks send.
         return combined_norm(norm.to(getattr(torch, self.setup.training.precision.value)), clipping.norm_type, self.group)
@@ -190,12 +187,12 @@ class Pipe:
         return kind(made, parallelism.num_chunks, loss_fn=self.loss_of_chunk(rows), scale_grads=parallelism.scale_grads)
 
     def loss_of_chunk(self, rows: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-        """Return a function that computes a chunk's part of the step's loss, for microbatches with `rows` rows."""
+        """Return the schedule's loss function: a chunk's part of the step's loss, for microbatches with `rows` rows."""
         counted = rows if self.parallelism.scale_grads else rows // self.parallelism.num_chunks
         return lambda outputs, targets: self.loss(outputs, targets, counted)
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor, rows: int) -> torch.Tensor:
-        """Return the part of the step's loss that comes from some rows, scaled for backward."""
+        """Return the contribution of `rows` rows to the step's loss, scaled for backward."""
         setup = self.setup
         loss = scale_loss(setup, setup.loss(setup.training, outputs, targets, self.divisor), rows, self.step)
         return loss if setup.gradient_scale == 1.0 else loss * setup.gradient_scale
@@ -227,7 +224,7 @@ class Pipe:
 
 
 def build_pipeline(setup: Setup, parallelism: Pipeline, mesh: DeviceMesh) -> None:
-    """Keep this rank's stages, and let a schedule compute each step."""
+    """Keep only this rank's stages in the model, and let a schedule run each step."""
     rank, ranks, model = mesh.get_local_rank(), mesh.size(), setup.model
     assert isinstance(model, MLP), "the model is a stack"
     spans = layers_of_stages(parallelism, ranks, len(model.layers))
@@ -254,7 +251,7 @@ def finish_pipeline(setup: Setup) -> None:
 
 
 def pipe_of(setup: Setup) -> Pipe | None:
-    """Return the rank's pipe; None under a layout without stages."""
+    """Return the rank's `Pipe`. None under a layout without a pipeline."""
     pipe = getattr(setup.compute, "__self__", None)
     return pipe if isinstance(pipe, Pipe) else None
 

@@ -12,13 +12,13 @@ from equivcheck.scenario.mesh import PP
 from equivcheck.training.layers.parameters import parameters_of
 
 ALWAYS_SPLIT = (PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, PipelineSchedule.ZBV)
-"""Schedules that compute input and weight gradients separately for every chunk."""
+"""Schedules with separate passes for input and weight gradients, for every chunk."""
 SPLIT = (*ALWAYS_SPLIT, PipelineSchedule.DUAL_PIPE_V)
-"""Schedules with separate input and weight gradients for some chunk."""
+"""Schedules with separate passes for input and weight gradients, for at least some chunks."""
 
 
 Use = tuple[str, int]
-"""One use of a shared weight: canonical module name, and stage or rank."""
+"""One use of a shared weight: canonical name of the module, and index of its stage or rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class SharedWeight:
     """Weight that stages on several ranks use. Each rank has a copy."""
 
     uses: tuple[Use, ...]
-    """Uses with their ranks, owner first."""
+    """Modules with this weight, each with its rank. The owning module comes first."""
     trained: bool
     """Whether the weight requires a gradient."""
 
@@ -47,30 +47,39 @@ class SharedWeight:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Ranks with a copy, in rising order."""
+        """Ranks with a copy, in ascending order."""
         return tuple(sorted({rank for _, rank in self.uses}))
 
 
 def splits_backward(layout: Layout) -> bool:
-    """Whether input and weight gradients of some chunk are computed separately. DualPipeV does so on several ranks."""
+    """Whether the schedule computes input and weight gradients in separate passes for some chunk.
+
+    DualPipeV does on several ranks.
+    """
     schedule = parallelism_of(layout, Pipeline).schedule
     return schedule in ALWAYS_SPLIT or (schedule in SPLIT and layout.mesh.size(PP) > 1)
 
 
 def stages_of_rank(pipeline: Pipeline, rank: int, ranks: int) -> tuple[int, ...]:
-    """Return the stages of a rank in rising order: round-robin, or down the ranks and up again."""
+    """Return the stages on a rank in ascending order.
+
+    Stages are assigned round-robin, or for V schedules from the first rank to the last and back.
+    """
     if pipeline.schedule.is_v:
         return rank, 2 * ranks - 1 - rank
     return tuple(range(rank, ranks * pipeline.stages_per_rank, ranks))
 
 
 def rank_of_stages(pipeline: Pipeline, ranks: int) -> dict[int, int]:
-    """Return the rank of each stage."""
+    """Return a dict with the rank of each stage."""
     return {stage: rank for rank in range(ranks) for stage in stages_of_rank(pipeline, rank, ranks)}
 
 
 def layers_of_stages(pipeline: Pipeline, ranks: int, num_layers: int) -> tuple[range, ...]:
-    """Return the layers of each stage: split at the given boundaries, or as evenly as possible with the longer stages first."""
+    """Return the range of layers in each stage.
+
+    Layers are split at the given boundaries, or else as evenly as possible, with the longer stages first.
+    """
     if pipeline.boundaries:
         starts: Sequence[int] = (0, *pipeline.boundaries)
     else:
@@ -85,13 +94,13 @@ def num_stages(layout: Layout) -> int:
 
 
 def stage_of_layers(layout: Layout, num_layers: int) -> tuple[int, ...]:
-    """Return the stage of each layer."""
+    """Return the index of each layer's stage."""
     spans = layers_of_stages(parallelism_of(layout, Pipeline), layout.mesh.size(PP), num_layers)
     return tuple(stage for stage, layers in enumerate(spans) for _ in layers)
 
 
 def stages_behind_frozen_layers(model: Model, layout: Layout) -> set[int]:
-    """Return the stages with only frozen layers before them, except the first stage. Inputs of such stages need no gradient."""
+    """Return the stages with only frozen layers before them, except the first stage. Their inputs need no gradient."""
     if model.source is not None and not model.source.frozen:
         return set()
     stages, trained = stage_of_layers(layout, len(model.layers)), trained_layers(model)
@@ -99,7 +108,7 @@ def stages_behind_frozen_layers(model: Model, layout: Layout) -> set[int]:
 
 
 def uses_of_weights(model: Model, pipeline: Pipeline, ranks: int) -> tuple[tuple[Use, ...], ...]:
-    """For each shared weight, its uses with their stages, the owning module first."""
+    """Return the modules using each shared weight, with their stages. The owning module comes first."""
     spans = layers_of_stages(pipeline, ranks, len(model.layers))
     stages = [stage for stage, span in enumerate(spans) for _ in span]
     found: dict[str, list[Use]] = {}
@@ -112,7 +121,7 @@ def uses_of_weights(model: Model, pipeline: Pipeline, ranks: int) -> tuple[tuple
 
 
 def weights_of_several_ranks(model: Model, pipeline: Pipeline, ranks: int) -> tuple[SharedWeight, ...]:
-    """Weights with copies on several ranks, in the same order on all ranks."""
+    """Return the weights used by stages on several ranks, in the same order on all ranks."""
     rank_of = rank_of_stages(pipeline, ranks)
     trained = {parameter.full_name: parameter.trained for parameter in parameters_of(model)}
     found = []
@@ -135,18 +144,18 @@ def has_weight_of_two_stages(model: Model, layout: Layout) -> bool:
 
 
 def has_fsdp_stages(layout: Layout) -> bool:
-    """Whether stages are FSDP modules. The schedule then gathers parameters and reduces gradients."""
+    """Whether pipeline stages are FSDP modules. The schedule then gathers parameters and reduces gradients."""
     return layout.has(Pipeline) and layout.has(FSDP2)
 
 
 def has_lost_gradients(layout: Layout) -> bool:
-    """Whether stages are resharded after forward, and the schedule then loses gradients."""
+    """Whether stages are resharded after forward under a schedule with separate weight gradients. Those get lost."""
     is_split = any(pipeline.schedule in SPLIT for pipeline in layout.of(Pipeline))
     return is_split and any(fsdp.reshard_after_forward for fsdp in layout.of(FSDP2))
 
 
 def trained_layers(model: Model) -> tuple[bool, ...]:
-    """Whether each layer has a trained parameter used in some step, so that its output needs a gradient."""
+    """Return whether each layer uses a trained parameter in some step. Its output then needs a gradient."""
     return tuple(_is_trained(model, layer) for layer in model.layers)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ReplicateKind(LayoutKind[Replicate]):
-    """Calls torch's `replicate` or `replicate_with_fsdp` on the model."""
+    """Calls torch's composable `replicate` or `replicate_with_fsdp` on the model."""
 
     parallelism = Replicate
     limits = LIMITS
@@ -28,7 +28,7 @@ class ReplicateKind(LayoutKind[Replicate]):
     communication = REPLICATE_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: Replicate, mesh: DeviceMesh) -> None:
-        """Replicate the model in place."""
+        """Add torch's hooks for replicated data parallelism to the model."""
         from equivcheck.layouts.base.data_rows import take_rows
         from equivcheck.layouts.base.local_tensors import clip_across, has_localized_tensors, local_tensor_slots, norm_across
         from equivcheck.layouts.parallelisms.replicate.torch_private import replicate_model, synchronises_only
@@ -44,14 +44,14 @@ class ReplicateKind(LayoutKind[Replicate]):
         take_rows(setup, mesh)
 
     def when_reduced(self, parallelism: Replicate, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
-        """Return that gradients are reduced at the last microbatch, with `no_sync` before.
+        """Return that `no_sync` delays the reduction to the last microbatch.
 
-        Only `DistributedDataParallel` keeps full gradients.
+        Ranks keep full gradients only with `Replicator.DDP`.
         """
         return WhenReduced(once=parallelism.no_sync, whole=parallelism.implementation is Replicator.DDP)
 
     def rounding(self, parallelism: Replicate, layout: Layout, precision: Precision) -> Rounding | None:  # noqa: ARG002
-        """Return the rounding by gradient compression."""
+        """Return how gradient compression rounds."""
         reduce = SENT_AS.get(parallelism.compression)
         if reduce is None:
             return None

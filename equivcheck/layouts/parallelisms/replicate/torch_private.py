@@ -23,7 +23,7 @@ def replicate_model(model: nn.Module, parallelism: Replicate, mesh: DeviceMesh) 
 
 
 def synchronises_only(model: Any, last: bool) -> AbstractContextManager[object]:
-    """Reduce gradients at the last microbatch only."""
+    """Context manager for a replicated model: gradients are reduced only if `last` is True."""
     model.set_requires_gradient_sync(last)
     return nullcontext()
 

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class SPMDKind(LayoutKind[SPMD]):
-    """Makes parameters DTensors, and shards the batch by rows."""
+    """Makes parameters DTensors, and shards batches by rows."""
 
     parallelism = SPMD
     limits = LIMITS
     communication = SPMD_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: SPMD, mesh: DeviceMesh) -> None:
-        """Make parameters and batches DTensors. Losses and gradients are then those of the whole batch."""
+        """Make parameters and batches DTensors. Losses and gradients are then those of the full batch."""
         from equivcheck.layouts.base.data_rows import take_rows
         from equivcheck.layouts.base.distribute import distribute_batch, distribute_parameters, redistribute_gradients
 

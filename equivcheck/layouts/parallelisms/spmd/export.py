@@ -16,7 +16,7 @@ _REDISTRIBUTE_GRADIENTS = (
 
 
 def write(draft: Draft, parallelism: SPMD) -> None:
-    """Make parameters and batches DTensors."""
+    """Make the script's parameters and batches DTensors."""
     placement = "Replicate()" if parallelism.distribution is Distribution.REPLICATE else "Shard(0)"
     mesh, training = mesh_of(draft, parallelism), draft.scenario.training
     draft.need("torch.distributed.tensor", placement.partition("(")[0])

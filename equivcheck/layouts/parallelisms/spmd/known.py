@@ -10,7 +10,7 @@ from equivcheck.training.layers.registry import layer_kind
 from equivcheck.worlds.trace.differences import Divergence
 
 CUTS_OUTPUTS_OF_FEW_ROWS = "<2.10"
-"""Versions in which propagation may shard outputs by features if there are few rows, although rows come first."""
+"""Versions in which propagation may shard outputs by features if there are few rows, even if rows are dim 0."""
 
 
 @need
@@ -29,7 +29,7 @@ def gradients_as_propagated(scenario: Scenario) -> bool:
 def unlike_gradients_added_up(scenario: Scenario) -> bool:
     """Whether gradients with different placements may be accumulated.
 
-    The microbatches have unequal numbers of rows, or an auxiliary linear layer does not run in all steps.
+    This happens if microbatches have different numbers of rows, or if an auxiliary linear does not run at all steps.
     """
     training = scenario.training
     kept = training.zero_grad is ZeroGrad.ZERO and training.steps > 1
@@ -46,14 +46,14 @@ def one_row_after_several(scenario: Scenario) -> bool:
 
 @need
 def sharded_by_batch(scenario: Scenario) -> bool:
-    """Whether parameters are replicated DTensors in forward, so that activations stay sharded by rows."""
+    """Whether parameters are replicated DTensors in forward. Activations then stay sharded by rows."""
     is_replicated = any(spmd.distribution is Distribution.REPLICATE for spmd in scenario.layout.of(SPMD))
     return is_replicated or any(fsdp.mesh_dims is not None for fsdp in scenario.layout.of(FSDP2))
 
 
 @need
 def flattened_between_transpositions(scenario: Scenario) -> bool:
-    """Whether rows lie along dim 1, gradients differ between rows, and a layer flattens its output or its input sequences."""
+    """Whether rows are dim 1, gradients differ between rows, and a layer flattens its output or its input sequences."""
     training = scenario.training
     flattens = any(layer.shape_op is ShapeOp.FLATTEN for layer in training.model.linears) or training.model.length is not None
     squares = isinstance(training.loss, Loss) and not training.loss.is_linear
@@ -62,21 +62,21 @@ def flattened_between_transpositions(scenario: Scenario) -> bool:
 
 @need
 def rows_and_features_flattened(scenario: Scenario) -> bool:
-    """Whether a layer flattens several rows with several features."""
+    """Whether a layer with several output features flattens several rows into one dim."""
     layers, microbatches = scenario.training.model.linears, scenario.training.data.microbatches
     return max(microbatches) > 1 and any(layer.shape_op is ShapeOp.FLATTEN and layer.width > 1 for layer in layers)
 
 
 @need
 def several_heads(scenario: Scenario) -> bool:
-    """Whether attention has several heads, flattened together with rows for matrix products."""
+    """Whether attention has several heads, flattened into one dim together with rows for matrix products."""
     attention_shapes = (layer_kind(layer).attention_shape(layer) for layer in scenario.training.model.layers)
     return any(attention_shape is not None and attention_shape.num_heads > 1 for attention_shape in attention_shapes)
 
 
 @need
 def features_viewed_unevenly(scenario: Scenario) -> bool:
-    """Whether a layer views its features as two dims, and the first is not divisible by the data ranks."""
+    """Whether a layer views its features as two dims, and the first dim is not divisible by the number of data-parallel ranks."""
     return any(
         layer.shape_op is ShapeOp.VIEW and (2 if layer.width % 2 == 0 else layer.width) % scenario.layout.num_data_ranks != 0
         for layer in scenario.training.model.linears
@@ -85,9 +85,9 @@ def features_viewed_unevenly(scenario: Scenario) -> bool:
 
 @need
 def one_row_or_feature_on_one_rank(scenario: Scenario) -> bool:
-    """Whether one rank flattens a microbatch of one row, or has a sharded layer with one output and a bias.
+    """Whether a single rank flattens a microbatch of one row, or has a sharded linear with one output and a bias.
 
-    The layer's weight is sharded along dim 0.
+    The linear's weight is sharded along dim 0.
     """
     layers, microbatches = scenario.training.model.linears, scenario.training.data.microbatches
     rows = 1 in microbatches and any(layer.shape_op is ShapeOp.FLATTEN for layer in layers)
@@ -97,7 +97,7 @@ def one_row_or_feature_on_one_rank(scenario: Scenario) -> bool:
 
 @need
 def outputs_cut_unevenly(scenario: Scenario) -> bool:
-    """Whether propagation may shard outputs by features from parameters sharded along dim 0, into unequal shards."""
+    """Whether propagation may shard outputs by features into unequal shards, because parameters are sharded along dim 0."""
     training = scenario.training
     uneven = training.model.out_features % scenario.layout.num_data_ranks != 0
     may_be_cut = training.data.batch_dim == 1 or is_torch_in(CUTS_OUTPUTS_OF_FEW_ROWS)
@@ -106,13 +106,13 @@ def outputs_cut_unevenly(scenario: Scenario) -> bool:
 
 @need
 def traced_steps(scenario: Scenario) -> bool:
-    """Whether whole steps are traced to one graph."""
+    """Whether each step is traced into one graph."""
     return scenario.layout.execution.whole_step
 
 
 @show
 def mean_of_uneven_means(scenario: Scenario, divergence: Divergence) -> bool:
-    """Whether the loss averages the ranks' means and weighs unequal shards equally."""
+    """Whether the divergent loss can be the mean of the ranks' means, although ranks have unequal numbers of features."""
     outputs, ranks = scenario.training.model.out_features, scenario.layout.num_data_ranks
     sizes = chunk_sizes(outputs, ranks)
     if not all(sizes):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TensorParallelKind(LayoutKind[TensorParallel]):
-    """Shards embedding, layers and head by a plan, and activations between layers by rows or features."""
+    """Applies `parallelize_module`. The plan shards embedding, layers, head and the activations between them."""
 
     parallelism = TensorParallel
     limits = LIMITS
@@ -30,7 +30,7 @@ class TensorParallelKind(LayoutKind[TensorParallel]):
     communication = TENSOR_PARALLEL_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: TensorParallel, mesh: DeviceMesh) -> None:
-        """Parallelize each module by the plan, and select this rank's part in each dropout mask."""
+        """Parallelize each module by the plan, and shard dropout masks."""
         from torch.distributed.tensor.parallel import parallelize_module
 
         from equivcheck.layouts.base.data_rows import local_masks

@@ -31,15 +31,15 @@ from equivcheck.system.torch_version import is_torch_in
 
 
 class TensorParallelCalls(PlannedCalls):
-    """Predicts the collective calls of DTensor.
+    """Predicts the collective calls of DTensor under a tensor-parallel plan.
 
-    DTensor never computes a linear layer with empty shards, and sums the gradients of replicated parameters at the end.
+    DTensor never computes a linear with empty shards, and sums the gradients of replicated parameters at the end.
     """
 
     def computes_as(self, plan: LinearPlan, once: Pass) -> LinearPlacements:
-        """Return the placements of a linear layer under the plan.
+        """Return the placements of a linear's input, output and input gradient under the plan.
 
-        The placements differ if the layer has fewer features than ranks.
+        They differ from those of the base class if the linear has fewer features than ranks.
         """
         if plan.split is Split.COLWISE and once.width < self.parts:
             return NARROW_COLUMN
@@ -52,7 +52,7 @@ class TensorParallelCalls(PlannedCalls):
         return chunk_size(features, self.parts) * self.parts if target is ActivationPlacement.FEATURES else features
 
     def after_linear(self, once: Pass, plan: LinearPlan, linear: LinearPlacements) -> None:  # noqa: ARG002 - of the base class
-        """Count all-gathers for a linear layer with fewer features than ranks."""
+        """Count all-gathers for a linear with fewer features than ranks."""
         again = once.completed + once.differentiates if is_torch_in(WEIGHT_GATHERED_FOR_INPUT_GRADIENT) else once.recomputed
         if linear is NARROW_COLUMN:
             self.note(once, "all_gather", chunk_size(once.width, self.parts) * once.inputs, times=1 + again)
@@ -65,7 +65,7 @@ class TensorParallelCalls(PlannedCalls):
     def loss(self, step: int, rows: int) -> None:
         """Count the reductions of each row's maximum logit, sum of exponentials and label logit, even on one rank.
 
-        A z-loss gathers the logits, because DTensor computes `logsumexp` on full rows.
+        A z-loss also gathers the logits, because DTensor computes `logsumexp` on full rows.
         """
         for op in ("all_reduce.max", "all_reduce.sum", "all_reduce.sum"):
             self.ledger.note(step, op, self.axes, rows * self.view.item_bytes)
@@ -77,7 +77,7 @@ class TensorParallelCalls(PlannedCalls):
     def after_backward(self, step: int) -> None:
         """Count sums of the gradients of replicated parameters if each rank has used only some rows.
 
-        They run in each accumulation.
+        Each microbatch's backward sums them when it accumulates gradients.
         """
         times = 1 if reduces_at_last_microbatch(self.view.layout) else len(self.view.training.microbatches_at(step))
         for held in self.view.held:
@@ -96,7 +96,7 @@ class TensorParallelCalls(PlannedCalls):
 
 
 def reduces_at_last_microbatch(layout: Layout) -> bool:
-    """Whether a parallelism around this one takes over gradients at the last microbatch only."""
+    """Whether an outer `fully_shard` or `replicate_with_fsdp` reduces gradients at the last microbatch only."""
     for one in layout.parallelisms:
         if isinstance(one, FSDP2) or (isinstance(one, Replicate) and one.implementation is Replicator.FSDP):
             return one.no_sync

@@ -79,7 +79,7 @@ def _styles(draft: Draft, parallelism: TensorParallel, mesh: str) -> tuple[list[
 
 
 def tied_again(model: Model, parallelism: PlannedParallelism) -> Iterator[str]:
-    """Code that ties the head to the embedding again, because `parallelize_module` gave each its own parameter."""
+    """Yield code that ties the head to the embedding again, because `parallelize_module` gave each its own parameter."""
     if model.head is not None and model.head.tied and parallelism.source is not Split.NOT_IN_PLAN:
         yield 'model.get_submodule("head.linear").weight = model.get_submodule("embedding").weight  # tied again'
 

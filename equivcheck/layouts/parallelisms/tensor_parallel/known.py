@@ -42,7 +42,7 @@ from equivcheck.worlds.trace.differences import Divergence
 
 @need
 def tensor_parallel_leaves_nothing(scenario: Scenario) -> bool:
-    """Whether tensor parallelism leaves some rank an empty shard in a trained parameter."""
+    """Whether some rank has an empty tensor-parallel shard of a trained parameter."""
     return any(parameter.trained for _, parameter in _cut_to_nothing(scenario))
 
 
@@ -54,7 +54,7 @@ def fully_shard_reduces(scenario: Scenario) -> bool:
 
 @need
 def fully_shard_manages_no_column(scenario: Scenario) -> bool:
-    """Whether tensor parallelism leaves some rank no column, and `fully_shard` or `replicate_with_fsdp` manages the weight."""
+    """Whether some rank has no columns of a tensor-parallel weight under `fully_shard` or `replicate_with_fsdp`."""
     return any(
         dim > 0 and any(_fully_shards(each, parameter) for each in scenario.layout.parallelisms)
         for dim, parameter in _cut_to_nothing(scenario)
@@ -69,7 +69,7 @@ def embedding_by_tokens(scenario: Scenario) -> bool:
 
 @need
 def weighs_ignored_labels_in_parts(scenario: Scenario) -> bool:
-    """Whether `loss_parallel` has class weights, and some labels may be ignored."""
+    """Whether `loss_parallel` is used with class weights, and some labels may be ignored."""
     loss = scenario.training.loss
     weighs = isinstance(loss, CrossEntropy) and loss.class_weights and loss.ignored is not IgnoredLabels.NONE
     return weighs and any(plan.loss_parallel for plan in scenario.layout.of(TensorParallel))
@@ -77,7 +77,7 @@ def weighs_ignored_labels_in_parts(scenario: Scenario) -> bool:
 
 @need
 def smooths_labels_in_parts(scenario: Scenario) -> bool:
-    """Whether `loss_parallel` has label smoothing."""
+    """Whether `loss_parallel` is used with label smoothing."""
     loss = scenario.training.loss
     smooths = isinstance(loss, CrossEntropy) and loss.label_smoothing > 0
     return smooths and any(plan.loss_parallel for plan in scenario.layout.of(TensorParallel))
@@ -85,7 +85,7 @@ def smooths_labels_in_parts(scenario: Scenario) -> bool:
 
 @need
 def fully_shard_cuts_columns_of_no_row(scenario: Scenario) -> bool:
-    """Whether tensor parallelism leaves some rank no row, and `fully_shard` shards the weight's columns."""
+    """Whether some rank has no rows of a tensor-parallel weight whose columns `fully_shard` shards."""
     return any(
         (shard_dim(fsdp, parameter) or 0) > dim
         for dim, parameter in _cut_to_nothing(scenario)
@@ -110,7 +110,7 @@ def _fully_shards(parallelism: Parallelism, parameter: Parameter) -> bool:
 
 @need
 def clips_norm_of_pending_gradients(scenario: Scenario) -> bool:
-    """Whether gradients keep partial placements over several ranks, and they are clipped by norm."""
+    """Whether gradients keep partial placements over several ranks and are clipped by norm."""
     layout, model = scenario.layout, scenario.training.model
     pends = any(
         not parallelism.redistribute_gradients and has_partial_gradients(model, parallelism)
@@ -122,7 +122,7 @@ def clips_norm_of_pending_gradients(scenario: Scenario) -> bool:
 
 @need
 def columns_cut_again_unevenly(scenario: Scenario) -> bool:
-    """Whether `fully_shard` shards rows that tensor or expert parallelism has already sharded, into unequal shards."""
+    """Whether `fully_shard` splits tensor- or expert-parallel shards along dim 0 again, into unequal shards."""
     model, layout = scenario.training.model, scenario.layout
     parts = layout.mesh.size(DP, SHARD) * layout.mesh.size(TP, EP)
     rows = [
@@ -137,19 +137,19 @@ def columns_cut_again_unevenly(scenario: Scenario) -> bool:
 
 @need
 def weights_split_over_ranks(scenario: Scenario) -> bool:
-    """Whether tensor parallelism by DTensors shards some weight over several ranks."""
+    """Whether a plan for DTensors shards some weight over several ranks."""
     return scenario.layout.mesh.size(TP) > 1 and any(map(splits_weights, scenario.layout.of(TensorParallel)))
 
 
 @need
 def plan_splits_weights(scenario: Scenario) -> bool:
-    """Whether a plan shards some weight over several ranks, by DTensors or plain tensors."""
+    """Whether a plan shards some weight over several ranks, with DTensors or plain tensors."""
     return scenario.layout.mesh.size(TP) > 1 and any(map(splits_weights, scenario.layout.of(PlannedParallelism)))
 
 
 @need
 def frozen_sequence_parallel_norm(scenario: Scenario) -> bool:
-    """Whether tensor parallelism has a frozen norm with sharded rows."""
+    """Whether a frozen norm gets rows sharded by tensor parallelism."""
     return bool(norms_made_trainable(scenario.training.model, scenario.layout))
 
 
@@ -165,7 +165,7 @@ def _replicates_by_fsdp(parallelism: object) -> bool:
 
 @need
 def frozen_over_tensor_parallel(scenario: Scenario) -> bool:
-    """Whether a frozen layer is a DTensor inside a parallelism that replaces DTensors by local tensors."""
+    """Whether a frozen layer has DTensors, but an outer parallelism replaces them by local tensors."""
     if any(_replicates_by_fsdp(parallelism) for parallelism in scenario.layout.parallelisms):
         return False
     kinds = {type(parallelism) for parallelism in scenario.layout.parallelisms}
@@ -177,7 +177,7 @@ def frozen_over_tensor_parallel(scenario: Scenario) -> bool:
 
 @need
 def frozen_columns_leave_nothing(scenario: Scenario) -> bool:
-    """Whether tensor parallelism leaves some rank no column in a frozen layer."""
+    """Whether some rank has no columns of a frozen tensor-parallel layer."""
     model, ranks = scenario.training.model, scenario.layout.mesh.size(TP)
     return any(
         not parameter.trained and (shard_dim(parallelism, parameter) or 0) > 0 and is_last_shard_empty(size, ranks)
@@ -188,13 +188,13 @@ def frozen_columns_leave_nothing(scenario: Scenario) -> bool:
 
 @need
 def trains_local_tensors(scenario: Scenario) -> bool:
-    """Whether a parallelism replaces DTensors by local tensors, so the optimizer may get a rank's empty local tensors."""
+    """Whether a parallelism replaces DTensors by local tensors. The optimizer may then get empty local tensors."""
     return not keeps_dtensors(scenario.layout)
 
 
 @need
 def column_of_one_on_one_rank(scenario: Scenario) -> bool:
-    """Whether tensor parallelism on one rank has a column-parallel layer with one output and a trained bias."""
+    """Whether tensor parallelism on one rank has a colwise layer with one output and a trained bias."""
     if scenario.layout.mesh.size(TP) != 1:
         return False
     unfreezes = not keeps_dtensors(scenario.layout)
@@ -207,7 +207,7 @@ def column_of_one_on_one_rank(scenario: Scenario) -> bool:
 
 @need
 def activations_cut_unevenly(scenario: Scenario) -> bool:
-    """Whether a tensor-parallel plan shards rows or features between two layers unequally."""
+    """Whether a tensor-parallel plan splits rows or features between two layers into unequal shards."""
     layout, ranks = scenario.layout, scenario.layout.mesh.size(TP)
     rows = tuple(rows // layout.num_data_ranks for rows in scenario.training.data.microbatches)
     found = [
@@ -226,20 +226,20 @@ def _is_uneven(place: LayerSite, plan: LayerPlan) -> bool:
 
 @show
 def on_frozen_sequence_parallel_norm(scenario: Scenario, divergence: Divergence) -> bool:
-    """Whether the tensor is a parameter in a frozen norm with sharded rows."""
+    """Whether the divergent tensor is a parameter in a frozen norm with sharded rows."""
     match = re.fullmatch(r"layers\.(\d+)\.norm\.(weight|bias)", divergence.tensor)
     return match is not None and int(match[1]) in norms_made_trainable(scenario.training.model, scenario.layout)
 
 
 @show
 def of_a_frozen_split_linear(scenario: Scenario, divergence: Divergence) -> bool:
-    """Whether the tensor is a parameter in a frozen linear sharded by columns or rows."""
+    """Whether the divergent tensor is a parameter in a frozen linear sharded by columns or rows."""
     return divergence.tensor in frozen_shards(scenario.training.model, scenario.layout)
 
 
 @show
 def of_a_frozen_layer(scenario: Scenario, divergence: Divergence) -> bool:
-    """Whether the tensor is a parameter in a frozen layer, or a frozen weight that is no longer shared with another layer."""
+    """Whether the divergent tensor belongs to a frozen layer, or is a frozen weight no longer shared with another layer."""
     match, model = re.match(r"layers\.(\d+)\.(linear\.weight$)?", divergence.tensor), scenario.training.model
     if match is None:
         return divergence.tensor in {found.full_name for found in parameters_of(model) if not found.trained}

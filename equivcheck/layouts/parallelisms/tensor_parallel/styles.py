@@ -23,7 +23,7 @@ from equivcheck.training.model import tie_head
 
 
 def placement(model: Model, sharding: ActivationSharding) -> Placement:
-    """DTensor placement of an activation with shape (rows, features) or (rows, length, features)."""
+    """Return the DTensor placement of an activation with shape (rows, features) or (rows, length, features)."""
     if sharding is ActivationSharding.REPLICATED:
         return Replicate()
     return Shard(rows_dim(model)) if sharding is ActivationSharding.ROWS else Shard(-1)
@@ -32,7 +32,7 @@ def placement(model: Model, sharding: ActivationSharding) -> Placement:
 class Replicated(ParallelStyle):
     """Parallel style for a module with replicated parameters.
 
-    Its input is redistributed to `computes`. Input and output are local tensors.
+    Its input is redistributed to the placement `computes`. Input and output are local tensors.
     """
 
     def __init__(self, *, input: Placement, computes: Placement, output: Placement) -> None:
@@ -61,7 +61,7 @@ class Replicated(ParallelStyle):
 def layer_styles(
     model: Model, layer: AnyLayer, plan: LayerPlan, sharding: ActivationSharding
 ) -> Iterator[tuple[str, ParallelStyle]]:
-    """Parallel style for each module with parameters in a layer. `sharding` is the placement of the layer's input."""
+    """Yield the parallel style of each module with parameters in a layer. `sharding` is the placement of the layer's input."""
     if plan.split is Split.NOT_IN_PLAN:
         return
     if layer.norm is not None:
@@ -71,7 +71,7 @@ def layer_styles(
 
 
 def head_styles(model: Model, parallelism: TensorParallel) -> Iterator[tuple[str, ParallelStyle]]:
-    """Parallel style for each module in the head."""
+    """Yield the parallel style of each module in the head."""
     plan = head_plan(model, parallelism)
     if model.head is not None and model.head.norm is not None:
         yield "head.norm", _norm_style(model, plan.input)
@@ -79,7 +79,7 @@ def head_styles(model: Model, parallelism: TensorParallel) -> Iterator[tuple[str
 
 
 def source_styles(model: Model, parallelism: TensorParallel) -> Iterator[tuple[str, ParallelStyle]]:
-    """Parallel styles for the token embedding and learned positions, which stay replicated."""
+    """Yield the parallel styles for the token embedding and the learned positions. Learned positions stay replicated."""
     output = placement(model, parallelism.source_output)
     if parallelism.source is Split.ROWWISE:
         yield "embedding", RowwiseParallel(input_layouts=Replicate(), output_layouts=output)
