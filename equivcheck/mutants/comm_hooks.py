@@ -13,7 +13,7 @@ from equivcheck.layouts.parallelisms.replicate.torch_private import wrapper_of
 from equivcheck.training.setup import Setup
 
 Reduce = Callable[[GradBucket, dist.ProcessGroup], "torch.futures.Future[torch.Tensor]"]
-"""Reduces a gradient bucket over a process group."""
+"""Function that reduces a gradient bucket over a process group."""
 
 
 def ddp_of(setup: Setup) -> DistributedDataParallel | None:
@@ -32,29 +32,32 @@ def reduce_with(setup: Setup, reduce: Reduce) -> None:
 
 
 def keep_bucket(bucket: GradBucket, _group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
-    """Keep this rank's bucket unreduced."""
+    """Return this rank's bucket unreduced, as a communication hook."""
     return completed_future(bucket.buffer())
 
 
 def zero_bucket(bucket: GradBucket, _group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
-    """Replace the bucket with zeros."""
+    """Replace the bucket with zeros, as a communication hook."""
     return completed_future(torch.zeros_like(bucket.buffer()))
 
 
 def sum_bucket(bucket: GradBucket, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
-    """Sum the bucket over ranks."""
+    """Sum the bucket over ranks, as a communication hook."""
     future = dist.all_reduce(bucket.buffer(), group=group, async_op=True).get_future()
     return future.then(lambda result: result.value()[0])  # type: ignore[no-any-return]
 
 
 def average_bucket(bucket: GradBucket, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
-    """Average the bucket over ranks. Bitwise equal to the default unless `gradient_as_bucket_view` is set."""
+    """Average the bucket over ranks, as a communication hook.
+
+    The result is bitwise equal to DDP's own unless `gradient_as_bucket_view` is set.
+    """
     bucket.buffer().mul_(1.0 / group.size())
     return sum_bucket(bucket, group)
 
 
 def average_bucket_in(dtype: torch.dtype, bucket: GradBucket, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
-    """Average the bucket over ranks in another element type."""
+    """Average the bucket over ranks in the dtype `dtype`, as a communication hook."""
     values = bucket.buffer()
     low = values.to(dtype).div_(group.size())
     future = dist.all_reduce(low, group=group, async_op=True).get_future()
@@ -76,7 +79,7 @@ class AverageWithoutWaiting:
         return completed_future(values)
 
     def wait(self) -> None:
-        """Wait for all pending all-reduces."""
+        """Wait for all all-reduces that have not finished yet."""
         while self._begun:
             self._begun.pop().wait()
 

@@ -35,16 +35,16 @@ class Family(PrintableEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Minimum:
-    """Size of the smallest scenario that can show a mutant, stated by its author."""
+    """Size of the smallest scenario in which a mutant can be caught, stated by the mutant's author."""
 
     ranks: int = 2
-    """Ranks needed."""
+    """Number of ranks needed."""
     layers: int = 1
-    """Layers needed."""
+    """Number of layers needed."""
     steps: int = 1
-    """Steps needed."""
+    """Number of steps needed."""
     because: str
-    """Why a smaller scenario does not show the mutant."""
+    """Reason why a smaller scenario does not show the mutant."""
 
 
 ONE_RANK = Minimum(ranks=1, because="one rank and one step show it")
@@ -60,17 +60,19 @@ class Mutant:
     name: str
     """Unique lower-case name, words joined by underscores."""
     wrong: str
-    """One sentence about the fault."""
+    """One sentence that describes the fault."""
     family: Family
     """Part of a training that the mutant breaks."""
     layouts: tuple[str, ...]
     """Layouts in which the mutant can be planted, at least one; the simplest comes first."""
     applies: Callable[[Scenario], bool] = lambda _scenario: True
-    """Whether a scenario with one of these layouts contains the broken part. The values may still agree."""
+    """Returns whether a scenario with one of these layouts uses the part that the mutant breaks. All values may still be right.
+    """
     plant: Callable[[Setup], None]
-    """Plants the fault in a rank's setup after its layout has been applied; importable, because ranks may be processes."""
+    """Plants the fault in a rank's setup after its layout has been applied. Importable by name, because ranks may be processes.
+    """
     causes: tuple[Cause, ...]
-    """Correct diagnosis first, then equally correct diagnoses: a sum over two ranks may be `SUMMED` or `SCALED`."""
+    """Correct diagnoses, the best one first. Several can be correct: a sum over two ranks may be `SUMMED` or `SCALED`."""
     minimum: Minimum
     """The smallest scenario that shows the mutant."""
 
@@ -85,7 +87,7 @@ class Mutant:
 Fault = TypeVar("Fault", bound="Callable[[Setup], None]")
 
 BUILT_IN: dict[str, list[Mutant]] = {}
-"""Built-in mutants by module name; filled on import."""
+"""Built-in mutants by the module that defines them. Importing a module adds its mutants."""
 
 
 def fault(
@@ -96,10 +98,10 @@ def fault(
     minimum: Minimum = TWO_RANKS,
     on_dtensor_values: bool = False,
 ) -> Callable[[Fault], Fault]:
-    """Decorator that registers a function as a built-in mutant. `register` and `Mutant` explain the arguments.
+    """Decorator that registers a function as a built-in mutant. For the arguments, see `Mutant`.
 
-    Most mutants need two ranks and nothing else. Mutants without SPMD among their layouts change plain activations, unless
-    `on_dtensor_values` is set.
+    Most mutants need two ranks and nothing else. If SPMD is not among `layouts`, the mutant is only planted in plain activations,
+    unless `on_dtensor_values` is set.
     """
     can_change_dtensors = on_dtensor_values or SPMD.tag in layouts
 

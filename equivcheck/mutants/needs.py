@@ -20,18 +20,18 @@ INNER_TENSOR_PARALLEL = (
 )
 """Layouts with tensor parallelism inside data parallelism, so that some ranks compute on the same rows."""
 DATA_PARALLEL = ("ddp", "replicate", "fsdp1", "fsdp2", *INNER_TENSOR_PARALLEL)
-"""Layouts that average gradients over ranks."""
+"""Layouts that average gradients over ranks with different rows."""
 LEAST_VISIBLE_RATE = 1e-3
 """Smallest learning rate whose float32 updates clearly exceed rounding."""
 
 
 def layouts_with(*tags: str) -> tuple[str, ...]:
-    """Layouts with one of these parallelisms, single parallelisms first."""
+    """Return the names of layouts with one of these parallelisms, single parallelisms first."""
     return tuple(name for name in EVERYWHERE if not set(name.split(TIMES)).isdisjoint(tags))
 
 
 def all_of(*conditions: Callable[[Scenario], bool]) -> Callable[[Scenario], bool]:
-    """Whether all conditions hold."""
+    """Return a condition for scenarios: all given conditions hold."""
     return lambda scenario: all(condition(scenario) for condition in conditions)
 
 
@@ -60,17 +60,17 @@ def has_microbatches(scenario: Scenario) -> bool:
 
 
 def has_trailing_window(scenario: Scenario) -> bool:
-    """Whether hooks run and the last step, which the scenario's own layout runs, has fewer microbatches than earlier ones."""
+    """Whether nothing is compiled or traced, and the last step has fewer microbatches than earlier steps."""
     return is_eager(scenario) and scenario.training.has_trailing_window
 
 
 def has_steps(scenario: Scenario) -> bool:
-    """Whether nothing is compiled or traced, and the layout runs several steps."""
+    """Whether nothing is compiled or traced, and several steps run (after a checkpoint, if there is one)."""
     return is_eager(scenario) and has_next_step(scenario)
 
 
 def has_next_step(scenario: Scenario) -> bool:
-    """Whether the scenario's own layout runs several steps, not counting steps before a checkpoint."""
+    """Whether several steps run, not counting steps before a checkpoint."""
     before = 0 if scenario.resume is None else scenario.resume.steps
     return scenario.training.steps - before > 1
 

@@ -14,7 +14,7 @@ TensorFunction = Callable[[torch.Tensor], torch.Tensor]
 
 
 def use_through(module: nn.Module, through: TensorFunction) -> None:
-    """Apply a function to the parameters of linear, norm and embedding layers in each forward."""
+    """Apply a function to all parameters of a linear, norm or embedding layer in each forward."""
     module.forward = _forward(module, through)
 
 
@@ -44,7 +44,7 @@ def use_weight_through(linear: nn.Module, through: TensorFunction) -> None:
 
 
 class FirstValues:
-    """Keeps a weight's first values; gradients still go to the current weight."""
+    """Function that replaces a weight by its first values. Gradients still go to the current weight."""
 
     def __init__(self) -> None:
         self.first: torch.Tensor | None = None
@@ -78,7 +78,7 @@ def transform(
 
 
 def change_input_gradient(module: nn.Module, gradients: TensorFunction) -> None:
-    """Apply `gradients` to the gradient of a module's first input."""
+    """Apply `gradients` to the gradient of a module's first input in backward."""
 
     def change(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return (transform(inputs[0], gradients=gradients), *inputs[1:])

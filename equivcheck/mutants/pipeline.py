@@ -90,7 +90,7 @@ class _CountsChunks(Pipe):
 
 
 def use_pipe(setup: Setup, kind: type[Pipe]) -> None:
-    """Replace a rank's pipeline by one with a bug, if the layout has stages."""
+    """Replace a rank's `Pipe` by one of class `kind`, which has a bug. Does nothing if the layout has no stages."""
     pipe = pipe_of(setup)
     if pipe is not None:
         other = kind(**{field.name: getattr(pipe, field.name) for field in fields(pipe)})
@@ -143,7 +143,7 @@ class _KeepsGradients(Pipe):
     """Bug: each copy of a shared weight keeps its own gradient."""
 
     def exchange(self) -> None:
-        """Do nothing, so that gradients of copies are not summed."""
+        """Do nothing, so that the gradients of copies are not summed."""
 
 
 @fault(
@@ -169,7 +169,7 @@ class _SumsAgain(Pipe):
         return super()._run(part, rows, index)
 
     def exchange(self) -> None:
-        """Sum gradients as usual. The next microbatch starts a step."""
+        """Sum gradients over copies as usual, and note that the next microbatch starts a step."""
         super().exchange()
         self.is_begun = False
 
@@ -189,7 +189,7 @@ class _CountsCopies(Pipe):
     """Bug: the clipping norm counts every parameter on every rank."""
 
     def clip(self, _module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
-        """Clip by the norm over all ranks' parameters."""
+        """Clip by the norm over all ranks' parameters, in which a shared weight counts once per copy."""
         norm = self.total_norm(parameters, clipping)
         clip_to_norm(parameters, clipping, norm)
         return norm
@@ -207,7 +207,7 @@ def _clips_stages(scenario: Scenario) -> bool:
     minimum=Minimum(layers=2, because="two ranks have one stage each, with one layer each"),
 )
 def pipeline_norm_of_own_stages(setup: Setup) -> None:
-    """Each rank clips by the norm over its own stages."""
+    """Bug: each rank clips by the norm over its own stages."""
     use_pipe(setup, _ClipsOwnStages)
 
 
@@ -215,7 +215,7 @@ class _ClipsOwnStages(Pipe):
     """Does not combine norms over stages."""
 
     def total_norm(self, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
-        """Norm over this rank's stages, and over their shards."""
+        """Return the norm over this rank's stages only, including their shards on other ranks."""
         return self.setup.total_norm(parameters, clipping)
 
 
@@ -231,7 +231,7 @@ def _reduces_stages(scenario: Scenario) -> bool:
     minimum=Minimum(ranks=4, layers=2, because="each of two pipelines has two stages of one layer"),
 )
 def pipeline_last_stage_reduces_only(setup: Setup) -> None:
-    """Only ranks with the last stage average their gradients over data-parallel ranks."""
+    """Bug: only ranks with the last stage average their gradients over data-parallel ranks."""
     pipe = pipe_of(setup)
     if pipe is not None and pipe.num_stages - 1 not in pipe.modules:
         setup.before_update.clear()

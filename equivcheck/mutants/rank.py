@@ -18,13 +18,13 @@ DATA_AXES = (DP, REPLICATE, SHARD)
 
 
 def mesh_of(setup: Setup) -> DeviceMesh:
-    """Return the setup's mesh. A layout must have been applied."""
+    """Return the mesh of the setup's layout, which must have been applied."""
     assert setup.mesh is not None, "a mutant is planted after the layout has been applied"
     return setup.mesh
 
 
 def layout_of(setup: Setup) -> Layout:
-    """The rank's layout."""
+    """Return the layout of the rank's setup."""
     assert setup.layout is not None, "a mutant is planted after the layout has been applied"
     return setup.layout
 
@@ -42,18 +42,18 @@ def around_update(setup: Setup, *, before: OnUpdate = lambda _optimizer: None, a
 
 
 def axis_names(setup: Setup) -> tuple[str, ...]:
-    """Axis names, outermost first."""
+    """Return the names of the mesh axes, outermost first."""
     return tuple(mesh_of(setup).mesh_dim_names or ())
 
 
 def size_of(setup: Setup, *names: str) -> int:
-    """Number of ranks along the named axes; a missing axis counts as 1."""
+    """Return the number of ranks along the named axes. An axis that the mesh does not have counts as 1."""
     mesh = mesh_of(setup)
     return math.prod(mesh.size(index) for index, name in enumerate(axis_names(setup)) if name in names)
 
 
 def rank_along(setup: Setup, *names: str) -> int:
-    """Row-major index of this rank along the named axes."""
+    """Return this rank's row-major index along the named axes."""
     coordinate = mesh_of(setup).get_coordinate()
     assert coordinate is not None, "every rank of the world is in the mesh"
     index = 0
@@ -79,25 +79,25 @@ def num_microbatches(setup: Setup) -> int:
 
 
 def optimizer_parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """The optimizer's parameters."""
+    """Yield the parameters in all groups of an optimizer."""
     for group in optimizer.param_groups:
         yield from group["params"]
 
 
 def gradients_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """Gradients in the optimizer; parameters without gradient are skipped."""
+    """Yield the gradients of an optimizer's parameters. Parameters without a gradient are skipped."""
     for parameter in optimizer_parameters(optimizer):
         if parameter.grad is not None:
             yield parameter.grad
 
 
 def scale(optimizer: torch.optim.Optimizer, factor: float) -> None:
-    """Multiply all gradients in place."""
+    """Multiply the gradients of all the optimizer's parameters by `factor`, in place."""
     with torch.no_grad():
         for gradient in gradients_of(optimizer):
             gradient.mul_(factor)
 
 
 def scale_gradients(setup: Setup, factor: float) -> None:
-    """Multiply gradients before clipping and the update."""
+    """Multiply gradients by `factor` in each step, before clipping and the update."""
     setup.before_update.append(lambda optimizer, _index: scale(optimizer, factor))

@@ -68,7 +68,7 @@ class BrokenMutant(EquivCheckError):
 
 @cache
 def mutants() -> dict[str, Mutant]:
-    """All mutants by name, built-in mutants first; cached. Raises `BrokenMutant`."""
+    """Return all mutants by name, built-in mutants first. Raises `BrokenMutant` if an entry point is broken."""
     found: dict[str, Mutant] = {}
     for name in _MODULES:
         module = import_module(f"equivcheck.mutants.{name}").__name__
@@ -91,7 +91,7 @@ def mutant(name: str) -> Mutant:
 
 
 def mutants_of(names: Collection[str]) -> tuple[Mutant, ...]:
-    """Mutants for any named layout. Raises `UsageError` for an unknown layout."""
+    """Return the mutants that can be planted in any of the named layouts. Raises `UsageError` for an unknown layout."""
     for name in names:
         kinds_of(name)
     return tuple(found for found in mutants().values() if not set(names).isdisjoint(found.layouts))

@@ -25,18 +25,18 @@ ONE_PARAM_GROUP = "<2.12"
 
 
 def fsdp_modules(setup: Setup) -> Iterator[FSDPModule]:
-    """Modules wrapped by `fully_shard`."""
+    """Yield all modules to which `fully_shard` was applied."""
     return (module for module in setup.model.modules() if isinstance(module, FSDPModule))
 
 
 def reduce_scatter_with(setup: Setup, scatter: type[WrongReduceScatter]) -> None:
-    """Replace the reduce-scatter in each `fully_shard` module, if there are any."""
+    """Let each `fully_shard` module reduce gradients by `scatter`. Does nothing if there are no such modules."""
     for module in fsdp_modules(setup):
         module.set_custom_reduce_scatter(scatter())
 
 
 def forget_replicas(module: FSDPModule, shards: DeviceMesh) -> None:
-    """Make a module with replicas reduce over its shards only."""
+    """Let a `fully_shard` module reduce gradients over its shards only, although it has replicas."""
     for group in _param_groups(module):
         # The reduction reads the mesh from here; `fully_shard` takes it only once, when it wraps.
         group.mesh_info = FSDPMeshInfo(shards, shard_mesh_dim=0)
@@ -52,10 +52,10 @@ def _param_groups(module: FSDPModule) -> Sequence[Any]:
 
 
 class WrongReduceScatter(ReduceScatter):
-    """Synchronous replacement for the reduce-scatter of `fully_shard`."""
+    """Synchronous replacement for the reduce-scatter of `fully_shard`. Subclasses reduce wrongly."""
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Allocate a buffer."""
+        """Allocate a buffer for gradients."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
@@ -70,7 +70,7 @@ class WrongReduceScatter(ReduceScatter):
         self.scatter(output_tensor, input_tensor, group, op)
 
     def scatter(self, output: torch.Tensor, given: torch.Tensor, group: dist.ProcessGroup, op: Op) -> None:
-        """Reduce-scatter a tensor in a wrong way, which subclasses define."""
+        """Reduce-scatter `given` into `output`, in the wrong way that a subclass defines."""
         raise NotImplementedError
 
 
@@ -78,7 +78,7 @@ class TakeOwnChunk(WrongReduceScatter):
     """Bug: the reduce-scatter returns the rank's own unreduced chunk, scaled like a mean over ranks."""
 
     def scatter(self, output: torch.Tensor, given: torch.Tensor, group: dist.ProcessGroup, op: Op) -> None:
-        """Copy without communication."""
+        """Copy this rank's own chunk without communication."""
         output.copy_(given.view(group.size(), -1)[group.rank()] * (1 if op == dist.ReduceOp.AVG else group.size()))
 
 
@@ -95,7 +95,7 @@ class ReduceInBfloat16(WrongReduceScatter):
     """Bug: the reduce-scatter runs in bfloat16."""
 
     def scatter(self, output: torch.Tensor, given: torch.Tensor, group: dist.ProcessGroup, op: Op) -> None:
-        """Round, reduce, and convert back."""
+        """Round to bfloat16, reduce-scatter, and convert back."""
         low = output.to(torch.bfloat16)
         dist.reduce_scatter_tensor(low, given.to(torch.bfloat16), op=op, group=group)
         output.copy_(low)

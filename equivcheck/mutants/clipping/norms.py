@@ -21,7 +21,9 @@ from equivcheck.training.setup import Setup
 from equivcheck.worlds.trace.stage import Stage
 
 BY_PARAMETERS = ("ddp", "replicate", "fsdp2", "ddp x tensor_parallel", "replicate x tensor_parallel", "fsdp2 x tensor_parallel")
-"""Layouts that can compute a norm over some parameters. `FullyShardedDataParallel` always clips all its parameters."""
+"""Layouts in which a rank can compute the norm over some of the parameters. `FullyShardedDataParallel` always clips all its
+parameters.
+"""
 BY_NORM = ("ddp", "replicate", "fsdp1", "fsdp2", "tensor_parallel", "fsdp2 x tensor_parallel")
 """Layouts that clip by norm."""
 NO_LIMIT = 1e30
@@ -63,27 +65,30 @@ def _clips_vectors(scenario: Scenario) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ClippingCall:
-    """One clipping call before any gradient is changed. Its communication is not counted."""
+    """One call that clips gradients by norm, before any gradient is changed.
+
+    Collective calls for computing its norms are not counted.
+    """
 
     setup: Setup
     """The rank's setup."""
     parameters: list[torch.Tensor]
     """Parameters to clip."""
     noun: ClipNorm
-    """The training's clipping."""
+    """Clipping options of the training."""
     right: torch.Tensor
     """The correct total norm."""
     norm_of: Callable[[list[torch.Tensor]], torch.Tensor]
-    """Norm over some parameters' gradients, on all ranks."""
+    """Returns the gradient norm of some parameters, over all ranks."""
 
     @property
     def norm_type(self) -> float:
-        """Exponent of the norm."""
+        """Order p of the norm."""
         return float(self.noun.norm_type.value)
 
 
 def clip_with(setup: Setup, clip: Callable[[ClippingCall], torch.Tensor]) -> None:
-    """Replace clipping by `clip`, which returns the reported norm."""
+    """Clip gradients by `clip`, which also returns the norm to report."""
     inner = setup.clip_norm
 
     def clip_norm(module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
@@ -111,12 +116,12 @@ def _clip_by_norm(setup: Setup, norm_of: Callable[[ClippingCall], torch.Tensor])
 
 
 def coefficient(noun: ClipNorm, norm: torch.Tensor) -> torch.Tensor:
-    """Factor for gradients with this norm, computed like `clip_grad_norm_`."""
+    """Return the factor by which `clip_grad_norm_` multiplies gradients if their total norm is `norm`."""
     return (noun.max_norm / (norm + 1e-6)).clamp(max=1.0)
 
 
 def scale_down(parameters: list[torch.Tensor], factor: torch.Tensor) -> None:
-    """Multiply gradients in place."""
+    """Multiply the gradients of the parameters by `factor`, in place."""
     with torch.no_grad():
         for parameter in parameters:
             if parameter.grad is not None:

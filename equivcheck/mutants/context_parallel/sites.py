@@ -36,7 +36,7 @@ def is_sharded(scenario: Scenario) -> bool:
 
 
 def is_reordered(scenario: Scenario) -> bool:
-    """Whether concatenated shards are out of sequence order."""
+    """Whether the ranks' shards, one after the other, are not in sequence order."""
     if not is_sharded(scenario):
         return False
     size, length = scenario.layout.mesh.size(CP), scenario.training.model.length or 1
@@ -45,7 +45,10 @@ def is_reordered(scenario: Scenario) -> bool:
 
 
 def has_attention(chosen: Chosen = any_attention, exchange: AttentionExchange | None = None) -> Callable[[Scenario], bool]:
-    """Whether context-parallel ranks exchange keys and values (`exchange`; None for any) in a chosen attention layer."""
+    """Return a condition for scenarios: attention exchanges keys and values between context-parallel ranks.
+
+    `exchange` is the kind of exchange, None for any. `chosen` selects attention layers.
+    """
 
     def applies(scenario: Scenario) -> bool:
         exchanges = {each.exchange for each in scenario.layout.of(ContextParallel)}
@@ -57,19 +60,19 @@ def has_attention(chosen: Chosen = any_attention, exchange: AttentionExchange | 
 
 
 def ranks_of(setup: Setup) -> PositionRanks | None:
-    """Return the ranks that share the positions; None under another layout, such as before a checkpoint."""
+    """Return the ranks that share the positions of a sequence. None under another layout, such as before a checkpoint."""
     sequence = setup.model.sequence
     return sequence.ranks if isinstance(sequence, ShardedSequence) else None
 
 
 def attentions(setup: Setup, chosen: Chosen = any_attention) -> Iterator[AttentionModule]:
-    """The chosen attention modules. Empty if sequences are not split."""
+    """Yield the attention modules that `chosen` accepts. Yields nothing if sequences are not split over ranks."""
     modules = setup.model.modules() if ranks_of(setup) is not None else ()
     return (module for module in modules if isinstance(module, AttentionModule) and chosen(module.layer))
 
 
 def exchange_with(setup: Setup, kind: type[ShardedSequence]) -> None:
-    """Replace the exchange of keys and values."""
+    """Let attention use `kind` for the exchange of keys and values between ranks."""
     ranks = ranks_of(setup)
     if ranks is not None:
         for module in setup.model.modules():

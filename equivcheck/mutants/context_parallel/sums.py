@@ -34,7 +34,7 @@ def _averages_unequal_parts(scenario: Scenario) -> bool:
 
 @fault(layouts=CONTEXT_PARALLEL, applies=all_of(is_sharded, _averages_unequal_parts), causes=(Cause.MEAN_OF_MEANS,))
 def means_of_unequal_parts_averaged(setup: Setup) -> None:
-    """Each rank averages over its own positions, and these means are averaged although shards have unequal lengths."""
+    """Bug: each rank averages over its own positions, and these means are averaged although shards have unequal lengths."""
     ranks, inner = ranks_of(setup), setup.loss
     if ranks is not None:
         factor = ranks.length / (len(ranks.own) * ranks.size)
@@ -43,7 +43,7 @@ def means_of_unequal_parts_averaged(setup: Setup) -> None:
 
 @fault(layouts=_ONLY_CONTEXT_PARALLEL, applies=all_of(is_sharded, is_divided), causes=(Cause.LABEL_COUNT,))
 def labels_counted_by_each_part(setup: Setup) -> None:
-    """Each rank divides its loss by its own counted labels, and the losses are averaged."""
+    """Bug: each rank divides its loss by its own counted labels, and the losses are averaged."""
     ranks, training, take = ranks_of(setup), setup.training, setup.take
     if ranks is None:
         return
@@ -58,14 +58,14 @@ def labels_counted_by_each_part(setup: Setup) -> None:
 
 @fault(layouts=CONTEXT_PARALLEL, applies=is_sharded, causes=(Cause.NOT_REDUCED, Cause.RANKS_DISAGREE))
 def gradients_of_own_positions(setup: Setup) -> None:
-    """Gradients are not summed over context-parallel ranks."""
+    """Bug: gradients are not summed over context-parallel ranks."""
     if ranks_of(setup) is not None:
         keep_own_gradients(setup, lambda _name: True)
 
 
 @fault(layouts=CONTEXT_PARALLEL, applies=is_sharded, causes=(Cause.AVERAGED_TWICE, Cause.SCALED))
 def gradients_averaged_over_parts(setup: Setup) -> None:
-    """Gradients are averaged over context-parallel ranks instead of summed."""
+    """Bug: gradients are averaged over context-parallel ranks instead of summed."""
     ranks = ranks_of(setup)
     if ranks is not None:
         scale_gradients(setup, 1 / ranks.size)

@@ -18,7 +18,7 @@ from equivcheck.training.read import local_values
 from equivcheck.training.setup import Setup
 
 TAKES_ROWS = (*DATA_PARALLEL, "spmd")
-"""Layouts whose ranks take their share from the batch."""
+"""Layouts in which each rank selects its rows from the batch."""
 
 
 def _has_offset(scenario: Scenario) -> bool:

@@ -16,7 +16,7 @@ from equivcheck.training.layers.experts.module import ExpertsModule, Router
 from equivcheck.training.setup import Setup
 
 BY_ROWS = (DDP.tag, Replicate.tag, FSDP1.tag, FSDP2.tag, ExpertParallel.tag)
-"""Layouts whose ranks compute all their rows in a microbatch at once."""
+"""Layouts in which a rank computes all its rows of a microbatch at once."""
 
 
 def _shares_weighted(layer: Experts) -> bool:

@@ -20,7 +20,7 @@ from equivcheck.training.setup import Setup
 
 Named = Callable[[str], bool]
 OWN_ROWS = (Cause.NOT_REDUCED, Cause.REDUCED_OVER_PART, Cause.RANKS_DISAGREE)
-"""Correct diagnoses if gradients are not reduced over expert-parallel ranks, with or without outer data parallelism."""
+"""Correct diagnoses for gradients that are not reduced over expert-parallel ranks, with or without outer data parallelism."""
 
 
 def _has_ranks(scenario: Scenario) -> bool:
@@ -53,7 +53,10 @@ def _gradients(parameters: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
 
 
 def keep_own_gradients(setup: Setup, chosen: Named) -> None:
-    """Restore some gradients to their values right after backward."""
+    """Undo the reduction of some gradients: each keeps its value from right after backward.
+
+    `chosen` selects parameters by name.
+    """
     own: list[torch.Tensor] = []
     parameters = _parameters(setup, chosen)
 

@@ -12,7 +12,7 @@ from equivcheck.training.setup import Setup
 Chosen = Callable[[Experts], bool]
 
 PLAIN_ROUTERS = tuple(name for name in EVERYWHERE if name != SPMD.tag)
-"""Layouts whose routers return plain tensors."""
+"""Layouts in which routers return plain tensors."""
 
 
 def any_experts(_layer: Experts) -> bool:
@@ -26,7 +26,7 @@ def chooses_two(layer: Experts) -> bool:
 
 
 def has_experts(chosen: Chosen = any_experts) -> Callable[[Scenario], bool]:
-    """Whether nothing is compiled or traced, and the scenario has an expert layer that `chosen` accepts."""
+    """Return a condition for scenarios: nothing is compiled or traced, and `chosen` accepts some expert layer."""
     return lambda scenario: is_eager(scenario) and any(map(chosen, experts_in(scenario)))
 
 

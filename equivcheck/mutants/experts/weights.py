@@ -22,7 +22,7 @@ Change = Callable[[Router, torch.Tensor, Routed], Routed]
 
 
 def reroute(setup: Setup, change: Change, chosen: Chosen = any_experts) -> None:
-    """Replace the output in all chosen routers."""
+    """Replace the output of all chosen routers by that of `change`."""
     for module in experts_of(setup, chosen):
         module.router.forward = partial(_changed, module.router, module.router.forward, change)  # type: ignore[method-assign]
 

@@ -33,7 +33,7 @@ def _has_digits_of_float64(scenario: Scenario) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeOptimizer:
-    """Builds the optimizer for a changed training."""
+    """Plants a fault in a setup: its optimizer is built for a changed training."""
 
     change: Change
     """Function that changes the training; importable by name."""
@@ -109,13 +109,13 @@ def groups_forgotten(training: Training) -> Training:
 
 @_settings(causes=(Cause.HYPERPARAMETER,))
 def group_rates_forgotten(training: Training) -> Training:
-    """Bug: each group's learning rate is ignored; all use the optimizer's."""
+    """Bug: each parameter group uses the optimizer's learning rate instead of its own."""
     return replace(training, groups=tuple(replace(group, lr_factor=1.0) for group in training.groups))
 
 
 @_settings(causes=(Cause.HYPERPARAMETER,))
 def beta2_lowered(training: Training) -> Training:
-    """Bug: the squared-gradient average decays ten times faster, such as with beta2 0.99 instead of 0.999."""
+    """Bug: the average of squared gradients decays ten times faster, such as with beta2 0.99 instead of 0.999."""
     betas = getattr(training.optimizer, "betas", None)
     if betas is None:
         return training
@@ -153,7 +153,7 @@ def momentum_forgotten(training: Training) -> Training:
 
 @_settings(causes=(Cause.HYPERPARAMETER,))
 def nesterov_forgotten(training: Training) -> Training:
-    """Bug: `nesterov` is off."""
+    """Bug: `nesterov` is off although the training sets it."""
     # Not Muon, because its first step differs by bfloat16 rounding only.
     return _with(training, nesterov=False) if isinstance(training.optimizer, SGD) else training
 
@@ -163,13 +163,13 @@ def nesterov_forgotten(training: Training) -> Training:
     minimum=TWO_STEPS,
 )
 def dampening_forgotten(training: Training) -> Training:
-    """Bug: `dampening` is 0."""
+    """Bug: `dampening` is 0 although the training sets it."""
     return _with(training, dampening=0.0) if isinstance(training.optimizer, SGD) else training
 
 
 @_settings(causes=(Cause.HYPERPARAMETER,))
 def maximize_forgotten(training: Training) -> Training:
-    """Bug: `maximize` is off, so parameters descend."""
+    """Bug: `maximize` is off, so the loss is minimized."""
     return _with(training, maximize=False)
 
 

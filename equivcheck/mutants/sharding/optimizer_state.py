@@ -124,7 +124,7 @@ class _Shards:
     setup: Setup
     """The rank's setup."""
     locals_of: dict[torch.Tensor, torch.Tensor] = field(default_factory=dict)
-    """Local tensor per parameter, with shared memory."""
+    """Each parameter's local tensor, which shares the parameter's memory."""
 
     def build(self, training: Training, parameters: Iterable[tuple[str, torch.Tensor]]) -> torch.optim.Optimizer:
         """Build an optimizer for local tensors."""

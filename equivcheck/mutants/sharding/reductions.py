@@ -16,12 +16,12 @@ FULLY_SHARDED = ("fsdp2", "fsdp2 x tensor_parallel")
 
 
 def num_shards(scenario: Scenario) -> int:
-    """Return the number of shards."""
+    """Return the number of ranks over which a scenario shards parameters."""
     return scenario.layout.mesh.size(DP, SHARD)
 
 
 def is_sharded(scenario: Scenario) -> bool:
-    """Whether nothing is compiled or traced, and there are several shards."""
+    """Whether nothing is compiled or traced, and parameters are sharded over several ranks."""
     return is_eager(scenario) and num_shards(scenario) > 1
 
 

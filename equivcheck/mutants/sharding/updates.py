@@ -21,7 +21,7 @@ from equivcheck.training.read import local_values
 from equivcheck.training.setup import Setup
 
 OPTIMIZERS = ("fsdp2", "fsdp1", "ddp", "replicate", "fsdp2 x tensor_parallel")
-"""Layouts whose optimizer can be set up wrongly."""
+"""Layouts in which the optimizer can be set up wrongly."""
 
 
 def _has_tail(scenario: Scenario) -> bool:
@@ -32,7 +32,7 @@ def _has_tail(scenario: Scenario) -> bool:
 
 
 def is_not_resumed(scenario: Scenario) -> bool:
-    """Whether nothing is compiled or traced, and no checkpoint is saved, because a wrongly built optimizer cannot be saved."""
+    """Whether nothing is compiled or traced, and there is no checkpoint. A wrongly built optimizer cannot be saved."""
     return is_eager(scenario) and scenario.resume is None
 
 

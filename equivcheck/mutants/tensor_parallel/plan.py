@@ -22,9 +22,9 @@ class Planned:
     """A layer with its entry in the tensor-parallel plan."""
 
     site: LayerSite
-    """The layer, and the input's sharding."""
+    """The layer, with the placement of its input."""
     plan: LayerPlan
-    """The split, and the output's sharding."""
+    """How the layer is split, with the placement of its output."""
 
 
 Chosen = Callable[[Planned], bool]
@@ -41,12 +41,12 @@ def _planned(model: Model, layout: Layout) -> tuple[Planned, ...]:
 
 
 def has_layer(chosen: Chosen) -> Callable[[Scenario], bool]:
-    """Whether the scenario's plan has a layer that `chosen` accepts."""
+    """Return a condition for scenarios: `chosen` accepts some layer in the tensor-parallel plan."""
     return lambda scenario: any(map(chosen, _planned(scenario.training.model, scenario.layout)))
 
 
 def blocks(setup: Setup, chosen: Chosen) -> Iterator[tuple[Block, Planned]]:
-    """Yield the modules of the chosen layers. Empty without tensor parallelism over several ranks."""
+    """Yield the modules of layers that `chosen` accepts. Yields nothing without tensor parallelism over several ranks."""
     planned = _planned(setup.training.model, layout_of(setup))
     found = [module for module in setup.model.modules() if isinstance(module, Block)] if planned else []
     for block, layer in zip(found, planned, strict=True):

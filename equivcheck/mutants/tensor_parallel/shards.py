@@ -91,7 +91,7 @@ def _change_weights(
 
 @torch.no_grad()
 def overwrite_initial_values(setup: Setup, values: Mapping[str, torch.Tensor]) -> None:
-    """Overwrite this rank's shards of the given full tensors, by parameter name."""
+    """Overwrite this rank's parameter shards with values from the full tensors in `values`, by parameter name."""
     for slot in setup.find_slots(setup.model):
         local, start = local_values(slot.parameter), 0
         flat = local.reshape(-1).clone()

@@ -53,7 +53,7 @@ def _counts_other_labels(scenario: Scenario) -> bool:
 
 
 def attention_modules(setup: Setup) -> Iterator[AttentionModule]:
-    """The rank's attention modules."""
+    """Yield all attention modules on this rank."""
     return (module for module in setup.model.modules() if isinstance(module, AttentionModule))
 
 
@@ -81,7 +81,10 @@ def labels_across_documents_counted(setup: Setup) -> None:
 
 
 def move_borders(setup: Setup, borders: torch.Tensor) -> None:
-    """Ignore labels at `borders`, (length,). Labels before the borders of documents are the next tokens, and all are counted."""
+    """Ignore the labels at `borders` instead of those before document borders.
+
+    `borders` is a boolean tensor with shape (length,). Labels before document borders then are the next tokens, and count.
+    """
     loss, model, dim = cross_entropy_of(setup), setup.training.model, 1 - setup.training.data.batch_dim
     lost = precedes_border(model.length or 1, model.document_length) & ~borders
     lost, ignored = (mask if dim else mask[:, None] for mask in (lost, borders))

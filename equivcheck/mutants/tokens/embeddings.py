@@ -54,7 +54,7 @@ def learned_positions_counted_from_parts(setup: Setup) -> None:
 
 
 def length_of_part(setup: Setup) -> int:
-    """Return the number of positions in each sequence shard."""
+    """Return the number of positions in each rank's sequence shard."""
     return (setup.training.model.length or 1) // size_of(setup, TP)
 
 

@@ -17,7 +17,7 @@ from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
 
 Divisors = Callable[[Sequence[Batch]], Sequence[float]]
-"""Function that computes a divisor per microbatch, given a step's microbatches."""
+"""Function that returns the divisor of each microbatch's loss, given the microbatches of a step."""
 
 
 def _divide(setup: Setup, divisors: Divisors) -> None:

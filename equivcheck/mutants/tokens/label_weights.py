@@ -18,7 +18,7 @@ from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
 
 has_row_weights = has_loss(lambda loss: loss.row_weights)
-"""Whether the run is eager and rows are weighted."""
+"""Returns whether nothing is compiled or traced, and the loss has row weights."""
 
 
 def _averages_sequences(scenario: Scenario) -> bool:
@@ -28,7 +28,10 @@ def _averages_sequences(scenario: Scenario) -> bool:
 
 
 def weigh_again(setup: Setup, weights: Callable[[CrossEntropy, int, torch.Tensor], torch.Tensor], *, count: bool = False) -> None:
-    """Replace label weights, given labels with rows along dim 0. With `count`, the divisor becomes the sum of new weights."""
+    """Replace the weights of labels by `weights(loss, num_classes, labels)`, with rows along dim 0 of the labels.
+
+    With `count`, the divisor of the loss becomes the sum of the new weights.
+    """
     loss, classes = cross_entropy_of(setup), setup.training.model.out_features
 
     def change(batches: list[Batch]) -> list[Batch]:

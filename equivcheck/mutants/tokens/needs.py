@@ -17,13 +17,13 @@ from equivcheck.training.setup import Setup
 
 
 def loss_of_labels(scenario: Scenario) -> CrossEntropy | None:
-    """The scenario's cross-entropy loss if the run is eager. None for another loss or if anything is compiled or traced."""
+    """Return the scenario's cross-entropy loss. None for another loss, or if anything is compiled or traced."""
     loss = scenario.training.loss
     return loss if isinstance(loss, CrossEntropy) and is_eager(scenario) else None
 
 
 def has_loss(condition: Callable[[CrossEntropy], bool] = lambda _loss: True) -> Callable[[Scenario], bool]:
-    """Whether nothing is compiled or traced and the scenario has a cross-entropy loss that meets a condition."""
+    """Return a condition for scenarios: nothing is compiled or traced, and the cross-entropy loss meets `condition`."""
 
     def applies(scenario: Scenario) -> bool:
         loss = loss_of_labels(scenario)
@@ -39,7 +39,7 @@ def cross_entropy_of(setup: Setup) -> CrossEntropy:
 
 
 is_divided = has_loss(lambda loss: not loss.summed)
-"""Whether nothing is compiled or traced, and the loss is divided by the number of labels."""
+"""Returns whether nothing is compiled or traced, and the loss is divided by the number of labels."""
 
 
 def learns_positions(scenario: Scenario) -> bool:
@@ -49,7 +49,7 @@ def learns_positions(scenario: Scenario) -> bool:
 
 
 def counts_labels(scenario: Scenario) -> bool:
-    """Whether ranks or microbatches may have other fractions of the counted labels than of the rows."""
+    """Whether a rank or microbatch may have a larger share of the counted labels than of the rows."""
     weighs = has_loss(lambda loss: loss.class_weights or loss.row_weights)(scenario)
     return is_divided(scenario) and (ignores_labels(scenario) or weighs)
 
@@ -60,18 +60,18 @@ def ignores_labels(scenario: Scenario) -> bool:
 
 
 def attentions(scenario: Scenario) -> tuple[Attention, ...]:
-    """Attention layers if the run is eager; else an empty tuple."""
+    """Return the attention layers. Returns an empty tuple if anything is compiled or traced."""
     layers = scenario.training.model.layers if is_eager(scenario) else ()
     return tuple(layer for layer in layers if isinstance(layer, Attention))
 
 
 def length_of(scenario: Scenario) -> int:
-    """Sequence length; 1 if rows are not sequences."""
+    """Return the sequence length. Returns 1 if rows are not sequences."""
     return scenario.training.model.length or 1
 
 
 def plan_of(scenario: Scenario) -> PlannedParallelism | None:
-    """Tensor-parallel plan over several ranks. None if there is no such plan, or if anything is compiled or traced."""
+    """Return the tensor parallelism over several ranks. None if there is none, or if anything is compiled or traced."""
     return plan_over_ranks(scenario.layout) if is_eager(scenario) else None
 
 
@@ -82,7 +82,7 @@ def shards_vocabulary(scenario: Scenario) -> bool:
 
 
 def head_split(scenario: Scenario) -> Split | None:
-    """How the plan splits the head over several ranks. None without a head or plan, or if anything is compiled or traced."""
+    """Return how the plan splits the head over several ranks. None without head or plan, or if anything is compiled or traced."""
     plan = plan_of(scenario)
     return None if plan is None or scenario.training.model.head is None else plan.head
 
@@ -91,12 +91,12 @@ Chosen = Callable[[PlannedLayer], bool]
 
 
 def has_layer(chosen: Chosen) -> Callable[[Scenario], bool]:
-    """Whether nothing is compiled or traced, and the scenario has a layer that `chosen` accepts."""
+    """Return a condition for scenarios: nothing is compiled or traced, and `chosen` accepts some layer."""
     return lambda scenario: is_eager(scenario) and any(map(chosen, planned_layers(scenario.training.model, scenario.layout)))
 
 
 def layers_of(setup: Setup, chosen: Chosen) -> Iterator[tuple[LayerModule, PlannedLayer]]:
-    """The rank's modules for the chosen layers."""
+    """Yield this rank's modules of the layers that `chosen` accepts, with their plan entries."""
     planned = planned_layers(setup.training.model, layout_of(setup))
     for layer, place in zip(setup.model.get_submodule("layers").children(), planned, strict=True):
         for module in layer.modules():
@@ -105,13 +105,13 @@ def layers_of(setup: Setup, chosen: Chosen) -> Iterator[tuple[LayerModule, Plann
 
 
 def change_batches(setup: Setup, change: Callable[[Sequence[Batch]], Sequence[Batch]]) -> None:
-    """Change the full microbatches of each step."""
+    """Apply `change` to each step's microbatches, before ranks take their rows."""
     inner = setup.compute
     setup.compute = lambda setup, batches, index: inner(setup, change(batches), index)
 
 
 def change_loss(setup: Setup, **changes: float | bool) -> None:
-    """Change fields in the cross-entropy loss, but keep its divisor."""
+    """Change fields of the cross-entropy loss, but keep its divisor."""
     inner = setup.loss
 
     def loss(training: Training, outputs: torch.Tensor, targets: torch.Tensor, divisor: float = 1.0) -> torch.Tensor:
