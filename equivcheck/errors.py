@@ -10,22 +10,25 @@ class EquivCheckError(Exception):
 
 
 class InvalidScenario(EquivCheckError, ValueError):
-    """Invalid value in a scenario class, or JSON that does not describe a scenario."""
+    """Error about an invalid value in a scenario class, or about JSON that does not describe a scenario."""
 
 
 class UsageError(EquivCheckError, ValueError):
-    """Request for something unknown or impossible. The text lists the valid choices."""
+    """Error about a request for something unknown or impossible. The message lists the valid choices."""
 
 
 def unknown_name(kind: str, name: str, names: Iterable[str]) -> UsageError:
-    """Error for a name that does not exist. It suggests similar names first, then lists all."""
+    """Return the error for a name that does not exist. It suggests similar names first, then lists all.
+
+    `kind` says in the message what is named, such as ``layout``.
+    """
     allowed = tuple(names)
     hint = did_you_mean(name, allowed)
     return UsageError(f"{kind} {name!r} is not valid: it does not exist. {hint}Expected one of {', '.join(allowed)}")
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Question with the similar names, such as ``Did you mean fsdp? ``; empty if no name is similar."""
+    """Return a question with similar names, such as ``Did you mean fsdp? ``. Empty if no name is similar."""
     from difflib import get_close_matches
 
     allowed = tuple(names)
@@ -34,7 +37,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 
 class NotEquivalent(EquivCheckError, AssertionError):
-    """The parallel training differs from the single-device run, or the comparison could not be completed."""
+    """Raised if the parallel training differs from the single-device run, or if the comparison could not be completed."""
 
     def __init__(self, text: str = "", tell: Callable[[], str] | None = None) -> None:
         """`tell` computes a longer text when the error is first printed. If `tell` fails, `text` is kept with a note."""

@@ -73,7 +73,7 @@ def pytest_sessionfinish() -> None:
 
 
 def table(checked: Counter[TallyRow]) -> list[str]:
-    """Return one line per layout and world with a column for each outcome, then the share of equivalent scenarios."""
+    """Return a line for each layout and world, with a column for each outcome, then the share of equivalent scenarios."""
     outcomes = sorted({outcome for _, _, outcome in checked}, key=lambda outcome: (outcome != "equivalent", outcome))
     places = sorted({(layout, world) for layout, world, _ in checked})
     rows = [["layout", "world", *outcomes]]

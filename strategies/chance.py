@@ -24,12 +24,12 @@ EVENLY: SearchStrategy[bool] = st.booleans()
 """Strategy for a boolean, True in half of the draws."""
 
 SEEDS: SearchStrategy[int] = st.integers(0, 2**32 - 1)
-"""Strategy for any seed."""
+"""Strategy for any valid seed."""
 
 
 @cache
 def indices_below(count: int) -> SearchStrategy[int]:
-    """Return a strategy for an index into `count` choices.
+    """Return a strategy for an index from 0 to ``count - 1``.
 
     It is cached, because building a strategy costs more than drawing from it.
     """

@@ -10,8 +10,9 @@ from equivcheck.scenario.layers.linear import MAX_WIDTH
 from equivcheck.strategies.chance import EVENLY, SOMETIMES
 
 WIDTHS: SearchStrategy[int] = st.sampled_from((1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32)) | st.integers(1, MAX_WIDTH)
-"""Widths, mostly a few common values, so that layers often have equal shapes.
-Every mesh divides some widths, none divides others."""
+"""Strategy for widths: mostly a few common values, so that layers often have equal shapes. Every mesh size divides some of them,
+and no mesh size divides all.
+"""
 ACTIVATIONS: SearchStrategy[Activation] = st.sampled_from(Activation)
 
 _NORMS = st.sampled_from((None, Norm.LAYER, Norm.RMS))

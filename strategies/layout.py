@@ -22,7 +22,9 @@ MAX_COMPILING_RANKS = 4
 TIMES_AS_OFTEN = {2: 20, 3: 6, 4: 8}
 """Weight of a mesh by its largest axis size. Larger sizes have weight 2, and a mesh with an axis of one rank has weight 1."""
 FEW_RANKS = 4
-"""Meshes up to this size come twice as often. Eight ranks cost more than twice as much as two and show no more faults."""
+"""Meshes with at most this number of ranks come twice as often. Eight ranks cost more than twice as much as two and show no more
+faults.
+"""
 
 NEVER: SearchStrategy[bool] = st.just(False)
 IN_SIXTY: SearchStrategy[bool] = st.sampled_from((False,) * 59 + (True,))
@@ -37,8 +39,9 @@ COMPILED: SearchStrategy[Execution] = st.sampled_from(
         Execution(compile=Compile.INDUCTOR),
     )
 )
-"""Executions that compile forward (entirely or by layer), backward, or both.
-One in sixteen uses Inductor, which takes several times as long."""
+"""Strategy for executions that compile forward (entirely or by layer), backward, or both. One in sixteen uses Inductor, which
+takes several times as long.
+"""
 
 _SELDOM = st.sampled_from((False,) * 19 + (True,))
 """Strategy for a boolean, True in one of 20 draws, because tracing a step costs as much as running ten steps."""
@@ -49,7 +52,7 @@ _CHECKPOINTINGS = st.sampled_from(
 
 @st.composite
 def meshes(draw: DrawFn, *, names: tuple[str, ...] = (DP,), max_ranks: int = MAX_RANKS) -> Mesh:
-    """Draw meshes with 1 to `max_ranks` ranks over the named axes. Fewer ranks are simpler."""
+    """Draw meshes with 1 to `max_ranks` ranks over the axes `names`. Examples shrink to fewer ranks."""
     return draw(meshes_of(names, max_ranks))
 
 

@@ -88,12 +88,12 @@ HYPERPARAMETERS: dict[type[Optimizer], dict[str, SearchStrategy[Any]]] = {
         "adjust_lr_fn": st.sampled_from(AdjustLR),
     },
 }
-"""Strategies for each optimizer's own hyperparameters."""
+"""For each optimizer, strategies for its own hyperparameters."""
 
 
 @st.composite
 def optimizers(draw: DrawFn, *, kinds: SearchStrategy[type[Optimizer]] = KINDS) -> Optimizer:
-    """Draw optimizers from `kinds`, with their flags and implementations."""
+    """Draw optimizers from `kinds`, with drawn hyperparameters, flags and implementation."""
     kind = draw(kinds)
     chosen: dict[str, Any] = {name: draw(values) for name, values in HYPERPARAMETERS[kind].items()}
     if kind is SGD and chosen["momentum"] > 0.0:

@@ -87,7 +87,7 @@ _COLLECTIVES = st.sampled_from((Collectives.FUNCTIONAL, Collectives.FUNCTIONAL, 
 
 @st.composite
 def mixed_precisions(draw: DrawFn, *, outputs: SearchStrategy[ElementType | None] = OUTPUT_TYPES) -> MixedPrecision:
-    """Draw `MixedPrecision` with any element types; `outputs` draws the output type."""
+    """Draw `MixedPrecision` with any dtypes. `outputs` is the strategy for the output's dtype."""
     param, reduce, output = draw(PARAM_TYPES), draw(REDUCE_TYPES), draw(outputs)
     if param is reduce is output is None:
         return MixedPrecision(param=ElementType.BFLOAT16)
@@ -100,7 +100,7 @@ _WITHOUT_OUTPUTS = mixed_precisions(outputs=st.none())
 
 @st.composite
 def ddp(draw: DrawFn) -> DDP:
-    """Draw `DDP`; a third has only defaults, the rest combines all options."""
+    """Draw `DDP`. In one third of the draws all options have their defaults, otherwise all options are drawn."""
     if not draw(MOSTLY):
         return DDP()
     return DDP(
@@ -215,7 +215,7 @@ def pipeline() -> SearchStrategy[Pipeline]:
 
 
 def context_parallel() -> SearchStrategy[ContextParallel]:
-    """Return a strategy for `ContextParallel` with every exchange and balance."""
+    """Return a strategy for `ContextParallel` with every exchange and every assignment of positions."""
     return st.builds(ContextParallel, exchange=st.sampled_from(AttentionExchange), balance=st.sampled_from(LoadBalancer))
 
 

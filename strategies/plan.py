@@ -28,7 +28,7 @@ from equivcheck.training.layers.registry import layer_kind
 _WHOLE, _OUTSIDE = LayerPlan(), LayerPlan(split=Split.NOT_IN_PLAN)
 _NO_PLAN = (_WHOLE,)
 SPLITS = tuple(TIED_HALVES)
-"""How an embedding or a head can be sharded, simplest first."""
+"""Ways to shard an embedding or a head, simplest first."""
 
 
 def needs_plan(layout: Layout) -> bool:
@@ -37,7 +37,7 @@ def needs_plan(layout: Layout) -> bool:
 
 
 def with_idle_plan(layout: Layout, training: Training) -> Layout:
-    """Give the layout a plan that fits any training.
+    """Give the layout a tensor-parallel plan that fits any training.
 
     Each layer is replicated, or outside the plan if none of its linears is known.
     """
@@ -46,7 +46,11 @@ def with_idle_plan(layout: Layout, training: Training) -> Layout:
 
 
 def with_drawn_plan(draw: DrawFn, layout: Layout, training: Training, *, beyond: bool, repaired: bool = True) -> Layout:
-    """Give the layout a plan that is legal for the training, if `repaired` after its layers were repaired."""
+    """Give the layout a drawn tensor-parallel plan that is legal for the training.
+
+    With `repaired`, the plan may break rules whose repair changes a single layer. With `beyond`, it may break rules that torch
+    enforces.
+    """
     model, ranks, plan = training.model, layout.mesh.size(TP), []
     is_local = layout.has(LocalTensorParallel)
     source = _drawn_source(draw, training, ranks, empty=is_local)

@@ -23,13 +23,15 @@ if TYPE_CHECKING:
     from equivcheck.programs.run.builder import ProgramBuilder
 
 MESHES: tuple[tuple[int, ...], ...] = ((2,), (3,), (2, 2), (4,), (1,), (1, 2), (2, 1))
-"""Meshes, with two ranks first."""
+"""Mesh shapes for programs. Two ranks come first."""
 SIZES = (*(1, 2, 4, 3, 5) * 4, 0)
-"""Few sizes, so that shapes fit each other and DTensor's caches. Size 0 is rare, because nothing is left to compare."""
+"""Sizes of dims: few values, so that shapes often fit each other and DTensor's caches. Size 0 is rare, because nothing is left to
+compare.
+"""
 FEWEST, MOST = 3, 10
 """Minimum and maximum number of statements, not counting the arguments that operations need."""
 NEAREST = 4
-"""Maximum distance back to the first argument."""
+"""Maximum distance in statements between an operation and its first argument."""
 
 _SEEDS = indices_below(8)
 _DIMS = indices_below(12)
@@ -41,9 +43,10 @@ _DISTANCES: SearchStrategy[int] = st.sampled_from((1, 1, 1, 2, 3, NEAREST))
 
 @st.composite
 def programs(draw: DrawFn, *, operations: Sequence[str] = (), max_ranks: int = 4) -> TensorProgram:
-    """Draw programs with 3 to 10 statements, and the arguments for them.
+    """Draw tensor programs with 3 to 10 statements, and further statements for their arguments.
 
-    `operations` are names; empty for all except those that only sweeps use. Programs have 2 to `max_ranks` ranks.
+    `operations` are the names of allowed operations. By default, all are allowed except those that only sweeps use. Programs have
+    1 to `max_ranks` ranks, usually 2 or more.
     """
     from equivcheck.programs.run.builder import ProgramBuilder
 

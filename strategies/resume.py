@@ -26,7 +26,7 @@ _FIRST_LAYOUTS = layouts(max_ranks=MAX_FIRST_RANKS)
 
 
 def may_resume(scenario: Scenario) -> bool:
-    """Whether the scenario has first steps, and another layout can resume after them."""
+    """Whether the scenario's first steps can run under another layout, and the scenario can resume after them."""
     return scenario.training.steps > 1 and can_resume(scenario.layout)
 
 

@@ -50,7 +50,7 @@ def with_drawn_schedule(draw: DrawFn, layout: Layout) -> Layout:
 
 
 def with_usual_rows(draw: DrawFn, training: Training, layout: Layout) -> Training:
-    """Usually give all microbatches of FSDP stages the rows of the first.
+    """If pipeline stages use FSDP, usually give all microbatches as many rows as the first one.
 
     Each size has its own schedule, whose first step drops accumulated gradients (`pipeline_drops_sharded_gradients`).
     """
@@ -61,7 +61,7 @@ def with_usual_rows(draw: DrawFn, training: Training, layout: Layout) -> Trainin
 
 
 def with_drawn_boundaries(draw: DrawFn, layout: Layout, num_layers: int) -> Layout:
-    """Give the layout's pipeline stages: as even as possible or, in half of all cases, with any numbers of layers."""
+    """Choose how many layers each pipeline stage has: as evenly as possible or, in half of all cases, any drawn numbers."""
     pipeline = parallelism_of(layout, Pipeline)
     num_stages = layout.mesh.size(PP) * pipeline.stages_per_rank
     if num_stages == 1 or not draw(EVENLY):

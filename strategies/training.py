@@ -69,9 +69,9 @@ _SCHEDULE_CHOICES: SearchStrategy[Schedule] = st.sampled_from(
 
 @st.composite
 def data(draw: DrawFn, *, rows: SearchStrategy[int] = ROWS, max_microbatches: int = MAX_MICROBATCHES) -> Data:
-    """Draw data with 1 to `max_microbatches` microbatches, with equal rows or not. A quarter has its rows along dim 1.
+    """Draw data with 1 to `max_microbatches` microbatches of equal or unequal size.
 
-    The last step of some has fewer microbatches.
+    In a quarter of the draws, rows are dim 1. In some, the last step has fewer microbatches.
     """
     num_microbatches, batch_dim = min(draw(_COUNTS), max_microbatches), draw(_BATCH_DIMS)
     last_window = draw(_LAST_WINDOWS) if num_microbatches > 1 else None
@@ -86,7 +86,7 @@ def data(draw: DrawFn, *, rows: SearchStrategy[int] = ROWS, max_microbatches: in
 
 @st.composite
 def groups(draw: DrawFn) -> ParameterGroup:
-    """Draw groups, half without weight decay. `trainings` drops the decay if the optimizer has no weight decay."""
+    """Draw parameter groups, half without weight decay. `trainings` drops the decay if the optimizer has no weight decay."""
     return ParameterGroup(select=draw(_SELECTS), lr_factor=draw(_LR_FACTORS), weight_decay=draw(_DECAYS))
 
 

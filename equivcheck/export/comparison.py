@@ -35,7 +35,7 @@ _DISTANCE = (
 
 
 def comparison_functions(draft: Draft) -> list[list[str]]:
-    """Define the helpers ``full`` and ``distance``, if the script needs them."""
+    """Return definitions for the script's helpers ``full`` and ``distance``, if the script needs them."""
     found = []
     none = may_lack_gradients(draft.scenario.training)
     if draft.has_dtensors:
@@ -47,7 +47,7 @@ def comparison_functions(draft: Draft) -> list[list[str]]:
 
 
 def main_lines(draft: Draft) -> list[str]:
-    """Return lines for the function ``main`` and its call."""
+    """Return lines for the script's function ``main``, and the call."""
     draft.need("sys")
     draft.need("datetime", "timedelta")
     return [

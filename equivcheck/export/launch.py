@@ -12,7 +12,7 @@ from equivcheck.system.temporary_folder import temporary_folder
 
 
 class LaunchFailed(EquivCheckError):
-    """A script did not end within its time limit."""
+    """Error if a script does not end within its time limit."""
 
 
 def launch(text: str, ranks: int, *, name: str = "repro.py", seconds: float = 180.0) -> FinishedCommand:

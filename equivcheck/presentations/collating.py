@@ -15,7 +15,7 @@ _ALL = "a batch with all examples, in the given order"
 
 
 def require_packed(batch: Any, path: tuple[Any, ...], tokens: Sequence[torch.Tensor]) -> None:
-    """Raise `UsageError` if the packed tokens do not contain each example's tokens, one example after the other."""
+    """Raise `UsageError` if the user's packed batch does not contain all examples' tokens, one example after the other."""
     packed = dict(tensors_in(batch)).get(path)
     if packed is None:
         return

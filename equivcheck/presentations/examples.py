@@ -14,7 +14,10 @@ from equivcheck.presentations.usage import invalid
 
 
 def examples_of(given: Format) -> tuple[Example, ...]:
-    """Take the batch apart. Rows with equal lengths are cut to other lengths, because equal lengths hide many mistakes."""
+    """Take a batch apart into examples without padding, one for each row.
+
+    If all rows have equal lengths, rows are cut to different lengths, because equal lengths hide many mistakes.
+    """
     num_rows = len(given.tensor(given.fields[0]))
     spans = [_span(given, row) for row in range(num_rows)]
     is_cut = given.has_tokens and num_rows > 1 and len({end - start for start, end in spans}) == 1
@@ -63,7 +66,10 @@ def _cut(given: Format, row: int, start: int, end: int, num_rows: int) -> int:
 
 
 def opaque_examples(batch: Any, examples: Callable[[Any], Sequence[Any]], weight: Callable[[Any], float] | None) -> list[Example]:
-    """Take a batch apart with the user's functions. Raises `UsageError` if they return something else than a sequence."""
+    """Take a batch apart with the user's functions `examples` and `weight`.
+
+    Raises `UsageError` if `examples` returns something else than a sequence.
+    """
     found = examples(batch)
     if not isinstance(found, Sequence) or isinstance(found, str):
         raise invalid("examples", f"it returned a {type(found).__name__}", "a list of examples")

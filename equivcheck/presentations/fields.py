@@ -31,13 +31,13 @@ class Field:
     """One tensor in a batch."""
 
     path: tuple[Any, ...]
-    """Keys and indices to the tensor."""
+    """Keys and indices that lead to the tensor in the batch."""
     role: Role
     """How the tensor is cut, padded and packed."""
 
     @property
     def name(self) -> str:
-        """Return keys and indices, separated by dots."""
+        """Tensor name in messages: keys and indices, separated by dots."""
         return _name(self.path)
 
     @property
@@ -151,7 +151,7 @@ def _agrees(labels: torch.Tensor, tokens: torch.Tensor, counted: torch.Tensor, *
 
 
 def is_shifted_by_model(tokens: torch.Tensor, labels: torch.Tensor, ignore_index: int) -> bool:
-    """Whether labels stand at their tokens' positions, so that the model or loss shifts them."""
+    """Whether each label stands at its own token's position, so that the model or the loss shifts labels."""
     return _agrees(labels, tokens, labels != ignore_index)
 
 
@@ -169,9 +169,9 @@ def tensors_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, 
 
 
 def unsplit_lists(batch: Any, fields: Sequence[Field]) -> list[str]:
-    """Return the names of lists and tuples in a dict without tensors, such as texts.
+    """Return the names of lists and tuples in a batch without any tensors, such as texts.
 
-    Empty if the user's functions take the batch apart.
+    Such lists cannot be taken apart here. Empty if the user's functions take the batch apart.
     """
     if not fields or not isinstance(batch, Mapping):
         return []
@@ -179,7 +179,7 @@ def unsplit_lists(batch: Any, fields: Sequence[Field]) -> list[str]:
 
 
 def with_tensors(value: Any, tensors: Mapping[tuple[Any, ...], torch.Tensor], path: tuple[Any, ...] = ()) -> Any:
-    """Return the same structure with other tensors at the given paths."""
+    """Return a copy of nested dicts, tuples and lists, with other tensors at the paths in `tensors`."""
     if isinstance(value, torch.Tensor):
         return tensors.get(path, value)
     if isinstance(value, Mapping):

@@ -16,22 +16,22 @@ from equivcheck.presentations.usage import invalid
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Format:
-    """Structure and roles in a user's batches."""
+    """Form and roles in a user's batches."""
 
     batch: Any
     """Batch from the user."""
     fields: tuple[Field, ...]
-    """Roles."""
+    """Tensors in the batch, with their roles."""
     pad_id: int
-    """Token in padding."""
+    """Token used for padding."""
     ignore_index: int
-    """Label without a loss."""
+    """Label that does not count in the loss."""
     packing: Packing | Callable[[list[Any]], Any] | None
     """How documents are packed; a function gets a list of examples in the batch's form, without the dim for rows."""
     default_side: Side = Side.RIGHT
-    """Padded side in the user's own batch."""
+    """Side on which the user's own batch is padded."""
     collate: Callable[[list[Any]], Any] | None = None
-    """Puts the user's own examples together; None if the batch is taken apart by roles."""
+    """User's function that puts examples together to a batch; None if the batch is taken apart by roles."""
 
     @property
     def has_tokens(self) -> bool:
@@ -40,7 +40,7 @@ class Format:
 
     @property
     def is_shifted_by_model(self) -> bool:
-        """Whether labels stand at their tokens' positions."""
+        """Whether labels stand at their own tokens' positions, so that the model or the loss shifts them."""
         tokens, labels = self.field_with(Role.TOKENS), self.field_with(Role.LABELS)
         if tokens is None or labels is None:
             return tokens is not None
@@ -51,11 +51,11 @@ class Format:
         return next((field for field in self.fields if field.role is role), None)
 
     def tensor(self, field: Field) -> torch.Tensor:
-        """Return the user's tensor in a batch."""
+        """Return a field's tensor in the user's batch."""
         return dict(tensors_in(self.batch))[field.path]
 
     def example(self, values: Mapping[Field, torch.Tensor]) -> Example:
-        """Build an example with its number of counted labels."""
+        """Build an example from its values, and count its labels."""
         tokens, labels, mask = (self.field_with(role) for role in (Role.TOKENS, Role.LABELS, Role.LOSS_MASK))
         length = 1 if tokens is None else len(values[tokens])
         counted = torch.ones(length, dtype=torch.bool)
@@ -76,7 +76,7 @@ class Format:
         return Example(values=values, length=length, num_counted=int(counted.sum()), num_labels=num_labels, weight=weight)
 
     def with_tokens(self, example: Example, token: int) -> Example:
-        """Replace all tokens but the last."""
+        """Return the example with all tokens except the last replaced by `token`."""
         values = dict(example.values)
         for field, value in example.values.items():
             if field.role is Role.TOKENS:
@@ -84,7 +84,10 @@ class Format:
         return replace(example, values=values)
 
     def halves(self, example: Example) -> tuple[Example, Example] | None:
-        """Return the example with every second counted label, and with the other labels; None with fewer than two labels."""
+        """Split the counted labels over two copies: each copy ignores every second label.
+
+        None if the example has fewer than two counted labels.
+        """
         field = self.field_with(Role.LABELS) or self.field_with(Role.LOSS_MASK)
         if field is None or example.num_counted < 2:
             return None
@@ -98,11 +101,11 @@ class Format:
         return (found[0], found[1]) if all(each.num_counted for each in found) else None
 
     def without_first_label(self, example: Example) -> Example:
-        """Ignore the label in the first position."""
+        """Return the example with the label at the first position ignored."""
         return self.example({field: self._part(field, example, is_first=False) for field in self.fields})
 
     def without_labels(self, example: Example) -> Example:
-        """Ignore all labels."""
+        """Return the example with all labels ignored."""
         values = {
             field: torch.full_like(value, self._filler(field)) if field.role in (Role.LABELS, Role.LOSS_MASK) else value
             for field, value in example.values.items()
@@ -110,7 +113,7 @@ class Format:
         return self.example(values)
 
     def microbatch(self, given: Rows) -> Any:
-        """Put rows together to a batch like the user's."""
+        """Build a batch in the user's form from a microbatch's rows."""
         if self.collate is not None:
             return self.collate([example.value for example in given.examples])
         if given.is_packed and callable(self.packing):
@@ -189,7 +192,7 @@ def format_of(
     ignore_index: int,
     packing: str | Callable[[list[Any]], Any] | None,
 ) -> Format:
-    """Read a batch. Raises `UsageError` if it cannot be taken apart."""
+    """Find the roles and the padding in a user's batch. Raises `UsageError` if it cannot be taken apart."""
     kind: Any = packing
     if isinstance(packing, str):
         if packing not in [each.value for each in Packing]:

@@ -32,11 +32,11 @@ class Presentation:
     name: str
     """Phrase for the verdict, such as ``2 even microbatches``."""
     kind: Kind
-    """Change to the batch."""
+    """How the presentation changes the batch."""
     microbatches: tuple[Rows, ...]
-    """Microbatches in order."""
+    """Rows in each microbatch, in order."""
     has_blank: bool = False
-    """Whether the presentation has one more row than the user's batch, without counted labels."""
+    """Whether the presentation has one additional row without counted labels."""
     ranks: tuple[tuple[Rows, ...], ...] = ()
     """Each data rank's microbatches; empty on one device."""
 
@@ -50,13 +50,13 @@ class Constraints:
     needs_even: bool
     """Whether all microbatches must have equally many rows."""
     has_microbatch_terms: bool
-    """Whether rows in a microbatch share a loss term. Then these rows stay together."""
+    """Whether a loss term depends on several rows in a microbatch. Such rows must stay together."""
     sides: tuple[Side, ...]
-    """Sides for padding."""
+    """Sides on which rows may be padded."""
 
 
 def whole_batch(given: Format, examples: Sequence[Example]) -> Presentation:
-    """Put all examples in one microbatch, each in its own row."""
+    """Return the presentation with all examples in one microbatch, each in its own row."""
     return Presentation(name="one microbatch", kind=Kind.WHOLE, microbatches=(rows_of(given, examples),))
 
 
@@ -66,7 +66,7 @@ def single_example(given: Format, example: Example) -> Presentation:
 
 
 def presentations(given: Format, examples: Sequence[Example], constraints: Constraints) -> Iterator[Presentation]:
-    """Yield presentations with the same gradients as `whole_batch`; `Kind.TWICE` may have twice these."""
+    """Yield presentations with the same gradients as `whole_batch`. Gradients of `Kind.TWICE` may be twice as large."""
     if not constraints.has_microbatch_terms:
         yield from _splits(given, examples, constraints)
         yield from _blanks(given, examples, constraints)
@@ -80,7 +80,7 @@ def presentations(given: Format, examples: Sequence[Example], constraints: Const
 
 
 def rows_of(given: Format, examples: Sequence[Example]) -> Rows:
-    """Put each example in its own row, padded as in the user's batch."""
+    """Return a microbatch with each example in its own row, padded as in the user's batch."""
     return Rows(rows=tuple((example,) for example in examples), side=given.default_side)
 
 

@@ -13,7 +13,7 @@ from equivcheck.system.choice import PrintableEnum
 
 
 class Packing(PrintableEnum):
-    """How the model gets the borders of packed documents."""
+    """How the model gets the borders between packed documents."""
 
     POSITION_IDS = "position_ids"
     """Positions start again at 0, and there is no mask."""
@@ -43,7 +43,7 @@ class Example:
     num_labels: int
     """Number of labels before the model's shift, which drops the first one."""
     weight: float
-    """First number per row in the batch, such as a weight; 1 if there is no such number."""
+    """First number in the batch for this row, such as a weight; 1 if there is no such number."""
     value: Any = None
     """Example from the user's own function; None if the batch was taken apart here."""
 
@@ -55,15 +55,15 @@ class Rows:
     rows: tuple[tuple[Example, ...], ...]
     """Examples in each row; several if they are packed."""
     side: Side = Side.RIGHT
-    """Padded side."""
+    """Side on which rows are padded."""
     extra: int = 0
-    """Padding in the longest row."""
+    """How many padding positions the longest row has."""
     pad_id: int | None = None
-    """Token in padding; None for the user's token."""
+    """Token used for padding; None for the token that the user chose."""
 
     @property
     def examples(self) -> tuple[Example, ...]:
-        """Return the examples in order."""
+        """Return all rows' examples, in order."""
         return tuple(example for row in self.rows for example in row)
 
     @property
@@ -73,7 +73,7 @@ class Rows:
 
     @property
     def positions(self) -> tuple[tuple[int, int, Example], ...]:
-        """Return each example with its row and its first position there."""
+        """Return each example with its row and its first position there, as triples (row, position, example)."""
         found = []
         for number, row in enumerate(self.rows):
             start = self.length - sum(example.length for example in row) if self.side is Side.LEFT else 0

@@ -6,5 +6,8 @@ from equivcheck.errors import UsageError
 
 
 def invalid(argument: str, why: str, expected: str) -> UsageError:
-    """Return an error about an invalid argument. `check_batching` puts its own name in place of ``check_training``."""
+    """Return the error for an invalid argument. `why` is the reason, `expected` a phrase for valid values.
+
+    `check_batching` puts its own name in place of ``check_training``.
+    """
     return UsageError(f"check_training: {argument} is not valid: {why}. Expected {expected}.")

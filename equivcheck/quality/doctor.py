@@ -23,7 +23,7 @@ _NUM_RANKS = 2
 _DEADLINE = 30.0
 
 Runs = tuple[Callable[..., list[bool]], tuple[tuple[Any, ...], ...]]
-"""A program returning booleans, and a tuple of arguments for each run."""
+"""A program that returns booleans, and a tuple with arguments for each run."""
 
 PROGRAMS: dict[str, Runs] = {
     "redistributed tensors": (probes.check_redistributions, tuple((seed,) for seed in range(12))),
@@ -38,7 +38,7 @@ class Probe:
     """Result from trying a layout or program in one world."""
 
     world: str
-    """World of the ranks."""
+    """World name."""
     subject: str
     """Tag of a parallelism, or a program's name."""
     works: bool
@@ -61,19 +61,19 @@ def probe_everything() -> Iterator[Probe]:
 
 
 def unclassified_state(search: Search) -> list[str]:
-    """List torch state that the audit does not list, such as new state in a newer version."""
+    """Return names for torch's process-wide state unknown to equivcheck, such as new state in a newer torch version."""
     return list(unclassified_names(search.names()))
 
 
 def probe(world: str, tag: str, parallelism: type[Parallelism]) -> Probe:
-    """Train the smallest model for one step on two ranks."""
+    """Train the smallest model with a parallelism, for one step on two ranks in a world. Return whether it worked."""
     start = time.perf_counter()
     reason, known = _result(world, parallelism)
     return Probe(world=world, subject=tag, works=not reason, reason=reason, known=known, seconds=time.perf_counter() - start)
 
 
 def probe_program(world: str, subject: str, runs: Runs) -> Probe:
-    """Run a program once for each tuple of arguments."""
+    """Run a program in a world once for each tuple of arguments. Return whether all results were right."""
     start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's warnings say nothing about this machine

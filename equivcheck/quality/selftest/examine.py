@@ -28,7 +28,7 @@ from equivcheck.worlds.trace.trace import Trace
 from equivcheck.worlds.work_clock import WorkClock
 
 Tell = Callable[[MutantResult], None]
-"""Function to receive the result for a mutant each time it has grown."""
+"""Function that gets a mutant's result each time the result has grown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Effort:
     shrink_seconds: float = 20.0
     """Maximum seconds of work for shrinking."""
     deadline: float = 10.0
-    """Limit for one run of the ranks, in seconds."""
+    """Maximum seconds for one run of the ranks."""
 
     def __post_init__(self) -> None:
         if self.seed < 0:
@@ -58,7 +58,10 @@ class Effort:
 
 
 def examine(mutant: Mutant, effort: Effort, tell: Tell = lambda _row: None) -> MutantResult:
-    """Draw scenarios for a mutant within the budget, then shrink the scenario in which it was caught best, and diagnose it."""
+    """Draw scenarios with a mutant within the budget `effort`, then shrink the best catch and diagnose it.
+
+    `tell` gets the result each time it has grown.
+    """
     drawing = _Drawing(mutant, effort, tell)
     run_batch(_scenarios(mutant), _seed(mutant, effort), drawing.take)
     row = drawing.row

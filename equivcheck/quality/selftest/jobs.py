@@ -35,16 +35,16 @@ R = TypeVar("R", bound=JobResult)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPlan(Generic[J, R]):
-    """Settings for the processes that run jobs."""
+    """Settings for processes that run jobs."""
 
     module: str
     """Module whose `main` runs in each process, and calls `serve`."""
     effort: object
     """Budget, the same for all jobs; picklable."""
     blank: Callable[[J], R]
-    """Function to create an empty result for a job."""
+    """Function that creates an empty result for a job."""
     limit: float
-    """Seconds for which a process may be idle, or work, without a message (`Patience`)."""
+    """Seconds without a message after which a process counts as stuck, idle or working (`Patience`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +54,13 @@ class JobResults(Generic[R]):
     results: tuple[R, ...]
     """Results in the order of the jobs, without jobs left out by an interruption."""
     seconds: float
-    """Total duration."""
+    """Duration in seconds for the whole run."""
     interrupted: bool
     """Whether a signal ended the run early."""
 
 
 def run_jobs(jobs: Sequence[J], work: JobPlan[J, R], *, num_workers: int, listener: Callable[[R, int], None]) -> JobResults[R]:
-    """Run all jobs. `listener` gets each complete result and the number of results so far.
+    """Run all jobs on `num_workers` processes. `listener` gets each complete result and their number so far.
 
     The first SIGINT or SIGTERM ends the run with the results so far, the second raises `KeyboardInterrupt`.
     """
@@ -90,7 +90,7 @@ class _Process(WorkerProcess, Generic[J, R]):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the process's job takes too long."""
+        """Whether the process counts as stuck, because its job takes too long."""
         return bool(self.why_stuck)
 
     @property
@@ -164,7 +164,7 @@ class _Supervisor(Generic[J, R]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDone:
-    """Message from the process with the final answer to a job."""
+    """Message with a job's final result."""
 
     result: Any
     """Final result. If it is incomplete, `broken` says why."""
@@ -179,7 +179,7 @@ class _Job:
         self._result, self._link, self._sent_at = result, link, 0.0
 
     def complete(self, do: Callable[[Callable[[Any], None]], Any]) -> Any:
-        """Run the job. If the job raises, return the result so far."""
+        """Run the job and return its result. If the job raises, return the result so far."""
         try:
             return do(self._tell)
         except Exception as error:
@@ -193,7 +193,11 @@ class _Job:
 
 
 def serve(fd: int, do: Callable[[Any, Any, Callable[[Any], None]], Any], blank: Callable[[Any], Any]) -> None:
-    """Call `do(job, effort, tell)` for each job from the supervisor at the other end of `fd`."""
+    """Run a job for each message from the supervisor at the other end of `fd`, and send back its result.
+
+    ``do(job, effort, tell)`` runs a job and returns its result. It may pass growing results to `tell`. ``blank(job)`` creates an
+    empty result.
+    """
     link = SupervisorLink(fd)
     while True:
         job = link.next()

@@ -25,7 +25,7 @@ class ShrunkScenario:
     minimum: Minimum
     """Size of the smallest scenario known to show the mutant."""
     options: tuple[str, ...]
-    """Settings not at default, as text."""
+    """Options not at their defaults, as text."""
     seconds: float
     """Seconds spent on shrinking."""
     checks: int
@@ -63,16 +63,16 @@ class ShrunkScenario:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutResult:
-    """Counts for one layout, over the scenarios in which the mutant has an effect."""
+    """Counts for one mutant under one layout."""
 
     name: str
     """Layout name."""
     reachable: int = 0
-    """Scenarios with an effect."""
+    """Scenarios in which the mutant has an effect."""
     caught: int = 0
-    """Scenarios with a finding."""
+    """Scenarios with an effect in which the check reports a finding."""
     undecided: int = 0
-    """See `MutantResult.undecided`."""
+    """Scenarios with an effect but no finding, and no clear verdict without the mutant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +82,13 @@ class MutantResult:
     name: str
     """Mutant name."""
     family: Family
-    """Training part with the mistake."""
+    """Training part that the mutant breaks."""
     drawn: int = 0
     """Number of scenarios drawn."""
     reachable: int = 0
     """Scenarios in which the mutant changes a bit in any rank's trace, or makes ranks fail."""
     caught: int = 0
-    """Scenarios with an effect and a finding."""
+    """Scenarios in which the mutant has an effect and the check reports a finding."""
     undecided: int = 0
     """Scenarios with an effect but no finding, and no clear verdict without the mutant: inconclusive, known or unsupported."""
     layouts: tuple[LayoutResult, ...] = ()
@@ -100,11 +100,11 @@ class MutantResult:
     survivor: Scenario | None = None
     """Smallest scenario in which the mutant had an effect and was missed; None if no scenario was missed."""
     shrunk: ShrunkScenario | None = None
-    """Shrunk catch; None without a catch."""
+    """Smallest scenario after shrinking a catch; None without a catch."""
     expected: tuple[Cause, ...] = ()
     """Correct diagnoses, best first."""
     given: Diagnosis | None = None
-    """Diagnosis of the shrunk scenario."""
+    """Diagnosis of the shrunk scenario; None if there is none."""
     broken: str = ""
     """Reason why the examination ended early; empty if it did not."""
 
@@ -114,7 +114,10 @@ class MutantResult:
         return cls(name=mutant.name, family=mutant.family, expected=mutant.causes)
 
     def with_scenario(self, layout: str, *, caught: int, undecided: int) -> MutantResult:
-        """Add a scenario in which the mutant has an effect. `caught` and `undecided` are 0 or 1."""
+        """Return the result with one more scenario, in which the mutant has an effect.
+
+        `layout` is its layout's name. `caught` and `undecided` are 0 or 1.
+        """
         of = {each.name: each for each in self.layouts}
         before = of.get(layout, LayoutResult(name=layout))
         of[layout] = LayoutResult(
@@ -132,12 +135,12 @@ class MutantResult:
 
     @property
     def is_killed(self) -> bool:
-        """Whether the mutant was caught at all."""
+        """Whether the mutant was caught in at least one scenario."""
         return self.caught > 0
 
     @property
     def is_explained(self) -> bool:
-        """Whether the diagnosis is correct."""
+        """Whether the diagnosis gives a correct cause."""
         return self.given is not None and self.given.cause in self.expected
 
 
@@ -150,15 +153,15 @@ class SelftestResult:
     asked: int
     """Number of chosen mutants."""
     seed: int
-    """Seed for drawing."""
+    """Seed for drawing scenarios."""
     seconds: float
-    """Total duration."""
+    """Duration in seconds for the whole selftest."""
     interrupted: bool = False
     """Whether a signal ended the selftest early."""
 
     @property
     def num_reached(self) -> int:
-        """Count mutants that had an effect in a scenario."""
+        """Count mutants that had an effect in at least one scenario."""
         return sum(row.reachable > 0 for row in self.rows)
 
     @property
@@ -168,25 +171,25 @@ class SelftestResult:
 
     @property
     def reached_rate(self) -> float:
-        """Return the share of mutants that had an effect in some scenario.
+        """Return the fraction of mutants with an effect in at least one scenario.
 
-        If a mutant has no effect, the scenario generator is to blame.
+        If a mutant never has an effect, the scenario generator is to blame.
         """
         return _share(self.num_reached, len(self.rows))
 
     @property
     def kill_rate(self) -> float:
-        """Return the share of mutants with an effect that were caught. If a mutant was missed, the oracle is to blame."""
+        """Return the fraction of caught mutants, among mutants with an effect. If one was missed, the oracle is to blame."""
         return _share(self.num_killed, self.num_reached)
 
     @property
     def caught_rate(self) -> float:
-        """Return the share of scenarios with an effect that were caught, without undecided scenarios."""
+        """Return the fraction of caught scenarios, among scenarios with an effect. Undecided scenarios are not counted."""
         return _share(sum(row.caught for row in self.rows), sum(row.reachable - row.undecided for row in self.rows))
 
     @property
     def diagnosis_rate(self) -> float:
-        """Return the share of caught mutants with a correct diagnosis."""
+        """Return the fraction of correctly diagnosed mutants, among caught mutants."""
         return _share(sum(row.is_explained for row in self.rows), self.num_killed)
 
     @property
@@ -196,13 +199,13 @@ class SelftestResult:
 
     @property
     def median_examples(self) -> float:
-        """Return the median number of examples up to the first catch; 0 without a catch."""
+        """Median number of scenarios drawn until a mutant was first caught; 0 if no mutant was caught."""
         found = [row.examples for row in self.rows if row.is_killed]
         return statistics.median(found) if found else 0.0
 
     @property
     def worst_examples(self) -> int:
-        """Return the largest number of examples up to a first catch; 0 without a catch."""
+        """Return the largest number of scenarios drawn until a mutant was first caught; 0 if no mutant was caught."""
         return max((row.examples for row in self.rows), default=0)
 
     @property

@@ -14,13 +14,13 @@ _GRACE_SECONDS = 120.0
 """Seconds for imports and the diagnosis, in addition to drawing and shrinking."""
 
 Listener = Callable[[MutantResult, int], None]
-"""Function to receive each complete row, and the number of rows so far."""
+"""Function that gets each mutant's complete result, and how many are complete so far."""
 
 
 def selftest(
     mutants: Sequence[Mutant], effort: Effort, *, num_workers: int = 1, listener: Listener = lambda _row, _count: None
 ) -> SelftestResult:
-    """Examine mutants on several processes.
+    """Examine mutants on several processes. `listener` gets each complete result.
 
     The first SIGINT or SIGTERM ends the selftest with the results so far, the second raises `KeyboardInterrupt`.
     """
@@ -38,5 +38,5 @@ def selftest(
 
 
 def main(fd: int) -> None:
-    """Examine mutants for the supervisor at the other end of `fd`."""
+    """Examine mutants for the supervisor at the other end of `fd`, a file descriptor."""
     serve(fd, lambda name, effort, tell: examine(mutant(name), effort, tell), lambda name: MutantResult.of(mutant(name)))

@@ -25,7 +25,7 @@ class CorpusResult:
     known: str = ""
     """Known issue; empty if there is no such issue."""
     reason: str = ""
-    """Reason in one sentence; empty if equivalent."""
+    """Reason for the outcome in one sentence; empty if equivalent."""
 
 
 def draw_scenarios(count: int, seed: int) -> tuple[Scenario, ...]:
@@ -58,7 +58,7 @@ def check_corpus(installation: Installation, scenarios: tuple[Scenario, ...]) ->
 
 
 def main() -> None:
-    """Check scenarios in the interpreter with the other torch version."""
+    """Check scenarios in an interpreter with another torch version, for the process that started it."""
     serve_tasks(_check)
 
 

@@ -37,7 +37,7 @@ _ASK = (
 
 
 class NoEnvironment(EquivCheckError):
-    """An environment with this torch version cannot be created."""
+    """Error if no environment with a torch version can be created."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +66,12 @@ class Environments:
     index_url: str = CPU_INDEX
     """Index for torch; `OWN_INDEX` for the pip or uv configuration."""
     tell: Callable[[str], None]
-    """Function to receive progress lines."""
+    """Function that gets lines about the progress."""
 
     def installation(self, release: Version) -> Installation:
-        """Return the installation of a release: the user's own, or an environment in the cache, which is created if needed.
+        """Return a release's installation: the user's own, or an environment in the cache, which is created if needed.
 
-        Raises `NoEnvironment`.
+        Raises `NoEnvironment` if it cannot be created.
         """
         found = self.given.get(release)
         return self._made(release) if found is None else found
@@ -173,7 +173,10 @@ def dependencies() -> dict[str, str]:
 
 
 def ask(python: Path, names: tuple[str, ...]) -> dict[str, str | None]:
-    """Ask an interpreter for package versions; None for a missing package. Raises `UsageError` if the interpreter cannot run."""
+    """Return package versions in another interpreter's environment; None for a missing package.
+
+    Raises `UsageError` if the interpreter cannot run.
+    """
     ran = run_python(python, ("-c", _ASK, *names), seconds=_ASK_SECONDS)
     if ran.code != 0:
         raise UsageError(f"interpreter {python} cannot be asked for its packages: {ran.last_line or f'exit code {ran.code}'}")

@@ -17,14 +17,14 @@ from equivcheck.system.temporary_folder import temporary_folder
 
 
 def run_scripts(installation: Installation, issues: Iterable[KnownIssue]) -> dict[str, Showing]:
-    """Run the scripts, and return the results by issue id."""
+    """Run the known issues' scripts on another torch version, and return the results by issue id."""
     ids = [issue.id for issue in issues]
     results = run_tasks(installation, __name__, ids, seconds=SECONDS, ended=_cannot_run)
     return {name: decode(Showing, result, where="scripts") for name, result in zip(ids, results, strict=True)}
 
 
 def main() -> None:
-    """Run scripts in the interpreter with the other torch version."""
+    """Run scripts in an interpreter with another torch version, for the process that started it."""
     issues = {issue.id: issue for issue in all_known_issues()}
     serve_tasks(lambda name: encode(_tried(issues[name])))
 

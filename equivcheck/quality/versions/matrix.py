@@ -45,7 +45,7 @@ class VersionResult:
         return Counter(result.outcome for result in self.corpus)
 
     def disagreements(self, issues: Iterable[KnownIssue]) -> dict[str, Showing]:
-        """Results of issue scripts that contradict the affected torch versions recorded for the issue, by issue id."""
+        """Return script results that contradict the torch versions recorded for the issue, by issue id."""
         return {
             issue.id: self.scripts[issue.id]
             for issue in issues
@@ -69,7 +69,7 @@ class Matrix:
     """Results by version, oldest first."""
 
     def with_version(self, version: Version, found: VersionResult) -> Matrix:
-        """Add a version's results."""
+        """Return the matrix with one more version's results."""
         versions = self.versions | {str(version): found}
         return replace(self, versions={name: versions[name] for name in sorted(versions, key=Version)})
 
@@ -132,5 +132,5 @@ def code_digest() -> str:
 
 
 def shows_of(matrix: Matrix) -> Mapping[str, Mapping[str, Showing]]:
-    """Return script results by issue and version."""
+    """Return each known issue's script results by torch version."""
     return {issue: {version: found.scripts[issue] for version, found in matrix.versions.items()} for issue in matrix.issues}

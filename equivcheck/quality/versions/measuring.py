@@ -61,18 +61,18 @@ class Search:
     versions: tuple[Version, ...]
     """Versions, oldest first."""
     environments: Environments
-    """Source of the installations."""
+    """Finds or creates each version's installation."""
     seconds: float
     """Limit in seconds per version."""
     every: bool = False
     """Whether to measure all versions instead of bisecting."""
 
     def of_issue(self, issue: KnownIssue) -> ShownIn:
-        """Find the versions in which a known issue's script shows the issue."""
+        """Find the torch versions in which a known issue's script shows the issue."""
         return self._result(Method.SCRIPT, self._measure(of_issue(issue).run), ())
 
     def of_finding(self, finding: Finding) -> ShownIn:
-        """Find the versions in which a finding shows: by script, or by replay if no script shows it."""
+        """Find the torch versions in which a finding shows: by its script, or by replay if no version shows it by script."""
         found_in = Version(Version(finding.environment.torch).public)
         first = (found_in,) if found_in in self.versions else ()
         script = self._script(finding)

@@ -38,17 +38,17 @@ _PHASES = {Phase.GRADIENT: "gradient", Phase.CLIPPING: "clipped gradient", Phase
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """A script that shows one failure."""
+    """A torch-only script that shows one failure."""
 
     text: str
     """Source code."""
     ranks: int
-    """Process count."""
+    """How many processes the script needs."""
     judge: Callable[[int, str], Showing]
-    """Function to judge exit code and output."""
+    """Function that decides from exit code and output whether the failure shows."""
 
     def run(self, installation: Installation, seconds: float) -> Showing:
-        """Run the script with an installation, for at most `seconds`."""
+        """Run the script with an installation, for at most `seconds`. Return whether the failure shows."""
         with temporary_folder() as folder:
             path = Path(folder, _NAME)
             path.write_text(self.text, encoding="utf-8")
@@ -66,7 +66,7 @@ def of_issue(issue: KnownIssue) -> Script:
 def of_finding(finding: Finding) -> Script | None:
     """Return a script for a finding, with its exact numbers.
 
-    None if no script can show the finding, or if its output cannot tell.
+    None if no script can show the finding, or if its output would not say whether it shows.
     """
     verdict = finding.verdict
     if not isinstance(verdict, Verdict):

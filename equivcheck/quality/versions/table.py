@@ -19,7 +19,7 @@ _REASON = 200
 
 
 def print_matrix(console: Console, matrix: Matrix, issues: Iterable[KnownIssue]) -> None:
-    """Print a line for each version, then all problems."""
+    """Print the results as a table with a line for each version, then all problems."""
     issues = tuple(issues)
     worlds = [f"doctor {world}" for world in LOCAL_WORLDS]
     table = Table("torch", *worlds, *(outcome.value for outcome in Outcome), "scripts", box=None, header_style="bold")
@@ -43,7 +43,7 @@ def _cells(found: VersionResult, issues: tuple[KnownIssue, ...]) -> Iterator[str
 
 
 def wrong_in(found: VersionResult, issues: tuple[KnownIssue, ...]) -> Iterator[str]:
-    """Yield a line for each failure on a version."""
+    """Yield a line for each problem on a version: failed probes, findings and contradicting scripts."""
     for probe in found.probes:
         if not probe.works:
             yield f"doctor {probe.world} {probe.subject}: {probe.reason[:_REASON]}"
