@@ -27,25 +27,27 @@ MAX_FOLLOWERS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedRun:
-    """Reference and expected collective calls for a run. References are functions, because computing one costs time."""
+    """The values and communication calls that a correct run has. References are functions, because computing one takes time."""
 
     reference: Callable[[], Reference]
     """Function that returns the reference for the first comparison."""
     confirming_reference: Callable[[], Reference]
-    """Function that returns the same reference with many more perturbed runs.
-    Its tolerances decide if the first comparison finds a difference."""
+    """Function that returns the reference with tolerances from many more perturbed runs. It decides if the first comparison finds
+    a difference.
+    """
     required_steps: int
-    """Steps the reference must decide. With fewer, a case without differences is INCONCLUSIVE."""
+    """How many steps the reference must decide. If it decides fewer and nothing differs, the outcome is INCONCLUSIVE."""
     calls: tuple[Divergence, ...] = ()
-    """Differences between issued and expected calls. Empty if no calls are expected."""
+    """Differences between the ranks' communication calls and the predicted ones. Empty if no calls were predicted."""
 
 
 def judge(verdict: V, case: ExpectedRun, result: RanksResult) -> tuple[V, Doubt | None]:
-    """Judge ranks that all finished. Also return the first step from which on agreement proves nothing.
+    """Judge a run in which all ranks finished.
 
-    A difference must also show against the confirming reference. Some differences are dropped. If the reference is in doubt, a
-    difference smaller than its noise counts only before the doubtful step. If noise exceeds all values from some step on, no
-    later difference counts. If a step differs only in updates by uncertain signs, this step and later steps do not count.
+    Return `verdict` with its outcome, and the first step from which on agreement proves nothing. A difference must also show
+    against the confirming reference. Three kinds of difference do not count. If the reference is in doubt, a difference smaller
+    than its noise counts only before the doubtful step. If noise exceeds all values from some step on, no later difference
+    counts. If only the sign of a near-zero gradient may explain a step's updates, this step and later steps do not count.
     """
     reference = case.reference()
     found, doubt = _compared(reference, result, Comparison(divergences=(), worst_error=0.0, largest_share=0.0)), reference.doubt
@@ -74,13 +76,13 @@ def _doubt_by_uncertain_signs(reference: Reference, confirming: Reference, found
 
 
 def judge_coarsely(verdict: V, coarse: Reference, result: RanksResult, calls: tuple[Divergence, ...]) -> V | None:
-    """Judge ranks whose differences exceed any rounding noise, from a single reference run. None if a difference is smaller."""
+    """Judge by a reference from a single run. Return None if a difference is so small that it may be rounding noise."""
     found = compare(coarse, result.run.values, result.before)
     return _diverged(verdict, found, calls) if is_large(found.divergences) else None
 
 
 def judge_failure(verdict: V, failure: Failure) -> V:
-    """Judge ranks that crashed or hung."""
+    """Return the verdict with outcome CRASHED or HUNG, for a run in which not all ranks finished."""
     outcome = Outcome.HUNG if failure.hung else Outcome.CRASHED
     return replace(verdict, outcome=outcome, reason=failure.summary, failure=failure)
 

@@ -16,20 +16,20 @@ from equivcheck.worlds.trace.trace import Piece, Snapshot
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assembled:
-    """Full tensors at one compared point of a training."""
+    """Full tensors assembled from all ranks' pieces, at one compared point of a training."""
 
     values: Vector
     """All elements, each from the first rank that holds it. NaN if no rank holds an element."""
     covered: Flags
     """True for each element that some rank holds."""
     misfits: tuple[Misfit, ...]
-    """Tensors whose pieces do not fit together. At most one entry per tensor and kind."""
+    """Tensors whose pieces do not fit together. At most one entry for each tensor and kind of difference."""
 
 
 class Assembler:
-    """Assembles the tensors at one compared point after another.
+    """Assembles full tensors from all ranks' pieces, for one compared point of a training after another.
 
-    Positions are cached, because pieces have the same positions at every step.
+    A piece has the same position in the full tensor at every step, so positions are cached.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Assembler:
         self._alive: list[object] = []
 
     def assemble(self, expected: Expected, snapshots: Sequence[Snapshot]) -> Assembled:
-        """Assemble the full tensors at one compared point from all ranks' snapshots, in rank order."""
+        """Assemble the full tensors at one compared point. `snapshots` holds each rank's recorded values, in rank order."""
         canvas = _Canvas(expected)
         for rank, snapshot in enumerate(snapshots):
             located = self._locate(expected.table, snapshot.pieces)

@@ -1,4 +1,4 @@
-"""Compare the ranks' communication with the expected calls."""
+"""Compare all ranks' communication calls with the calls predicted from the scenario."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ _NOT_MODELLED = (Stage.SETUP, Stage.READING)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallComparison:
-    """Differences between a run's calls and the expected calls."""
+    """Differences between the ranks' communication calls and the calls predicted from the scenario."""
 
     divergences: tuple[Divergence, ...] = ()
-    """One entry per kind of call that differs, at the first rank with a difference. Sorted by step and stage."""
+    """One entry for each kind with too many or too few calls or bytes, at the first rank with a difference. Sorted by step
+    and stage.
+    """
     unmodelled: str = ""
-    """Reason why not all calls were compared. Empty if all were compared."""
+    """Why not all calls were compared. Empty if all were compared."""
 
 
 def compare_calls(scenario: Scenario, world: str, run: Run) -> CallComparison:
-    """Compare each rank's calls with the expected calls."""
+    """Compare each rank's communication calls in `run` with the calls predicted from the scenario."""
     if not run.calls:
         return CallComparison(unmodelled=f"world {world} does not see calls")
     prediction = predict_calls(scenario.training, scenario.layout)
@@ -43,7 +45,10 @@ def compare_calls(scenario: Scenario, world: str, run: Run) -> CallComparison:
 
 
 def differing_calls(scenario: Scenario, rank: int, calls: Iterable[Call]) -> dict[Key, Divergence]:
-    """Return the differences between a rank's calls in the steps and the expected calls, sorted by step and stage."""
+    """Compare one rank's communication calls during the steps with the calls predicted from the scenario.
+
+    Return each difference in the number of calls or bytes, sorted by step and stage.
+    """
     training, layout = scenario.training, scenario.layout
     prediction = predict_calls(training, layout, rank)
     actual = _compared(totals(calls, layout.mesh, without=_NOT_MODELLED), prediction.ops_left_out)

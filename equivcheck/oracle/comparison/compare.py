@@ -20,20 +20,22 @@ from equivcheck.worlds.trace.trace import Snapshot, Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All differences between the ranks and a reference."""
+    """All differences between the ranks' traces and the reference."""
 
     divergences: tuple[Divergence, ...]
-    """Sorted by step, phase and tensor. Empty if the traces are equivalent."""
+    """All tensors with a difference, sorted by step, phase and tensor. Empty if the traces are equivalent."""
     worst_error: float
-    """Largest tensor error, relative to its tolerance."""
+    """Largest error in a tensor, divided by the tensor's tolerance."""
     largest_share: float
-    """Largest error, relative to the largest tensor of the same kind. Infinite if a difference is not numeric."""
+    """Largest error beyond its tolerance, divided by the norm of the largest tensor of the same kind. Infinite if a difference is
+    not numeric.
+    """
 
 
 def compare(reference: Reference, traces: Sequence[Trace | ValueTrace], before: Sequence[Trace] = ()) -> Comparison:
     """Compare all ranks' traces, in rank order, with the reference.
 
-    `before` holds the traces of the first steps, if they ran under another layout.
+    `before` holds the traces from before a checkpoint, if the first steps ran under another layout.
     """
     first = moments_of_steps(before)
     ranks = [*first, *zip(*map(moments, traces), strict=True)]
@@ -66,16 +68,16 @@ def compare(reference: Reference, traces: Sequence[Trace | ValueTrace], before: 
 
 
 def comparison_before(step: int, found: Comparison) -> Comparison:
-    """Keep only the divergences before a step, because the reference cannot decide later steps."""
+    """Return the comparison with only the divergences before `step`, because the reference cannot decide later steps."""
     before = tuple(divergence for divergence in found.divergences if divergence.step < step)
     return replace(found, divergences=before, worst_error=found.worst_error if before else min(found.worst_error, 1.0))
 
 
 def snapshots_of(found: list[Moment], phase: Phase, groups: Sequence[Sequence[int]] = ()) -> list[Snapshot]:
-    """Return the ranks' snapshots for assembling.
+    """Return the ranks' snapshots from one moment, ready to be assembled to full tensors.
 
-    The loss is averaged over the ranks that have a loss, because these ranks average their gradients. Ranks in one of `groups`
-    have the same loss, so each group counts once.
+    In the loss phase this is one snapshot with the mean over all ranks that have a loss. Ranks in one of `groups` have the same
+    loss, so each group counts once.
     """
     snapshots = [moment.snapshot for moment in found]
     if phase is not Phase.LOSS:

@@ -1,4 +1,4 @@
-"""Find replicas that differ in some bits, and the rank whose replica is farther from the reference."""
+"""Find replicas that are not equal bit for bit, and the rank whose replica is farther from the reference."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ class Misfit:
     rank: int
     """First rank with the difference. If ranks disagree, the rank that is farther from the reference."""
     expected: str
-    """The reference's value."""
+    """Value, shape or element type in the reference."""
     actual: str
-    """This rank's value."""
+    """Value, shape or element type on the rank."""
     ranks: tuple[int, ...] = ()
-    """All ranks with this value, if it is not a number: a missing tensor, a shape or an element type. Else empty."""
+    """All ranks with the same missing tensor, shape or element type. Empty if a number differs."""
     index: tuple[int, ...] = ()
-    """Element index. Empty if the difference is not in an element."""
+    """Index of the differing element. Empty if the difference is not in an element."""
     elsewhere: str = ""
-    """Value on another rank, if ranks disagree."""
+    """Value on another rank, such as ``rank 1 has 0.5``, if ranks disagree. Else empty."""
     distance: float = 0.0
-    """Distance between the element and the reference, if ranks disagree."""
+    """Distance between the element and the reference, if ranks disagree. Else 0."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DifferingElements:
-    """Elements on which a rank has other bits than the first rank that holds the element."""
+    """Elements whose bits on one rank differ from those on the first rank that holds them."""
 
     where: Positions
-    """Indices of the elements in the flat vector."""
+    """Positions of the elements in the flat vector of all tensors."""
     held: Vector
     """Values on the first rank that holds the elements."""
     local: Vector
-    """Values on this rank."""
+    """Values on the rank that differs."""
 
 
 def disagreements(
     expected: Expected, snapshots: Sequence[Snapshot], placed: Sequence[Positions], differing: DifferingElements
 ) -> list[Misfit]:
-    """Return tensors on which the last rank disagrees with the ranks before it.
+    """Return the tensors on which the last rank in `snapshots` disagrees with earlier ranks.
 
-    `placed` holds the positions that each rank has. Replicas must agree bit for bit if the shards have the same places in memory
-    on all ranks. Otherwise kernels may round differently, for example at a vectorized loop's end, so the difference must exceed
-    the tolerance.
+    `differing` holds the elements with other bits. Replicas must agree bit for bit if all ranks hold equal pieces. Otherwise
+    kernels may round differently, for example at a vectorized loop's end, so the difference must exceed the tolerance. `placed`
+    holds, for each rank, the positions of its elements.
     """
     table, found = expected.table, []
     # Ranks may compute a reported value in different orders, such as a norm.
@@ -74,9 +74,9 @@ def disagreements(
 
 
 def loss_disagreements(expected: Expected, snapshots: Sequence[Snapshot], groups: Sequence[Sequence[int]]) -> list[Misfit]:
-    """Yield one misfit for each group of ranks whose losses differ, although they have the same rows.
+    """Return a misfit for each group of ranks whose losses differ although the ranks have the same rows.
 
-    The tolerance is for the mean over groups. A group's loss may be larger, with more rounding noise.
+    The tolerance in `expected` is for the mean over groups. A single group's loss may be larger, so it gets a larger tolerance.
     """
     losses = {rank: float(snapshot.values[0]) for rank, snapshot in enumerate(snapshots) if snapshot.present[0]}
     reporting = [group for group in ([rank for rank in group if rank in losses] for group in groups) if group]
@@ -147,7 +147,7 @@ def _positions(table: Table, piece: Piece) -> Positions:
 
 
 def element(table: Table, position: int) -> tuple[int, tuple[int, ...]]:
-    """Convert a position in the flat vector to the tensor's number and the index in it."""
+    """Return which tensor lies at a position in the flat vector (its row in `table`), and the element's index in this tensor."""
     row = int(np.searchsorted(table.offsets, position, side="right")) - 1
     index = np.unravel_index(position - table.offsets[row], table.shapes[row])
     return row, tuple(int(part) for part in index)

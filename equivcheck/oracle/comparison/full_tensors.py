@@ -15,9 +15,9 @@ from equivcheck.worlds.trace.trace import Piece, Snapshot
 
 
 def full_tensor_divergences(expected: Expected, assembled: Assembled, full: Sequence[Snapshot | None]) -> list[Divergence]:
-    """Return tensors for which some rank's `full_tensor()` differs, each at the first rank with a difference.
+    """Return the tensors for which `full_tensor()` on a rank differs from the assembled shards, each at the first such rank.
 
-    `full` holds a snapshot per rank, or None if the rank did not call `full_tensor()`.
+    `full` holds a snapshot per rank with the values from `full_tensor()`, or None if the rank did not call it.
     """
     found: dict[str, Divergence] = {}
     for rank, snapshot in enumerate(full):

@@ -1,1 +1,1 @@
-"""Known issues of torch, and the evidence by which a failing check is recognised as a known issue."""
+"""Known issues of torch. If a check fails, evidence decides whether a known issue explains the failure."""

@@ -38,7 +38,7 @@ def compiled_original_parameters(scenario: Scenario) -> bool:
 
 @need
 def recompiled_with_gradients(scenario: Scenario) -> bool:
-    """Whether a forward is recompiled while gradients exist: for another microbatch size, or at a step that starts from zeros."""
+    """Whether the forward is compiled again while parameters have gradients, for a second microbatch size or for another step."""
     training = scenario.training
     alternates = training.steps > 1 and any(layer.auxiliary is AuxiliaryLinear.EVEN_STEPS for layer in training.model.layers)
     return len(set(training.data.microbatches)) > 1 or (alternates and training.zero_grad is ZeroGrad.ZERO)
@@ -52,7 +52,7 @@ def compiled_by_inductor(scenario: Scenario) -> bool:
 
 @need
 def compiled_units_over_tensor_parallel(scenario: Scenario) -> bool:
-    """Whether one compiler gets several layers of DTensors, each an FSDP1 unit with `use_orig_params`."""
+    """Whether several layers with DTensors are compiled together, and each is an FSDP1 unit with `use_orig_params`."""
     layout = scenario.layout
     has_units = any(
         parallelism.use_orig_params and parallelism.wrapping is Wrapping.PER_LAYER for parallelism in layout.of(FSDP1)
@@ -62,7 +62,7 @@ def compiled_units_over_tensor_parallel(scenario: Scenario) -> bool:
 
 @need
 def compiled_units_among_others_over_tensor_parallel(scenario: Scenario) -> bool:
-    """Whether one compiler gets several layers of DTensors, each a unit of FSDP1, FSDP2 or `replicate`."""
+    """Whether several layers with DTensors are compiled together, and each is a unit in FSDP1, FSDP2 or `replicate`."""
     layout = scenario.layout
     wrapped = any(
         isinstance(each, FSDP1 | FSDP2 | Replicate) and each.wrapping is Wrapping.PER_LAYER for each in layout.parallelisms
@@ -72,7 +72,10 @@ def compiled_units_among_others_over_tensor_parallel(scenario: Scenario) -> bool
 
 @need
 def shards_heads_of_symbolic_width(scenario: Scenario) -> bool:
-    """Whether heads with a symbolic width are sharded, and the gradient of a trained weight needs the size over all ranks."""
+    """Whether attention heads are sharded and have a symbolic width in compiled code.
+
+    Also, a trained weight's gradient must need the size over all ranks.
+    """
     return scenario.layout.mesh.size(TP) > 1 and any(
         split is Split.HEADS_OR_HIDDEN and not layer.frozen and (layer.fused or layer.num_heads > layer.num_kv_heads)
         for layer, split in _heads_of_symbolic_width(scenario)
@@ -81,7 +84,7 @@ def shards_heads_of_symbolic_width(scenario: Scenario) -> bool:
 
 @need
 def transposes_heads_of_symbolic_width(scenario: Scenario) -> bool:
-    """Whether DTensors get transposed gradients whose strides contain the symbolic width of heads."""
+    """Whether attention heads have a symbolic width in compiled code, and transposed gradients have it in their strides."""
     several_ranks = scenario.layout.mesh.size(TP) > 1
     return any(
         (several_ranks and split is Split.HEADS_OR_HIDDEN)
@@ -141,7 +144,7 @@ def _compiles_whole(layout: Layout) -> bool:
 
 @need
 def compiled_with_equal_shards(scenario: Scenario) -> bool:
-    """Whether compiled layers are sharded along dims of several sizes, and some rank's shards of the layers have equal size."""
+    """Whether compiled layers have sharded dims with different sizes, but some rank's shards have the same size."""
     layout, ranks = scenario.layout, scenario.layout.mesh.size(TP)
     sizes = {size for parallelism in layout.of(TensorParallel) for _, size in cuts(scenario.training.model, parallelism)}
     compiles = layout.execution.compile is not Compile.NONE
@@ -159,7 +162,7 @@ def compiled_layers_between_ddp_and_tensor_parallel(scenario: Scenario) -> bool:
 
 @need
 def reruns_layer_next_to_others(scenario: Scenario) -> bool:
-    """Whether a layer runs again after an update, next to another layer or inside activation checkpointing."""
+    """Whether a layer runs again after an update, and the model has other layers or activation checkpointing."""
     among = len(scenario.training.model.layers) > 1 or scenario.layout.execution.checkpointing is not Checkpointing.NONE
     return scenario.training.steps > 1 and among
 

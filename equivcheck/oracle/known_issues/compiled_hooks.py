@@ -1,4 +1,4 @@
-"""Predicates on tensor-parallel hooks that are compiled one by one, for the field `needs` of known issues.
+"""Predicates on hooks of tensor parallelism that Dynamo compiles one by one, for the field `needs` of known issues.
 
 Dynamo skips all modules in FSDP1 without `use_orig_params`. It compiles only the hooks by which `parallelize_module` prepares
 inputs and outputs, and no hook in a layer with activation checkpointing.
@@ -37,7 +37,7 @@ from equivcheck.worlds.trace.differences import Difference, Divergence
 
 @need
 def hooks_compiled_one_by_one(scenario: Scenario) -> bool:
-    """Whether a forward with FSDP1 without `use_orig_params` over tensor parallelism is compiled."""
+    """Whether FSDP1 without `use_orig_params` is applied over tensor parallelism and compiled."""
     layout = scenario.layout
     looks_into_hooks = any(not parallelism.use_orig_params for parallelism in layout.of(FSDP1))
     return looks_into_hooks and layout.execution.compile is not Compile.NONE and layout.has(TensorParallel)
@@ -96,7 +96,7 @@ def _rows(scenario: Scenario) -> list[int]:
 
 @need
 def two_features_cut_after_others(scenario: Scenario) -> bool:
-    """Whether a compiled hook splits two input features into one per rank, after a hook was compiled for another number."""
+    """Whether a compiled hook shards two input features over two ranks, after it was compiled for another number of features."""
     found, recompiled = _linears_compiled_together(scenario), len(set(_rows(scenario))) > 1
     return scenario.layout.mesh.size(TP) == 2 and any(
         each.is_split and each.inputs == 2 and any(other.inputs != 2 for other in (found if recompiled else found[:index]))
@@ -106,9 +106,9 @@ def two_features_cut_after_others(scenario: Scenario) -> bool:
 
 @need
 def viewed_sequences_of_another_size(scenario: Scenario) -> bool:
-    """Whether a compiled hook takes sequences from a linear layer with a bias, after sequences with another number of rows.
+    """Whether a compiled hook takes sequences from a linear with a bias, after it was compiled for another number of rows.
 
-    A length that equals one, the rows or the features shares their symbol, and does not count.
+    A sequence length of one, or equal to the rows or features, does not count, because Dynamo uses one symbol for equal sizes.
     """
     rows, length = _rows(scenario), scenario.training.model.length
     again = {size for index, size in enumerate(rows) if set(rows[:index]) - {size}} - {1, length}
@@ -118,9 +118,10 @@ def viewed_sequences_of_another_size(scenario: Scenario) -> bool:
 
 @need
 def viewed_sequences_of_other_features(scenario: Scenario) -> bool:
-    """Whether hooks on sequences of a linear layer with a bias are compiled for a second and a third number of features.
+    """Whether compiled hooks take sequences from linears with a bias, with a second and a third number of features.
 
-    The first compiled hook takes no such view, or the features equal the rows or positions and share their symbol.
+    The first compiled hook takes no such sequence, or the features equal the rows or positions, and Dynamo uses one symbol for
+    both.
     """
     rows, length, found = _rows(scenario), scenario.training.model.length, _linears_compiled_together(scenario)
     index = next((index for index, each in enumerate(found) if each.outputs not in (1, found[0].outputs)), None)
@@ -134,15 +135,15 @@ def viewed_sequences_of_other_features(scenario: Scenario) -> bool:
 
 @need
 def pending_before_a_compiled_hook(scenario: Scenario) -> bool:
-    """Whether a recomputed layer returns an asynchronous sum, and a compiled hook takes it."""
+    """Whether a recomputed layer returns an all-reduce that has not finished, and a compiled hook takes this output."""
     return _last_pending(scenario) is not None
 
 
 @show
 def before_a_compiled_hook(scenario: Scenario, divergence: Divergence) -> bool:
-    """Whether the tensor belongs to the layer with the asynchronous sum, or to an earlier layer.
+    """Whether the diverged tensor belongs to the layer with the unfinished all-reduce, or to an earlier layer.
 
-    Gradients are missing only if each layer is a unit.
+    Gradients are missing only if each layer is an FSDP1 unit.
     """
     last, layer = _last_pending(scenario), layer_of(divergence.tensor)
     has_units = any(parallelism.wrapping is Wrapping.PER_LAYER for parallelism in scenario.layout.of(FSDP1))

@@ -1,4 +1,4 @@
-"""Known issues of torch, read from known.toml."""
+"""The list of known issues in torch, read from known.toml."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class InvalidKnownIssue(EquivCheckError, ValueError):
 
 
 class IssueKind(PrintableEnum):
-    """Effect of a known issue."""
+    """How a known issue of torch shows in a training."""
 
     WRONG_NUMBERS = "wrong_numbers"
     CRASH = "crash"
@@ -50,18 +50,18 @@ _OUTCOMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownIssue:
-    """A known issue of torch, with the evidence by which it is recognised."""
+    """A known issue of torch, and the evidence for a failed check with this issue as its cause."""
 
     id: str
     """Short unique name. Its script has the same name."""
     title: str
-    """Torch's error, as one sentence without a full stop. It contains "silently" if nothing is raised."""
+    """Sentence about torch's error, without a full stop. It contains "silently" if torch raises nothing."""
     link: str = ""
     """URL for the report or the documentation. Empty if the issue is not reported."""
     torch: str
     """Versions of torch with the issue, as a PEP 440 specifier."""
     kind: IssueKind
-    """Effect of the issue."""
+    """How the issue shows: wrong numbers, a crash, a hang or a limitation."""
     layouts: tuple[str, ...]
     """Tags of parallelisms that can show the issue. Empty if no scenario can."""
     ranks: int = 2
@@ -69,19 +69,20 @@ class KnownIssue:
     needs: tuple[str, ...]
     """Names of predicates in `NEEDS`. A scenario must meet all of them to show the issue."""
     error: str = ""
-    """Regular expression for the verdict's reason or a rank's error. Empty for wrong numbers."""
+    """Regular expression that must match the verdict's reason or a rank's error. Empty for wrong numbers."""
     phases: tuple[Phase, ...] = ()
-    """Phases in which the first divergence can be. Empty unless numbers are wrong."""
+    """Phases in which the first divergence may lie. Empty unless the issue gives wrong numbers."""
     differences: tuple[Difference, ...] = ()
-    """Kinds of the first difference. Empty unless numbers are wrong."""
+    """Kinds of difference that the first divergence may have. Empty unless the issue gives wrong numbers."""
     shows: tuple[str, ...] = ()
     """Names of predicates in `SHOWS`. The first divergence must meet all of them."""
     without: str = ""
     """Name of a function in `WORKAROUNDS` that avoids the issue. Empty if no workaround is known."""
     tried_without: bool = False
-    """Whether the evidence is ambiguous. The scenario then also runs with the workaround, and must pass."""
+    """Whether the evidence alone is ambiguous. The scenario then also runs with the workaround, and must be equivalent."""
     on_resume: bool = False
-    """Whether a checkpoint between two layouts causes the issue. Wrong numbers then show in the first step after the checkpoint.
+    """Whether the issue comes from a checkpoint between two layouts. Wrong numbers then show in the first step after the
+    checkpoint.
     """
 
     def __post_init__(self) -> None:
@@ -102,7 +103,7 @@ class KnownIssue:
 
     @property
     def summary(self) -> str:
-        """Return title and link."""
+        """Title and link of the issue, as one line."""
         return f"{self.title} ({self.link or 'not reported'})"
 
     def is_in(self, version: str) -> bool:
@@ -110,7 +111,7 @@ class KnownIssue:
         return SpecifierSet(self.torch).contains(Version(version).base_version)
 
     def explains(self, verdict: Verdict) -> bool:
-        """Whether the issue explains a failing verdict."""
+        """Whether the issue explains a verdict with outcome DIVERGED, CRASHED or HUNG."""
         scenario = verdict.scenario
         return (
             verdict.outcome in _OUTCOMES[self.kind]
@@ -119,13 +120,13 @@ class KnownIssue:
         )
 
     def could_show(self, scenario: Scenario) -> bool:
-        """Whether a scenario meets all needs, so that its check can end as this issue."""
+        """Whether this scenario's check can fail because of the issue: the scenario meets all `needs`."""
         if scenario.resume is None:
             return not self.on_resume and self._is_met(scenario)
         return any(map(self._is_met, _of_one_layout(scenario)))
 
     def avoid(self, scenario: Scenario) -> Scenario | None:
-        """Return a similar scenario that can run and cannot show the issue. None if no workaround is known."""
+        """Return a scenario with the issue's workaround, changed so that it can run. None if there is no workaround."""
         return fit_scenario(WORKAROUNDS[self.without](scenario)) if self.without else None
 
     def _is_met(self, scenario: Scenario) -> bool:
@@ -142,7 +143,7 @@ class KnownIssue:
 
 
 def known_issue(verdict: Verdict) -> KnownIssue | None:
-    """Return the known issue that explains a failing verdict. None if no issue does."""
+    """Return the known issue that explains a failing verdict; None if no issue does."""
     # A checkpoint between two layouts can show an issue of either layout, or of the checkpoint itself.
     views = {on_resume: tuple(_views(verdict, on_resume)) for on_resume in (False, True)}
     return next((issue for issue in known_issues() if any(map(issue.explains, views[issue.on_resume]))), None)
@@ -168,12 +169,12 @@ def _of_one_layout(scenario: Scenario) -> tuple[Scenario, ...]:
 
 
 def could_show(scenario: Scenario) -> tuple[KnownIssue, ...]:
-    """Return the known issues in the installed torch whose needs a scenario meets."""
+    """Return the known issues in the installed torch that can make this scenario's check fail."""
     return tuple(issue for issue in known_issues() if issue.could_show(scenario))
 
 
 def without_known_issues(scenario: Scenario) -> Scenario | None:
-    """Return a similar scenario that can show no known issue. None if no workaround leads to a scenario that can run."""
+    """Return a similar scenario that can show no known issue, with workarounds applied. None if none is found that can run."""
     found: Scenario | None = scenario
     for _ in range(MAX_REPAIRS):
         issues = could_show(found) if found is not None else ()
@@ -185,18 +186,18 @@ def without_known_issues(scenario: Scenario) -> Scenario | None:
 
 @cache
 def known_issues() -> tuple[KnownIssue, ...]:
-    """Known issues of the installed torch. Raises `InvalidKnownIssue`."""
+    """Return the known issues that the installed torch has. Raises `InvalidKnownIssue` if known.toml is not valid."""
     return tuple(issue for issue in all_known_issues() if is_torch_in(issue.torch))
 
 
 @cache
 def all_known_issues() -> tuple[KnownIssue, ...]:
-    """Known issues of all torch versions. Raises `InvalidKnownIssue`."""
+    """Return the known issues in all torch versions. Raises `InvalidKnownIssue` if known.toml is not valid."""
     return read_issues(files("equivcheck.oracle.known_issues").joinpath("known.toml").read_text("utf-8"))
 
 
 def read_issues(text: str) -> tuple[KnownIssue, ...]:
-    """Read the text of a file such as known.toml. Raises `InvalidKnownIssue` if an entry is not valid."""
+    """Return the known issues in a text with the format of known.toml. Raises `InvalidKnownIssue` if an entry is not valid."""
     return tuple(_issue(row) for row in tomllib.loads(text)["issue"])
 
 

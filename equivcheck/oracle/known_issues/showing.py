@@ -1,4 +1,4 @@
-"""Results from known issues' scripts on each torch version, in shows.toml."""
+"""Measured results from the known issues' scripts on each torch version, stored in shows.toml."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HEAD = """\
 
 
 class Shows(PrintableEnum):
-    """Result from a known issue's script on one torch version."""
+    """Whether the script for a known issue shows the issue on one torch version."""
 
     SHOWS = "shows"
     DOES_NOT = "does not"
@@ -35,18 +35,18 @@ class Shows(PrintableEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Showing:
-    """Result of a known issue's script, with a reason if the script cannot run."""
+    """Whether the script for a known issue shows the issue on one torch version, with a reason if it cannot run."""
 
     shows: Shows
-    """The result."""
+    """Whether the script shows the issue."""
     reason: str = ""
-    """Why the script cannot run, at most 110 characters. Empty for other results."""
+    """Why the script cannot run, at most 110 characters. Empty if it ran."""
 
     def __str__(self) -> str:
         return f"{self.shows.value}: {self.reason}" if self.reason else self.shows.value
 
     def agrees(self, *, is_in_range: bool) -> bool:
-        """Whether the result is as expected. `is_in_range` says if the version is in the issue's range."""
+        """Whether the script shows the issue exactly if the torch version is in the issue's version range (`is_in_range`)."""
         return (self.shows is Shows.SHOWS) == is_in_range
 
 
@@ -55,7 +55,7 @@ Table = dict[str, dict[str, Showing]]
 
 
 def showing(error: str, code: int, printed: str) -> Showing:
-    """Judge by exit code and output whether a script shows its issue.
+    """Decide from exit code and output whether a script shows its known issue.
 
     The script shows the issue if it exits with 1, and prints `error` or a difference. `error` is the issue's pattern; empty for
     an issue that gives wrong numbers.
@@ -64,9 +64,9 @@ def showing(error: str, code: int, printed: str) -> Showing:
 
 
 def judge_output(code: int, printed: str, *, has_evidence: bool) -> Showing:
-    """Judge a script by its exit code, and by whether it printed its evidence.
+    """Decide from a script's exit code whether it shows its known issue.
 
-    Exit code 1 without evidence means that the script cannot run.
+    `has_evidence` says if it printed the expected error. Exit code 1 without evidence means that the script cannot run.
     """
     if code == 1 and has_evidence:
         return Showing(shows=Shows.SHOWS)
@@ -83,12 +83,12 @@ def _reason(printed: str) -> str:
 
 
 def read_table(text: str) -> Table:
-    """Read the text of a file such as shows.toml."""
+    """Parse a text in the format of shows.toml."""
     return {issue: {version: _parsed(cell) for version, cell in row.items()} for issue, row in tomllib.loads(text).items()}
 
 
 def written_table(table: Mapping[str, Mapping[str, Showing]]) -> str:
-    """Write the text of a file such as shows.toml: one line for each issue, versions from oldest to newest."""
+    """Return the results as a text in the format of shows.toml: one line for each issue, versions from oldest to newest."""
     lines = []
     for issue, row in sorted(table.items()):
         cells = (f"{json.dumps(version)} = {json.dumps(str(row[version]))}" for version in sorted(row, key=Version))
@@ -98,14 +98,14 @@ def written_table(table: Mapping[str, Mapping[str, Showing]]) -> str:
 
 @cache
 def measured_results() -> Table:
-    """Results in shows.toml."""
+    """Return the results stored in shows.toml, by issue and torch version."""
     return read_table(files("equivcheck.oracle.known_issues").joinpath("shows.toml").read_text("utf-8"))
 
 
 def version_range(row: Mapping[str, Showing]) -> str:
-    """Return a PEP 440 specifier for the versions that show an issue. Later versions count as the newest measured one.
+    """Return a PEP 440 specifier for the torch versions that show an issue. Later versions count as the newest measured one.
 
-    Empty, which allows every version, if nothing was measured.
+    If nothing was measured, the specifier is empty and allows every version.
     """
     minors = [".".join(version.split(".")[:2]) for version in sorted(row, key=Version)]
     shows = [row[version].shows is Shows.SHOWS for version in sorted(row, key=Version)]

@@ -32,7 +32,7 @@ def shared_weights(scenario: Scenario) -> bool:
 
 @need
 def several_microbatches_or_steps(scenario: Scenario) -> bool:
-    """Whether the model runs more than once."""
+    """Whether the model runs forward more than once in the training."""
     training = scenario.training
     return training.steps > 1 or len(training.data.microbatches) > 1
 
@@ -65,7 +65,7 @@ def has_vectors(scenario: Scenario) -> bool:
 
 @need
 def loss_of_full_batch(scenario: Scenario) -> bool:
-    """Whether outputs are DTensors that are sharded by rows."""
+    """Whether the loss is computed from DTensor outputs that are sharded by rows."""
     return scenario.layout.propagates_placements
 
 
@@ -77,7 +77,7 @@ def mean_of_outputs(scenario: Scenario) -> bool:
 
 @need
 def full_tensors_are_read(scenario: Scenario) -> bool:
-    """Whether the last step calls `full_tensor()` on parameters and gradients."""
+    """Whether the training calls `full_tensor()` on parameters and gradients in the last step."""
     return asks_full_tensors(scenario)
 
 
@@ -89,7 +89,7 @@ def rows_along_second_dim(scenario: Scenario) -> bool:
 
 @need
 def repeats(scenario: Scenario) -> bool:
-    """Whether a layer repeats its output."""
+    """Whether a layer repeats its output along a dim."""
     return any(layer.shape_op is ShapeOp.REPEAT for layer in scenario.training.model.layers)
 
 
@@ -139,7 +139,7 @@ def double_precision(scenario: Scenario) -> bool:
 
 @need
 def several_data_ranks(scenario: Scenario) -> bool:
-    """Whether several ranks get different rows of the batch."""
+    """Whether the batch is divided over several ranks, each with its own rows."""
     return scenario.layout.num_data_ranks > 1
 
 
@@ -151,44 +151,44 @@ def backward_is_compiled(scenario: Scenario) -> bool:
 
 @need
 def sequences_computed_twice(scenario: Scenario) -> bool:
-    """Whether layers on sequences are recomputed in backward."""
+    """Whether layers on sequences are computed again in backward, by activation checkpointing."""
     return scenario.training.model.length is not None and scenario.layout.execution.checkpointing is not Checkpointing.NONE
 
 
 @need
 def backward_is_traced(scenario: Scenario) -> bool:
-    """Whether the backward is traced, as part of a whole step or by compiled autograd."""
+    """Whether the backward is traced by the compiler, as part of a compiled step or by compiled autograd."""
     execution = scenario.layout.execution
     return execution.whole_step or execution.compiled_autograd
 
 
 @need
 def adafactor_of_shards(scenario: Scenario) -> bool:
-    """Whether Adafactor updates DTensors that are sharded over several ranks."""
+    """Whether Adafactor updates parameters that are DTensors sharded over several ranks."""
     return is_adafactor_on_shards(scenario.training, scenario.layout)
 
 
 @show
 def times_data_ranks(scenario: Scenario, divergence: Divergence) -> bool:
-    """Whether the value is the expected one times the number of data ranks, within 5 % of the error."""
+    """Whether the wrong value is the expected one times the number of data ranks. It may be off by 5 % of the error."""
     expected, actual = float(divergence.expected), float(divergence.actual)
     return abs(actual - scenario.layout.num_data_ranks * expected) <= 0.05 * abs(actual - expected)
 
 
 @show
 def of_a_matrix(_scenario: Scenario, divergence: Divergence) -> bool:
-    """Whether the tensor has two dims, so it can have several memory layouts."""
+    """Whether the diverged tensor has two dims, so its memory layout may differ."""
     return len(divergence.index) == 2
 
 
 @show
 def of_a_shared_weight(scenario: Scenario, divergence: Divergence) -> bool:
-    """Whether the tensor is a weight that several layers share."""
+    """Whether the diverged tensor is a weight that several layers share."""
     pairs = [(index, layer.shares) for index, layer in enumerate(scenario.training.model.layers) if layer.shares is not None]
     return divergence.tensor in {f"layers.{index}.linear.weight" for pair in pairs for index in pair}
 
 
 @show
 def norm_of_an_earlier_step(_scenario: Scenario, divergence: Divergence) -> bool:
-    """Whether the norm is too large at a step after the first."""
+    """Whether the diverged value is a gradient norm that is too large, at a step after the first."""
     return divergence.step > 0 and divergence.tensor == "norm" and float(divergence.actual) > float(divergence.expected)

@@ -76,7 +76,7 @@ def _change_layouts(scenario: Scenario, change: Callable[[Layout], Layout]) -> S
 
 @_workaround
 def plain_implementation(scenario: Scenario) -> Scenario:
-    """The optimizer updates one parameter after another, and no whole step is compiled."""
+    """Update one parameter after another in the optimizer, and compile no whole step."""
     optimizer = replace(scenario.training.optimizer, implementation=Implementation.FOR_LOOP)
     scenario = replace(scenario, training=replace(scenario.training, optimizer=optimizer))
     return _change_layouts(scenario, lambda layout: with_execution(layout, whole_step=False))
@@ -84,74 +84,74 @@ def plain_implementation(scenario: Scenario) -> Scenario:
 
 @_in_layouts
 def no_inductor_cache(layout: Layout) -> Layout:
-    """Dynamo and AOTAutograd compile in memory, instead of Inductor with its disk cache."""
+    """Compile in memory with Dynamo and AOTAutograd, instead of Inductor with its disk cache."""
     is_changed = layout.execution.compile is Compile.INDUCTOR
     return with_execution(layout, compile=Compile.AOT_EAGER) if is_changed else layout
 
 
 @_in_layouts
 def forward_not_compiled(layout: Layout) -> Layout:
-    """No forward is compiled."""
+    """Compile no forward."""
     return with_execution(layout, compile=Compile.NONE, per_layer=False)
 
 
 @_in_layouts
 def no_checkpointing(layout: Layout) -> Layout:
-    """Activation checkpointing is off."""
+    """Switch activation checkpointing off."""
     return with_execution(layout, checkpointing=Checkpointing.NONE)
 
 
 @_in_training
 def summed_outputs(training: Training) -> Training:
-    """The loss sums outputs minus targets instead of averaging them."""
+    """Use a loss that sums outputs minus targets instead of averaging them."""
     return replace(training, loss=Loss.LINEAR_SUM)
 
 
 @_in_training
 def summed_squares(training: Training) -> Training:
-    """The loss sums squared errors instead of averaging them, with a lower learning rate."""
+    """Use a loss that sums squared errors instead of averaging them, and a lower learning rate."""
     return with_summed_squares(training)
 
 
 @_in_training
 def squared_loss(training: Training) -> Training:
-    """The loss sums squared errors instead of outputs."""
+    """Use a loss that sums squared errors instead of outputs."""
     return with_summed_squares(training, also_linear=True)
 
 
 @_in_training
 def nothing_frozen(training: Training) -> Training:
-    """No layer is frozen."""
+    """Freeze no layer."""
     return without_frozen(training)
 
 
 @_in_training
 def no_shared_weights(training: Training) -> Training:
-    """No weight is shared."""
+    """Share no weight between layers."""
     return without_ties(training)
 
 
 @_in_training
 def all_labels_count(training: Training) -> Training:
-    """No label is ignored."""
+    """Ignore no label."""
     return with_loss(training, ignored=IgnoredLabels.NONE)
 
 
 @_in_training
 def no_label_smoothing(training: Training) -> Training:
-    """Label smoothing is off."""
+    """Switch label smoothing off."""
     return with_loss(training, label_smoothing=0.0)
 
 
 @_in_training
 def not_clipped(training: Training) -> Training:
-    """Gradients are not clipped."""
+    """Clip no gradients."""
     return replace(training, clipping=None)
 
 
 @_in_training
 def clipped_by_squares(training: Training) -> Training:
-    """Gradients are clipped by the 2-norm."""
+    """Clip gradients by the 2-norm."""
     clipping = training.clipping
     largest = clipping.clip_value if isinstance(clipping, ClipValue) else clipping.max_norm if clipping else ClipNorm().max_norm
     return replace(training, clipping=ClipNorm(max_norm=largest))
@@ -159,7 +159,7 @@ def clipped_by_squares(training: Training) -> Training:
 
 @_in_training
 def layer_norms(training: Training) -> Training:
-    """All norms are LayerNorm."""
+    """Use LayerNorm for all norms."""
     head = training.model.head
     changed = each_layer(training, lambda _, layer: layer.with_fields(norm=layer.norm and Norm.LAYER))
     return with_model(changed, head=head and replace(head, norm=head.norm and Norm.LAYER))
@@ -167,7 +167,7 @@ def layer_norms(training: Training) -> Training:
 
 @_workaround
 def no_views(scenario: Scenario) -> Scenario:
-    """No layer returns a view."""
+    """Change each layer that returns a view, so that it returns a new tensor."""
     model = scenario.training.model
     layers = (
         _without_view(layer) if any(ends_in_view(model, index, layout) for layout in scenario.layouts) else layer
@@ -184,20 +184,20 @@ def _without_view(layer: AnyLayer) -> AnyLayer:
 
 @_in_training
 def rows_along_first_dim(training: Training) -> Training:
-    """Rows are dim 0 in the inputs."""
+    """Make rows dim 0 of the inputs."""
     return replace(training, data=replace(training.data, batch_dim=0))
 
 
 @_in_training
 def microbatches_of_one_size(training: Training) -> Training:
-    """All microbatches have as many rows as the first."""
+    """Give all microbatches as many rows as the first."""
     rows = training.data.microbatches
     return replace(training, data=replace(training.data, microbatches=rows[:1] * len(rows)))
 
 
 @_in_training
 def no_size_of_one(training: Training) -> Training:
-    """No feature, width or number of rows is one."""
+    """Increase each number of features, width or rows that is one."""
     model = training.model
     layers = tuple(layer.with_fields(width=max(width, 2)) for layer, width in zip(model.layers, model.widths[1:], strict=True))
     training = with_model(training, features=max(model.features, 2), layers=layers)
@@ -207,7 +207,7 @@ def no_size_of_one(training: Training) -> Training:
 
 @_workaround
 def even_shards(scenario: Scenario) -> Scenario:
-    """Features and widths are multiples of the ranks that split them."""
+    """Make features and widths multiples of the ranks that split them."""
     # FSDP2 shards the parts of tensor parallelism once more.
     sizes = (each.mesh.size(TP) * (each.mesh.size(DP, SHARD) if each.has(FSDP2) else 1) for each in scenario.layouts)
     parts = math.lcm(*sizes)
@@ -216,31 +216,31 @@ def even_shards(scenario: Scenario) -> Scenario:
 
 @_in_layouts
 def redistributed_gradients(layout: Layout) -> Layout:
-    """DTensor SPMD redistributes gradients to the placements of their parameters."""
+    """Redistribute gradients to the placements of their parameters, in DTensor SPMD."""
     return with_options(layout, SPMD, redistribute_gradients=True)
 
 
 @_in_layouts
 def whole_parameters(layout: Layout) -> Layout:
-    """DTensor SPMD replicates parameters, so propagation shards only rows."""
+    """Replicate parameters in DTensor SPMD, so that propagation shards only rows."""
     return with_options(layout, SPMD, distribution=Distribution.REPLICATE)
 
 
 @_in_layouts
 def each_backward_synced(layout: Layout) -> Layout:
-    """DDP reduces in each backward."""
+    """Let DDP reduce gradients in each backward."""
     return with_options(layout, DDP, no_sync=False)
 
 
 @_in_layouts
 def original_parameters(layout: Layout) -> Layout:
-    """FSDP1 has `use_orig_params=True`."""
+    """Set `use_orig_params=True` in FSDP1."""
     return with_options(layout, FSDP1, use_orig_params=True)
 
 
 @_workaround
 def shards_for_replicas(scenario: Scenario) -> Scenario:
-    """FSDP1 has one replica with several shards, instead of several replicas with one shard."""
+    """Give FSDP1 one replica with several shards, instead of several replicas with one shard."""
 
     def swap_axis_sizes(layout: Layout) -> Layout:
         if not replicas_of_one_shard(replace(scenario, layout=layout, resume=None)):
@@ -254,30 +254,30 @@ def shards_for_replicas(scenario: Scenario) -> Scenario:
 
 @_in_layouts
 def sharded_along_rows(layout: Layout) -> Layout:
-    """FSDP2 shards parameters along their first dim."""
+    """Let FSDP2 shard parameters along their first dim."""
     return with_options(layout, FSDP2, shard_last_dim=False, shard_largest_dim=False)
 
 
 @_in_layouts
 def all_reduced_each_time(layout: Layout) -> Layout:
-    """FSDP2 reduces gradients over replicas after each microbatch."""
+    """Let FSDP2 reduce gradients over replicas after each microbatch."""
     return with_options(layout, FSDP2, all_reduce_once=False)
 
 
 @_in_layouts
 def nothing_resharded(layout: Layout) -> Layout:
-    """FSDP2 keeps full parameters after forward."""
+    """Let FSDP2 keep full parameters after forward."""
     return with_options(layout, FSDP2, reshard_after_forward=False, reshard_to=None)
 
 
 @_in_layouts
 def divided_by_ranks(layout: Layout) -> Layout:
-    """FSDP2 divides gradient sums by the number of ranks, also for experts."""
+    """Let FSDP2 divide gradient sums by the number of ranks, also for experts."""
     divided = with_options(layout, FSDP2, gradient_divide_factor=None)
     return with_options(divided, ExpertParallel, storage=ExpertStorage.PLAIN) if layout.has(FSDP2) else divided
 
 
 @_in_layouts
 def plain_experts(layout: Layout) -> Layout:
-    """Each rank stores its experts as plain tensors."""
+    """Store experts as plain tensors."""
     return with_options(layout, ExpertParallel, storage=ExpertStorage.PLAIN)

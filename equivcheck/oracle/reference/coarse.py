@@ -15,16 +15,16 @@ from equivcheck.worlds.trace.trace import Trace
 
 
 def coarse_moments(reference: Trace, limit: float) -> tuple[Expected, ...]:
-    """Return the reference's compared points. The tolerance is `limit` times the largest tensor of the same kind.
+    """Return the values in a single-device trace, with coarse tolerances: `limit` times the largest tensor of the same kind.
 
-    The full judgement accepts no error above `noise_limit` either, because such noise puts the reference in doubt.
+    The full judgement accepts no error above this limit either, because such noise puts the reference in doubt.
     """
     unperturbed = expected_of(reference, repeat(None), limit)
     return tuple(replace(moment, tolerances=limit * moment.scales) for moment in unperturbed)
 
 
 def is_large(divergences: tuple[Divergence, ...]) -> bool:
-    """Whether a tensor other than a loss exceeds its coarse tolerance.
+    """Whether a tensor other than a loss differs by more than the coarse tolerance.
 
     A loss can be zero by cancellation and is the only tensor of its kind, so its size says nothing about its noise.
     """

@@ -17,10 +17,10 @@ NO_GRADIENT = "all gradients of the single-device run are zero"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doubt:
-    """First step that the reference cannot decide, and the reason."""
+    """First step from which on agreement with the reference proves nothing, and the reason."""
 
     reason: str
-    """One sentence for the verdict."""
+    """Why agreement proves nothing, as one sentence for the verdict."""
     step: int
     """Step, from 0. Earlier steps are decided."""
 
@@ -28,10 +28,11 @@ class Doubt:
 def doubt_about(
     found: tuple[Expected, ...], limit: float, copies: EnsembleTrace | None = None, *, needs_gradients: bool = True
 ) -> Doubt | None:
-    """Return the first step in which agreement with the reference proves nothing, or None.
+    """Return the first step from which on agreement with the reference proves nothing, and the reason.
 
-    Noise is too large if it exceeds `limit` times the largest tensor of its kind. A step is also in doubt if a copy chooses
-    other experts. Without `needs_gradients`, updates prove something even if no gradient could be read.
+    None if every step is decided. Noise is too large if it exceeds `limit` times the largest tensor of its kind. A step is also
+    in doubt if one of the perturbed `copies` sends a token to other experts. `needs_gradients=False` allows runs without any
+    gradient.
     """
     gradients = [moment.step for moment in found if moment.phase is Phase.GRADIENT and moment.norms.any()]
     if needs_gradients and not gradients:
@@ -48,17 +49,15 @@ def doubt_about(
 
 
 def earlier_doubt(one: Doubt | None, other: Doubt | None) -> Doubt | None:
-    """Return the doubt with the earlier step; the first doubt if both have the same step."""
+    """Return the doubt with the earlier step, or `one` if both have the same step. None stands for no doubt."""
     return min(filter(None, (one, other)), key=lambda doubt: doubt.step, default=None)
 
 
 def first_step_dominated_by_noise(found: tuple[Expected, ...], limit: float) -> int | None:
     """Return the first step in which rounding noise exceeds the values, such as in a training that explodes.
 
-    None if no step does.
-
-    A gradient with full cancellation is smaller than its noise, too. It counts only if the noise also exceeds `limit` times the
-    largest tensor of its kind in earlier steps.
+    None if no step does. A gradient with full cancellation is smaller than its noise, too. It counts only if the noise also
+    exceeds `limit` times the largest tensor of its kind in earlier steps.
     """
     largest: dict[Phase, float] = {}
     for moment in found:
@@ -72,7 +71,7 @@ def first_step_dominated_by_noise(found: tuple[Expected, ...], limit: float) -> 
 
 
 def tensors_with_uncertain_signs(found: tuple[Expected, ...], step: int) -> frozenset[str]:
-    """Return tensors whose gradient has an element, not zero, that is within the tensor's tolerance in one step.
+    """Return the tensors with a nonzero gradient element at `step` that is smaller than the tolerance.
 
     Rounding may change the sign of this element. Perturbed inputs rarely change it, because they move the element less than
     another summation order does.

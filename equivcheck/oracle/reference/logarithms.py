@@ -29,14 +29,17 @@ NUM_PERTURBED_LOGARITHMS = 4
 
 
 def summed_z_loss_trace(training: Training) -> Trace:
-    """Run the reference with a z-loss that is computed from summed exponentials."""
+    """Train on one device, with a z-loss computed from summed exponentials as vocabulary-parallel ranks do."""
     setup = single_device_setup(training)
     setup.loss = loss_by_sums
     return train(setup)
 
 
 def loss_by_sums(training: Training, outputs: torch.Tensor, targets: torch.Tensor, divisor: float = 1.0) -> torch.Tensor:
-    """Return the cross-entropy with its z-loss, from outputs (..., classes) and labels (...) in the targets."""
+    """Compute the cross-entropy with its z-loss from summed exponentials.
+
+    Outputs have shape (..., classes); `targets` contain the labels. The result is divided by `divisor`.
+    """
     loss = training.loss
     assert isinstance(loss, CrossEntropy), "no other has a z-loss"
     plain = loss_of(replace(training, loss=replace(loss, z_loss=0.0)), outputs, targets, divisor)
@@ -48,7 +51,7 @@ def loss_by_sums(training: Training, outputs: torch.Tensor, targets: torch.Tenso
 
 
 def logarithm_traces(training: Training) -> Iterator[Trace]:
-    """Run the reference with attention that recomputes weights from logarithms: exact ones first, then perturbed ones."""
+    """Train on one device with attention whose weights are computed again from logarithms: first exact, then perturbed ones."""
     for seed in (None, *range(NUM_PERTURBED_LOGARITHMS)):
         setup = single_device_setup(training)
         for module in setup.module.modules():
@@ -58,9 +61,9 @@ def logarithm_traces(training: Training) -> Iterator[Trace]:
 
 
 class LogarithmAttention(Sequence):
-    """Attention over full sequences, computed like ring attention.
+    """Attention over full sequences on one device, computed in the way of ring attention: from the logarithms of softmax sums.
 
-    With a seed, each logarithm is moved up or down by one unit in its last place, and so is each product of output and gradient,
+    With a seed, each logarithm is moved up or down by one unit in its last place. So is each product of output and gradient,
     which a single large weight cancels.
     """
 
@@ -70,7 +73,7 @@ class LogarithmAttention(Sequence):
     def attend_from_local(
         self, looks: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        """Attend with weights that are computed again in backward."""
+        """Compute attention. The backward computes the softmax weights again from logarithms."""
         positions = torch.arange(query.shape[-2])
         unseen = looks.unseen(positions, positions)
         heads = query, looks.repeat_kv_heads(key), looks.repeat_kv_heads(value)

@@ -39,32 +39,32 @@ Copies = Numbers | Sequence[Numbers]
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Expected:
-    """Values of the reference at one compared point, with tolerances."""
+    """Values in the reference at one compared point, with the tolerance for each tensor."""
 
     step: int
     """Step, from 0."""
     phase: Phase
     """Phase within the step."""
     table: Table
-    """Tensor names, shapes and positions."""
+    """Names and shapes of the tensors, and their positions in the flat vector."""
     present: tuple[bool, ...]
     """For each tensor, True if it exists."""
     dtypes: tuple[str, ...]
     """Element type per tensor."""
     values: Vector
-    """All elements. Zero if a tensor does not exist."""
+    """All elements in one flat vector. Zero if a tensor does not exist."""
     norms: Vector
-    """Norm per tensor."""
+    """Norm for each tensor."""
     tolerances: Vector
-    """Largest accepted error norm per tensor."""
+    """Largest accepted error norm for each tensor."""
     scales: Vector
-    """Largest norm among tensors of the same kind. Noise is judged relative to this norm."""
+    """For each tensor, the largest norm among tensors of the same kind. Noise is judged relative to this norm."""
     shifts: Vector
-    """Distance per tensor between two ways to run the same training on one device."""
+    """For each tensor, the distance between two ways to run the same training on one device."""
 
 
 def perturbed_copies(training: Training, num_copies: int, make_setup: MakeSetup = single_device_setup) -> EnsembleTrace:
-    """Train reference copies: one unchanged, then `num_copies` whose inputs are changed by one unit in the last place.
+    """Train copies of the model on one device: one unchanged, then `num_copies` with inputs changed in the last bit.
 
     All copies run at once if `make_setup` is the default and the optimizer is elementwise.
     """
@@ -77,7 +77,10 @@ def perturbed_copies(training: Training, num_copies: int, make_setup: MakeSetup 
 def perturbed_material(
     training: Training, num_copies: int, eps: float
 ) -> tuple[dict[str, torch.Tensor], tuple[tuple[Batch, ...], ...]]:
-    """Parameters and steps with copies as first dim: one unchanged, then `num_copies` moved by up to `eps` per value."""
+    """Return initial parameters and batches for several copies, stacked along dim 0: one unchanged, then `num_copies` perturbed.
+
+    Each value is changed by at most the relative distance `eps`.
+    """
     generator = np.random.default_rng((training.seed, num_copies))
 
     def perturb(values: torch.Tensor) -> torch.Tensor:
@@ -98,17 +101,17 @@ def perturbed_material(
 
 
 def eps_of(kind: str) -> float:
-    """Return the distance between 1 and the next number in an element type."""
+    """Return the machine epsilon for an element type such as ``float32``: the distance between 1 and the next number."""
     return float(torch.finfo(getattr(torch, kind)).eps)
 
 
 def expected_moments(
     training: Training, reference: Trace, copies: EnsembleTrace, *others: Trace, eps: float | None = None
 ) -> tuple[Expected, ...]:
-    """Return the reference's compared points with tolerances.
+    """Return the reference's values with tolerances, measured from perturbed copies of the training.
 
-    Distances to `others`, the same training summed in other ways, count as spread. `eps` is the rounding unit, by default from
-    the training's precision.
+    Distances to `others`, the same training summed in other ways, raise the tolerances too. `eps` is the rounding unit, by
+    default from the training's precision.
     """
     eps = eps_of(training.precision.value) if eps is None else eps
     return expected_of(reference, copies.moments(), eps, *others)
@@ -117,7 +120,7 @@ def expected_moments(
 def expected_of(
     reference: Trace | ValueTrace, moved: Iterable[Copies | None], eps: float | None, *others: Trace
 ) -> tuple[Expected, ...]:
-    """Return the reference's compared points with tolerances, from the values in all copies.
+    """Return the reference's values with tolerances, measured from perturbed runs.
 
     Each item of `moved` has one row per copy, and the first copy is unchanged. None stands for a point without rounding. `others`
     is the same training summed in other ways. `eps` is the rounding unit. If it is None, each tensor's element type sets it, with
@@ -180,7 +183,7 @@ def _blocks(copies: Copies) -> Iterator[Numbers]:
 
 
 def scales_of(phase: Phase, table: Table, own: Vector) -> Vector:
-    """Return the largest norm among tensors of the same kind.
+    """Return for each tensor the largest norm among tensors of the same kind. `own` contains the tensors' norms.
 
     Each key in optimizer state and each reported value is its own kind.
     """

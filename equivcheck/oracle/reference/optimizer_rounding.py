@@ -1,8 +1,8 @@
-"""Reference copies that move by the rounding inside an optimizer.
+"""Copies of the reference with a small change in each result that the optimizer rounds.
 
-Muon computes in bfloat16. If a matrix is sharded, each rank rounds its part in a norm or product, and the sum is rounded again.
-A single-device training that rounds the same parts reproduces the ranks bit for bit. Muon's polynomial cancels most input
-changes, so each operation's result is moved instead.
+Muon computes in bfloat16. If a matrix is sharded, each rank rounds its part in a norm or product, and the sum is rounded again. A
+single-device training that rounds the same parts reproduces the ranks bit for bit. Muon's polynomial cancels most input changes,
+so each operation's result is moved instead.
 
 `TorchDispatchMode` is private API (an underscore in its path); tried on torch 2.9 to 2.15.
 """
@@ -31,7 +31,7 @@ _ROUNDING: Final = (
 
 
 def rounding_setup(training: Training) -> MakeSetup:
-    """Return a function that sets up perturbed copies of a training. The first copy is unchanged."""
+    """Return a function that sets up copies of a training whose optimizer rounds in another way. The first copy is unchanged."""
     if not training.optimizer.rounds_to:
         return single_device_setup
     generator = np.random.default_rng(training.seed)
@@ -49,7 +49,7 @@ def rounding_setup(training: Training) -> MakeSetup:
 
 
 def round_in_optimizer(setup: Setup, generator: np.random.Generator) -> None:
-    """Change an optimizer's low-precision results by up to one unit in the last place."""
+    """Change each low-precision result inside the optimizer's step by up to one unit in the last place."""
     if not setup.training.optimizer.rounds_to:
         return
     kind, update = getattr(torch, setup.training.optimizer.rounds_to), setup.update
@@ -62,7 +62,7 @@ def round_in_optimizer(setup: Setup, generator: np.random.Generator) -> None:
 
 
 class RoundingPerturbation(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Changes each rounded result with one element type by up to one unit in the last place."""
+    """Dispatch mode that changes each rounded result of element type `kind` by up to one unit in the last place."""
 
     def __init__(self, kind: torch.dtype, generator: np.random.Generator) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -21,7 +21,7 @@ _NUM_RUNS = 8
 
 
 def partial_sum_traces(training: Training, num_partial_sums: int) -> tuple[Trace, ...]:
-    """Run the reference with updates in which each partial sum is moved by up to one unit in the last place."""
+    """Train several times on one device. In each update, every partial sum is moved by up to one unit in the last place."""
     generator, steps = np.random.default_rng(training.seed), split_steps(training, num_partial_sums)
     return tuple(train(_setup(training, generator), steps) for _ in range(_NUM_RUNS))
 

@@ -17,25 +17,25 @@ RARE: Final = 1e-10
 
 
 class Jitter:
-    """Changes summation order and rounding in copies of the reference. This class changes nothing."""
+    """Base class for changes to summation order and rounding in copies of the reference. This class itself changes nothing."""
 
     def begin(self, step: int) -> None:
-        """Note that a step begins."""
+        """Called at the start of each step."""
 
     def ordered(self, parts: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return gradients in the order in which they are added."""
+        """Return the gradients from all ranks in the order in which they are added. Here the order stays."""
         return parts
 
     def rounded(self, exact: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:  # noqa: ARG002 - used by overriding methods
-        """Return a rounded tensor, perhaps changed."""
+        """Return a tensor after rounding, perhaps changed. `exact` holds the values before rounding. Here nothing changes."""
         return rounded
 
     def flip(self, cast: Mapping[str, torch.Tensor], masters: Mapping[str, torch.Tensor]) -> None:
-        """Change parameters after a cast, in place."""
+        """Change parameters in place after they were cast. `masters` holds them before the cast. Here nothing changes."""
 
 
 class Shuffled(Jitter):
-    """Changes only the summation order: around a ring in both directions from each rank, then random orders.
+    """Changes only the order in which gradients from several ranks are added: around a ring from each rank, then random orders.
 
     gloo sums in falling order: each rank adds its own part last.
     """
@@ -45,7 +45,7 @@ class Shuffled(Jitter):
         self.generator, self.copy = generator, copy
 
     def ordered(self, parts: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return gradients in the order in which this copy adds them."""
+        """Return the gradients from all ranks in the order in which this copy adds them."""
         size = len(parts)
         if self.copy < 2 * size:
             start, ring = self.copy % size, parts if self.copy < size else parts[::-1]
@@ -54,7 +54,7 @@ class Shuffled(Jitter):
 
 
 class PerturbedRounding(Shuffled):
-    """Changes the summation order, and one element in each rounded tensor.
+    """Changes the order in which gradients are added, and one element in each rounded tensor.
 
     Parameters are changed from the second step on, because all ranks cast the same bits at the first step.
     """
@@ -67,17 +67,20 @@ class PerturbedRounding(Shuffled):
         self.step = 0
 
     def begin(self, step: int) -> None:
-        """Store the step."""
+        """Remember the step, because parameters are not changed in the first one."""
         self.step = step
 
     def rounded(self, exact: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
-        """Flip one element. Nothing is flipped if the exact values have a low precision, because equal bits round equally."""
+        """Change one element by one unit in the last place, if `exact` has a higher precision.
+
+        If the exact values have a low precision, nothing is changed, because equal bits round equally.
+        """
         if exact.dtype in (torch.float32, torch.float64) and _may_flip(exact.dtype, rounded.dtype):
             self._flip_one(rounded.detach(), rounded.dtype)
         return rounded
 
     def flip(self, cast: Mapping[str, torch.Tensor], masters: Mapping[str, torch.Tensor]) -> None:
-        """Flip one element in one trained parameter."""
+        """Change one element in one trained parameter by one unit in the last place."""
         if self.step and _may_flip(self.precision, self.to):
             # Autocast casts no norm's weights; with any other casts a matrix tells most.
             names = [name for name, master in masters.items() if master.requires_grad and ".norm." not in name]

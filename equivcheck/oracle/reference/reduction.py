@@ -1,4 +1,4 @@
-"""Emulate on one device how data-parallel ranks accumulate and average gradients.
+"""Compute on one device how data-parallel ranks accumulate and average gradients.
 
 The single-device run for low precision and the diagnosis both use this module.
 """
@@ -17,7 +17,7 @@ Gradients = dict[str, torch.Tensor]
 
 
 class AccumulatedGradients:
-    """Gradients of all ranks while a step's microbatches are computed."""
+    """Gradients of all data-parallel ranks, emulated on one device while a step's microbatches are computed."""
 
     def __init__(
         self,
@@ -37,15 +37,15 @@ class AccumulatedGradients:
         self._waiting = self._kept()
 
     def add(self, rank: int, fresh: Gradients) -> None:
-        """Add a rank's microbatch gradients to those that wait for a reduction."""
+        """Add the gradients from one microbatch on a rank to those not yet reduced."""
         self._waiting[rank] = _added(self._waiting[rank], fresh, self._waits_as)
 
     def waits(self, rank: int, name: str) -> bool:
-        """Whether a gradient from earlier microbatches waits for a reduction."""
+        """Whether the rank has a gradient from earlier microbatches that is not yet reduced."""
         return name in self._waiting[rank]
 
     def end_microbatch(self, *, last: bool) -> None:
-        """Reduce the waiting gradients if the layout reduces after this microbatch."""
+        """Reduce the gradients over ranks, if the layout reduces after each microbatch or this is the `last` one."""
         if last or not self._when.once:
             means = self._reduce(self._waiting, last)
             self.reduced = means if self._when.whole else list(map(_added, self.reduced, means))
@@ -66,23 +66,25 @@ def _added(old: Gradients, new: Gradients, first: Callable[[torch.Tensor], torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Averaging:
-    """Order and divisors for averaging gradients, in the gradients' element type."""
+    """How ranks average gradients: in which order they add, and when they divide by which number."""
 
     division: Division
-    """Point at which gradients are divided."""
+    """When gradients are divided: before, between or after the sums."""
     divisor: float
-    """Divisor for the sum, such as the number of ranks for a mean."""
+    """Number by which the sum is divided, for a mean the number of ranks."""
     shards: int | None = None
-    """Number of ranks that the first stage adds up. The second stage adds up the results. None if there is one stage."""
+    """Number of ranks in the first stage if HSDP adds gradients in two stages. The second stage adds the first stage's sums. None
+    if there is one stage.
+    """
     ordered: Callable[[list[torch.Tensor]], list[torch.Tensor]] = list
-    """Function to order gradients before a sum."""
+    """Function that sorts gradients into the order in which they are added."""
 
     def mean(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Average gradients, one per rank."""
+        """Return the average over gradients from all ranks."""
         return self.mean_of_sums(self.sums(parts))
 
     def sums(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Sum the gradients in the first stage of HSDP, over groups of `shards` ranks."""
+        """Return the sums in the first stage: one for each group of `shards` ranks, or one for all ranks."""
         before, between, _ = self._divisors()
         is_scaled, size = self.division is Division.SCALED, self.shards or len(parts)
         divided = [part * (1.0 / before) if is_scaled else part / before for part in parts]
@@ -90,7 +92,7 @@ class Averaging:
         return [_sum(self.ordered(stage)) / between for stage in stages]
 
     def mean_of_sums(self, sums: list[torch.Tensor]) -> torch.Tensor:
-        """Average the first stage's sums."""
+        """Return the average over all ranks, computed from the first stage's `sums`."""
         return _sum(self.ordered(sums)) / self._divisors()[-1]
 
     def _divisors(self) -> tuple[float, float, float]:

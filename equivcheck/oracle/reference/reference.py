@@ -1,4 +1,4 @@
-"""The single-device run of a training, cached and with tolerances."""
+"""The single-device run with measured tolerances, cached for equal trainings."""
 
 from __future__ import annotations
 
@@ -61,57 +61,58 @@ NUM_ROUNDED_CONFIRMATIONS = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reference:
-    """Values of a single-device run with tolerances, and the steps for which it can decide."""
+    """Values from a single-device run with tolerances, and the steps in which they can decide a check."""
 
     moments: tuple[Expected, ...]
-    """All compared points in the run."""
+    """Values with tolerances at all compared points in the run."""
     doubt: Doubt | None
-    """First step in which agreement with the reference proves nothing, and the reason. None if every step is decided."""
+    """First step from which on agreement proves nothing, and the reason. None if every step is decided."""
     noise_limit: float
-    """Largest noise at which a decision is possible, relative to the largest tensor with the same kind: half the digits."""
+    """Largest noise at which a decision is possible, relative to the largest tensor of the same kind. It is half the digits."""
     uses_signs: bool = False
-    """Whether the optimizer updates by gradient signs."""
+    """Whether the optimizer uses only gradient signs, such as Rprop."""
     loss_groups: tuple[tuple[int, ...], ...] = ()
-    """Groups of ranks that must return the same loss, because they have the same rows. Empty if this is unknown."""
+    """Groups of ranks that must return the same loss, because they have the same rows. Empty if the groups are unknown."""
     loss_groups_before: tuple[tuple[int, ...], ...] = ()
-    """Such groups in the steps before a checkpoint."""
+    """`loss_groups` for the steps before a checkpoint."""
 
     @property
     def first_noisy_step(self) -> int | None:
-        """First step in which noise exceeds the values, so that no difference is evidence. None if no step does."""
+        """First step in which noise exceeds the values, so that a difference proves nothing. None if no step does."""
         return first_step_dominated_by_noise(self.moments, self.noise_limit)
 
     def tensors_with_uncertain_signs(self, step: int) -> frozenset[str]:
-        """Return the tensors with gradient elements whose sign rounding may change in a step.
+        """Return the tensors with a gradient element so small that rounding may change its sign at `step`.
 
-        Empty unless the optimizer updates by signs.
+        Empty unless the optimizer uses only signs.
         """
         return tensors_with_uncertain_signs(self.moments, step) if self.uses_signs else frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceRun:
-    """A single-device training that rounds like a layout. Equal runs share cached results."""
+    """A single-device training with the options that make it round like a layout. Equal objects share cached results."""
 
     training: Training
-    """The training."""
+    """The training to run on one device."""
     rounding: Rounding | None = None
-    """The layout's casts to other element types. None if the layout casts nothing."""
+    """The casts in the layout's mixed precision or autocast. None if the layout casts nothing."""
     num_parts: int = 1
-    """Number of parts, by rows or positions, in which ranks sum a microbatch. The confirming reference sums in such parts, too.
+    """How many parts, by rows or positions, ranks make from a microbatch. The confirming reference also sums in such
+    parts.
     """
     num_partial_sums: int = 1
-    """Partial sums per gradient when the optimizer scales it. 1 if the gradient is reduced before."""
+    """How many partial sums the optimizer gets for a gradient. 1 if gradients are reduced before."""
     rounds_shards: bool = False
-    """Whether the optimizer rounds each rank's matrix parts to a lower precision."""
+    """Whether the optimizer rounds each rank's matrix part to a lower precision."""
     rounds_scores: bool = False
-    """Whether ranks round attention scores differently, such as context-parallel ranks."""
+    """Whether ranks round attention scores differently from one device, as context-parallel ranks do."""
     shards_classes: bool = False
-    """Whether ranks are vocabulary-parallel, so that a z-loss is computed from sums."""
+    """Whether the loss is vocabulary-parallel, so that a z-loss is computed from sums."""
 
     @classmethod
     def of(cls, scenario: Scenario) -> ReferenceRun:
-        """Return the reference run for a scenario's ranks."""
+        """Return the single-device run with which the scenario's ranks are compared."""
         num_parts = max(layout.num_data_ranks * layout.mesh.size(CP) for layout in scenario.layouts)
         training = scenario.training
         # In float32, the last place of a gradient can change the rounding of a whole matrix. In float64 it never did.
@@ -129,11 +130,11 @@ class ReferenceRun:
         )
 
     def reference(self) -> Reference:
-        """Reference with a noise floor from a few perturbed runs."""
+        """Return the reference for the first comparison, with tolerances from a few perturbed runs."""
         return _reference(self.training, self.rounding)
 
     def confirming_reference(self) -> Reference:
-        """Reference whose noise floor decides before a divergence is reported.
+        """Return the reference that decides before a divergence is reported.
 
         It has many more perturbed runs, and runs in other summation orders, such as data parallelism's. Only other orders change
         a gradient that is zero by cancellation inside an operation. Some runs also round inside the optimizer, as shards would.
@@ -141,9 +142,9 @@ class ReferenceRun:
         return _confirming_reference(self)
 
     def coarse_reference(self) -> Reference:
-        """Reference from one run, whose tolerances are the noise limit.
+        """Return a reference from one run, with the noise limit as tolerance.
 
-        This reference has no doubt, because the full judgement ignores doubts for such differences.
+        This reference has no doubt, because the full judgement ignores doubts for such large differences.
         """
         limit = noise_limit(self.training, self.rounding)
         return Reference(coarse_moments(_trace(self.training, self.rounding), limit), None, limit)
@@ -221,7 +222,7 @@ def _computing(rounding: Rounding | None) -> Iterator[None]:
 
 
 def noise_limit(training: Training, rounding: Rounding | None = None) -> float:
-    """Largest noise at which a decision is possible, relative to the largest tensor with the same kind.
+    """Return the largest noise at which a decision is possible, relative to the largest tensor of the same kind.
 
     The limit is the square root of eps, half the digits, for the coarsest element type in the training.
     """

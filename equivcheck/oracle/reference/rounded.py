@@ -30,7 +30,10 @@ from equivcheck.training.setup import Setup
 def rounded_setup(
     training: Training, rounding: Rounding, parameters: Mapping[str, torch.Tensor] | None = None, jitter: Jitter | None = None
 ) -> Setup:
-    """Set up one device that rounds like a layout. `jitter` may change summation orders and single roundings."""
+    """Set up a training on one device that rounds like a layout with low precision.
+
+    `jitter` changes summation orders and single roundings in perturbed copies.
+    """
     setup = single_device_setup(training, parameters)
     twin = MixedPrecisionModel(training, rounding, jitter or Jitter())
     setup.parts, setup.compute = [twin], twin.compute
@@ -41,7 +44,7 @@ def rounded_setup(
 
 
 class MixedPrecisionModel(nn.Module):
-    """The model with cast parameters. Its gradients are reduced to the original model's."""
+    """A copy of the model with parameters cast as the layout casts them. It writes reduced gradients to the original model."""
 
     def __init__(self, training: Training, rounding: Rounding, jitter: Jitter) -> None:
         super().__init__()
@@ -66,7 +69,7 @@ class MixedPrecisionModel(nn.Module):
         self.cast = dict(self.twin.named_parameters())
 
     def forward(self, inputs: torch.Tensor, masks: tuple[torch.Tensor | None, ...], step: int) -> torch.Tensor:
-        """Map (rows, features) to (rows, outputs)."""
+        """Run the cast model: map (rows, features) to (rows, outputs)."""
         cast = tuple(None if mask is None else mask.to(self.dtype) for mask in masks)
         fed = inputs.to(self.dtype) if inputs.is_floating_point() else inputs
         outputs: torch.Tensor = self.twin(fed, cast, step)
@@ -75,7 +78,7 @@ class MixedPrecisionModel(nn.Module):
         return self.jitter.rounded(outputs, outputs.to(_dtype(self.rounding.output)))
 
     def compute(self, setup: Setup, microbatches: Sequence[Batch], index: int) -> float:
-        """Compute a step's gradients like the layout, and return the parts' mean loss."""
+        """Compute gradients for one step in the way of the layout's ranks, and return the mean loss over parts."""
         self.jitter.begin(index)
         masters = dict(setup.model.named_parameters())
         self._load(masters)

@@ -1,6 +1,6 @@
-"""The noise floor for references that round.
+"""Rounding noise for a reference with low precision.
 
-Copies run one by one, because batched products in low precision round differently.
+The perturbed copies run one by one, because batched products in low precision round differently.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from equivcheck.worlds.trace.trace import Trace
 
 
 def unit_of(training: Training, rounding: Rounding) -> float:
-    """Unit roundoff by which correct runs may differ: the training precision's, or float32's if the layout computes in float32.
+    """Return the rounding unit by which correct runs may differ.
 
-    A float32 product changes with its operands' memory layout. Products in lower precision add up in float32 and are rounded
-    afterwards, so they are bit for bit the same on the same rows.
+    It is the training precision's, or float32's if the layout computes in float32. A float32 product changes with its operands'
+    memory layout. Products in lower precision add up in float32 and are rounded afterwards, so they are bit for bit the same on
+    the same rows.
     """
     kind = ElementType.FLOAT32 if rounding.compute is ElementType.FLOAT32 else training.precision
     return max(eps_of(kind.value), eps_of(training.precision.value))
@@ -35,9 +36,9 @@ def unit_of(training: Training, rounding: Rounding) -> float:
 def rounded_copies(
     training: Training, rounding: Rounding, trace: Trace, num_copies: int, *, flips: bool = False
 ) -> EnsembleTrace:
-    """Train reference copies: `trace` as it is, then `num_copies` perturbed copies.
+    """Return `trace` together with the traces of `num_copies` perturbed trainings that round like the layout.
 
-    The copies add gradients in other orders. With `flips`, copies also change single roundings.
+    The copies add gradients in other orders. With `flips`, they also change single roundings.
     """
     parameters, steps = perturbed_material(training, num_copies, unit_of(training, rounding))
     generator = np.random.default_rng((training.seed, num_copies))
@@ -59,7 +60,7 @@ def rounded_copies(
 
 
 def reordered_traces(training: Training, rounding: Rounding) -> tuple[Trace, Trace]:
-    """Reference runs with another summation order and one norm over all gradients, and with a norm in the widest type."""
+    """Train on one device with another summation order and one norm over all gradients, then with the norm in the widest type."""
     reordered = rounded_setup(training, rounding, None, Shuffled(np.random.default_rng(training.seed), rounding.num_parts))
     reordered.clip_norm = clip_flat
     with_wide_norm = rounded_setup(training, rounding)

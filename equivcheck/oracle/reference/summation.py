@@ -1,4 +1,4 @@
-"""Single-device runs that sum in other orders."""
+"""Train on one device with sums in other orders."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SCALES = (3.0, 5.0)
 
 
 def split_traces(training: Training, num_parts: int) -> tuple[Trace, ...]:
-    """Run `split_trace` with the number of parts as scale, and with `SCALES`."""
+    """Train on one device with microbatches split into parts, once for each of several loss scales."""
     return tuple(split_trace(training, num_parts, scale) for scale in (float(num_parts), *SCALES))
 
 
 def split_trace(training: Training, num_parts: int, scale: float) -> Trace:
-    """Run the reference so that it sums like data parallelism: microbatches in equal parts, and one norm over all gradients.
+    """Train on one device with sums as in data parallelism: microbatches in equal parts, and one norm over all gradients.
 
-    Losses are multiplied by a scale and gradients divided by it, so the backward rounds differently. This changes gradients with
+    Losses are multiplied by `scale` and gradients divided by it, so the backward rounds differently. This changes gradients with
     cancellation inside an operation, which other inputs do not change, such as in softmax, or in a norm over features if dropout
     left one.
     """
@@ -39,7 +39,7 @@ def split_trace(training: Training, num_parts: int, scale: float) -> Trace:
 
 
 def split_steps(training: Training, num_parts: int) -> list[list[Batch]]:
-    """Return each step's microbatches, split into equal parts."""
+    """Return the microbatches in each step, each split into `num_parts` equal parts."""
     looks = training.model.balances
     return [[part for batch in step for part in _parts(batch, num_parts, looks=looks)] for step in material(training).steps]
 
@@ -52,7 +52,7 @@ def _divide(divisor: float, optimizer: torch.optim.Optimizer, _step: int) -> Non
 
 
 def clip_flat(_module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
-    """Clip by one norm over all gradients, and return the norm before clipping."""
+    """Clip gradients by one norm over all of them, and return the norm before clipping."""
     gradients = [parameter.grad.reshape(-1) for parameter in parameters if parameter.grad is not None]
     norm: torch.Tensor = torch.linalg.vector_norm(torch.cat(gradients), float(clipping.norm_type.value))
     nn.utils.clip_grads_with_norm_(parameters, clipping.max_norm, norm)
@@ -60,9 +60,9 @@ def clip_flat(_module: nn.Module, parameters: list[torch.Tensor], clipping: Clip
 
 
 def wide_norm_trace(training: Training) -> Trace:
-    """Run the reference so that it sums the gradient norm in the widest floating-point type.
+    """Train on one device with the gradient norm summed in the widest floating-point type.
 
-    Only this shows the error of the reference's own norm: a sum over many equal terms always errs to the same side.
+    Only this shows the error in the reference's own norm: a sum over many equal terms always errs to the same side.
     """
     setup = single_device_setup(training)
     setup.clip_norm = clip_by_wide_norm

@@ -1,4 +1,4 @@
-"""Faults that a diagnosis can name."""
+"""Causes that a diagnosis can find for a divergence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from equivcheck.system.choice import PrintableEnum
 
 
 class Cause(PrintableEnum):
-    """Why a parallel training differs from the single-device run. A mutant declares the cause that its diagnosis should give."""
+    """Why a parallel training differs from the single-device run."""
 
     NOT_REDUCED = "not_reduced"
     """Each rank keeps the gradients from its own rows: a reduction is missing."""
@@ -162,11 +162,13 @@ class Cause(PrintableEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Why a scenario diverged, hung or crashed."""
+    """The cause that a diagnosis found for a scenario that diverged, hung or crashed."""
 
     cause: Cause
-    """The fault."""
+    """The known mistake in the parallel training."""
     sentence: str
-    """One sentence that names tensors, ranks and mesh axes."""
+    """The cause as one sentence, which names tensors, ranks and mesh axes."""
     exact: bool
-    """True if a single-device run with this fault reproduces every value on the ranks, within tolerance. False for a hint."""
+    """True if a single-device run with this mistake reproduces every value on the ranks, within tolerance. False if the cause is
+    only a hint.
+    """

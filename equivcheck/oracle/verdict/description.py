@@ -1,4 +1,4 @@
-"""Parts of a verdict as text. Console, reports and exceptions share them."""
+"""Text for parts of a verdict, used on the console, in reports and in exceptions."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ LONGEST = 300
 
 
 def axes_in_words(mesh: Iterable[tuple[str, int]]) -> str:
-    """Mesh axes with their sizes, such as ``dp 2 x tp 2``. Empty without axes."""
+    """Return the mesh axes with their sizes, such as ``dp 2 x tp 2``. Empty without axes."""
     return " x ".join(f"{name} {size}" for name, size in mesh)
 
 
 def heading(outcome: str, name: str, kind: str, *about: str) -> str:
-    """First line about code that users bring, such as ``DIVERGED: your training on dp 2, float64, in sim``."""
+    """Return the first line of a verdict on a user's code, such as ``DIVERGED: your training on dp 2, float64, in sim``.
+
+    `kind` (here ``training``) is used if the code has no `name`.
+    """
     whose = f"'{name}'" if name else f"your {kind}"
     return f"{outcome.upper()}: {whose} on {', '.join(about)}"
 
 
 def divergence_lines(first: Divergence, followers: tuple[str, ...], num_unnamed: int = 0) -> list[str]:
-    """Return lines with the first divergence's place, both values, and the tensors that differ as well."""
+    """Return lines about the first divergence: its place, both values, and further tensors that differ (`followers`)."""
     is_loss = first.phase is Phase.LOSS and first.tensor == LOSS
     tensor = "" if is_loss else f", {first.tensor}{list(first.index) if first.index else ''}"
     lines = [
@@ -45,7 +48,7 @@ def divergence_lines(first: Divergence, followers: tuple[str, ...], num_unnamed:
 
 
 def error_in_words(first: Divergence) -> str:
-    """Describe an error relative to tolerance, or the kind of difference if there is no number."""
+    """Return the error relative to the tolerance, or the kind of difference if no number differs."""
     if first.difference is Difference.VALUE:
         return f"{first.error:.3g} x tolerance"
     return ": ".join(filter(None, (first.difference.value.replace("_", " "), first.elsewhere)))
@@ -65,7 +68,7 @@ def _grouped(followers: tuple[str, ...]) -> str:
 
 
 def rank_lines(failure: Failure) -> list[str]:
-    """Return one line for each group of ranks that are at the same place in the code."""
+    """Return one line for each group of ranks that failed in the same way or wait in the same call."""
     places: dict[str, list[str]] = defaultdict(list)
     for report in failure.reports:
         places[shorten_to_line(f"{report.state.value} {report.error or report.pending}")].append(str(report.rank))
@@ -81,5 +84,5 @@ def shorten_to_line(text: str) -> str:
 
 
 def failure_line(what: str, error: Exception) -> str:
-    """Return one line about a failed step of the work, such as ``diagnosis failed: TypeError: ...``."""
+    """Return one line about an error in a part of equivcheck's work, such as ``diagnosis failed: TypeError: ...``."""
     return shorten_to_line(f"{what} failed: {type(error).__name__}: {error}")

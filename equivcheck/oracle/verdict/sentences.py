@@ -1,4 +1,4 @@
-"""Text for a divergence."""
+"""Text for one divergence."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from equivcheck.worlds.trace.differences import Difference, Divergence
 
 
 def place(divergence: Divergence) -> str:
-    """Describe step, phase and tensor: ``step 0 gradient layers.0.linear.weight``."""
+    """Return step, phase and tensor of a divergence: ``step 0 gradient layers.0.linear.weight``."""
     return f"step {divergence.step} {divergence.phase.value} {divergence.tensor}"
 
 
 def sentence(divergence: Divergence) -> str:
-    """Describe a divergence in one sentence with place, ranks, both values and the error."""
+    """Describe a divergence in one sentence, with its place, the ranks, both values and the error."""
     where = f"{place(divergence)}{list(divergence.index) if divergence.index else ''}"
     if divergence.difference is Difference.FULL_TENSOR:
         values = f"full_tensor() returns {divergence.actual}, but the shards hold {divergence.expected}"
@@ -23,7 +23,7 @@ def sentence(divergence: Divergence) -> str:
 
 
 def ranks_with_value(divergence: Divergence) -> str:
-    """Return words for the ranks with the value: ``on rank 1``, ``on ranks 0, 1``, or ``averaged over ranks``."""
+    """Say which ranks have the wrong value: ``on rank 1``, ``on ranks 0, 1``, or ``averaged over ranks``."""
     if divergence.rank < 0:
         return "averaged over ranks"
     if len(divergence.ranks) > 1:

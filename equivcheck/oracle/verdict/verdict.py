@@ -48,24 +48,24 @@ class Outcome(PrintableEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """Result for any case: a scenario, a tensor program, or a user's training."""
+    """Outcome and evidence from a check on a scenario, a tensor program, or a user's training."""
 
     outcome: Outcome
-    """The result."""
+    """Outcome, such as DIVERGED."""
     world: str
     """World in which the ranks ran."""
     reason: str = ""
-    """One sentence. Empty if equivalent."""
+    """One sentence about the evidence for the outcome. Empty if equivalent."""
     divergence: Divergence | None = None
-    """The first divergence. None unless values or calls differ."""
+    """The first wrong value or call. None if no value and no call differs."""
     followers: tuple[str, ...] = ()
-    """Up to 20 further tensors that differ, such as ``step 0 gradient layers.0.linear.weight``, in order."""
+    """Up to 20 tensors that differ after the first divergence, such as ``step 0 gradient layers.0.linear.weight``, in order."""
     num_unnamed: int = 0
-    """Number of differing tensors that neither `divergence` nor `followers` names."""
+    """Number of further tensors that differ, not named in `followers`."""
     failure: Failure | None = None
-    """State of the ranks. None unless ranks crashed or hung."""
+    """How each rank ended, if ranks crashed or hung. Else None."""
     worst_error: float = 0.0
-    """Largest error relative to tolerance, over all tensors. Below 1 if equivalent at every step."""
+    """Largest error in a tensor, divided by its tolerance. Below 1 if equivalent at every step."""
     seconds: float = 0.0
     """Duration of the whole check."""
 
@@ -86,7 +86,7 @@ class Judgement:
         return self.describe()
 
     def describe(self) -> str:
-        """Outcome and evidence as text. `print(verdict)` shows it."""
+        """Return outcome and evidence as text. `print(verdict)` prints this text."""
         return f"{self.outcome.value.upper()}: {self._in_short()}"
 
     def _in_short(self) -> str:
@@ -95,30 +95,31 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseVerdict(Judgement):
-    """Verdict on a scenario or a tensor program. Campaigns, stores and reports work with it."""
+    """Outcome and evidence from a check on a scenario or tensor program."""
 
     known: str = ""
-    """Id of the known issue. Empty unless the outcome is KNOWN."""
+    """Id of the known issue that explains the failure. Empty unless the outcome is KNOWN."""
     confirmed: str = ""
-    """Sentence about the result in another world. Empty if no other world ran."""
+    """Sentence about the outcome in another world, such as gloo. Empty if no other world ran."""
     unfinished: str = ""
-    """Part of the work on a finding that failed, such as its diagnosis, with the error. Empty if nothing failed."""
+    """Part of the work after the check that failed, such as the diagnosis, with the error. Empty if nothing failed."""
     diagnosis: Diagnosis | None = None
-    """Fault that reproduces the finding. None if no known fault does, or if no diagnosis was asked for (`explained`)."""
+    """The cause. None if no known mistake reproduces the ranks' values, or if no diagnosis was asked for."""
     drift: str = ""
-    """First place that differs if each step starts from the reference's values. Empty if this was not asked for."""
+    """First value that differs if each step starts from the reference's values. Empty if this was not asked for."""
     beyond: str = ""
-    """The limit of torch that the case ignores. Empty if the case is within all limits."""
+    """The limit of torch that the case ignores on purpose. Empty if the case is within all limits."""
     undecided: str = ""
-    """Why an equivalent case proves nothing from some step on, and the step. Empty if every step is decided."""
+    """Step from which on agreement proves nothing, and why, although the outcome is EQUIVALENT. Empty if every step is decided.
+    """
 
     @property
     def case(self) -> Checkable:
-        """The scenario or tensor program."""
+        """The scenario or tensor program that was checked."""
         raise NotImplementedError
 
     def with_unfinished(self, what: str, error: Exception) -> Self:
-        """The verdict with a note that a part of the work on it failed."""
+        """Return the verdict with a note that `what`, a part of the work after the check, failed with `error`."""
         return replace(self, unfinished="; ".join(filter(None, (self.unfinished, failure_line(what, error)))))
 
     @property
@@ -127,12 +128,12 @@ class CaseVerdict(Judgement):
         return self.outcome is Outcome.EQUIVALENT and not self.undecided
 
     def describe(self) -> str:
-        """Verdict in at most ten lines, wrapped to the terminal's width, then the case as code."""
+        """Return the verdict in at most ten lines, wrapped to the terminal's width, then the checked case as code."""
         lines = [f"{self.outcome.value.upper()}: {self.heading()}", *(f"  {line}" for line in self.evidence())]
         return "\n".join([*wrap_lines(lines), self.code()])
 
     def code(self) -> str:
-        """The case as formatted code, after the imports that it needs."""
+        """Return the scenario or tensor program as formatted code, with the imports that it needs."""
         from rich.pretty import pretty_repr
 
         try:
@@ -142,11 +143,11 @@ class CaseVerdict(Judgement):
             return repr(self.case)
 
     def heading(self) -> str:
-        """Case and world, such as ``ddp on 2 ranks, widths 1-1, SGD, 1 microbatch of 2 rows, 1 step, float64, in sim``."""
+        """Describe what was checked: ``ddp on 2 ranks, widths 1-1, SGD, 1 microbatch of 2 rows, 1 step, float64, in sim``."""
         return f"{describe_case(self.case)}, in {self.world}"
 
     def evidence(self) -> list[str]:
-        """Lines of evidence, without the outcome and the code."""
+        """Return the lines with evidence, without the outcome and the code."""
         try:
             lines = self._evidence()
         except Exception as error:
@@ -189,32 +190,33 @@ class CaseVerdict(Judgement):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict(CaseVerdict):
-    """Verdict on a scenario, as `check` returns it."""
+    """Outcome and evidence from `check` on a scenario."""
 
     scenario: Scenario
-    """The scenario."""
+    """The scenario that was checked."""
     unmodelled: str = ""
-    """Why the ranks' calls were not compared with expected calls. Empty if they were, or if nothing was compared."""
+    """Why the ranks' communication calls were not compared with predicted calls. Empty if they were, or if nothing was compared.
+    """
     calls: tuple[tuple[Call, ...], ...] = ()
-    """Calls in order of issue, per rank. Empty if the world does not see calls, or if the ranks failed."""
+    """Communication calls on each rank, in order. Empty if the world does not record calls, or if the ranks failed."""
     signature: tuple[str, ...] = field(default=(), repr=False, compare=False)
-    """Fingerprints of the ranks' work (`equivcheck.worlds.signature`). Empty if `calls` is empty."""
+    """Summary: pairs of consecutive calls, and DTensor shardings (`equivcheck.worlds.signature`). Empty if `calls` is empty."""
 
     @property
     def case(self) -> Scenario:
-        """The scenario."""
+        """The scenario that was checked."""
         return self.scenario
 
     def assert_equivalent(self, *, alter: Alter | None = None) -> None:
-        """Raise `NotEquivalent` unless the outcome is EQUIVALENT. See `assert_no_finding` for `alter`."""
+        """Raise `NotEquivalent` unless the outcome is EQUIVALENT. `alter` has the same meaning as in `assert_no_finding`."""
         if self.outcome is not Outcome.EQUIVALENT:
             raise NotEquivalent(self.describe(), lambda: self._explained(alter))
 
     def assert_no_finding(self, *, alter: Alter | None = None) -> None:
-        """Raise `NotEquivalent` if the outcome is DIVERGED, CRASHED or HUNG. Tests with generated scenarios use it.
+        """Raise `NotEquivalent` if the outcome is DIVERGED, CRASHED or HUNG. For tests with generated scenarios.
 
-        The exception computes a diagnosis when its text is read, because Hypothesis raises many while it shrinks and reads few.
-        The ranks then run again. If the verdict came from `check(alter=...)`, pass the same `alter`.
+        The diagnosis runs only when the exception's text is read, because Hypothesis raises many exceptions while it shrinks and
+        reads few. The ranks then run again. If the verdict came from `check(alter=...)`, pass the same `alter`.
         """
         if self.outcome.is_finding:
             raise NotEquivalent(self.describe(), lambda: self._explained(alter))
@@ -228,6 +230,6 @@ _explain: Callable[[Verdict, Alter | None], Verdict] | None = None
 
 
 def explain_by(explain: Callable[[Verdict, Alter | None], Verdict]) -> None:
-    """Set the function that computes a diagnosis for an exception's text."""
+    """Set the function that adds a diagnosis to a verdict when an exception's text is read."""
     global _explain  # noqa: PLW0603 - set once, when the judge is imported
     _explain = explain

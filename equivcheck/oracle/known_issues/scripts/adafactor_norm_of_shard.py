@@ -7,7 +7,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 
 def step(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """Parameter after one step."""
+    """Return the parameter after one step of Adafactor."""
     parameter = torch.nn.Parameter(parameter)
     parameter.grad = gradient
     torch.optim.Adafactor([parameter], lr=0.1, foreach=False).step()

@@ -6,7 +6,7 @@ from torch.optim import Adafactor, AdamW
 
 
 def main() -> None:
-    """Step with an empty parameter."""
+    """Take one Adafactor step with an empty parameter."""
     parameter = nn.Parameter(torch.empty(0, 1))
     parameter.grad = torch.empty(0, 1)
     for kind in (AdamW, Adafactor):

@@ -24,7 +24,7 @@ class Route:
 
 
 def length(values: torch.Tensor, route: Route) -> torch.Tensor:
-    """Length 0 for a route that stays at `HERE`, 2 for one that leaves it, 1 for one that returns to it."""
+    """Return 0 for a route that stays at `HERE`, 2 for one that leaves it, and 1 for one that returns to it."""
     if route.source is Place.HERE:
         return values * (0 if route.target is Place.HERE else 2)
     return values * (1 if route.target is Place.HERE else 0)

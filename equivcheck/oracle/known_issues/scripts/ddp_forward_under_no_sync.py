@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def main() -> float:
-    """Compare the gradient of such a backward with the mean over ranks."""
+    """Run forward under `no_sync` and backward outside, and compare the gradient with the mean over ranks."""
     rank, size = dist.get_rank(), dist.get_world_size()
     model = DistributedDataParallel(nn.Linear(1, 1, bias=False))
 

@@ -23,7 +23,7 @@ class Layer(nn.Module):
 
 
 def main() -> None:
-    """Run two layers and compare each output with targets in its shape."""
+    """Run two compiled layers, and compare each output with targets in its shape."""
     mesh = init_device_mesh("cpu", (2,))
     model = nn.Sequential(Layer(10, 10), Layer(10, 9))
     for layer in model:

@@ -12,6 +12,6 @@ def gradient(values: torch.Tensor) -> torch.Tensor:
 
 
 def main() -> None:
-    """Trace a function that runs in eager mode."""
+    """Compute the gradient in eager mode, then trace it on fake tensors."""
     gradient(torch.empty(0))
     make_fx(gradient, tracing_mode="fake")(torch.empty(0))

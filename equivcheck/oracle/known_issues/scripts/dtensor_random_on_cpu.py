@@ -11,7 +11,7 @@ from torch.nn.functional import dropout
 
 
 def on_rank_0(values: torch.Tensor) -> torch.Tensor:
-    """Rank 0's value for a tensor."""
+    """Return rank 0's values of a tensor, on every rank."""
     values = values.clone()
     dist.broadcast(values, src=0)
     return values

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 
 def main() -> bool:
-    """Split four features, then two."""
+    """Shard four features over two ranks in compiled code, then two features."""
     mesh = init_device_mesh("cpu", (2,))
 
     def cut(inputs: torch.Tensor) -> DTensor:

@@ -17,7 +17,7 @@ def tied() -> nn.Sequential:
 
 
 def total(model: nn.Module) -> torch.Tensor:
-    """Sum over all gradients and ranks."""
+    """Return the sum over all gradients on all ranks."""
     sums = [parameter.grad.sum() for parameter in model.parameters() if parameter.grad is not None]
     return torch.stack(sums).sum() if sums else torch.zeros(())
 

@@ -19,7 +19,7 @@ def tied() -> nn.Sequential:
 
 
 def total(model: nn.Module) -> float:
-    """Sum over all gradients and ranks."""
+    """Return the sum over all gradients on all ranks."""
     sums = [parameter.grad.sum() for parameter in model.parameters() if parameter.grad is not None]
     found = torch.stack([each.full_tensor() if hasattr(each, "full_tensor") else each for each in sums]).sum()
     dist.all_reduce(found)

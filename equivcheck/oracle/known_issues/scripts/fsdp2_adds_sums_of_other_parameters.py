@@ -17,7 +17,7 @@ class Alternate(nn.Module):
         self.linears = nn.ModuleList([nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)])
 
     def forward(self, number: int) -> torch.Tensor:
-        """Sum the outputs of one linear."""
+        """Return the summed outputs of linear `number`."""
         return self.linears[number](torch.full((1, 1), number + 1.0)).sum()
 
 

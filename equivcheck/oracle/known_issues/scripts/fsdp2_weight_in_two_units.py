@@ -16,7 +16,7 @@ def two_layers() -> nn.Sequential:
 
 
 def main() -> float:
-    """Compare the gradient with the one in an unsharded model."""
+    """Compare the shared weight's gradient with the one in an unsharded model."""
     model, plain = two_layers(), two_layers()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in model:

@@ -6,7 +6,7 @@ import torch
 
 
 def step(gradient: torch.Tensor, *, fused: bool) -> torch.Tensor:
-    """Parameter after one step from zero."""
+    """Return the parameter after one Adam step from zero."""
     parameter = torch.nn.Parameter(torch.zeros(3, 2))
     parameter.grad = gradient
     torch.optim.Adam([parameter], lr=0.1, fused=fused).step()

@@ -9,7 +9,7 @@ OPTIMIZERS = {"SGD": {}, "Adam": {"eps": 1.0}, "AdamW": {"eps": 1.0}, "Adagrad":
 
 
 def updated(name: str, gradient: torch.Tensor, **options: object) -> torch.Tensor:
-    """Zero matrix after one step."""
+    """Return a zero matrix after one step with the optimizer `name`."""
     parameter = torch.nn.Parameter(torch.zeros_like(gradient, memory_format=torch.contiguous_format))
     parameter.grad = gradient
     getattr(torch.optim, name)([parameter], lr=0.1, **OPTIMIZERS[name], **options).step()

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 
 def main() -> float:
-    """Compare the gradient on one device with the one for logits sharded by classes."""
+    """Compare the gradient on one device with the gradient if logits are sharded by classes."""
     mesh = init_device_mesh("cpu", (2,))
     whole, labels = torch.arange(8.0).view(2, 4).requires_grad_(), torch.tensor([3, 0])
     cross_entropy(whole, labels, reduction="sum", label_smoothing=0.1).backward()

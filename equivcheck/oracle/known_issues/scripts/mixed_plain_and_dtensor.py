@@ -12,7 +12,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 
 def raises(name: str, action: Callable[[], object]) -> bool:
-    """Whether an action raises."""
+    """Call `action`, and return whether it raised."""
     try:
         action()
     except RuntimeError as error:

@@ -8,7 +8,7 @@ from torch.optim import AdamW, Muon
 
 
 def main() -> None:
-    """Step with an empty matrix."""
+    """Take one Muon step with an empty matrix."""
     parameter = nn.Parameter(torch.empty(2, 0))
     parameter.grad = torch.empty(2, 0)
     for kind in (AdamW, Muon):

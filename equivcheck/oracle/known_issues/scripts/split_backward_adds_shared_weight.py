@@ -23,7 +23,7 @@ class Twice(nn.Module):
 
 
 def expected() -> torch.Tensor:
-    """Gradient for the second such module on one device."""
+    """Compute on one device the gradient of the second stage's weight."""
     first, second = Twice(), Twice()
     nn.functional.mse_loss(second(first(torch.ones(2, 2))), torch.ones(2, 2)).backward()
     assert second.linear.weight.grad is not None
