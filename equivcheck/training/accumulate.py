@@ -15,7 +15,7 @@ from equivcheck.worlds.trace.stage import Stage
 
 
 def accumulate(setup: Setup, microbatches: Sequence[Batch], index: int) -> float:
-    """Run forward and backward for each microbatch. Returns the step's loss."""
+    """Run forward and backward for each microbatch in step `index`. Return this rank's part of the step's loss."""
     total = 0.0
     for number, batch in enumerate(microbatches):
         setup.announce(Stage.COMPUTE, index)
@@ -28,7 +28,10 @@ def accumulate(setup: Setup, microbatches: Sequence[Batch], index: int) -> float
 
 
 def microbatch_loss(setup: Setup, batch: Batch, index: int, rows: int) -> torch.Tensor:
-    """Run forward for a microbatch and scale its loss. The sum over microbatches, averaged over ranks, is the step's loss."""
+    """Run forward for a microbatch, or this rank's part of it, and return the scaled loss.
+
+    `rows` is the size of the full microbatch. The sum over microbatches, averaged over ranks, is the loss of step `index`.
+    """
     training = setup.training
     with setup.forward_context():
         outputs = setup.parts[0](batch.inputs, batch.masks, index)
@@ -50,14 +53,14 @@ def backward(setup: Setup, loss: torch.Tensor) -> None:
 
 
 def scale_loss(setup: Setup, loss: torch.Tensor, rows: int, index: int) -> torch.Tensor:
-    """Scale some rows' loss to their share in the step's loss, given the step index."""
+    """Scale the loss on `rows` rows, so that the sum over microbatches is the step's loss. `index` is the step."""
     training = setup.training
     share = rows / training.rows_at(index) if training.loss.is_mean else setup.loss_scale
     return loss if share == 1.0 else loss * share
 
 
 def scalar_value(value: torch.Tensor) -> float:
-    """Return the value of a scalar tensor as a float. A DTensor with a Partial placement is reduced over ranks first."""
+    """Return a scalar tensor as a float. A partial DTensor is reduced over ranks first."""
     return float(full_value(value))
 
 

@@ -20,18 +20,21 @@ Counts = Sequence[torch.Tensor]
 
 
 def routing_loads(model: nn.Module) -> list[RoutingLoad]:
-    """Return the statistics that layers with a load-balancing loss recorded in the last forward."""
+    """Return the routing statistics from the last forward, one entry for each layer with a load-balancing loss."""
     found = (module.load() for module in model.modules() if isinstance(module, LayerModule))
     return [load for load in found if load is not None]
 
 
 def counts_of_microbatch(model: nn.Module, counts: Counts, batch: Batch, index: int) -> Counts:
-    """Return the tokens per expert for a batch, or for the full microbatch that it is a part of."""
+    """Return the tokens per expert in each layer, over the full microbatch.
+
+    `counts` contains them for `batch`. If `batch` is only a part, its full microbatch is routed again at step `index`.
+    """
     return counts if batch.whole is None else routing_counts(model, batch.whole, index)
 
 
 def routing_counts(model: nn.Module, batch: Batch, index: int) -> Counts:
-    """Return the tokens per expert that the model's layers record for a batch at a step."""
+    """Route a batch at step `index`, without gradients, and return the tokens per expert in each layer."""
     assert isinstance(model, MLP), "the model is a stack"
     with torch.no_grad():
         model.through_layers(batch.inputs, batch.masks, index)
@@ -39,7 +42,10 @@ def routing_counts(model: nn.Module, batch: Batch, index: int) -> Counts:
 
 
 def balance_loss(loads: Sequence[RoutingLoad], counts: Counts, positions: int) -> torch.Tensor:
-    """Add up the layers' load-balancing losses. `counts` and `positions` belong to a whole microbatch."""
+    """Add up all layers' load-balancing losses.
+
+    `loads` contains the routing statistics for this rank's rows. `counts` and `positions` belong to the whole microbatch.
+    """
     return torch.stack(list(_losses(loads, counts))).sum() / positions
 
 

@@ -1,4 +1,4 @@
-"""Record the routing in a model, such as experts per position. Rounding may change a choice, and so all later values."""
+"""Record which experts routers choose. Rounding may change a choice, and so all later values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from equivcheck.training.layers.module import LayerModule
 
 
 class RecordedChoices:
-    """Records which experts the routers choose in every forward of a model; empty if the model has no router."""
+    """Records which experts the model's routers choose in each forward. Nothing is recorded if the model has no router."""
 
     def __init__(self, model: nn.Module) -> None:
         self._kept: list[torch.Tensor] = []
@@ -22,6 +22,6 @@ class RecordedChoices:
         self._kept.append(outputs[0])
 
     def take_all(self) -> tuple[torch.Tensor, ...]:
-        """Return the choices since the last call, in order."""
+        """Return the choices recorded since the last call, in order, and forget them."""
         found, self._kept = tuple(self._kept), []
         return found

@@ -19,7 +19,7 @@ GradientOf = Callable[[torch.Tensor], torch.Tensor | None]
 
 
 def clip_by_norm(_module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
-    """Clip by norm, with `clip_grad_norm_` if all parameters are on one mesh. Returns the norm before clipping."""
+    """Clip gradients by norm, also if some parameters are plain tensors or on other meshes. Return the norm before clipping."""
     if len(_kinds(parameters)) > 1:
         return clip_by_norm_of_norms(parameters, clipping)
     return nn.utils.clip_grad_norm_(parameters, clipping.max_norm, norm_type=float(clipping.norm_type.value))
@@ -28,7 +28,7 @@ def clip_by_norm(_module: nn.Module, parameters: list[torch.Tensor], clipping: C
 def clip_by_norm_of_norms(
     parameters: list[torch.Tensor], clipping: ClipNorm, gradient_of: GradientOf = lambda parameter: parameter.grad
 ) -> torch.Tensor:
-    """Clip by the norm over all gradients, also if they are on different meshes. Returns the norm before clipping.
+    """Clip gradients by one norm over all gradients, even if they lie on different meshes. Return the norm before clipping.
 
     `gradient_of` returns the part of a parameter's gradient that counts on this rank.
     """
@@ -40,7 +40,10 @@ def clip_by_norm_of_norms(
 def norm_of_norms(
     parameters: list[torch.Tensor], clipping: ClipNorm, gradient_of: GradientOf = lambda parameter: parameter.grad
 ) -> torch.Tensor:
-    """Return the norm over all gradients and ranks, as a plain tensor."""
+    """Return the norm over the gradients on all ranks, as a plain tensor. Gradients may lie on different meshes.
+
+    `gradient_of` returns the part of a parameter's gradient that counts on this rank.
+    """
     norm_type = float(clipping.norm_type.value)
     gradients = [gradient for gradient in map(gradient_of, parameters) if gradient is not None]
     norms = [_whole(nn.utils.get_total_norm(kind, norm_type)) for kind in _kinds(gradients)]
@@ -49,13 +52,13 @@ def norm_of_norms(
 
 
 def clip_to_norm(parameters: list[torch.Tensor], clipping: ClipNorm, norm: torch.Tensor) -> None:
-    """Clip all gradients by a known norm, with one call for each kind."""
+    """Scale all gradients, whose total norm is `norm`, so that it is at most the limit in `clipping`."""
     for kind in _kinds(parameters):
         nn.utils.clip_grads_with_norm_(kind, clipping.max_norm, norm)
 
 
 def clip_by_value(parameters: list[torch.Tensor], clipping: ClipValue) -> None:
-    """Clip each element, with one call for each kind of tensor."""
+    """Clip each gradient element, also if some parameters are plain tensors or on other meshes."""
     kinds = _kinds(parameters)
     for kind in kinds:
         # It raises if no parameter has a gradient. That is an error only if no other kind has one either.

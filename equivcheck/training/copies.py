@@ -1,4 +1,4 @@
-"""Train several copies one after the other, if `train_ensemble` cannot run them in one pass."""
+"""Train several model copies one after the other, if `train_ensemble` cannot train them in one pass."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def train_copies(
     steps: Sequence[Sequence[Batch]],
     make_setup: MakeSetup = single_device_setup,
 ) -> EnsembleTrace:
-    """Train one copy of the model for each entry along dim 0. Arguments and result are those of `train_ensemble`."""
+    """Train model copies one after the other, with the arguments and result described in `train_ensemble`."""
     copies = len(next(iter(parameters.values())))
     runs = [_train_copy(training, parameters, steps, make_setup, copy) for copy in range(copies)]
     found = stack_traces([trace for trace, _ in runs])
@@ -56,7 +56,7 @@ def _train_copy(
 
 
 def stack_traces(traces: Sequence[Trace]) -> EnsembleTrace:
-    """Stack the traces of several single-device runs, with the copies along dim 0."""
+    """Stack the traces from several single-device runs along a new dim 0."""
     steps = tuple(_step(rows) for rows in zip(*(trace.steps for trace in traces), strict=True))
     state = [trace.state for trace in traces]
     return EnsembleTrace(steps=steps, state_names=tuple(piece.name for piece in state[0].pieces), state=_rows(state))

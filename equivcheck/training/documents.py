@@ -6,17 +6,17 @@ import torch
 
 
 def places_in_documents(positions: torch.Tensor, document_length: int | None) -> torch.Tensor:
-    """Positions counted from the start of their documents; the positions themselves if nothing is packed."""
+    """Count positions from their document's start. `document_length` is None if nothing is packed."""
     return positions if document_length is None else positions % document_length
 
 
 def in_other_documents(queries: torch.Tensor, keys: torch.Tensor, document_length: int) -> torch.Tensor:
-    """Mask, (queries, keys), with True if two positions belong to different documents."""
+    """Return a mask, (queries, keys), with True if query and key belong to different documents. Arguments are positions."""
     return queries[:, None] // document_length != keys // document_length
 
 
 def precedes_border(length: int, document_length: int | None) -> torch.Tensor:
-    """Mask, (length,), with True at the last position of each document except the last.
+    """Return a mask, (length,), with True at the last position of each document except the last.
 
     The token after such a position belongs to another document, so its label does not count.
     """

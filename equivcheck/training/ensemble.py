@@ -40,37 +40,40 @@ CLIP_EPS = 1e-6
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class EnsembleStep:
-    """One step's results for all copies. Row d has the layout of the snapshot from a run with copy d alone."""
+    """Values from one step for all model copies, stacked along dim 0."""
 
     loss: Array
-    """Shape (copies,)."""
+    """Loss for each copy, shape (copies,)."""
     present: tuple[bool, ...]
-    """Whether each parameter has a gradient, equal in all copies."""
+    """For each parameter, whether it has a gradient. This is equal in all copies."""
     gradients: Array
     """Gradients after the last backward, before clipping; shape (copies, elements of all present gradients)."""
     clip_norm: Array | None
-    """Norm before clipping, shape (copies,); None without clipping by norm."""
+    """Gradient norm before clipping, shape (copies,); None without clipping by norm."""
     clipped: Array | None
     """Gradients after clipping, shaped like `gradients`; None without clipping."""
     parameters: Array
     """Parameters after the update, shape (copies, elements of all parameters)."""
     routes_alike: bool = True
-    """Whether all copies routed their positions identically."""
+    """Whether all copies chose the same experts for each token."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class EnsembleTrace:
-    """Results of a whole run for each copy, without buffers because they do not depend on values."""
+    """Values from a whole run for all model copies. Buffers are left out, because they do not depend on values."""
 
     steps: tuple[EnsembleStep, ...]
-    """One entry for each step."""
+    """One entry for each training step."""
     state_names: tuple[str, ...]
-    """``parameter/key`` for each state tensor, in the order of a single run's state snapshot."""
+    """``parameter/key`` for each tensor in the optimizer state, in a single run's order."""
     state: Array
     """Optimizer state, shape (copies, elements of all state tensors). Scalars such as step counts are repeated for each copy."""
 
     def moments(self) -> Iterator[Array | None]:
-        """Yield all copies' values at each moment in a trace, in its order. None stands for the buffers."""
+        """Yield all copies' values at each moment in a trace, in the same order as the function `moments`.
+
+        None stands for the buffers.
+        """
         for step in self.steps:
             yield step.loss[:, None]
             yield step.gradients
@@ -101,7 +104,7 @@ class _Run:
 
 
 def train_ensemble(training: Training, parameters: Mapping[str, torch.Tensor], steps: Sequence[Sequence[Batch]]) -> EnsembleTrace:
-    """Train one copy for each entry along dim 0.
+    """Train several model copies in one pass, each with its own initial parameters and data.
 
     Args:
         training: Training of each copy; its own parameters and data are not used.

@@ -1,4 +1,4 @@
-"""Labels with weights in one tensor, so that everything that shards labels shards their weights as well."""
+"""Labels and their weights in one tensor, the targets. Code that shards labels then shards their weights as well."""
 
 from __future__ import annotations
 
@@ -18,44 +18,47 @@ _ROW_WEIGHTS = (0.5, 1.0, 1.5)
 
 
 def labels_of(targets: torch.Tensor) -> torch.Tensor:
-    """Return the labels in targets. With weighted labels, targets have a last dim with label and weight."""
+    """Return the labels in `targets`. Weighted labels have a last dim with label and weight."""
     return targets[..., 0].round().long() if targets.is_floating_point() else targets
 
 
 def weights_of(targets: torch.Tensor) -> torch.Tensor | None:
-    """Return the label weights in targets; None if labels are not weighted."""
+    """Return the weights in `targets`; None if labels have no weights."""
     return targets[..., 1] if targets.is_floating_point() else None
 
 
 def change_labels(targets: torch.Tensor, change: Change) -> torch.Tensor:
-    """Change the labels in targets, and keep their weights."""
+    """Return targets with labels changed by `change`, and the same weights."""
     labels, weights = change(labels_of(targets)), weights_of(targets)
     return labels if weights is None else with_weights(labels, weights)
 
 
 def change_weights(targets: torch.Tensor, batch_dim: int, weigh: Change) -> torch.Tensor:
-    """Replace the weights in weighted targets, given a function of labels with rows along dim 0."""
+    """Return targets with new weights. `weigh` computes them from the labels, with rows along dim 0."""
     labels = labels_of(targets)
     return with_weights(labels, weigh(labels.movedim(batch_dim, 0)).movedim(0, batch_dim).to(targets.dtype))
 
 
 def with_weights(labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Join labels and their weights to targets."""
+    """Join labels and their weights to one tensor, the targets."""
     return torch.stack((labels.to(weights.dtype), weights), -1)
 
 
 def class_weights(classes: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return a weight for each class, shape (classes,)."""
+    """Return the class weights for a cross-entropy, shape (classes,)."""
     return torch.linspace(0.5, 1.5, classes, dtype=dtype)
 
 
 def row_weights(rows: int) -> torch.Tensor:
-    """Return a weight for each row, shape (rows,)."""
+    """Return the weights for the rows in a microbatch, shape (rows,)."""
     return torch.tensor(_ROW_WEIGHTS, dtype=torch.float64).repeat(-(-rows // len(_ROW_WEIGHTS)))[:rows]
 
 
 def label_weights(loss: CrossEntropy, classes: int, labels: torch.Tensor) -> torch.Tensor:
-    """Return a weight for each label, (rows, ...), from the row's weight and the counted labels in its sequence."""
+    """Return a weight for each label: its row's weight, and for a mean per sequence divided by the sequence's counted labels.
+
+    The shape is the same as for `labels`, (rows, ...).
+    """
     rows = row_weights(len(labels)) if loss.row_weights else torch.ones(len(labels), dtype=torch.float64)
     if loss.per is Normaliser.SEQUENCE:
         counts = _class_weights_of(loss, classes, labels).flatten(1).sum(1) if labels.dim() > 1 else torch.ones(len(labels))
@@ -64,13 +67,16 @@ def label_weights(loss: CrossEntropy, classes: int, labels: torch.Tensor) -> tor
 
 
 def labels_two_ahead(labels: torch.Tensor, borders: torch.Tensor) -> torch.Tensor:
-    """Labels for the token after the next, given labels for the next, (rows, length), and positions before borders, (length,)."""
+    """Return labels for the token after the next, from labels for the next token, shape (rows, length).
+
+    `borders` is a mask, (length,), with True at a document's last position.
+    """
     following = torch.cat((labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)), 1)
     return following.masked_fill(borders, IGNORED)
 
 
 def weigh_predictions(loss: CrossEntropy, classes: int, labels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Weights for the labels of two predictions, (rows, length, 2), in each microbatch.
+    """Return the weights for labels of two predictions, shape (rows, length, 2), for each microbatch.
 
     Unless the loss is a sum, the labels of both predictions weigh the same in total, so the second is divided by its own count.
     """
@@ -85,7 +91,7 @@ def weigh_predictions(loss: CrossEntropy, classes: int, labels: Sequence[torch.T
 
 
 def count_labels(loss: CrossEntropy, classes: int, targets: torch.Tensor) -> float:
-    """Count the labels with a loss, or add up their class weights and their own weights."""
+    """Return how many labels count in the loss. Weighted labels count by the product of class weight and label weight."""
     counts, weights = _class_weights_of(loss, classes, labels_of(targets)), weights_of(targets)
     return float((counts if weights is None else counts * weights).sum())
 

@@ -21,7 +21,7 @@ from equivcheck.worlds.trace.trace import Piece, Slot, Snapshot, Step, Trace
 
 
 class Pause(PrintableEnum):
-    """Points at which trainings that run in turns wait for each other."""
+    """Point in a step at which a training waits, if several trainings run in turns."""
 
     ZEROED = "zeroed"
     """Before forward."""
@@ -50,7 +50,7 @@ class _Run:
 
 
 def train(setup: Setup, steps: Sequence[Sequence[Batch]] | None = None) -> Trace:
-    """Train and record every step. `steps` replaces the training's own microbatches."""
+    """Train with this setup and record every step. `steps` replaces the training's own microbatches."""
     running = train_in_turns(setup, steps)
     while True:
         try:
@@ -61,7 +61,10 @@ def train(setup: Setup, steps: Sequence[Sequence[Batch]] | None = None) -> Trace
 
 
 def train_in_turns(setup: Setup, steps: Sequence[Sequence[Batch]] | None = None) -> Generator[Pause, None, Trace]:
-    """Train like `train`, as a generator that yields twice per step, so that several trainings can run in turns."""
+    """Train like `train`, but as a generator that yields twice per step. The caller can run several trainings in turns.
+
+    The generator returns the trace.
+    """
     training, slots = setup.training, setup.find_slots(setup.model)
     pieces = tuple(piece for slot in slots for piece in slot.pieces)
     optimizer = setup.build_optimizer(training, [(slot.pieces[0].name, slot.parameter) for slot in slots])
@@ -123,7 +126,7 @@ def _step(run: _Run, microbatches: Sequence[Batch], index: int, reads_full: bool
 
 
 def single_device_setup(training: Training, parameters: Mapping[str, torch.Tensor] | None = None) -> Setup:
-    """Build the setup for the single-device run, with the training's own initial parameters unless others are given."""
+    """Build the setup for a training on one device. `parameters` replaces the training's own initial parameters."""
     initial = material(training).parameters if parameters is None else parameters
     model = build_model(training.model, initial, training.data.batch_dim)
     return Setup(training=training, model=model, parts=[model], compute=accumulate)

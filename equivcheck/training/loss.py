@@ -11,7 +11,7 @@ from equivcheck.training.layers.module import replicated_like
 
 
 def loss_of(training: Training, outputs: torch.Tensor, targets: torch.Tensor, divisor: float = 1.0) -> torch.Tensor:
-    """Apply a loss to outputs and targets. Cross-entropy is divided by `divisor`."""
+    """Compute the training's loss. A cross-entropy is a sum over labels, divided by `divisor`."""
     loss = training.loss
     if isinstance(loss, CrossEntropy):
         return cross_entropy(loss, outputs, targets) / divisor
@@ -22,7 +22,10 @@ def loss_of(training: Training, outputs: torch.Tensor, targets: torch.Tensor, di
 
 
 def cross_entropy(loss: CrossEntropy, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Sum the cross-entropy over labels that are not ignored, each with its weight. Logits are (..., classes), labels (...)."""
+    """Sum the cross-entropy over all labels not ignored, each with its weight.
+
+    Logits are (..., classes), labels (...).
+    """
     logits, flat, weights = outputs.flatten(0, -2), labels_of(targets).flatten(), weights_of(targets)
     by_class = replicated_like(logits, class_weights(logits.shape[-1], logits.dtype)) if loss.class_weights else None
     total = functional.cross_entropy(

@@ -38,7 +38,7 @@ IGNORED_SHARE = 1 / 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One microbatch, whose tensors are never changed."""
+    """One microbatch, or a rank's part of it. Its tensors are never changed."""
 
     inputs: torch.Tensor
     """Shape (rows, features), or (features, rows) if the batch dim is 1.
@@ -50,16 +50,15 @@ class Batch:
     masks: tuple[torch.Tensor | None, ...]
     """Dropout mask for each layer, scaled by 1 / (1 - p); shape (rows, width) or (rows, length, width). None without dropout."""
     divisor: float = 1.0
-    """Divisor for a cross-entropy, the same in all microbatches of a step."""
+    """Number by which a cross-entropy is divided, equal in all microbatches in a step."""
     batch_dim: int = 0
-    """Batch dim in inputs and targets, not counting the dim of copies."""
+    """Dim along which inputs and targets have rows. A dim with model copies is not counted."""
     whole: Batch | None = None
-    """Full microbatch, if this batch is only a part that one device computes separately.
-    Losses over all rows need the full microbatch."""
+    """The full microbatch, if one device computes this batch as a part of it. Losses over all rows need it."""
 
     @property
     def rows(self) -> int:
-        """Return the number of rows."""
+        """How many rows the batch has."""
         return self.inputs.shape[self.batch_dim]
 
 
@@ -75,7 +74,7 @@ class Material:
 
 @lru_cache(maxsize=KEPT_TRAININGS)
 def material(training: Training) -> Material:
-    """Draw parameters and data from the training's seed."""
+    """Draw initial parameters and data from the training's seed."""
     generator = np.random.default_rng(training.seed)
     dtype = np.dtype(training.precision.value)
     parameters = {

@@ -1,4 +1,4 @@
-"""torch modules for models."""
+"""The torch module for a scenario's model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from equivcheck.training.layers.sequence import FULL_SEQUENCE, Sequence
 
 
 class HeadModule(nn.Module):
-    """Output layer of a token model: a linear after an optional norm."""
+    """Head of a token model: a linear after an optional norm."""
 
     def __init__(self, head: Head, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -25,11 +25,11 @@ class HeadModule(nn.Module):
         self.linear = UninitializedLinear(inputs, outputs * (1 + head.predicts_two), bias=head.bias)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Map features to logits, (..., 2, classes) if the head predicts two tokens."""
+        """Map features to logits (..., classes). If the head predicts two tokens, logits are (..., 2, classes)."""
         return self.project(inputs if self.norm is None else self.norm(inputs))
 
     def project(self, normed: torch.Tensor) -> torch.Tensor:
-        """Map the norm's output to logits."""
+        """Apply the head's linear to the norm's output."""
         logits: torch.Tensor = self.linear(normed)
         if self.predicts_two:
             logits = logits.unflatten(-1, (2, self.outputs))  # type: ignore[no-untyped-call]
@@ -81,14 +81,14 @@ class MLP(nn.Module):
         return values.transpose(0, 1) if self.batch_dim else values
 
     def through_layers(self, inputs: torch.Tensor, masks: tuple[torch.Tensor | None, ...], step: int) -> torch.Tensor:
-        """Return the last layer's output, with rows along dim 0."""
+        """Run embedding and layers without head, scale and offset. The output has rows along dim 0."""
         values = self.embed(inputs.transpose(0, 1) if self.batch_dim else inputs)
         for layer, mask in zip(self.layers, masks, strict=True):
             values = layer(values, mask, step)
         return values
 
     def embed(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Embed tokens and positions; other inputs pass through."""
+        """Replace tokens by their token and position embeddings, added. Other inputs are returned unchanged."""
         if self.embedding is None:
             return inputs
         values: torch.Tensor = self.embedding(inputs)
@@ -105,12 +105,12 @@ class MLP(nn.Module):
         return self.scale_outputs(values if self.head is None else self.head(values))
 
     def project(self, values: torch.Tensor) -> torch.Tensor:
-        """Apply the head's linear, scale and offset, which `forward` leaves out with `defers_head`."""
+        """Apply the head's linear, scale and offset. `forward` leaves them out if `defers_head` is set."""
         assert self.head is not None, "a model without a head defers nothing"
         return self.scale_outputs(self.head.project(values))
 
     def scale_outputs(self, values: torch.Tensor) -> torch.Tensor:
-        """Apply scale and offset."""
+        """Multiply outputs by the model's scale and add its offset."""
         if self._parameters.get("scale") is not None:
             values = values * self.scale
         if "offset" in self._buffers:
@@ -119,7 +119,7 @@ class MLP(nn.Module):
 
 
 def build_model(model: Model, parameters: Mapping[str, torch.Tensor], batch_dim: int = 0) -> MLP:
-    """Build the module with copies of the initial parameters."""
+    """Build the model's module with copies of the given initial parameters."""
     module = MLP(model, batch_dim, next(iter(parameters.values())).dtype)
     trained = {parameter.full_name: parameter.trained for parameter in parameters_of(model)}
     for name, values in parameters.items():
@@ -132,14 +132,14 @@ def build_model(model: Model, parameters: Mapping[str, torch.Tensor], batch_dim:
 
 
 def share_weights(module: nn.Module, model: Model) -> None:
-    """Share weights between layers as the model specifies."""
+    """Make layers share weights as the model specifies."""
     for index, layer in enumerate(model.layers):
         if layer.shares is not None:
             module.get_submodule(f"layers.{index}.linear").weight = module.get_submodule(f"layers.{layer.shares}.linear").weight
 
 
 def tie_head(module: nn.Module) -> None:
-    """Make the head use the embedding's weight."""
+    """Make the head use the embedding's weight as its own."""
     module.get_submodule("head.linear").weight = module.get_submodule("embedding").weight
 
 

@@ -17,20 +17,20 @@ from equivcheck.training.layers.parameters import layer_of
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class OptimizerParts:
-    """Arguments for constructing an optimizer."""
+    """Class and arguments from which the training's torch optimizer is built."""
 
     kind: type[torch.optim.Optimizer]
     """Optimizer class."""
     groups: list[dict[str, Any]]
-    """Parameter groups with their own settings."""
+    """Parameter groups, each with its own options."""
     arguments: dict[str, Any]
-    """Further constructor arguments."""
+    """Further constructor arguments, such as ``lr``."""
 
 
 def optimizer_parts(training: Training, parameters: Iterable[tuple[str, torch.Tensor]]) -> OptimizerParts:
-    """Return constructor arguments for a training's optimizer, given (canonical name, parameter) pairs.
+    """Return class and arguments for the training's optimizer. `parameters` contains canonical names and parameters.
 
-    Empty groups are left out.
+    Parameter groups without parameters are left out.
     """
     chosen: dict[ParameterGroup | None, list[torch.Tensor]] = {None: [], **{group: [] for group in training.groups}}
     for name, parameter in parameters:
@@ -41,13 +41,13 @@ def optimizer_parts(training: Training, parameters: Iterable[tuple[str, torch.Te
 
 
 def build_optimizer(training: Training, parameters: Iterable[tuple[str, torch.Tensor]]) -> torch.optim.Optimizer:
-    """Build a training's optimizer from (canonical name, parameter) pairs."""
+    """Build the training's optimizer for these parameters with their canonical names."""
     parts = optimizer_parts(training, parameters)
     return parts.kind(parts.groups, **parts.arguments)
 
 
 def build_schedule(schedule: Schedule | None, optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler | None:
-    """Build the scheduler; return None for a constant rate."""
+    """Build the learning rate scheduler; None if the learning rate is constant."""
     if schedule is None:
         return None
     settings = {field.name: getattr(schedule, field.name) for field in fields(schedule)}
@@ -56,7 +56,7 @@ def build_schedule(schedule: Schedule | None, optimizer: torch.optim.Optimizer) 
 
 
 def selects(group: ParameterGroup, name: str) -> bool:
-    """Whether a group contains the parameter with this canonical name."""
+    """Whether a parameter group contains the parameter with this canonical name."""
     if group.select is ParameterSelection.VECTORS:
         return name.endswith(("bias", "norm.weight"))
     layer = layer_of(name)
@@ -64,7 +64,7 @@ def selects(group: ParameterGroup, name: str) -> bool:
 
 
 def group_of(training: Training, name: str) -> ParameterGroup | None:
-    """Return the group for the parameter with this canonical name; None for the default group."""
+    """Return the parameter group for the parameter with this canonical name; None for the default group."""
     return next((group for group in training.groups if selects(group, name)), None)
 
 

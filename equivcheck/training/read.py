@@ -1,4 +1,4 @@
-"""Read local values of parameters, gradients, optimizer state and buffers."""
+"""Read local values: parameters, gradients, optimizer state and buffers on a rank."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ State = Mapping[torch.Tensor, Mapping[str, Any]]
 
 
 class Mesh(Protocol):
-    """Attributes of `DeviceMesh` that determine a rank's box."""
+    """Attributes of `DeviceMesh` that determine which elements of a DTensor a rank has."""
 
     @property
     def mesh_dim_names(self) -> tuple[str, ...] | None:
         """Return the axis names."""
 
     def size(self, mesh_dim: int, /) -> int:
-        """Return the size of an axis."""
+        """Return one axis's size."""
 
     def get_coordinate(self) -> Sequence[int] | None:
         """Return this rank's index along each axis; None if the mesh does not contain the rank."""
 
 
 def canonical_name(name: str) -> str:
-    """Return a parameter name without wrapper prefixes."""
+    """Return a parameter's name without the prefixes that wrappers such as DDP add."""
     for prefix in WRAPPER_PREFIXES:
         name = name.replace(prefix, "")
     return name
 
 
 def default_slots(model: nn.Module) -> tuple[Slot, ...]:
-    """Build the slots for a model with plain or DTensor parameters, one for each distinct parameter."""
+    """Return a slot for each distinct parameter in a model. Parameters are plain tensors or DTensors."""
     return tuple(
         Slot(parameter=parameter, pieces=(piece_of(canonical_name(name), parameter),))
         for name, parameter in model.named_parameters()
@@ -53,9 +53,9 @@ def default_slots(model: nn.Module) -> tuple[Slot, ...]:
 
 
 def piece_of(name: str, tensor: torch.Tensor) -> Piece:
-    """Return the box of the full tensor that this rank holds, from the DTensor's placements.
+    """Return which elements of the full tensor this rank has, according to a DTensor's placements.
 
-    A plain tensor is the full tensor.
+    A plain tensor is itself the full tensor.
     """
     if not isinstance(tensor, DTensor):
         return Piece(name=name, shape=tuple(tensor.shape))
@@ -63,10 +63,10 @@ def piece_of(name: str, tensor: torch.Tensor) -> Piece:
 
 
 def pieces_of(name: str, tensor: torch.Tensor) -> tuple[Piece, ...]:
-    """Return the boxes of the full tensor that this rank holds.
+    """Return which elements of the full tensor this rank has, as one or more boxes.
 
-    There are several boxes if a packed parameter is sharded part by part. Tensor parallelism does that if gate and up projections
-    are one parameter.
+    There are several boxes if one parameter packs several weights, and tensor parallelism shards each of them. An example is one
+    parameter for gate and up projections.
     """
     dim, count = _packing(tensor)
     if count == 1:
@@ -94,7 +94,7 @@ def _packing(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def in_order_of_pieces(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    """Return a DTensor's local elements in the order of `pieces_of`, box by box."""
+    """Return a DTensor's local elements, flattened, in the order of `pieces_of`."""
     dim, count = _packing(tensor)
     if count == 1:
         return local.reshape(-1)
@@ -103,9 +103,9 @@ def in_order_of_pieces(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tenso
 
 
 def box_of(name: str, shape: tuple[int, ...], mesh: Mesh, placements: Sequence[Placement]) -> Piece:
-    """Return this rank's box in a tensor with this full shape and these placements.
+    """Return which elements of a tensor with this full shape and these placements lie on this rank.
 
-    The rule of `torch.chunk` is used instead of asking DTensor, because the check must be independent.
+    This follows the rule of `torch.chunk` and does not ask DTensor, because the check must be independent of it.
     """
     start, size = [0] * len(shape), list(shape)
     coordinate = mesh.get_coordinate()
@@ -129,7 +129,7 @@ def _sharding_order(placements: Sequence[Placement]) -> list[int]:
 
 
 def local_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's local elements. Partial placements are reduced first, which communicates."""
+    """Return a tensor's local elements. A partial DTensor is reduced over ranks first."""
     if not isinstance(tensor, DTensor):
         return tensor.detach()
     if any(isinstance(placement, Partial) for placement in tensor.placements):
@@ -140,9 +140,10 @@ def local_values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def redistribute_like(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Redistribute a parameter's gradient or state to the parameter's placements, which communicates.
+    """Redistribute a parameter's gradient or optimizer state to the parameter's placements, which communicates.
 
-    Propagation may give a gradient other placements, and momentum starts as a gradient. Other tensors are returned unchanged.
+    Sharding propagation may give a gradient other placements, and momentum starts as a gradient. Other tensors are returned
+    unchanged.
     """
     if not (isinstance(parameter, DTensor) and isinstance(tensor, DTensor)):
         return tensor
@@ -154,7 +155,7 @@ def redistribute_like(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Te
 
 
 def snapshot(slots: Sequence[Slot], pieces: tuple[Piece, ...], tensors: Iterable[torch.Tensor | None]) -> Snapshot:
-    """Copy the local values of one tensor per slot, such as a parameter or its gradient."""
+    """Copy one tensor's local values for each slot, such as the parameter or its gradient."""
     present: list[bool] = []
     fits: list[bool] = []
     dtypes: list[str] = []
@@ -175,7 +176,7 @@ def snapshot(slots: Sequence[Slot], pieces: tuple[Piece, ...], tensors: Iterable
 
 
 def full_snapshot(slots: Sequence[Slot], tensors: Iterable[torch.Tensor | None]) -> Snapshot:
-    """Copy values from `full_tensor()` for each DTensor that all ranks have.
+    """Call `full_tensor()` on each DTensor in `tensors` that exists on all ranks, and copy its values.
 
     The call communicates, so a missing rank would block the others. Packed parameters are left out, because their full tensor is
     only a part.
@@ -198,7 +199,7 @@ def full_snapshot(slots: Sequence[Slot], tensors: Iterable[torch.Tensor | None])
 
 
 def state_snapshot(state: State, slots: Sequence[Slot]) -> Snapshot:
-    """Copy the optimizer state.
+    """Copy this rank's optimizer state.
 
     A tensor with its parameter's shape has the parameter's placement; all other tensors count as replicated. A rank without
     elements of a parameter contributes no state for it.
@@ -217,7 +218,7 @@ def state_snapshot(state: State, slots: Sequence[Slot]) -> Snapshot:
 
 
 def state_slots(state: State, slots: Sequence[Slot]) -> list[tuple[Slot, torch.Tensor]]:
-    """Return state tensors with their slots. A slot's name is ``parameter/key``."""
+    """Return a slot and a tensor for each entry in the optimizer state. The slot's pieces are named ``parameter/key``."""
     found: list[tuple[Slot, torch.Tensor]] = []
     for slot in slots:
         for key, value in state.get(slot.parameter, {}).items():
@@ -235,12 +236,12 @@ def _state_slots(slot: Slot, key: str, tensor: torch.Tensor) -> list[tuple[Slot,
 
 
 def buffer_snapshot(model: nn.Module) -> Snapshot:
-    """Copy a model's buffers."""
+    """Copy the local values in a model's buffers."""
     slots = buffer_slots(model)
     return snapshot(slots, tuple(piece for slot in slots for piece in slot.pieces), [slot.parameter for slot in slots])
 
 
 def buffer_slots(model: nn.Module) -> list[Slot]:
-    """Return a slot for each buffer."""
+    """Return a slot for each buffer in a model."""
     named = ((canonical_name(name), buffer) for name, buffer in model.named_buffers())
     return [Slot(parameter=buffer, pieces=(piece_of(name, buffer),)) for name, buffer in named]

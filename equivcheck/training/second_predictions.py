@@ -1,4 +1,4 @@
-"""Other labels or weights for the second prediction of a head that predicts two tokens."""
+"""Change labels or weights for the second prediction, in trainings whose head predicts two tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ LabelsOf = Callable[[torch.Tensor], torch.Tensor]
 
 
 def relabel_second(training: Training, second: LabelsOf, batches: Sequence[Batch]) -> list[Batch]:
-    """Replace the labels of the second prediction, and compute weights and divisor from these labels."""
+    """Replace the labels for the second prediction, and compute weights and divisor again.
+
+    `second` computes labels from the first's.
+    """
     loss, classes, dim = _loss_of(training), training.model.out_features, training.data.batch_dim
     first = [labels_of(batch.targets)[..., 0].transpose(0, dim) for batch in batches]
     labels = [torch.stack((each, second(each)), -1) for each in first]
@@ -31,7 +34,7 @@ def relabel_second(training: Training, second: LabelsOf, batches: Sequence[Batch
 
 
 def weigh_second_as_first(training: Training, batches: Sequence[Batch]) -> list[Batch]:
-    """Give the labels of the second prediction the weights of the first."""
+    """Give labels for the second prediction the same weights as labels for the first."""
     loss, classes = _loss_of(training), training.model.out_features
 
     def weigh(labels: torch.Tensor) -> torch.Tensor:

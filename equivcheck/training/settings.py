@@ -1,4 +1,4 @@
-"""Optimizer settings by parameter."""
+"""Optimizer options, such as the learning rate, by parameter."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ FLAGS = ("amsgrad", "decoupled_weight_decay", "maximize", "nesterov")
 
 
 def settings_of(optimizers: Sequence[torch.optim.Optimizer], slots: Sequence[Slot], flags: Collection[str] = ()) -> Settings:
-    """Return each parameter's optimizer settings. Parameters in one group share one dict.
+    """Return the numeric optimizer options for each parameter, by name. Parameters in one group share one dict.
 
-    If an optimizer wraps another one, the inner settings count. `flags` names settings that are True or False, given as 1 and
-    0.
+    If an optimizer wraps another one, the inner options count. `flags` names boolean options to include, as 1 and 0.
     """
     groups = [
         (group["params"], dict(_numbers(group)) | {key: float(group[key]) for key in flags if isinstance(group.get(key), bool)})
@@ -32,7 +31,10 @@ def settings_of(optimizers: Sequence[torch.optim.Optimizer], slots: Sequence[Slo
 
 
 def set_number(group: dict[str, Any], key: str, value: float) -> None:
-    """Set a number or flag in a parameter group, by its key from `settings_of`: ``lr``, ``betas[1]``. Other keys are ignored."""
+    """Set an option in an optimizer's parameter group. `key` comes from `settings_of`, such as ``lr`` or ``betas[1]``.
+
+    If the group does not have the option, nothing is set.
+    """
     name, _, index = key.rstrip("]").partition("[")
     if name not in group:
         return
@@ -55,7 +57,7 @@ def _numbers(group: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a setting is a number, or a tensor with one element."""
+    """Whether an option's value is a number, or a tensor with one element."""
     if isinstance(value, torch.Tensor):
         return value.numel() == 1
     return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""Setup for one rank's training, with every part of the loop that a layout or a mutant can replace."""
+"""Everything that the train loop needs on one rank. Layouts and mutants replace parts of it."""
 
 from __future__ import annotations
 
@@ -23,88 +23,94 @@ from equivcheck.worlds.trace.trace import Slot
 
 
 def unsharded_state(optimizer: torch.optim.Optimizer) -> State:
-    """Return an optimizer's state without communication."""
+    """Return the optimizer's own state by parameter, without communication."""
     return optimizer.state
 
 
 def optimizer_step(optimizer: torch.optim.Optimizer) -> None:
-    """Call `optimizer.step()`."""
+    """Take an optimizer step. This is the default for `Setup.update`."""
     optimizer.step()
 
 
 @dataclass(slots=True, kw_only=True)
 class Setup:
-    """Model and functions for the train loop.
+    """Model and functions that the train loop uses on one rank.
 
-    The functions train on a single device until layouts replace them, one layout after another.
+    At first, the functions train on a single device. Then each layout replaces some of them.
     """
 
     training: Training
-    """Training to run."""
+    """The training to run."""
     model: nn.Module
-    """Unwrapped model. Its parameters have canonical names, apart from wrapper prefixes."""
+    """The model without wrappers. Its parameters have canonical names, apart from wrapper prefixes."""
     parts: list[nn.Module]
-    """Modules to call: the model, or this rank's pipeline stages, each with the wrappers around it."""
+    """Modules that the train loop calls, with the wrappers around them: the model, or this rank's pipeline stages."""
     has_stages: bool = False
-    """Whether the parts are pipeline stages, which a schedule calls."""
+    """Whether `parts` are pipeline stages, which a pipeline schedule calls."""
     take: Callable[[Batch], Batch] = lambda batch: batch
-    """Function to select this rank's part of a microbatch."""
+    """Function that selects this rank's rows or positions from a microbatch."""
     loss: Callable[[Training, torch.Tensor, torch.Tensor, float], torch.Tensor] = loss_of
-    """Function to compute the loss from outputs, targets and the divisor for labels."""
+    """Function that computes the loss from training, outputs, targets and the divisor."""
     loss_scale: float = 1.0
-    """Factor on a sum loss before backward: the number of data-parallel ranks, because these ranks average gradients."""
+    """Factor on a loss that sums over rows. It is the number of data-parallel ranks, because these ranks average gradients."""
     full_counts: Callable[[nn.Module, Counts, Batch, int], Counts] = counts_of_microbatch
-    """Function to compute routing counts over a whole microbatch, given the counts for this rank's part.
+    """Function that returns the tokens per expert over a whole microbatch, given those for this rank's part.
 
-    Called after forward with the model, the counts, the batch and the step index, if layers have a load-balancing loss."""
+    Called after forward with the model, the counts, the batch and the step index, if layers have a load-balancing loss.
+    """
     gradient_scale: float = 1.0
-    """Factor on the loss in backward but not in the reported loss.
-    The factor undoes a gradient divisor other than the number of ranks."""
+    """Factor on the loss in backward, but not in the recorded loss. It is not 1 if gradients are divided by another number than
+    the number of ranks.
+    """
     accumulation: Callable[[bool], AbstractContextManager[object]] = lambda _last: nullcontext()
-    """Context around a microbatch's forward and backward. The argument says whether this is the last microbatch."""
+    """Function that returns a context for one microbatch's forward and backward. Its argument says whether it is the last one."""
     forward_context: Callable[[], AbstractContextManager[object]] = nullcontext
-    """Context around a microbatch's forward and loss, without backward."""
+    """Function that returns a context for one microbatch's forward and loss, without backward."""
     compute_context: Callable[[], AbstractContextManager[object]] = nullcontext
-    """Context around forward and backward of all microbatches in a step."""
+    """Function that returns a context for a step's forwards and backwards."""
     compute: Callable[[Setup, Sequence[Batch], int], float | None]
-    """Function to compute the gradients of a step's microbatches, given the step index. Returns the loss if this rank has it."""
+    """Function that computes gradients from a step's microbatches and the step index. Returns the loss if this rank has it, else
+    None.
+    """
     full_loss: Callable[[float], float] = lambda loss: loss
-    """Function to complete a step's loss, given the part of it that this rank has."""
+    """Function that computes a step's full loss from this rank's part."""
     clip_norm: Callable[[nn.Module, list[torch.Tensor], ClipNorm], torch.Tensor] = clip_by_norm
-    """Function to clip gradients by norm. Returns the norm before clipping."""
+    """Function that clips gradients by norm and returns the norm before clipping."""
     total_norm: Callable[[list[torch.Tensor], ClipNorm], torch.Tensor] = norm_of_norms
-    """Function to compute a norm over gradients and their shards on other ranks. Pipelines combine such norms over stages."""
+    """Function that returns the norm over gradients, including their shards on other ranks. Pipelines combine such norms over
+    stages.
+    """
     update: Callable[[torch.optim.Optimizer], None] = optimizer_step
-    """Function to update the parameters with the optimizer."""
+    """Function that updates the parameters with the optimizer."""
     find_slots: Callable[[nn.Module], tuple[Slot, ...]] = default_slots
-    """Function to find the pieces of each parameter that this rank holds."""
+    """Function that returns, for each parameter, which elements this rank has."""
     build_optimizer: Callable[[Training, Iterable[tuple[str, torch.Tensor]]], torch.optim.Optimizer] = build_optimizer
-    """Function to build the optimizer from (name, parameter) pairs.
-    A parameter with several pieces has the name of the first piece."""
+    """Function that builds the optimizer from names and parameters. A parameter with several pieces has the first piece's name.
+    """
     state_of: Callable[[torch.optim.Optimizer], State] = unsharded_state
-    """Function to return this rank's optimizer state by parameter. A parameter without state on this rank is missing."""
+    """Function that returns this rank's optimizer state by parameter. A parameter without state on this rank is missing."""
     mesh: DeviceMesh | None = None
     """Device mesh; None on one device."""
     layout: Layout | None = None
-    """Applied layout; None on one device."""
+    """The layout that was applied; None on one device."""
     reads_full_tensors: bool = False
-    """Whether `full_tensor()` of DTensors is recorded too, at the last step."""
+    """Whether `full_tensor()` for parameters and gradients is recorded too, in the last step."""
     span: range | None = None
-    """Consecutive steps to run; None for all."""
+    """Consecutive steps to run; None for all steps."""
     before_training: list[Callable[[torch.optim.Optimizer, LRScheduler | None], None]] = field(default_factory=list)
-    """Hooks before the first step, with optimizer and schedule."""
+    """Functions called with optimizer and learning rate scheduler before the first step."""
     after_training: list[Callable[[torch.optim.Optimizer, LRScheduler | None], None]] = field(default_factory=list)
-    """Hooks after the last step and all reading, with optimizer and schedule."""
+    """Functions called with optimizer and learning rate scheduler after the last step, when all values are recorded."""
     release: Callable[[], None] = lambda: None
-    """Called at the end, even after an error, to free memory."""
+    """Function called at the end, even after an error, to free memory."""
     announce: Callable[[Stage, int], None] = lambda _stage, _step: None
-    """Called with stage and step index when a stage starts."""
+    """Function called with stage and step index when a stage starts."""
     before_step: list[Callable[[torch.optim.Optimizer, int], None]] = field(default_factory=list)
-    """Hooks with optimizer and step index before gradients are zeroed."""
+    """Functions called with optimizer and step index before gradients are zeroed."""
     before_update: list[Callable[[torch.optim.Optimizer, int], None]] = field(default_factory=list)
-    """Hooks with optimizer and step index after backward, before gradients are read."""
+    """Functions called with optimizer and step index after backward, before gradients are recorded."""
 
     @property
     def module(self) -> nn.Module:
-        """Return the module with all this rank's parameters: the called module, or the model if stages are called."""
+        """The module with all parameters on this rank: the called module, or the model if pipeline stages are called."""
         return self.model if self.has_stages else self.parts[0]

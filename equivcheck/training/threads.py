@@ -10,7 +10,7 @@ import torch
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Use one thread inside this context.
+    """Inside this context, torch computes with one thread in this process.
 
     Results are then bitwise reproducible, and tiny tensors do not wait for a thread pool.
     """

@@ -33,50 +33,51 @@ class LayerParameter:
     """Parameter of a layer, embedding or head."""
 
     name: str
-    """Name within its owner, such as ``linear.weight``."""
+    """Name within its layer, embedding or head, such as ``linear.weight``."""
     shape: Shape
     """Full shape."""
     initial: Initialization
     """Distribution for its initial values."""
     colwise_dim: int | None = None
-    """Dim that colwise sharding splits; None if colwise sharding replicates the parameter."""
+    """Dim that column-parallel sharding splits; None if it replicates the parameter."""
     rowwise_dim: int | None = None
-    """Dim that rowwise sharding splits; None if rowwise sharding replicates the parameter."""
+    """Dim that row-parallel sharding splits; None if it replicates the parameter."""
     unit_dim: int | None = None
-    """Dim that sharding by heads or hidden features splits; None if such sharding replicates the parameter."""
+    """Dim that sharding by heads or hidden features splits; None if it replicates the parameter."""
     expert_dim: int | None = None
-    """Dim that indexes experts or similar units; None if the parameter belongs to no unit."""
+    """Dim with one index for each expert; None if the parameter belongs to no expert."""
     runs: AuxiliaryLinear | None = None
-    """Steps that use the parameter; None for all."""
+    """Steps that use the parameter; None for all steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerLinear:
-    """Linear in a layer, with its position in the computation."""
+    """One linear inside a layer, and where it stands in the layer's computation."""
 
     name: str
     """Name within its layer."""
     reads_input: bool = False
-    """Whether the linear's input is the layer's input, optionally normalized. Otherwise it is the hidden activation of other
+    """Whether the linear takes the layer's input, perhaps after a norm. Otherwise it takes the output of the layer's other
     linears.
     """
     gives_output: bool = False
-    """Whether the linear's output is the layer's output.
-    Otherwise it is a hidden activation, split into heads or hidden features."""
+    """Whether the linear's output is the layer's output. Otherwise it is a hidden activation, split into heads or hidden
+    features.
+    """
     activated: bool = False
-    """Whether an activation follows, so that backward needs the linear's output."""
+    """Whether an activation function follows, so that backward needs the linear's output."""
     runs: AuxiliaryLinear | None = None
-    """Steps at which the linear runs; None for all."""
+    """Steps in which the linear runs; None for all steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatch:
-    """How a layer routes rows to units, such as experts."""
+    """How a layer sends rows to experts or similar units."""
 
     trains_rows: bool
-    """Whether dispatched rows need gradients for trained parameters in the layer, such as a norm's."""
+    """Whether the sent rows need gradients, because parameters before the experts are trained, such as a norm's."""
     num_counted: int = 0
-    """Number of units with a load-balancing loss; 0 for no such loss."""
+    """How many experts a load-balancing loss counts; 0 if there is no such loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,13 +85,14 @@ class LayerSharding:
     """One way to shard a layer's linears over ranks. Norms are always replicated."""
 
     split: Split
-    """Kind of sharding; each parameter states its dim."""
+    """Kind of sharding. For each kind, `LayerParameter` has the dim."""
     units: int | None = None
-    """Number of indivisible units, such as heads, each computed on one rank; None if any split is allowed."""
+    """Number of heads or other units, each computed on one rank because a unit cannot be split. None if any split is allowed."""
     words: str = ""
-    """Description of the units for people."""
+    """Plural noun for the units, such as ``key and value heads``."""
     weights: int | None = None
-    """Number of routing weights per position, which multiply a rank's partial sum, if the module's `region` communicates.
+    """Number of routing weights for each position, if the module's `region` communicates for the whole layer. They multiply a
+    rank's partial sum.
 
     None if each linear communicates by itself.
     """
@@ -98,25 +100,25 @@ class LayerSharding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
-    """Head counts and head size, for context parallelism."""
+    """How many attention heads a layer has, and their size. Context parallelism needs both."""
 
     num_heads: int
-    """Query heads."""
+    """Number of query heads."""
     num_kv_heads: int
-    """Key and value heads, each for several consecutive query heads."""
+    """Number of key and value heads, each for several consecutive query heads."""
     width: int
     """Features in each head."""
 
 
 def norm_parameters(norm: Norm | None, features: int) -> tuple[LayerParameter, ...]:
-    """List the parameters in a module named ``norm``."""
+    """List the parameters in a submodule ``norm``; none if `norm` is None."""
     factor = LayerParameter(name="norm.weight", shape=(features,), initial=Initialization.FACTOR)
     offset = LayerParameter(name="norm.bias", shape=(features,), initial=Initialization.OFFSET)
     return (factor,) * (norm is not None) + (offset,) * (norm is Norm.LAYER)
 
 
 def linear_parameters_of(name: str, in_features: int, outputs: int, *, bias: bool = False) -> tuple[LayerParameter, ...]:
-    """List the parameters in a linear for colwise or rowwise sharding."""
+    """List the parameters in a linear that can be sharded column-parallel or row-parallel."""
     weight = LayerParameter(
         name=f"{name}.weight", shape=(outputs, in_features), initial=Initialization.WEIGHT, colwise_dim=0, rowwise_dim=1
     )
@@ -125,7 +127,10 @@ def linear_parameters_of(name: str, in_features: int, outputs: int, *, bias: boo
 
 
 def part_parameters(part: LayerLinear, in_features: int, outputs: int, *, bias: bool) -> tuple[LayerParameter, ...]:
-    """List parameters in a linear sharded by heads or hidden features: colwise for the first linears, rowwise for the last."""
+    """List the parameters in one linear, in a layer that is sharded by heads or hidden features.
+
+    The first linears are column-parallel, the last one is row-parallel.
+    """
     found = linear_parameters_of(part.name, in_features, outputs, bias=bias)
     return tuple(
         replace(each, colwise_dim=None, rowwise_dim=None, unit_dim=each.colwise_dim if part.reads_input else each.rowwise_dim)
@@ -134,7 +139,10 @@ def part_parameters(part: LayerLinear, in_features: int, outputs: int, *, bias: 
 
 
 def ready_linears(parameters: Iterable[LayerParameter], linears: Iterable[str], *, autocast: bool) -> tuple[str, ...]:
-    """Return parameter names in the order of their gradients in backward, for linears in backward order followed by a norm."""
+    """Return parameter names in the order in which backward computes their gradients. `linears` lists linears in backward order.
+
+    The norm comes last.
+    """
     attributes = ("weight", "bias") if autocast else ("bias", "weight")
     order = [f"{linear}.{attribute}" for linear in linears for attribute in attributes]
     owned = {parameter.name for parameter in parameters}

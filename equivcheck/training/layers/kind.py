@@ -1,4 +1,4 @@
-"""Interface of a layer kind for the train loop, parallelisms and exported scripts."""
+"""Base class for layer kinds. A layer kind tells the train loop, parallelisms and exported scripts about one scenario layer."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
 
 class LayerKind(ABC):
-    """Kind of layer. Third parties subclass it, with a subclass of `AnyLayer`, and register it as an entry point.
+    """Base class for layer kinds: everything that equivcheck needs to know about one scenario layer class.
 
-    Importing its module must not import torch, because generating scenarios only needs the properties.
+    Third parties subclass it, with a subclass of `AnyLayer`, and register it as an entry point. Importing its module must not
+    import torch, because generating scenarios only needs the properties.
     """
 
     layer_class: ClassVar[type[AnyLayer]]
-    """Scenario class that the kind implements."""
+    """Scenario layer class that this kind describes."""
 
     @abstractmethod
     def parameters(self, layer: Any, in_features: int) -> tuple[LayerParameter, ...]:
@@ -30,23 +31,21 @@ class LayerKind(ABC):
 
     @abstractmethod
     def build(self, layer: Any, in_features: int) -> LayerModule:
-        """Build the module.
+        """Build the layer's module.
 
-        It maps (rows, length, inputs) or (rows, inputs) to the same shape with the layer's output features.
-
-        Parameter values are replaced later. The module must not draw them itself, because that would use the process-wide
-        generator.
+        It maps (rows, length, inputs) or (rows, inputs) to the same shape with the layer's output features. Parameter values are
+        replaced later. The module must not draw them itself, because that would use the process-wide generator.
         """
 
     def linears(self, layer: Any) -> tuple[LayerLinear, ...]:  # noqa: ARG002 - used by overriding methods
-        """List the linears in the order in which they run.
+        """List the layer's linears in the order in which they run.
 
-        An empty result means that they are unknown: then tensor parallelism needs plain tensors.
+        If the result is empty, the linears are unknown, and tensor parallelism can only use plain tensors.
         """
         return ()
 
     def num_linears(self, layer: Any) -> int:
-        """Count the linear layers inside. The number determines how long the layer takes to compile."""
+        """Return how many linears the layer contains. The time for compiling the layer grows with this number."""
         return len(self.linears(layer))
 
     def shardings(self, layer: Any) -> tuple[LayerSharding, ...]:  # noqa: ARG002 - used by overriding methods
@@ -54,22 +53,22 @@ class LayerKind(ABC):
         return ()
 
     def attention_shape(self, layer: Any) -> AttentionShape | None:  # noqa: ARG002 - used by overriding methods
-        """Return the attention heads, if the module attends only through its `sequence`; None otherwise.
+        """Return the layer's heads, if its module computes attention only through its `sequence`; None otherwise.
 
-        If a layer needs the length and returns None, context parallelism cannot run it.
+        If a layer needs the sequence length and returns None, context parallelism cannot run it.
         """
         return None
 
     def dispatch(self, layer: Any) -> Dispatch | None:  # noqa: ARG002 - used by overriding methods
-        """Return the routing to units that can be distributed over ranks; None if the layer routes nothing."""
+        """Return how the layer sends rows to experts that can lie on several ranks; None if it has no experts."""
         return None
 
     def script(self, layer: Any, in_features: int) -> LayerScript | None:  # noqa: ARG002 - used by overriding methods
-        """Return code for exported scripts; None if the layer cannot be exported."""
+        """Return the module's code for an exported script; None if the layer cannot be exported."""
         return None
 
     def gradient_order(self, layer: Any, in_features: int, *, autocast: bool = False) -> tuple[str, ...] | None:  # noqa: ARG002 - used by overriding methods
-        """Return parameter names in the order in which backward produces gradients; None if the order is unknown.
+        """Return the layer's parameter names in the order in which backward produces gradients; None if it is unknown.
 
         The last computation comes first. Under autocast each gradient is cast back first, which changes the order.
         """
@@ -87,7 +86,7 @@ class LayerKind(ABC):
         return found
 
     def with_known_shapes(self, layer: Any) -> AnyLayer:
-        """Return the closest layer without data-dependent shapes, for `torch.vmap` and graph tracing.
+        """Return the closest layer whose shapes do not depend on values, for `torch.vmap` and graph tracing.
 
         This can be the layer itself.
         """
@@ -95,7 +94,7 @@ class LayerKind(ABC):
         return found
 
     def with_divisible_units(self, layer: Any, multiple: int) -> AnyLayer:  # noqa: ARG002 - used by overriding methods
-        """Return the closest layer whose number of units, such as heads, is divisible by `multiple`.
+        """Return the closest layer whose unit count (its heads, for example) is divisible by `multiple`.
 
         A layer without units is returned unchanged.
         """

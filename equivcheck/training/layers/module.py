@@ -34,32 +34,32 @@ KEEP_PRODUCTS = partial(create_selective_checkpoint_contexts, [getattr(torch.ops
 
 
 class UninitializedLinear(nn.Linear):
-    """Linear whose parameters are assigned later."""
+    """Linear without initial values, because its parameters are assigned later."""
 
     def reset_parameters(self) -> None:
         """Do nothing, because the parameters are replaced, and drawing them would use the process-wide generator."""
 
 
 class UninitializedEmbedding(nn.Embedding):
-    """Embedding whose weight is assigned later."""
+    """Embedding without initial values, because its weight is assigned later."""
 
     def reset_parameters(self) -> None:
         """Do nothing, because the weight is replaced, and drawing it would use the process-wide generator."""
 
 
 class RoutingLoad(NamedTuple):
-    """Routing statistics from the last forward, for the load-balancing loss."""
+    """One layer's routing statistics from its last forward, for the load-balancing loss."""
 
     balance: float
-    """Loss coefficient."""
+    """Factor on the layer's load-balancing loss."""
     counts: torch.Tensor
-    """Positions routed to each unit, (units,), in the dtype of the activations."""
+    """Number of positions routed to each expert, shape (experts,), in the dtype of the activations."""
     shares: torch.Tensor
-    """Each unit's share in the scores, summed over positions, (units,)."""
+    """Router score for each expert, as a share in all scores, summed over positions, shape (experts,)."""
 
 
 class LayerModule(nn.Module):
-    """Base class for layer modules; subclasses implement `compute`.
+    """Base class for layers' modules; subclasses implement `compute`.
 
     If `document_length` is set, the sequence contains documents of this many positions, which do not attend to each other.
     """
@@ -75,7 +75,7 @@ class LayerModule(nn.Module):
     def forward(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
         """Map (rows, inputs) to (rows, outputs), or sequences of such rows.
 
-        With activation checkpointing, nothing in between is kept for backward.
+        With activation checkpointing, the layer's activations are computed again in backward.
         """
         if not self.recomputes:
             return self.compute(inputs, mask, step)
@@ -85,29 +85,29 @@ class LayerModule(nn.Module):
         return outputs
 
     def chooser(self) -> nn.Module | None:
-        """Return the submodule for routing, whose first output says which unit is selected; None if the layer does not route."""
+        """Return the router, whose first output says which experts are selected; None if the layer has no router."""
         return None
 
     def load(self) -> RoutingLoad | None:
-        """Return routing statistics from the last forward; None without a load-balancing loss."""
+        """Return the routing statistics from the last forward; None if the layer has no load-balancing loss."""
         return None
 
     def compute(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
-        """Map inputs to outputs, for `forward`."""
+        """Compute the layer's output. `forward` calls this method. `mask` is the dropout mask, `step` the step index."""
         raise NotImplementedError
 
     def finish(self, outputs: torch.Tensor, mask: torch.Tensor | None, inputs: torch.Tensor) -> torch.Tensor:
-        """Apply dropout and the residual to the outputs."""
+        """Apply dropout to the layer's outputs, and add the residual."""
         if mask is not None:
             outputs = outputs * mask
         return outputs + inputs if self.layer.residual else outputs
 
 
 class RoutedModule(LayerModule):
-    """Layer that routes rows to units, such as experts. The units may be distributed over ranks."""
+    """Base class for layers that send rows to experts or similar units, which may lie on several ranks."""
 
     num_units: int
-    """Number of units on all ranks."""
+    """How many experts all ranks have together."""
 
     def __init__(self, layer: AnyLayer) -> None:
         super().__init__(layer)
@@ -117,11 +117,11 @@ class RoutedModule(LayerModule):
         """Collectives around the units if each unit is sharded over ranks."""
 
     def units(self) -> nn.Module:
-        """Return the module with the units' parameters, stacked along dim 0."""
+        """Return the module with the experts' parameters, stacked along dim 0."""
         raise NotImplementedError
 
     def compute_units(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """Compute this rank's units on rows sorted by unit, with the row count for each unit.
+        """Compute this rank's experts on rows sorted by expert. `counts` says how many rows each expert gets.
 
         The method must call the module from `units` once, because wrappers around that module gather parameters in its forward.
         """
@@ -136,7 +136,7 @@ def norm_of(norm: Norm | None, features: int) -> nn.Module | None:
 
 
 def replicated_like(values: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-    """Return `made` as a replicated DTensor if `values` is a DTensor, because plain tensors do not mix.
+    """Return `made` as a replicated DTensor if `values` is a DTensor. Operations cannot mix DTensors with plain tensors.
 
     All ranks must have computed `made` identically.
     """
@@ -146,7 +146,7 @@ def replicated_like(values: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
 
 
 def local_like(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return the local part of a DTensor parameter if the values are a plain tensor; otherwise the parameter itself."""
+    """Return a DTensor parameter's local tensor if `values` is a plain tensor; otherwise the parameter itself."""
     if isinstance(values, DTensor) or not isinstance(parameter, DTensor):
         return parameter
     part: torch.Tensor = parameter.to_local()

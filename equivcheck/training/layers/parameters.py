@@ -1,4 +1,4 @@
-"""Parameters in a model with names, shapes and sizes, without building it."""
+"""Names, shapes and sizes of a model's parameters, computed without building the model."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ KEPT_MODELS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter(LayerParameter):
-    """Full parameter of a model. A parameter that the model itself owns is stored under its full name."""
+    """One parameter in a model, with its layer. If the model itself owns it, `name` is the full name."""
 
     layer: int | None
-    """Index of the layer with this parameter; None if the model itself owns the parameter."""
+    """Index of the layer that owns the parameter; None if the model itself owns it."""
     trained: bool
     """Whether the parameter has `requires_grad=True`."""
 
@@ -91,7 +91,7 @@ def _owned(parameter: LayerParameter, layer: int | None, *, trained: bool) -> Pa
 
 
 def group_by_layer(parameters: Iterable[Parameter]) -> list[list[Parameter]]:
-    """Group parameters by owning layer. Parameters that the model itself owns form one group."""
+    """Group parameters by the layer that owns them. Parameters that the model itself owns form one group."""
     found: dict[int | None, list[Parameter]] = {}
     for parameter in parameters:
         found.setdefault(parameter.layer, []).append(parameter)

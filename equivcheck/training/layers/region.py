@@ -1,4 +1,4 @@
-"""Communication around experts whose hidden features are sharded, so that each rank computes a partial sum of the output."""
+"""Communication around a mixture of experts whose hidden features are sharded. Each rank computes a partial sum of the output."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import torch
 
 
 class Region:
-    """Collectives around experts under tensor parallelism.
+    """Communication around a mixture of experts under tensor parallelism.
 
-    This class calls no collectives, because its experts are replicated.
+    This base class communicates nothing; it is used if experts are replicated.
     """
 
     def gather_input(self, values: torch.Tensor) -> torch.Tensor:
-        """Make the input replicated."""
+        """Return the layer's input as a replicated tensor."""
         return values
 
     def copy_to_ranks(self, values: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Pass on replicated values and router weights to a rank's partial sum; backward sums their gradients over ranks.
+        """Return the replicated input and router weights unchanged. In backward, their gradients are summed over ranks.
 
         Megatron calls this "copy to tensor-parallel region". Router weights need the sum too, because they multiply partial sums.
         """
         return values, weights
 
     def reduce_output(self, addend: torch.Tensor) -> torch.Tensor:
-        """Reduce the partial sums to the layer's output."""
+        """Reduce the ranks' partial sums to the layer's output."""
         return addend
 
     def bias_on_first_rank(self, bias: torch.Tensor) -> torch.Tensor:
-        """Return the bias that a rank adds to its partial sum, so that the reduced output contains the bias once."""
+        """Return the bias on the first rank and zeros on others, so that the sum over ranks contains the bias once."""
         return bias
 
 

@@ -21,27 +21,27 @@ _BUILT_IN = frozenset(_KINDS)
 
 
 def layer_kind(layer: AnyLayer) -> LayerKind:
-    """Return the kind for a layer. Raises `UsageError` if no kind implements its class."""
+    """Return the kind that describes a scenario layer. Raises `UsageError` if no kind describes its class."""
     found = _KINDS.get(type(layer))
     if found is None:
         _ask_entry_points()
         found = _KINDS.get(type(layer))
     if found is None:
         raise UsageError(
-            f"layer {type(layer).__name__} is not valid: no kind of layer implements it. "
+            f"layer {type(layer).__name__} is not valid: no registered layer kind describes it. "
             f"Expected one of: {', '.join(kind.__name__ for kind in _KINDS)}."
         )
     return found
 
 
 def register_kind(kind: LayerKind) -> None:
-    """Register a kind of layer. Raises `UsageError` if the kind's class is not valid or its tag is taken."""
+    """Register a layer kind. Raises `UsageError` if its layer class is not valid or the class's tag is taken."""
     register_layer(kind.layer_class)
     _KINDS.setdefault(kind.layer_class, kind)
 
 
 def third_party_kinds() -> tuple[LayerKind, ...]:
-    """Return layer kinds from third parties."""
+    """Return all layer kinds from installed packages' entry points."""
     _ask_entry_points()
     return tuple(kind for noun, kind in _KINDS.items() if noun not in _BUILT_IN)
 

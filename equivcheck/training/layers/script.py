@@ -10,30 +10,30 @@ from equivcheck.training.layers.facts import LayerParameter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerScript:
-    """Class definition for a layer in an exported script."""
+    """Code for one layer's class in an exported script."""
 
     name: str
     """Preferred class name. Layers with identical code share a class."""
     words: str
     """Docstring for the class."""
     init: tuple[str, ...]
-    """Lines in `__init__` for the submodules, with the parameter names used here."""
+    """Lines in `__init__` that create the submodules. Submodules have the names that `LayerParameter` uses."""
     compute: tuple[str, ...]
-    """Lines in `forward` that map ``inputs`` to ``values``. Dropout and residual are added after these lines."""
+    """Lines in `forward` that compute ``values`` from ``inputs``. Dropout and residual are added after these lines."""
     functions: tuple[tuple[str, ...], ...] = ()
-    """Functions called by the lines, line by line."""
+    """Functions that the class calls, each as its lines."""
     imports: tuple[tuple[str, str], ...] = ()
-    """Imports for the lines: module and name."""
+    """Imports that the code needs: module and name."""
     methods: tuple[tuple[str, ...], ...] = ()
-    """Further methods, line by line."""
+    """Further methods in the class, each as its lines."""
     for_packed_documents: LayerScript | None = None
-    """Variant for packed documents, which are ``DOCUMENT_LENGTH`` positions long; None if the code is the same."""
+    """Code for packed documents of ``DOCUMENT_LENGTH`` positions; None if it is the same."""
     for_context_parallel: LayerScript | None = None
-    """Variant for context parallelism, with ``self.sequence`` for the local positions; None if the code is the same."""
+    """Code for context parallelism, which computes attention by ``self.sequence``; None if it is the same."""
     for_expert_parallel: LayerScript | None = None
-    """Variant for expert parallelism, with ``self.by_units`` to compute rows; None if the code is the same."""
+    """Code for expert parallelism, which computes experts by ``self.by_units``; None if it is the same."""
     for_tensor_parallel: LayerScript | None = None
-    """Variant for tensor parallelism inside experts, with ``self.region`` for communication; None if the code is the same."""
+    """Code for tensor parallelism inside experts, which communicates by ``self.region``; None if it is the same."""
 
 
 NORMS: dict[Norm, str] = {Norm.LAYER: "nn.LayerNorm", Norm.RMS: "nn.RMSNorm"}
@@ -50,12 +50,12 @@ ACTIVATIONS: dict[Activation, tuple[str, str]] = {
 
 
 def norm_line(norm: Norm | None, features: int) -> tuple[str, ...]:
-    """Return the script line for a norm; empty if there is no norm."""
+    """Return the script line that creates a norm; none if there is no norm."""
     return () if norm is None else (f"self.norm = {NORMS[norm]}({features})",)
 
 
 def linear_lines(parameters: tuple[LayerParameter, ...]) -> tuple[str, ...]:
-    """Return script lines for the linears with these weights and biases."""
+    """Return the script lines that create the linears with these weights and biases."""
     names = {parameter.name for parameter in parameters}
     made = []
     for parameter in parameters:

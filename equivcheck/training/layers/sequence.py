@@ -1,4 +1,4 @@
-"""Positions on this rank, for modules with position numbers or attention."""
+"""The positions of a sequence on this rank, for position embeddings and attention."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 class AttentionHooks(Protocol):
-    """Protocol of an attention module, as `Sequence` uses it. All tensors are (rows, heads, positions, head_dim)."""
+    """Methods of an attention module that `Sequence` calls. All tensors are (rows, heads, positions, head_dim)."""
 
     def repeat_kv_heads(self, values: torch.Tensor) -> torch.Tensor:
         """Repeat key or value heads so that each query head has its own copy."""
@@ -26,16 +26,19 @@ class AttentionHooks(Protocol):
 
 
 class Sequence:
-    """Positions of a sequence, all on this rank. Context parallelism uses a subclass instead."""
+    """Positions of a sequence on this rank, and attention over them. Here the rank has all positions.
+
+    Context parallelism replaces it with a subclass.
+    """
 
     def positions(self, count: int, device: torch.device) -> torch.Tensor:
-        """Return the positions in the full sequence of the `count` local positions, shape (count,)."""
+        """Return this rank's `count` positions, as indices in the full sequence, shape (count,)."""
         return torch.arange(count, device=device)
 
     def attend_from_local(
         self, looks: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        """Compute attention from the local positions to the full sequence.
+        """Compute attention from this rank's positions to the full sequence. `looks` is the attention module.
 
         All tensors are (rows, heads, local positions, head_dim).
         """

@@ -23,7 +23,7 @@ def embedding_parameters(model: Model) -> tuple[LayerParameter, ...]:
 
 
 def head_parameters(model: Model) -> tuple[LayerParameter, ...]:
-    """List the parameters in norm and linear. A tied weight belongs to the embedding."""
+    """List the head's parameters: norm and linear. A tied weight belongs to the embedding."""
     if model.head is None:
         return ()
     inputs = model.in_features(len(model.layers))

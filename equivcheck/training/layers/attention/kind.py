@@ -28,7 +28,7 @@ _OUTPUT = LayerLinear(name="output", gives_output=True)
 
 
 class AttentionKind(LayerKind):
-    """Layer kind for attention: query, key, value and output linears. The features of a head are contiguous."""
+    """Layer kind for self-attention: query, key, value and output linears."""
 
     layer_class: ClassVar[type[AnyLayer]] = Attention
 
@@ -44,11 +44,11 @@ class AttentionKind(LayerKind):
         return (*_READING, _OUTPUT)
 
     def shardings(self, layer: Attention) -> tuple[LayerSharding, ...]:
-        """Return the sharding by key and value heads. The query heads of a key head are on the same rank."""
+        """Return the sharding by key and value heads. A key head's query heads are on the same rank."""
         return (LayerSharding(split=Split.HEADS_OR_HIDDEN, units=layer.num_kv_heads, words="key and value heads"),)
 
     def attention_shape(self, layer: Attention) -> AttentionShape:
-        """Return head counts and head size."""
+        """Return how many heads the layer has, and their size."""
         return AttentionShape(num_heads=layer.num_heads, num_kv_heads=layer.num_kv_heads, width=layer.head_dim)
 
     def build(self, layer: Attention, in_features: int) -> LayerModule:
@@ -58,11 +58,11 @@ class AttentionKind(LayerKind):
         return AttentionModule(layer, in_features)
 
     def gradient_order(self, layer: Attention, in_features: int, *, autocast: bool = False) -> tuple[str, ...]:
-        """List the parameters of the linears in reverse order, bias first, then of the norm."""
+        """List the linears' parameters in reverse order, bias first, then the norm's."""
         return ready_linears(self.parameters(layer, in_features), ("output", "value", "key", "query"), autocast=autocast)
 
     def script(self, layer: Attention, in_features: int) -> LayerScript:
-        """Return code for an exported script, with the module's structure."""
+        """Return the module's code for an exported script."""
         return attention_script(layer, in_features, self.parameters(layer, in_features))
 
     def with_dtensor_strategies(self, layer: Attention) -> AnyLayer:
@@ -70,7 +70,7 @@ class AttentionKind(LayerKind):
         return layer.with_fields(fused=False)
 
     def with_divisible_units(self, layer: Attention, multiple: int) -> AnyLayer:
-        """Round key and value heads up to a multiple, and query heads to at least that."""
+        """Return the layer with its head counts rounded up to a multiple of `multiple`."""
         num_kv_heads, heads = (_even(count, multiple) for count in (layer.num_kv_heads, layer.num_heads))
         return layer.with_fields(num_heads=heads, num_kv_heads=num_kv_heads if heads % num_kv_heads == 0 else heads)
 

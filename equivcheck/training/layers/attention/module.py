@@ -49,14 +49,14 @@ class AttentionModule(LayerModule):
         return values.repeat_interleave(groups, -3) if groups > 1 else values
 
     def unseen(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor | None:
-        """Return a mask, (queries, keys), with True if a query may not attend to a key.
+        """Return a mask, (queries, keys), with True if a query may not attend to a key; None if each query attends to each key.
 
-        Arguments are positions in the full sequence. Returns None if every query attends to every key.
+        Arguments are positions in the full sequence.
         """
         return self.hide_other_documents(keys > queries[:, None] if self.layer.causal else None, queries, keys)
 
     def hide_other_documents(self, unseen: torch.Tensor | None, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor | None:
-        """Mask keys in other documents in addition to those in a mask, (queries, keys)."""
+        """Return the mask `unseen`, (queries, keys), with keys in other documents masked as well."""
         if self.document_length is None:
             return unseen
         others = in_other_documents(queries, keys, self.document_length)
@@ -78,7 +78,7 @@ class AttentionModule(LayerModule):
     ) -> torch.Tensor:
         """Compute attention from queries at some positions to keys at other positions.
 
-        Tensors are (rows, heads, positions, head_dim), and `unseen` is a mask from `unseen()`.
+        Tensors are (rows, heads, positions, head_dim). `unseen` is the mask that the method `unseen` returned.
         """
         if self.layer.fused:
             return functional.scaled_dot_product_attention(query, key, value, attn_mask=None if unseen is None else ~unseen)

@@ -33,9 +33,9 @@ class ExpertsKind(LayerKind):
         return ExpertsModule(layer, in_features)
 
     def dispatch(self, layer: Experts) -> Dispatch:
-        """Describe how rows are sent to experts.
+        """Return how the layer sends rows to experts.
 
-        If the layer is trained, rows need gradients for a norm, or for router weights that multiply the rows.
+        Sent rows need gradients if the trained layer has a norm before its experts, or multiplies rows by router weights.
         """
         trains_rows = not layer.frozen and (layer.norm is not None or layer.weighs_input)
         return Dispatch(trains_rows=trains_rows, num_counted=layer.num_experts if layer.balance else 0)
@@ -50,20 +50,17 @@ class ExpertsKind(LayerKind):
         return (LayerSharding(split=Split.HEADS_OR_HIDDEN, units=layer.hidden, words=words, weights=layer.num_experts),)
 
     def gradient_order(self, layer: Experts, in_features: int, *, autocast: bool = False) -> tuple[str, ...]:  # noqa: ARG002 - never under it
-        """List the parameters of the shared expert, then of the routed experts, from the last linear to the first, bias first.
-
-        At the end come the parameters of router and norm.
-        """
+        """List the shared expert's parameters, then the routed experts', each from last to first, then router and norm."""
         names = [parameter.name for parameter in self.parameters(layer, in_features)]
         linears = [name for name in names if name.startswith(("experts.", "shared."))]
         return (*reversed(linears), "router.weight", *(name for name in names if name.startswith("norm.")))
 
     def script(self, layer: Experts, in_features: int) -> LayerScript:
-        """Return code for an exported script, with the module's structure."""
+        """Return the module's code for an exported script."""
         return experts_script(layer, in_features)
 
     def with_dtensor_strategies(self, layer: Experts) -> AnyLayer:
-        """Return the same layer as `with_known_shapes`."""
+        """Return a layer whose experts each compute every position, because DTensor has no sharding strategy for routed rows."""
         return self.with_known_shapes(layer)
 
     def with_known_shapes(self, layer: Experts) -> AnyLayer:

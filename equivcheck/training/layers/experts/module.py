@@ -23,7 +23,7 @@ Own = dict[str, tuple[torch.Tensor, torch.Tensor | None]]
 
 
 class Router(UninitializedLinear):
-    """Linear router: selects experts for each position and computes their weights."""
+    """Linear router: for each position, selects experts and computes their weights."""
 
     def __init__(self, layer: Experts, in_features: int) -> None:
         super().__init__(in_features, layer.num_experts, bias=False)
@@ -31,7 +31,7 @@ class Router(UninitializedLinear):
         self.load: RoutingLoad | None = None
 
     def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
-        """Map (..., features) to two (..., experts) tensors: whether each expert is selected, and its weight or zero."""
+        """Map (..., features) to two tensors (..., experts): whether each expert is selected, and its weight or zero."""
         logits = super().forward(inputs)
         scores = logits.softmax(-1) if self.layer.scores is ScoreFunction.SOFTMAX else logits.sigmoid()
         chosen = self.chosen(scores.detach())
@@ -41,13 +41,13 @@ class Router(UninitializedLinear):
         return chosen, weights / weights.sum(-1, keepdim=True) if self.layer.normalised else weights
 
     def load_of(self, scores: torch.Tensor, chosen: torch.Tensor) -> RoutingLoad:
-        """Return inputs for the load-balancing loss from scores and selection, both (..., experts)."""
+        """Return the routing statistics for the load-balancing loss. `scores` and `chosen` have shape (..., experts)."""
         positions = tuple(range(scores.ndim - 1))
         shares = scores if self.layer.scores is ScoreFunction.SOFTMAX else scores / scores.sum(-1, keepdim=True)
         return RoutingLoad(self.layer.balance, chosen.to(scores.dtype).sum(positions), shares.sum(positions))
 
     def chosen(self, scores: torch.Tensor) -> torch.Tensor:
-        """Whether each score, (..., experts), is among the `top_k` highest.
+        """Return which scores, (..., experts), are among the `top_k` highest at their position.
 
         A stable sort breaks ties, because `topk` may pick any.
         """
@@ -57,7 +57,7 @@ class Router(UninitializedLinear):
 
 
 class GatedExperts(nn.Module):
-    """Parameters of gated MLPs, for one expert or stacked along dim 0, and their computation."""
+    """One gated MLP, or several with parameters stacked along dim 0."""
 
     def __init__(self, layer: Experts, in_features: int, *stacked: int) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class GatedExperts(nn.Module):
             self.register_parameter(f"{name}_bias", bias)
 
     def forward(self, inputs: torch.Tensor, expert: int | None = None, counts: torch.Tensor | None = None) -> torch.Tensor:
-        """Compute the only expert, or the expert with index `expert`, on (..., features).
+        """Compute an expert on inputs (..., features). `expert` is its index if there are several.
 
         With `counts`, the inputs are rows sorted by expert, and each expert computes its own rows.
         """
@@ -113,7 +113,7 @@ def _linear(of: tuple[torch.Tensor, torch.Tensor | None], inputs: torch.Tensor, 
 
 
 class ExpertsModule(RoutedModule):
-    """Router, routed experts and an optional shared expert."""
+    """Mixture of experts: router, routed experts and an optional shared expert."""
 
     layer: Experts
 
@@ -130,7 +130,7 @@ class ExpertsModule(RoutedModule):
         return self.router
 
     def load(self) -> RoutingLoad | None:
-        """Return the statistics that the router recorded in the last forward, for the load-balancing loss."""
+        """Return the router's statistics from the last forward, for the load-balancing loss."""
         return self.router.load
 
     def units(self) -> GatedExperts:
@@ -149,7 +149,7 @@ class ExpertsModule(RoutedModule):
         return self.finish(self.region.reduce_output(outputs), mask, inputs)
 
     def routed(self, values: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Compute every expert on every position, (..., features), and mask out experts that are not selected."""
+        """Compute every expert on every position, (..., features), and add up the selected experts' outputs."""
         outputs = torch.zeros_like(values)
         for expert in range(self.layer.num_experts):
             counts, weight = chosen[..., expert : expert + 1], weights[..., expert : expert + 1]
@@ -157,7 +157,7 @@ class ExpertsModule(RoutedModule):
         return outputs
 
     def dispatched(self, values: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Compute each expert only on the positions routed to it; values are (..., features)."""
+        """Compute each expert only on the positions routed to it. `values` has shape (..., features)."""
         flat, chosen, weights = (each.flatten(0, -2) for each in (values, chosen, weights))
         experts, places = chosen.T.nonzero(as_tuple=True)
         weight, rows = weights[places, experts, None], flat[places]
@@ -169,11 +169,14 @@ class ExpertsModule(RoutedModule):
         return torch.zeros_like(flat).index_add(0, places, made).view(values.shape)
 
     def compute_units(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """Compute this rank's experts on rows sorted by expert, with the row count for each."""
+        """Compute this rank's experts on rows sorted by expert. `counts` says how many rows each expert gets."""
         made: torch.Tensor = self.experts(rows, counts=counts)
         return made
 
     def weighted(self, values: torch.Tensor, weight: torch.Tensor, expert: int) -> torch.Tensor:
-        """Compute one expert on (..., features), and multiply its output by its weights, (..., 1), for each position."""
+        """Compute one expert on (..., features), with its router weights, (..., 1), multiplied.
+
+        The weights multiply the output, or the input if the layer says so.
+        """
         made: torch.Tensor = self.experts(values * weight if self.layer.weighs_input else values, expert)
         return made if self.layer.weighs_input else made * weight

@@ -35,7 +35,7 @@ _EXPERTS = "torch.arange(scores.shape[-1])"
 
 
 def experts_script(layer: Experts, in_features: int) -> LayerScript:
-    """Return the class for a mixture of experts with this many input features."""
+    """Return the class for a mixture of experts, as code for an exported script."""
     found = LayerScript(
         name="Experts",
         words="Mixture of gated MLPs: a router chooses experts for each position",

@@ -53,11 +53,11 @@ class GatedMLPKind(LayerKind):
         return GatedMLPModule(layer, in_features)
 
     def gradient_order(self, layer: GatedMLP, in_features: int, *, autocast: bool = False) -> tuple[str, ...]:
-        """List the parameters of the linears in reverse order, bias first, then of the norm."""
+        """List the linears' parameters in reverse order, bias first, then the norm's."""
         return ready_linears(self.parameters(layer, in_features), ("down", "up", "gate"), autocast=autocast)
 
     def script(self, layer: GatedMLP, in_features: int) -> LayerScript:
-        """Return code for an exported script, with the module's structure."""
+        """Return the module's code for an exported script."""
         function = ACTIVATIONS.get(layer.activation, ("", ""))[1]
         gate = f"{function}(self.gate(normed))" if function else "self.gate(normed)"
         return LayerScript(

@@ -9,7 +9,7 @@ from equivcheck.training.layers.module import ACTIVATIONS, LayerModule, Uninitia
 
 
 class GatedMLPModule(LayerModule):
-    """Gate and up projections, whose outputs are multiplied, and a down projection."""
+    """Gated MLP: the outputs of gate and up projections are multiplied, and a down projection follows."""
 
     layer: GatedMLP
 

@@ -13,7 +13,7 @@ from equivcheck.training.layers.module import ACTIVATIONS, Function, LayerModule
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LayerFunctions:
-    """Functions of a linear layer, for computing without a `Block`. A function is None if the layer does not have that part."""
+    """A linear layer's parts as functions, to compute it without a `Block`. A part that the layer does not have is None."""
 
     layer: Layer
     norm: Function | None
@@ -24,7 +24,7 @@ class LayerFunctions:
 
 
 def layer_output(block: Block | LayerFunctions, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
-    """Map (rows, inputs) to (rows, width), or the same with copies along dim 0."""
+    """Compute a linear layer: map (rows, inputs) to (rows, width). Both may have model copies along a further dim 0."""
     normed = inputs if block.norm is None else block.norm(inputs)
     outputs: torch.Tensor = block.linear(normed)
     if block.auxiliary is not None and block.layer.auxiliary is AuxiliaryLinear.EVEN_STEPS and step % 2 == 0:
@@ -39,7 +39,7 @@ def layer_output(block: Block | LayerFunctions, inputs: torch.Tensor, mask: torc
 
 
 class Block(LayerModule):
-    """Linear with norm, activation, dropout, residual and an auxiliary linear."""
+    """Module for a linear layer with norm, activation, dropout, residual and an auxiliary linear."""
 
     layer: Layer
 

@@ -1,4 +1,4 @@
-"""Shape operations and factory functions after a linear layer, which DTensor propagation must handle."""
+"""Reshapes, repeats and factory functions after a linear layer, which DTensor's sharding propagation must handle."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ SHAPE_OPS: dict[ShapeOp, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def added_constant(shape_op: ShapeOp | None, width: int, dtype: torch.dtype) -> torch.Tensor | None:
-    """Return the constant that a shape operation adds to every row, shape (width,); None if it adds nothing."""
+    """Return the constant that `shape_op` adds to each row of a layer's output, shape (width,); None if it adds nothing."""
     if shape_op is ShapeOp.ARANGE:
         return ARANGE_STEP * torch.arange(width, dtype=dtype)
     return torch.ones(width, dtype=dtype) if shape_op is ShapeOp.ONES else None
