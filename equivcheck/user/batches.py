@@ -1,4 +1,4 @@
-"""Batches, nested in tuples, lists and dicts, and their conversion between floating-point types."""
+"""Splits and converts batches: tensors nested in tuples, lists and dicts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from equivcheck.user.usage import invalid
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return the same structure with `change` applied to every tensor. Other values stay unchanged."""
+    """Apply `change` to every tensor in a nested structure. Returns the same structure; other values stay unchanged."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, tuple):
@@ -31,7 +31,7 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
-    """Return all tensors in a nested structure, in order."""
+    """Return all tensors in nested tuples, lists and dicts, in order."""
     found: list[torch.Tensor] = []
 
     def collect(tensor: torch.Tensor) -> torch.Tensor:
@@ -43,24 +43,24 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
 
 
 def convert_batch(batch: Any, dtype: torch.dtype | None) -> Any:
-    """Return a copy of a batch with floating-point and complex tensors converted to `dtype`."""
+    """Copy a batch, with floating-point and complex tensors converted to `dtype`. None changes no type."""
     return map_tensors(batch, lambda tensor: convert_tensor(tensor, dtype))
 
 
 def perturb_batch(batch: Any, eps: float, generator: np.random.Generator) -> Any:
-    """Return a batch whose floating-point values are perturbed by up to one unit in the last place."""
+    """Copy a batch, with floating-point values changed at random by up to one unit in the last place."""
     return map_tensors(
         batch, lambda tensor: tensor * perturbation_factors(tensor, eps, generator) if tensor.is_floating_point() else tensor
     )
 
 
 def perturbation_factors(tensor: torch.Tensor, eps: float, generator: np.random.Generator) -> torch.Tensor:
-    """Return random factors ``1 + eps * U(-1, 1)`` in the shape and type of `tensor`."""
+    """Return random factors between 1 - `eps` and 1 + `eps`, in the shape and type of `tensor`."""
     return torch.from_numpy(np.asarray(1.0 + eps * generator.uniform(-1.0, 1.0, tuple(tensor.shape)))).to(tensor.dtype)
 
 
 def rank_batch(task: Task, batch: Any, mesh: DeviceMesh) -> Any:
-    """Return this rank's part of a batch: the result of `shard`, or an equal part of the rows.
+    """Return this rank's part of a batch: the result of the user's `shard`, or an equal part of the rows.
 
     Parts are numbered in row-major order over the data axes.
     """
@@ -70,14 +70,14 @@ def rank_batch(task: Task, batch: Any, mesh: DeviceMesh) -> Any:
 
 
 def part_number(task: Task, mesh: DeviceMesh) -> int:
-    """Return the number of this rank's part of the rows, from 0."""
+    """Return which part of the rows this rank gets, from 0."""
     coordinate = mesh.get_coordinate()
     assert coordinate is not None, "every rank of the world is in the mesh"
     return part_number_at(task, dict(zip(task.axis_names, coordinate, strict=True)))
 
 
 def part_number_at(task: Task, indices: Mapping[str, int]) -> int:
-    """Return the part number for the rank at these mesh indices."""
+    """Return which part of the rows the rank at these mesh indices gets, from 0."""
     number = 0
     for name, size in task.mesh:
         number = number * size + indices[name] if name in task.data_axes else number
@@ -85,7 +85,7 @@ def part_number_at(task: Task, indices: Mapping[str, int]) -> int:
 
 
 def same_loss_ranks(task: Task) -> tuple[tuple[int, ...], ...]:
-    """Return groups of ranks that must return the same loss, because they differ only along `Task.loss_axes`."""
+    """Return groups of ranks that get the same rows and must return the same loss. They differ only along `Task.loss_axes`."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for rank, place in enumerate(product(*map(range, task.shape))):
         others = zip(task.axis_names, place, strict=True)
@@ -94,7 +94,7 @@ def same_loss_ranks(task: Task) -> tuple[tuple[int, ...], ...]:
 
 
 def rows_part(batch: Any, number: int, count: int) -> Any:
-    """Copy one of `count` equal parts of the rows. A tensor without dims is copied into every part."""
+    """Copy part `number` of a batch whose rows are divided into `count` equal parts. Tensors without dims are in every part."""
     return map_tensors(batch, lambda tensor: (tensor.chunk(count)[number] if tensor.dim() else tensor).clone())
 
 
@@ -104,7 +104,7 @@ def split(batch: Any, count: int) -> list[Any]:
 
 
 def microbatches(batch: Any) -> list[Any]:
-    """Return a step's microbatches.
+    """Return the microbatches in one step's batch.
 
     A list ``[inputs, targets]``, as a `DataLoader` returns it, is one pair and not two microbatches.
     """
@@ -118,13 +118,13 @@ def _is_pair(value: Any) -> bool:
 
 
 def require_parts(task: Task) -> None:
-    """Raise `UsageError` if a batch is not a pair, or if its rows cannot be split evenly over the data axes."""
+    """Check the batches. Raises `UsageError` if one is not a pair, or if its rows cannot be split evenly over the data axes."""
     for number, batch in enumerate(task.batches):
         if task.step is None or task.rank_step is None:
             for microbatch in microbatches(batch):
                 _require_pair(number, microbatch)
             if not microbatches(batch):
-                raise invalid(f"batch {number} []", "it has no microbatch", "at least one pair")
+                raise invalid(f"batch {number} []", "it has no microbatch", "at least one pair (inputs, targets)")
         if task.shard is None:
             _require_rows(task, number, batch)
 
@@ -149,14 +149,14 @@ def _require_rows(task: Task, number: int, batch: Any) -> None:
 
 
 def convert_tensor(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    """Return a copy with floating-point or complex values in the precision of `dtype`. Integers are copied unchanged."""
+    """Copy a tensor. Floating-point and complex values get the precision of `dtype`; integers stay unchanged."""
     if dtype is None or not (tensor.is_floating_point() or tensor.is_complex()):
         return tensor.detach().clone()
     return tensor.detach().to(dtype.to_complex() if tensor.is_complex() else dtype, copy=True)
 
 
 def convert_model(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Convert parameters and buffers in place. `Module.to` would drop the imaginary part of complex buffers."""
+    """Convert a model's parameters and buffers in place. `Module.to` would drop the imaginary part of complex buffers."""
     buffers = [
         (module, name, buffer)
         for module in model.modules()
@@ -178,5 +178,5 @@ def complex_parameter(model: nn.Module) -> str:
 
 
 def as_real(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a complex tensor as pairs of real numbers along a last dim; real tensors unchanged."""
+    """Return a complex tensor as real numbers, with pairs along a new last dim. Real tensors stay unchanged."""
     return torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor

@@ -26,7 +26,10 @@ ABOUT_REPORTED = (
 
 
 def phases_left_out(single: UserTrace, traces: Sequence[UserTrace]) -> dict[Phase, str]:
-    """Return the phases, loss or gradient, that the ranks or one device did not record, each with a note that says why."""
+    """Return the phases that cannot be compared because ranks or one device recorded no values: loss, gradient, or both.
+
+    Each has a note about the reason.
+    """
     found: dict[Phase, str] = {}
     has_loss = [any(step.loss is not None for step in trace.steps) for trace in (single, *traces)]
     if not (has_loss[0] and any(has_loss[1:])):
@@ -75,7 +78,7 @@ def _absent(snapshot: Snapshot) -> Snapshot:
 
 
 def require_same_reports(single: UserTrace, traces: Sequence[UserTrace]) -> None:
-    """Raise `UsageError` if one device reports a value that no rank reports, or if only ranks report a value."""
+    """Raise `UsageError` if the user's step returns a value only on one device, or only on ranks."""
     names = [{piece.name for step in each.steps if step.reported for piece in step.reported.pieces} for each in (single, *traces)]
     for name in sorted(names[0] ^ set().union(*names[1:])):
         where = "on one device" if name in names[0] else "on ranks"

@@ -36,26 +36,26 @@ OTHER_VALUES = "no cause was searched: your training gave other values when it r
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Values:
-    """Recorded values that a later diagnosis needs."""
+    """Recorded values of one check, kept for a later diagnosis."""
 
     reference: Reference
-    """Values on one device, with tolerances."""
+    """Values from the single-device run, with tolerances."""
     single: UserTrace
-    """Trace on one device."""
+    """Trace of the single-device run."""
     traces: tuple[UserTrace, ...]
-    """Trace of each rank."""
+    """Each rank's trace."""
     eps: float
-    """Machine epsilon for the training's narrowest element type."""
+    """Machine epsilon of the coarsest element type in the training."""
 
     @property
     def num_bytes(self) -> int:
-        """Memory for all values."""
+        """Memory for these values, in bytes."""
         arrays = [moment.snapshot.values for trace in (self.single, *self.traces) for moment in moments(trace)]
         return sum(array.nbytes for array in [*arrays, *(moment.values for moment in self.reference.moments)])
 
     @property
     def digest(self) -> bytes:
-        """Hash of all values on one device and on the ranks."""
+        """Hash of all values, on one device and on the ranks."""
         found = hashlib.blake2b()
         for trace in (self.single, *self.traces):
             for moment in moments(trace):
@@ -65,7 +65,7 @@ class Values:
 
 
 class KeptValues:
-    """Holder of one verdict's values. The values are dropped if newer verdicts need the memory."""
+    """The values of one verdict. They are dropped if newer verdicts need the memory."""
 
     def __init__(self, values: Values) -> None:
         self.values: Values | None = values
@@ -77,7 +77,7 @@ _last: list[tuple[object, UserDiagnosis]] = []
 
 
 def keep(values: Values) -> KeptValues:
-    """Keep a verdict's values. If all kept values exceed `MOST_BYTES`, the oldest values are dropped."""
+    """Keep a verdict's values in memory. If all kept values together exceed `MOST_BYTES`, the oldest are dropped."""
     newest, size = KeptValues(values), values.num_bytes
     living = [newest]
     for each in [found for reference in reversed(_kept) if (found := reference()) is not None]:
@@ -90,7 +90,7 @@ def keep(values: Values) -> KeptValues:
 
 
 class Diagnosing:
-    """Diagnosis of a verdict that may be read long after the check.
+    """Diagnosis of one verdict, which runs when it is called. This may be long after the check.
 
     The user's code may change batches and the model in the meantime, so both are copied.
     """
@@ -135,7 +135,10 @@ def _unshared(task: Task) -> Task:
 
 
 def diagnosis_of(hint: str, task: Task, values: Values) -> UserDiagnosis:
-    """Search for the cause or a pattern and for the first wrong module, and run the spmd_types type checker."""
+    """Diagnose a training: search the mistake or a pattern, and the first wrong module, and run the spmd_types type checker.
+
+    `hint` is a possible explanation found before.
+    """
     # Imported here because most trainings are right.
     from equivcheck.user.diagnosis.diverged import diverged_training
     from equivcheck.user.diagnosis.explain import explanation_of
@@ -160,7 +163,7 @@ def diagnosis_of(hint: str, task: Task, values: Values) -> UserDiagnosis:
 
 
 def diagnosis_of_restart(hint: str, run: SingleDeviceRun, reference: Reference, result: RanksResult) -> UserDiagnosis:
-    """If the ranks first differ after a checkpoint was loaded, search for state that the checkpoint lost."""
+    """Search for state that a checkpoint lost, if the ranks first differ after the checkpoint was loaded."""
     from equivcheck.user.diagnosis.restarted import loss_at_restart
 
     try:

@@ -20,7 +20,7 @@ _CAUSED = ", caused by "
 
 
 def failure_lines(failure: Failure) -> list[str]:
-    """Describe a failure: why the ranks hung, and for each rank its call or error and its line in the user's code.
+    """Describe how ranks crashed or hung: the reason, and for each rank its call or error, with the line in the user's code.
 
     Ranks that failed or wait in the same place share a paragraph.
     """
@@ -38,7 +38,7 @@ def failure_lines(failure: Failure) -> list[str]:
 
 
 def stack_lines(failure: Failure) -> Iterator[str]:
-    """Yield all stacks. Ranks with equal stacks share one entry."""
+    """Yield the lines of all ranks' stacks. Ranks with equal stacks share one."""
     stacks: dict[str, list[RankReport]] = defaultdict(list)
     for report in failure.reports:
         stacks[report.stack].append(report)

@@ -35,7 +35,7 @@ _Frame = Sequence[str]
 
 
 def place_lines(stack: str) -> list[str]:
-    """The user's deepest frame in a printed stack, as lines: ``train.py:24, in forward`` and its code.
+    """Return the deepest frame in the user's code from a printed stack: ``train.py:24, in forward``, then its line of code.
 
     If a library such as transformers is deeper, its deepest frame follows. If all frames are in torch, return the deepest frame.
     Empty for an empty stack.
@@ -54,9 +54,9 @@ def place_lines(stack: str) -> list[str]:
 
 
 def deepest_line(frames: Sequence[traceback.FrameSummary], *libraries: str) -> str:
-    """The user's deepest line: ```loss.backward()` (train.py:24)``; empty if all frames are in torch, equivcheck or `libraries`.
+    """Return the deepest line in the user's code, such as ```loss.backward()` (train.py:24)``. Empty if there is none.
 
-    `libraries` are prefixes of paths.
+    Frames in torch, in equivcheck, and in `libraries` (prefixes of paths) are not the user's.
     """
     users = [frame for frame in frames if not _is_in((frame.filename,), (*_OWN, *_TORCH, *libraries))]
     return f"`{users[-1].line}` ({Path(users[-1].filename).name}:{users[-1].lineno})" if users else ""
@@ -79,7 +79,7 @@ def _lines(frame: _Frame) -> list[str]:
 
 @contextlib.contextmanager
 def module_in_errors(names: TensorNames, module: nn.Module) -> Iterator[None]:
-    """Add a module's name to an exception if it was raised in the module's forward, or while torch parallelized the module.
+    """Inside the context, add a module's name to an exception raised in its forward, or while torch parallelized it.
 
     The printed stack contains the note, so it also arrives from another process.
     """
@@ -108,7 +108,7 @@ def _add_module(error: Exception, modules: dict[int, tuple[str, nn.Module]]) -> 
 
 
 def module_in(stack: str) -> str:
-    """The module named by `module_in_errors` in a printed stack, such as ``module head (Linear)``; empty if there is none."""
+    """Return the module that `module_in_errors` named in a printed stack, such as ``module head (Linear)``; empty if none."""
     return "".join(_MODULE.findall(stack)[-1:])
 
 

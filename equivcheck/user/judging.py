@@ -1,4 +1,4 @@
-"""Run `check_training` and judge the result."""
+"""Runs `check_training`, and decides about its outcome."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from equivcheck.worlds.world import World, unwrap_world
 
 
 def check_task(task: Task, world: str | Ranks | World, schedule_seed: int, deadline: float, *, explain: bool) -> UserVerdict:
-    """Train on one device and on ranks, and compare; see `check_training`."""
+    """Train on one device and on ranks, compare them, and return the verdict, as `check_training` does."""
     place = unwrap_world(world)
     with preserved_state(StateKeeper()):  # the single-device run executes user code, too
         return on_first_rank(place, lambda: _recorded(_checked(task, place, schedule_seed, deadline, explain=explain)))
@@ -186,7 +186,7 @@ _ABOUT_LOSSES = (
 
 
 class UserCase:
-    """A training for the judge: the single-device run, with only those tensors found in the ranks' traces."""
+    """A user's training, as the judge needs it: the single-device run, with only those tensors that ranks have, too."""
 
     def __init__(self, run: SingleDeviceRun, traces: Sequence[UserTrace], before: Sequence[UserTrace] = ()) -> None:
         self.left_out = phases_left_out(run.trace, (*before, *traces))
@@ -205,7 +205,7 @@ class UserCase:
         """The single-device run."""
 
     def judge_case(self) -> ExpectedRun:
-        """Return the references for the judge, which must reach a decision about every step."""
+        """Return the references for the judge. It must reach a decision about every step."""
         return ExpectedRun(
             reference=lambda: self._readable(self._quick),
             confirming_reference=lambda: self._readable(self.run.confirming_reference(None if self._far else self._parts)),
@@ -214,11 +214,11 @@ class UserCase:
 
     @property
     def confirming_reference(self) -> Reference:
-        """Reference that confirms a divergence, with only those tensors readable on ranks."""
+        """Reference with more noise samples. It confirms a divergence, and has only those tensors that ranks have, too."""
         return self.judge_case().confirming_reference()
 
     def hint(self, first: Divergence) -> str:
-        """Return a possible explanation for a divergence; empty if none is known."""
+        """Return a possible explanation for the first divergence; empty if none is known."""
         if first.difference is Difference.SHAPE and first.phase is not Phase.REPORTED:
             pieces = [piece for trace in self.traces for piece in trace.steps[0].parameters.pieces]
             is_located = any(piece.name == first.tensor and (piece.start or piece.run is not None) for piece in pieces)
@@ -232,18 +232,21 @@ class UserCase:
 
     @property
     def apart_in_parts(self) -> str:
-        """Clause for the verdict if one device gets other values when it processes the ranks' rows part by part; else empty."""
+        """Clause: one device gets other values if it processes the ranks' rows part by part. Empty if it does not."""
         where = self.first_moment_apart
         apart = f"{NO_MEAN}: one device that processes the ranks' rows part by part computes something else ({where})"
         return apart if where else ""
 
     @property
     def first_moment_apart(self) -> str:
-        """First step and phase at which one device gets other values if it processes rows part by part; else empty."""
+        """First step and phase at which one device gets other values if it processes the rows part by part; else empty."""
         return "" if self._far is None else f"step {self._far.step}, {self._far.phase.value}"
 
     def measures(self, calls: Sequence[Sequence[Call]]) -> Measures | None:
-        """Return loss, gradient norm and call counts; None if rounding dominates the first gradients."""
+        """Return loss and gradient norm at the first step, and numbers of collective calls.
+
+        None if rounding dominates the first gradients.
+        """
         gradients = first_gradients(self._quick.moments)
         if gradients is None:
             return None
@@ -258,7 +261,7 @@ class UserCase:
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """Names of optimizer state that no rank could read. Empty without `full_tensors` or a trainer."""
+        """Names of optimizer state that no rank could read. Empty unless the user passes `full_tensors` or a trainer."""
         if self.run.task.full_tensors is None and self.run.task.trainer is None:
             return ()
         states = (moment for moment in self._readable(self._quick).moments if moment.phase is Phase.STATE)

@@ -1,4 +1,4 @@
-"""Why a user's training diverged or failed, computed when it is first read."""
+"""A user training's diagnosis, which runs when it is first read."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from equivcheck.oracle.verdict.cause import Cause
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserDiagnosis:
-    """Results from the search for a cause, from the search for the first wrong module, and from the type checker."""
+    """Result of a diagnosis: the cause, the first wrong module, and the type checker's opinion."""
 
     cause: str = ""
-    """Mistake with the values of all ranks; empty if no mistake reproduces them."""
+    """The mistake that reproduces the values on all ranks, in a sentence; empty if none does."""
     kinds: tuple[Cause, ...] = ()
-    """Short names for the cause."""
+    """Codes for the cause; several if several mistakes fit."""
     where: str = ""
-    """First module whose output, or output gradient, differs; empty if no module is known."""
+    """First module with a wrong output or output gradient; empty if none is known."""
     types: str = ""
-    """Result from the spmd_types type checker; empty if it did not run."""
+    """Result of the spmd_types type checker; empty if it did not run."""
     hint: str = ""
     """Possible explanation that is not proven. Empty if there is a cause."""
     unexplained: str = ""
-    """Why no cause is known, such as the number of tried mistakes. Empty if there is a cause, or if no search took place."""
+    """Why no cause is known, for example how many mistakes were tried. Empty if there is a cause, or if no search took place."""
     unfinished: str = ""
-    """Part of the diagnosis that failed, with its error; empty if nothing failed."""
+    """Failed part of the diagnosis, with its error; empty if none failed."""
 
 
 class LazyDiagnosis:
@@ -42,7 +42,7 @@ class LazyDiagnosis:
 
     @property
     def result(self) -> UserDiagnosis:
-        """Result of the diagnosis. The diagnosis runs now if it has not run before."""
+        """Result of the diagnosis. If it has not run yet, it runs now."""
         if self._diagnose is not None:
             self._result = self._diagnose()
             self._diagnose = None  # frees the training and its values

@@ -34,9 +34,10 @@ from equivcheck.worlds.trace.trace import Step
 def train(  # noqa: PLR0913, PLR0917 - the training, its place, and the part to run
     task: Task, reader: Reader, batches: Sequence[Any], step: TrainStep | None, loss_scale: float, part: Part = WHOLE
 ) -> UserTrace:
-    """Train the model that `reader` reads on `batches`, and return a trace of every step.
+    """Train `reader`'s model on `batches`, and return a trace of every step.
 
-    Each loss is multiplied by `loss_scale` before backward.
+    `step` replaces the built-in step. Each loss is multiplied by `loss_scale` before backward. `part` says which steps to run,
+    and where checkpoints are.
     """
     optimizer = build_optimizer(task, reader.names, reader.module)
     if step is None and not callable(getattr(optimizer, "step", None)):
@@ -104,7 +105,7 @@ def _state_between_steps(reader: Reader, read: GradientReader, scheduler: Any) -
 
 
 def default_step(task: Task) -> TrainStep:
-    """Return the built-in step: forward and backward for each microbatch, then the optimizer.
+    """Return the built-in training step: forward and backward for each microbatch, then the optimizer's update.
 
     It returns the mean of the microbatches' losses, or their sum with ``reduction="sum"``.
     """
@@ -154,14 +155,14 @@ def _loss_of(outputs: Any, targets: Any, loss: Loss) -> torch.Tensor:
 
 
 def call_model(model: nn.Module, inputs: Any) -> Any:
-    """Call a model. A tuple holds its arguments, and a dict its keywords."""
+    """Call a model with its inputs. A tuple holds positional arguments, and a dict holds keywords."""
     if isinstance(inputs, tuple):
         return model(*inputs)
     return model(**inputs) if isinstance(inputs, dict) else model(inputs)
 
 
 def build_optimizer(task: Task, names: TensorNames, module: nn.Module) -> Any:
-    """Call the user's `optimizer`. Raises `UsageError` if the result contains no optimizer."""
+    """Call the user's `optimizer`, and return its result. Raises `UsageError` if the result contains no optimizer."""
     parameters: list[Any] = list(module.parameters())
     if takes_names(task.optimizer):
         known = {id(parameter): name for name, parameter in names.parameters(module)}

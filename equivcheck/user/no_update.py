@@ -1,4 +1,4 @@
-"""Find out why no step of the single-device run changes a parameter."""
+"""Finds out why no step of the single-device run changes a parameter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NO_RATE = "the learning rate is 0"
 
 
 def reason_for_no_update(task: Task) -> str:
-    """Train once more on one device, and say why no parameter changes."""
+    """Train once more on one device, and return the reason why no parameter changes."""
     model = build_model(task)
     watched = _WatchedSteps(model)
     watching = task.with_new_optimizers(lambda built: watched.follow([each for each in optimizers_in(built) if has_hooks(each)]))

@@ -1,4 +1,4 @@
-"""Notes in a verdict, and reasons why agreement between ranks and one device is not a proof."""
+"""Writes notes for a verdict, and reasons why agreement between ranks and one device is not a proof."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ SAME_ROWS = "all data ranks got the same rows in every batch, so a missing reduc
 def notes_on(  # noqa: PLR0913 - a run, and where it ran
     task: Task, left: Run | Failure, asked: Ranks, ran: Ranks, *, outside: tuple[str, ...] = (), has_restarted: bool = False
 ) -> tuple[str, ...]:
-    """Return the notes below a verdict.
+    """Return the notes for a verdict: what this check could not show.
 
-    `asked` are the ranks that the user asked for, `ran` those that ran. `outside` names objects that keep state and are not
-    compared.
+    `left` has the ranks' results. `asked` are the ranks that the user asked for, `ran` those that ran. `outside` names objects
+    with state that is not compared. `has_restarted`: the failed ranks had loaded a checkpoint.
     """
     fails = task.resume is not None and isinstance(left, Failure)
     notes = {
@@ -70,7 +70,10 @@ def _sees_nothing_parallel(run: Run) -> bool:
 
 
 def missing_evidence(task: Task, *, changes_parameters: bool) -> str:
-    """Reason why the verdict cannot be EQUIVALENT although all values agree. Empty if the agreement is enough evidence."""
+    """Return the reason why the verdict cannot be EQUIVALENT although all values agree.
+
+    Empty if the agreement is enough evidence.
+    """
     if not changes_parameters:
         return reason_for_no_update(task)
     return SAME_ROWS if _same_rows(task) else ""

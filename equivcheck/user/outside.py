@@ -1,4 +1,4 @@
-"""State that a user's steps keep outside the model, such as a moving average of the weights."""
+"""Finds state that a user's steps keep outside the model, such as a moving average of the weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from equivcheck.user.traces.optimizers import optimizers_in
 
 
 def state_outside(task: Task, model: nn.Module) -> tuple[str, ...]:
-    """Return stateful objects in the user's steps, such as a moving average of the weights.
+    """Return descriptions of objects with state in the user's steps, such as a moving average of the weights.
 
     `model`, its modules and the optimizers do not count. Empty if `also` is given, because the user then chose the objects to
     compare.

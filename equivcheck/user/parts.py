@@ -1,4 +1,4 @@
-"""The two parts of a training with a checkpoint, and the checks of `resume`."""
+"""Divides a training with a checkpoint into two parts, and checks the argument `resume`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from equivcheck.user.usage import invalid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A range of a training's steps, and the checkpoints at its start and end."""
+    """A part of a training: some of its steps, and the checkpoints before and after them."""
 
     first_step: int = 0
-    """Number of steps that earlier parts have trained."""
+    """Number of the first step in this part."""
     load: Checkpointing | None = None
-    """Called before the first step; None if the part begins at the first step."""
+    """Function for loading the checkpoint before the first step; None if there is no checkpoint."""
     save: Checkpointing | None = None
-    """Called after the last step; None without a checkpoint."""
+    """Function for saving the checkpoint after the last step; None if there is no checkpoint."""
     folder: Path = Path()
-    """Folder for `load` and `save`."""
+    """Folder with the checkpoint."""
 
 
 WHOLE = Part()
@@ -49,7 +49,7 @@ def second_part(task: Task) -> Task:
 
 
 def require_restart(task: Task) -> None:
-    """Check `resume`. Raises `UsageError` if it is not valid, or contradicts the other arguments."""
+    """Check the argument `resume`. Raises `UsageError` if it is not valid, or contradicts the other arguments."""
     resume: Any = task.resume
     if resume is None:
         return

@@ -1,4 +1,4 @@
-"""Reproducible random numbers: seeded generators, and dropout masks as data split over ranks.
+"""Makes random numbers reproducible: seeded generators, and dropout masks that are split over ranks like data.
 
 If each rank drew its own masks, it would drop other elements than one device. A mask here depends only on the seed, the module
 name and the call number, so all ranks draw the same one and take their rows from it.
@@ -27,30 +27,30 @@ MASKED = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 @dataclass(slots=True)
 class MaskShapes:
-    """Input shapes for dropout on one device with full batches.
+    """Shapes of the dropout modules' inputs, as one device sees them with full batches.
 
     Ranks draw masks in these shapes, and each rank uses its own part.
     """
 
     seen: dict[tuple[str, int], Shape] = field(default_factory=dict)
-    """Shapes by module name and call number."""
+    """Shape of the input, by module name and call number."""
 
 
 @dataclass(slots=True)
 class RowShard:
-    """The part with which a model is called, if rows are split into equal parts."""
+    """One of several equal parts of the rows, with which a model is called."""
 
     number: int = 0
-    """Part number, from 0."""
+    """Number of the part, from 0."""
     count: int = 1
-    """Number of parts."""
+    """How many parts there are."""
     in_turn: bool = False
-    """Whether the model is called with all parts one by one."""
+    """Whether the model is called with all parts, one after the other."""
 
 
 @contextlib.contextmanager
 def seed_generators(seed: int) -> Iterator[None]:
-    """Seed torch, numpy and random, and restore their state afterwards.
+    """Inside the context, torch, numpy and random are seeded. Afterwards, their state is restored.
 
     Simulated ranks are threads and share these generators. Code in this context must not communicate, because another rank could
     run then.
@@ -68,14 +68,14 @@ def seed_generators(seed: int) -> Iterator[None]:
 
 
 def require_masks(wanted: object) -> MaskShapes | None:
-    """Check `dropout_masks`. Raises `UsageError` if it is not a bool."""
+    """Check the argument `dropout_masks`. Raises `UsageError` if it is not a bool."""
     if not isinstance(wanted, bool):
         raise invalid(f"dropout_masks {wanted!r:.100}", "it is not a bool", "True or False")
     return MaskShapes() if wanted else None
 
 
 class Masked:
-    """Forward of a dropout module with a mask drawn for all rows."""
+    """Forward of a dropout module that draws its mask for all rows, and uses the part for the current rows."""
 
     def __init__(self, module: nn.Module, name: str, seed: int, shapes: MaskShapes, cut: RowShard) -> None:
         self._module, self._name, self._seed, self._shapes, self.cut = module, name, seed, shapes, cut
@@ -112,14 +112,14 @@ class Masked:
 
 
 def mask_dropout(model: nn.Module, seed: int, shapes: MaskShapes, cut: RowShard) -> None:
-    """Replace the forward of every dropout module by one with masks drawn for all rows."""
+    """Replace the forward of every dropout module in a model. The new one draws the mask for all rows."""
     for name, module in model.named_modules():
         if isinstance(module, MASKED):
             module.forward = Masked(module, name, seed, shapes, cut)  # type: ignore[assignment]
 
 
 def set_row_shard(model: nn.Module, number: int, count: int) -> None:
-    """Choose which part of the rows a model's dropout masks cover from now on."""
+    """Choose for which part of the rows a model's dropout modules use their masks from now on."""
     for module in model.modules():
         if isinstance(module.forward, Masked):
             module.forward.cut = RowShard(number, count)

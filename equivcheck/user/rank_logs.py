@@ -1,4 +1,4 @@
-"""Log lines and warnings from torch on ranks."""
+"""Filters torch's log lines and warnings on ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PLAN_KEY = r"Parallelize plan key '(.*)' could not be resolved: no submodule ma
 
 @contextlib.contextmanager
 def quiet_ranks() -> Iterator[list[str]]:
-    """Suppress warnings of simulated ranks, and show a log line of torch once if several ranks print it.
+    """Inside the context, suppress warnings of simulated ranks, and show a log line once if several ranks print it.
 
     Yields a list. At the end it has a note for each key in a plan for `parallelize_module` that names no submodule.
     """

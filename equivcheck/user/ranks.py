@@ -1,4 +1,4 @@
-"""The training function for every rank."""
+"""The function that trains on each rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from equivcheck.worlds.meshes import device_mesh
 
 
 def rank_trace(task: Task, part: Part = WHOLE) -> UserTrace:
-    """Train on this rank and return its trace."""
+    """Train on this rank, and return its trace. `part` says which steps to run."""
     task, mesh = task_and_mesh(task)
     reader, batches = reader_and_batches(task, mesh)
     names, module, seen = reader.names, reader.module, PrecisionObserver()
@@ -36,7 +36,7 @@ def rank_trace(task: Task, part: Part = WHOLE) -> UserTrace:
 
 
 def task_and_mesh(task: Task) -> tuple[Task, DeviceMesh]:
-    """Return this rank's mesh, and the task whose functions get this mesh as their argument ``mesh``."""
+    """Return this rank's mesh, and the task with this mesh bound to all functions that have a parameter ``mesh``."""
     mesh = device_mesh(task.shape, task.axis_names)
     optimizer = task.optimizer if task.rank_optimizer is None else with_mesh(task.rank_optimizer, mesh)
     step, loss = with_mesh(task.rank_step, mesh), with_mesh(task.loss, mesh)
@@ -44,14 +44,14 @@ def task_and_mesh(task: Task) -> tuple[Task, DeviceMesh]:
 
 
 def reader_and_batches(task: Task, mesh: DeviceMesh) -> tuple[Reader, list[Any]]:
-    """Return a reader of this rank's parallelized module, and its batches."""
+    """Return a reader for this rank's parallelized module, and this rank's batches."""
     names, module = rank_module(task, mesh)
     batches = [rank_batch(task, convert_batch(batch, task.dtype), mesh) for batch in task.batches]
     return rank_reader(task, names, module, mesh), batches
 
 
 def process_trace(task: Task, part: Part = WHOLE) -> UserTrace:
-    """Run `rank_trace`, then reset Dynamo.
+    """Train on this rank, return its trace, and reset Dynamo.
 
     The process also runs later trainings. Dynamo counts recompilations per function and falls back to eager after a few.
     """
@@ -70,7 +70,7 @@ def rank_reader(task: Task, names: TensorNames, module: nn.Module, mesh: DeviceM
 
 
 def rank_module(task: Task, mesh: DeviceMesh) -> tuple[TensorNames, nn.Module]:
-    """Return the tensor names in the model, and the parallelized module."""
+    """Build the user's model on this rank and parallelize it. Returns its tensor names and the parallelized module."""
     model = build_model(task, RowShard(part_number(task, mesh), task.num_data_ranks))
     names = TensorNames(model)
     with module_in_errors(names, model):
@@ -96,7 +96,10 @@ def build_model(task: Task, cut: RowShard | None = None) -> nn.Module:
 
 
 def parallelize_model(task: Task, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Call the user's `parallelize` and return the module to train. Raises `UsageError` if it returns another type."""
+    """Call the user's `parallelize`, and return the module to train.
+
+    Raises `UsageError` if the result is not a module or None.
+    """
     module = task.parallelize(model, mesh)
     if module is None:
         return model

@@ -1,4 +1,4 @@
-"""Recipes: Python files that define the objects for a command."""
+"""Reads recipes: Python files that define the object for a command, such as a `Matrix`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODULE = "equivcheck_recipe"
 
 
 def defined_in(path: Path, kind: type[T]) -> T:
-    """Return the only object of this class that a Python file defines at its top level.
+    """Run a recipe file, and return the only object of the class `kind` that it defines.
 
     Raises `UsageError` if there is none, or several.
     """

@@ -1,4 +1,4 @@
-"""The single-device run of a user's training, and its rounding noise."""
+"""Trains on one device, and measures the rounding noise of this run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout
 
 
 class SingleDeviceRun:
-    """The single-device run. Copies of it start with values changed by one unit in the last place, to measure noise."""
+    """The single-device run of a user's training. Copies of it with perturbed values measure its rounding noise.
+
+    In a copy, weights and batches are changed by up to one unit in the last place.
+    """
 
     def __init__(self, task: Task) -> None:
         """Train once. Raises `UsageError` if two models or two trainings from the same seed differ."""
@@ -57,19 +60,22 @@ class SingleDeviceRun:
             _require_same_training(model, self.trace, self.train(seed=task.seed + 1))
 
     def train(self, *, seed: int, model: nn.Module | None = None, batches: Sequence[Any] | None = None) -> UserTrace:
-        """Train on one device, with other weights or batches if given."""
+        """Train on one device, and return the trace. `model` and `batches` replace those of the training."""
         return trace_of(self.task, seed=seed, model=model, batches=batches)
 
     def reference(self) -> Reference:
-        """Return the reference with noise from a few copies."""
+        """Return the reference. Its noise is measured with a few perturbed copies of the run."""
         return self._reference(NUM_PERTURBATIONS, None)
 
     def confirming_reference(self, parts: Trace | None) -> Reference:
-        """Return the reference with noise from many copies, and from a run over `parts` if given."""
+        """Return the reference.
+
+        Its noise is measured with many perturbed copies of the run, and with the run `parts` if given.
+        """
         return self._reference(NUM_PERTURBATIONS + NUM_CONFIRMATIONS, parts)
 
     def parts(self) -> Trace | None:
-        """Train on one device with each data rank's part of the rows as a microbatch.
+        """Train on one device with each data rank's rows as a microbatch, and return the trace.
 
         None if there is one data rank, or if the user brings `shard` or `step`.
         """
@@ -82,7 +88,7 @@ class SingleDeviceRun:
             return self.train(seed=task.seed, batches=batches, model=build_model(task, cut))
 
     def far_moment(self, reference: Reference, parts: Trace | None) -> Expected | None:
-        """Return the first compared point at which the run over parts loses more than half its digits; None if there is none."""
+        """Return the first compared point at which the run `parts` loses more than half its digits; None if there is none."""
         return None if parts is None else far_moment(reference, parts)
 
     def _reference(self, num_copies: int, parts: Trace | None) -> Reference:
@@ -99,7 +105,7 @@ class SingleDeviceRun:
 def reference_from(
     task: Task, trace: Trace, copies: Sequence[Trace], eps: float, *others: Trace, limit: float | None = None
 ) -> Reference:
-    """Return a reference whose noise is the spread of copies, in units of `eps`.
+    """Return a reference with tolerances. Its noise is the spread of `copies`, in units of `eps`.
 
     `others` are further runs of the same training. A value is in doubt if its noise exceeds `limit`, by default half of its
     digits.
@@ -119,7 +125,7 @@ def reference_from(
 
 
 def far_moment(reference: Reference, trace: Trace) -> Expected | None:
-    """Return the first compared point at which another run on one device loses more than half its digits; else None."""
+    """Return the first compared point at which another single-device run, `trace`, loses more than half its digits; else None."""
     for expected, moment in zip(reference.moments, moments(trace), strict=True):
         if moment.snapshot.present != expected.present:
             return expected
@@ -140,7 +146,7 @@ def trace_of(  # noqa: PLR0913 - the training, and the changes in one run
     spread: Callable[[nn.Module], tuple[nn.Module, Task]] | None = None,
     part: Part = WHOLE,
 ) -> UserTrace:
-    """Train on one device. `spread` returns the module to call and the task to train with, if they differ from the defaults.
+    """Train on one device, and return the trace. `spread` returns the module to call and the task, if these are replaced.
 
     Exceptions from the user's code get a note about the single-device run.
     """
@@ -158,7 +164,7 @@ def trace_of(  # noqa: PLR0913 - the training, and the changes in one run
 
 
 def perturbed_start(task: Task, number: int, eps: float) -> dict[str, Any]:
-    """Return a model and batches with every value perturbed by up to one unit in the last place."""
+    """Return a model and batches in which each value is changed at random, by up to one unit in the last place."""
     generator = np.random.default_rng((task.seed, number))
     model = perturbed_model(task, eps, generator)
     batches = [perturb_batch(convert_batch(batch, task.dtype), eps, generator) for batch in task.batches]
@@ -166,7 +172,7 @@ def perturbed_start(task: Task, number: int, eps: float) -> dict[str, Any]:
 
 
 def perturbed_model(task: Task, eps: float, generator: np.random.Generator) -> nn.Module:
-    """Build the model with parameters perturbed by up to one unit in the last place."""
+    """Build the user's model, with each parameter changed at random by up to one unit in the last place."""
     model = build_model(task)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -261,7 +267,7 @@ class _Precision(TorchFunctionMode):
 
 
 def coarsest_type(kinds: Iterable[torch.dtype]) -> torch.dtype:
-    """Return the element type with the largest eps; float64 if there is none."""
+    """Return the element type with the largest machine epsilon; float64 if there is no type."""
     return max(kinds, key=eps_of, default=torch.float64)
 
 

@@ -34,7 +34,7 @@ class Restart:
     """
 
     after: int
-    """Number of steps before the checkpoint."""
+    """How many steps are trained before the checkpoint."""
     save: Checkpointing
     """Called on every rank as ``save(model, optimizer, scheduler, folder)``.
 
@@ -43,8 +43,8 @@ class Restart:
     load: Checkpointing
     """Called on every rank as ``load(model, optimizer, scheduler, folder)``, with a new model, optimizer and scheduler."""
     parallelize: Callable[[nn.Module, DeviceMesh], nn.Module | None] | None = None
-    """Like the argument of `check_training`, for the steps after the checkpoint. None for the same function."""
+    """Function for parallelizing the model after the checkpoint. None for the function given to `check_training`."""
     mesh: Mapping[str, int] | None = None
     """Axis names and sizes after the checkpoint. None for the same mesh."""
     data_axes: Sequence[str] | None = None
-    """Axes of `mesh` whose ranks get different rows. None for the usual axis names."""
+    """Axes of `mesh` whose ranks get different rows. None for axes with the usual names."""

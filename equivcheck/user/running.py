@@ -1,4 +1,4 @@
-"""Run a user's training on a world's ranks."""
+"""Runs a user's training on the ranks of a world."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OWN_MESH = (
 
 
 def members_of(task: Task, world: str | Ranks) -> Ranks:
-    """Return the ranks that run a training.
+    """Return the ranks in a world, after checking that they can run the training.
 
     Raises `UsageError` if the mesh has another number of ranks, if the world transfers no data, or if an argument cannot be
     copied.
@@ -51,14 +51,14 @@ def members_of(task: Task, world: str | Ranks) -> Ranks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun:
-    """Result of a training on ranks."""
+    """Result of running a training on ranks."""
 
     left: Run | Failure
-    """Results of all ranks, or their failure."""
+    """The traces of all ranks, or how ranks failed."""
     members: Ranks
-    """The ranks that ran last."""
+    """The ranks that ran. If there was a checkpoint, those after it."""
     notes: tuple[str, ...]
-    """Notes about warnings from torch."""
+    """Notes for the verdict, about warnings from torch."""
     before: tuple[UserTrace, ...] = ()
     """Each rank's trace before the checkpoint; empty if there is none, or if ranks failed before it."""
 

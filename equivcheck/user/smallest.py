@@ -1,4 +1,4 @@
-"""Shrink a user's training while its verdict stays the same."""
+"""Shrinks a user's training while its verdict stays the same."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from equivcheck.user.verdict import UserVerdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Smallest:
-    """Result of `smallest`: a training of which no smaller variant has the same kind of verdict."""
+    """Result of `smallest`: a training that cannot be shrunk further without losing its failure."""
 
     arguments: Mapping[str, Any]
-    """Arguments for `check_training`."""
+    """Arguments of `check_training` for this training."""
     verdict: UserVerdict
     """Verdict on these arguments."""
     num_tried: int
-    """Number of checked trainings."""
+    """How many trainings were checked."""
 
 
 def smallest(**arguments: Any) -> Smallest:

@@ -1,4 +1,4 @@
-"""Check a training again with its batches split over data ranks in other ways: unevenly, padded, a rank without labels."""
+"""Checks a training again with its batches split over data ranks in other ways: unevenly, padded, a rank without labels."""
 
 from __future__ import annotations
 
@@ -33,24 +33,28 @@ _NUM_MORE = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSplits:
-    """How `check_training(batch_splits=...)` takes batches apart, if its defaults do not fit."""
+    """How `check_training(batch_splits=...)` takes batches apart into rows, if its defaults do not fit."""
 
     pad_id: int = 0
-    """Token in padding."""
+    """Token id in padding."""
     ignore_index: int = -100
-    """Label without a loss."""
+    """Label that does not count in the loss."""
     fields: Mapping[str, str] = field(default_factory=dict)
-    """Roles of tensors, as in `check_batching`."""
+    """Roles of tensors in a batch, such as ``loss_mask``; see `check_batching`."""
     only: tuple[str, ...] = ()
-    """Splits to check, by the names in verdicts. Empty for the given batches and all splits."""
+    """Names of the splits to check, as in verdicts. Empty for all."""
 
 
 def check_splits(task: Task, given: BatchSplits, world: str | Ranks | World, check: Callable[[Task], UserVerdict]) -> UserVerdict:
-    """Check a training as given, then with each split, until one has another outcome than EQUIVALENT."""
+    """Check a training as given, then with each other split of its batches, until an outcome is not EQUIVALENT."""
     _require_splittable(task)
     tasks = dict(_tasks(task, given, can_grow=world in LOCAL_WORLDS))
     if not tasks:
-        raise invalid("batch_splits", f"a batch has fewer rows than {task.num_data_ranks} data ranks", "a row for each data rank")
+        raise invalid(
+            "batch_splits",
+            f"a batch has fewer rows than the mesh has data ranks ({task.num_data_ranks})",
+            "a row for each data rank",
+        )
     unknown = [name for name in given.only if name not in tasks]
     if unknown:
         raise invalid(f"batch_splits {unknown[0]!r}", "these batches have no such split", f"names from {'; '.join(tasks)}")
@@ -82,7 +86,7 @@ def _require_splittable(task: Task) -> None:
     }
     for name, value in refused.items():
         if value is not None:
-            raise invalid(f"batch_splits together with {name}", "both decide which rows a rank gets, or when", "one of them")
+            raise invalid(f"batch_splits together with {name}", "both decide which rows a rank gets, or when", "only one of them")
     if task.step is None or task.rank_step is None:
         why = "the built-in step averages the ranks' means, so rows in an uneven split weigh differently"
         raise invalid("batch_splits without step", why, "step=fn, which counts tokens or rows over all ranks")

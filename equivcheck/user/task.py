@@ -1,4 +1,4 @@
-"""`Task`: the checked arguments of `check_training`."""
+"""`Task`: the arguments of `check_training`, after they were checked."""
 
 from __future__ import annotations
 
@@ -61,24 +61,26 @@ It returns the loss as a tensor or a number, None on a rank without a loss, or a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """The checked arguments of `check_training`."""
+    """The arguments of `check_training`, after they were checked."""
 
     model: Callable[[], nn.Module]
-    """Builds the model."""
+    """Function for building the model."""
     parallelize: Callable[[nn.Module, DeviceMesh], nn.Module | None]
-    """Parallelizes a model over a mesh."""
+    """Function for parallelizing a model over a mesh."""
     mesh: tuple[tuple[str, int], ...]
     """Axis names and sizes, outermost first."""
     batches: tuple[Any, ...]
-    """One entry per step: a pair of inputs and targets, or a list of such microbatches."""
+    """For each step: a pair of inputs and targets, or a list of such microbatches."""
     loss: Loss
-    """Called with outputs and targets."""
+    """Loss function, called with outputs and targets."""
     reduction: str = "mean"
-    """One of `REDUCTIONS`."""
+    """Whether the loss is a ``mean`` over rows, or a ``sum``."""
     optimizer: Callable[[list[Any]], Any]
-    """Called with a list of parameters, or of pairs (see `takes_names`). Returns optimizers, also in a list, dict or object."""
+    """Called with a list of parameters, or of pairs (see `takes_names`). Returns an optimizer, or several in a list, dict or
+    object.
+    """
     scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None = None
-    """Called with the optimizer; None for a constant learning rate."""
+    """Called with the optimizer, returns a scheduler; None for a constant learning rate."""
     step: TrainStep | None = None
     """The user's step on one device; None for the built-in step."""
     rank_step: TrainStep | None = None
@@ -88,31 +90,31 @@ class Task:
     loss_axes: tuple[str, ...]
     """Axes whose ranks have the same rows, so that they must return the same loss."""
     shard: Callable[[Any, DeviceMesh], Any] | None = None
-    """Returns a rank's part of a batch; None if each rank gets an equal part of the rows."""
+    """Function that returns a rank's part of a batch; None if each rank gets an equal part of the rows."""
     also: Callable[[nn.Module, Any], Mapping[str, Any]] | None = None
-    """Returns further objects with state by name, from the module and the optimizer; None without any."""
+    """Called with the module and the optimizer, returns further objects to compare by name; None if there are none."""
     full_tensors: Callable[[nn.Module], Mapping[str, torch.Tensor]] | None = None
-    """Returns a module's full tensors by name; None if placements or `cuts` are known."""
+    """Called with a module, returns its full tensors by name; None if the positions of shards are known."""
     cuts: Cuts | None = None
-    """Dims and axes of plain shards, by parameter name. None if there are no plain shards."""
+    """For each parameter name: the dims that are sharded, with their axes. None if there are no plain shards."""
     dtype: torch.dtype | None
-    """Element type for parameters and batches; None to leave them unchanged."""
+    """Element type to which parameters and batches are converted; None to leave them unchanged."""
     precision: LowPrecision | MixedPrecision | None = None
-    """Lower precision that ranks and the single-device run round to; None for no rounding."""
+    """Low precision in which ranks and the single-device run compute; None if they round to none."""
     keep_dtype: bool = False
-    """Whether requests for float32 get `dtype` instead."""
+    """Whether the model gets `dtype` if it asks for float32."""
     mask_shapes: MaskShapes | None = None
-    """Dropout mask shapes on one device; None without `dropout_masks`."""
+    """Input shapes of dropout modules on one device; None if `dropout_masks` is False."""
     resume: Restart | None = None
-    """A checkpoint in the middle of the training; None for a training without a break."""
+    """A checkpoint in the middle of the training; None if there is none."""
     seed: int
     """Seed for torch, numpy and random before each call of `model`."""
     name: str = ""
-    """Name in the verdict; empty for none."""
+    """Name in the verdict's first line; may be empty."""
     trainer: Trainer | None = None
-    """Trains on ranks, instead of `parallelize` and `rank_step`; None without one."""
+    """Adapter for training on ranks, instead of `parallelize` and `rank_step`; None if there is none."""
     rank_optimizer: Callable[..., Any] | None = None
-    """Called on ranks instead of `optimizer`; None for the same function."""
+    """Replaces `optimizer` on ranks; None for `optimizer` itself."""
 
     def __post_init__(self) -> None:
         if num_required(self.optimizer) > 1:
@@ -124,7 +126,7 @@ class Task:
             if function is not None or not is_optional:
                 require_call(name, function, arguments, is_optional=is_optional)
         if self.cuts is not None and self.full_tensors is not None:
-            raise invalid("cuts together with full_tensors", "both describe plain shards", "one of them")
+            raise invalid("cuts together with full_tensors", "both describe plain shards", "only one of them")
         if not isinstance(self.name, str):
             raise invalid(f"name {self.name!r:.100}", "it is not text", "a string")
         if self.reduction not in REDUCTIONS:
@@ -132,10 +134,10 @@ class Task:
         if self.dtype is not None and not (isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point):
             raise invalid(f"dtype {self.dtype!r}", "it is not a floating-point type", "a type such as torch.float64, or None")
         if not self.batches:
-            raise invalid("batches []", "it is empty", "at least one batch, one per step")
+            raise invalid("batches []", "it is empty", "a batch for each step, at least one")
 
     def with_new_optimizers(self, act: Callable[[Any], None]) -> Task:
-        """Return a task with `function` called on each new optimizer."""
+        """Return a task whose function `optimizer` calls `act` with each new optimizer."""
 
         def build(parameters: list[Any]) -> Any:
             optimizer = self.optimizer(parameters)
@@ -147,7 +149,7 @@ class Task:
 
     @property
     def reads_unclipped(self) -> bool:
-        """Whether gradients are compared before clipping. Otherwise they are compared as the optimizer gets them."""
+        """Whether gradients are compared as they are before clipping. If not, they are compared as the optimizer gets them."""
         return self.trainer is not None and self.trainer.gradients_are == "unclipped"
 
     @property
@@ -167,12 +169,15 @@ class Task:
 
     @property
     def num_data_ranks(self) -> int:
-        """Number of parts that rows are split into."""
+        """How many parts each batch's rows are split into."""
         return math.prod(size for name, size in self.mesh if name in self.data_axes)
 
     @property
     def loss_scale(self) -> float:
-        """Factor for a rank's loss before backward. Sums are scaled because data ranks average their gradients."""
+        """Factor by which a rank's loss is multiplied before backward.
+
+        Sums need it because data ranks average their gradients.
+        """
         return float(self.num_data_ranks) if self.reduction == "sum" else 1.0
 
 
@@ -192,16 +197,16 @@ def steps_of(
 
 
 def leave_unchanged(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Return the model unchanged; the default for `parallelize` if a trainer distributes the model."""
+    """Change nothing. This replaces `parallelize` if a trainer distributes the model."""
 
 
 def takes_names(optimizer: Callable[..., Any]) -> bool:
-    """Whether the first parameter of a function is called ``named_parameters``, so that it gets pairs of name and parameter."""
+    """Whether the function's first parameter is called ``named_parameters``. Then it gets pairs of name and parameter."""
     return next(iter(_parameters(optimizer)), None) == NAMED_PARAMETERS
 
 
 def num_required(function: Callable[..., Any]) -> int:
-    """Return the number of positional arguments that a function requires; 1 if its signature is unknown."""
+    """Return how many positional arguments a function requires; 1 if its signature is unknown."""
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     given = _parameters(function)
     return sum(each.kind in positional and each.default is each.empty for each in given.values()) if given else 1
@@ -215,7 +220,7 @@ def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def with_mesh(function: Any, mesh: DeviceMesh | None) -> Any:
-    """Bind `mesh` to the function's parameter of this name.
+    """Return the function with `mesh` bound to its parameter ``mesh``.
 
     A function without this parameter, or with a default other than None, stays unchanged.
     """
@@ -227,12 +232,18 @@ def with_mesh(function: Any, mesh: DeviceMesh | None) -> Any:
 
 
 def loss_axes_of(mesh: tuple[tuple[str, int], ...], data_axes: Sequence[str], *, knows_rows: bool) -> tuple[str, ...]:
-    """Return the axes whose ranks must return the same loss; empty if the user's `shard` decides which rows a rank gets."""
+    """Return the axes whose ranks get the same rows, and must return the same loss.
+
+    Empty if not `knows_rows`, because the user's `shard` decides which rows a rank gets.
+    """
     return tuple(name for name, _ in mesh if knows_rows and name not in (*data_axes, *POSITION_AXES))
 
 
 def mesh_of(mesh: Any) -> tuple[tuple[str, int], ...]:
-    """Return the mesh as pairs of axis name and size. Raises `UsageError` if `mesh` is not a dict of sizes."""
+    """Check the argument `mesh`, and return it as pairs of axis name and size.
+
+    Raises `UsageError` if it is not a dict of sizes.
+    """
     why = "" if isinstance(mesh, Mapping) and mesh else "it is empty or not a dict"
     for name, size in mesh.items() if not why else ():
         if not isinstance(name, str) or isinstance(size, bool) or not isinstance(size, int) or size < 1:
@@ -244,10 +255,10 @@ def mesh_of(mesh: Any) -> tuple[tuple[str, int], ...]:
 
 
 def data_axes_of(mesh: tuple[tuple[str, int], ...], given: Sequence[str] | None, *, user_shards: bool) -> tuple[str, ...]:
-    """Return the axes along which rows are split.
+    """Return the axes whose ranks get different rows.
 
-    The user's `given` axes are used if there are any. Otherwise axis names decide, and unknown names raise `UsageError` unless
-    the user shards batches.
+    These are the axes in `given`, if there are any. Otherwise axis names decide, and unknown names raise `UsageError` unless the
+    user shards batches.
     """
     names = tuple(name for name, _ in mesh)
     if given is not None:

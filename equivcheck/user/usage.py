@@ -1,4 +1,4 @@
-"""The form of errors about invalid arguments."""
+"""Builds errors about invalid arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ API = "check_training"
 
 
 def invalid(argument: str, why: str, expected: str, *, hint: str = "", api: str = API) -> UsageError:
-    """Return the error about an invalid argument.
+    """Return a `UsageError` about an invalid argument.
 
     `argument` is the argument's name, with its value if that helps. `expected` describes valid values. `hint` is a result of
     `did_you_mean`.
@@ -25,7 +25,7 @@ def invalid(argument: str, why: str, expected: str, *, hint: str = "", api: str 
 
 @contextlib.contextmanager
 def named_in_errors(api: str) -> Iterator[None]:
-    """Let errors that begin with ``check_training`` name another function, because the user called that one."""
+    """Inside the context, errors name the function `api` instead of ``check_training``, because the user called that one."""
     try:
         yield
     except UsageError as error:
@@ -33,7 +33,10 @@ def named_in_errors(api: str) -> Iterator[None]:
 
 
 def require_call(name: str, function: Any, arguments: tuple[str, ...], *, is_optional: bool) -> None:
-    """Raise `UsageError` if a value cannot be called with these positional arguments."""
+    """Raise `UsageError` if `function` cannot be called with these positional arguments.
+
+    `name` is its name in `check_training`.
+    """
     why = "" if callable(function) else "it is not callable"
     if not why:
         try:

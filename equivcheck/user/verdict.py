@@ -1,4 +1,4 @@
-"""Result from `check_training`."""
+"""`UserVerdict`: the result from `check_training`."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class UserVerdict(Judgement):
     mesh: tuple[tuple[str, int], ...]
     """Axis names and sizes."""
     precision: str
-    """Element type with the fewest digits in the single-device run, which sets the tolerances.
+    """The coarsest element type in the single-device run. It sets the tolerances.
 
-    With `precision=` given: the type that the training computes in, and the types it rounds to.
+    With `precision=` given: the type in which the training computes, and the types to which it rounds.
     """
     split: str = ""
-    """How the batches were split over data ranks, with `batch_splits=`; empty for equal parts."""
+    """With `batch_splits=`: how the batches were split over data ranks. Empty for equal parts."""
     unread: tuple[str, ...] = ()
     """Optimizer state that was not compared because no rank could read it."""
     notes: tuple[str, ...] = ()
-    """Remarks about the run and about errors it cannot show, one sentence each."""
+    """Remarks about the run, and about errors it cannot show, one sentence each."""
     measures: Measures | None = None
-    """Loss and gradient norm at the first step, calls and bytes per step. None if ranks did not finish."""
+    """Loss and gradient norm at the first step, and collective calls and bytes in a step. None if ranks did not finish."""
     diagnosis: LazyDiagnosis = field(default_factory=LazyDiagnosis, repr=False, compare=False)
-    """Search for the cause, which runs when one of the properties below, or the text, is first read."""
+    """Search for the cause. It runs when the text, or one of the properties below, is first read."""
 
     @property
     def cause(self) -> str:
@@ -49,7 +49,7 @@ class UserVerdict(Judgement):
 
     @property
     def kinds(self) -> tuple[Cause, ...]:
-        """Short names for `cause`; several if several mistakes fit."""
+        """Codes for `cause`; several if several mistakes fit."""
         return self.diagnosis.result.kinds
 
     @property
@@ -59,21 +59,21 @@ class UserVerdict(Judgement):
 
     @property
     def types(self) -> str:
-        """Result from the spmd_types type checker, if parameters have its types and ranks diverged or failed. Else empty."""
+        """Result of the spmd_types type checker. Empty unless parameters have its types and ranks diverged or failed."""
         return self.diagnosis.result.types
 
     @property
     def hint(self) -> str:
-        """Possible explanation, not proven, if no cause is known. Empty if there is none."""
+        """Possible explanation, not proven, if no cause is known. Otherwise empty."""
         return self.diagnosis.result.hint
 
     @property
     def unfinished(self) -> str:
-        """Part of the diagnosis that failed, with its error. Empty if nothing failed."""
+        """Failed part of the diagnosis, with its error. Empty if none failed."""
         return self.diagnosis.result.unfinished
 
     def describe(self, *, verbose: bool = False) -> str:
-        """Return the verdict as text, wrapped to the terminal's width. `verbose` adds stacks if ranks failed."""
+        """Return the verdict as text, wrapped to the terminal's width. With `verbose`, it has the failed ranks' stacks."""
         about = axes_in_words(self.mesh), self.precision, f"in {self.world}"
         first = heading(self.outcome.value, self.name, "training", *about)
         lines = [*self._evidence(), *((_MORE,) if self.failure is not None and not verbose else ())]

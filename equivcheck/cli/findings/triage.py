@@ -44,7 +44,7 @@ def triage(  # noqa: PLR0913, PLR0917 - options
     from equivcheck.campaign.history.history import History
 
     if accept is not None and withdraw is not None:
-        raise UsageError("--accept and --withdraw are not valid together. Expected one of them")
+        raise UsageError("--accept and --withdraw are not valid together. Expected only one of them")
     if (accept is None) != (reason is None) or (accept is None and until is not None):
         raise UsageError("--accept needs --reason, and --reason and --until need --accept")
     history = History(store)

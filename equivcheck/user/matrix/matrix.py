@@ -1,4 +1,4 @@
-"""`Matrix`: one training and its layouts."""
+"""`Matrix`: one training under many layouts."""
 
 from __future__ import annotations
 
@@ -75,11 +75,14 @@ class Matrix:
 
     @property
     def unchecked(self) -> tuple[LayoutRow, ...]:
-        """Rows for all layouts before any check."""
+        """Rows for all layouts, before they are checked."""
         return tuple(self._layouts[name].row(None, "it was not checked yet", 0.0) for name in self.names)
 
     def run(self, *names: str, world: str | None = None, listener: Listener = lambda _row, _count: None) -> MatrixResult:
-        """Check the named layouts, or all, one after the other in this process. `world` overrides the layouts' worlds."""
+        """Check the named layouts, or all, one after the other in this process. `world` replaces the world given by each layout.
+
+        `listener` is called with each row and the number of rows so far.
+        """
         asked, rows = chosen(names, self.names), list[LayoutRow]()
         for name in asked:
             rows.append(self.row(name, world))
@@ -100,12 +103,15 @@ class Matrix:
 
 
 def matrix(*, layouts: Mapping[str, Mapping[str, Any]], **shared: Any) -> MatrixResult:
-    """Check one training under many layouts; takes the arguments of `Matrix`."""
+    """Check one training under many layouts, and return a row for each. Arguments are those of `Matrix`."""
     return Matrix(layouts=layouts, **shared).run()
 
 
 def chosen(names: Sequence[str], allowed: Sequence[str]) -> tuple[str, ...]:
-    """Return the named layouts in matrix order, or all if `names` is empty. Raises `UsageError` for an unknown name."""
+    """Return the layouts in `names`, in the order of `allowed`; all layouts if `names` is empty.
+
+    Raises `UsageError` for an unknown name.
+    """
     for name in names:
         if name not in allowed:
             hint = did_you_mean(name, allowed)

@@ -19,18 +19,18 @@ from equivcheck.user.matrix.text import difference_line, digits, outcome_text, t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixResult:
-    """One training under many layouts, with a row for each checked layout."""
+    """Result of checking one training under many layouts: a row for each."""
 
     rows: tuple[LayoutRow, ...]
-    """Checked layouts, in matrix order."""
+    """Rows of the checked layouts, in the matrix's order."""
     asked: int
-    """Number of requested layouts."""
+    """How many layouts were to be checked."""
     interrupted: bool = False
-    """Whether a signal ended the run early."""
+    """Whether a signal ended the check early."""
 
     @property
     def is_passed(self) -> bool:
-        """Whether all requested layouts were checked and have their expected outcome."""
+        """Whether all layouts were checked and have their expected outcome."""
         return 0 < len(self.rows) == self.asked and all(row.is_as_expected for row in self.rows)
 
     @property
@@ -57,7 +57,7 @@ class MatrixResult:
         return text.getvalue().rstrip()
 
     def assert_passed(self) -> None:
-        """Raise `NotEquivalent` unless every layout has its expected outcome."""
+        """Raise `NotEquivalent` unless all layouts were checked and have their expected outcome."""
         if not self.is_passed:
             raise NotEquivalent(self.describe())
 
@@ -69,7 +69,7 @@ def print_matrix(console: Console, found: MatrixResult, *, verbose: bool = False
 
 
 def totals(found: MatrixResult) -> str:
-    """Counts by outcome: ``7 layouts: 6 equivalent; 1 diverged, as expected``."""
+    """Return a line with the number of layouts for each outcome: ``7 layouts: 6 equivalent; 1 diverged, as expected``."""
     parts = [f"{number} {what}" for what, number in Counter(map(outcome_text, found.rows)).items()]
     left = found.asked - len(found.rows)
     parts += [f"{left} not reached because the run was interrupted"] if left else []
@@ -77,7 +77,10 @@ def totals(found: MatrixResult) -> str:
 
 
 def single_device_line(found: MatrixResult) -> str:
-    """Line with the reference's figures: ``one device: first loss 0.88, gradient norm 0.69``. Empty if no ranks finished."""
+    """Return a line about the single-device run: ``one device: first loss 0.88, gradient norm 0.69``.
+
+    Empty if no ranks finished.
+    """
     measures = next((row.measures for row in found.rows if row.measures is not None), None)
     if measures is None:
         return ""

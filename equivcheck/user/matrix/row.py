@@ -1,4 +1,4 @@
-"""A matrix row."""
+"""A row in a matrix: one layout with its verdict."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class LayoutRow:
     verdict: UserVerdict | None
     """Verdict from `check_training`; None if `check_training` raised."""
     error: str = ""
-    """Exception in one line if `check_training` raised; else empty."""
+    """If `check_training` raised: the exception in one line. Otherwise empty."""
     milliseconds: float
-    """CPU time for the check, children included. It is only shown and does not affect the outcome."""
+    """CPU time for the check, with child processes. It does not affect the outcome."""
 
     @property
     def is_as_expected(self) -> bool:
@@ -35,22 +35,22 @@ class LayoutRow:
 
     @property
     def measures(self) -> Measures | None:
-        """Loss, gradient norm and communication; None if ranks did not finish."""
+        """Loss, gradient norm and collective calls; None if the ranks did not finish."""
         return None if self.verdict is None else self.verdict.measures
 
     @property
     def axes(self) -> str:
-        """Mesh in words: ``dp 2 x tp 2``."""
+        """Text about the mesh: ``dp 2 x tp 2``."""
         return axes_in_words(self.mesh)
 
     @property
     def outcome(self) -> str:
-        """Outcome in one word, or ``not checked``."""
+        """The outcome in one word, or ``not checked``."""
         return "not checked" if self.verdict is None else self.verdict.outcome.value
 
     @property
     def first_difference(self) -> str:
-        """First difference between ranks and one device, or how ranks failed; empty if they agree."""
+        """Text about the first difference between ranks and one device, or about failed ranks; empty if they agree."""
         if self.verdict is None:
             return shorten_to_line(self.error)
         if self.verdict.divergence is not None:
@@ -59,7 +59,7 @@ class LayoutRow:
 
     @property
     def cause(self) -> str:
-        """Cause or hint; empty if neither is known."""
+        """The cause, or a hint if no cause is known; empty if there is neither."""
         return "" if self.verdict is None else self.verdict.cause or self.verdict.hint
 
     @property

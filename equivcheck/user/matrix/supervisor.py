@@ -1,4 +1,4 @@
-"""Check a recipe's layouts in several worker processes."""
+"""Checks a recipe's layouts in several worker processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from equivcheck.worlds.workers.supervision import Interruption, Pool
 
 
 def check_recipe(order: Order, names: Sequence[str], *, num_workers: int, listener: Listener) -> MatrixResult:
-    """Check all layouts of a recipe file, or only the named layouts.
+    """Check the layouts in `names`, or all layouts of a recipe file, in `num_workers` processes.
 
     After SIGINT or SIGTERM, return the rows known so far. Raises `UsageError` if the recipe defines no matrix or a layout name is
     unknown.

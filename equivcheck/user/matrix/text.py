@@ -1,4 +1,4 @@
-"""Matrix rows as text: a table, numbers, and one line each."""
+"""Formats matrix rows: as a table, as numbers, and as one line each."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ NOTHING = "-"
 
 
 def row_line(row: LayoutRow) -> str:
-    """One line for a row: ``tp: diverged, step 0 gradient layers.0.weight, 85 ms``."""
+    """Return a line about a row: ``tp: diverged, step 0 gradient layers.0.weight, 85 ms``."""
     return escape_unprintable(
         ", ".join(filter(None, (f"{row.name}: {outcome_text(row)}", row.first_difference, f"{row.milliseconds:.0f} ms")))
     )
 
 
 def outcome_text(row: LayoutRow) -> str:
-    """Outcome, with a remark if the layout was not expected to be EQUIVALENT."""
+    """Return a row's outcome. If the layout was not expected to be EQUIVALENT, a remark says so."""
     if row.expected is Outcome.EQUIVALENT:
         return row.outcome
     return f"{row.outcome}, {'as expected' if row.is_as_expected else f'expected {row.expected.value}'}"
 
 
 def numbers(row: LayoutRow) -> dict[str, str]:
-    """A row's numbers by column: norm ratio, first loss, calls and bytes per step, and CPU time."""
+    """Return a row's numbers by column: norm ratio, first loss, collective calls and bytes in a step, and CPU time."""
     found = row.measures
     if found is None:
         measured = (NOTHING,) * 4
@@ -45,7 +45,7 @@ HEADINGS = ("norm ratio", "first loss", "calls", "bytes", "ms")
 
 
 def table(rows: Sequence[LayoutRow], width: int) -> Table:
-    """Build a table with one line per row: layout and outcome, never cut, and as many other columns as fit."""
+    """Build a table for a screen with this width. It always has each layout and outcome, and as many other columns as fit."""
     columns = {"layout": [row.name for row in rows], "mesh": [row.axes for row in rows], "outcome": list(map(outcome_text, rows))}
     columns |= {heading: [numbers(row)[heading] for row in rows] for heading in HEADINGS}
     widths = _fitting({heading: max(map(cell_len, (heading, *texts))) for heading, texts in columns.items()}, width)
@@ -79,9 +79,9 @@ def _style(row: LayoutRow) -> str:
 
 
 def difference_line(row: LayoutRow) -> str:
-    """First difference and its cause: ``no reduction: step 0 gradient 0.weight; no gradient is reduced``.
+    """Return a line with a row's first difference and cause: ``no reduction: step 0 gradient 0.weight; no gradient is reduced``.
 
-    Empty without a difference.
+    Empty if there is no difference.
     """
     found = "; ".join(filter(None, (row.first_difference, row.cause)))
     return found and f"{row.name}: {found}"

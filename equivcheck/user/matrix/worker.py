@@ -1,4 +1,4 @@
-"""Worker process for a recipe's layouts."""
+"""Worker process that checks a recipe's layouts."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from equivcheck.worlds.workers.link import SupervisorLink
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """First message to the worker process: the recipe, and a world if one was chosen."""
+    """First message to a worker process: the recipe to check."""
 
     recipe: Path
-    """Path to the recipe's file."""
+    """The recipe's file."""
     world: str | None
-    """World that overrides the layouts' worlds; None keeps them."""
+    """World that replaces the one given by each layout; None replaces none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layouts:
-    """Reply after the recipe was read: its layouts."""
+    """Answer from a worker process after it has read the recipe: the layouts in it."""
 
     rows: tuple[LayoutRow, ...]
-    """All layouts' rows before any check."""
+    """A row for each layout, before it is checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """Reply if the recipe cannot be read or defines no matrix. The process ends after it."""
+    """Answer from a worker process if the recipe cannot be read, or defines no matrix. The process ends after it."""
 
     why: str
     """Reason, in one sentence."""
@@ -43,16 +43,16 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutDone:
-    """Reply after a layout was checked."""
+    """Answer from a worker process after it has checked a layout."""
 
     row: LayoutRow
-    """Checked row."""
+    """The layout's row, with its verdict."""
     is_spent: bool
-    """Whether a rank's thread could not be stopped and still runs, so that the process must be replaced."""
+    """Whether this process must be replaced, because a rank's thread in it still runs and could not be stopped."""
 
 
 def main(fd: int) -> None:
-    """Check layouts for the supervisor, connected through the socket `fd`, until the supervisor ends."""
+    """Run a worker process: check layouts for the supervisor at the other end of the socket `fd`, until it ends."""
     link = SupervisorLink(fd)
     order: Order = link.task
     sys.path.insert(0, str(order.recipe.resolve().parent))  # layouts may import the recipe's neighbours when they run

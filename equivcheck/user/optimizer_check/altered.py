@@ -1,4 +1,4 @@
-"""A reference optimizer that makes a mistake on one device."""
+"""An optimizer for one device that makes a mistake on purpose."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from equivcheck.user.task import takes_names
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alteration:
-    """A mistake in an optimizer's updates. The defaults change nothing."""
+    """A mistake in an optimizer's updates. With the default values, there is no mistake."""
 
     num_shards: int = 1
-    """Number of shards of each parameter; each shard is optimized as if it were a full parameter."""
+    """Into how many shards each parameter is split. Each shard is updated as if it were a full parameter."""
     shard_dim: int = 0
-    """Dim along which parameters are split; 0 for vectors."""
+    """Dim along which parameters are split. Vectors are always split along dim 0."""
     skips: frozenset[str] = frozenset()
-    """Parameters that are not updated."""
+    """Names of parameters that are not updated."""
     times: int = 1
-    """Number of updates in a step."""
+    """How many updates are made in a step."""
     gradient_factor: float = 1.0
-    """Factor for gradients."""
+    """Factor by which gradients are multiplied."""
     update_factors: Mapping[str, float] = field(default_factory=dict)
-    """Factors for updates, by parameter. Weight decay is not multiplied."""
+    """Factor by which the update of each parameter is multiplied, by name. Weight decay is not multiplied."""
     loses_state_after: int | None = None
-    """Steps after which the optimizer is built again. None if it is never built again."""
+    """Number of steps after which the optimizer loses its state. None if it keeps it."""
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """Names to give to parameters, for an optimizer that decides by parameter names."""
+    """New names for parameters, for an optimizer that treats parameters by their names."""
     changes_groups: Callable[[list[dict[str, Any]]], None] | None = None
     """Function that changes settings in the optimizer's parameter groups."""
 
 
 class Altered(torch.optim.Optimizer):
-    """Runs the user's optimizer with a mistake, on copies of parameters or of their shards, and copies the result back."""
+    """Optimizer that runs the user's optimizer with a mistake, on copies of parameters or shards, and copies the result back."""
 
     def __init__(self, named: list[tuple[str, nn.Parameter]], build: Callable[..., Any], alteration: Alteration) -> None:
         super().__init__([parameter for _, parameter in named], {})
@@ -76,7 +76,7 @@ class Altered(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override] # noqa: ARG002 - torch's signature
-        """Update all parameters."""
+        """Update all parameters, with the mistake."""
         if self._num_steps == self._alteration.loses_state_after:
             self._inner = self._built()
         self._num_steps += 1
@@ -91,7 +91,7 @@ class Altered(torch.optim.Optimizer):
             self._copy_back(name, parameter, updates)
 
     def updates_from(self, named: list[tuple[str, nn.Parameter]]) -> dict[str, torch.Tensor]:
-        """Make one step from these parameters and gradients, and return the change of each parameter by name."""
+        """Make one step from these parameters and their gradients. Returns how each parameter changes, by name."""
         for (_, own), (name, other) in zip(self._named, named, strict=True):
             own.copy_(other)
             own.grad = other.grad
@@ -118,7 +118,7 @@ class Altered(torch.optim.Optimizer):
 
 
 def set_weight_decay(groups: list[dict[str, Any]], *, value: float | None = None) -> None:
-    """Set weight decay in all groups that have it, by default to the largest."""
+    """Set the weight decay in all parameter groups that have one. By default, each gets the largest."""
     found = [group for group in groups if "weight_decay" in group]
     largest = max((float(group["weight_decay"]) for group in found), default=0.0)
     for group in found:

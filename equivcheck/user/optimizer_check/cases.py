@@ -1,4 +1,4 @@
-"""Parameters to optimize: shapes that are awkward to shard, and their placements."""
+"""Draws parameters for checking an optimizer: shapes that are awkward to shard, and their placements."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ class Placed(PrintableEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerCase:
-    """A case for the optimizer: drawn parameters and gradients, and how ranks hold them."""
+    """One case for checking an optimizer: parameters and gradients, and how ranks hold them."""
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
-    """Names and full shapes."""
+    """Each parameter's name and full shape."""
     placed: Placed
     """How ranks hold the parameters."""
     steps: int
-    """Number of steps."""
+    """How many steps the optimizer makes."""
     seed: int
     """Seed for parameters and gradients."""
     saved_after: int | None = None
-    """Steps before the optimizer's state is saved and loaded into a new optimizer. None if the case saves no checkpoint."""
+    """After how many steps the state is saved and loaded into a new optimizer. None if it is not."""
 
     def __str__(self) -> str:
         shapes = ", ".join(f"{name} {list(shape)}" for name, shape in self.shapes)
@@ -63,7 +63,7 @@ class OptimizerCase:
         return f"{self.placed.value}: {shapes}{again}"
 
     def model(self) -> nn.Module:
-        """Build a module with these parameters. Its modules have no forward."""
+        """Build a module with these parameters. It cannot be called."""
         generator = np.random.default_rng(self.seed)
         root = nn.Module()
         for name, shape in self.shapes:
@@ -77,7 +77,7 @@ class OptimizerCase:
         return root
 
     def gradients(self) -> list[dict[str, torch.Tensor]]:
-        """Full gradients for each step, by name."""
+        """For each step, the full gradients by parameter name."""
         generator = np.random.default_rng((self.seed, 1))
         return [{name: _drawn(generator, shape) for name, shape in self.shapes} for _ in range(self.steps)]
 
@@ -87,9 +87,9 @@ def _drawn(generator: np.random.Generator, shape: tuple[int, ...]) -> torch.Tens
 
 
 def drawn_cases(num: int, placements: Sequence[Placed], steps: int, seed: int) -> list[OptimizerCase]:
-    """Draw `num` cases with one to eight parameters each.
+    """Draw `num` cases with one to eight parameters each. They use the `placements` in turn.
 
-    Case i uses the next of `placements`, cyclically; half of the cases save and load a checkpoint.
+    Half of the cases save and load a checkpoint.
     """
     generator = np.random.default_rng(seed)
     found = []
@@ -116,7 +116,7 @@ def _choice(generator: np.random.Generator, shapes: Sequence[tuple[int, ...]]) -
 
 
 def smaller_cases(case: OptimizerCase) -> list[OptimizerCase]:
-    """Return smaller variants of a case, the smallest first: one parameter, fewer parameters, fewer steps, no checkpoint."""
+    """Return smaller variants of a case, the smallest first: one parameter, fewer parameters, fewer steps, or no checkpoint."""
     found = [replace(case, shapes=(each,)) for each in case.shapes if len(case.shapes) > 1]
     if len(case.shapes) > 2:
         found += [replace(case, shapes=(*case.shapes[:at], *case.shapes[at + 1 :])) for at in range(len(case.shapes))]
@@ -128,7 +128,7 @@ def smaller_cases(case: OptimizerCase) -> list[OptimizerCase]:
 
 
 def place_parameters(model: nn.Module, mesh: DeviceMesh, *, placed: Placed) -> None:
-    """Distribute a module's parameters over the mesh, in place."""
+    """Distribute a module's parameters over the mesh in place, in the way that `placed` says."""
     if placed is Placed.FSDP2:
         fully_shard(model, mesh=mesh)
     if placed is not Placed.DIM_1:
@@ -141,7 +141,10 @@ def place_parameters(model: nn.Module, mesh: DeviceMesh, *, placed: Placed) -> N
 
 
 def take_step(model: nn.Module, gradients: Mapping[str, torch.Tensor], optimizer: Any, _loss: Any) -> None:
-    """Set each parameter's gradient, sharded like the parameter, and call the optimizer's step."""
+    """Set each parameter's gradient, sharded like the parameter, and call the optimizer's step.
+
+    It is the `step` of a training.
+    """
     for name, parameter in model.named_parameters():
         full = gradients[name]
         parameter.grad = full.clone() if not isinstance(parameter, DTensor) else _sharded(full, parameter)

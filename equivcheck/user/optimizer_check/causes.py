@@ -1,4 +1,4 @@
-"""Why an optimizer differs on ranks: search for a mistake that, made on one device, gives the values on all ranks."""
+"""Searches why an optimizer differs on ranks: a mistake that, made on one device, gives the values on all ranks."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ CheckTask = Callable[[Task], UserVerdict]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mistake:
-    """A possible mistake by an optimizer on ranks."""
+    """A possible mistake of an optimizer on ranks."""
 
     words: str
     """Clause for the verdict."""
     alteration: Alteration
-    """Change to the reference that makes this mistake."""
+    """The mistake, as a change to the optimizer on one device."""
 
 
 def cause_of(task: Task, case: OptimizerCase, verdict: UserVerdict, check: CheckTask) -> str:
-    """Return the mistakes that reproduce all values on the ranks; empty if none does.
+    """Return, in a sentence, the mistakes that reproduce all values on the ranks; empty if none does.
 
     Several mistakes may give the same values. For SGD, two updates are the same as one update with doubled gradients.
     """

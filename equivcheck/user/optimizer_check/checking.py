@@ -1,4 +1,4 @@
-"""Run `check_optimizer`: check each case as a training, shrink the first finding, and explain it."""
+"""Runs `check_optimizer`: checks each case as a training, shrinks the first finding, and explains it."""
 
 from __future__ import annotations
 
@@ -41,42 +41,42 @@ _invalid = partial(invalid, api=API)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerCheck:
-    """The arguments for `check_optimizer`."""
+    """The arguments for `check_optimizer`, after they were checked."""
 
     optimizer: Callable[..., Any]
-    """Returns the optimizer on a rank."""
+    """Function that builds the optimizer on a rank."""
     reference: Callable[..., Any]
-    """Returns the optimizer on one device."""
+    """Function that builds the optimizer on one device."""
     mesh: Mapping[str, int]
     """Axis names and sizes."""
     placements: tuple[str, ...]
-    """Values of `Placed`."""
+    """Ways in which ranks hold parameters, as values of `Placed`."""
     parallelize: Callable[..., Any] | None
-    """Distributes the parameters; None for `placements`."""
+    """Function for distributing the parameters; None to use `placements`."""
     shapes: Mapping[str, tuple[int, ...]] | None
-    """Names and shapes; None for drawn parameters."""
+    """Names and shapes of all parameters; None to draw them."""
     num_cases: int
-    """Number of cases."""
+    """How many cases are drawn."""
     steps: int
-    """Number of steps in each."""
+    """How many steps each case has."""
     save: Callable[..., Any] | None
-    """Saves the state; None for a copy in memory."""
+    """Function for saving the optimizer's state; None to copy it in memory."""
     load: Callable[..., Any] | None
-    """Loads the state."""
+    """Function for loading the optimizer's state; None if `save` is None."""
     name: str
-    """Name in the verdict."""
+    """Name in the verdict's first line."""
     dtype: torch.dtype | None
-    """Type for parameters and gradients."""
+    """Element type for parameters and gradients."""
     seed: int
     """Seed for shapes, parameters and gradients."""
     world: str | Ranks | World
-    """How ranks run."""
+    """World in which ranks run, or ranks that are already running."""
     schedule_seed: int
-    """Order in which simulated ranks take turns."""
+    """Seed for the order in which simulated ranks take turns."""
     deadline: float
     """Seconds after which ranks count as hung."""
     explain: bool
-    """Whether to shrink and explain."""
+    """Whether to shrink the first differing case, and to search for its cause."""
 
     def __post_init__(self) -> None:
         values = [each.value for each in Placed if each is not Placed.BY_USER]
@@ -93,15 +93,17 @@ class OptimizerCheck:
                 f"shapes {scalar!r}", "fully_shard refuses parameters without dims", "at least one dim, or other placements"
             )
         if not self.placements:
-            raise _invalid("placements ()", "no case is left", f"at least one of {', '.join(values)}")
+            raise _invalid("placements ()", "it gives no way to hold parameters", f"at least one of {', '.join(values)}")
         for name, value in (("cases", self.num_cases), ("steps", self.steps)):
             if value < 1:
                 raise _invalid(f"{name} {value}", "nothing would be checked", "at least 1")
         if (self.save is None) != (self.load is None):
-            raise _invalid("save without load" if self.load is None else "load without save", "a checkpoint needs both", "both")
+            raise _invalid(
+                "save without load" if self.load is None else "load without save", "a checkpoint needs both", "both, or neither"
+            )
 
     def run(self) -> OptimizerVerdict:
-        """Check all cases."""
+        """Check all cases, and return the verdict."""
         started = time.perf_counter()
         with named_in_errors(API):
             verdict = self._checked()

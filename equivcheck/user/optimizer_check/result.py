@@ -1,4 +1,4 @@
-"""Result from `check_optimizer`."""
+"""`OptimizerVerdict`: the result from `check_optimizer`."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ _MOST = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseResult:
-    """A checked case with its outcome."""
+    """One `check_optimizer` case with its outcome."""
 
     case: OptimizerCase
-    """Parameters, gradients and ranks."""
+    """The case: parameters, gradients, and how ranks hold them."""
     outcome: Outcome
-    """The result."""
+    """Outcome of the check."""
     reason: str
-    """One sentence; empty if equivalent."""
+    """Reason for the outcome, in one sentence; empty if it is EQUIVALENT."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerVerdict(Judgement):
-    """Result from `check_optimizer`, with the smallest case that differs."""
+    """Result from `check_optimizer`, with the smallest differing case."""
 
     name: str = ""
     """The optimizer's name; empty if it has none."""
     mesh: tuple[tuple[str, int], ...]
     """Axis names and sizes."""
     results: tuple[CaseResult, ...] = ()
-    """Checked cases, in order."""
+    """All checked cases, in order."""
     case: OptimizerCase | None = None
     """The smallest case that differs or fails; None if all agree."""
     cause: str = ""
-    """Why the optimizer differs: a mistake that, made on one device, gives all values on the ranks. Empty if none is known."""
+    """The mistake that, made on one device, gives all values on the ranks. Empty if none is known."""
 
     def describe(self) -> str:
-        """Return the verdict as text, wrapped to the terminal's width."""
+        """Return the verdict as text, wrapped to the terminal's width. `print(verdict)` prints the same text."""
         about = axes_in_words(self.mesh), count(len(self.results), "case"), f"in {self.world}"
         first = heading(self.outcome.value, self.name, "optimizer", *about)
         return "\n".join(wrap_lines([first, *(f"  {line}" for line in self._evidence())]))

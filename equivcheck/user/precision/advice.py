@@ -1,4 +1,4 @@
-"""Notes in verdicts about element types, with the argument that accounts for them."""
+"""Notes about element types for verdicts, with advice which argument to pass."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEPT = "keep_dtype: every cast to float32 was replaced by float64, on one device
 
 
 def on_narrowing(run: SingleDeviceRun) -> tuple[str, ...]:
-    """Name the modules that compute in a narrower type than the training, and how to prevent it."""
+    """Return a note about modules that compute in a narrower type than the training, with advice how to prevent it."""
     kept = (KEPT,) if run.task.keep_dtype else ()
     found = narrowing_modules(run) if run.task.precision is None else ()
     if not found:
@@ -34,7 +34,7 @@ def on_narrowing(run: SingleDeviceRun) -> tuple[str, ...]:
 
 
 def on_precision(task: Task, traces: tuple[UserTrace, ...], outcome: Outcome) -> tuple[str, ...]:
-    """Name the `precision` that the ranks use, if the check used another `precision` and the outcome is not EQUIVALENT."""
+    """Return a note with the ranks' `precision`, if the check used another one and the outcome is not EQUIVALENT."""
     seen = next((trace.low_precision for trace in traces if trace.low_precision is not None), None)
     if outcome not in (Outcome.DIVERGED, Outcome.INCONCLUSIVE) or seen is None or _agree(seen, task.precision):
         return ()
@@ -54,7 +54,7 @@ def _agree(seen: Precision, given: Precision | None) -> bool:
 
 
 def narrowing_modules(run: SingleDeviceRun) -> tuple[str, ...]:
-    """Return modules with a narrower type in forward, and the function that returns it, in execution order.
+    """Return the modules that compute in a narrower type, with the functions that returned it, in execution order.
 
     Trains one more step with hooks on every module, but only if the run has already seen such a type.
     """

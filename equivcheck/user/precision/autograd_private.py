@@ -1,4 +1,4 @@
-"""The autograd engine, through private torch API; tried on torch 2.9 to 2.15."""
+"""Access to torch's autograd engine, through private API; tried on torch 2.9 to 2.15."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replace float32 by float64 wherever a model asks for float32.
+"""Replaces float32 by float64 wherever a model asks for float32.
 
 Norms, softmaxes and losses in many models compute in float32, whatever the model's type is. No tolerance smaller than float32's
 would hold for such models.
@@ -20,7 +20,7 @@ from equivcheck.user.usage import invalid
 
 
 def require_kept(task: Task) -> None:
-    """Check `keep_dtype`. Raises `UsageError` if it is not a bool or contradicts `dtype` or `precision`."""
+    """Check the argument `keep_dtype`. Raises `UsageError` if it is not a bool, or contradicts `dtype` or `precision`."""
     if not isinstance(task.keep_dtype, bool):
         raise invalid(f"keep_dtype {task.keep_dtype!r:.100}", "it is not a bool", "True or False")
     if task.keep_dtype and (task.dtype is not torch.float64 or task.precision is not None):
@@ -31,7 +31,7 @@ def require_kept(task: Task) -> None:
 
 @contextlib.contextmanager
 def widened_float32(task: Task, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
-    """Replace float32 by a wider type while the task trains, if it has `keep_dtype`. Optimizer states keep their types."""
+    """Inside the context, replace float32 by a wider type if the task has `keep_dtype`. Optimizer states keep their types."""
     if not task.keep_dtype or task.dtype is None:
         yield
         return
@@ -52,7 +52,7 @@ def widened_float32(task: Task, optimizers: Sequence[torch.optim.Optimizer]) -> 
 
 
 class WidenFloat32(TorchFunctionMode):
-    """Function mode: torch functions called with float32 or complex64 get the wider type instead."""
+    """Torch function mode: if a function is called with float32 or complex64 as its dtype, it gets the wider type."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class WidenFloat32(TorchFunctionMode):
         self._num_paused = 0
 
     def pause(self, by: int) -> None:
-        """Switch the mode off (1) or on again (-1). It stays off until all pauses have ended, because pauses may be nested."""
+        """Switch the mode off (`by` is 1) or on again (-1). Pauses may be nested; the mode is on again after all have ended."""
         self._num_paused += by
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:

@@ -29,7 +29,7 @@ Drift: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
 
 class RoundedModel(nn.Module):
-    """A model called once for each rank's part of the rows, so one device rounds as the ranks do."""
+    """Model for one device that rounds as ranks do: it calls a copy of the user's model with each rank's part of the rows."""
 
     def __init__(self, module: nn.Module, rounding: Rounding, casting: Collection[str], jitter: Jitter, drift: Drift) -> None:
         """`casting` names submodules that cast their inputs, such as `fully_shard` units.
@@ -68,7 +68,7 @@ class RoundedModel(nn.Module):
             return getattr(super().__getattr__("module"), name)
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
-        """Call each copy with its part and join the outputs."""
+        """Call each copy of the model with its part of the rows, and join their outputs."""
         self._load()
         count, rows = self.rounding.num_parts, num_rows((arguments, keywords))
         outputs = []
@@ -79,7 +79,7 @@ class RoundedModel(nn.Module):
         return self._latest[0]
 
     def loss_by_parts(self, loss: Loss, reduction: str) -> Loss:
-        """Return a loss computed for each part separately, as on ranks."""
+        """Return a loss function that computes the user's `loss` for each rank's part of the rows, and then their mean or sum."""
         count = self.rounding.num_parts
         share, factor = (1.0 / count, 1.0) if reduction == "mean" else (1.0, float(count))
 
@@ -175,7 +175,7 @@ def has_own_parameters(unit: nn.Module, units: Sequence[nn.Module]) -> bool:
 
 
 def sum_gradients_inside(inputs: Any) -> Any:
-    """Make backward add a module's gradients for an input before it adds gradients from other modules.
+    """Return the inputs, changed so that backward adds up a module's gradients for an input before those of other modules.
 
     FSDP2 adds in this order, because it passes a unit's inputs through an autograd function. In low precision the order matters
     if several units read one activation, such as an encoder's output.
@@ -200,7 +200,7 @@ class _Identity(torch.autograd.Function):
 
 
 def part(value: Any, number: int, count: int, rows: int | None = None) -> Any:
-    """Return one of `count` equal parts for every tensor with `rows` rows.
+    """Return part `number` of every tensor with `rows` rows, which are divided into `count` equal parts.
 
     If `rows` is None, every tensor with divisible rows is split. The parts are copies.
     """
@@ -213,12 +213,12 @@ def part(value: Any, number: int, count: int, rows: int | None = None) -> Any:
 
 
 def num_rows(value: Any) -> int | None:
-    """Number of rows in the first tensor; None if no tensor has rows."""
+    """Return the number of rows in the first tensor that has any; None if no tensor has rows."""
     return next((tensor.shape[0] for tensor in tensors_of(value) if tensor.dim()), None)
 
 
 def join_parts(values: Sequence[Any]) -> Any:
-    """Join the outputs for all parts into one structure.
+    """Join the outputs for all parts of the rows into one structure.
 
     Tensors are concatenated, scalars averaged; other values come from the first part.
     """
@@ -226,7 +226,7 @@ def join_parts(values: Sequence[Any]) -> Any:
 
 
 def combine_tensors(values: Sequence[Any], combine: Callable[..., torch.Tensor]) -> Any:
-    """Apply `combine` to the tensors at each position and return them in the common structure."""
+    """Apply `combine` to the tensors at the same position in all `values`. Returns their common structure with the results."""
     first = values[0]
     if isinstance(first, torch.Tensor):
         return combine(*values)
@@ -258,15 +258,15 @@ class _Joined(torch.autograd.Function):
 
 
 class Total(torch.autograd.Function):
-    """Mean or sum of the parts' losses in float64. Backward gives each part the gradient times a factor."""
+    """Autograd function: mean or sum of the parts' losses in float64. Backward gives each part the gradient times `factor`."""
 
     @staticmethod
     def forward(ctx: Any, share: float, factor: float, *losses: torch.Tensor) -> torch.Tensor:
-        """Return the sum times `share`."""
+        """Return the sum of the losses, multiplied by `share`."""
         ctx.factor, ctx.kinds = factor, [loss.dtype for loss in losses]
         return torch.stack([loss.double() for loss in losses]).sum() * share
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """Return the gradient times `factor` in the type of each loss."""
+        """Return the gradient for each loss, multiplied by `factor`, in the loss's type."""
         return None, None, *((gradients[0] * ctx.factor).to(kind) for kind in ctx.kinds)

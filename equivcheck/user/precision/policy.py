@@ -1,4 +1,4 @@
-"""The `precision` argument, the points at which one device rounds in the same way, and the precision seen on ranks.
+"""Checks the argument `precision`, finds the points at which one device must round, and observes how ranks round.
 
 FSDP2 has no public access to its policy. The private state used here was tried on torch 2.9 to 2.15.
 """
@@ -32,7 +32,7 @@ ALLOWED = (
 
 
 def require_precision(task: Task) -> None:
-    """Check `precision`. Raises `UsageError` if its type is wrong, or if autocast would ignore float64."""
+    """Check the argument `precision`. Raises `UsageError` if its type is wrong, or if autocast would ignore float64."""
     precision: Any = task.precision
     if not isinstance(precision, Precision | None):
         raise invalid(f"precision {precision!r:.100}", "its type is wrong", ALLOWED)
@@ -50,7 +50,7 @@ def require_precision(task: Task) -> None:
 def rounding_of(task: Task, *, in_parts: bool = True) -> Rounding:
     """Return the points at which ranks round, and the number of parts into which they split the rows.
 
-    The number is 1 if not `in_parts`.
+    If not `in_parts`, this number is 1.
     """
     *outer, inner = [size for name, size in task.mesh if name in task.data_axes] or [1]
     if task.shard is not None or not in_parts:
@@ -68,7 +68,7 @@ def _reduced_in(policy: MixedPrecision) -> ElementType | None:
 
 
 def sums_in_parts(task: Task) -> bool:
-    """Whether ranks may round partial sums unknown to one device.
+    """Whether ranks may round partial sums that do not exist on one device.
 
     Reasons are a mesh axis without data parallelism, and the user's `shard`.
     """
@@ -76,18 +76,21 @@ def sums_in_parts(task: Task) -> bool:
 
 
 def computes_in_few_digits(rounding: Rounding) -> bool:
-    """Whether matrix products are in bfloat16 or float16. Such products accumulate in float32, in any memory layout."""
+    """Whether matrix products are computed from bfloat16 or float16.
+
+    Such products accumulate in float32, in any memory layout.
+    """
     return rounding.autocast is not None or rounding.compute in (ElementType.BFLOAT16, ElementType.FLOAT16)
 
 
 def torch_type(kind: ElementType | LowPrecision) -> torch.dtype:
-    """Return the torch dtype."""
+    """Return the torch dtype for an element type."""
     dtype: torch.dtype = getattr(torch, kind.value)
     return dtype
 
 
 def precision_text(task: Task) -> str:
-    """Describe the types in a task with a precision: ``float32, autocast to bfloat16``."""
+    """Describe a task's element types and rounding: ``float32, autocast to bfloat16``."""
     kept = "its own types" if task.dtype is None else str(task.dtype).removeprefix("torch.")
     policy = task.precision
     if isinstance(policy, MixedPrecision):
@@ -101,14 +104,14 @@ LOW = (torch.bfloat16, torch.float16)
 
 
 class PrecisionObserver:
-    """Records in which precision a module runs, until its context ends."""
+    """Records the low precision in which a module runs."""
 
     def __init__(self) -> None:
         self.precision: LowPrecision | MixedPrecision | None = None
 
     @contextlib.contextmanager
     def watching(self, module: nn.Module) -> Iterator[None]:
-        """Watch the module's outputs and the autocast state."""
+        """Inside the context, watch the module's outputs and the autocast state."""
         if getattr(module, "_compiled_call_impl", None) is not None:  # compiling includes its hooks
             yield
             return
@@ -131,7 +134,7 @@ class PrecisionObserver:
 
 
 def policy_of(module: nn.Module) -> MixedPrecision | None:
-    """Return the policy from the outermost FSDP unit that casts to another type than its parameters have."""
+    """Return the mixed-precision policy of the outermost FSDP unit that casts its parameters; None if no unit does."""
     return next(filter(None, map(_policy, module.modules())), None)
 
 

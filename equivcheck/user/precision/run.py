@@ -1,4 +1,4 @@
-"""The single-device run for ranks that round: it computes the same parts of the rows and rounds at the same points."""
+"""Single-device run for ranks that round: it computes the same parts of the rows, and rounds at the same points."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ _OTHER_DIVISIONS = (Division.BEFORE, Division.SCALED, Division.AROUND)
 class RoundedRun(SingleDeviceRun):
     """Single-device run that rounds as the ranks do. It trains a `RoundedModel`.
 
-    To measure noise, copies add gradients in another order; copies for confirmation also round differently at random points.
-    All runs start from equal bits if all products are in bfloat16 or float16, because equal operands then give equal products.
-    Only updated parameters are then perturbed, by one unit in the last place.
+    To measure noise, copies of the run add gradients in another order. Copies for confirmation also round differently at random
+    points. All copies start from equal bits if all products are in bfloat16 or float16, because equal operands then give equal
+    products. Only updated parameters are then perturbed, by one unit in the last place.
     """
 
     def __init__(self, task: Task, exact_run: SingleDeviceRun, casting: Collection[str], *, in_parts: bool = True) -> None:
@@ -70,7 +70,10 @@ class RoundedRun(SingleDeviceRun):
     def train(
         self, *, division: Division | None = None, jitter: Jitter | None = None, drift: Drift = torch.clone, **given: Any
     ) -> UserTrace:
-        """Train with the ranks' rounding. `division` chooses when gradients are divided, instead of the ranks' own choice."""
+        """Train on one device with the ranks' rounding. `division` says when gradients are divided; None means as on the ranks.
+
+        `jitter` perturbs rounding, and `drift` perturbs updates.
+        """
         rounding = self._rounding if division is None else replace(self._rounding, division=division)
 
         def spread(module: nn.Module) -> tuple[nn.Module, Task]:
@@ -80,11 +83,11 @@ class RoundedRun(SingleDeviceRun):
         return trace_of(self.task, **given, spread=spread)
 
     def reference(self) -> Reference:
-        """Return the reference with noise from a few copies."""
+        """Return the reference. Its noise is measured with a few perturbed copies of the run."""
         return self._from_copies(NUM_ROUNDED, Shuffled)
 
     def confirming_reference(self, parts: Trace | None) -> Reference:  # noqa: ARG002 - this run is in parts itself
-        """Return the reference with noise from many copies with perturbed rounding.
+        """Return the reference. Its noise is measured with many copies of the run whose rounding is perturbed.
 
         The noise also covers runs that divide gradients at another point of the step.
         """
@@ -93,11 +96,14 @@ class RoundedRun(SingleDeviceRun):
         return self._from_copies(NUM_ROUNDED_CONFIRMATIONS, self._perturbed_rounding, *others)
 
     def parts(self) -> Trace | None:
-        """None, because this run already uses the ranks' parts."""
+        """Return None, because this run already computes the ranks' parts of the rows."""
         return None
 
     def far_moment(self, reference: Reference, parts: Trace | None) -> Expected | None:  # noqa: ARG002 - of runs of its own
-        """Return the first compared point at which runs over parts and over full batches differ clearly without rounding."""
+        """Return the first compared point at which runs over parts and over full batches differ clearly, without rounding.
+
+        Returns None if there is none.
+        """
         exact, limit = self._exact_run.task, float(np.sqrt(self._exact_run.eps))
 
         def spread(module: nn.Module) -> tuple[nn.Module, Task]:
@@ -132,12 +138,12 @@ class RoundedRun(SingleDeviceRun):
 
 
 def casting_of(traces: Sequence[UserTrace]) -> set[str]:
-    """Names of modules that cast their inputs on any rank."""
+    """Return the names of modules that cast their inputs on any rank."""
     return {name for trace in traces for name in trace.casting}
 
 
 def exact_task(task: Task) -> Task:
-    """Return the task without precision, in float64 if it converts types at all."""
+    """Return the task without `precision`. If it converts element types, it converts them to float64."""
     return replace(task, precision=None, dtype=None if task.dtype is None else torch.float64)
 
 

@@ -1,1 +1,1 @@
-"""Traces of users' trainings: tensors by canonical name, optimizer settings, and summary numbers."""
+"""Records the traces of users' trainings: tensors by name, optimizer settings, and summary numbers."""

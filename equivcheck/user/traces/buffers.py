@@ -1,4 +1,4 @@
-"""Reads a model's buffers at every step, without a walk through all modules."""
+"""Reads a model's buffers at every step, without searching all modules each time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from equivcheck.worlds.trace.trace import Slot, Snapshot
 
 
 class StepBuffers:
-    """Reads the buffers of a model's modules in each step.
+    """Reads a model's buffers in each step.
 
     Buffers are read by attribute, because a module may replace its tensors.
     """
@@ -30,7 +30,7 @@ class StepBuffers:
         self._last: Snapshot | None = None
 
     def read(self) -> Snapshot | None:
-        """Current buffers; None if there are none."""
+        """Return the current values of the buffers; None if there are no buffers."""
         if not self._owners:
             return None
         found = [owner._buffers.get(key) for _, owner, key in self._owners]

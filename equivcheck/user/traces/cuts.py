@@ -1,4 +1,4 @@
-"""Positions of plain shards in full parameters, read from the user's `cuts`."""
+"""Finds the positions of plain shards in full parameters, from the user's `cuts`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Cuts = Mapping[str, Sequence[Cut]]
 
 
 def require_cuts(cuts: Any, axes: Sequence[str]) -> dict[str, tuple[Cut, ...]] | None:
-    """Check the user's `cuts`. Raises `UsageError` if an entry has another form or repeats an axis."""
+    """Check the argument `cuts`. Raises `UsageError` if an entry has a wrong form or repeats an axis."""
     if cuts is None:
         return None
     expected = f"a dict such as {{'0.weight': ((0, {axes[-1]!r}),)}}, with each axis from {', '.join(axes)} at most once per name"
@@ -60,7 +60,7 @@ def _is_int(value: Any) -> bool:
 
 
 class ShardBoxes:
-    """Boxes of full parameters that this rank holds according to `cuts`, one box for each component.
+    """Positions of this rank's shards in the full parameters, according to `cuts`: one box for each component.
 
     Shards are chunks as `torch.chunk` makes them, split along outer axes first.
     """
@@ -83,14 +83,17 @@ class ShardBoxes:
                 self._boxes[name] = dim, tuple(_in_full(*each, shape, dim) for each in zip(boxes, starts, strict=True))
 
     def boxes_of(self, name: str) -> tuple[int, tuple[Piece, ...]]:
-        """Return the dim along which a parameter's boxes are joined, and this rank's boxes. The parameter must have cuts."""
+        """Return this rank's boxes in the full parameter called `name`, and the dim along which its shard joins them.
+
+        The parameter must be in `cuts`.
+        """
         return self._boxes[name]
 
     def place(self, piece: Piece) -> tuple[Piece, ...]:
-        """Convert a piece of a local tensor into pieces at their positions in the full tensor.
+        """Return the positions of a local tensor's piece in the full tensor.
 
-        There is one piece for each component and leading index. Works for parameters and optimizer state. Raises `UsageError`
-        if the local shape does not fit.
+        There is one piece for each component and leading index. Works for parameters and optimizer state. Raises `UsageError` if
+        the local shape does not fit.
         """
         if piece.name.partition("/")[0] not in self._boxes:
             return (piece,)

@@ -1,4 +1,4 @@
-"""Summary numbers of a training, for a table of many layouts."""
+"""Summarizes a training in a few numbers, for a table of many layouts."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ _NOT_TRAINING = (Stage.SETUP, Stage.READING)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measures:
-    """Loss and gradient norm at the first step, and communication per step."""
+    """Loss and gradient norm at the first step, and communication in a step."""
 
     loss: float | None
-    """Mean loss over data ranks; None if no rank has a loss."""
+    """Mean loss over data ranks at the first step; None if no rank has a loss."""
     expected_loss: float | None
-    """Loss of the single-device run."""
+    """Loss at the first step of the single-device run."""
     gradient_norm: float
-    """Norm over all gradients. Each element is taken from the first rank that holds it, or is zero if none does."""
+    """Norm over all gradients at the first step. Each element comes from the first rank with it, or is zero if there is none."""
     expected_gradient_norm: float
-    """Norm over all gradients of the single-device run."""
+    """Norm over all gradients at the first step of the single-device run."""
     num_calls: int | None
-    """Communication calls by the busiest rank in its shortest step. None if the world does not record calls."""
+    """Collective calls by the busiest rank in its shortest step. None if the world does not record calls."""
     num_bytes: int | None
     """Bytes sent by the busiest rank in its shortest step. None if the world does not record calls."""
 
     @property
     def norm_ratio(self) -> float | None:
-        """Gradient norm on ranks divided by the norm on one device; None if that is zero."""
+        """Gradient norm on ranks, divided by the norm on one device; None if the latter is zero."""
         return self.gradient_norm / self.expected_gradient_norm if self.expected_gradient_norm else None
 
 
@@ -50,7 +50,7 @@ def measures_of(
     calls: Sequence[Sequence[Call]],
     loss_groups: Sequence[Sequence[int]],
 ) -> Measures:
-    """Compute the measures if all ranks finished. `gradients` are those at the first step on one device."""
+    """Compute the summary numbers, if all ranks finished. `gradients` are those on one device at the first step."""
     assembled = Assembler().assemble(gradients, [trace.steps[0].gradients for trace in traces])
     losses = snapshots_of([moments(trace)[0] for trace in traces], Phase.LOSS, loss_groups)[0]
     counted = [_calls_per_step(rank, len(expected.steps)) for rank in calls]
@@ -65,7 +65,7 @@ def measures_of(
 
 
 def first_gradients(moments: Iterable[Expected]) -> Expected | None:
-    """Gradients at the first step, for `measures_of`. None if the reference does not contain them."""
+    """Return the gradients at the first step, for `measures_of`. None if the reference does not contain them."""
     return next((moment for moment in moments if moment.phase is Phase.GRADIENT), None)
 
 

@@ -1,4 +1,4 @@
-"""Canonical names for parameters and buffers, independent of wrappers around or inside a model."""
+"""Finds names for parameters and buffers, independent of wrappers around or inside a model."""
 
 from __future__ import annotations
 
@@ -28,27 +28,30 @@ class TensorNames:
         self.shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
     def parameters(self, module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-        """Distinct parameters by name. A shared parameter has its first name, unless another parameter already has that name."""
+        """Return each distinct parameter in `module` with its name.
+
+        A shared parameter has its first name, unless this belongs to another one.
+        """
         return self._named(module, "named_parameters")
 
     def buffers(self, module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-        """Distinct buffers by name."""
+        """Return each distinct buffer in `module` with its name."""
         return self._named(module, "named_buffers")
 
     def buffer_owners(self, module: nn.Module) -> list[tuple[str, nn.Module, str]]:
-        """Each distinct buffer's name, with the module that owns it and the attribute."""
+        """Return each distinct buffer's name, with the module and the attribute in which it is."""
         owners = (owner for _, owner in self._owners(module, "", set()))
         places = {id(tensor): (owner, key) for owner in owners for key, tensor in _own(owner, "named_buffers")}
         return [(name, *places[id(tensor)]) for name, tensor in self.buffers(module)]
 
     def modules(self, module: nn.Module) -> list[tuple[str, nn.Module]]:
-        """Original modules, or their replacements, by name; wrappers are left out."""
+        """Return the original modules, or their replacements, by name. Wrappers are left out."""
         owners = list(self._owners(module, "", set()))
         there = {path for path, owner in owners if id(owner) in self._paths}
         return [(path, owner) for path, owner in owners if id(owner) in self._paths or path not in there]
 
     def all_modules(self, module: nn.Module) -> list[tuple[str, nn.Module]]:
-        """Distinct modules by name. A wrapper has its parent's name."""
+        """Return all distinct modules by name. A wrapper has its parent's name."""
         return list(self._owners(module, "", set()))
 
     def _named(self, module: nn.Module, what: str) -> list[tuple[str, torch.Tensor]]:

@@ -1,4 +1,4 @@
-"""The optimizers of a user's training, and the gradients with which they step."""
+"""Finds the optimizers of a user's training, and reads the gradients with which they step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from equivcheck.worlds.trace.trace import Snapshot
 
 
 def optimizers_in(value: Any) -> list[Optimizer]:
-    """Return all optimizers in a list, tuple, dict or object. A wrapping optimizer comes before the optimizers inside it."""
+    """Return all optimizers in a list, tuple, dict or object. If one wraps others, it comes before them."""
     found: dict[int, Optimizer] = {}
 
     def collect(value: Any, *, is_attribute: bool) -> None:
@@ -42,15 +42,15 @@ def optimizers_in(value: Any) -> list[Optimizer]:
 
 
 def has_hooks(optimizer: Optimizer) -> bool:
-    """Whether hooks can be registered.
+    """Whether hooks can be registered on an optimizer.
 
-    Hooks cannot be registered in `PostLocalSGDOptimizer`, which never calls `Optimizer.__init__`.
+    This fails for `PostLocalSGDOptimizer`, which never calls `Optimizer.__init__`.
     """
     return hasattr(optimizer, "_optimizer_step_pre_hooks")
 
 
 def hook_steps(optimizer: Any, hook: Callable[..., None]) -> None:
-    """Call a function before each step of any optimizer in `optimizer`, with the arguments of torch's step pre-hooks."""
+    """Register `hook` on each optimizer in `optimizer`, as a step pre-hook of torch."""
     for each in filter(has_hooks, optimizers_in(optimizer)):
         each.register_step_pre_hook(hook)
 
@@ -72,7 +72,7 @@ class GradientReader:
         self._by_closure: set[int] = set()
 
     def begin(self, step: int) -> None:
-        """Discard the gradients of earlier steps."""
+        """Begin step number `step`, and discard earlier gradients."""
         self._step, self._found, self._by_closure, self._unclipped = step, {}, set(), None
 
     def gradients(self) -> Snapshot:
@@ -88,12 +88,12 @@ class GradientReader:
         return join_snapshots([self._found[number] for number in sorted(self._found)])
 
     def keep_unclipped(self) -> None:
-        """Keep the current gradients, which are about to be clipped."""
+        """Keep a copy of the current gradients, because they are about to be clipped."""
         self._unclipped = self._reader.gradients()
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
-        """Read gradients when the user's optimizers step, and when other optimizers step on model parameters in hooks."""
+        """Inside the context, read gradients when the user's optimizers step, or other optimizers step on parameters in hooks."""
         with ExitStack() as handles:
             for number, each in enumerate(self.optimizers):
                 if has_hooks(each):

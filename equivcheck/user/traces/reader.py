@@ -29,7 +29,10 @@ Place = Callable[[Piece], tuple[Piece, ...]]
 
 
 def own_slots(slots: Sequence[Slot], tensors: Sequence[torch.Tensor | None], place: Place) -> list[Slot]:
-    """Return a slot for each tensor: the parameter's slot, or a new one if the tensor is a DTensor with other placements."""
+    """Return a slot (tensor with its position) for each tensor.
+
+    This is the parameter's slot, unless the tensor has other placements.
+    """
     own = list(slots)
     for index, (slot, tensor) in enumerate(zip(slots, tensors, strict=True)):
         parameter = slot.parameter
@@ -45,7 +48,7 @@ def own_slots(slots: Sequence[Slot], tensors: Sequence[torch.Tensor | None], pla
 
 
 def reduce_partials(state: State) -> State:
-    """Reduce partial DTensors in optimizer state.
+    """Return optimizer state in which partial DTensors are reduced.
 
     Every rank of the mesh must call this, even if it holds no elements, because the reduction is a collective.
     """
@@ -60,7 +63,7 @@ def reduce_partials(state: State) -> State:
 
 @contextlib.contextmanager
 def in_place_of_parameters(module: nn.Module, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Replace a module's parameters by other tensors while entered, in the same order and shapes.
+    """Inside the context, a module's parameters are replaced by `tensors`, in the same order and shapes.
 
     DTensors are swapped as full parameters because their placements may differ. For plain parameters only the data is swapped.
     """
@@ -91,11 +94,10 @@ FullTensors = Callable[[nn.Module], Mapping[str, torch.Tensor]]
 
 
 class Reader:
-    """Reads parameters, gradients, optimizer state and buffers as pieces of full tensors.
+    """Reads a rank's parameters, gradients, optimizer state and buffers, with their positions in full tensors.
 
-    Plain tensors count as replicated. DTensors and FSDP1 parameters know their positions. For other shards the user passes
-    `cuts` or `full_tensors`. The function `full_tensors` gathers only parameters, so gradients and state take their place while
-    it runs.
+    Plain tensors count as replicated. DTensors and FSDP1 parameters know their positions. For other shards the user passes `cuts`
+    or `full_tensors`. The function `full_tensors` gathers only parameters, so gradients and state take their place while it runs.
     """
 
     def __init__(
@@ -111,21 +113,24 @@ class Reader:
         self.slots()
 
     def parameters(self) -> Snapshot:
-        """Current parameters."""
+        """Return the current parameters."""
         return self._read_each(lambda parameter: parameter)
 
     def gradients(self, parameters: Collection[int] | None = None) -> Snapshot:
-        """Current gradients; with `parameters`, only those of parameters with these ids. Others are recorded as missing."""
+        """Return the current gradients.
+
+        With `parameters`, only those of parameters with these ids; others are recorded as missing.
+        """
         if parameters is None:
             return self._read_each(lambda parameter: parameter.grad)
         return self._read_each(lambda parameter: parameter.grad if id(parameter) in parameters else None, is_in_step=True)
 
     def known_parameters(self) -> set[int]:
-        """Ids of the parameters as they are between steps. Within a step, FSDP2 replaces them by unsharded parameters."""
+        """Return the ids of the parameters between steps. Within a step, FSDP2 replaces them by unsharded parameters."""
         return {id(slot.parameter) for slot in self._slots}
 
     def state(self, optimizers: Sequence[torch.optim.Optimizer]) -> Snapshot:
-        """State of all optimizers. If an optimizer wraps another one, the inner state counts.
+        """Return all optimizers' state. If an optimizer wraps another one, the inner one's state counts.
 
         With `full_tensors`, entries in the shape of their parameter are gathered; other entries are read if their names are
         known.
@@ -156,11 +161,11 @@ class Reader:
         return _snapshot_of(rows)
 
     def buffers(self) -> Snapshot:
-        """Current buffers."""
+        """Return the current buffers."""
         return _snapshot_of([(name, as_real(buffer)) for name, buffer in self.names.buffers(self.module)], local_tensor_piece)
 
     def step_buffers(self) -> Snapshot | None:
-        """Current buffers among those that existed at the first call; None if there were none."""
+        """Return the current values of the buffers that existed at the first call; None if there were none."""
         if self._step_buffers is None:
             self._step_buffers = StepBuffers(self.names.buffer_owners(self.module) if has_buffers(self.module) else ())
         return self._step_buffers.read()
@@ -173,13 +178,16 @@ class Reader:
         return _snapshot_at(slots, tensors, self._pieces, self._place)
 
     def pieces_of_parameter(self, name: str, tensor: torch.Tensor) -> tuple[Piece, ...]:
-        """Positions of a parameter's local tensor in the full one. Raises `UsageError` if its shape contradicts `cuts`."""
+        """Return the positions of a parameter's local tensor in the full one.
+
+        Raises `UsageError` if its shape contradicts `cuts`.
+        """
         return pieces_of(name, tensor) if isinstance(tensor, DTensor) else self._place(piece_of(name, tensor))
 
     def slots(self) -> tuple[Slot, ...]:
-        """Return a slot for each parameter. If a parameter was replaced, its slot is new; if it is hidden, the old slot stays.
+        """Return a slot (parameter with its position) for each parameter. A replaced parameter gets a new slot.
 
-        `DistributedDataParallel` over tensor parallelism temporarily hides shards behind other tensors.
+        `DistributedDataParallel` over tensor parallelism temporarily hides shards behind other tensors. Then the old slots stay.
         """
         found = self._known | dict(self.names.parameters(self.module))
         if found.keys() != self._known.keys() or any(self._known[name] is not parameter for name, parameter in found.items()):
@@ -224,7 +232,7 @@ def _members(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def join_snapshots(snapshots: Sequence[Snapshot]) -> Snapshot:
-    """Combine snapshots of the same tensors: each tensor's values come from the last snapshot that has any."""
+    """Combine snapshots of the same tensors. Each tensor's values come from the last snapshot with values for it."""
     *others, last = snapshots
     if not others:
         return last

@@ -1,4 +1,4 @@
-"""Values that a user's step returns, and state outside the module."""
+"""Reads values returned by a user's step, and state outside the module."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ NOTHING = Snapshot(pieces=(), present=(), fits=(), dtypes=(), values=np.empty(0)
 
 
 def named_tensors(value: Any, name: str = "") -> dict[str, torch.Tensor]:
-    """Return all numbers and tensors in nested dicts, lists and state dicts, by dotted name. Other values are left out.
+    """Return all numbers and tensors in nested dicts, lists and state dicts, by dotted name after `name`.
 
-    Names of wrappers are dropped, because on ranks a model may have more wrappers than on one device.
+    Other values are left out. Names of wrappers are dropped, because on ranks a model may have more wrappers than on one device.
     """
     if isinstance(value, torch.Tensor):
         return {name: value.detach()}
@@ -53,7 +53,7 @@ def reported_snapshot(values: Mapping[str, torch.Tensor]) -> Snapshot:
 
 
 def with_reports_at_all_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """Give every step a snapshot of reported values, empty if none were reported.
+    """Return the steps with a snapshot of reported values in each; it is empty if a step reported none.
 
     All runs then have the same number of compared points.
     """

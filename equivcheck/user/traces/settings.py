@@ -1,4 +1,4 @@
-"""Optimizer settings at the end of a training, compared because no later step reads them."""
+"""Records optimizer settings at the end of a training. They are compared because no later step reads them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from equivcheck.worlds.trace.trace import Snapshot, Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingState:
-    """Parameters, optimizer state, buffers and settings of a training between two steps."""
+    """A training's state between two steps."""
 
     parameters: Snapshot
     """Parameters."""
@@ -24,27 +24,27 @@ class TrainingState:
     buffers: Snapshot
     """Buffers."""
     settings: Settings
-    """Optimizer settings."""
+    """All optimizers' settings, such as learning rates."""
     progress: Mapping[str, float]
-    """Numbers in the scheduler's state; empty without a scheduler."""
+    """Numbers in the scheduler's state; empty if there is no scheduler."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserTrace(Trace):
-    """Trace of a user's training."""
+    """Trace of a user's training, on one device or on one rank."""
 
     settings: Settings
     """Optimizer settings after the last step."""
     low_precision: LowPrecision | MixedPrecision | None = None
-    """Lower precision seen on a rank; None if none was seen."""
+    """Low precision in which modules ran on a rank; None if they ran in none."""
     casting: tuple[str, ...] = ()
-    """Names of modules that cast their inputs, as FSDP2 units do."""
+    """Names of modules that cast their inputs, such as FSDP2 units."""
     checkpoint: TrainingState | None = None
-    """State that was saved, or that was there after loading; None without a checkpoint."""
+    """State when the checkpoint was saved, or after it was loaded; None if there is no checkpoint."""
 
 
 def numbers_in(state: Any, path: str = "") -> dict[str, float]:
-    """Numbers in a nested state dict, by path such as ``last_epoch``."""
+    """Return the numbers in a nested state dict, by path such as ``last_epoch``."""
     if isinstance(state, Mapping):
         rows = list(state.items())
     elif isinstance(state, (list, tuple)):
@@ -56,7 +56,10 @@ def numbers_in(state: Any, path: str = "") -> dict[str, float]:
 
 
 def other_settings(expected: UserTrace, traces: Sequence[UserTrace], limit: float) -> Divergence | None:
-    """Return the first setting that differs by more than the relative `limit`. Settings that only one side has are ignored."""
+    """Return the first optimizer setting by which ranks differ from one device by more than the relative `limit`.
+
+    Settings that only one side has are ignored.
+    """
     compared: set[tuple[int, int]] = set()
     for rank, trace in enumerate(traces):
         for name, numbers in trace.settings.items():

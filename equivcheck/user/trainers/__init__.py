@@ -1,1 +1,1 @@
-"""Trainers that own optimizer, backward and step, behind one small protocol."""
+"""Adapters for trainers that own optimizer, backward and step, behind one small protocol."""

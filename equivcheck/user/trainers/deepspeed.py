@@ -53,16 +53,16 @@ class DeepSpeed:
     pipeline: Mapping[str, Any] = field(default_factory=dict)
     """Arguments for `PipelineModule`, such as ``partition_method``."""
     restart: Mapping[str, Any] | None = None
-    """Configuration of a new engine that loads the first engine's checkpoint after one update.
+    """Configuration of a second engine, which loads the first engine's checkpoint after one update. None if there is only one
+    engine.
 
-    None if one engine trains all steps.
-
-    With ``{"checkpoint": {"load_universal": True}}`` in it, the checkpoint is converted to DeepSpeed's universal format."""
+    With ``{"checkpoint": {"load_universal": True}}`` in it, the checkpoint is converted to DeepSpeed's universal format.
+    """
     gradients_are: Literal["unclipped", "clipped"] = "unclipped"
     """``"unclipped"``, because ZeRO keeps unclipped gradients until its step."""
 
     def reference_step(self) -> Callable[..., Any]:
-        """Return the step for one device: the mean over microbatches, with clipping as configured."""
+        """Return the step for one device. It averages the loss over microbatches, and clips as configured."""
         for config in (self.config, self.restart or self.config):
             if "gradient_clipping" not in config:  # 0.18.3 does not clip then, 0.19.8 clips at 1.0
                 why = "its config has no gradient_clipping, whose default depends on DeepSpeed's version"
@@ -108,7 +108,7 @@ class DeepSpeed:
         make_optimizer: Callable[[list[Any]], Any],
         record: Record,
     ) -> None:
-        """Train with DeepSpeed's engine."""
+        """Train with DeepSpeed's engine on this rank. `record` gets each update's values."""
         deepspeed = import_deepspeed()
         number = number_of_microbatches(batches)
         self._require_accumulation(number)
@@ -164,7 +164,7 @@ class DeepSpeed:
         config.setdefault("zero_force_ds_cpu_optimizer", False)
         if any(getattr(parameter, "allreduce", True) is False for parameter in model.parameters()):
             why = "its model has DeepSpeed's MoE layers, whose experts have no single-device copy"
-            raise invalid("trainer DeepSpeed", why, "experts that run without DeepSpeed")
+            raise invalid("trainer DeepSpeed", why, "a model whose experts are plain PyTorch modules")
         optimizer = make_optimizer(list(model.parameters()))
         _require_optimizer(type(optimizer).__name__.removesuffix("WithAuxAdam"))
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
@@ -179,7 +179,7 @@ def _require_readable(config: Mapping[str, Any]) -> None:
     for name in ("offload_optimizer", "offload_param"):
         if (zero.get(name) or {}).get("device") == "nvme":
             why = f"its {name} to nvme needs DeepSpeed's compiled file access"
-            raise invalid("trainer DeepSpeed", why, 'the device "cpu", with the same numbers')
+            raise invalid("trainer DeepSpeed", why, 'the device "cpu", which gives the same numbers')
     _require_optimizer(config.get("optimizer", {}).get("type", ""))
 
 

@@ -60,7 +60,7 @@ def _wait_for_gathers() -> None:
 
 
 class RecordedEngine:
-    """An engine whose updates are recorded."""
+    """A DeepSpeed engine that records each update's values."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class RecordedEngine:
         engine._take_model_step = recorded_update
 
     def train(self, batches: Sequence[Sequence[Any]]) -> None:
-        """Train on a list of microbatches for each update."""
+        """Train on `batches`, which has a list of microbatches for each update."""
         for microbatches in batches:
             cast = [(map_tensors(inputs, self._cast), targets) for inputs, targets in microbatches]
             # A pipeline returns the mean over all ranks' rows.
@@ -110,7 +110,7 @@ class RecordedEngine:
 def restarted_engine(
     old: RecordedEngine, build: Callable[[Mapping[str, Any]], RecordedEngine], config: Mapping[str, Any]
 ) -> RecordedEngine:
-    """Save a checkpoint, build a new engine with this configuration, and load the checkpoint."""
+    """Save the engine's checkpoint, build a new engine with the configuration `config`, and load the checkpoint into it."""
     folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
     dist.broadcast_object_list(folder, src=0)
     old.engine.save_checkpoint(folder[0], tag="saved")

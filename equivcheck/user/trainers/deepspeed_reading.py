@@ -1,6 +1,6 @@
-"""Local gradients, parameters and optimizer state in DeepSpeed's engines.
+"""Reads local gradients, parameters and optimizer state in DeepSpeed's engines.
 
-The attributes that this module reads are private. Tried with DeepSpeed 0.18.2 to 0.19.8.
+The attributes read here are private. Tried with DeepSpeed 0.18.2 to 0.19.8.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Found = tuple[torch.Tensor, int | None] | None
 
 
 class EngineReader:
-    """Reads a rank's own tensors in an engine, and gathers nothing."""
+    """Reads a rank's own elements in a DeepSpeed engine. It does not gather tensors."""
 
     def __init__(self, engine: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """`shapes` has the full shapes by parameter name."""
@@ -33,16 +33,16 @@ class EngineReader:
         self._masters = {id(parameter): master for parameter, master in pairs} if not _is_zero(engine) else {}
 
     def gradients(self) -> list[LocalPart]:
-        """Gradients after all reductions, before clipping. They have the factor `loss_scale`."""
+        """Return the rank's gradients after all reductions, before clipping. They are multiplied by `loss_scale`."""
         return [*self._parts(self._gradient)]
 
     def parameters(self) -> list[LocalPart]:
-        """Parameters in float32, as the optimizer updates them."""
+        """Return the rank's parameters in float32, as the optimizer updates them."""
         return [*self._parts(self._parameter)]
 
     @property
     def loss_scale(self) -> float:
-        """Number by which the step divides gradients; 1 without a loss scale."""
+        """Number by which the step divides gradients. It is 1 if the loss is not scaled."""
         optimizer = self._engine.optimizer
         scaler = getattr(optimizer, "loss_scale_config", None) or getattr(optimizer, "loss_scaler", None) or optimizer
         return float(getattr(scaler, "cur_scale", 1.0))
@@ -85,7 +85,7 @@ class EngineReader:
         return None if is_master_elsewhere else (parameter.detach(), None)
 
     def state(self) -> Iterator[LocalPart]:
-        """Optimizer state. ZeRO keeps it for flat tensors that hold many parameters' fragments."""
+        """Yield the rank's optimizer state. ZeRO keeps it in flat tensors with fragments of many parameters."""
         for name, parameter in self._engine.module.named_parameters():
             found = self._fragment(parameter)
             if found is None:

@@ -1,4 +1,4 @@
-"""Train with transformers' `Trainer` or a subclass, such as TRL's. Batches are taken in order, and each update is recorded."""
+"""Trains with transformers' `Trainer` or a subclass, such as TRL's. Batches are taken in order, and each update is recorded."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from equivcheck.user.trainers.protocol import Record, number_of_microbatches
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HFLoop:
-    """A trainer's class and its arguments."""
+    """A trainer's class with its arguments. `train` builds and runs the trainer."""
 
     transformers: Any
-    """The package."""
+    """The package `transformers`."""
     trainer: Any
-    """Trainer class."""
+    """The trainer's class."""
     arguments: Any
-    """Class for the trainer's arguments."""
+    """The arguments' class, such as `TrainingArguments`."""
     given: Mapping[str, Any]
-    """Arguments that the user gave for the trainer."""
+    """Arguments from the user."""
     keywords: Mapping[str, Any] = field(default_factory=dict)
-    """Other keywords for the trainer."""
+    """Further keywords for the trainer's class."""
     methods: Mapping[str, Any] = field(default_factory=dict)
-    """Methods that replace methods of the trainer's class, by name."""
+    """Methods by name. They replace methods of the trainer's class."""
 
     def train(
         self, model: nn.Module, batches: Sequence[Sequence[Any]], make_optimizer: Callable[[list[Any]], Any], record: Record
     ) -> None:
-        """Train on this rank's batches."""
+        """Train on this rank's batches. `record` gets each update's values."""
         from accelerate.state import AcceleratorState  # type: ignore[import-not-found, unused-ignore]
 
         AcceleratorState._reset_state(reset_partial_state=True)  # accelerate 1.15 keeps the process's last strategy
@@ -63,23 +63,23 @@ OWN = {"use_cpu": True, "ddp_backend": "gloo", "save_strategy": "no", "report_to
 
 def _in_order(base: Any, batches: list[dict[str, Any]], methods: Mapping[str, Any]) -> Any:
     class InOrder(base):  # type: ignore[misc]
-        """Trains on this rank's batches, in order."""
+        """Trainer that takes this rank's batches in order."""
 
         norm: float | None = None
         losses: list[float] = []  # noqa: RUF012 - one trainer per process
 
         def get_train_dataloader(self) -> Any:
-            """Return the batches, which equivcheck has split over ranks."""
+            """Return this rank's batches, which equivcheck has split already."""
             return batches
 
         def training_step(self, *given: Any, **keywords: Any) -> torch.Tensor:
-            """Keep a microbatch's loss."""
+            """Run transformers' training step, and keep the microbatch's loss."""
             value: torch.Tensor = super().training_step(*given, **keywords)
             self.losses = [*self.losses, float(value)]
             return value
 
         def take_loss(self) -> float:
-            """Return the loss over all microbatches in this update."""
+            """Return the sum of the losses since the last call: the loss of one update."""
             total, self.losses = sum(self.losses), []
             return total
 
@@ -94,14 +94,14 @@ def _in_order(base: Any, batches: list[dict[str, Any]], methods: Mapping[str, An
 
 def _reader(transformers: Any, trainer: Any, model: nn.Module, record: Record) -> Any:
     class Reading(transformers.TrainerCallback):  # type: ignore[misc]
-        """Reads gradients before the optimizer's step, and parameters after it."""
+        """Callback that reads gradients before an update, and parameters after it."""
 
         def on_pre_optimizer_step(self, *_given: Any, **_keywords: Any) -> None:
-            """Read gradients, which are clipped already."""
+            """Read the gradients. They are clipped already."""
             record.before_update(gradient_parts([*model.named_parameters()]))
 
         def on_optimizer_step(self, *_given: Any, **_keywords: Any) -> None:
-            """Read parameters, before the trainer sets gradients to zero."""
+            """Read the parameters after the update, before the trainer sets gradients to zero."""
             record.after_update(trainer.take_loss(), local_parts(model.named_parameters()), norm=trainer.norm)
 
     return Reading()

@@ -37,16 +37,24 @@ class Lightning:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Arguments for `lightning.pytorch.Trainer`. The strategy is DDP unless they name another one."""
     module: Callable[[nn.Module, Callable[[Any, Any], torch.Tensor]], Any] | None = None
-    """Builds your LightningModule around the model and the loss. By default, its `training_step` only returns the loss."""
+    """Function that builds your LightningModule, called as ``module(model, loss)``. By default, its `training_step` only returns
+    the loss.
+    """
     parallelize: Callable[[nn.Module, Any], Any] | None = None
-    """Applied to the model and Lightning's device mesh in `configure_model`, as `ModelParallelStrategy` needs it."""
+    """Function called as ``parallelize(model, device_mesh)`` in `configure_model`, with Lightning's mesh. `ModelParallelStrategy`
+    needs it.
+    """
     gradients_are: Literal["unclipped", "clipped"] = "unclipped"
     """``"unclipped"``, because Lightning clips after its callbacks have seen the gradients."""
 
     def reference_step(self) -> Callable[..., Any]:
-        """Return the step for one device: the mean over microbatches, with clipping as configured."""
+        """Return the step for one device. It averages the loss over microbatches, and clips as configured."""
         if self.module is not None and self.parallelize is not None:
-            raise invalid("trainer Lightning", "it has a module and parallelize", "one of them: configure_model of your module")
+            raise invalid(
+                "trainer Lightning",
+                "it has a module and parallelize",
+                "only a module, which parallelizes itself in configure_model",
+            )
         strategy, precision = self.arguments.get("strategy"), self.arguments.get("precision") or "32"
         if "16" in str(precision) or "transformer-engine" in str(precision):
             why = f"its precision {precision!r} rounds at other places than one device"
@@ -79,7 +87,7 @@ class Lightning:
         make_optimizer: Callable[[list[Any]], Any],
         record: Record,
     ) -> None:
-        """Train with Lightning's trainer."""
+        """Train with Lightning's trainer on this rank. `record` gets each update's values."""
         lightning = import_framework("Lightning", "lightning.pytorch", "lightning", oldest="2.6")
         module = (self.module or _module_class(lightning, self.parallelize))(model, loss)
         optimizers: list[torch.optim.Optimizer] = []
@@ -113,7 +121,7 @@ class Lightning:
 
 def _module_class(lightning: Any, parallelize: Callable[[nn.Module, Any], Any] | None) -> Any:
     class Training(lightning.LightningModule):  # type: ignore[misc]
-        """Model and loss."""
+        """The LightningModule for the user's model and loss."""
 
         def __init__(self, model: nn.Module, loss: Callable[[Any, Any], torch.Tensor]) -> None:
             super().__init__()
@@ -135,18 +143,21 @@ def _module_class(lightning: Any, parallelize: Callable[[nn.Module, Any], Any] |
 
 def _reader_class(lightning: ModuleType) -> Any:
     class Reader(lightning.Callback):  # type: ignore[misc, name-defined]
-        """Reads gradients before clipping, and parameters after the update."""
+        """Callback that reads gradients before clipping, and parameters after an update."""
 
         def __init__(self, model: nn.Module, record: Record) -> None:
             self.model, self.record, self.loss, self.has_gradients = model, record, 0.0, False
 
         def on_before_optimizer_step(self, *_given: Any) -> None:
-            """Read gradients. Lightning calls this in the optimizer's closure, between backward and clipping."""
+            """Read the gradients. Lightning calls this in the optimizer's closure, between backward and clipping."""
             self.record.before_update(gradient_parts([*self.model.named_parameters()]))
             self.has_gradients = True
 
         def on_train_batch_end(self, _trainer: Any, _module: Any, outputs: Any, *_given: Any) -> None:
-            """Read loss and parameters. Lightning calls this for each microbatch, with the loss divided by their number."""
+            """Read the loss, and parameters after an update.
+
+            Lightning calls this for each microbatch, with its loss divided by their number.
+            """
             self.loss += float(outputs["loss"])
             if self.has_gradients:
                 self.record.after_update(self.loss, local_parts(self.model.named_parameters()))

@@ -1,4 +1,4 @@
-"""Local parts for parameters, gradients and optimizer state, if they are full tensors or DTensors."""
+"""Copies parameters, gradients and optimizer state for a record, if they are full tensors or DTensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def local_parts(named: Iterable[tuple[str, torch.Tensor | None]]) -> list[LocalPart]:
-    """Copy tensors. If a tensor is missing, such as a frozen parameter's gradient, the result has no part for it."""
+    """Copy named tensors for a record. If a tensor is None, such as a frozen parameter's gradient, it is left out."""
     return [
         LocalPart(name=name, shape=tuple(tensor.shape), tensor=tensor.detach().clone())
         for name, tensor in named
@@ -23,12 +23,12 @@ def local_parts(named: Iterable[tuple[str, torch.Tensor | None]]) -> list[LocalP
 
 
 def gradient_parts(named: Sequence[tuple[str, nn.Parameter]]) -> list[LocalPart]:
-    """Copy gradients."""
+    """Copy the gradients of named parameters for a record. Parameters without a gradient are left out."""
     return local_parts((name, parameter.grad) for name, parameter in named)
 
 
 def state_parts(optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, nn.Parameter]]) -> list[LocalPart]:
-    """Copy a torch optimizer's state for these parameters."""
+    """Copy an optimizer's state for these named parameters, for a record."""
     state: Any = optimizer.state
     return local_parts(
         (f"{name}/{key}", torch.as_tensor(value)) for name, parameter in named for key, value in state.get(parameter, {}).items()

@@ -46,18 +46,18 @@ class MegatronCore:
     """
 
     build: Callable[..., nn.Module]
-    """Builds Megatron's module for a rank: ``build(config, pre_process=..., post_process=...)``."""
+    """Function that builds Megatron's module on a rank, called as ``build(config, pre_process=..., post_process=...)``."""
     transformer: Mapping[str, Any] = field(default_factory=dict)
-    """`TransformerConfig` fields."""
+    """Fields in Megatron's `TransformerConfig`."""
     ddp: Mapping[str, Any] = field(default_factory=dict)
-    """`DistributedDataParallelConfig` fields."""
+    """Fields in Megatron's `DistributedDataParallelConfig`."""
     optimizer: Mapping[str, Any] = field(default_factory=dict)
-    """`OptimizerConfig` fields, such as ``clip_grad``. The optimizer itself comes from `check_training`."""
+    """Fields in Megatron's `OptimizerConfig`, such as ``clip_grad``. The optimizer itself comes from `check_training`."""
     gradients_are: Literal["unclipped", "clipped"] = "unclipped"
     """``"unclipped"``, because Megatron clips in its optimizer's step."""
 
     def reference_step(self) -> Callable[..., Any]:
-        """Return the step for one device: the mean over microbatches, with clipping as configured."""
+        """Return the step for one device. It averages the loss over microbatches, and clips as configured."""
         low = [name for given in (self.transformer, self.optimizer) for name in ("bf16", "fp16", "fp8") if given.get(name)]
         if low:
             raise invalid("trainer MegatronCore", f"its {low[0]} needs a GPU", "float32")
@@ -86,7 +86,7 @@ class MegatronCore:
         make_optimizer: Callable[[list[Any]], Any],
         record: Record,
     ) -> None:
-        """Train with Megatron's schedule, wrapper and optimizer."""
+        """Train on this rank with Megatron's schedule, wrapper and optimizer. `record` gets each update's values."""
         megatron = import_megatron()
         with megatron_on_cpu(megatron):
             config = self._initialize(megatron, mesh)

@@ -1,4 +1,4 @@
-"""Positions of megatron-core's tensor-parallel shards, pipeline stages, experts and optimizer shards in full tensors."""
+"""Finds the positions of megatron-core's shards in full tensors: tensor parallelism, pipelines, experts, optimizer shards."""
 
 from __future__ import annotations
 
@@ -18,19 +18,25 @@ from equivcheck.user.usage import invalid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """A parameter on a rank. Its local rows are bands in the full tensor."""
+    """A rank's shard of a Megatron parameter, and its position.
+
+    The shard consists of bands: consecutive rows of the full tensor.
+    """
 
     name: str
-    """Name in the single-device model, with global layer and expert numbers."""
+    """The parameter's name in the single-device model, with layer and expert numbers in the full model."""
     parameter: nn.Parameter
-    """Local shard."""
+    """The shard."""
     shape: tuple[int, ...]
-    """Full shape."""
+    """The parameter's full shape."""
     bands: tuple[tuple[int, int], ...]
-    """First full row for each band, in local order, and first full column. Bands have equally many rows."""
+    """For each band, its first row and first column in the full tensor. All bands have equally many rows."""
 
     def parts(self, tensor: torch.Tensor, start: int = 0, suffix: str = "") -> Iterator[LocalPart]:
-        """Return boxes for a run that begins at `start` in the local shard's flattened elements."""
+        """Yield the positions of some consecutive elements as boxes in the full tensor.
+
+        They begin at element `start` of the flattened shard. `tensor` has their values. `suffix` is added to the name.
+        """
         num_rows, num_columns = _rows_and_columns(self.parameter)
         rows_of_band = num_rows // len(self.bands)
         flat, stop = tensor.detach().reshape(-1), start + tensor.numel()
@@ -49,7 +55,7 @@ class Placed:
             )
 
     def load(self, full: torch.Tensor) -> None:
-        """Copy this rank's elements from the full tensor."""
+        """Copy this rank's elements from the full tensor into the shard."""
         num_rows, num_columns = _rows_and_columns(self.parameter)
         size = num_rows // len(self.bands)
         for number, (row, column) in enumerate(self.bands):
@@ -73,7 +79,7 @@ def _row_aligned(start: int, stop: int, num_columns: int, rows_of_band: int) -> 
 
 
 def placed_parameters(megatron: SimpleNamespace, module: nn.Module) -> list[Placed]:
-    """Return all parameters in a rank's module, with their positions in full tensors."""
+    """Return all parameters in a rank's Megatron module, with their positions in full tensors."""
     return [_placed(megatron, module, name, parameter) for name, parameter in module.named_parameters()]
 
 
@@ -83,7 +89,7 @@ def _placed(megatron: SimpleNamespace, module: nn.Module, name: str, parameter: 
     dim = getattr(parameter, "partition_dim", -1) if getattr(parameter, "tensor_model_parallel", False) else -1
     shape, bands = list(parameter.shape), [(0, 0)]
     if parameter.ndim not in {1, 2}:
-        raise invalid("trainer MegatronCore", f"its parameter {name} has {parameter.ndim} dims", "vectors and matrices")
+        raise invalid("trainer MegatronCore", f"its parameter {name} has {parameter.ndim} dims", "parameters with 1 or 2 dims")
     if dim >= 0:
         of_group = "expert_tensor_parallel" if is_expert else "tensor_model_parallel"
         size, rank = getattr(state, f"get_{of_group}_world_size")(), getattr(state, f"get_{of_group}_rank")()
@@ -109,9 +115,9 @@ def _global_name(state: Any, module: nn.Module, name: str) -> str:
 
 
 def state_parts_of(optimizer: Any, placed: list[Placed]) -> Iterator[LocalPart]:
-    """Yield Megatron's optimizer state.
+    """Yield the parts of Megatron's optimizer state on this rank.
 
-    If the optimizer is distributed, each rank has state only for its own runs of elements.
+    If the optimizer is distributed, each rank has state only for its own consecutive elements.
     """
     by_parameter = {id(each.parameter): each for each in placed}
     for one in getattr(optimizer, "chained_optimizers", [optimizer]):
@@ -137,7 +143,10 @@ def _owners(one: Any) -> Iterator[tuple[Any, Any, int]]:
 
 
 def gradient_runs(optimizer: Any, placed: list[Placed]) -> Iterator[LocalPart]:
-    """Yield the gradients in `main_grad`. With DistributedOptimizer, only this rank's run of elements is reduced."""
+    """Yield the gradients in ``main_grad`` on this rank.
+
+    With DistributedOptimizer, only its own consecutive elements are reduced.
+    """
     by_parameter = {id(each.parameter): each for each in placed}
     for one in getattr(optimizer, "chained_optimizers", [optimizer]):
         if getattr(one, "optimizer", None) is None:

@@ -34,7 +34,7 @@ from equivcheck.user.trainers.protocol import import_framework
 
 
 def import_megatron() -> SimpleNamespace:
-    """Import the modules that the adapter uses, without compiled functions."""
+    """Import and return the Megatron modules that the adapter uses. Functions that Megatron compiles stay uncompiled."""
     given = {"oldest": "0.16", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     import_framework("MegatronCore", "megatron.core.jit", "megatron-core", **given).disable_jit_fuser()
     from importlib import import_module
@@ -87,7 +87,10 @@ class _NoStream:
 
 @contextlib.contextmanager
 def megatron_on_cpu(megatron: SimpleNamespace) -> Iterator[None]:
-    """Replace CUDA during a training, and remove the replacements and Megatron's groups at the end."""
+    """Inside the context, Megatron trains on the CPU.
+
+    At the end, CUDA's functions are restored and Megatron's groups are removed.
+    """
     stream = _NoStream()
     replaced: dict[str, Any] = {
         "current_device": lambda: torch.device("cpu"),

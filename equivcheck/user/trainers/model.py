@@ -1,4 +1,4 @@
-"""Model, batches and loss for a trainer."""
+"""`TrainerModel`: model, batches and loss for checking a trainer."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ class TrainerModel:
     """A small model that a trainer can train. A recipe for ``equivcheck trainer --model`` defines one."""
 
     model: Callable[[], nn.Module]
-    """Builds the model."""
+    """Function for building the model."""
     draw: Callable[[int, torch.Generator], Any]
-    """Called with a number of rows and a generator. Returns a microbatch: a pair of inputs and targets with as many rows."""
+    """Function for drawing a microbatch, called with a number of rows and a generator.
+
+    It returns a pair of inputs and targets with so many rows.
+    """
     loss: Callable[[Any, Any], torch.Tensor]
-    """Called with outputs and targets. Returns the mean over rows."""
+    """Called with outputs and targets, returns the mean loss over rows."""
     optimizer: Callable[[list[Any]], torch.optim.Optimizer] = partial(torch.optim.AdamW, lr=0.01)
-    """Called with parameters."""
+    """Called with a list of parameters, returns an optimizer."""

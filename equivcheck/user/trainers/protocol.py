@@ -25,28 +25,32 @@ class LocalPart:
     """Elements of a tensor that a rank holds, and their position in the full tensor. No rank gathers the full tensor."""
 
     name: str
-    """Name of the parameter in the model that equivcheck handed over; with ``/key`` for optimizer state."""
+    """Name of the parameter in equivcheck's model. For optimizer state, with ``/key`` after it."""
     shape: tuple[int, ...]
-    """Full shape."""
+    """Shape of the full tensor."""
     tensor: torch.Tensor
-    """Local elements: the full tensor, a box, or a run of its flattened elements. A DTensor has its own placements."""
+    """The rank's elements: the full tensor, a box in it, or consecutive elements of the flattened tensor. A DTensor has its own
+    placements.
+    """
     start: tuple[int, ...] = ()
-    """First index of a box along each dim. Empty for the full tensor or a run."""
+    """For a box: its first index along each dim. Otherwise empty."""
     offset: int | None = None
-    """First element of a run in the flattened full tensor. None for a box."""
+    """For consecutive elements: the first element's index in the flattened tensor. Otherwise None."""
 
     def __post_init__(self) -> None:
         if self.start and self.offset is not None:
-            raise invalid(f"part {self.name!r}", "it has a start and an offset", "one of them")
+            raise invalid(f"part {self.name!r}", "it has a start and an offset", "only one of them")
         if self.start and len(self.start) != len(self.shape):
-            raise invalid(f"part {self.name!r}", f"start {self.start} has another length than shape {self.shape}", "one per dim")
+            raise invalid(
+                f"part {self.name!r}", f"start {self.start} has another length than shape {self.shape}", "an index for each dim"
+            )
 
 
 def import_framework(trainer: str, module: str, packages: str, *, oldest: str = "", **environment: str) -> ModuleType:
-    """Import a trainer's framework on a rank, after setting the variables that describe this process, and `environment`.
+    """Import a trainer's framework on a rank.
 
-    Raises `UsageError` if the framework is not installed or older than the version `oldest`, or if ranks are simulated, because a
-    framework keeps state for the process.
+    Before that, set environment variables for this process, and those in `environment`. Raises `UsageError` if the framework is
+    not installed or older than the version `oldest`, or if ranks are simulated, because a framework keeps state for the process.
     """
     import torch.distributed as dist
 
@@ -70,10 +74,10 @@ def import_framework(trainer: str, module: str, packages: str, *, oldest: str = 
 
 
 def number_of_microbatches(batches: Sequence[Sequence[Any]]) -> int:
-    """Count microbatches per update. Raises `UsageError` if the count varies."""
+    """Return how many microbatches an update has. Raises `UsageError` if updates have different numbers."""
     numbers = {len(microbatches) for microbatches in batches}
     if len(numbers) != 1:
-        raise invalid("batches", "they have different numbers of microbatches", "equally many, as this trainer counts them")
+        raise invalid("batches", "their updates have different numbers of microbatches", "the same number in each")
     return numbers.pop()
 
 
@@ -81,13 +85,13 @@ class Record(Protocol):
     """Functions with which an adapter records the values of each update on this rank."""
 
     def before_update(self, parts: Sequence[LocalPart], *, scale: float = 1.0) -> None:
-        """Record gradients after all reductions, once for each update. The gradients are divided by `scale`, a loss scale."""
+        """Record the gradients after all reductions, once for each update. equivcheck divides them by `scale`, a loss scale."""
 
     def after_update(self, loss: float | None, parts: Sequence[LocalPart], *, norm: float | None = None) -> None:
-        """Record parameters, the loss over this rank's rows, and the gradient norm that the trainer reports."""
+        """Record the updated parameters, the loss over this rank's rows, and the gradient norm reported by the trainer."""
 
     def at_end(self, parts: Sequence[LocalPart]) -> None:
-        """Record optimizer state, called ``parameter/key``. Optional."""
+        """Record the optimizer state, with names such as ``parameter/key``. This call is optional."""
 
 
 class Trainer(Protocol):
@@ -100,7 +104,7 @@ class Trainer(Protocol):
 
     @property
     def gradients_are(self) -> Literal["unclipped", "clipped"]:
-        """Whether `Record.before_update` gets gradients before or after clipping."""
+        """Whether the gradients in `Record.before_update` are ``unclipped``, or ``clipped`` already."""
 
     def reference_step(self) -> Callable[..., Any]:
         """Return the step for one device, ``step(model, microbatches, optimizer, loss)``, with equal accumulation and clipping.

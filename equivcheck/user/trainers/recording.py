@@ -1,4 +1,4 @@
-"""The trace of a trainer on one rank."""
+"""Makes the trace of a trainer on one rank."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def trainer_trace(task: Task, part: Part) -> UserTrace:
     trainer = task.trainer
     assert trainer is not None, "asked for only with a trainer"
     if part.save is not None or part.load is not None:
-        raise invalid("resume together with trainer", "a trainer owns its checkpoints", "one of them")
+        raise invalid("resume together with trainer", "a trainer owns its checkpoints", "only one of them")
     task, mesh = task_and_mesh(task)
     batches = [microbatches(rank_batch(task, convert_batch(batch, task.dtype), mesh)) for batch in task.batches]
     record = _RankRecord(num_steps=len(batches))

@@ -1,4 +1,4 @@
-"""One trainer in several configurations: stages x microbatches per update x clipping limits, on a small model."""
+"""Checks one trainer in several configurations, on a small model: stages x microbatches per update x clipping limits."""
 
 from __future__ import annotations
 
@@ -30,25 +30,26 @@ class TrainerKind:
     """A framework's trainer, and a small model that it can train."""
 
     make: Callable[[Mapping[str, Any], float], Trainer]
-    """Builds the adapter from the user's configuration and a clipping limit, or 0.0 for none."""
+    """Function that builds the adapter from a configuration and a clipping limit. The limit is 0.0 for none."""
     model: TrainerModel
-    """Model, unless the user brings one."""
+    """The small model, unless the user brings one."""
     with_stage: Callable[[Mapping[str, Any], int], Mapping[str, Any]] | None = None
-    """Sets a sharding stage in a configuration. None for a trainer without stages."""
+    """Called with a configuration and a sharding stage, returns the configuration with this stage. None for trainers without
+    stages.
+    """
     stage_of: Callable[[Mapping[str, Any]], int | None] = lambda _config: None
-    """Returns the stage in a configuration; None if it has none."""
+    """Called with a configuration, returns its sharding stage, or None if it has none."""
     precision_of: Callable[[Mapping[str, Any]], MixedPrecision | None] = lambda _config: None
-    """Returns the low precision in a configuration."""
+    """Called with a configuration, returns its mixed-precision policy, or None if it has none."""
 
 
 def configurations(
     kind: TrainerKind, name: str, config: Mapping[str, Any], stages: Sequence[int]
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the configuration with each stage, by name.
+    """Return a copy of the configuration for each sharding stage, by name.
 
-    Without given stages, use the configuration's own stage, or all stages if it has none.
-
-    Raises `UsageError` if stages are given for a trainer without stages.
+    Without given `stages`, use the configuration's own stage, or all stages if it has none. Raises `UsageError` if stages are
+    given for a trainer without stages.
     """
     if kind.with_stage is None:
         if stages:
@@ -70,9 +71,9 @@ def check_configurations(  # noqa: PLR0913 - options
     listener: Listener,
     brought: TrainerModel | None = None,
 ) -> MatrixResult:
-    """Check each configuration with all pairs of microbatches per update and clipping limit.
+    """Check each configuration with each number of microbatches in an update and each clipping limit.
 
-    `brought` replaces the built-in model.
+    `brought` replaces the built-in model. `listener` is called with each row and the number of rows so far.
     """
     small, rows = brought or kind.model, list[LayoutRow]()
     for name, config in configs.items():
@@ -108,7 +109,7 @@ def _rounded(build: Callable[[], nn.Module], precision: MixedPrecision) -> nn.Mo
 
 
 def is_undecided(found: MatrixResult) -> bool:
-    """Whether some rows are INCONCLUSIVE and no row is wrong."""
+    """Whether at least one configuration is INCONCLUSIVE, and none is wrong."""
     outcomes = {row.verdict.outcome for row in found.unexpected if row.verdict is not None}
     return outcomes == {Outcome.INCONCLUSIVE}
 

@@ -45,14 +45,14 @@ class TorchTitan:
     """
 
     config: Callable[[], Any]
-    """Returns a `Trainer.Config`, with the same values at each call."""
+    """Function of your config registry that returns a `Trainer.Config`, with the same values at each call."""
     trainer: Any = None
     """Your subclass of torchtitan's `Trainer`, if you have one."""
     gradients_are: Literal["unclipped", "clipped"] = "clipped"
-    """The trainer clips before it calls the optimizer."""
+    """``"clipped"``, because the trainer clips before it calls the optimizer."""
 
     def model(self) -> nn.Module:
-        """Build the plain model, for ``check_training(model=trainer.model)``."""
+        """Build the model without parallelism, for ``check_training(model=trainer.model)``."""
         config = self._config_on_cpu()
         built = config.model_spec.model.build()
         built.init_weights(buffer_device=None)
@@ -67,7 +67,7 @@ class TorchTitan:
         return config
 
     def reference_step(self) -> Callable[..., Any]:
-        """Average over all labels in an update, and clip as configured."""
+        """Return the step for one device. It averages over all labels in an update, and clips as configured."""
         config = self.config()
         _require_torch(config.parallelism.spmd_backend, f"spmd_backend {config.parallelism.spmd_backend!r}", "partial_dtensor")
         limit = float(config.training.max_norm)
@@ -95,7 +95,7 @@ class TorchTitan:
         make_optimizer: Callable[[list[Any]], Any],
         record: Record,
     ) -> None:
-        """Train with torchtitan's trainer."""
+        """Train with torchtitan's trainer on this rank. `record` gets each update's values."""
         titan = import_framework("TorchTitan", "torchtitan.trainer", "torchtitan", oldest="0.3")
         with torchtitan_on_cpu(titan), tempfile.TemporaryDirectory() as folder:
             config = self._prepared(mesh, batches, folder)
@@ -114,7 +114,9 @@ class TorchTitan:
         sizes = dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
         unknown = [name for name in sizes if name not in DEGREES]
         if unknown or [*sizes] != [name for name in DEGREES if name in sizes]:
-            raise invalid("mesh", f"torchtitan has no axes {', '.join(sizes)} in this order", f"some of {', '.join(DEGREES)}")
+            raise invalid(
+                "mesh", f"torchtitan has no axes {', '.join(sizes)} in this order", f"some of {', '.join(DEGREES)}, in this order"
+            )
         if "pp" in sizes:
             _require_torch("pp", "pipeline", "no axis pp")
         for axis, degree in DEGREES.items():
@@ -159,10 +161,10 @@ def _load(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
 
 def _recorded(base: Any, record: Record) -> Any:
     class Recorded(base):  # type: ignore[misc]
-        """Records each update."""
+        """torchtitan's trainer, which records each update's values."""
 
         def use_optimizer(self, optimizer: Any) -> None:
-            """Take the place of the configured optimizer and schedule."""
+            """Replace the configured optimizer by `optimizer`, with a constant learning rate."""
             self.optimizers.optimizers = [optimizer]
             constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _step: 1.0)
             self.lr_schedulers.schedulers = [constant]
@@ -176,7 +178,7 @@ def _recorded(base: Any, record: Record) -> Any:
             self.metrics_processor.log = keep_figures
 
         def train_step(self, batches: Any) -> None:
-            """Keep the loss, the norm and parameters after an update."""
+            """Train one step, and record loss, gradient norm and parameters."""
             super().train_step(batches)
             loss, norm = self.logged
             record.after_update(loss, local_parts(_named(self)), norm=norm)

@@ -33,7 +33,7 @@ from torch.distributed.fsdp import FSDPModule
 
 
 def replace_attention(config: Any) -> None:
-    """Replace the attention in a model's configuration, on one device and on ranks."""
+    """Replace the attention in a model's configuration by one that runs on the CPU."""
     from torchtitan.models.common import attention  # type: ignore[import-not-found, unused-ignore]
 
     for kind in (attention.FlexAttention.Config, attention.VarlenAttention.Config):
@@ -45,7 +45,7 @@ def replace_attention(config: Any) -> None:
 
 
 def let_fsdp_add(modules: Iterable[nn.Module]) -> None:
-    """Let FSDP reduce gradients with a sum."""
+    """Let FSDP reduce these modules' gradients with a sum, because gloo has no sum with a factor."""
     for part in modules:
         for module in part.modules():
             if isinstance(module, FSDPModule):
@@ -69,7 +69,7 @@ def _cpu_module() -> SimpleNamespace:
 
 @contextlib.contextmanager
 def torchtitan_on_cpu(titan: Any) -> Iterator[None]:
-    """Replace CUDA during a training. `titan` is the module with `Trainer`."""
+    """Inside the context, torchtitan trains on the CPU. `titan` is its module that defines `Trainer`."""
     from torchtitan.distributed import utils  # type: ignore[import-not-found, unused-ignore]
 
     no_sleep = SimpleNamespace(perf_counter=time.perf_counter, sleep=lambda _seconds: None)

@@ -71,7 +71,7 @@ class HFTrainer:
         make_optimizer: Callable[[list[Any]], Any],
         record: Record,
     ) -> None:
-        """Train with transformers' trainer."""
+        """Train with transformers' trainer on this rank. `record` gets each update's values."""
         transformers = import_framework("HFTrainer", "transformers", "transformers accelerate", oldest="5.9")
         loop = HFLoop(
             transformers=transformers,

@@ -47,9 +47,9 @@ class TRL:
     """
 
     kind: Literal["SFT", "DPO", "Reward", "GRPO"]
-    """First word in the trainer's name."""
+    """The first word in the name of TRL's trainer."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments for TRL's configuration."""
+    """Arguments for the trainer's configuration class, such as `SFTConfig`."""
     trainer: Any = None
     """Your subclass of TRL's trainer, if you have one."""
     gradients_are: Literal["unclipped", "clipped"] = "clipped"
@@ -63,7 +63,7 @@ class TRL:
         if self.kind not in ROWS:
             raise invalid(f"trainer TRL with kind {self.kind!r}", "there is no adapter for it", f"one of {', '.join(ROWS)}")
         if self.arguments.get("bf16") or self.arguments.get("fp16"):
-            raise invalid("trainer TRL", "its bf16 or fp16 rounds at other places than one device", "neither")
+            raise invalid("trainer TRL", "its bf16 or fp16 rounds at other places than one device", "bf16=False and fp16=False")
         return self._step
 
     def _step(self, model: nn.Module, microbatches: Sequence[Any], optimizer: Any, loss: Any) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class TRL:
         make_optimizer: Callable[[list[Any]], Any],
         record: Record,
     ) -> None:
-        """Train with TRL's trainer."""
+        """Train with TRL's trainer on this rank. `record` gets each update's values."""
         trl = import_framework("TRL", "trl", "trl", oldest="1.16")
         loop = HFLoop(
             transformers=import_framework("TRL", "transformers", "transformers"),

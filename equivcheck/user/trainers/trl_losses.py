@@ -17,7 +17,10 @@ Batch: TypeAlias = Mapping[str, torch.Tensor]
 
 
 def model_inputs(batch: Batch) -> dict[str, torch.Tensor]:
-    """Return keywords for the model: chosen before rejected answers, and prompts before completions."""
+    """Return the model's keywords from a batch, as TRL passes them.
+
+    Chosen answers come before rejected ones, and prompts before completions.
+    """
     if "completion_ids" in batch:
         parts = (("input_ids", "ids"), ("attention_mask", "mask"))
         return {name: torch.cat([batch[f"prompt_{key}"], batch[f"completion_{key}"]], 1) for name, key in parts}
@@ -28,12 +31,12 @@ def model_inputs(batch: Batch) -> dict[str, torch.Tensor]:
 
 
 def forward_inputs(batch: Batch) -> dict[str, torch.Tensor]:
-    """Return keywords for the model on one device."""
+    """Return the model's keywords for the single-device run."""
     return {key: value for key, value in model_inputs(batch).items() if key in {"input_ids", "attention_mask"}}
 
 
 def count_labels(batch: Batch) -> int:
-    """Count tokens that have a loss."""
+    """Return how many tokens in a batch have a loss."""
     if "completion_mask" in batch:
         return int(batch["completion_mask"].sum())
     return int((batch["labels"][:, 1:] != IGNORED).sum())
@@ -45,19 +48,19 @@ def _log_probabilities(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tens
 
 
 def sft_loss(output: Any, batch: Batch) -> torch.Tensor:
-    """Return the mean loss over labels."""
+    """Return SFT's loss: the mean over all labels."""
     labels = batch["labels"][:, 1:].flatten()
     return functional.cross_entropy(output.logits[:, :-1].flatten(0, 1), labels, ignore_index=IGNORED)
 
 
 def reward_loss(output: Any, _batch: Batch) -> torch.Tensor:
-    """Return the mean loss over pairs."""
+    """Return the reward trainer's loss: the mean over pairs of answers."""
     chosen, rejected = output.logits[:, 0].chunk(2)
     return -functional.logsigmoid(chosen - rejected).mean()
 
 
 def dpo_loss(output: Any, batch: Batch, beta: float = 0.1) -> torch.Tensor:
-    """Return the mean loss over pairs."""
+    """Return DPO's loss: the mean over pairs of answers. `beta` is DPO's temperature."""
     inputs = model_inputs(batch)
     scores = (_log_probabilities(output.logits, inputs["input_ids"]) * inputs["completion_mask"][:, 1:]).sum(1)
     chosen, rejected = scores.chunk(2)
@@ -66,7 +69,7 @@ def dpo_loss(output: Any, batch: Batch, beta: float = 0.1) -> torch.Tensor:
 
 
 def grpo_loss(output: Any, batch: Batch, *, mean_over: str = "tokens") -> torch.Tensor:
-    """Return the mean loss over tokens (dapo), or the mean over tokens in each row, averaged over rows (grpo).
+    """Return GRPO's loss. `mean_over` selects the mean over all tokens (dapo), or over each row's mean (grpo).
 
     Ratios are 1, because each batch is trained on once.
     """
