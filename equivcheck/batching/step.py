@@ -95,15 +95,15 @@ class Step:
         if self.microbatches not in ("any", "even"):
             raise invalid(f"microbatches {self.microbatches!r}", "it does not exist", "any or even")
         if self.window is not None and self.window < 1:
-            raise invalid(f"window {self.window}", "an update needs a microbatch", "at least 1, or None")
+            raise invalid(f"window {self.window}", "an update has at least one microbatch", "at least 1, or None")
         if (self.examples is None) != (self.collate is None):
             given, missing = ("examples", "collate") if self.collate is None else ("collate", "examples")
-            raise invalid(f"{given} without {missing}", "a batch must be taken apart and put together", "both, or none")
+            raise invalid(f"{given} without {missing}", "a batch must be taken apart and put together", "both, or neither")
         if self.examples is not None and self.packing is not None:
             raise invalid("packing together with examples", "the tokens of examples are unknown", "packing=None")
         if (self.mesh is None) != (self.parallelize is None):
             given, missing = ("mesh", "parallelize") if self.parallelize is None else ("parallelize", "mesh")
-            raise invalid(f"{given} without {missing}", "ranks need both", "both, or none for one device")
+            raise invalid(f"{given} without {missing}", "ranks need both", "both, or neither to check on one device only")
         sides = [side.value for side in Side]
         for side in self.padding_side:
             if side not in sides:

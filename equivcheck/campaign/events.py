@@ -46,7 +46,7 @@ class NodeWork:
 
     @property
     def rate(self) -> float:
-        """Checks per second."""
+        """Checks per second on this machine."""
         return self.num_checks / self.seconds if self.seconds else 0.0
 
 

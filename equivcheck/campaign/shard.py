@@ -40,5 +40,5 @@ def parse_shard(text: str) -> Shard:
     """Parse a text such as ``2/8``, part 2 of 8. Raises `UsageError` if it has another form."""
     written = _WRITTEN.fullmatch(text)
     if written is None:
-        raise UsageError(f"shard {text[:80]!r} is not valid: not a part. Expected I/N, such as 2/8")
+        raise UsageError(f"shard {text[:80]!r} is not valid: its form is wrong. Expected I/N for part I of N, such as 2/8")
     return Shard(number=int(written[1]), of=int(written[2]))

@@ -113,5 +113,5 @@ def module_in(stack: str) -> str:
 
 
 def without_module(error: str) -> str:
-    """An error's text without the note from `module_in_errors`."""
+    """Return an error's text without the note that `module_in_errors` added."""
     return _MODULE.sub("", error)

@@ -90,7 +90,7 @@ class NoCluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerMessage:
-    """Message from a node: a message from one worker."""
+    """Message from a node: a message from one of its workers."""
 
     place: tuple[int, int]
     """Worker number and process number."""

@@ -73,7 +73,7 @@ class Fate(PrintableEnum):
 
     @property
     def is_finding(self) -> bool:
-        """Whether the case still needs attention."""
+        """Whether the finding still needs attention."""
         return self in (Fate.STILL, Fate.NEW, Fate.DIFFERENTLY)
 
 

@@ -42,7 +42,7 @@ class PastRun:
 
     @property
     def rate(self) -> float:
-        """Checks per second."""
+        """Checks per second in this campaign."""
         return self.checks / self.seconds if self.seconds else 0.0
 
     @property

@@ -110,7 +110,7 @@ def accept(history: History, fingerprint: str, reason: str, until: date) -> None
     Raises `UsageError` for a past day or an empty reason.
     """
     if until < _today():
-        raise UsageError(f"last day {until} is not valid: it is over. Expected {_today()} or later")
+        raise UsageError(f"last day {until} is not valid: it is in the past. Expected {_today()} or later")
     if not reason.strip():
         raise UsageError("the reason is empty. Expected a text that says why the finding must not fail a run")
     with history.open() as db:

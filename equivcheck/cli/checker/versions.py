@@ -80,7 +80,9 @@ def versions(  # noqa: PLR0913, PLR0917 - options
     from equivcheck.scenario.file_format.codec import encode
 
     if write_shows and not _is_checkout():
-        raise UsageError(f"--write-shows is not valid: {table_path()} is installed. Expected a checkout of equivcheck")
+        raise UsageError(
+            f"--write-shows is not valid: {table_path()} is in an installed package. Expected a source checkout of equivcheck"
+        )
     ids = tuple(issue.id for issue in issues)
     matrix = Matrix(code=code_digest(), seed=seed, scenarios=draw_scenarios(count, seed), issues=ids, versions={})
     matrix = matrix if again else load_or_new(output, matrix)

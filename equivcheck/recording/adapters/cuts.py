@@ -32,7 +32,7 @@ class DeclaredMesh:
 
     @property
     def mesh_dim_names(self) -> tuple[str, ...]:
-        """Axis names."""
+        """Names of the mesh's axes, outermost first."""
         return tuple(name for name, _ in self.axes)
 
     def size(self, axis: int) -> int:

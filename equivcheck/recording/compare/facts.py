@@ -33,5 +33,5 @@ class Facts:
 
     @property
     def runs(self) -> tuple[RecordedRun, RecordedRun]:
-        """Both runs."""
+        """Run A and run B."""
         return self.first, self.second

@@ -71,9 +71,9 @@ class Microbatches:
         return True
 
     def close(self, module: nn.Module, inputs: Any, output: Any, *, is_wanted: bool) -> None:
-        """Record that a module call ends.
+        """Record that a module call ends. If `is_wanted`, its samples count as soon as a backward pass goes through its output.
 
-        If `is_wanted` and the call is an outermost one to a trainable module, wait for its backward pass.
+        Only outermost calls to trainable modules count.
         """
         call = self.call
         if call is None or call.module is not module:

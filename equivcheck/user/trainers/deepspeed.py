@@ -44,8 +44,9 @@ UNREAD_OPTIMIZERS = {
 class DeepSpeed:
     """Adapter for `deepspeed.initialize`. Takes a configuration, as in ``ds.json``.
 
-    Accumulation follows from the batches, and the optimizer from `check_training`. All other fields stay as they are. If the mesh
-    has an axis ``pp``, the model is a `torch.nn.Sequential`, whose layers DeepSpeed's `PipelineModule` splits into stages.
+    The number of microbatches in an update comes from `batches`, and the optimizer from `check_training`. All other fields stay
+    as they are. If the mesh has an axis ``pp``, the model is a `torch.nn.Sequential`, whose layers DeepSpeed's `PipelineModule`
+    splits into stages.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict)

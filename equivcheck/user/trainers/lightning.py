@@ -31,7 +31,8 @@ NEED_GPU = ("deepspeed", "fsdp")
 class Lightning:
     """Adapter for `lightning.pytorch.Trainer`. Takes its arguments.
 
-    Accumulation follows from the batches, and the optimizer from `check_training`. All other arguments stay as they are.
+    The number of microbatches in an update comes from `batches`, and the optimizer from `check_training`. All other arguments
+    stay as they are.
     """
 
     arguments: Mapping[str, Any] = field(default_factory=dict)

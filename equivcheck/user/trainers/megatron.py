@@ -41,8 +41,8 @@ USUAL = {
 class MegatronCore:
     """Adapter for megatron-core's schedules, `DistributedDataParallel` and optimizers.
 
-    `check_training` gets the same model in plain PyTorch, with Megatron's parameter names and full shapes. Sizes for tensor
-    and pipeline parallelism come from the mesh axes ``tp`` and ``pp``, and accumulation follows from the batches.
+    `check_training` gets the same model in plain PyTorch, with Megatron's parameter names and full shapes. Sizes for tensor and
+    pipeline parallelism come from the mesh axes ``tp`` and ``pp``, and the number of microbatches in an update from `batches`.
     """
 
     build: Callable[..., nn.Module]

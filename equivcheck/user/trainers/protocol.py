@@ -107,9 +107,9 @@ class Trainer(Protocol):
         """Whether the gradients in `Record.before_update` are ``unclipped``, or ``clipped`` already."""
 
     def reference_step(self) -> Callable[..., Any]:
-        """Return the step for one device, ``step(model, microbatches, optimizer, loss)``, with equal accumulation and clipping.
+        """Return the step for one device, called as ``step(model, microbatches, optimizer, loss)``.
 
-        If ranks record a norm, the step returns ``{"loss": ..., "norm": ...}``.
+        It must accumulate and clip as the trainer does. If ranks record a norm, the step returns ``{"loss": ..., "norm": ...}``.
         """
 
     def train(  # noqa: PLR0913, PLR0917 - all that a trainer does not own
@@ -121,4 +121,8 @@ class Trainer(Protocol):
         make_optimizer: Callable[[list[Any]], Any],
         record: Record,
     ) -> None:
-        """Train on this rank. `batches` has a list of microbatches for each update, with this rank's rows."""
+        """Train on this rank, and pass each update's values to `record`.
+
+        `batches` has a list of microbatches for each update, with this rank's rows. `make_optimizer` builds the optimizer from
+        parameters.
+        """

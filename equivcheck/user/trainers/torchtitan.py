@@ -39,9 +39,9 @@ NEWER_TORCH = {"spmd_types": "fully_shard refuses its parameters", "pp": "schedu
 class TorchTitan:
     """Adapter for `torchtitan.trainer.Trainer`. Takes a function of your config registry.
 
-    Each microbatch is a pair of tokens and labels. Degrees come from the mesh axes ``pp``, ``dp_replicate``, ``dp`` and ``tp``,
-    accumulation and sizes from the batches, and the optimizer from `check_training`. Parameters are in float32. All other fields
-    stay as they are.
+    Each microbatch is a pair of tokens and labels. Degrees of parallelism come from the mesh axes ``pp``, ``dp_replicate``,
+    ``dp`` and ``tp``, sizes and the number of microbatches in an update from `batches`, and the optimizer from `check_training`.
+    Parameters are in float32. All other fields stay as they are.
     """
 
     config: Callable[[], Any]

@@ -27,7 +27,7 @@ class HFTrainer:
     """Adapter for `transformers.Trainer`. Takes arguments for `TrainingArguments`.
 
     Each microbatch is a pair ``(batch, None)``: keywords for the model, with ``labels`` among them. The model returns its loss.
-    Accumulation follows from the batches. All other arguments stay as they are.
+    The number of microbatches in an update comes from `batches`. All other arguments stay as they are.
     """
 
     arguments: Mapping[str, Any] = field(default_factory=dict)

@@ -43,7 +43,8 @@ class TRL:
     """Adapter for a TRL trainer. Takes its configuration's arguments.
 
     Each microbatch is a pair ``(batch, None)``. The `loss` for `check_training` gets the model's output and the batch: the module
-    `trl_losses` has one for each trainer. Accumulation follows from the batches. All other arguments stay as they are.
+    `trl_losses` has one for each trainer. The number of microbatches in an update comes from `batches`. All other arguments stay
+    as they are.
     """
 
     kind: Literal["SFT", "DPO", "Reward", "GRPO"]
