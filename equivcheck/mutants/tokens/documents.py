@@ -15,7 +15,7 @@ from equivcheck.mutants.tokens.needs import (
     change_batches,
     cross_entropy_of,
     has_loss,
-    ignores_labels,
+    ignores_single_labels,
     learns_positions,
     length_of,
 )
@@ -49,7 +49,7 @@ def _counts_other_labels(scenario: Scenario) -> bool:
     length = scenario.training.model.document_length
     if length is None or not packs_documents(scenario) or not is_plain(scenario) or scenario.training.model.predicts_two:
         return False
-    return ignores_labels(scenario) or length_of(scenario) % length != length - 1
+    return ignores_single_labels(scenario) or length_of(scenario) % length != length - 1
 
 
 def attention_modules(setup: Setup) -> Iterator[AttentionModule]:

@@ -10,7 +10,15 @@ import torch
 from equivcheck.mutants.mutant import ONE_RANK, fault
 from equivcheck.mutants.needs import DATA_PARALLEL, EVERYWHERE, all_of, has_data_ranks
 from equivcheck.mutants.rank import data_ranks
-from equivcheck.mutants.tokens.needs import change_batches, cross_entropy_of, has_loss, ignores_labels, is_divided, length_of
+from equivcheck.mutants.tokens.needs import (
+    change_batches,
+    cross_entropy_of,
+    has_loss,
+    ignores_labels,
+    ignores_single_labels,
+    is_divided,
+    length_of,
+)
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import CrossEntropy, Normaliser, Scenario
 from equivcheck.training.labels import change_weights, count_labels, label_weights, labels_of, weights_of, with_weights
@@ -22,9 +30,15 @@ has_row_weights = has_loss(lambda loss: loss.row_weights)
 
 
 def _averages_sequences(scenario: Scenario) -> bool:
-    """Whether the loss is a mean over sequences with different numbers of counted labels."""
+    """Whether the loss is a mean over sequences of several labels, and some labels are ignored."""
     averages = has_loss(lambda loss: loss.per is Normaliser.SEQUENCE and not loss.summed)(scenario)
     return averages and ignores_labels(scenario) and length_of(scenario) > 1
+
+
+def _counts_differ_by_row(scenario: Scenario) -> bool:
+    """Whether rows may have different numbers of counted labels, or different sums of class weights."""
+    weighs_classes = has_loss(lambda loss: loss.class_weights)(scenario)
+    return scenario.training.data.batch > 1 and (weighs_classes or ignores_single_labels(scenario))
 
 
 def weigh_again(setup: Setup, weights: Callable[[CrossEntropy, int, torch.Tensor], torch.Tensor], *, count: bool = False) -> None:
@@ -47,7 +61,12 @@ def weigh_again(setup: Setup, weights: Callable[[CrossEntropy, int, torch.Tensor
     change_batches(setup, lambda batches: change(list(batches)))
 
 
-@fault(layouts=EVERYWHERE, applies=_averages_sequences, causes=(Cause.LABEL_WEIGHTS,), minimum=ONE_RANK)
+@fault(
+    layouts=EVERYWHERE,
+    applies=all_of(_averages_sequences, _counts_differ_by_row),
+    causes=(Cause.LABEL_WEIGHTS,),
+    minimum=ONE_RANK,
+)
 def tokens_averaged_instead_of_sequences(setup: Setup) -> None:
     """Bug: the loss is the mean over all counted labels, not over sequences."""
     weigh_again(setup, _per_token, count=True)

@@ -59,6 +59,11 @@ def ignores_labels(scenario: Scenario) -> bool:
     return has_loss(lambda loss: loss.ignored is not loss.ignored.NONE)(scenario)
 
 
+def ignores_single_labels(scenario: Scenario) -> bool:
+    """Whether single labels may be ignored, so that rows and documents have different numbers of counted labels."""
+    return has_loss(lambda loss: loss.ignored is loss.ignored.SOME)(scenario)
+
+
 def attentions(scenario: Scenario) -> tuple[Attention, ...]:
     """Return the attention layers. Returns an empty tuple if anything is compiled or traced."""
     layers = scenario.training.model.layers if is_eager(scenario) else ()
