@@ -112,7 +112,7 @@ def _of_ratios(
     for words, outputs in wrong.items():
         label = f"{'outputs' if len(outputs) > 1 else 'output'} {', '.join(outputs)}: " if len(names) > 1 else ""
         clauses.append(f"{label}{words}")
-    return f"{'; '.join(clauses)} (explains {_in([runs.whole, *shown])})"
+    return f"{'; '.join(clauses)} (explains {_in(shown)})"
 
 
 def _values_in_splits(ratios: Sequence[dict[int, float]], shown: Sequence[Presentation]) -> Iterator[float]:

@@ -47,7 +47,7 @@ def cause_of(runs: Runs, given: Format, window: int | None, shown: Sequence[Pres
     found = _normaliser(runs, every, window)
     if found is not None:
         words = f"{found.words(is_sum=runs.is_additive)}{_or_other(found, runs, given, every, window)}"
-        return f"{words} (explains all {len(every)} presentations)"
+        return f"{words} (explains all {len(shown)} presentations)"
     clauses = []
     twice = next((each for each in wrong if each.kind is Kind.TWICE and not each.ranks), None)
     if twice is not None and _grows_with_microbatches(runs, twice):
@@ -62,7 +62,8 @@ def cause_of(runs: Runs, given: Format, window: int | None, shown: Sequence[Pres
         found = _normaliser(runs, plain, window)
         if found is not None:
             words = f"{found.words(is_sum=runs.is_additive)}{_or_other(found, runs, given, plain, window)}"
-            clauses.append(f"{words} (explains all {len(plain)} presentations without more padding)")
+            # The whole batch is in `plain`, but not counted: the verdict counts presentations that it is compared with.
+            clauses.append(f"{words} (explains all {len(plain) - 1} presentations without more padding)")
         elif not any(clauses):  # padding that counts changes with the lengths of microbatches, so one cause is enough
             clauses.append(_of_split(runs, split[0], plain, window))
     if wrong and not any(clauses) and all(each.ranks for each in wrong):
