@@ -39,7 +39,7 @@ store_option = click.option(
     help="Folder for findings.",
 )
 workers_option = click.option("--workers", type=click.IntRange(min=1), help="Worker processes.  [default: one per core]")
-confirm_option = click.option("--confirm", is_flag=True, help="Check a finding again on processes (gloo).")
+confirm_option = click.option("--confirm", is_flag=True, help="If the check fails, repeat it on processes (gloo).")
 
 
 def seconds_option(text: str, default: float | None = None, *, names: tuple[str, ...] = ("--seconds",), **options: Any) -> Option:
@@ -50,7 +50,7 @@ def seconds_option(text: str, default: float | None = None, *, names: tuple[str,
 
 def deadline_option(default: float) -> Option:
     """Return the option ``--deadline`` with this default, in seconds."""
-    text = "Ranks count as hung after this many seconds without progress (idle, or no communication)."
+    text = "Ranks that do not communicate for this many seconds count as hung."
     return seconds_option(text, default, names=("--deadline",))
 
 

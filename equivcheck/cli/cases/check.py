@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 @click.argument("file", type=click.Path(path_type=str))
 @world_option("sim", "How ranks run; torchrun: each process that torchrun started is a rank.", may_stand=True)
 @deadline_option(60.0)
-@click.option("--comm", is_flag=True, help="Also show the communication, next to the expected one.")
+@click.option("--comm", is_flag=True, help="Also show the collectives of the ranks and the expected ones.")
 @click.option("--beyond", is_flag=True, help="Ignore known limits of torch: the run must be correct or fail on every rank.")
 @confirm_option
 @json_option
@@ -48,8 +48,8 @@ def check(  # noqa: PLR0913, PLR0917 - options
 ) -> ExitCode:
     """Check the scenario or tensor program in a JSON FILE.
 
-    FILE is - for standard input. With --html, the ranks run once more; the page shows their tensors, their calls, and losses and
-    errors by step.
+    FILE is - for standard input. With --html, the ranks run once more. The page shows their tensors and calls, and the losses and
+    errors of each step.
     """
 
     def check_and_print() -> ExitCode:

@@ -11,13 +11,17 @@ from equivcheck.cli.shell import ExitCode
 
 @click.command("dry-run")
 @click.argument("file", type=click.Path(path_type=str))
-@click.option("--ranks", type=click.IntRange(min=1), help="Grow the outermost data axis to this many ranks.")
+@click.option(
+    "--ranks",
+    type=click.IntRange(min=1),
+    help="Number of ranks. The outermost data axis grows to reach it.  [default: as in FILE]",
+)
 @json_option
 def dry_run(file: str, ranks: int | None, as_json: bool) -> ExitCode:
     """Check a layout at any number of ranks on this machine.
 
-    FILE has a scenario. Only its first and its last rank train, each without the others. Their shards are compared with computed
-    ones. Their calls are compared with the expected calls and with those of a few simulated ranks. Exit code 1 if they differ.
+    FILE contains a scenario. Only the first and the last rank train, and they communicate nothing. Their shards and calls are
+    compared with the expected ones, and their calls also with those of a few simulated ranks. Exit code 1 if they differ.
     """
     scenario = read_scenario(file)
     from equivcheck.checking.dry_run.grow import scenario_on_ranks

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     "--legal",
     type=click.Path(dir_okay=False, path_type=Path),
     callback=output_file,
-    help="Also construct scenarios for the other pairs, and write all legal pairs to this file (minutes).",
+    help="Also construct scenarios for the other pairs, and write all legal pairs to this file; takes minutes.",
 )
 @json_option
 def coverage(  # noqa: PLR0913, PLR0917 - options

@@ -35,7 +35,9 @@ mutants_option = click.option(
 @click.option(
     "--examples", type=click.IntRange(1, 500), default=200, show_default=True, help="Maximum scenarios for each mutant."
 )
-@seconds_option("Time limit for each mutant; shrinking takes up to 20 more.", 120.0, names=("--seconds-per-mutant", "seconds"))
+@seconds_option(
+    "Time limit for each mutant; shrinking takes up to 20 seconds more.", 120.0, names=("--seconds-per-mutant", "seconds")
+)
 @seed_option("Seed of the generated scenarios.", 0)
 @workers_option
 @json_option

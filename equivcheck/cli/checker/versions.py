@@ -50,7 +50,7 @@ def _check_issues(context: click.Context, parameter: click.Parameter, value: tup
     show_default=True,
     help="File for results. Its versions are not run again if code, scenarios and issues are the same.",
 )
-@click.option("--again", is_flag=True, help="Run versions again that are already in the file.")
+@click.option("--again", is_flag=True, help="Also run versions that are already in the file.")
 @click.option("--write-shows", is_flag=True, help="Update the table of known issues (only in a checkout).")
 @json_option
 @html_option

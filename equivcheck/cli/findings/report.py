@@ -33,7 +33,8 @@ _DEADLINE = 60.0
 @click.option(
     "--since",
     type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M"]),
-    help="With --format issue: cover all runs since this time (UTC), such as all shards of one night.",
+    metavar="DATE",
+    help="With --format issue: cover all runs since this date or time (UTC), for example 2026-01-31 or 2026-01-31T08:00.",
 )
 @click.option(
     "--format",
@@ -41,7 +42,7 @@ _DEADLINE = 60.0
     type=click.Choice(["html", "issue"]),
     default="html",
     show_default=True,
-    help="Page, or Markdown issue (title, empty line, text) about the findings that make the run fail.",
+    help="An HTML page, or a Markdown issue (title, empty line, text) about the findings that fail the run.",
 )
 @click.option(
     "-o",
@@ -59,7 +60,7 @@ def report(  # noqa: PLR0913, PLR0917 - options
 
     Without FINDING it is about a run of fuzz, read from the store's history. With FINDING (a folder, or the first digits of a
     fingerprint), its ranks run once more in a separate process, and the page shows their tensors and calls. Pages are single
-    files. A finding comes with a script; torchrun may run it once to choose its numbers.
+    files. A finding's page contains a script. To choose its numbers, torchrun may run the script once.
     """
     if since is not None and (run or form != "issue"):
         raise UsageError("--since is not valid with --run, and needs --format issue")

@@ -22,14 +22,15 @@ _USUAL_DAYS = 90
 
 
 @click.command()
-@click.option("--accept", metavar="FINDING", help="Do not let this finding fail runs until a date.")
+@click.option("--accept", metavar="FINDING", help="Accept this finding: it fails no run until the date --until.")
 @click.option("--reason", metavar="TEXT", help="Reason for --accept.")
 @click.option(
     "--until",
     type=click.DateTime(["%Y-%m-%d"]),
+    metavar="YYYY-MM-DD",
     help=f"Last day for --accept, in UTC.  [default: {_USUAL_DAYS} days from now]",
 )
-@click.option("--withdraw", metavar="FINDING", help="Let an accepted finding fail runs again.")
+@click.option("--withdraw", metavar="FINDING", help="No longer accept this finding.")
 @store_option
 @json_option
 def triage(  # noqa: PLR0913, PLR0917 - options

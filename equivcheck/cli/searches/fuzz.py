@@ -38,7 +38,7 @@ _USUAL_SECONDS = {Mode.EXPLORE: 60.0, Mode.PR: 300.0, Mode.NIGHTLY: 7200.0}
 
 @click.command()
 @seconds_option(
-    "Time budget, from the first check on.  [default: explore 60, pr 300, nightly 7200; plain needs it, or --checks]",
+    "Time limit, counted from the first check.  [default: explore 60, pr 300, nightly 7200; plain needs --seconds or --checks]",
 )
 @click.option(
     "--checks",
@@ -48,14 +48,14 @@ _USUAL_SECONDS = {Mode.EXPLORE: 60.0, Mode.PR: 300.0, Mode.NIGHTLY: 7200.0}
 )
 @seed_option()
 @choice_option("--mode", Mode.PLAIN, "Findings that lead to exit code 1 (see above).")
-@choice_option("--fail-on", FailOn.ALL, "Findings that count: all, or not those in DTensor programs.")
+@choice_option("--fail-on", FailOn.ALL, "Findings that count: all, or only those in trainings.")
 @shard_option("CI job I (from 1) of N. Jobs with the same --seed check different cases.")
 @layouts_option
 @click.option("--programs", "only_programs", is_flag=True, help="Check random DTensor programs instead of trainings.")
 @click.option("--with-programs", is_flag=True, help="Check trainings and random DTensor programs, as nightly does.")
 @world_option("sim")
 @click.option(
-    "--workers", type=click.IntRange(min=1), help="Worker processes (with --ray: of each node).  [default: one per core]"
+    "--workers", type=click.IntRange(min=1), help="Worker processes; with --ray, on each node.  [default: one per core]"
 )
 @click.option("--ray", metavar="auto|HOST:PORT", help="Check on all nodes of a Ray cluster; needs equivcheck[ray].")
 @click.option(
@@ -63,7 +63,7 @@ _USUAL_SECONDS = {Mode.EXPLORE: 60.0, Mode.PR: 300.0, Mode.NIGHTLY: 7200.0}
     type=click.IntRange(1, MAX_RANKS),
     default=MAX_RANKS,
     show_default=True,
-    help="Maximum ranks of a case.",
+    help="Maximum number of ranks.",
 )
 @deadline_option(30.0)
 @store_option
@@ -98,8 +98,10 @@ def fuzz(  # noqa: PLR0913, PLR0917 - options
     Which findings lead to exit code 1, by --mode:
       plain    every finding
       explore  none (for a first look)
-      pr       new findings; stored ones are checked again first
-      nightly  new findings, and fixed ones that fail again; stored ones likewise
+      pr       findings that are not in the store
+      nightly  as pr, and fixed findings that fail again
+
+    pr and nightly first check the stored findings again.
 
     Exit code 3 means in every mode that the checker itself failed, or missed a bug that it plants on purpose as its control.
 

@@ -65,9 +65,9 @@ def _pairs(sweep: Sweep, operations: tuple[str, ...], seed: int, world: str, is_
 @click.option(
     "--operation", "operations", multiple=True, callback=_known_names, metavar="NAME", help="Only this operation. Repeatable."
 )
-@click.option("--pairs", "as_pairs", is_flag=True, help="Run operations on results of other operations.")
+@click.option("--pairs", "as_pairs", is_flag=True, help="Run each operation on results of other operations.")
 @seed_option("Seed for order and arguments of --pairs.", 0)
-@shard_option("Run part I (from 1) of N; with --pairs, of second operations.")
+@shard_option("Run part I (from 1) of N. With --pairs, the second operations are divided.")
 @seconds_option("Stop after this time.  [default: run all]")
 @world_option("sim")
 @json_option
@@ -83,11 +83,11 @@ def sweep(  # noqa: PLR0913, PLR0917 - options
 ) -> ExitCode:
     """Run each DTensor operation with each placement.
 
-    Prints results that differ from a single device. Programs with new placements run first, so a short --seconds covers most. Use
-    --shard to run the others in other jobs. Ctrl-C ends early.
+    Prints results that differ from a single device. Programs with new placements run first, so a short --seconds covers most
+    placements. Use --shard to divide the programs among jobs. Ctrl-C ends early.
 
-    With --pairs, each operation takes results of other operations: first with new placements and dtypes, then with other strides
-    and shard sizes, then from other first operations. --operation then names second operations.
+    With --pairs, each program has two operations, and the second takes the result of the first. Programs with new placements and
+    dtypes run first, then those with other strides and shard sizes. --operation then names the second operation.
     """
     from equivcheck.programs.nouns.operations.registry import OPERATIONS
     from equivcheck.programs.sweep.order import order_in_passes

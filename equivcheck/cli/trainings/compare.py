@@ -40,8 +40,8 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
 ) -> ExitCode:
     """Compare two recorded runs of a training.
 
-    ONE and OTHER are folders from `equivcheck record`. The runs may have other layouts and numbers of ranks. The verdict calls
-    them A and B. Exit code 0 if they are equivalent, 1 if they diverge, 3 if that cannot be decided.
+    ONE and OTHER are folders from `equivcheck record`. The runs may have different layouts and numbers of ranks. The verdict
+    calls them A and B. Exit code 0 if they are equivalent, 1 if they diverge, 3 if that cannot be decided.
     """
     from equivcheck.oracle.verdict.verdict import Outcome
     from equivcheck.recording.adapters.names import load_names

@@ -21,7 +21,10 @@ from equivcheck.errors import UsageError
 @click.option("--steps", type=click.IntRange(min=1), help="Number of steps to record.  [default: all]")
 @click.option("--from-step", type=click.IntRange(min=0), default=0, show_default=True, help="First step to record.")
 @click.option(
-    "--moved", type=click.IntRange(0, 32), default=0, help="Move initial parameters by a rounding error, in one of 32 ways."
+    "--moved",
+    type=click.IntRange(0, 32),
+    default=0,
+    help="Change initial parameters by rounding errors; each number from 1 to 32 gives others, and 0 gives none.",
 )
 @click.option(
     "--outputs",
@@ -29,19 +32,20 @@ from equivcheck.errors import UsageError
     flag_value="*",
     default="",
     metavar="[PATTERNS]",
-    help="Also record module outputs: of all modules, or of those with these names, for example --outputs='layers.*,head'.",
+    help="Also record the outputs of all modules, or only of the named ones, for example --outputs='layers.*,head'.",
 )
 @click.option(
     "--cuts",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help='TOML file for plain shards: a table mesh such as {dp = 2, tp = 4}, and a table cuts such as {"up.*" = [[0, "tp"]]}.',
+    help="TOML file that says how plain tensors are sharded: a table mesh such as {dp = 2, tp = 4}, and a table cuts such as "
+    '{"up.*" = [[0, "tp"]]}.',
 )
 @click.option(
     "--names",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help='TOML file with names that another run has: "new.*.weight" = "old.*.weight".',
+    help='TOML file that maps names in this run to names in another run: "new.*.weight" = "old.*.weight".',
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
 def record(  # noqa: PLR0913, PLR0917 - options
@@ -56,7 +60,7 @@ def record(  # noqa: PLR0913, PLR0917 - options
 ) -> NoReturn:
     """Run a training script, and record its training.
 
-    COMMAND follows --, for example: equivcheck record -o A -- torchrun --nproc-per-node 2 train.py. The script needs no change.
+    COMMAND follows --, for example: equivcheck record -o A -- torchrun train.py. The script needs no change.
     Each rank writes a file to the folder. Compare two folders with `equivcheck compare`. The exit code is that of the command.
     """
     if any(folder.glob("rank*.ecr")):

@@ -43,7 +43,7 @@ def _numbers(kind: Callable[[str], Any], *, or_none: bool = False, least: float 
     default="",
     callback=_numbers(int, or_none=True),
     metavar="N,...",
-    help="Stages of a trainer that has them.  [default: as in the configuration, or 0,1,2,3]",
+    help="ZeRO stages, if the trainer has them.  [default: as in the configuration, or 0,1,2,3]",
 )
 @click.option(
     "--accumulate",
@@ -60,7 +60,7 @@ def _numbers(kind: Callable[[str], Any], *, or_none: bool = False, least: float 
     show_default=True,
     callback=_numbers(float),
     metavar="NORM,...",
-    help="Limits of the gradient norm; 0 does not clip.",
+    help="Maximum gradient norms; 0 disables clipping.",
 )
 @click.option("--ranks", type=click.IntRange(min=1), default=2, show_default=True, help="Data-parallel ranks.")
 @world_option("gloo", "How ranks run.")
@@ -79,8 +79,8 @@ def trainer(  # noqa: PLR0913, PLR0917 - options
     """Check the trainer NAME (deepspeed or transformers) with your configuration.
 
     It trains a small model with all combinations of --stage, --accumulate and --clip, and keeps every other field of the
-    configuration. RECIPE is a Python file that defines an equivcheck.TrainerModel. Exit code 0 if all agree with one device,
-    1 if one does not, 2 if one cannot be checked, 3 if one is undecided.
+    configuration. RECIPE is a Python file that defines an equivcheck.TrainerModel. Exit code 0 if all combinations
+    agree with one device, 1 if one differs, 2 if one cannot be checked, 3 if one cannot be decided.
     """
     from equivcheck.errors import unknown_name
     from equivcheck.user.recipe import defined_in
