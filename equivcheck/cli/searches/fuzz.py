@@ -98,8 +98,8 @@ def fuzz(  # noqa: PLR0913, PLR0917 - options
     Which findings lead to exit code 1, by --mode:
       plain    every finding
       explore  none (for a first look)
-      pr       findings that are not in the store
-      nightly  as pr, and fixed findings that fail again
+      pr       findings outside the store
+      nightly  as pr, and fixed findings, if they fail again
 
     pr and nightly first check the stored findings again.
 

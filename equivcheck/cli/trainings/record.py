@@ -38,14 +38,14 @@ from equivcheck.errors import UsageError
     "--cuts",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="TOML file that says how plain tensors are sharded: a table mesh such as {dp = 2, tp = 4}, and a table cuts such as "
+    help="TOML file with the sharding of plain tensors: a table mesh such as {dp = 2, tp = 4}, and a table cuts such as "
     '{"up.*" = [[0, "tp"]]}.',
 )
 @click.option(
     "--names",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help='TOML file that maps names in this run to names in another run: "new.*.weight" = "old.*.weight".',
+    help='TOML file with names in this run and in another run: "new.*.weight" = "old.*.weight".',
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
 def record(  # noqa: PLR0913, PLR0917 - options
