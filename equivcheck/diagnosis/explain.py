@@ -101,7 +101,7 @@ def _of_right_values(verdict: Verdict) -> Verdict:
 
 
 def diagnosis_of(diverged: DivergedRun) -> Diagnosis | None:
-    """Return the diagnosis of a run; None if no known mistake explains it."""
+    """Return the diagnosis of a run; None if no known fault explains it."""
     with one_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fits = _fits(diverged)

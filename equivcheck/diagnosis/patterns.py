@@ -1,6 +1,6 @@
 """Patterns in the first tensors that differ.
 
-A pattern is reported as a hint, not a proof, if no known mistake explains the ranks.
+A pattern is reported as a hint, not a proof, if no known fault explains the ranks.
 """
 
 from __future__ import annotations

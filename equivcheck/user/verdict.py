@@ -41,15 +41,15 @@ class UserVerdict(Judgement):
 
     @property
     def cause(self) -> str:
-        """Why the training diverged: a mistake that, made on one device, reproduces all values on the ranks.
+        """Why the training diverged: a fault that, repeated on one device, reproduces all values on the ranks.
 
-        Empty if no known mistake does.
+        Empty if no known fault does.
         """
         return self.diagnosis.result.cause
 
     @property
     def kinds(self) -> tuple[Cause, ...]:
-        """Codes for `cause`; several if several mistakes fit."""
+        """Codes for `cause`; several if several faults fit."""
         return self.diagnosis.result.kinds
 
     @property

@@ -1,1 +1,1 @@
-"""Matrix of versions: trainers of frameworks, in versions with and without known mistakes."""
+"""Matrix of versions: trainers of frameworks, in versions with and without known bugs."""

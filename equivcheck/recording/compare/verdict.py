@@ -98,7 +98,7 @@ class TraceVerdict(Judgement):
     where: str = ""
     """Clause about the values that agree before the first difference."""
     diagnosis: Diagnosis | None = None
-    """The mistake that reproduces run B's values. None if no known mistake does."""
+    """The fault that reproduces run B's values. None if no known fault does."""
     hint: str = ""
     """Advice on the next thing to try."""
     differences: tuple[TensorDifference, ...] = ()
@@ -114,7 +114,7 @@ class TraceVerdict(Judgement):
 
     @property
     def cause(self) -> Cause | None:
-        """The mistake that gives run B's values; None if no known mistake does."""
+        """The fault that gives run B's values; None if no known fault does."""
         return None if self.diagnosis is None else self.diagnosis.cause
 
     def describe(self) -> str:

@@ -1,4 +1,4 @@
-"""Causes are named from sketches alone, and none is named if no known mistake gives the values."""
+"""Causes are named from sketches alone, and none is named if no known fault gives the values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verdict names the cause of known mistakes, and no other cause."""
+"""The verdict names the cause of known faults, and no other cause."""
 
 from __future__ import annotations
 
