@@ -54,6 +54,15 @@ def test_links_lead_to_files(page: Path) -> None:
         assert path.exists() or path.parent.name == "generated", f"{page.name}: {target}"
 
 
+@pytest.mark.parametrize("page", sorted((pages.ROOT / "docs" / "internals").glob("*.md")), ids=lambda page: page.stem)
+def test_files_that_internals_name_exist(page: Path) -> None:
+    """A path starts at the repository, at the package `equivcheck`, or at the page's own folder in it."""
+    starts = (pages.ROOT, pages.ROOT / "equivcheck", pages.ROOT / "equivcheck" / page.stem)
+    for name in re.findall(r"`([\w/]+(?:\.\w+|/))`", page.read_text("utf-8")):
+        if "/" in name or name.endswith(".py"):
+            assert any((start / name).exists() for start in starts), f"{page.name}: {name}"
+
+
 def test_readme_is_short() -> None:
     """The README is for a reader with two minutes."""
     assert len(pages.PAGES[0].read_text("utf-8").splitlines()) <= 120

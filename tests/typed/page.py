@@ -107,7 +107,8 @@ def _row(case: Case, judged: Judged) -> str:
     about = case.change.about if case.change else "none"
     about = about if case.is_wrong else f"*{about}*"
     types = f"{'gradient types: ' * judged.needs_gradients}{judged.types}" if judged.types else "accept"
-    return f"| {about} | {types} | {judged.first or judged.outcome} | {judged.cause} |"
+    first = judged.first.replace("loss loss", "loss")  # the phase and the tensor
+    return f"| {about} | {types} | {first or judged.outcome} | {judged.cause} |"
 
 
 def write() -> None:

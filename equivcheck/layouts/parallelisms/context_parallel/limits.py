@@ -64,7 +64,8 @@ _AROUND = (ContextParallel, DDP, Replicate, FSDP2, LocalDataParallel, LocalTenso
 
 WITHIN_DATA_PARALLELISM = LayoutLimit(
     reason="context parallelism: other parallelisms than DDP, replicate, fully_shard, local_data_parallel, "
-    "local_tensor_parallel and pipelines are not supported together with it: it sums gradients only as these leave them",
+    "local_tensor_parallel and pipelines are not supported together with it: "
+    "its sum is only right for the gradients that these produce",
     applies=lambda layout: not all(isinstance(each, _AROUND) for each in layout.parallelisms),
     repair=lambda layout: only_one(layout, ContextParallel, CP),
 )

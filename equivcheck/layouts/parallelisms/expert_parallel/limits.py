@@ -124,7 +124,8 @@ _AROUND = (ExpertParallel, DDP, Replicate, FSDP2, LocalDataParallel, LocalTensor
 
 WITHIN_DATA_PARALLELISM = LayoutLimit(
     reason="expert parallelism: other parallelisms than DDP, replicate, fully_shard, local_data_parallel, "
-    "local_tensor_parallel and pipelines are not supported together with it: it averages gradients only as these leave them",
+    "local_tensor_parallel and pipelines are not supported together with it: "
+    "its average is only right for the gradients that these produce",
     applies=lambda layout: not all(isinstance(each, _AROUND) for each in layout.parallelisms),
     repair=lambda layout: only_one(layout, ExpertParallel, EP),
 )
