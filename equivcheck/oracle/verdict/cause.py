@@ -165,7 +165,7 @@ class Diagnosis:
     """The cause that a diagnosis found for a scenario that diverged, hung or crashed."""
 
     cause: Cause
-    """The known mistake in the parallel training."""
+    """The known fault in the parallel training."""
     sentence: str
     """The cause as one sentence, which names tensors, ranks and mesh axes."""
     exact: bool

@@ -104,7 +104,7 @@ class CaseVerdict(Judgement):
     unfinished: str = ""
     """Part of the work after the check that failed, such as the diagnosis, with the error. Empty if nothing failed."""
     diagnosis: Diagnosis | None = None
-    """The cause. None if no known mistake reproduces the ranks' values, or if no diagnosis was asked for."""
+    """The cause. None if no known fault reproduces the ranks' values, or if no diagnosis was asked for."""
     drift: str = ""
     """First value that differs if each step starts from the reference's values. Empty if this was not asked for."""
     beyond: str = ""
