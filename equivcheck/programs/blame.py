@@ -19,10 +19,10 @@ AT_ONCE = (FailureKind.MISMATCH, FailureKind.DEADLOCK)
 
 
 def with_culprit(plan: ProgramPlan, run: Callable[[ProgramPlan], object], failure: Failure) -> Failure:
-    """Add to the failure the statement that causes it. To find it, the program runs again.
+    """Add to the failure the name of the statement that causes it. To find the statement, the program runs again.
 
-    A value whose local shapes contradict its placements comes first. If ranks hang, the program is shortened to the first
-    statement with which they hang. If no statement does, the backward pass is the cause.
+    `run` runs a plan on all ranks. A value whose local shapes contradict its placements is named first. If ranks hang, the
+    program is shortened to the first statement with which they hang. If no statement does, the backward pass is the cause.
     """
     if failure.kind not in (*AT_ONCE, FailureKind.RAISED):
         return failure
@@ -38,10 +38,11 @@ def with_culprit(plan: ProgramPlan, run: Callable[[ProgramPlan], object], failur
 
 
 def failure_if_refusals_raise(run: Callable[[frozenset[str]], object], hung: Failure) -> Failure:
-    """Find the statement that only some ranks refuse, so the other ranks wait for them.
+    """Find out whether ranks hang because only some ranks refuse a statement, and the others wait for them.
 
-    `run` takes statements that may be refused, and raises `RanksFailed` at any other refusal. It runs again as long as all
-    ranks refuse the same statement. Returns `hung` if no run shows a difference.
+    `run` runs the program. It takes the statements that ranks may refuse, and raises `RanksFailed` at any other refusal. It is
+    called again while all ranks refuse the same statement. Returns the failure with the statement, or `hung` if no run shows a
+    difference.
     """
     allowed: frozenset[str] = frozenset()
     while hung.hung and all(report.state is not RankState.RUNNING for report in hung.reports):
@@ -62,13 +63,16 @@ def failure_if_refusals_raise(run: Callable[[frozenset[str]], object], hung: Fai
 
 
 def first_raising(failure: Failure | None) -> int:
-    """Return the first statement in which a rank raised; 0 if no rank raised."""
+    """Return the number of the first statement in which a rank raised; 0 if no rank raised."""
     errors = [report.error for report in failure.reports] if failure else []
     return min((int(found[1]) for each in errors if (found := RAISING.search(each))), default=0)
 
 
 def parts_that_disagree(plan: ProgramPlan, run: Callable[[ProgramPlan], object]) -> Failure | None:
-    """Return a failure for the first value whose local shapes contradict its placements; None if there is no such value."""
+    """Run the program again, and return a failure for the first value whose local shapes contradict its placements.
+
+    None if there is no such value.
+    """
     found = _failure(run, replace(plan, checks_parts=True))
     return found if found is not None and any(PartsDisagree.__name__ in report.error for report in found.reports) else None
 

@@ -35,15 +35,15 @@ def check_program(
     target: str | type[DTensorTarget] = "dtensor",
     only_sinks: bool = False,
 ) -> ProgramVerdict:
-    """Check whether ranks with a program on DTensors compute the same as one device with plain tensors.
+    """Check whether ranks with a tensor program on DTensors compute the same as one device with plain tensors.
 
-    `world` is the name of a world, or a world with the right size. `deadline` is in seconds. `target` is a name in `TARGETS`, or
-    a class that runs statements in another way, such as a planted fault. A target that compiles runs in gloo instead of sim. With
-    `only_sinks`, ranks read no value before the statements taking it.
+    `world` is a world's name, or a world with the right size. `deadline` is in seconds. `target` says how ranks run
+    statements: a name in `TARGETS`, or a class, for example with a planted bug. A target that compiles runs in gloo instead of
+    sim. With `only_sinks`, ranks read only values that no statement takes.
 
     If a gradient differs, the program runs again, and the verdict names the first wrong gradient in the backward pass. If a value
     differs, the program runs again to find the first value whose local shapes contradict its placements. If a rank raises
-    although an earlier value differs already, the verdict is on that value. Failures of ranks are verdicts. Raises `UsageError`
+    although an earlier value differs already, the verdict is on that value. Failures on ranks are verdicts. Raises `UsageError`
     for an unknown world or target.
     """
     started = time.perf_counter()

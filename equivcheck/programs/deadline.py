@@ -19,9 +19,9 @@ third of the time in sweeps."""
 
 
 def seconds_of_program(program: TensorProgram, world: str, deadline: float) -> float:
-    """Return the seconds that a program may take in a check with `deadline`.
+    """Return how many seconds a tensor program may take in this world, if the check's deadline is `deadline`.
 
-    The limit grows in proportion if `deadline` is above the default. A program with an operation in `WEIGHED` gets the full
+    The time grows in proportion if `deadline` is above the default. A program with an operation in `WEIGHED` gets the full
     deadline, because DTensor needs ten CPU seconds to choose its placements.
     """
     if WEIGHED in program.operations:

@@ -13,35 +13,35 @@ BACKWARD = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """An operation that a rank refused with a clear error."""
+    """A statement in a tensor program, refused on a rank with a clear error."""
 
     statement: int
-    """Statement number from 0; -1 for the backward pass."""
+    """Statement number, from 0; -1 for the backward pass."""
     text: str
-    """Error message in one line."""
+    """The error as one line: ``Type: message``."""
 
     @property
     def kind(self) -> str:
-        """Return the error type."""
+        """The error type's name."""
         return self.text.partition(":")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramVerdict(CaseVerdict):
-    """Result from `check` for a tensor program."""
+    """Outcome and evidence from a check on a tensor program."""
 
     program: TensorProgram
-    """The checked program."""
+    """The tensor program that was checked."""
     refusals: tuple[Refusal, ...] = ()
-    """Statements that every rank refused with the same clear error. The program continued with single-device values."""
+    """Statements that every rank refused with the same clear error. The program continued with the values from one device."""
     clones: tuple[int, ...] = ()
-    """Statements that did not apply to their arguments. These statements cloned the first argument instead."""
+    """Statements that did not apply to their arguments, by number. They cloned the first argument instead."""
     types: str = ""
-    """Errors of the type checker, if the target has one. Empty if the program is accepted."""
+    """Error from a type checker, if the target has one. Empty if it accepts the program."""
 
     @property
     def case(self) -> TensorProgram:
-        """Return the program."""
+        """The tensor program that was checked."""
         return self.program
 
     def _evidence(self) -> list[str]:

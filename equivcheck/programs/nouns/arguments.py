@@ -1,4 +1,4 @@
-"""Builds arguments to which an operation applies."""
+"""Builds arguments that fit an operation."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from equivcheck.programs.nouns.program import MAX_ELEMENTS, Constant, Contents, 
 
 
 def dims_of(facts: OperationFacts, shape: Shape) -> tuple[int, ...]:
-    """Return the dims that a sweep passes to an operation: each dim, counted from the front and from the end."""
+    """Return the ``dim`` arguments for an operation in a sweep: each dim, counted from the front and from the end.
+
+    If the operation takes no ``dim``, the only item is 0.
+    """
     return tuple(range(-len(shape), len(shape))) or (0,) if facts.takes_dim else (0,)
 
 
 def shapes_of(argument: Argument, shape: Shape, dim: int) -> list[Shape]:
-    """Return the shapes that a further argument may have, without duplicates; empty if the first argument has too few dims."""
+    """Return the possible shapes for this argument if the operation's first argument has shape `shape`.
+
+    The list has no duplicates. It is empty if the first argument has too few dims.
+    """
     found: dict[Shape, None] = {}
     for shape_of in argument.shapes:
         try:
@@ -27,7 +33,7 @@ def shapes_of(argument: Argument, shape: Shape, dim: int) -> list[Shape]:
 
 
 def make(argument: Argument, made: Shape, placements: tuple[str, ...], *, seed: int, high: int) -> Leaf | Constant:
-    """Build an argument with shape `made`. Integers are below `high`."""
+    """Build a leaf or constant for this argument, with shape `made`. Integer values are below `high`."""
     if argument.kind is ArgumentKind.LEAF:
         return Leaf(shape=made, placements=placements, seed=seed)
     if argument.kind is ArgumentKind.ORDER and made:

@@ -15,25 +15,28 @@ FORMAT = 1
 
 @to_json.register
 def program_to_json(program: TensorProgram) -> str:
-    """Write a program as one JSON line with every field."""
+    """Write a tensor program as one JSON line with every field."""
     return dump({"format": FORMAT, **encode(program)})
 
 
 def program_from_json(text: str, *, where: str = "program") -> TensorProgram:
-    """Read a program from JSON. Fields with a default may be omitted.
+    """Read a tensor program from JSON. Fields with a default may be omitted.
 
-    Error messages call the text `where`. Raises `InvalidScenario` in one line with the place of the error.
+    Error messages call the text `where`. Raises `InvalidScenario`, with the place of the error in one line.
     """
     data = load(text, where=where)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise InvalidScenario(
-            f"{where} is not valid: it is not a tensor program of format {FORMAT}. Expected an object with that format"
+            f"{where} is not valid: it is not a tensor program of format {FORMAT}. Expected JSON from equivcheck in this format"
         )
     return decode(TensorProgram, {name: value for name, value in data.items() if name != "format"}, where=where)
 
 
 def case_from_json(text: str, *, where: str = "case") -> Scenario | TensorProgram:
-    """Read a scenario or a tensor program from JSON, depending on its kind. Raises `InvalidScenario`."""
+    """Read a scenario or a tensor program from JSON. The field for the kind says which one. Raises `InvalidScenario`.
+
+    Error messages call the text `where`.
+    """
     data = load(text, where=where)
     kind = data.get(KIND, CASE) if isinstance(data, dict) else CASE
     if kind == TensorProgram.tag:

@@ -16,17 +16,17 @@ _PARTIAL = re.compile(rf"P\(({'|'.join(REDUCTIONS)})\)")
 
 
 def shard(dim: int) -> str:
-    """Return the text of the placement sharded along `dim`."""
+    """Return the text for the placement sharded along `dim`, such as ``S(0)``."""
     return f"S({dim})"
 
 
 def partial(reduction: str = "sum") -> str:
-    """Return the text of the partial placement with this reduction."""
+    """Return the text for the partial placement with this reduction, such as ``P(sum)``."""
     return f"P({reduction})"
 
 
 def sharded_dim(placement: str) -> int | None:
-    """Return the sharded dim; None if the placement does not shard."""
+    """Return the sharded dim; None if the placement is not a shard."""
     found = _SHARD.fullmatch(placement)
     return int(found[1]) if found else None
 
@@ -38,7 +38,10 @@ def reduction_of(placement: str) -> str | None:
 
 
 def require_placements(owner: object, placements: Sequence[str], num_dims: int | None = None) -> None:
-    """Raise `InvalidScenario` for an invalid placement, or for a sharded dim that does not exist among `num_dims` dims."""
+    """Raise `InvalidScenario` for an unknown placement, or for a sharded dim beyond `num_dims` dims.
+
+    The message names `owner`, the object with these placements.
+    """
     name = type(owner).__name__
     for placement in placements:
         dim = sharded_dim(placement)

@@ -17,7 +17,7 @@ MAX_ELEMENTS = 4096
 
 
 class Contents(PrintableEnum):
-    """Kinds of values in a constant."""
+    """Values in a constant, such as indices or a mask."""
 
     INDICES = "indices"
     """Integers from 0 to below `high`, with repetitions."""
@@ -36,11 +36,11 @@ def _require_shape(owner: object, shape: tuple[int, ...]) -> None:
 
 @frozen_dataclass
 class Leaf:
-    """A float64 tensor with distinct values, whose gradient is compared."""
+    """Input with a gradient in a tensor program: a float64 tensor with distinct values."""
 
     tag: ClassVar[str] = "leaf"
     shape: tuple[int, ...]
-    """Full shape with any number of dims."""
+    """Full tensor's shape."""
     placements: tuple[str, ...]
     """Placement for each mesh axis."""
     seed: int = 0
@@ -54,17 +54,17 @@ class Leaf:
 
 @frozen_dataclass
 class Constant:
-    """A tensor without a gradient: indices, targets, masks, weights."""
+    """Input without a gradient in a tensor program: indices, targets, masks, weights."""
 
     tag: ClassVar[str] = "constant"
     shape: tuple[int, ...]
-    """Full shape with any number of dims."""
+    """Full tensor's shape."""
     placements: tuple[str, ...]
     """Placement for each mesh axis: replicated or sharded."""
     contents: Contents
-    """Kind of values."""
+    """Values in the tensor, such as indices or a mask."""
     high: int = 1
-    """Exclusive upper bound for integers, at least 1."""
+    """Exclusive upper bound for integer values, at least 1."""
     seed: int = 0
     """Seed for the values, 0 to 2**32 - 1."""
 
@@ -83,15 +83,18 @@ class Constant:
 
 @frozen_dataclass
 class Operation:
-    """A torch call. If one device refuses the call or its result cannot be compared, the statement clones its first argument."""
+    """Statement that calls a torch operation.
+
+    If one device cannot compute or compare it, it clones its first argument instead.
+    """
 
     tag: ClassVar[str] = "operation"
     name: str
     """A name in `OPERATIONS`."""
     arguments: tuple[int, ...] = (1,)
-    """Distances back to the argument values, one per argument."""
+    """For each argument, how many statements back its value was computed; 1 is the previous statement."""
     dim: int = 0
-    """Dim to work on, counted from the end if negative; 0 if the operation has no dim argument."""
+    """Dim passed to the operation, counted from the end if negative; 0 if the operation takes no dim."""
     output: int = 0
     """Index of the result used by later statements. Other results are compared, but do not contribute to gradients."""
 
@@ -109,13 +112,13 @@ class Operation:
 
 @frozen_dataclass
 class Redistribution:
-    """Statement that changes placements. If the value does not have a dim to be sharded, the statement clones it."""
+    """Statement that changes a value's placements. If the value has no dim to be sharded, it is cloned instead."""
 
     tag: ClassVar[str] = "redistribution"
     placements: tuple[str, ...]
     """New placement for each mesh axis."""
     argument: int = 1
-    """Distance back to the value."""
+    """How many statements back the value was computed; 1 is the previous statement."""
 
     def __post_init__(self) -> None:
         require_placements(self, self.placements)
@@ -123,18 +126,18 @@ class Redistribution:
 
 @frozen_dataclass
 class RoundTrip:
-    """Statement that calls `to_local` and then `from_local`, with the same placements and shape."""
+    """Statement that calls `to_local` and then `from_local` with the same placements and shape."""
 
     tag: ClassVar[str] = "round_trip"
     argument: int = 1
-    """Distance back to the value."""
+    """How many statements back the value was computed; 1 is the previous statement."""
 
 
 Statement = Leaf | Constant | Operation | Redistribution | RoundTrip
 
 
 def arguments_of(statement: Statement) -> tuple[int, ...]:
-    """Return the distances back to a statement's arguments; empty for leaves and constants."""
+    """Return, for each argument of a statement, how many statements back it was computed; empty for leaves and constants."""
     if isinstance(statement, Operation):
         return statement.arguments
     return (statement.argument,) if isinstance(statement, (Redistribution, RoundTrip)) else ()
@@ -148,16 +151,17 @@ MAX_RANKS = 64
 
 @frozen_dataclass
 class TensorProgram:
-    """Statements that ranks run on DTensors and one device on plain tensors. All values and gradients are compared.
+    """A few torch operations, run on DTensors on ranks and on plain tensors on one device. All values and gradients are compared.
 
-    Every rank reads every value. The backward pass differentiates a weighted sum of the values that no statement takes.
+    Each statement computes a value, and every rank reads it. The backward pass starts from a weighted sum over all values that no
+    other statement takes.
     """
 
     tag: ClassVar[str] = "tensor_program"
     mesh: tuple[int, ...]
-    """Sizes for 1 to 3 axes, outermost first."""
+    """Sizes for 1 to 3 mesh axes, outermost first."""
     statements: tuple[Statement, ...]
-    """1 to 40 statements. The first is a leaf."""
+    """1 to 40 statements. The first one is a leaf."""
     schedule_seed: int = 0
     """Seed for the order in which simulated ranks run, 0 to 2**32 - 1; 0 runs the lowest rank first."""
 
@@ -182,33 +186,33 @@ class TensorProgram:
 
     @property
     def num_ranks(self) -> int:
-        """Return the number of ranks in the mesh."""
+        """Mesh size, in ranks."""
         return math.prod(self.mesh)
 
     @property
     def name(self) -> str:
-        """Return a name for reports, equal for all tensor programs because failures are named by their operation."""
+        """Name for reports, equal for all tensor programs. Failures are named by their operation."""
         return self.tag
 
     @property
     def summary_row(self) -> tuple[str]:
-        """Return the keys under which coverage counts a program; equal for all programs."""
+        """Row in which coverage counts the program, equal for all tensor programs."""
         return (self.tag,)
 
     @property
     def operations(self) -> tuple[str, ...]:
-        """Return the operation names, in order."""
+        """Operation names, in the program's order."""
         return tuple(each.name for each in self.statements if isinstance(each, Operation))
 
     @property
     def axis_names(self) -> tuple[str, ...]:
-        """Return the names of the mesh axes."""
+        """Axis names for the mesh: ``axis0``, ``axis1``, ``axis2``."""
         return tuple(f"axis{number}" for number in range(len(self.mesh)))
 
     def sinks(self) -> tuple[int, ...]:
-        """Return the statements whose values no other statement takes, in order.
+        """Return all statements whose value no other statement takes, as numbers in order.
 
-        The backward pass starts from their weighted sum.
+        The backward pass starts from a weighted sum over these values.
         """
         taken = {number - back for number, each in enumerate(self.statements) for back in arguments_of(each)}
         return tuple(number for number in range(len(self.statements)) if number not in taken)

@@ -1,1 +1,1 @@
-"""`check_operation`: checks a user's operation under all input placements."""
+"""`check_operation`: runs a user's operation under all input placements, and compares with one device."""

@@ -52,24 +52,27 @@ def check_operation(  # noqa: PLR0913 - options, all by keyword
     """Find the placements under which an operation on DTensors computes the same as on one device.
 
     It is meant for custom operations with `register_sharding`, functions under `local_map`, and any `autograd.Function`. One
-    device calls ``function(*inputs)`` with plain tensors, every rank calls it with DTensors. Every rank compares the results
-    (tensors, numbers, or tuples, lists and dicts of them) and the gradient of every floating-point input. `on_ranks` takes the
-    mesh and returns the function ranks call instead. `inputs` are full tensors of any shape, and other arguments, which
-    are passed unchanged. A function of a `torch.Generator` draws them for each of `seeds`; the seeds also seed torch before
-    each call. Floating-point tensors are converted to `dtype`, unless it is None; tolerances follow the dtype.
+    device calls ``function(*inputs)`` with plain tensors, and every rank calls it with DTensors. Compared are the results
+    (tensors, numbers, or tuples, lists and dicts of them) and the gradient for each floating-point input. If ranks need another
+    function, `on_ranks` takes the mesh and returns it.
 
-    Each entry of `placements` has an item for each tensor: a placement (``Shard(0)``, or the text ``"S(0)"``, ``"R"``,
+    `inputs` contains full tensors with any shape, and other arguments, which are passed unchanged. It may also be a function that
+    takes a `torch.Generator` and draws them, once for each seed in `seeds`. The seeds also seed torch before each call.
+    Floating-point tensors are converted to `dtype`, unless it is None; tolerances follow the dtype.
+
+    Each entry in `placements` has an item for each tensor: a placement (``Shard(0)``, or the text ``"S(0)"``, ``"R"``,
     ``"P(sum)"``), a tuple of them if the mesh has several axes, or None for a plain tensor. By default all placements are
-    checked, with `Partial` of `reductions`. `mesh` gives the sizes of named axes, or the size of one axis. Without `gradients`,
-    nothing is differentiated, and the inputs after the call are compared too.
+    checked, with `Partial` for each reduction in `reductions`. `mesh` maps axis names to sizes, or is the size if there is one
+    axis. With ``gradients=False``, nothing is differentiated, and the inputs after the call are compared, too.
 
-    A placement that every rank refuses with a clear error is UNSUPPORTED, shown as "refused". Clear errors are those of DTensor
-    and `local_map`, `NotImplementedError`, and texts in which the regular expression `refuses` is found. Any other error is
-    CRASHED. `setup` is called first in each process, for example to register sharding rules; the rules are removed after the
-    check. In ``gloo``, ranks only know rules of modules that they import. A custom operation cannot be sent to them: pass a
-    function that calls it. Ranks that do not communicate for `deadline` seconds count as hung.
+    If every rank refuses a placement with a clear error, its outcome is UNSUPPORTED, shown as "refused". Clear errors come from
+    DTensor and `local_map`, are a `NotImplementedError`, or match the regular expression `refuses`. Any other error is CRASHED.
+    `setup` is called first in each process, for example to register sharding rules; the rules are removed after the check. In
+    ``gloo``, ranks only know rules in modules that they import. A custom operation cannot be sent to them: pass a function that
+    calls it. Ranks that do not communicate for `deadline` seconds count as hung.
 
-    Failures of ranks are rows. Raises `UsageError` for invalid arguments. Errors on one device are raised unchanged.
+    The result has a row for each placement, and failures on ranks are rows too. Raises `UsageError` for invalid arguments. Errors
+    on one device are raised unchanged.
     """
     started = time.perf_counter()
     tasks = [

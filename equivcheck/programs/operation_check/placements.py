@@ -20,9 +20,9 @@ MOST = 2000
 
 
 def all_placements(task: OperationTask, reductions: Sequence[str]) -> list[Placements]:
-    """Return all combinations of placements, with the first tensor varying slowest.
+    """Combine all placements for the task's tensors. The first tensor's placement varies slowest.
 
-    Only floating-point tensors can be partial.
+    `reductions` are used in partial placements. Only floating-point tensors can be partial.
     """
     for each in reductions:
         if each not in REDUCTIONS:
@@ -40,7 +40,7 @@ def _of_tensor(tensor: torch.Tensor, num_axes: int, reductions: Sequence[str]) -
 
 
 def given_placements(task: OperationTask, given: Iterable[Any]) -> list[Placements]:
-    """Parse a user's placements. Raises `UsageError` for an invalid placement."""
+    """Parse the user's placements for `check_operation`. Raises `UsageError` for an invalid placement."""
     return [_given(task, each) for each in given]
 
 

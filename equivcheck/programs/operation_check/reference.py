@@ -17,9 +17,10 @@ from equivcheck.worlds.trace.moments import ValueTrace
 
 
 def reference_of(task: OperationTask, num_copies: int) -> Reference:
-    """Return values and gradients on one device, with noise from `num_copies` runs with slightly changed inputs and results.
+    """Run the operation on one device, and return its values and gradients with tolerances.
 
-    Raises `UsageError` if one device cannot differentiate the operation. Other errors are raised unchanged.
+    Tolerances come from `num_copies` runs with slightly changed inputs and results. Raises `UsageError` if one device cannot
+    differentiate the operation. Other errors are raised unchanged.
     """
     plain = _one_device(task, None)
     runs = [plain, *(_one_device(task, seed) for seed in range(num_copies))]

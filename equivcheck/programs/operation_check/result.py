@@ -1,4 +1,4 @@
-"""`check_operation` results: a row for each placement."""
+"""Result from `check_operation`: a row for each combination with input placements."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ REFUSED = "refused"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementRow(Judgement):
-    """Result for one combination of input placements.
+    """Result from `check_operation` for one combination of input placements.
 
-    Its outcome is EQUIVALENT, DIVERGED, UNSUPPORTED (every rank refuses with a clear error), CRASHED, HUNG or INCONCLUSIVE.
+    The outcome is EQUIVALENT, DIVERGED, UNSUPPORTED (every rank refuses with a clear error), CRASHED, HUNG or INCONCLUSIVE.
     """
 
     placements: Placements
-    """For each tensor, a placement for each axis; None for a plain tensor."""
+    """For each input tensor, a placement for each mesh axis; None for a plain tensor."""
     outputs: tuple[str, ...] = ()
-    """Result placements; empty if there are no results."""
+    """The operation results' placements; empty if there are no results."""
     seed: int = 0
-    """Seed for the inputs."""
+    """Seed from which the inputs were drawn."""
 
     @property
     def is_refused(self) -> bool:
-        """Whether every rank refused the placements with a clear error."""
+        """Whether every rank refused these placements with a clear error."""
         return self.outcome is Outcome.UNSUPPORTED
 
     @property
     def outcome_name(self) -> str:
-        """Return the outcome in one word; "refused" for UNSUPPORTED."""
+        """Outcome in one word, such as ``diverged``; ``refused`` stands for UNSUPPORTED."""
         return REFUSED if self.is_refused else self.outcome.value
 
     def evidence(self) -> list[str]:
-        """Return the evidence for a row that is not equivalent, one line each."""
+        """Return lines about what is wrong in this row; empty if it is equivalent."""
         if self.divergence is not None:
             return divergence_lines(self.divergence, self.followers, self.num_unnamed)
         return rank_lines(self.failure) if self.failure is not None else [shorten_to_line(self.reason)]
@@ -48,41 +48,41 @@ class PlacementRow(Judgement):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationResult:
-    """Result for an operation under several input placements."""
+    """Result from `check_operation`, with a row for each combination of input placements."""
 
     name: str
-    """Operation name."""
+    """The checked function's name."""
     inputs: tuple[str, ...]
-    """Tensor input names."""
+    """Input tensors' names."""
     mesh: tuple[tuple[str, int], ...]
-    """Axis names and sizes."""
+    """Name and size for each mesh axis."""
     world: str
     """World in which ranks ran."""
     rows: tuple[PlacementRow, ...]
-    """One row for each placement, seed by seed."""
+    """One row for each combination of placements, first for the first seed."""
     seconds: float = 0.0
-    """Duration in seconds."""
+    """Duration of the check in seconds."""
 
     @property
     def equivalent(self) -> tuple[PlacementRow, ...]:
-        """Return rows in which ranks compute the same as one device."""
+        """Rows in which ranks compute the same as one device."""
         return tuple(row for row in self.rows if row.outcome is Outcome.EQUIVALENT)
 
     @property
     def refused(self) -> tuple[PlacementRow, ...]:
-        """Return rows that every rank refuses with a clear error."""
+        """Rows whose placements every rank refused with a clear error."""
         return tuple(row for row in self.rows if row.is_refused)
 
     @property
     def wrong(self) -> tuple[PlacementRow, ...]:
-        """Return rows with findings.
+        """Rows with an error in the operation: DIVERGED, CRASHED or HUNG.
 
         Values or gradients differ, only some ranks raise, an error does not say which placement is unsupported, or ranks hang.
         """
         return tuple(row for row in self.rows if row.outcome.is_finding)
 
     def assert_equivalent(self, *, refused: bool = True) -> None:
-        """Raise `NotEquivalent` unless every placement computes the same as one device.
+        """Raise `NotEquivalent` unless ranks compute the same as one device under each placement.
 
         Refused placements pass, unless all placements are refused or `refused` is False.
         """
@@ -91,7 +91,7 @@ class OperationResult:
             raise NotEquivalent(self.describe())
 
     def describe(self) -> str:
-        """Describe the result: counts, a table with all placements, and the evidence for each finding."""
+        """Return the result as text: counts, a table with all placements, and the evidence for each error."""
         axes = axes_in_words(self.mesh)
         counts = Counter(row.outcome_name for row in self.rows)
         heading = f"{self.name} on {axes}, in {self.world}: {', '.join(f'{number} {what}' for what, number in counts.items())}"

@@ -1,4 +1,4 @@
-"""Runs an operation on one device or on a rank, and collects its results and gradients."""
+"""Runs a user's operation on one device or on a rank, and records its results and gradients."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ OF_LOCAL_MAP = r"local_map.*(mismatched placements|redistribute_inputs)"
 
 
 class OperationFailed(EquivCheckError):
-    """An operation raised on a rank."""
+    """The user's operation raised on a rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationRun:
-    """Results of an operation on one rank."""
+    """Results recorded on one rank from a user's operation."""
 
     trace: ValueTrace | None
-    """Values, then gradients; None if the rank refused."""
+    """Full results, then gradients; None if the operation refused the placements."""
     outputs: tuple[str, ...] = ()
-    """Result placements as torch prints them; ``plain`` for a tensor that is not a DTensor."""
+    """The results' placements as torch prints them; ``plain`` for a tensor other than a DTensor."""
     refusal: str = ""
-    """Error with which the rank refused; empty if it computed a result."""
+    """Error with which the operation refused the placements; empty if it computed a result."""
 
 
 def run_operation(task: OperationTask, function: Function, tensors: list[torch.Tensor], moved: Callable[..., Any]) -> ValueTrace:
-    """Call a function with `tensors` in place of the task's tensors, and run backward.
+    """Call a function with the task's arguments, but with `tensors` in place of its tensors, and run backward.
 
-    `moved` converts results and gradients to full tensors, and the weights of the backward pass to the results' placements.
+    `moved` converts results and gradients to full tensors, and the backward pass's weights to the results' placements.
     """
     remaining = iter(tensors)
     arguments = [next(remaining) if isinstance(each, torch.Tensor) else each for each in task.inputs]
@@ -77,7 +77,10 @@ def _real(tensors: Tensors) -> Tensors:
 
 
 def run_on_rank(task: OperationTask, placements: Placements, raises: bool) -> OperationRun:
-    """Run the operation on this rank. If torch refuses it with a clear error, the error is returned, or raised if `raises`."""
+    """Run the user's operation on this rank with these placements.
+
+    If torch refuses them with a clear error, the error is returned as the refusal, or raised if `raises` is True.
+    """
     if task.setup is None:
         return _run(task, placements, raises=raises)
     with preserved_sharding_rules():
@@ -86,7 +89,7 @@ def run_on_rank(task: OperationTask, placements: Placements, raises: bool) -> Op
 
 
 def clear_caches() -> None:
-    """Clear DTensor's caches on this rank, because other rules may have filled them."""
+    """Clear DTensor's caches on this rank, because they may hold results from other sharding rules."""
     forget_shardings()
 
 

@@ -18,60 +18,63 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OperationTask:
-    """Validated `check_operation` arguments for one set of inputs."""
+    """Validated arguments for `check_operation`, with inputs for one seed."""
 
     function: Function
-    """Function that one device calls."""
+    """The user's function, which one device calls."""
     on_ranks: Callable[[DeviceMesh], Function] | None
-    """Function that gets the mesh and returns the function that ranks call. None if ranks call `function`."""
+    """Function that takes the mesh and returns the function for ranks. None if ranks call `function`, too."""
     setup: Callable[[], Any] | None
-    """Function called first in each process. None if no setup is needed."""
+    """Function that each process calls first, for example to register sharding rules. None if nothing is needed."""
     inputs: tuple[Any, ...]
-    """Full tensors and other arguments."""
+    """Arguments for the function: full tensors and other values."""
     names: tuple[str, ...]
-    """Input names."""
+    """Argument names."""
     mesh: tuple[tuple[str, int], ...]
-    """Axis names and sizes, outermost first."""
+    """Name and size for each mesh axis, outermost first."""
     gradients: bool
     """Whether gradients are compared."""
     refuses: str
-    """Regular expression for errors that are refusals too, in addition to DTensor's errors; empty for none."""
+    """Regular expression for errors that count as clear refusals, in addition to DTensor's own; empty for none."""
     seed: int
     """Seed for torch's default generator before each call."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Return the axis sizes."""
+        """Mesh axis sizes."""
         return tuple(size for _, size in self.mesh)
 
     @property
     def axis_names(self) -> tuple[str, ...]:
-        """Return the axis names."""
+        """Mesh axis names."""
         return tuple(name for name, _ in self.mesh)
 
     @property
     def num_ranks(self) -> int:
-        """Return the number of ranks in the mesh."""
+        """Mesh size, in ranks."""
         return math.prod(self.sizes)
 
     @property
     def tensors(self) -> tuple[tuple[str, torch.Tensor], ...]:
-        """Return the tensor inputs with their names."""
+        """Tensors among the inputs, with their names."""
         pairs = zip(self.names, self.inputs, strict=True)
         return tuple((name, each) for name, each in pairs if isinstance(each, torch.Tensor))
 
     def is_differentiated(self, tensor: torch.Tensor) -> bool:
-        """Whether the input's gradient is compared."""
+        """Whether the gradient for this input tensor is compared."""
         return self.gradients and tensor.is_floating_point()
 
 
 def invalid(argument: str, why: str, expected: str) -> UsageError:
-    """Return an error for an invalid argument to `check_operation`."""
+    """Return the error for an invalid argument to `check_operation`, with the reason and what was expected."""
     return UsageError(f"check_operation: {argument} is not valid: {why}. Expected {expected}")
 
 
 def named_tensors(found: Any, name: str = "output") -> Iterator[tuple[str, torch.Tensor | None]]:
-    """Yield all tensors in an operation's result, with names. Raises `UsageError` for results that cannot be compared."""
+    """Yield each tensor in an operation's result with its name, also from nested tuples, lists and dicts.
+
+    Raises `UsageError` for results that cannot be compared.
+    """
     if found is None or isinstance(found, torch.Tensor):
         yield name, found
     elif isinstance(found, (bool, int, float)):

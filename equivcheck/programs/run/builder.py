@@ -1,4 +1,4 @@
-"""Builds a program statement by statement, and computes values on one device so that the next statement can fit them."""
+"""Builds a tensor program statement by statement. One device computes each value at once, so that the next statement can fit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ProgramBuilder:
         return len(self.statements)
 
     def add(self, statement: Statement) -> None:
-        """Append a statement."""
+        """Append a statement, and compute its value on one device."""
         arguments = [self._values[len(self) - back] for back in arguments_of(statement)]
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -16,19 +16,19 @@ _NUM_KEPT = 16
 
 
 def cached_plan(program: TensorProgram) -> ProgramPlan:
-    """Return `plan_of` for the program from a cache."""
+    """Return the same as `plan_of`, from a cache if a program with other placements has already run on one device."""
     return replace(_plan(with_replicated_leaves(program)), program=program)
 
 
 def cached_reference(plan: ProgramPlan, refused: frozenset[int], num_copies: int) -> Reference:
-    """Return `reference_of` for the program from a cache."""
+    """Return the same as `reference_of`, from a cache if a program with other placements has already run on one device."""
     return _reference(
         with_replicated_leaves(plan.program), (plan.every_gradient, plan.fills_gradients, plan.only_sinks), refused, num_copies
     )
 
 
 def with_replicated_leaves(program: TensorProgram) -> TensorProgram:
-    """Return the program with all leaves and constants replicated. One device ignores placements, so results can be cached."""
+    """Return the program with replicated leaves and constants, as a cache key. One device ignores placements."""
     whole = (REPLICATE,) * len(program.mesh)
     statements = [replace(each, placements=whole) if isinstance(each, (Leaf, Constant)) else each for each in program.statements]
     return replace(program, statements=tuple(statements))

@@ -1,4 +1,4 @@
-"""Operations as Python functions."""
+"""Torch operations in tensor programs, as Python functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = ("a", "b", "c", "d")
 
 
 def source(facts: OperationFacts, prefix: str = "") -> str:
-    """Return Python source for the operation as a function; `prefix` comes before its name."""
+    """Return Python source for an operation's function. `prefix` is added before the function's name."""
     parameters = (*NAMES[: facts.num_arguments], *(("dim",) if facts.takes_dim else ()))
     *before, result = facts.call.strip().splitlines()
     lines = [f"def {prefix}{facts.name}({', '.join(parameters)}):", *(f"    {line}" for line in before), f"    return {result}"]
@@ -26,7 +26,7 @@ def source(facts: OperationFacts, prefix: str = "") -> str:
 
 @cache
 def function_of(name: str) -> Callable[..., Any]:
-    """Return a Python function that takes the operation's tensors and its dim."""
+    """Return the function that runs operation `name`. It takes the operation's tensors, then ``dim`` if the operation has one."""
     namespace: dict[str, Any] = {"torch": torch, "F": functional}
     exec(compile(source(OPERATIONS[name]), f"<operation {name}>", "exec"), namespace)
     function: Callable[..., Any] = namespace[name]
@@ -34,12 +34,15 @@ def function_of(name: str) -> Callable[..., Any]:
 
 
 def results_of(name: str, tensors: list[Any], dim: int) -> tuple[Any, ...]:
-    """Call an operation and return a tuple with its tensors. Numbers and booleans become tensors without dims."""
+    """Run operation `name`, and return all its results as a tuple of tensors.
+
+    Numbers and booleans become tensors without dims.
+    """
     return call(function_of(name), name, tensors, dim)
 
 
 def call(function: Callable[..., Any], name: str, tensors: list[Any], dim: int) -> tuple[Any, ...]:
-    """Call `function` in place of the operation `name`, and return a tuple with its tensors."""
+    """Run `function` instead of operation `name`, and return all its results as a tuple of tensors."""
     found = function(*tensors, *((dim,) if OPERATIONS[name].takes_dim else ()))
     several = found if isinstance(found, (tuple, list)) else (found,)
     return tuple(each if isinstance(each, torch.Tensor) else torch.tensor(each) for each in several)

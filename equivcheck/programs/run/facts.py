@@ -1,4 +1,4 @@
-"""Facts about a program, by which findings are grouped and known issues are recognized."""
+"""Facts about a tensor program as short texts. They group findings, and tell which known issues a program can show."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ _EMBEDDINGS = (
 
 
 def facts_of(program: TensorProgram) -> frozenset[str]:
-    """Return facts about a program's leaves (input tensors), constants, operations and redistributions."""
+    """Return facts about a program as short texts, such as ``several axes``.
+
+    They concern its leaves, constants, operations and redistributions.
+    """
     found = {"several axes"} if len(program.mesh) > 1 else set()
     for number, statement in enumerate(program.statements):
         if isinstance(statement, (Leaf, Constant)):

@@ -1,4 +1,7 @@
-"""Runs a program on one device with plain tensors: finds statements that apply, and computes values and gradients."""
+"""Runs a tensor program on one device with plain tensors.
+
+It finds out which statements apply, and computes values and gradients.
+"""
 
 from __future__ import annotations
 
@@ -31,38 +34,41 @@ Disturb = Callable[[torch.Tensor, list[torch.Tensor], float], torch.Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProgramPlan:
-    """A program with the single-device results that ranks need."""
+    """A tensor program, with everything that ranks need to know from its run on one device."""
 
     program: TensorProgram
-    """Program to run."""
+    """The tensor program to run."""
     applies: tuple[bool, ...]
-    """For each statement, whether it runs as written; otherwise it clones its first argument."""
+    """For each statement, whether torch can run it as written; otherwise it clones its first argument."""
     outputs: tuple[Outputs, ...]
-    """For each statement, its outputs on one device. The program continues with them if all ranks refuse the statement."""
+    """For each statement, its outputs on one device. If all ranks refuse the statement, the program continues with these outputs.
+    """
     first: tuple[int, ...]
-    """For each statement, the first statement with the same tensor as value.
-    This is an earlier statement if the operation returns its argument, such as `a.flatten()` of a vector."""
+    """For each statement, the first statement that has the same tensor object as its value. It is an earlier statement if the
+    operation returns its argument, such as `a.flatten()` for a vector.
+    """
     differentiable: bool = True
-    """Whether one device can differentiate the program, because some torch operations have no derivative."""
+    """Whether one device can run the backward pass. Some torch operations have no derivative."""
     checks_parts: bool = False
-    """Whether ranks check each value's shape and dtype and its local tensor before reading it."""
+    """Whether ranks compare shape, dtype and local shape of each value with one device before they read it."""
     every_gradient: bool = False
-    """Whether all values' gradients are compared, in backward order, or only those for leaves."""
+    """True if the gradients of all values are compared, in backward order; False if only those of leaves are."""
     only_sinks: bool = False
-    """Whether only values not taken by a statement are read. Reading redistributes, which can change later results."""
+    """True if ranks read only values that no statement takes. Reading a value redistributes it, which can change later results.
+    """
 
     fills_gradients: bool = False
     """Whether a missing gradient counts as zeros, on one device and on ranks."""
 
     def is_read(self, number: int) -> bool:
-        """Whether a statement's value is read and compared."""
+        """Whether ranks read the value of statement `number`, so that it is compared."""
         return not self.only_sinks or number in self.program.sinks()
 
     @property
     def compared_gradients(self) -> dict[str, int]:
-        """Map names to the statements whose gradients are compared.
+        """For each gradient to compare, its name and the number of its statement.
 
-        A name is made of the value and the statements that take it.
+        The name contains the value and the statements that take it.
         """
         statements = self.program.statements
         takers: dict[int, list[str]] = {number: [] for number in range(len(statements))}
@@ -75,7 +81,7 @@ class ProgramPlan:
         return {f"v{number} into {', '.join(takers[number]) or 'nothing'}": number for number in numbers}
 
     def display_name(self, number: int) -> str:
-        """Return the name of a statement in verdicts."""
+        """Return the name of statement `number` in verdicts: its operation, or its kind such as ``leaf``."""
         statement = self.program.statements[number]
         if not self.applies[number]:
             return "clone"
@@ -84,16 +90,16 @@ class ProgramPlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlainRun:
-    """Single-device results."""
+    """Values and gradients that one device computed for a tensor program."""
 
     outputs: tuple[Outputs, ...]
-    """All outputs by statement."""
+    """For each statement, all its outputs."""
     gradients: tuple[torch.Tensor | None, ...]
-    """Gradients in the same order as `compared_gradients`."""
+    """Gradients in the order of `ProgramPlan.compared_gradients`."""
 
 
 def plan_of(program: TensorProgram) -> ProgramPlan:
-    """Run a program on one device to find the statements that apply."""
+    """Run a program on one device, and return its plan, which says which statements apply."""
     applies: list[bool] = []
     outputs: list[Outputs] = []
     values: list[torch.Tensor] = []
@@ -119,7 +125,7 @@ def _is_differentiable(program: TensorProgram, values: list[torch.Tensor]) -> bo
 
 
 def apply_statement(statement: Statement, arguments: list[torch.Tensor]) -> Outputs | None:
-    """Run a statement on plain tensors. Returns None if torch raises or the outputs cannot be compared."""
+    """Run a statement on plain tensors. Return its outputs, or None if torch raises or the outputs cannot be compared."""
     if isinstance(statement, (Leaf, Constant)):
         return (full_tensor(statement),)
     if isinstance(statement, Redistribution):
@@ -143,14 +149,15 @@ def _says_something(found: torch.Tensor) -> bool:
 
 
 def value_of(statement: Statement, outputs: Outputs, applies: bool) -> torch.Tensor:
-    """Return the output that later statements use."""
+    """Return which of a statement's outputs is its value, which later statements use."""
     return outputs[statement.output] if applies and isinstance(statement, Operation) else outputs[0]
 
 
 def run_on_one_device(plan: ProgramPlan, refused: frozenset[int] = frozenset(), disturb: Disturb | None = None) -> PlainRun:
-    """Compute all values and gradients. Statements that ranks refuse count as constants.
+    """Compute all values and gradients of a program on one device.
 
-    `disturb` changes each value by a rounding error.
+    Statements in `refused` get no gradient, because ranks do not differentiate them either. `disturb` changes each value by a
+    rounding error.
     """
     outputs: list[Outputs] = []
     values: list[torch.Tensor] = []
@@ -174,7 +181,10 @@ def run_on_one_device(plan: ProgramPlan, refused: frozenset[int] = frozenset(), 
 
 
 def gradient_of(value: torch.Tensor, *, fills: bool = False) -> torch.Tensor | None:
-    """Return the gradient of a value after the backward pass. If `fills`, a missing gradient is zeros."""
+    """Return the gradient of a value after the backward pass; None if there is none.
+
+    If `fills`, a missing gradient becomes zeros.
+    """
     gradient = value.grad if value.requires_grad else None
     return torch.zeros_like(value) if gradient is None and fills and value.requires_grad else gradient
 
@@ -220,7 +230,10 @@ def _exact(statement: Statement, arguments: list[torch.Tensor], applies: bool) -
 
 
 def differentiate(program: TensorProgram, full_values: list[torch.Tensor]) -> None:
-    """Compute gradients of the weighted sum over all values that no statement takes, from the full values of all statements."""
+    """Run the backward pass.
+
+    It starts from the weighted sum over the full values of all statements whose value no statement takes.
+    """
     sinks = {number: full_values[number] for number in program.sinks()}
     summed = [(value.double() * weights_of(value.shape, number)).sum() for number, value in sinks.items() if value.requires_grad]
     if summed:

@@ -1,4 +1,4 @@
-"""Lists the overloads for which the installed torch has DTensor rules, and those reached by tensor programs.
+"""Lists the operator overloads for which the installed torch has DTensor rules, and those that tensor programs call.
 
 The rule tables are private; tried on torch 2.9 to 2.13.
 """
@@ -28,23 +28,23 @@ _TABLES = ("op_strategy_funcs", "op_single_dim_strategy_funcs", "op_to_rules")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overloads:
-    """Names of overloads as torch prints them: ``aten.add.Tensor``."""
+    """Names of torch's operator overloads, as torch prints them: ``aten.add.Tensor``."""
 
     registered: frozenset[str]
     """Overloads with a DTensor rule or handler."""
     reached: frozenset[str]
-    """Registered overloads called by operations on one device, forward or backward."""
+    """Registered overloads that a tensor program's operation calls on one device, forward or backward."""
     unregistered: frozenset[str]
-    """Overloads called by operations without a DTensor rule. DTensor decomposes or refuses them."""
+    """Overloads without a DTensor rule that a tensor program's operation calls. DTensor decomposes or refuses them."""
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Registered operator overloads that no operation of ours calls."""
+        """Registered overloads that no tensor program's operation calls."""
         return tuple(sorted(self.registered - self.reached))
 
 
 def overloads() -> Overloads:
-    """Return the overloads of the installed torch, and those that all operations together call."""
+    """Return the overloads for which the installed torch has DTensor rules, and the overloads that all operations call."""
     known = frozenset(map(str, _registered()))
     called = frozenset(name for facts in OPERATIONS.values() for name in called_by(facts))
     return Overloads(registered=known, reached=called & known, unregistered=called - known)
@@ -70,7 +70,7 @@ class _Called(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def called_by(facts: OperationFacts) -> frozenset[str]:
-    """Return the overloads called by an operation and its backward pass, for all shapes of a sweep."""
+    """Return the overloads that an operation and its backward pass call, for all shapes in a sweep."""
     with warnings.catch_warnings(), _Called() as called:
         warnings.simplefilter("ignore")
         for tensors, dim in _arguments(facts):

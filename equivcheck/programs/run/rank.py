@@ -1,4 +1,4 @@
-"""Runs a program on every rank with DTensors, and reads all values and gradients as full tensors."""
+"""Runs a tensor program on every rank with DTensors, and reads all values and gradients as full tensors."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ KEPT_FOR_ALL = frozenset({"init_eye"})
 
 
 class StatementFailed(EquivCheckError):
-    """A statement raised an error on a rank, and the error is not a clear refusal."""
+    """A statement of a tensor program raised on a rank, and the error is not a clear refusal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:
-    """Values on one rank, and the operations that this rank refused."""
+    """Values and refusals recorded on one rank from a tensor program."""
 
     trace: ValueTrace
-    """Full values, then gradients."""
+    """All values, then all gradients, as full tensors."""
     refusals: tuple[Refusal, ...]
-    """Refusals in the order of statements."""
+    """Statements refused on this rank, in order."""
 
 
 def torch_placements(placements: tuple[str, ...]) -> tuple[Placement, ...]:
-    """Convert placements to torch's classes."""
+    """Convert placement texts, such as ``S(0)``, to torch's placement objects."""
     return tuple(_torch_placement(each) for each in placements)
 
 
@@ -69,23 +69,29 @@ def _torch_placement(placement: str) -> Placement:
 
 
 def placement_text(placement: Placement) -> str:
-    """Return a placement's text as in torch 2.10 and later. Before, `str` omits the reduction from a Partial."""
+    """Return a placement as text, in the form printed by torch 2.10 and later.
+
+    Earlier versions print a Partial without its reduction.
+    """
     return partial(placement.reduce_op) if type(placement) is Partial else str(placement)
 
 
 class DTensorTarget:
-    """Runs a program's statements on DTensors. A planted fault overrides one method."""
+    """Runs a program's statements on DTensors.
+
+    Other targets are subclasses: on plain tensors, compiled, or with a planted bug.
+    """
 
     needs_processes: ClassVar[bool] = False
-    """Whether the target cannot run on ranks that are threads."""
+    """Whether ranks must be processes, because the target does not work on threads."""
     fills_gradients: ClassVar[bool] = False
-    """Whether zeros count as an undefined gradient on one device, because backward through a collective receives zeros for it."""
+    """Whether a missing gradient on one device counts as zeros, because backward through a collective turns it into zeros."""
     planted_in: ClassVar[frozenset[str]] = frozenset()
-    """Operations in which a planted fault shows; empty for any."""
+    """Operations in which a target's planted bug can show; empty if it can show in any."""
 
     @classmethod
     def type_errors(cls, plan: ProgramPlan) -> str:  # noqa: ARG003 - used by targets with a type checker
-        """Return errors that a target reports in addition to numbers, such as type errors. Empty if there are no errors."""
+        """Return an error from the target's type checker; empty if it accepts the program or there is no type checker."""
         return ""
 
     def __init__(self, program: TensorProgram) -> None:
@@ -95,61 +101,68 @@ class DTensorTarget:
             forget_shardings()
 
     def distribute(self, full: torch.Tensor, placements: tuple[str, ...]) -> torch.Tensor:
-        """Return this rank's part of a full tensor."""
+        """Return the DTensor with these placements for a full tensor, without communication."""
         coordinate = self.mesh.get_coordinate()
         assert coordinate is not None
         local = local_part(full, self.program.mesh, coordinate, placements)
         return self.from_local(local, torch_placements(placements), full.shape, full.stride())
 
     def from_local(self, local: torch.Tensor, placements: Any, shape: Any, stride: Any) -> torch.Tensor:
-        """Build a DTensor of known shape without communication."""
+        """Build a DTensor from this rank's local tensor, without communication, because shape and strides are known."""
         return DTensor.from_local(local, self.mesh, placements, run_check=False, shape=shape, stride=stride)
 
     def call(self, statement: Operation, arguments: list[torch.Tensor]) -> Outputs:
-        """Run an operation."""
+        """Run a statement's operation on DTensors, and return all its results."""
         return results_of(statement.name, arguments, statement.dim)
 
     def redistribute(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
-        """Change the placements of a value."""
+        """Return a value redistributed to other placements."""
         moved: torch.Tensor = value.redistribute(self.mesh, torch_placements(placements))
         return moved
 
     def round_trip(self, value: Any) -> torch.Tensor:
-        """Convert a value to its local tensor and back."""
+        """Convert a value to its local tensor, and back to a DTensor."""
         return self.from_local(value.to_local(), value.placements, value.shape, value.stride())
 
     def full_tensor(self, value: Any) -> torch.Tensor:
-        """Return the full tensor of a value. A plain tensor is full already."""
+        """Return a value's full tensor. A plain tensor is returned as it is."""
         return full_of(value)
 
     def require_parts(self, value: torch.Tensor, expected: torch.Tensor) -> None:
-        """Raise `PartsDisagree` if the value contradicts its placements or the expected shape or dtype."""
+        """Raise `PartsDisagree` if a value's local shape contradicts its placements.
+
+        The same error is raised if the value's shape or dtype differs from `expected`.
+        """
         coordinate = self.mesh.get_coordinate()
         assert coordinate is not None
         require_parts(value, expected, coordinate)
 
     def gradient(self, value: torch.Tensor) -> torch.Tensor | None:
-        """Return the full gradient of a value; None if the value has no gradient."""
+        """Return a value's gradient as a full tensor; None if it has no gradient."""
         gradient = gradient_of(value)
         return None if gradient is None else self.full_tensor(gradient.detach())
 
     def clone(self, value: torch.Tensor) -> torch.Tensor:
-        """Return the value of a statement that does not apply."""
+        """Clone a value, in place of a statement that does not apply to it."""
         return value.clone()
 
     def as_value(self, value: torch.Tensor) -> torch.Tensor:
-        """Return the result of an operation as a DTensor. A plain tensor counts as replicated."""
+        """Return an operation's result as a DTensor. A plain tensor counts as replicated."""
         if isinstance(value, DTensor):
             return value
         return self.from_replicated(value)
 
     def from_replicated(self, value: torch.Tensor) -> torch.Tensor:
-        """Return a DTensor for a tensor that every rank has."""
+        """Return a replicated DTensor for a tensor that all ranks have."""
         return DTensor.from_local(value, self.mesh, [Replicate()] * self.mesh.ndim, run_check=False)
 
 
 def run_on_rank(plan: ProgramPlan, target_class: type[DTensorTarget], raising: frozenset[str] | None = None) -> RankResult:
-    """Run all statements and differentiate. If `raising` is given, refusals of other statements end the run."""
+    """Run a program's statements and its backward pass on this rank.
+
+    `raising` is None if any statement may be refused. Otherwise it contains the statements that may be refused, and a refusal of
+    another one raises `StatementFailed`.
+    """
     return _RankRun(plan, target_class(plan.program), raising).result()
 
 
@@ -243,13 +256,13 @@ class _RankRun:
 
 
 def value_names(plan: ProgramPlan, number: int, count: int) -> tuple[str, ...]:
-    """Return the names of a statement's outputs: ``v2 softmax``."""
+    """Return a name for each output from statement `number`, such as ``v2 softmax``."""
     what = plan.display_name(number)
     return (f"v{number} {what}", *(f"v{number} {what}, output {output}" for output in range(1, count)))
 
 
 def moment(phase: Phase, tensors: dict[str, torch.Tensor | None]) -> Moment:
-    """Return the full tensors at one compared point. -0.0 counts as 0.0."""
+    """Return these full tensors as one compared point in a trace. -0.0 counts as 0.0."""
     found = list(tensors.items())
     flat = [each.detach().double().reshape(-1).numpy(force=True) + 0.0 for _, each in found if each is not None]
     snapshot = Snapshot(

@@ -1,4 +1,4 @@
-"""Reads full tensors from DTensors, and checks that DTensors match their placements."""
+"""Reads full tensors from DTensors, and checks that a DTensor's local tensor matches its placements."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from equivcheck.programs.run.values import chunk
 
 
 class ShapesDisagree(EquivCheckError):
-    """A DTensor's shape differs from its full tensor's shape."""
+    """A DTensor's shape differs from the shape in which `full_tensor()` returns it."""
 
 
 def full_of(value: torch.Tensor) -> torch.Tensor:
-    """Return the full tensor. Raises `ShapesDisagree` if its shape differs from the DTensor's, with the same number of elements.
+    """Return a DTensor's full tensor. A plain tensor is returned as it is.
 
-    If the number of elements differs, nothing is raised, because the comparison with one device finds it.
+    Raises `ShapesDisagree` if its shape differs from the DTensor's, with the same number of elements. If the number of elements
+    differs, nothing is raised, because the comparison with one device finds it.
     """
     if not isinstance(value, DTensor):
         return value
@@ -29,14 +30,14 @@ def full_of(value: torch.Tensor) -> torch.Tensor:
 
 
 class PartsDisagree(EquivCheckError):
-    """A DTensor has another shape or dtype than on one device, or its local shape contradicts its placements."""
+    """A DTensor has another shape or dtype than the tensor on one device, or its local shape contradicts its placements."""
 
 
 def require_parts(value: torch.Tensor, expected: torch.Tensor, coordinate: Sequence[int]) -> None:
-    """Raise `PartsDisagree` if the local tensor's shape contradicts the placements.
+    """Raise `PartsDisagree` if a DTensor's local shape contradicts its placements, or its shape or dtype differs from `expected`.
 
-    `coordinate` is the rank's position on the mesh. `PartsDisagree` is also raised if shape or dtype of the value differ from the
-    expected ones. Reading such a tensor would fail on some ranks only, and the error would not name the operation.
+    `coordinate` is the rank's position on the mesh. Without this check, reading such a tensor would fail on some ranks only, and
+    the error would not name the operation.
     """
     if not (isinstance(value, DTensor) and all(type(each) in (Shard, Replicate, Partial) for each in value.placements)):
         return

@@ -1,4 +1,4 @@
-"""A program's reference: the single-device run, and the noise from runs in which each value is slightly disturbed."""
+"""A tensor program's reference: its run on one device, and tolerances from runs in which each value is slightly changed."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ NOISE_LIMIT = 1e-4
 
 
 def reference_of(plan: ProgramPlan, refused: frozenset[int], num_copies: int) -> Reference:
-    """Return single-device values and gradients, with the noise from `num_copies` disturbed runs.
+    """Return a program's values and gradients on one device, with tolerances from `num_copies` runs with slightly changed values.
 
-    Without gradients if ranks refuse them.
+    `refused` contains statements refused on ranks. If they refuse the backward pass, there are no gradients.
     """
     original = _moments(plan, run_on_one_device(plan, refused), with_gradients=BACKWARD not in refused)
     copies = [original, *(_disturbed_moments(plan, refused, seed) for seed in range(num_copies))]
@@ -59,7 +59,10 @@ def _shapes(copy: tuple[Moment, ...]) -> list[tuple[int, ...]]:
 
 
 def disturbance(seed: int) -> Disturb:
-    """Return a function that changes values by a few units in the last place, relative to the largest value and argument."""
+    """Return a function to change a value's elements by a few units in the last place.
+
+    The unit is relative to the largest element among value and arguments.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def disturb(value: torch.Tensor, arguments: list[torch.Tensor], unit: float) -> torch.Tensor:
@@ -83,7 +86,10 @@ def _moments(plan: ProgramPlan, run: PlainRun, *, with_gradients: bool) -> tuple
 
 
 def doubt_of(expected: Sequence[Expected]) -> Doubt | None:
-    """Return the reason why agreement would prove nothing: noise is as large as the values. None if agreement is evidence."""
+    """Return why agreement with the reference would prove nothing: noise is as large as the values.
+
+    None if agreement is evidence.
+    """
     for each in expected:
         lost = each.tolerances > NOISE_LIMIT * np.maximum(each.scales, 1.0)
         if lost.any():

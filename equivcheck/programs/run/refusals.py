@@ -1,6 +1,6 @@
-"""Recognizes errors by which DTensor or spmd_types clearly refuse an operation.
+"""Recognizes errors with which DTensor or spmd_types clearly refuses an operation.
 
-The program continues with single-device values.
+The program then continues with the values from one device.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LONGEST = 300
 
 
 def refusal(error: BaseException) -> str | None:
-    """Return the error in one line if it clearly says what is not supported; otherwise None."""
+    """Return the error as one line if it clearly says what is not supported; None for any other error."""
     text = f"{type(error).__name__}: {error}{causes(error)}"
     if "CallRefused" in text:  # a simulated collective refused the call, and DTensor should not have called it
         return None

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class RoundingUnit(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While active, records the coarsest dtype among intermediate results."""
+    """Inside this context, record the coarsest floating-point dtype among all operations' results."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

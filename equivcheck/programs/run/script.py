@@ -1,4 +1,4 @@
-"""Writes a program as a script that needs only torch and exits with 1 if ranks differ from one device."""
+"""Writes a tensor program as a script that needs only torch and exits with 1 if ranks differ from one device."""
 
 from __future__ import annotations
 
@@ -140,7 +140,10 @@ if __name__ == "__main__":
 
 
 def script_of_verdict(verdict: ProgramVerdict, *, name: str, seen_on: str) -> str:
-    """Write a script for a checked program. Its title has the result and the torch version (the installed one if empty)."""
+    """Return a script for the program in a verdict. The script's title contains the outcome and the torch version `seen_on`.
+
+    If `seen_on` is empty, the title names the installed version.
+    """
     found = " ".join(escape_unprintable(shorten_to_line(verdict.reason)).split()).replace('"', "'").replace("\\", "/")
     result = f"{verdict.outcome.value} on torch {seen_on or torch.__version__}{': ' if found else ''}{found}"
     return script_of(verdict.program, f"DTensors against the same operations on one device: {result}", name)
@@ -149,7 +152,7 @@ def script_of_verdict(verdict: ProgramVerdict, *, name: str, seen_on: str) -> st
 def script_of(
     program: TensorProgram, title: str = "DTensors against the same operations on one device.", name: str = "repro.py"
 ) -> str:
-    """Write a script for a program. If ranks refuse a statement, the script raises."""
+    """Return a script for a tensor program. If ranks refuse a statement, the script raises."""
     functions = [f"\n\n{source(OPERATIONS[each], OPERATION)}\n" for each in dict.fromkeys(program.operations)]
     arithmetic = [f"\n\n{inspect.getsource(each)}" for each in (values.chunk, values.partial_value, values.weights_of)]
     header = HEADER.format(title=title, num_ranks=program.num_ranks, mesh=program.mesh, name=name)

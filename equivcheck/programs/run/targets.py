@@ -1,4 +1,4 @@
-"""Targets on which ranks can run a tensor program, by name."""
+"""Ways in which ranks can run a tensor program, by name: the targets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BACKEND = "aot_eager"
 
 
 class CompiledTarget(DTensorTarget):
-    """Runs operations under `torch.compile`."""
+    """Runs each operation in a program on DTensors, compiled by `torch.compile`."""
 
     needs_processes = True
 
@@ -27,7 +27,7 @@ class CompiledTarget(DTensorTarget):
         torch._dynamo.reset()
 
     def call(self, statement: Operation, arguments: list[torch.Tensor]) -> Outputs:
-        """Compile the operation for these arguments, and run it."""
+        """Compile a statement's operation for these arguments, and run it."""
         compiled = torch.compile(function_of(statement.name), backend=BACKEND, dynamic=False)
         return call(compiled, statement.name, arguments, statement.dim)
 
@@ -58,7 +58,7 @@ checker; DTensors with each operation compiled, in processes."""
 
 
 def target_of(name: str) -> type[DTensorTarget]:
-    """Return the target with this name. Raises `UsageError`."""
+    """Return the target class with this name. Raises `UsageError` if there is none."""
     if name not in TARGETS:
         raise UsageError(f"target {name!r} is not valid: unknown name. Expected {', '.join(TARGETS)}")
     return TARGETS[name]()

@@ -1,4 +1,4 @@
-"""Values in leaves and constants, and each rank's part. Leaves are dyadic so that partial values sum exactly."""
+"""Values for leaves and constants, and each rank's part. Leaves are dyadic numbers, so that partial values sum exactly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from equivcheck.programs.nouns.program import Constant, Contents, Leaf
 
 
 def full_tensor(statement: Leaf | Constant) -> torch.Tensor:
-    """Return the full tensor for a leaf or constant: float64, except for integers and booleans."""
+    """Return a leaf's or constant's values as a full tensor: float64, or integers or booleans."""
     chance = np.random.default_rng(statement.seed)
     count = math.prod(statement.shape)
     if isinstance(statement, Leaf):
@@ -43,13 +43,16 @@ def _orders(chance: np.random.Generator, statement: Constant) -> torch.Tensor:
 
 
 def weights_of(shape: tuple[int, ...], number: int) -> torch.Tensor:
-    """Return weights that multiply a value before it is summed up for the backward pass."""
+    """Return the factors by which a value's elements are multiplied before they are summed up for the backward pass."""
     count = torch.Size(shape).numel()
     return ((torch.arange(count, dtype=torch.float64) * 7 + number * 3) % 16 - 6.5).view(tuple(shape)) / 8
 
 
 def local_part(full: torch.Tensor, mesh: Sequence[int], coordinate: Sequence[int], placements: Sequence[str]) -> torch.Tensor:
-    """Return the local tensor at mesh `coordinate`: sharded as by `torch.chunk`, or a partial value."""
+    """Return a rank's local tensor: a shard as by `torch.chunk`, or a partial value.
+
+    `coordinate` is the rank's position on the mesh.
+    """
     part = full
     for size, index, placement in zip(mesh, coordinate, placements, strict=True):
         reduction = reduction_of(placement)
@@ -63,7 +66,7 @@ def local_part(full: torch.Tensor, mesh: Sequence[int], coordinate: Sequence[int
 
 
 def chunk(full: torch.Tensor, size: int, index: int, dim: int) -> torch.Tensor:
-    """Return chunk `index` out of `size` along a dim; empty if there are fewer chunks."""
+    """Return chunk `index` if dim `dim` is split into `size` chunks; empty if there are fewer chunks."""
     extent = full.shape[dim]
     length = -(-extent // size)
     start = min(index * length, extent)
@@ -71,7 +74,10 @@ def chunk(full: torch.Tensor, size: int, index: int, dim: int) -> torch.Tensor:
 
 
 def partial_value(full: torch.Tensor, size: int, index: int, reduction: str) -> torch.Tensor:
-    """Return one rank's partial value. No rank has the full value; reducing over the axis with `size` ranks restores it."""
+    """Return the partial value on rank `index`. The reduction over all `size` ranks gives the full value.
+
+    No single rank has the full value.
+    """
     if reduction in ("max", "min"):
         holder = torch.arange(full.numel()).view(full.shape) % size == index
         return torch.where(holder, full, full + (1.0 if reduction == "min" else -1.0))

@@ -1,1 +1,1 @@
-"""Sweeps: every operation under every argument placement on small meshes, and on other operations' results."""
+"""Sweeps: run every operation under all argument placements, on small meshes, also on other operations' results."""

@@ -26,24 +26,24 @@ Features = Iterator[Hashable]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """Progress in one part of a sweep."""
+    """Progress in one part of a sweep, in programs."""
 
     name: str
-    """Feature that is new in this part's programs."""
+    """Feature in this part's programs that is new, such as placements or shapes."""
     num_covered: int
-    """Programs or combinations run so far."""
+    """Programs (or pairs of operations) already run."""
     num_left: int
-    """Programs or combinations left."""
+    """Programs (or pairs of operations) not run yet."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Passes:
-    """All programs in a sweep by pass, and how many ran."""
+    """All programs in a sweep, divided into passes, and how many have run."""
 
     programs: Mapping[str, Sequence[TensorProgram]]
-    """Programs by pass name."""
+    """Programs in each pass, by the pass's name."""
     num_run: Counter[str] = field(default_factory=Counter)
-    """Programs run so far, by pass."""
+    """How many programs have run, by the pass's name."""
 
     def __len__(self) -> int:
         """Programs in all passes."""
@@ -57,19 +57,19 @@ class Passes:
                 self.num_run[name] += 1
 
     def coverage(self) -> tuple[Coverage, ...]:
-        """Count the programs that ran in each pass."""
+        """Return for each pass how many programs have run."""
         return tuple(
             Coverage(name=name, num_covered=self.num_run[name], num_left=len(programs) - self.num_run[name])
             for name, programs in self.programs.items()
         )
 
     def shard(self, number: int, of: int) -> Passes:
-        """Return part `number` (from 1) of each pass. The parts share no program and together contain all."""
+        """Return part `number` (from 1) if each pass is divided into `of` parts. The parts share no program."""
         return Passes(programs={name: programs[number - 1 :: of] for name, programs in self.programs.items()})
 
 
 def order_in_passes(programs: Iterable[TensorProgram]) -> Passes:
-    """Assign each program to one pass."""
+    """Divide a sweep's programs into passes. Each program is in one pass."""
     found: dict[str, list[TensorProgram]] = {name: [] for name in (*_FEATURES, _OTHERS, _FEWER_AXES)}
     for _, of_operation in itertools.groupby(programs, lambda program: program.operations[-1]):
         left, fewer = _by_use_of_axes(_shuffled(of_operation))

@@ -1,4 +1,4 @@
-"""Pairs of operations. The first operation's result is an argument of the second.
+"""Pairs of operations in a sweep. The first operation's result is an argument of the second.
 
 Results with new placements or shapes come first.
 """
@@ -25,7 +25,7 @@ MAX_SHAPES = 4
 
 
 class Novelty(PrintableEnum):
-    """Features of a result that are new as an argument of the second operation, in the order in which they are tried."""
+    """Reason why a result is new as the second operation's argument, in the order in which pairs are tried."""
 
     KIND = "placements and dtypes"
     """Placements and dtype of the result."""
@@ -35,7 +35,7 @@ class Novelty(PrintableEnum):
     """A full `ResultSpec` together with the first operation."""
 
     def feature(self, result: Result) -> Hashable:
-        """Return the feature that must be new; None if a sweep over single operations has it, too."""
+        """Return what must be new in a result. None if a sweep over single operations already has such arguments."""
         kind, spec = result.spec.kind, result.spec
         if self is Novelty.KIND:
             return None if spec.has_kind_of_leaves else kind
@@ -46,30 +46,30 @@ class Novelty(PrintableEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Pairs:
-    """Pairs of operations in the order in which they run, and the number of pairs that ran."""
+    """Pairs of operations in the order in which a sweep runs them, and how many have run."""
 
     results: tuple[Result, ...]
-    """Results from first operations."""
+    """First operations' results."""
     places: tuple[ArgumentPosition, ...]
-    """Arguments of second operations."""
+    """Second operations' arguments, each to be replaced by a result."""
     seed: int = 0
-    """Seed for the order and the other arguments."""
+    """Seed for the pairs' order, and for the second operation's other arguments."""
     world: str = "sim"
     """World in which first operations are checked."""
     num_tried: Counter[Novelty] = field(default_factory=Counter)
-    """Number of tried combinations, by feature."""
+    """How many combinations (a result as an argument) were tried, by novelty."""
     num_covered: Counter[Novelty] = field(default_factory=Counter)
-    """Number of combinations that one device could compute, by feature."""
+    """How many combinations one device could compute, by novelty."""
     _met: set[tuple[ArgumentPosition, Hashable]] = field(default_factory=set)
     _refused: set[Hashable] = field(default_factory=set)
     _right: dict[TensorProgram, bool] = field(default_factory=dict)
 
     def total(self, novelty: Novelty) -> int:
-        """Count all combinations, tried or not."""
+        """Return how many combinations (a result as an argument) have this novelty."""
         return len(self._by_key(novelty)) * len(self.places)
 
     def coverage(self) -> tuple[Coverage, ...]:
-        """Return the combinations tried so far, and the remaining combinations."""
+        """Return for each novelty how many combinations were covered and how many are left."""
         return tuple(
             Coverage(
                 name=f"{each.value} that are new for an operation",

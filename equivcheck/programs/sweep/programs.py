@@ -1,4 +1,4 @@
-"""Programs in a sweep: each has one operation, on leaves under every placement."""
+"""Programs in a sweep over single operations: each runs one operation, with arguments under all placements."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ LIMITED_PARTIALS = tuple(partial(each) for each in REDUCTIONS if each not in OTH
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """Selects the programs to run: operations, shapes, placements and dtypes."""
+    """Selection of programs for a sweep over single operations."""
 
     mesh: tuple[int, ...] = (2,)
-    """Axis sizes."""
+    """Mesh axis sizes."""
     operations: tuple[str, ...] = ()
-    """Operation names; empty for all."""
+    """Operations to run, by name; empty for all operations."""
 
     def programs(self) -> Iterator[TensorProgram]:
-        """Yield all programs, operation by operation."""
+        """Yield all programs in the sweep, operation by operation."""
         for name in self.operations or tuple(OPERATIONS):
             yield from self._of(OPERATIONS[name])
 

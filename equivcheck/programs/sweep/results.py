@@ -1,4 +1,4 @@
-"""Operation results on ranks: DTensor placements, dtypes, strides and shard sizes."""
+"""Runs operations on ranks, and records their results' placements, dtypes, strides and shard sizes."""
 
 from __future__ import annotations
 
@@ -40,50 +40,53 @@ _OF_LEAVES = re.compile(r"R|S\(\d+\)|P\((sum|avg|max)\)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultSpec:
-    """Properties of a result, other than its values, that may affect the next operation."""
+    """Everything about an operation's result, except its values, that may affect the next operation."""
 
     placements: tuple[str, ...]
-    """Placements as torch prints them."""
+    """The result's placements, as torch prints them."""
     dtype: str
-    """Dtype name without ``torch.``."""
+    """The dtype's name, without ``torch.``."""
     num_dims: int
-    """Dims in the full tensor."""
+    """How many dims the full tensor has."""
     sizes: frozenset[str]
-    """Whether shards are uneven or empty."""
+    """``uneven`` or ``empty shard``, if this is so on ranks."""
     memory: frozenset[str]
-    """Special strides, and missing gradients."""
+    """Texts about unusual strides and missing gradients."""
 
     @property
     def kind(self) -> tuple[tuple[str, ...], str]:
-        """Return placements and dtype."""
+        """The result's placements and dtype."""
         return self.placements, self.dtype
 
     @property
     def has_kind_of_leaves(self) -> bool:
-        """Whether a sweep over single operations has inputs with these placements and this dtype."""
+        """Whether leaves can have these placements and this dtype. A sweep over single operations then tries them."""
         return self.dtype == "float64" and all(map(_OF_LEAVES.fullmatch, self.placements))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One result of a program's last statement."""
+    """One result of an operation, with the program that computes it."""
 
     program: TensorProgram
-    """Leaves, constants, and one statement that uses them."""
+    """Program whose last statement computes the result."""
     spec: ResultSpec
-    """Placements, dtype, sizes and strides of the result on the ranks."""
+    """The result's placements, dtype, sizes and strides on ranks."""
     shape: Shape
-    """Full shape."""
+    """The full tensor's shape."""
 
     @property
     def name(self) -> str:
-        """Return the statement's name."""
+        """Operation or statement kind behind the result, such as ``softmax``."""
         last = self.program.statements[-1]
         return last.name if isinstance(last, Operation) else last.tag
 
 
 def first_programs(sweep: Sweep, seed: int = 0) -> Iterator[TensorProgram]:
-    """Yield some programs for each operation in a sweep, and redistributions between all placements."""
+    """Yield the programs whose results are arguments of second operations.
+
+    There are some for each operation in the sweep, and redistributions between all placements.
+    """
     by_operation: dict[str, list[TensorProgram]] = defaultdict(list)
     for program in sweep.programs():
         by_operation[program.operations[-1]].append(program)
@@ -99,7 +102,10 @@ def first_programs(sweep: Sweep, seed: int = 0) -> Iterator[TensorProgram]:
 
 
 def results_on(members: Ranks, programs: Iterable[TensorProgram]) -> Iterator[Result]:
-    """Return all results of the programs that ranks can run. They are not compared with one device."""
+    """Run the programs on ranks, and yield all their results. If ranks fail, the program is skipped.
+
+    The results are not compared with one device.
+    """
     for program in programs:
         try:
             run = members.run(_on_rank, program, deadline=SECONDS, is_user_code=False)

@@ -1,4 +1,4 @@
-"""Programs in which one operation's result is an argument of another operation."""
+"""Programs with one operation's result as another operation's argument."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _TWICE = 0.25
 
 
 def argument_positions(operations: Iterable[str]) -> tuple[ArgumentPosition, ...]:
-    """Return each argument of each operation."""
+    """Return these operations' arguments, each as operation name and argument number."""
     return tuple((name, position) for name in operations for position in range(OPERATIONS[name].num_arguments))
 
 
 def programs_taking(result: Result, place: ArgumentPosition, chance: random.Random) -> Iterator[TensorProgram]:
-    """Return programs with the result as the argument `place` in their last operation. One device may refuse them."""
+    """Yield programs whose last operation takes `result` as its argument `place`. One device may refuse some programs."""
     facts, position = OPERATIONS[place[0]], place[1]
     calls = list(_calls(facts, position, result.shape))
     for _ in range(MAX_ATTEMPTS if calls else 0):

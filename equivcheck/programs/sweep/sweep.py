@@ -1,4 +1,4 @@
-"""Runs a sweep, and groups differences by operation and by facts shared by their programs."""
+"""Runs a sweep, and groups its failures by operation and by facts about their programs."""
 
 from __future__ import annotations
 
@@ -17,51 +17,51 @@ from equivcheck.programs.verdict import ProgramVerdict
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """Programs that fail in the same way at the same operation."""
+    """Programs in a sweep that fail in the same way at the same operation."""
 
     operation: str
     """Operation name."""
     outcome: Outcome
-    """Outcome of the programs."""
+    """Outcome for each program, such as DIVERGED."""
     what: str
-    """First difference or error."""
+    """The first difference or error in a few words, or a known error's id."""
     first: ProgramVerdict
-    """Verdict on the first program."""
+    """Verdict on the first program in the group."""
     facts: frozenset[str]
-    """Facts shared by all programs."""
+    """Facts about all programs in the group; see `facts_of`."""
     num: int = 0
-    """Number of programs."""
+    """How many programs the group has."""
 
     def add(self, found: frozenset[str]) -> None:
-        """Count a program with these facts."""
+        """Count one more program in the group. `found` contains the facts about it."""
         self.num += 1
         self.facts &= found
 
 
 @dataclass(slots=True, kw_only=True)
 class SweepResult:
-    """Sweep result."""
+    """Counts and failures from a sweep."""
 
     outcomes: Counter[Outcome] = field(default_factory=Counter)
-    """Programs by outcome."""
+    """How many programs had each outcome."""
     num_clones: int = 0
-    """Number of programs whose operation did not apply."""
+    """How many programs tested nothing, because their operation did not apply to its arguments."""
     refused: Counter[str] = field(default_factory=Counter)
-    """Programs that every rank refused, by operation."""
+    """For each operation, how many programs every rank refused with a clear error."""
     agreed: Counter[str] = field(default_factory=Counter)
-    """Programs that agree without any refusal, by operation."""
+    """For each operation, how many programs are equivalent without any refusal."""
     groups: dict[tuple[str, Outcome, str], Group] = field(default_factory=dict)
-    """Failures, grouped."""
+    """Failing programs, grouped by operation, outcome and error."""
     stopped: bool = False
     """Whether time ran out before all programs ran."""
 
     @property
     def num_findings(self) -> int:
-        """Count groups not explained by a known issue."""
+        """How many groups have outcome DIVERGED, CRASHED or HUNG. Known errors are not counted."""
         return sum(group.outcome.is_finding for group in self.groups.values())
 
     def add(self, verdict: ProgramVerdict) -> None:
-        """Count a verdict."""
+        """Count the verdict on one program, and add it to its group if the program failed."""
         if verdict.clones:
             self.num_clones += 1
             return
@@ -87,9 +87,9 @@ def run_sweep(
     is_over: Callable[[], bool] = lambda: False,
     only_sinks: bool = False,
 ) -> SweepResult:
-    """Run programs until all are done or `is_over` returns True. None stands for a pair without a program.
+    """Check a sweep's programs until all are done or `is_over` returns True. None stands for a pair without a program.
 
-    With `only_sinks`, ranks read no value before the statements taking it, as in `check_program`.
+    With `only_sinks`, ranks read only values that no statement takes, as in `check_program`.
     """
     found = SweepResult()
     for program in programs:
@@ -104,12 +104,12 @@ def run_sweep(
 
 
 def operation_of(program: TensorProgram) -> str:
-    """Return the name of the last operation."""
+    """Return the name of a program's last operation."""
     return next(each.name for each in reversed(program.statements) if isinstance(each, Operation))
 
 
 def failure_name(verdict: ProgramVerdict) -> str:
-    """Describe the first difference in a few words: phase and difference, or the error."""
+    """Describe a failure in a few words: the known error's id, the first difference's phase and kind, or the error."""
     if verdict.known:
         return verdict.known
     if verdict.divergence is not None:

@@ -1,4 +1,4 @@
-"""Facts about each operation. Its call is a text, the same for plain tensors and DTensors."""
+"""Facts about each torch operation in tensor programs. Its call is a text, the same for plain tensors and DTensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ANY: tuple[Shape, ...] = ((), *VECTORS[:2], *MATRICES, CUBES[0])
 
 
 class ArgumentKind(PrintableEnum):
-    """How a program creates an additional argument."""
+    """How a program creates an operation's second or later argument."""
 
     LEAF = "leaf"
     INDICES = "indices"
@@ -36,75 +36,79 @@ ShapeOf = Callable[[Shape, int], Shape]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
-    """An additional argument, described so that the operation applies to it."""
+    """An operation's second or later argument."""
 
     shapes: tuple[ShapeOf, ...]
-    """Shape, computed from the first argument's shape and the dim. Several shapes if the operation broadcasts."""
+    """Functions that compute the argument's shape from the first argument's shape and ``dim``. There are several if the operation
+    broadcasts.
+    """
     kind: ArgumentKind = ArgumentKind.LEAF
-    """Kind of argument."""
+    """Values in the argument, such as indices or a mask."""
     high: Callable[[Shape, int], int] = lambda _shape, _dim: 1
-    """Exclusive upper bound for integers."""
+    """Function from the first argument's shape and ``dim`` to the exclusive upper bound for integer values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationFacts:
-    """A torch call and its arguments. It applies to all finite inputs that one device accepts.
+    """One torch operation: its call and its arguments. It applies to all finite inputs accepted on one device.
 
-    Shapes, results and expected values need no description, because one device computes them.
+    Results and their shapes need no description, because one device computes them.
     """
 
     name: str
     """Unique name."""
     call: str
-    """Python statements, the last an expression, over ``torch``, ``F``, the arguments ``a``, ``b``, ``c``, and ``dim``."""
+    """Python statements that compute the result from ``torch``, ``F``, the arguments ``a``, ``b``, ``c``, and ``dim``. The last
+    one is an expression.
+    """
     arguments: tuple[Argument, ...] = ()
     """Arguments after the first."""
     takes_dim: bool = False
-    """Whether the call uses ``dim``."""
+    """Whether the call uses the argument ``dim``."""
     shapes: tuple[Shape, ...] = ANY
-    """First argument's shapes in a sweep."""
+    """The first argument's shapes in a sweep."""
     distinct: bool = False
     """Whether the first argument needs distinct values, because torch does not define which equal value comes first."""
 
     drawn: bool = True
-    """Whether random programs use the operation by default. Sweeps use all operations."""
+    """Whether generated programs use the operation by default. Sweeps use all operations."""
 
     @property
     def num_arguments(self) -> int:
-        """Return the number of tensor arguments."""
+        """How many tensors the operation takes."""
         return 1 + len(self.arguments)
 
 
 def first_shape(shape: Shape, _dim: int) -> Shape:
-    """Return the first argument's shape."""
+    """Return the first argument's shape: the further argument has the same shape."""
     return shape
 
 
 def last_dim(shape: Shape, _dim: int) -> Shape:
-    """Return the last dim of the first argument, as a shape."""
+    """Return the shape for a vector as long as the first argument's last dim."""
     return shape[-1:]
 
 
 def row(shape: Shape, _dim: int) -> Shape:
-    """Return the shape of one row of the first argument: its first dim has one element."""
+    """Return the first argument's shape with its first dim reduced to one element, for broadcasting."""
     return (1, *shape[1:])
 
 
 def column(shape: Shape, _dim: int) -> Shape:
-    """Return the shape of one column of the first argument: its last dim has one element."""
+    """Return the first argument's shape with its last dim reduced to one element, for broadcasting."""
     return (*shape[:-1], 1) if shape else ()
 
 
 def scalar(_shape: Shape, _dim: int) -> Shape:
-    """Return the shape of a tensor without dims."""
+    """Return the shape for a tensor without dims, whatever the first argument's shape is."""
     return ()
 
 
 def size_along(shape: Shape, dim: int) -> int:
-    """Return the size along a dim, at least 1."""
+    """Return the first argument's size along `dim`, or 1 if the size is 0 or there is no such dim."""
     return max(1, shape[dim]) if shape and -len(shape) <= dim < len(shape) else 1
 
 
 def operations(calls: dict[str, str], **given: object) -> tuple[OperationFacts, ...]:
-    """Build an entry for each name and call. All other facts are shared."""
+    """Build an entry for each name and its call. `given` contains facts shared by all these operations."""
     return tuple(OperationFacts(name=name, call=call, **given) for name, call in calls.items())  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A known DTensor error. Operations and facts identify it, so that one entry excludes few programs."""
+"""A known DTensor error. Operations and facts identify it, so one entry excludes few programs."""
 
 from __future__ import annotations
 
@@ -27,39 +27,40 @@ SHOWING = ("wrong", "raises", "hangs")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownDifference:
-    """A known error of DTensor: wrong values, or a message that does not name an unsupported placement."""
+    """A known DTensor error: wrong values, or a message that does not name an unsupported placement."""
 
     id: str
     """Short unique name."""
     link: str
-    """Link to the report, or "no report found", and a sentence that describes the error."""
+    """Link to the report, or "no report found", and a sentence about the error."""
     torch: str
-    """Versions in which the error was seen, as a PEP 440 specifier."""
+    """torch versions with the error, as a PEP 440 specifier."""
     shows: Mapping[str, str]
-    """Result of the smallest program over gloo for each torch version, oldest first.
+    """For each torch version, what the smallest program with the error did over gloo. Oldest version first.
 
     Each is one of `SHOWING`, or right, refused, "wrong otherwise" or "raises otherwise".
     """
     operations: tuple[str, ...] = ()
-    """Operations, or statement kinds such as round trips, in which the error shows; empty if `sources` or the evidence suffices.
+    """Operations, or statement kinds such as round trips, in which the error shows. Empty if `sources` or other evidence
+    identifies it.
     """
     sources: tuple[str, ...] = ()
-    """Operations whose result is wrong inside. The error shows in statements computed from this result."""
+    """Operations whose result looks right but is wrong inside. The error shows in statements that use this result."""
     can_change_arguments: bool = False
-    """Whether `sources` change their arguments too, so other statements with the same arguments can fail."""
+    """Whether operations in `sources` also damage their arguments. Other statements with these arguments can then fail."""
     can_swap_gradients: bool = False
-    """Whether ranks can receive the gradient of another tensor, so that any gradient of the program can be wrong."""
+    """Whether a rank can receive the gradient for another tensor. Any gradient in the program can then be wrong."""
     facts: frozenset[str] = frozenset()
-    """Facts that a program must have; see `facts_of`."""
+    """Facts about a program that must all hold; see `facts_of`."""
     any_of: frozenset[str] = frozenset()
-    """Facts of which the program must have at least one; empty if no fact is needed."""
+    """Facts about a program; at least one must hold. Empty if none is needed."""
     phases: tuple[Phase, ...] = ()
-    """Phases in which values can differ first; empty if values do not differ."""
+    """Phases in which the first divergence may lie; empty if no value is wrong."""
     raises: str = ""
-    """Regular expression for a rank's error, or for the rank's stack if it never ends; empty if no rank raises."""
+    """Regular expression for a rank's error, or for its stack if it never ends; empty if no rank raises."""
 
     def could_show(self, program: TensorProgram) -> bool:
-        """Whether a program has the operations and facts needed by the error, on the installed torch."""
+        """Whether the program can show this error on the installed torch, because it has the operations and facts."""
         names, needed = set(map(_name, program.statements)), (*self.operations, *self.sources)
         if (needed and names.isdisjoint(needed)) or not is_torch_in(self.torch):
             return False
@@ -67,7 +68,7 @@ class KnownDifference:
         return self.facts <= found and not (self.any_of and self.any_of.isdisjoint(found))
 
     def explains(self, program: TensorProgram, verdict: Judgement) -> bool:
-        """Whether this error explains the first failure.
+        """Whether this error explains the first failure in a verdict on the program.
 
         The failure must be in one of the error's operations, or in a gradient for such an operation.
         """
@@ -80,11 +81,11 @@ class KnownDifference:
         return is_it and self.could_show(program)
 
     def seen_on(self) -> tuple[str, ...]:
-        """Return the versions with the error."""
+        """Return the torch versions with the error."""
         return tuple(version for version, found in self.shows.items() if found in SHOWING)
 
     def unseen_on(self) -> tuple[str, ...]:
-        """Return the versions without the error: they are right, refuse, or fail in another way."""
+        """Return the torch versions without the error: the program is right, refused, or fails in another way."""
         return tuple(version for version, found in self.shows.items() if found not in SHOWING)
 
     def _is_raised(self, program: TensorProgram, failure: Failure) -> bool:

@@ -28,7 +28,7 @@ The first match explains a finding."""
 
 
 def known_difference(program: TensorProgram, verdict: Judgement) -> KnownDifference | None:
-    """Return the known difference that explains a finding; None if there is none."""
+    """Return the known DTensor error that explains a finding; None if no known error does."""
     if not verdict.outcome.is_finding:
         return None
     return next((each for each in ON_FILE if each.explains(program, verdict)), None)

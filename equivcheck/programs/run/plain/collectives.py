@@ -24,13 +24,16 @@ SUM_HAS_DERIVATIVE = ">=2.11"
 
 
 def lengths(extent: int, size: int) -> list[int]:
-    """Return the sizes of all shards along a dim as by `torch.chunk`, including empty shards at the end."""
+    """Return the sizes of all shards if a dim of size `extent` is split over `size` ranks, with empty shards at the end.
+
+    The rule is that of `torch.chunk`.
+    """
     length = -(-extent // size)
     return [max(0, min(length, extent - index * length)) for index in range(size)]
 
 
 class Collectives:
-    """Collective calls along one mesh axis that change placements of plain tensors."""
+    """Collectives along one mesh axis, by which plain tensors change their placement along this axis."""
 
     def __init__(self, mesh: DeviceMesh, axis: int) -> None:
         self.group: Any = (mesh, axis)
@@ -38,7 +41,7 @@ class Collectives:
         self.name = (mesh.mesh_dim_names or ())[axis]
 
     def all_gather(self, part: torch.Tensor, dim: int, extent: int) -> torch.Tensor:
-        """Gather shards along `dim`, of size `extent`, to a replicated tensor."""
+        """Gather shards along `dim` into a replicated tensor. `extent` is the full size of the dim."""
         longest, rows = -(-extent // self.size), part.movedim(dim, 0)
         padded = _padded(rows, longest)
         gathered = self.gather(padded)
@@ -46,11 +49,11 @@ class Collectives:
         return torch.cat(parts).movedim(0, dim).contiguous()
 
     def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
-        """Sum partial values to a replicated tensor."""
+        """Sum partial values over ranks into a replicated tensor."""
         return self.sum(partial.contiguous())
 
     def reduce_scatter(self, partial: torch.Tensor, dim: int) -> torch.Tensor:
-        """Sum partial values and shard the sum along `dim`."""
+        """Sum partial values over ranks, and shard the result along `dim`."""
         extent = partial.shape[dim]
         longest, rows = -(-extent // self.size), partial.movedim(dim, 0)
         pieces = [_padded(chunk(rows, self.size, rank, 0), longest) for rank in range(self.size)]
@@ -58,7 +61,7 @@ class Collectives:
         return reduced.narrow(0, 0, lengths(extent, self.size)[self.index]).movedim(0, dim).contiguous()
 
     def all_to_all(self, part: torch.Tensor, source: int, extent: int, target: int) -> torch.Tensor:
-        """Change the sharded dim from `source`, of size `extent`, to `target`."""
+        """Exchange shards, so that dim `target` is sharded instead of dim `source`. `extent` is the full size of `source`."""
         pieces = [chunk(part, self.size, rank, target) for rank in range(self.size)]
         own = pieces[self.index].shape
         shapes = [(*own[:source], length, *own[source + 1 :]) for length in lengths(extent, self.size)]
@@ -71,65 +74,71 @@ class Collectives:
         return torch.cat(parts, source)
 
     def shard(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
-        """Shard a replicated tensor along `dim`, without communication."""
+        """Return this rank's shard of a replicated tensor along `dim`, without communication."""
         return chunk(self.as_varying(whole), self.size, self.index, dim).clone()
 
     def to_partial(self, whole: torch.Tensor) -> torch.Tensor:
-        """Make a replicated tensor partial: the first rank keeps the value, all others get zeros."""
+        """Turn a replicated tensor into partial values: the first rank keeps the value, and all other ranks get zeros."""
         return whole * float(self.index == 0)
 
     def shard_to_partial(self, part: torch.Tensor, dim: int, extent: int) -> torch.Tensor:
-        """Make a tensor sharded along `dim` partial, without communication: zeros outside the shard."""
+        """Turn shards along `dim` into partial values: each rank puts zeros outside its shard.
+
+        `extent` is the full size of the dim.
+        """
         before = sum(lengths(extent, self.size)[: self.index])
         sizes = before, extent - before - part.shape[dim]
         zeros = [part.new_zeros((*part.shape[:dim], size, *part.shape[dim + 1 :])) for size in sizes]
         return self.as_partial(torch.cat([zeros[0], part, zeros[1]], dim))
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
-        """Concatenate the rows of all ranks. All ranks have equally many rows."""
+        """Concatenate the rows from all ranks along dim 0. All ranks must have equally many rows."""
         return _waited(functional.all_gather_tensor_autograd(rows, 0, self.group))
 
     def sum(self, partial: torch.Tensor) -> torch.Tensor:
-        """Sum over all ranks."""
+        """Sum a tensor over ranks."""
         if is_torch_in(SUM_HAS_DERIVATIVE):
             return sum_over_group(partial, self.group)
         found: torch.Tensor = Sum.apply(partial, self.group)  # type: ignore[no-untyped-call]
         return found
 
     def sum_parts(self, partial: torch.Tensor) -> torch.Tensor:
-        """Sum over ranks, and return this rank's rows. All ranks get equally many rows."""
+        """Sum a tensor over ranks, and return this rank's part of its rows. All parts have equally many rows."""
         return _waited(functional.reduce_scatter_tensor_autograd(partial, "sum", 0, self.group))
 
     def exchange(self, sent: torch.Tensor, sizes: list[int], received: list[int], largest: int) -> torch.Tensor:  # noqa: ARG002
-        """Send `sizes` elements to each rank and receive `received` from each; no rank sends more than `largest` to another."""
+        """Send `sizes` elements to each rank, and receive `received` elements from each rank.
+
+        No rank sends more than `largest` elements to another rank.
+        """
         return _waited(functional.all_to_all_single_autograd(sent, received, sizes, self.group))
 
     def as_varying(self, whole: torch.Tensor) -> torch.Tensor:
-        """Mark a replicated tensor, because each rank may use it differently."""
+        """Return a replicated tensor for use in different ways on each rank. A subclass marks it for a type checker."""
         return whole
 
     def as_partial(self, part: torch.Tensor) -> torch.Tensor:
-        """Mark this rank's result as a partial value."""
+        """Return a rank's result as a partial value. A subclass marks it for a type checker."""
         return part
 
 
 class Sum(torch.autograd.Function):
-    """Sum over ranks. Its derivative sums the gradients of all ranks, as torch does since 2.11."""
+    """Sum over ranks. In backward, the gradients from all ranks are summed, as torch does since 2.11."""
 
     @staticmethod
     def forward(ctx: Any, partial: torch.Tensor, group: Any) -> torch.Tensor:
-        """Sum over the group."""
+        """Sum a tensor over the ranks in `group`."""
         ctx.group = group
         return sum_over_group(partial, group)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """Sum the gradients over the group."""
+        """Sum the gradient over the ranks in the group."""
         return sum_over_group(gradients[0].contiguous(), ctx.group), None
 
 
 def sum_over_group(partial: torch.Tensor, group: Any) -> torch.Tensor:
-    """Sum over all ranks of a group."""
+    """Sum a tensor over the ranks in `group`."""
     return _waited(functional.all_reduce(partial, "sum", group))
 
 

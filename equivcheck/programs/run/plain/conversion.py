@@ -15,7 +15,7 @@ Placements = tuple[str, ...]
 def convert(
     local: torch.Tensor, shape: Sequence[int], current: Placements, wanted: Placements, axes: Sequence[Collectives]
 ) -> torch.Tensor:
-    """Convert a rank's part of a tensor with full `shape` to other placements.
+    """Change a plain tensor's placements, and return this rank's part. `shape` is the full shape.
 
     If several axes change, or other axes shard the same dims, inner axes are gathered first and sharded again afterwards.
     """
@@ -80,5 +80,7 @@ def _along(local: torch.Tensor, extents: Sequence[int], current: str, wanted: st
 def _sum(local: torch.Tensor, current: str, axis: Collectives) -> torch.Tensor:
     """Convert partial averages to partial sums."""
     if reduction_of(current) not in (None, "sum", "avg"):
-        raise NotImplementedError(f"{current} is not supported on plain tensors: only sums have a derivative")
+        raise NotImplementedError(
+            f"{current} is not supported on plain tensors: only partial sums and averages can be differentiated"
+        )
     return local / axis.size if reduction_of(current) == "avg" else local

@@ -1,4 +1,4 @@
-"""Sharding rules: the placements an operation needs along one axis so that each rank can run the operation on its own part."""
+"""Sharding rules for operations on plain tensors: with which placements each rank can run the operation on its own part."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ PRODUCTS = {"mm": False, "linear": True}
 
 
 def needs(statement: Operation, current: Sequence[str], shapes: Sequence[Shape]) -> Needs:
-    """Return the placements that an operation needs along one axis. All are replicated if no rule fits."""
+    """Return the argument placements along one axis with which each rank can run the operation on its own part.
+
+    Also return the results' placement. If no rule fits, all are replicated.
+    """
     found = _rule(statement, current, shapes)
     return found or ((REPLICATE,) * len(current), REPLICATE)
 

@@ -1,4 +1,4 @@
-"""Programs on plain tensors. Each local tensor has its placements as an attribute."""
+"""Runs tensor programs on plain tensors. Each rank's tensor has its placements as an attribute."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from equivcheck.programs.run.values import local_part
 
 
 class PlainTarget(DTensorTarget):
-    """Runs statements on plain tensors, with a collective for each change of placement."""
+    """Runs a program's statements on plain tensors, with a collective for each change of placement."""
 
     fills_gradients: ClassVar[bool] = True
     collectives: type[Collectives] = Collectives
@@ -29,9 +29,11 @@ class PlainTarget(DTensorTarget):
         self.replicated = (REPLICATE,) * self.mesh.ndim
 
     def distribute(self, full: torch.Tensor, placements: tuple[str, ...]) -> torch.Tensor:
-        """Return this rank's part of a full tensor."""
+        """Return this rank's part from a full tensor, with these placements as an attribute."""
         if any(reduction_of(each) not in (None, "sum", "avg") for each in placements):
-            raise NotImplementedError(f"{placements} is not supported on plain tensors: only sums have a derivative")
+            raise NotImplementedError(
+                f"{placements} is not supported on plain tensors: only partial sums and averages can be differentiated"
+            )
         coordinate = self.mesh.get_coordinate()
         assert coordinate is not None
         return _with_placements(local_part(full, self.program.mesh, coordinate, placements), placements, full.shape)
@@ -41,10 +43,10 @@ class PlainTarget(DTensorTarget):
         return _with_placements(value.clone(), value.placements, value.full_shape)
 
     def call(self, statement: Operation, arguments: list[Any]) -> Outputs:
-        """Run an operation on local parts if its rule allows it, otherwise on replicated tensors.
+        """Run an operation on each rank's own parts if a sharding rule allows it, otherwise on replicated tensors.
 
-        Arguments are converted first. Each axis has its own rule, because the operation on local parts is again the same
-        operation.
+        Arguments first get the placements that the rule needs. Each axis has its own rule, because the operation on local parts
+        is again the same operation.
         """
         current, shapes = [each.placements for each in arguments], [tuple(each.full_shape) for each in arguments]
         along = [needs(statement, [each[axis] for each in current], shapes) for axis in range(self.mesh.ndim)]
@@ -63,19 +65,19 @@ class PlainTarget(DTensorTarget):
         wanted: list[Placements],  # noqa: ARG002 - used by TypedTarget
         left: Placements,  # noqa: ARG002
     ) -> Outputs:
-        """Run the operation on parts with the placements `wanted`, and return results with the placements `left`."""
+        """Run an operation on this rank's parts. `wanted` contains the arguments' placements, `left` the results'."""
         return results_of(statement.name, parts, statement.dim)
 
     def convert_argument(self, value: Any, placements: Placements) -> torch.Tensor:
-        """Convert an argument to the placements its operation needs."""
+        """Return an argument with the placements that the operation needs."""
         return self.convert(value, placements)
 
     def convert(self, value: Any, placements: Placements) -> torch.Tensor:
-        """Convert a value to other placements."""
+        """Return a value with other placements."""
         return convert(value, value.full_shape, value.placements, placements, self.axes)
 
     def redistribute(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
-        """Change the placements of a value."""
+        """Return a value with other placements, as a new tensor."""
         moved = self.convert(value, placements)
         return _with_placements(moved.clone() if moved is value else moved, placements, value.full_shape)
 
@@ -84,16 +86,16 @@ class PlainTarget(DTensorTarget):
         return self.clone(value)
 
     def full_tensor(self, value: Any) -> torch.Tensor:
-        """Return the full tensor.
+        """Return a value's full tensor.
 
-        Only the first rank differentiates it, because the gradient of a replicated tensor is partial.
+        Only the first rank differentiates it, because a replicated tensor's gradient is partial.
         """
         full = self.convert(value, self.replicated)
         share = float(all(axis.index == 0 for axis in self.axes))
         return full * share + (full * (1 - share)).detach() if full.requires_grad and torch.is_grad_enabled() else full
 
     def gradient(self, value: Any) -> torch.Tensor | None:
-        """Return the full gradient of a value; None if the value has no gradient."""
+        """Return a value's gradient as a full tensor; None if it has no gradient."""
         gradient = gradient_of(value, fills=self.fills_gradients)
         if gradient is None:
             return None
@@ -106,11 +108,11 @@ class PlainTarget(DTensorTarget):
             )
 
     def as_value(self, value: Any) -> torch.Tensor:
-        """Return an operation's result with its placements."""
+        """Return an operation's result. If it has no placements, it counts as replicated."""
         return value if hasattr(value, "full_shape") else self.from_replicated(value)
 
     def from_replicated(self, value: torch.Tensor) -> torch.Tensor:
-        """Return a replicated copy of a tensor that every rank has."""
+        """Copy a tensor that all ranks have, and mark it as replicated."""
         return _with_placements(value.clone(), self.replicated, value.shape)
 
     def _full_shape(self, shape: Any, placements: Placements, statement: Operation, arguments: list[Any]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Programs on plain tensors with the collectives of spmd_types, whose type checker judges each statement.
+"""Runs tensor programs on plain tensors with the collectives of spmd_types. Its type checker judges each statement.
 
 Its types correspond to placements along each axis: R is replicated with a partial gradient, V is sharded, P is partial. See
 https://github.com/meta-pytorch/spmd_types.
@@ -26,7 +26,7 @@ from equivcheck.worlds.fake.ranks import FakeRanks
 
 
 class TypedCollectives(Collectives):
-    """Changes placements with the functions of spmd_types."""
+    """Collectives from spmd_types along one mesh axis, by which plain tensors change their placement."""
 
     def __init__(self, mesh: Any, axis: int) -> None:
         super().__init__(mesh, axis)
@@ -42,7 +42,7 @@ class TypedCollectives(Collectives):
         return _tensor(spmd.reduce_scatter(partial, self.group, src=spmd.P, dst=spmd.S(0)))
 
     def exchange(self, sent: torch.Tensor, sizes: list[int], received: list[int], largest: int) -> torch.Tensor:
-        """Exchange pieces padded to the largest size, because gloo refuses pieces of different sizes."""
+        """Exchange pieces after padding them to `largest` elements, because gloo refuses pieces of different sizes."""
         pieces = [torch.cat([piece, piece.new_zeros(largest - len(piece))]) for piece in torch.split(sent, sizes)]
         found = spmd.all_to_all(torch.stack(pieces), self.group, src=spmd.V, dst=spmd.V)
         return torch.cat([row[:length] for row, length in zip(found, received, strict=True)])
@@ -58,12 +58,12 @@ class TypedCollectives(Collectives):
 
 
 class TypedTarget(PlainTarget):
-    """Runs statements with the collectives of spmd_types, without type checks."""
+    """Runs a program's statements with the collectives of spmd_types. Its type checker runs separately, in `type_errors`."""
 
     collectives = TypedCollectives
 
     def results(self, statement: Operation, parts: list[torch.Tensor], wanted: list[Placements], left: Placements) -> Outputs:
-        """Run the operation. If its rule makes results partial, mark the results as partial."""
+        """Run an operation on this rank's parts. If its sharding rule makes the results partial, mark them as partial."""
         found = super().results(statement, parts, wanted, left)
         for number, axis in enumerate(self.axes):
             if reduction_of(left[number]) and not any(reduction_of(each[number]) for each in wanted):
@@ -72,38 +72,38 @@ class TypedTarget(PlainTarget):
 
     @classmethod
     def type_errors(cls, plan: ProgramPlan) -> str:
-        """Return the statement rejected by the type checker, with its message."""
+        """Return the first statement rejected by spmd_types' type checker, with its message; empty if it accepts all."""
         return refused_by_types(plan, cls)
 
 
 class TypeChecks(PlainTarget):
-    """Mixin for a target that runs each statement under the type checker.
+    """Mixin to run each statement under spmd_types' type checker.
 
-    The type of each result must match its placements.
+    Each result's type must match its placements, otherwise `SpmdTypeError` is raised.
     """
 
     def distribute(self, full: torch.Tensor, placements: tuple[str, ...]) -> torch.Tensor:
-        """Distribute, and assert the types."""
+        """Return this rank's part from a full tensor, after checking its type against its placements."""
         part = super().distribute(full, placements)
         spmd.assert_type(part, self._types(placements))
         return part
 
     def from_replicated(self, value: torch.Tensor) -> torch.Tensor:
-        """Replicate, and assert the types."""
+        """Copy a tensor that all ranks have, after checking its type."""
         part = super().from_replicated(value)
         spmd.assert_type(part, self._types(self.replicated))
         return part
 
     def call(self, statement: Operation, arguments: list[Any]) -> Outputs:
-        """Run the operation, and check its results."""
+        """Run an operation under the type checker, and compare its results' types with their placements."""
         return tuple(self._checked(each) for each in _under_types(lambda: super(TypeChecks, self).call(statement, arguments)))
 
     def redistribute(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
-        """Redistribute, and check the result."""
+        """Change placements under the type checker, and compare the result's type with them."""
         return self._checked(_under_types(lambda: super(TypeChecks, self).redistribute(value, placements)))
 
     def clone(self, value: Any) -> torch.Tensor:
-        """Clone under the type checker."""
+        """Clone a value under the type checker."""
         return _tensor(_under_types(lambda: super(TypeChecks, self).clone(value)))
 
     def _types(self, placements: Placements) -> dict[Any, Any]:
@@ -132,7 +132,7 @@ def _tensor(value: Any) -> torch.Tensor:
 
 
 def refused_by_types(plan: ProgramPlan, target: type[TypedTarget]) -> str:
-    """Return the first statement rejected by the type checker, with its message; empty if all are accepted.
+    """Return the first statement rejected by the type checker, with its message; empty if it accepts all statements.
 
     One rank runs alone, because types do not depend on numbers. If wrong numbers cause an error, only statements before it are
     judged.
