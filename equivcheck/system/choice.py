@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class PrintableEnum(Enum):
-    """`Enum` with string values. JSON contains the value; the repr is ``Class.MEMBER``."""
+    """Base class for enums with string values. JSON contains the value; the repr is ``Class.MEMBER``."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}.{self.name}"

@@ -1,4 +1,4 @@
-"""Frequency of Python's garbage collection."""
+"""How often Python's garbage collection runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Checks create little garbage. Default collections take 3 % of a check's CPU time
 
 @contextlib.contextmanager
 def rare_collections() -> Iterator[None]:
-    """Collect garbage rarely inside this context."""
+    """Inside this context, run Python's garbage collection rarely."""
     before = gc.get_threshold()
     gc.set_threshold(*COLLECTION_THRESHOLDS)
     try:

@@ -1,4 +1,4 @@
-"""Run commands with a time limit and end all their child processes."""
+"""Run commands with a time limit, and end all their child processes."""
 
 from __future__ import annotations
 
@@ -19,26 +19,29 @@ _END_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedCommand:
-    """Result of a finished command."""
+    """Exit code and output of a command that has ended."""
 
     code: int | None
-    """Exit code, negative for a signal; None if the command ended at the time limit."""
+    """Exit code, negative for a signal; None if the command was ended at the time limit."""
     printed: str
-    """Text on stdout."""
+    """The command's output on stdout."""
     errors: str
-    """Text on stderr."""
+    """The command's output on stderr."""
 
     @property
     def last_line(self) -> str:
-        """Return the last line on stderr, or on stdout if stderr is empty. The line usually names the error."""
+        """Return the last line on stderr, or on stdout if stderr is empty.
+
+        If the command failed, this line usually names the error.
+        """
         lines = (self.errors.strip() or self.printed.strip()).splitlines()
         return lines[-1].strip() if lines else ""
 
 
 def run(command: Sequence[str], *, seconds: float | None, environment: Mapping[str, str]) -> FinishedCommand:
-    """Run a command with a time limit in seconds.
+    """Run a command, and wait at most `seconds` for its end; None for no limit.
 
-    The command ends at the limit, and if this process is interrupted or killed.
+    The command and its child processes are ended at the limit, and if this process is interrupted or killed.
     """
     with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Read files named by users, write files atomically, and share files without a name."""
+"""Read files that users name, replace files safely, and share files that have no name."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _KINDS = {
 
 
 class UnreadableFile(UsageError):
-    """A file cannot be read or is not a regular text file; the message names it."""
+    """A file that the user named cannot be read, or is not a regular text file. The message contains its path."""
 
 
 def read_text(path: Path | str) -> str:
-    """Read a regular UTF-8 file of at most `MAX_BYTES`. Raises `UnreadableFile`."""
+    """Return the text of a regular UTF-8 file with at most `MAX_BYTES` bytes. Raises `UnreadableFile`."""
     try:
         with open(path, "rb", opener=_open_at_once) as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -42,7 +42,10 @@ def read_text(path: Path | str) -> str:
 
 
 def read_stream(stream: BinaryIO, name: str) -> str:
-    """Read a stream to its end as UTF-8, at most `MAX_BYTES`. Raises `UnreadableFile`."""
+    """Read a stream to its end, and return its UTF-8 text of at most `MAX_BYTES` bytes. Messages call the stream `name`.
+
+    Raises `UnreadableFile`.
+    """
     raw = stream.read(MAX_BYTES + 1)
     if len(raw) > MAX_BYTES:
         raise UnreadableFile(f"{name} is not valid: it is too large. Expected at most {MAX_BYTES:,} bytes.")
@@ -60,7 +63,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def replace_text(file: Path, text: str) -> None:
-    """Write a file atomically. Readers get the old or the new content, even if the disk is full."""
+    """Write a file so that readers see either the old or the new content, even if the disk is full."""
     written = file.with_name(f"{file.name}.part")
     try:
         written.write_text(text, encoding="utf-8")
@@ -72,9 +75,9 @@ def replace_text(file: Path, text: str) -> None:
 
 
 def unnamed_file(num_bytes: int) -> IO[bytes]:
-    """Create a file with this many zero bytes for mapping, in memory if the system supports it.
+    """Create an unnamed file with `num_bytes` zero bytes for memory mapping. It lies in memory if the system supports this.
 
-    The zeros are written because touching a page without disk space would kill the process.
+    The zeros are written at once, because touching a mapped page without disk space would kill the process.
     """
     if hasattr(os, "memfd_create"):
         file: IO[bytes] = os.fdopen(os.memfd_create("equivcheck"), "w+b")

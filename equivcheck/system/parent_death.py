@@ -1,4 +1,4 @@
-"""End processes with their parent, even if the parent is killed. Linux only; elsewhere these functions do nothing."""
+"""End a process when its parent ends, even if the parent is killed. On systems other than Linux these functions do nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Send this process a signal when the thread that started it ends. `parent` is the parent's process id."""
+    """Make the system send this process the signal `number` when the thread that started it ends.
+
+    `parent` is the parent's process id.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
         if os.getppid() != parent:  # it has ended before
@@ -20,18 +23,22 @@ def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 
 
 def code_to_end_with_parent(number: int = signal.SIGKILL) -> str:
-    """Return Python code that ends a new interpreter together with the current thread, unless it calls `outlive_parent`."""
+    """Return Python code for a new interpreter.
+
+    If it runs this code first, it gets the signal `number` when the current thread ends. The new process can cancel this with
+    `outlive_parent`.
+    """
     return f"from equivcheck.system.parent_death import end_with_parent; end_with_parent({os.getpid()}, {int(number)})"
 
 
 def outlive_parent() -> None:
-    """Cancel `end_with_parent`. The process must then notice by itself if its parent is gone."""
+    """Cancel the effect of `end_with_parent` in this process. The process must then notice by itself if its parent has ended."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
 
 
 def command_tied_to_parent(command: Sequence[str]) -> list[str]:
-    """Wrap a command in an interpreter, so that it gets SIGTERM when the current thread ends."""
+    """Return a command that runs `command` and gets SIGTERM when the current thread ends."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     code = f"import os, sys; sys.path.insert(0, {root!r}); {code_to_end_with_parent(signal.SIGTERM)}; "
     return [sys.executable, "-I", "-c", code + "os.execvp(sys.argv[1], sys.argv[1:])", *command]

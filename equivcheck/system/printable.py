@@ -1,4 +1,4 @@
-"""Print text from unknown sources: without terminal control characters, shortened, and wrapped."""
+"""Prepare text from unknown sources for printing: remove terminal control characters, shorten it, and wrap it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ WIDTH = 80
 
 
 def screen_width() -> int:
-    """Return the columns of the reader's terminal if it is wider than `WIDTH`, else `WIDTH`.
+    """Return how many columns the user's terminal has, but at least `WIDTH`.
 
-    The variable COLUMNS counts as a terminal.
+    If the variable COLUMNS is set, it gives the number.
     """
     return max(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
 
 
 def wrap_lines(lines: Iterable[str]) -> list[str]:
-    """Wrap to `screen_width`. A labelled line such as ``  why:   ...`` goes on below its text, any other two columns indented."""
+    """Wrap lines to `screen_width`.
+
+    A labelled line such as `` why: ...`` continues under its text, other lines two columns further in.
+    """
     return [part for line in lines for part in _wrapped(line, screen_width())]
 
 
@@ -34,21 +37,21 @@ def _wrapped(line: str, width: int) -> list[str]:
 
 
 def wrap(text: str, indent: str = "", width: int = WIDTH) -> list[str]:
-    """Wrap into lines with at most `width` columns, all but the first indented. Long words, such as paths, stay whole."""
+    """Wrap a text into lines with at most `width` columns. All lines but the first begin with `indent`. Long words stay whole."""
     return textwrap.wrap(
         escape_unprintable(text), width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
 
 
 def escape_unprintable(text: str) -> str:
-    """Escape all unprintable characters except line breaks and tabs."""
+    """Replace each unprintable character by its Python escape sequence, except line breaks and tabs."""
     return "".join(
         each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode("ascii") for each in text
     )
 
 
 def shorten(text: str, most: int) -> str:
-    """Shorten the text in the middle to at most `most` characters.
+    """Cut characters out of the middle of a text, so that at most `most` characters remain.
 
     The end stays because error messages end with the expected values.
     """

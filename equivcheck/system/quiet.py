@@ -24,13 +24,16 @@ _LOGS_WHAT_IT_RAISES = "torch._subclasses.fake_tensor"
 
 
 def quiet_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment in which a new process prints no torch messages."""
+    """Return the environment variables with which a new process prints no messages from torch."""
     return _QUIET | dict(environment)
 
 
 @contextmanager
 def quiet_torch() -> Iterator[None]:
-    """Silence torch in this process and its children inside this context. torch must not have been imported before."""
+    """Inside this context, torch prints no warnings and log messages, in this process and its child processes.
+
+    torch must not have been imported before.
+    """
     added = {name: value for name, value in _QUIET.items() if name not in os.environ}
     with warnings.catch_warnings():
         if not sys.warnoptions:

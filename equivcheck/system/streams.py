@@ -1,4 +1,4 @@
-"""Standard streams, which may be closed, full, or not read by anybody."""
+"""Standard streams. They may be closed, full, or read by nobody."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from equivcheck.errors import EquivCheckError, UsageError
 
 
 class OutputFailed(EquivCheckError):
-    """A command's output could not be printed."""
+    """A command's output could not be written to stdout."""
 
 
 @contextlib.contextmanager
 def standard_streams() -> Iterator[None]:
-    """Make failing stdout raise `OutputFailed`, and ignore failing stderr, inside this context. Both streams may be closed."""
+    """Inside this context, writing to stdout raises `OutputFailed` if it fails, and failures of stderr are ignored.
+
+    Both streams may be closed.
+    """
     _reserve_numbers()
     before = sys.stdout, sys.stderr
     with contextlib.ExitStack() as undo:
@@ -32,13 +35,13 @@ def standard_streams() -> Iterator[None]:
 
 
 def require_stdout() -> None:
-    """Raise `UsageError` if stdout is closed, because the command could not print its result."""
+    """Raise `UsageError` if stdout is closed, because a command could then not print its result."""
     if sys.stdout is None:
         raise UsageError("standard output is closed. Expected a terminal, a file, a pipe or /dev/null.")
 
 
 def standard_input() -> BinaryIO:
-    """Return binary stdin. Raises `UsageError` if stdin is closed."""
+    """Return stdin as a binary stream. Raises `UsageError` if stdin is closed."""
     if sys.stdin is None:
         raise UsageError("standard input is closed. Expected a file or a pipe with a scenario.")
     return sys.stdin.buffer

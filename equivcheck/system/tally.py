@@ -1,4 +1,4 @@
-"""Count this process's checks by layout, world and outcome, for the pytest summary."""
+"""Count the checks in this process by layout, world and outcome. The pytest summary prints the counts."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _checked: Counter[TallyRow] = Counter()
 
 
 def record_check(layout: str, world: str, outcome: str) -> None:
-    """Count one check of a layout, named as `Layout.name`.
+    """Count one check of a layout (named as in `Layout.name`) in a world.
 
-    `outcome` is its value in JSON, or `IN_PART` if later steps are undecided.
+    `outcome` is the outcome's value in JSON, or `IN_PART` if the check is equivalent but later steps are undecided.
     """
     _checked[layout, world, outcome] += 1
 
 
 def current_counts() -> Counter[TallyRow]:
-    """Return the checks counted since the last `take_counts`, without resetting the counts."""
+    """Return how many checks were counted since the last `take_counts`, for each layout, world and outcome."""
     return _checked.copy()
 
 
 def take_counts() -> Counter[TallyRow]:
-    """Return the checks counted since the last `take_counts`, and reset the counts."""
+    """Return the counts like `current_counts`, then start again from zero."""
     taken = current_counts()
     _checked.clear()
     return taken

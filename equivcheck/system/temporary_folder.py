@@ -31,12 +31,12 @@ _making = threading.Lock()
 
 
 class NoSpace(EquivCheckError):
-    """Temporary files cannot be written. The error says nothing about the scenario."""
+    """No temporary file can be written, for example because the disk is full. This says nothing about the scenario."""
 
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[str]:
-    """Create an empty folder that lasts until the context or the process ends. Raises `NoSpace` if no folder can be created."""
+    """Create an empty folder, and remove it when the context or the process ends. Raises `NoSpace` if this is not possible."""
     _clear_at_first_use()
     try:
         with _making:
@@ -53,7 +53,7 @@ def temporary_folder() -> Iterator[str]:
 
 
 def require_space() -> None:
-    """Raise `NoSpace` if temporary files can no longer be written. A failure with that cause says nothing about the scenario."""
+    """Raise `NoSpace` if no temporary file can be written. A failure for this reason says nothing about the scenario."""
     try:
         with tempfile.TemporaryFile() as file:
             file.write(bytes(_PROBED_BYTES))
@@ -63,7 +63,7 @@ def require_space() -> None:
 
 
 def clear_own() -> None:
-    """Remove this process's folders before it ends abruptly.
+    """Remove all temporary folders of this process, before it ends abruptly.
 
     Other threads block if they create a folder from then on.
     """
@@ -73,7 +73,7 @@ def clear_own() -> None:
 
 
 def clear_abandoned() -> None:
-    """Remove folders left by this user's ended processes."""
+    """Remove temporary folders left by ended processes of this user."""
     with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
             if _NAME.fullmatch(entry.name):

@@ -1,4 +1,4 @@
-"""Threads of this process: count them, wait for a thread's end, and test whether a thread imports a module. Linux only."""
+"""Threads of this process: count them, wait for a thread's end, and find out whether a thread imports a module. Linux only."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _LOOK_SECONDS = 0.0005
 
 
 def num_threads() -> int:
-    """Count threads, including threads started by C++."""
+    """Return how many threads this process has, including threads started by C++."""
     return len(os.listdir(_TASKS))
 
 
 def wait_for_end_of(thread: threading.Thread, seconds: float) -> None:
-    """Wait for a thread to end in the operating system, for at most `seconds`.
+    """Wait until the operating system has ended a thread, for at most `seconds`.
 
     `Thread.join` returns when Python is done with the thread. torch frees its thread-local state after that and needs the GIL. If
     the process exits meanwhile, there is no GIL and C++ aborts ("terminate called without an active exception").
@@ -35,7 +35,7 @@ _bootstrap: Any = importlib._bootstrap  # Python 3.10 to 3.14
 
 
 def holds_import_lock(thread: int | None) -> bool:
-    """Whether a thread holds a module's import lock, and so is importing.
+    """Whether the thread with this id is importing a module, because it holds the module's import lock.
 
     The thread's stack frames would show it too, but walking the frames of a running thread is not safe.
     """

@@ -1,4 +1,4 @@
-"""Installed torch version, and tests whether a version range contains it.
+"""Version of the installed torch, and whether a version range contains it.
 
 Limits, options, expected calls and known issues declare the range in which they hold.
 """
@@ -16,15 +16,15 @@ OLDEST = Version("2.9")
 
 
 def installed_torch() -> Version:
-    """Return the installed torch release; a nightly build counts as its next release.
+    """Return the version of the installed torch. A nightly build counts as its next release.
 
-    Reads metadata, because importing torch is slow.
+    The version is read from package metadata, because importing torch is slow.
     """
     return Version(_installed().base_version)
 
 
 def is_torch_in(versions: str) -> bool:
-    """Whether the installed torch is in a range, a PEP 440 specifier such as ``>=2.9,<2.14``.
+    """Whether a version range contains the installed torch. The range is a PEP 440 specifier such as ``>=2.9,<2.14``.
 
     An empty range contains every version.
     """
