@@ -142,9 +142,9 @@ def diagnosis_of(hint: str, task: Task, values: Values) -> UserDiagnosis:
     # Imported here because most trainings are right.
     from equivcheck.user.diagnosis.diverged import diverged_training
     from equivcheck.user.diagnosis.explain import explanation_of
-    from equivcheck.user.diagnosis.partial_sums import missing_sum
+    from equivcheck.user.diagnosis.place.partial_sums import missing_sum
+    from equivcheck.user.diagnosis.place.where import where_of
     from equivcheck.user.diagnosis.typed import opinion_of_types
-    from equivcheck.user.diagnosis.where import where_of
 
     try:
         types = opinion_of_types(task)

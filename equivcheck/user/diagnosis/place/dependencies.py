@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from equivcheck.user.diagnosis.modules import Key, ModuleTensor
+from equivcheck.user.diagnosis.place.modules import Key, ModuleTensor
 
 _Sources = tuple[frozenset[Key], frozenset[str]]
 _NONE: _Sources = (frozenset(), frozenset())

@@ -12,11 +12,11 @@ from equivcheck.oracle.reference.noise import ABSOLUTE, FACTOR
 from equivcheck.training.threads import one_thread
 from equivcheck.user.batches import convert_batch
 from equivcheck.user.compared_phases import without_phases
-from equivcheck.user.diagnosis.dependencies import Dependencies
 from equivcheck.user.diagnosis.diverged import DivergedTraining, parameters_by_name
 from equivcheck.user.diagnosis.interception import observe_clipping
-from equivcheck.user.diagnosis.modules import Key, ModuleTensor, WatchedRun, watched_device, watched_rank
-from equivcheck.user.diagnosis.parts import Agreement, PartComparer, Status, distance, norm_of
+from equivcheck.user.diagnosis.place.dependencies import Dependencies
+from equivcheck.user.diagnosis.place.modules import Key, ModuleTensor, WatchedRun, watched_device, watched_rank
+from equivcheck.user.diagnosis.place.parts import Agreement, PartComparer, Status, distance, norm_of
 from equivcheck.user.randomness import seed_generators
 from equivcheck.user.ranks import build_model
 from equivcheck.user.reference import perturbed_start, reference_from

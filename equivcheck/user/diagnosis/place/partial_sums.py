@@ -13,9 +13,9 @@ from torch import nn
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.batches import map_tensors
 from equivcheck.user.diagnosis.diverged import DivergedTraining
-from equivcheck.user.diagnosis.modules import Key
+from equivcheck.user.diagnosis.place.modules import Key
+from equivcheck.user.diagnosis.place.where import Where, noun_of
 from equivcheck.user.diagnosis.repair import CONFIRMED, is_right_with
-from equivcheck.user.diagnosis.where import Where, noun_of
 from equivcheck.user.lazy_diagnosis import UserDiagnosis
 from equivcheck.user.loop import default_step, train
 from equivcheck.user.ranks import reader_and_batches, task_and_mesh

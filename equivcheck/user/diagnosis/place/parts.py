@@ -12,7 +12,7 @@ import torch
 
 from equivcheck.diagnosis.evidence import RankCoordinate
 from equivcheck.oracle.reference.noise import FACTOR
-from equivcheck.user.diagnosis.modules import ModuleTensor
+from equivcheck.user.diagnosis.place.modules import ModuleTensor
 from equivcheck.user.task import OTHER_AXES, POSITION_AXES, Task
 from equivcheck.worlds.trace.pieces import select_piece
 

@@ -1,0 +1,1 @@
+"""Find the first module whose values are wrong."""
