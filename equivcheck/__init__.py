@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from equivcheck.recording.watch.record import record
     from equivcheck.scenario import Layout, Scenario, Training
     from equivcheck.scenario.file_format.codec import from_json, to_json
+    from equivcheck.user.batch_splits.smallest import smallest
+    from equivcheck.user.batch_splits.splits import BatchSplits
     from equivcheck.user.check import check_training
     from equivcheck.user.matrix.matrix import Matrix, matrix
     from equivcheck.user.optimizer_check.check import check_optimizer
     from equivcheck.user.optimizer_check.result import OptimizerVerdict
-    from equivcheck.user.restart import Restart
-    from equivcheck.user.smallest import smallest
-    from equivcheck.user.splits import BatchSplits
+    from equivcheck.user.resuming.restart import Restart
     from equivcheck.user.trainers.model import TrainerModel
     from equivcheck.user.trainers.protocol import LocalPart, Trainer
     from equivcheck.worlds.world import World
@@ -52,9 +52,9 @@ _HOMES = {
     "equivcheck.user.matrix.matrix": ("Matrix", "matrix"),
     "equivcheck.user.optimizer_check.check": ("check_optimizer",),
     "equivcheck.user.optimizer_check.result": ("OptimizerVerdict",),
-    "equivcheck.user.restart": ("Restart",),
-    "equivcheck.user.smallest": ("smallest",),
-    "equivcheck.user.splits": ("BatchSplits",),
+    "equivcheck.user.resuming.restart": ("Restart",),
+    "equivcheck.user.batch_splits.smallest": ("smallest",),
+    "equivcheck.user.batch_splits.splits": ("BatchSplits",),
     "equivcheck.user.trainers.model": ("TrainerModel",),
     "equivcheck.user.trainers.protocol": ("LocalPart", "Trainer"),
     "equivcheck.worlds.world": ("World",),

@@ -37,7 +37,7 @@ from equivcheck.presentations.fields import Role, unsplit_lists
 from equivcheck.presentations.format import Format
 from equivcheck.presentations.presentation import Kind, Presentation, presentations
 from equivcheck.system.tally import record_check
-from equivcheck.user.no_update import NO_STEP
+from equivcheck.user.messages.no_update import NO_STEP
 from equivcheck.user.usage import named_in_errors
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.state.keeper import StateKeeper, preserved_state

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from equivcheck.scenario import LowPrecision, MixedPrecision
-    from equivcheck.user.restart import Restart
-    from equivcheck.user.splits import BatchSplits
+    from equivcheck.user.batch_splits.splits import BatchSplits
+    from equivcheck.user.resuming.restart import Restart
     from equivcheck.user.task import Loss, TrainStep
     from equivcheck.user.traces.cuts import Cuts
     from equivcheck.user.trainers.protocol import Trainer
@@ -157,7 +157,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     )
     check = partial(check_task, world=world, schedule_seed=schedule_seed, deadline=deadline, explain=explain)
     if batch_splits:
-        from equivcheck.user.splits import BatchSplits, check_splits
+        from equivcheck.user.batch_splits.splits import BatchSplits, check_splits
 
         return check_splits(task, batch_splits if isinstance(batch_splits, BatchSplits) else BatchSplits(), world, check)
     return check(task)

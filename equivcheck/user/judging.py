@@ -18,18 +18,18 @@ from equivcheck.oracle.verdict.sentences import sentence
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.system.tally import record_check
 from equivcheck.user.batches import require_parts
-from equivcheck.user.compared_phases import ABOUT_REPORTED, phases_left_out, require_same_reports, without_phases
 from equivcheck.user.diagnosing import NO_MEAN, Diagnosing, Values, diagnosis_of_failure, diagnosis_of_restart
 from equivcheck.user.lazy_diagnosis import LazyDiagnosis, UserDiagnosis
-from equivcheck.user.notes import missing_evidence, notes_on
-from equivcheck.user.parts import first_part, require_restart, second_part
+from equivcheck.user.messages.notes import missing_evidence, notes_on
 from equivcheck.user.precision.advice import on_narrowing, on_precision
 from equivcheck.user.precision.kept import require_kept
 from equivcheck.user.precision.policy import precision_text, require_precision
 from equivcheck.user.precision.run import RoundedRun, casting_of, exact_task
 from equivcheck.user.reference import SingleDeviceRun
+from equivcheck.user.resuming.parts import first_part, require_restart, second_part
 from equivcheck.user.running import members_of, run_training
 from equivcheck.user.task import Task
+from equivcheck.user.traces.compared_phases import ABOUT_REPORTED, phases_left_out, require_same_reports, without_phases
 from equivcheck.user.traces.measures import Measures, first_gradients, measures_of
 from equivcheck.user.traces.settings import UserTrace, other_settings
 from equivcheck.user.usage import API

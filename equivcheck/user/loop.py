@@ -16,9 +16,9 @@ from equivcheck.training.accumulate import scalar_value
 from equivcheck.training.settings import settings_of
 from equivcheck.user.batches import microbatches
 from equivcheck.user.diagnosis.interception import call_before_clipping, observe_clipping
-from equivcheck.user.hints import invalid_loss, note_on_outputs
-from equivcheck.user.parts import WHOLE, Part
+from equivcheck.user.messages.hints import invalid_loss, note_on_outputs
 from equivcheck.user.precision.kept import widened_float32
+from equivcheck.user.resuming.parts import WHOLE, Part
 from equivcheck.user.task import Loss, Task, TrainStep, takes_names
 from equivcheck.user.traces.names import TensorNames
 from equivcheck.user.traces.optimizers import GradientReader, optimizers_in

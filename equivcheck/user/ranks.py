@@ -12,9 +12,9 @@ from torch.distributed.fsdp import FSDPModule
 from equivcheck.user.batches import complex_parameter, convert_batch, convert_model, part_number, rank_batch
 from equivcheck.user.frames import module_in_errors
 from equivcheck.user.loop import train
-from equivcheck.user.parts import WHOLE, Part
 from equivcheck.user.precision.policy import PrecisionObserver, policy_of
 from equivcheck.user.randomness import RowShard, mask_dropout, seed_generators
+from equivcheck.user.resuming.parts import WHOLE, Part
 from equivcheck.user.task import Task, with_mesh
 from equivcheck.user.traces.cuts import ShardBoxes
 from equivcheck.user.traces.names import TensorNames

@@ -16,14 +16,14 @@ from equivcheck.oracle.reference.noise import NUM_CONFIRMATIONS, NUM_PERTURBATIO
 from equivcheck.oracle.reference.reference import Reference
 from equivcheck.training.threads import one_thread
 from equivcheck.user.batches import convert_batch, perturb_batch, perturbation_factors, same_loss_ranks, split
-from equivcheck.user.hints import note_on
 from equivcheck.user.loop import train
-from equivcheck.user.outside import state_outside
-from equivcheck.user.parts import WHOLE, Part, second_part
+from equivcheck.user.messages.hints import note_on
 from equivcheck.user.randomness import Masked, RowShard, seed_generators
 from equivcheck.user.ranks import build_model
+from equivcheck.user.resuming.parts import WHOLE, Part, second_part
 from equivcheck.user.task import Task
 from equivcheck.user.traces.names import TensorNames
+from equivcheck.user.traces.outside import state_outside
 from equivcheck.user.traces.reader import Reader
 from equivcheck.user.traces.settings import UserTrace
 from equivcheck.user.usage import invalid

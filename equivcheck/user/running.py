@@ -11,9 +11,9 @@ from equivcheck.layouts.composition.running import PROCESSES, THREADS, require_s
 from equivcheck.oracle.verdict.description import shorten_to_line
 from equivcheck.system.temporary_folder import temporary_folder
 from equivcheck.user.frames import place_lines
-from equivcheck.user.parts import WHOLE, Part, first_part, second_part
-from equivcheck.user.rank_logs import quiet_ranks
+from equivcheck.user.messages.rank_logs import quiet_ranks
 from equivcheck.user.ranks import process_trace, rank_trace
+from equivcheck.user.resuming.parts import WHOLE, Part, first_part, second_part
 from equivcheck.user.task import Task
 from equivcheck.user.traces.settings import UserTrace
 from equivcheck.user.trainers.recording import trainer_trace

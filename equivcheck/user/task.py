@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from equivcheck.errors import did_you_mean
 from equivcheck.scenario import LowPrecision, MixedPrecision
 from equivcheck.user.randomness import MaskShapes
-from equivcheck.user.restart import Restart
+from equivcheck.user.resuming.restart import Restart
 from equivcheck.user.traces.cuts import Cuts
 from equivcheck.user.trainers.protocol import Trainer
 from equivcheck.user.usage import invalid, require_call

@@ -10,8 +10,8 @@ from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.oracle.verdict.description import axes_in_words, divergence_lines, heading
 from equivcheck.oracle.verdict.verdict import Judgement
 from equivcheck.system.printable import wrap_lines
-from equivcheck.user.failure_text import failure_lines, stack_lines
 from equivcheck.user.lazy_diagnosis import LazyDiagnosis
+from equivcheck.user.messages.failure_text import failure_lines, stack_lines
 from equivcheck.user.traces.measures import Measures
 
 

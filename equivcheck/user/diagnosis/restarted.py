@@ -19,8 +19,8 @@ from equivcheck.diagnosis.words import join_words, name_ranks, tensors
 from equivcheck.layouts.composition.running import RanksResult
 from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.reference.reference import Reference
-from equivcheck.user.parts import Part, first_part, second_part
 from equivcheck.user.reference import SingleDeviceRun, trace_of
+from equivcheck.user.resuming.parts import Part, first_part, second_part
 from equivcheck.user.traces.names import TensorNames
 from equivcheck.user.traces.optimizers import optimizers_in
 from equivcheck.user.traces.settings import TrainingState, UserTrace, other_settings

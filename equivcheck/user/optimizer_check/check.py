@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from equivcheck.user.optimizer_check.result import OptimizerVerdict
-    from equivcheck.user.restart import Checkpointing
+    from equivcheck.user.resuming.restart import Checkpointing
     from equivcheck.worlds.ranks import Ranks
     from equivcheck.worlds.world import World
 

@@ -27,7 +27,7 @@ from equivcheck.user.optimizer_check.cases import (
 )
 from equivcheck.user.optimizer_check.causes import cause_of
 from equivcheck.user.optimizer_check.result import CaseResult, OptimizerVerdict
-from equivcheck.user.restart import Restart
+from equivcheck.user.resuming.restart import Restart
 from equivcheck.user.task import Task, mesh_of, with_mesh
 from equivcheck.user.usage import invalid, named_in_errors
 from equivcheck.user.verdict import UserVerdict

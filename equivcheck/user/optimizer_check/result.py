@@ -8,7 +8,7 @@ from equivcheck.oracle.verdict.description import axes_in_words, divergence_line
 from equivcheck.oracle.verdict.verdict import Judgement, Outcome
 from equivcheck.scenario.scenario import count
 from equivcheck.system.printable import wrap_lines
-from equivcheck.user.failure_text import failure_lines
+from equivcheck.user.messages.failure_text import failure_lines
 from equivcheck.user.optimizer_check.cases import OptimizerCase
 
 _MOST = 4

@@ -10,8 +10,8 @@ from torch.distributed.tensor import DTensor
 
 from equivcheck.training.read import pieces_of, snapshot
 from equivcheck.user.batches import convert_batch, microbatches, rank_batch
-from equivcheck.user.parts import Part
 from equivcheck.user.ranks import build_model, task_and_mesh
+from equivcheck.user.resuming.parts import Part
 from equivcheck.user.task import Task
 from equivcheck.user.traces.reported import NOTHING, named_tensors, reported_snapshot
 from equivcheck.user.traces.settings import UserTrace

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from equivcheck import NotEquivalent, Outcome, check_training
-from equivcheck.user.no_update import NO_GRADIENT, NO_RATE, NO_STEP, NO_UPDATE, OTHER_PARAMETERS
+from equivcheck.user.messages.no_update import NO_GRADIENT, NO_RATE, NO_STEP, NO_UPDATE, OTHER_PARAMETERS
 from equivcheck.worlds.trace.differences import Phase
 from support.verdicts import first_divergence
 from unit.user.programs import STEPS, batches, brought, said

@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from equivcheck import Outcome, check_training
-from equivcheck.user.failure_text import MAX_LINES, failure_lines
 from equivcheck.user.frames import place_lines
+from equivcheck.user.messages.failure_text import MAX_LINES, failure_lines
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
 from unit.user.programs import brought, in_ddp
 

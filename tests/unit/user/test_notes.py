@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from equivcheck import Outcome, check_training
-from equivcheck.user.notes import COMPILED, NOT_PARALLEL, ONE_RANK
+from equivcheck.user.messages.notes import COMPILED, NOT_PARALLEL, ONE_RANK
 from equivcheck.user.ranks import process_trace
 from equivcheck.user.task import Task
 from equivcheck.worlds.pool import ranks

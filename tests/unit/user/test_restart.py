@@ -20,7 +20,7 @@ from equivcheck import Outcome, Restart, UsageError, check_training
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ElementType, MixedPrecision
 from equivcheck.user.diagnosis.restarted import NOTHING_LOST
-from equivcheck.user.notes import FAILED_AFTER, FAILED_BEFORE
+from equivcheck.user.messages.notes import FAILED_AFTER, FAILED_BEFORE
 from equivcheck.worlds.trace.differences import Phase
 from unit.user.programs import adam, batches, brought, in_ddp
 

@@ -11,7 +11,6 @@ from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.reference.noise import ABSOLUTE, FACTOR
 from equivcheck.training.threads import one_thread
 from equivcheck.user.batches import convert_batch
-from equivcheck.user.compared_phases import without_phases
 from equivcheck.user.diagnosis.diverged import DivergedTraining, parameters_by_name
 from equivcheck.user.diagnosis.interception import observe_clipping
 from equivcheck.user.diagnosis.place.dependencies import Dependencies
@@ -20,6 +19,7 @@ from equivcheck.user.diagnosis.place.parts import Agreement, PartComparer, Statu
 from equivcheck.user.randomness import seed_generators
 from equivcheck.user.ranks import build_model
 from equivcheck.user.reference import perturbed_start, reference_from
+from equivcheck.user.traces.compared_phases import without_phases
 from equivcheck.user.traces.settings import UserTrace
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import ranks

@@ -73,7 +73,7 @@ def _smaller(arguments: Mapping[str, Any], verdict: UserVerdict) -> Iterator[dic
     if splits and not verdict.split:
         yield {**arguments, "batch_splits": False}
     elif splits:
-        from equivcheck.user.splits import BatchSplits
+        from equivcheck.user.batch_splits.splits import BatchSplits
 
         given = splits if isinstance(splits, BatchSplits) else BatchSplits()
         if given.only != (verdict.split,):

@@ -7,7 +7,7 @@ from math import prod
 import torch
 
 from equivcheck.user.batches import tensors_of
-from equivcheck.user.no_update import reason_for_no_update
+from equivcheck.user.messages.no_update import reason_for_no_update
 from equivcheck.user.task import Task
 from equivcheck.worlds.failure import Failure
 from equivcheck.worlds.ranks import Ranks, Run

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from equivcheck.user.restart import Checkpointing, Restart
+from equivcheck.user.resuming.restart import Checkpointing, Restart
 from equivcheck.user.task import Task, data_axes_of, loss_axes_of, mesh_of
 from equivcheck.user.usage import invalid
 

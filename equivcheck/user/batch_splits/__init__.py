@@ -1,0 +1,1 @@
+"""Batches split into microbatches in other ways."""

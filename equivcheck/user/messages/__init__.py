@@ -1,0 +1,1 @@
+"""Notes, hints and texts about failures, for users."""

@@ -1,0 +1,1 @@
+"""Trainings that save a checkpoint, and continue from it."""
