@@ -45,7 +45,7 @@ def canonical_name(name: str) -> str:
 
 
 def default_slots(model: nn.Module) -> tuple[Slot, ...]:
-    """Return a slot for each distinct parameter in a model. Parameters are plain tensors or DTensors."""
+    """Return a `Slot` for each distinct parameter in a model. A slot says which elements of the parameter this rank has."""
     return tuple(
         Slot(parameter=parameter, pieces=(piece_of(canonical_name(name), parameter),))
         for name, parameter in model.named_parameters()
@@ -155,7 +155,7 @@ def redistribute_like(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Te
 
 
 def snapshot(slots: Sequence[Slot], pieces: tuple[Piece, ...], tensors: Iterable[torch.Tensor | None]) -> Snapshot:
-    """Copy one tensor's local values for each slot, such as the parameter or its gradient."""
+    """Copy one tensor's local values for each `Slot`, such as the parameter or its gradient."""
     present: list[bool] = []
     fits: list[bool] = []
     dtypes: list[str] = []
@@ -218,7 +218,7 @@ def state_snapshot(state: State, slots: Sequence[Slot]) -> Snapshot:
 
 
 def state_slots(state: State, slots: Sequence[Slot]) -> list[tuple[Slot, torch.Tensor]]:
-    """Return a slot and a tensor for each entry in the optimizer state. The slot's pieces are named ``parameter/key``."""
+    """Return each tensor in the optimizer state with a `Slot`, whose pieces are named ``parameter/key``."""
     found: list[tuple[Slot, torch.Tensor]] = []
     for slot in slots:
         for key, value in state.get(slot.parameter, {}).items():
@@ -242,6 +242,6 @@ def buffer_snapshot(model: nn.Module) -> Snapshot:
 
 
 def buffer_slots(model: nn.Module) -> list[Slot]:
-    """Return a slot for each buffer in a model."""
+    """Return a `Slot` for each buffer in a model. A slot says which elements of the buffer this rank has."""
     named = ((canonical_name(name), buffer) for name, buffer in model.named_buffers())
     return [Slot(parameter=buffer, pieces=(piece_of(name, buffer),)) for name, buffer in named]

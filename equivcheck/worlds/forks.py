@@ -132,7 +132,10 @@ class _Copy:
         self.out: set[int] = set()
 
     def is_left(self) -> bool:
-        """Read new messages, and return whether a copy may still run, apart from `multiprocessing` processes."""
+        """Read new messages from the forked process, and return whether it may still run.
+
+        Processes of `multiprocessing` are not counted.
+        """
         while select.select([self.pipe], [], [], 0)[0]:
             message = os.read(self.pipe, _MESSAGE.size)
             if not message:

@@ -65,9 +65,9 @@ class _Canvas:
         self.placed: list[Positions] = []
 
     def note(self, misfits: Iterable[Misfit]) -> None:
-        """Keep one misfit per tensor and kind: the first, or the one farthest from the reference.
+        """Keep one misfit for each tensor and kind of difference: the first, or the one farthest from the reference.
 
-        Ranks without the tensor, or with the same wrong form, share one misfit.
+        Ranks without the tensor, or with the same wrong shape or type, share one misfit.
         """
         for misfit in misfits:
             key = misfit.name, misfit.difference
@@ -78,7 +78,7 @@ class _Canvas:
                 self.misfits[key] = replace(kept, ranks=tuple(dict.fromkeys((*kept.ranks, *misfit.ranks))))
 
     def place(self, where: Positions, local: Vector) -> DifferingElements:
-        """Add a rank's values. An element that an earlier rank holds is compared bit for bit."""
+        """Add a rank's local values at these positions. Return the elements that differ in some bit from an earlier rank's."""
         if len(where) and where.min() < 0:
             where, local = where[where >= 0], local[where >= 0]
         self.placed.append(where)

@@ -95,7 +95,7 @@ def _scores(query: torch.Tensor, key: torch.Tensor, unseen: torch.Tensor | None)
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> torch.Tensor:
-        """Compute weights relative to the largest score.
+        """Compute attention with softmax weights relative to the largest score, and save the logarithm of each softmax sum.
 
         Takes query, key and value, each (rows, heads, positions, width), a mask or None, and a function that rounds logarithms.
         """
@@ -111,7 +111,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Compute weights relative to the sum's logarithm."""
+        """Compute the softmax weights again from the saved logarithms, then the gradients."""
         (gradient,), (query, key, value, found, logarithm) = gradients, ctx.saved_tensors
         weights = (_scores(query, key, ctx.unseen) - logarithm).exp()
         inner = ctx.rounded((gradient * found).sum(-1, keepdim=True))

@@ -55,17 +55,17 @@ class _PartialSums:
         self._size += partial_sum.abs()
 
     def clear(self, _optimizer: torch.optim.Optimizer, _step: int) -> None:
-        """Forget the sizes at the start of a step."""
+        """Forget the partial sums of the last step."""
         self._size.zero_()
 
     def measure(self, _optimizer: torch.optim.Optimizer, _step: int) -> None:
-        """Store the partial sums' sizes relative to the gradient before clipping. Zero if the gradient is zero."""
+        """Store how large the partial sums are relative to the gradient, before clipping. Zero if the gradient is zero."""
         gradient = self.parameter.grad
         self._share = torch.zeros_like(self._size) if gradient is None else self._size / gradient.abs()
         self._share[~self._share.isfinite()] = 0.0
 
     def move(self, before: torch.Tensor, generator: np.random.Generator) -> None:
-        """Change the parameter's update by the partial sums' rounding."""
+        """Change the parameter's last update by rounding errors as large as those of its partial sums."""
         units = torch.from_numpy(generator.uniform(-1.0, 1.0, before.shape)).to(before.dtype)
         with torch.no_grad():
             self.parameter.add_((self.parameter - before) * self._share * units * torch.finfo(before.dtype).eps)

@@ -20,7 +20,7 @@ class DoubledBackward(DTensorTarget):
     """Bug: a redistribution doubles the gradient in backward."""
 
     def redistribute(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
-        """Bug: redistribute, and double the gradient in backward."""
+        """Bug: redistribute the value, but double its gradient in backward."""
         moved = super().redistribute(value, placements)
         if moved.requires_grad:
             moved.register_hook(lambda gradient: gradient * 2)  # type: ignore[no-untyped-call]
@@ -31,7 +31,7 @@ class DroppedAllReduce(DTensorTarget):
     """Bug: a redistribution uses partial values without reducing them."""
 
     def redistribute(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
-        """Bug: relabel partial values as replicated before redistributing."""
+        """Bug: treat each rank's partial values as replicated, without the all-reduce, before redistributing."""
         kept = [Replicate() if each.is_partial() else each for each in value.placements]
         if kept == list(value.placements):
             return super().redistribute(value, placements)
@@ -54,7 +54,7 @@ class SwappedRows(DTensorTarget):
     """Bug: a redistribution from one sharded dim to another reverses each rank's rows."""
 
     def redistribute(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
-        """Bug: redistribute, and reverse the rows after moving to another sharded dim."""
+        """Bug: redistribute the value, but reverse each rank's rows if another dim is sharded afterwards."""
         moved = super().redistribute(value, placements)
         assert isinstance(moved, DTensor)
         pairs = zip(value.placements, moved.placements, strict=True)
@@ -69,7 +69,7 @@ class ElementwiseRule(DTensorTarget):
     planted_in: ClassVar[frozenset[str]] = frozenset(ALONG_A_DIM)
 
     def call(self, statement: Operation, arguments: list[torch.Tensor]) -> Outputs:
-        """Bug: run affected operations on each rank's own shard."""
+        """Bug: run operations along a dim, such as softmax, on each rank's own shard."""
         if statement.name not in self.planted_in:
             return super().call(statement, arguments)
         whole: Any = arguments[0]

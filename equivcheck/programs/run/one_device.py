@@ -230,10 +230,7 @@ def _exact(statement: Statement, arguments: list[torch.Tensor], applies: bool) -
 
 
 def differentiate(program: TensorProgram, full_values: list[torch.Tensor]) -> None:
-    """Run the backward pass.
-
-    It starts from the weighted sum over the full values of all statements whose value no statement takes.
-    """
+    """Run the backward pass, starting from a weighted sum over the full values that no other statement takes."""
     sinks = {number: full_values[number] for number in program.sinks()}
     summed = [(value.double() * weights_of(value.shape, number)).sum() for number, value in sinks.items() if value.requires_grad]
     if summed:

@@ -69,7 +69,7 @@ class Passes:
 
 
 def order_in_passes(programs: Iterable[TensorProgram]) -> Passes:
-    """Divide a sweep's programs into passes. Each program is in one pass."""
+    """Divide a sweep's programs into passes, which run one after another. Each program is in one pass."""
     found: dict[str, list[TensorProgram]] = {name: [] for name in (*_FEATURES, _OTHERS, _FEWER_AXES)}
     for _, of_operation in itertools.groupby(programs, lambda program: program.operations[-1]):
         left, fewer = _by_use_of_axes(_shuffled(of_operation))

@@ -12,7 +12,7 @@ class Region:
     """
 
     def gather_input(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the layer's input as a replicated tensor."""
+        """Return the layer's input as a replicated tensor. Here it is replicated already."""
         return values
 
     def copy_to_ranks(self, values: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -23,11 +23,14 @@ class Region:
         return values, weights
 
     def reduce_output(self, addend: torch.Tensor) -> torch.Tensor:
-        """Reduce the ranks' partial sums to the layer's output."""
+        """Reduce the ranks' partial sums to the layer's output. Here the argument is already the output."""
         return addend
 
     def bias_on_first_rank(self, bias: torch.Tensor) -> torch.Tensor:
-        """Return the bias on the first rank and zeros on others, so that the sum over ranks contains the bias once."""
+        """Return the bias that this rank adds to its partial sum: the bias on the first rank, zeros on others.
+
+        The reduced output then contains the bias once. Here it is returned unchanged.
+        """
         return bias
 
 

@@ -78,7 +78,7 @@ class _Visit:
         self.thread = threading.Thread(target=self._serve, args=(program,), daemon=True, name=f"fake-rank-{rank}")
 
     def make_group(self, options: Any, _: Any) -> LoneGroup:
-        """Create a group; `torch.distributed` calls this for the simulated backend."""
+        """Create a process group. `torch.distributed` calls this method to create groups."""
         ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
         return LoneGroup(self.board, self.rank, options.group_id, ranks, options.group_rank)
 

@@ -50,7 +50,7 @@ class ForkServer:
             self._num_users += 1
 
     def leave(self) -> None:
-        """Count one user less. If no world uses the server any more, end it."""
+        """Count one user less. If no gloo world uses the server any more, end it."""
         with self._lock:
             self._num_users -= 1
             if not self._num_users:

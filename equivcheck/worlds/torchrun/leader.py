@@ -43,7 +43,7 @@ class Leader:
 
     @property
     def is_usable(self) -> bool:
-        """Whether another run is possible."""
+        """Whether another program can run, because no earlier run has failed."""
         return self._unusable is None
 
     def do(self, work: Callable[[], T]) -> T:

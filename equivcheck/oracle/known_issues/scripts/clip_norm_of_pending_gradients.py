@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 
 def main() -> float:
-    """Compare the clipped gradient with an explicitly clipped one."""
+    """Clip a Partial gradient with `clip_grad_norm_`, and compare it with the explicitly scaled full gradient."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     inputs = torch.arange(8.0, dtype=torch.float64).reshape(4, 2)
     weight = nn.Parameter(distribute_tensor(torch.ones(3, 2, dtype=torch.float64), mesh, [Replicate()]))

@@ -10,7 +10,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 
 def main() -> None:
-    """Run the backward for two outputs, then for one."""
+    """Run backward through a column-parallel linear with two outputs, then with one."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for outputs in (2, 1):
         linear = parallelize_module(nn.Linear(3, outputs), mesh, ColwiseParallel())

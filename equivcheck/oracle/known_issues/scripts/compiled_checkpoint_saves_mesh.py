@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 def main() -> None:
-    """Compute attention on the output of a linear with DTensors."""
+    """Run attention on DTensors with activation checkpointing, first in eager mode, then compiled."""
     mesh = init_device_mesh("cpu", (1,))
     weight = nn.Parameter(distribute_tensor(torch.ones(2, 2), mesh, [Replicate()]))
 

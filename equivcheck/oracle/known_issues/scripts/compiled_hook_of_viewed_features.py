@@ -12,7 +12,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 
 def main() -> None:
-    """Compute the outputs for four sequences with two positions each."""
+    """Run a compiled FSDP1 unit with three column-parallel linears on four sequences."""
     mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
     linears = nn.Sequential(nn.Linear(2, 4, bias=False), nn.Linear(4, 2), nn.Linear(2, 6, bias=False))
     model = parallelize_module(linears, mesh["tp"], {name: ColwiseParallel(output_layouts=Replicate()) for name in "012"})

@@ -12,7 +12,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 
 def main() -> None:
-    """Compute the outputs for three sequences, then for four."""
+    """Run a compiled FSDP1 unit with column-parallel linears on three sequences, then on four."""
     mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
     model = parallelize_module(nn.Sequential(nn.Linear(2, 8)), mesh["tp"], {"0": ColwiseParallel(output_layouts=Replicate())})
     unit = FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=False, device_mesh=mesh["dp"])

@@ -31,7 +31,7 @@ def length(values: torch.Tensor, route: Route) -> torch.Tensor:
 
 
 def main() -> float:
-    """Follow two routes, compiled and eager."""
+    """Compute the lengths of two routes with compiled and with eager code, and return the difference."""
     compiled, one = torch.compile(length, backend="eager"), torch.ones(())
     routes = (Route(Place.THERE, Place.THERE), Route(Place.THERE, Place.HERE))
     found = [[float(follow(one, route)) for route in routes * 2] for follow in (length, compiled)]

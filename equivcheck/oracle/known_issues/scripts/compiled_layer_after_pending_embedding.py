@@ -20,7 +20,7 @@ def as_local(_module: nn.Module, outputs: DTensor, _mesh: DeviceMesh) -> torch.T
 
 
 def main() -> float:
-    """Compute the gradient for an embedding before a compiled linear."""
+    """Compute the gradient of a row-parallel embedding in front of a compiled linear."""
     mesh = init_device_mesh("cpu", (2,))
     embedding = parallelize_module(nn.Embedding(4, 2), mesh, RowwiseParallel(input_layouts=Replicate()))
     linear = distribute_module(nn.Linear(2, 2, bias=False), mesh, None, as_dtensor, as_local)

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def main() -> None:
-    """Train for two steps."""
+    """Train a compiled tensor-parallel layer in DDP for two steps."""
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})

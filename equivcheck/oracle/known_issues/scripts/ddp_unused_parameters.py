@@ -22,7 +22,7 @@ class Model(nn.Module):
 
 
 def main() -> float:
-    """Compare the gradient after one backward with the mean over ranks."""
+    """Run one backward with an unused layer, and compare the gradient with the mean over ranks."""
     rank, size = dist.get_rank(), dist.get_world_size()
     model = DistributedDataParallel(Model())
 

@@ -14,7 +14,7 @@ def squared(values: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def main() -> None:
-    """Compute the gradient with plain and with sharded tensors."""
+    """Compute the gradient of a squared loss with plain tensors and with DTensors."""
     size = dist.get_world_size()
     mesh = init_device_mesh("cpu", (size,))
     squared(torch.ones(2 * size, 3, requires_grad=True), torch.zeros(3, 2 * size)).backward()

@@ -7,7 +7,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 
 def main() -> float:
-    """Compare the mean on one device with that of the sharded tensor."""
+    """Compare the mean of a plain tensor with the mean of a DTensor that has uneven shards."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
 
     whole = torch.arange(2.0 * dist.get_world_size() - 1)

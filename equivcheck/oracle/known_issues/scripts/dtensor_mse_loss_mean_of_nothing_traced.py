@@ -6,7 +6,7 @@ from torch.nn.functional import mse_loss
 
 
 def gradient(values: torch.Tensor) -> torch.Tensor:
-    """Gradient computed from the loss."""
+    """Return the gradient of `mse_loss` against zeros."""
     values = values.detach().requires_grad_()
     return torch.autograd.grad(mse_loss(values, torch.zeros_like(values)), values)[0]
 

@@ -18,7 +18,7 @@ def on_rank_0(values: torch.Tensor) -> torch.Tensor:
 
 
 def main() -> float:
-    """Draw random numbers in both placements and compare them between ranks."""
+    """Draw random numbers for sharded and for replicated DTensors, and compare them between ranks."""
     rank, size = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh("cpu", (size,))
 

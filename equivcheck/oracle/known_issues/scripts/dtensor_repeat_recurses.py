@@ -9,7 +9,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 
 def main() -> None:
-    """Average two copies of four rows, then of eight."""
+    """Compile a function that repeats and averages rows of a DTensor, and run it on four rows, then on eight."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     repeated = torch.compile(lambda values: values.unsqueeze(1).repeat(1, 2, 1).mean(1), backend="aot_eager")
     for rows in (4, 8):

@@ -12,7 +12,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 
 class Heads(nn.Module):
-    """Two heads. Their width is computed from the input's shape."""
+    """Module with two heads, whose width is computed from the shape of the input."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Heads(nn.Module):
 
 
 def main() -> None:
-    """Run heads with two widths, each in its own FSDP unit."""
+    """Compile two tensor-parallel layers whose heads have different widths, each in its own FSDP unit."""
     mesh = init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("dp", "tp"))
     model = nn.Sequential(Heads(2), Heads(4))
     for layer in model:

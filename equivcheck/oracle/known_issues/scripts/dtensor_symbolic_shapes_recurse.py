@@ -23,7 +23,7 @@ class Layer(nn.Module):
 
 
 def main() -> None:
-    """Run two layers with different widths, each in its own FSDP unit."""
+    """Compile two tensor-parallel layers with different widths, each in its own FSDP unit."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     model = nn.Sequential(Layer(8, 10), Layer(10, 8))
     for index, layer in enumerate(model):

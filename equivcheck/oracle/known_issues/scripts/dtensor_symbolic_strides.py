@@ -23,7 +23,7 @@ class Layer(nn.Module):
 
 
 def main() -> None:
-    """Run a layer on two rows, stored by columns and by rows."""
+    """Run a compiled tensor-parallel layer on two rows, stored by columns and then by rows."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model = parallelize_module(Layer(), mesh, {"linear": ColwiseParallel(output_layouts=Replicate())})
     model.compile(backend="aot_eager")

@@ -30,7 +30,7 @@ class Scores(nn.Module):
 
 
 def main() -> None:
-    """Run heads with two widths, each in its own FSDP unit."""
+    """Compile two tensor-parallel layers whose heads have different widths, each in its own FSDP unit."""
     mesh = init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("dp", "tp"))
     model = nn.Sequential(Scores(2), Scores(4))
     for layer in model:

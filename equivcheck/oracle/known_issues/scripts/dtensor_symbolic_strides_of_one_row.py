@@ -28,7 +28,7 @@ def shard(_name: str, module: nn.Module, mesh: dist.DeviceMesh) -> None:
 
 
 def main() -> None:
-    """Run a layer on two rows per rank, then on one."""
+    """Run a compiled layer on DTensors with two rows per rank, then with one."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model = distribute_module(Layer(), mesh, shard)
     model.compile(backend="aot_eager")

@@ -10,7 +10,7 @@ from torch.distributed.pipelining.schedules import ScheduleDualPipeV
 
 
 def main() -> float:
-    """Train three layers behind a frozen one."""
+    """Train four pipeline stages, the first one frozen, and compare the gradient of the second with one device."""
     torch.set_default_dtype(torch.float64)  # torch 2.9 receives the next stage's first message, int64, in the default dtype
     rank = dist.get_rank()
     torch.manual_seed(0)

@@ -11,7 +11,7 @@ from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_modul
 
 
 def main() -> None:
-    """Look up one token."""
+    """Look up a token in an embedding that is sharded by tokens and has no row on the last rank."""
     mesh = init_device_mesh("cpu", (4,))
     embedding = parallelize_module(nn.Embedding(5, 2), mesh, RowwiseParallel(input_layouts=Replicate()))
     print("rank", dist.get_rank(), "looked up", embedding(torch.tensor([0])))

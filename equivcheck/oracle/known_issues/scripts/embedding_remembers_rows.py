@@ -11,7 +11,7 @@ from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_modul
 
 
 def main() -> None:
-    """Compute gradients for embeddings with four and with five tokens."""
+    """Compute gradients for sharded embeddings with four and with five tokens."""
     mesh = init_device_mesh("cpu", (2,))
     for tokens in (4, 5):
         embedding = parallelize_module(nn.Embedding(tokens, 1), mesh, RowwiseParallel(input_layouts=Replicate()))

@@ -28,7 +28,7 @@ def tied() -> nn.Sequential:
 
 
 def main() -> None:
-    """Train for two steps."""
+    """Run forward and backward twice."""
     model = FullyShardedDataParallel(
         tied(), auto_wrap_policy=ModuleWrapPolicy({Middle}), device_id=torch.device("cpu"), use_orig_params=True
     )

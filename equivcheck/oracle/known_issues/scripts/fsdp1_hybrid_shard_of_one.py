@@ -8,7 +8,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
 
 def main() -> float:
-    """Compare each replica's gradient with the mean over all replicas."""
+    """Run backward with one shard and several replicas, and compare the gradient with the mean over replicas."""
     rank, size = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh("cpu", (size, 1), mesh_dim_names=("replicate", "shard"))
 

@@ -9,7 +9,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 
 def main() -> float:
-    """Clip the gradients 4 and 1 for a model with one weight, which only rank 0 holds."""
+    """Clip twice by the infinity norm, with gradients 4 and 1 for a weight that only rank 0 holds."""
     model = FullyShardedDataParallel(nn.Linear(1, 1, bias=False), device_id=torch.device("cpu"), use_orig_params=True)
 
     expected, norms = [4.0, 1.0], []

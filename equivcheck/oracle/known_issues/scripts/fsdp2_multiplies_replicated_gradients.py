@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_module
 
 
 def main() -> float:
-    """Compare the gradient of a bias with the number of rows."""
+    """Compute the gradient of a bias for a sum over all rows, and compare it with the number of rows."""
     size = dist.get_world_size()
     mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("dp",))
     model = nn.Linear(1, 1)

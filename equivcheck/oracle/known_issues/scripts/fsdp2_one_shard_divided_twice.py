@@ -12,7 +12,7 @@ FACTOR = 4.0
 
 
 def main() -> float:
-    """Compare the gradient of a sum with 1 / factor."""
+    """Set a gradient divide factor, and compare the gradient of a sum with 1 / `FACTOR`."""
     model = nn.Linear(1, 1, bias=False)
     fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     model.set_gradient_divide_factor(FACTOR)

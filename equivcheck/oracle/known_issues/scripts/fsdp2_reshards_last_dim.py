@@ -12,7 +12,7 @@ from torch.distributed.tensor import Shard
 
 
 def main() -> None:
-    """Run forward and backward through one linear."""
+    """Shard a linear along dim 1 with `reshard_after_forward=2`, and run forward and backward."""
     model = nn.Linear(4, 4, bias=False)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     fully_shard(model, mesh=mesh, shard_placement_fn=lambda _: Shard(1), reshard_after_forward=2)

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 
 def cut(values: DTensor) -> DTensor:
-    """Keep this rank's rows."""
+    """Shard the values by rows, so that this rank keeps its part."""
     return values.redistribute(placements=[Shard(0)])
 
 

@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 
 def main() -> None:
-    """Compute gradients for a loss on two rows, one with an ignored label."""
+    """Compute gradients of a vocabulary-parallel loss with class weights and one ignored label."""
     mesh = init_device_mesh("cpu", (2,))
     logits = distribute_tensor(torch.arange(8.0).view(2, 4), mesh, [Shard(1)]).requires_grad_()
     labels, weights = torch.tensor([3, -100]), torch.linspace(0.5, 1.5, 4)

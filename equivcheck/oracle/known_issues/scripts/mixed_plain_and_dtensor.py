@@ -23,7 +23,7 @@ def raises(name: str, action: Callable[[], object]) -> bool:
 
 
 def main() -> bool:
-    """Train three linears, the last of which is replicated as a plain tensor."""
+    """Clip gradients of DTensors and plain tensors together, and update both with foreach AdamW."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
     parallelize_module(model, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})

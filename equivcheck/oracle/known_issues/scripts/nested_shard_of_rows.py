@@ -9,7 +9,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 
 def main() -> float:
-    """Distribute five rows and gather them again."""
+    """Shard five rows twice over a flattened 2 x 2 mesh, gather them, and return the difference."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
     mesh["outer", "inner"]._flatten("all")
 

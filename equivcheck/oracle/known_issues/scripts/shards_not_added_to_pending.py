@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor, Partial, Shard
 
 
 def main() -> None:
-    """Add a sharded tensor with ones to a partial one."""
+    """Add a sharded DTensor to a Partial one in place."""
     mesh = init_device_mesh("cpu", (2,))
     pending = DTensor.from_local(torch.ones(2, 2), mesh, (Partial(),))
     pending += DTensor.from_local(torch.ones(1, 2), mesh, (Shard(0),))

@@ -10,7 +10,7 @@ from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble
 
 
 def main() -> float:
-    """Train a layer behind a frozen one."""
+    """Train two pipeline stages, the first one frozen, and compare the gradient of the second with one device."""
     torch.set_default_dtype(torch.float64)  # torch 2.9 receives the next stage's first message, int64, in the default dtype
     rank = dist.get_rank()
     torch.manual_seed(0)

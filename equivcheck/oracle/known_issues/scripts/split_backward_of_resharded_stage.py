@@ -14,7 +14,7 @@ from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble
 
 
 def main() -> float:
-    """Train two stages, each sharded over one rank and resharded after forward."""
+    """Train two pipeline stages, each with FSDP2 over one rank and resharded after forward."""
     torch.set_default_dtype(torch.float64)  # torch 2.9 receives the next stage's first message, int64, in the default dtype
     torch.manual_seed(0)
     rank, mesh = dist.get_rank(), init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "pp"))

@@ -22,7 +22,7 @@ class Twice(nn.Module):
 
 
 def main() -> None:
-    """Run one step with two stages."""
+    """Run one step of a pipeline with two stages that use their weight twice."""
     torch.set_default_dtype(torch.float64)  # torch 2.9 receives the next stage's first message, int64, in the default dtype
     rank = dist.get_rank()
     stage = PipelineStage(Twice(), rank, 2, torch.device("cpu"))

@@ -20,7 +20,7 @@ class Flattened(nn.Module):
 
 
 def main() -> None:
-    """Run one step with three stages."""
+    """Run one step of a pipeline with three stages whose outputs are views."""
     torch.set_default_dtype(torch.float64)  # torch 2.9 receives the next stage's first message, int64, in the default dtype
     rank = dist.get_rank()
     stage = PipelineStage(Flattened(), rank, 3, torch.device("cpu"))

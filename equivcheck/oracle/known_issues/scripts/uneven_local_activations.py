@@ -10,7 +10,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 
 def main() -> None:
-    """Run two linears with three features between them on two ranks."""
+    """Run a column-parallel and a row-parallel linear with three features between them on two ranks."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
     parallelize_module(model, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})

@@ -53,7 +53,7 @@ class LinearKind(LayerKind):
         return (linear,) if layer.auxiliary is None else (linear, replace(linear, name="auxiliary", runs=layer.auxiliary))
 
     def shardings(self, layer: Layer) -> tuple[LayerSharding, ...]:  # noqa: ARG002 - of the base class
-        """Return colwise and rowwise sharding."""
+        """Return column-parallel and row-parallel sharding."""
         return (LayerSharding(split=Split.COLWISE), LayerSharding(split=Split.ROWWISE))
 
     def gradient_order(self, layer: Layer, in_features: int, *, autocast: bool = False) -> tuple[str, ...]:

@@ -17,11 +17,11 @@ class _Board(Protocol):
 
     @property
     def scheduler(self) -> Any:
-        """Scheduler with the baton."""
+        """Scheduler of the world's ranks."""
 
     @property
     def store_waiters(self) -> list[int]:
-        """Ranks waiting for a write to a store."""
+        """Ranks that wait until another rank writes to a store."""
 
 
 class PatientStore(Store):  # type: ignore[misc]  # torch says nothing of its type
