@@ -61,7 +61,7 @@ def open_ranks(world: str, size: int | None = None) -> Ranks:
     if size is None and world != TORCHRUN:
         raise UsageError(f"size None is not valid for {world}. Expected a number of ranks, such as World({world!r}, size=2).")
     if size is not None and size < 1:
-        raise UsageError(f"size {size} is not valid: a world needs a rank. Expected 1 or more.")
+        raise UsageError(f"size {size} is not valid: a world needs at least one rank. Expected 1 or more.")
     if world in LOCAL_WORLDS and size is not None and size > MAX_LOCAL_RANKS:
         raise UsageError(
             f"size {size:,} is not valid: {world} runs every rank on this machine. Expected 1 to {MAX_LOCAL_RANKS}, or fake."

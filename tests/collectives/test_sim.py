@@ -301,7 +301,10 @@ def test_a_size_that_does_not_fit_is_an_error_of_its_rank(world: World) -> None:
             lambda: dist.group.WORLD.allreduce([torch.ones(1)]).result(),
             r"result of all_reduce.sum is not valid before wait",
         ),
-        (lambda: dist.broadcast(torch.ones(1), src=7), r"broadcast: root 7 is not valid: it is not a member. Expected 0 to 1"),
+        (
+            lambda: dist.broadcast(torch.ones(1), src=7),
+            r"broadcast: root 7 is not valid: it is not a member. Expected a rank within the group, 0 to 1",
+        ),
         (
             lambda: dist.all_reduce(torch.ones(1, dtype=torch.int16)),
             r"all_reduce.sum: torch.int16 is not supported: gloo transfers only",

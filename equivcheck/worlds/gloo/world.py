@@ -33,7 +33,7 @@ class GlooRanks(Ranks):
 
     def __init__(self, size: int) -> None:
         if size < 1:
-            raise UsageError(f"size {size} is not valid: a gloo world needs a rank. Expected 1 or more.")
+            raise UsageError(f"size {size} is not valid: a gloo world needs at least one rank. Expected 1 or more.")
         super().__init__(size)
         self._lock = threading.Lock()
         self._processes = _Processes()

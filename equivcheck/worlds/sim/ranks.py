@@ -58,7 +58,7 @@ class SimRanks(Ranks):
 
     def __init__(self, size: int) -> None:
         if size < 1:
-            raise EquivCheckError(f"size {size} is not valid: a sim world needs a rank. Expected 1 or more.")
+            raise EquivCheckError(f"size {size} is not valid: a sim world needs at least one rank. Expected 1 or more.")
         super().__init__(size)
         self._threads: RankThreads | None = None
         self._state = StateKeeper()

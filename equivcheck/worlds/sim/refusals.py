@@ -78,7 +78,7 @@ def check_root(op: str, root: int, size: int) -> None:
     """Raise `CallRefused` if `root` is not a rank within a group with `size` members."""
     if not 0 <= root < size:
         raise CallRefused(
-            f"{op}: root {root} is not valid: it is not a member. Expected 0 to {size - 1}, the rank within the group."
+            f"{op}: root {root} is not valid: it is not a member. Expected a rank within the group, 0 to {size - 1}."
         )
 
 

@@ -129,7 +129,7 @@ def _entered(place: Place, store: Any) -> Any:
         store.wait([_ADDRESS], timedelta(seconds=START_SECONDS))
         return connect_to_leader(store.get(_ADDRESS), place.rank)
     except RuntimeError as error:
-        raise RanksDidNotStart(f"world torchrun: rank {place.rank} waited in vain for rank 0: {error}") from error
+        raise RanksDidNotStart(f"world torchrun: rank {place.rank} got no address from rank 0: {error}") from error
 
 
 def _make_group(member: Leader | Follower, name: str) -> None:

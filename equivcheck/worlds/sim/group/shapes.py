@@ -21,7 +21,7 @@ def check_one(op: str, tensors: Sequence[object]) -> None:
     """
     if len(tensors) != 1:
         raise CallRefused(
-            f"{op}: a list of {len(tensors)} tensors is not supported on a simulated rank: pass one, or run over gloo."
+            f"{op}: a list of {len(tensors)} tensors is not supported on a simulated rank: pass one tensor, or run over gloo."
         )
 
 
@@ -58,7 +58,8 @@ def check_part(op: str, output: torch.Tensor, parts: Tensors, member: int, size:
         raise CallRefused(f"{op}: got {len(parts)} inputs in a group of {size} ranks. Expected one input for each rank.")
     if parts[member].shape != output.shape or parts[member].dtype != output.dtype:
         raise CallRefused(
-            f"{op}: output {_described([output])} is not valid for input {_described([parts[member]])}. Expected equal ones."
+            f"{op}: output {_described([output])} is not valid for input {_described([parts[member]])}. "
+            "Expected equal dtypes and shapes."
         )
 
 
@@ -71,7 +72,7 @@ def check_wholes(op: str, parts: Tensors, wholes: Tensors, size: int) -> None:
         if not theirs or not shape or shape[0] != size * theirs[0] or shape[1:] != theirs[1:] or part.dtype != whole.dtype:
             raise CallRefused(
                 f"{op}: part {part.dtype} {list(theirs)} is not valid for the full tensor {whole.dtype} {list(shape)}. Expected "
-                f"equal types and shapes, with {size} times the part's size along dim 0"
+                f"equal dtypes, and equal shapes except that the full tensor is {size} times as long along dim 0."
             )
 
 
