@@ -183,9 +183,9 @@ def _blocks(copies: Copies) -> Iterator[Numbers]:
 
 
 def scales_of(phase: Phase, table: Table, own: Vector) -> Vector:
-    """Return for each tensor the largest norm among tensors of the same kind. `own` contains the tensors' norms.
+    """Return for each tensor the largest norm among tensors of the same kind, such as all gradients.
 
-    Each key in optimizer state and each reported value is its own kind.
+    `own` contains the tensors' norms. Each key in optimizer state and each reported value is its own kind.
     """
     if not len(own):
         return own

@@ -30,7 +30,7 @@ AGAIN = "again: run the case below in @example(...), or its JSON in `equivcheck 
 
 
 class Outcome(PrintableEnum):
-    """Result of a check."""
+    """Outcome of a check, such as EQUIVALENT or DIVERGED."""
 
     EQUIVALENT = "equivalent"
     DIVERGED = "diverged"

@@ -87,7 +87,7 @@ def run_sweep(
     is_over: Callable[[], bool] = lambda: False,
     only_sinks: bool = False,
 ) -> SweepResult:
-    """Check a sweep's programs until all are done or `is_over` returns True. None stands for a pair without a program.
+    """Check a sweep's programs until all are done or `is_over` returns True. None among `programs` is skipped.
 
     With `only_sinks`, ranks read only values that no statement takes, as in `check_program`.
     """

@@ -50,7 +50,7 @@ class Parameter(LayerParameter):
         return math.prod(self.shape)
 
     def is_used_at(self, step: int) -> bool:
-        """Whether the parameter is used in a step."""
+        """Whether a forward in this step uses the parameter."""
         return self.runs is None or (self.runs is AuxiliaryLinear.EVEN_STEPS and step % 2 == 0)
 
 

@@ -86,5 +86,5 @@ def row_of(name: str) -> StateRow | None:
 
 
 def unclassified_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names without a row, in sorted order."""
+    """Return, in sorted order, the names that no row in `states.toml` covers."""
     return tuple(sorted(name for name in names if row_of(name) is None))

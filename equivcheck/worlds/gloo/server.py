@@ -90,7 +90,7 @@ class _Server:
         self._control = control
 
     def answer(self, request: bytes, fds: tuple[int, ...]) -> None:
-        """Execute the owner's request and reply."""
+        """Carry out a request from the process that started the server, such as to fork a rank, and send the result."""
         verb, about = pickle.loads(request)
         reply: int | None = None
         if verb == "fork":
@@ -125,7 +125,7 @@ class _Server:
         return None
 
     def stop(self, pids: tuple[int, ...]) -> None:
-        """Kill ranks and wait until they have ended."""
+        """Kill these ranks' processes, and wait until they have ended."""
         alive = [pid for pid in pids if pid in self.ranks]
         for pid in alive:
             _kill_group(pid)

@@ -83,13 +83,13 @@ class TypeChecks(PlainTarget):
     """
 
     def distribute(self, full: torch.Tensor, placements: tuple[str, ...]) -> torch.Tensor:
-        """Return this rank's part from a full tensor, after checking its type against its placements."""
+        """Return this rank's part from a full tensor, and check its type against its placements."""
         part = super().distribute(full, placements)
         spmd.assert_type(part, self._types(placements))
         return part
 
     def from_replicated(self, value: torch.Tensor) -> torch.Tensor:
-        """Copy a tensor that all ranks have, after checking its type."""
+        """Copy a tensor that all ranks have, and check that the copy's type is replicated."""
         part = super().from_replicated(value)
         spmd.assert_type(part, self._types(self.replicated))
         return part

@@ -17,7 +17,7 @@ KEPT_CALLS = 4096
 
 
 class Issued(NamedTuple):
-    """A collective, as a rank calls it."""
+    """One call to a collective on one rank, recorded before gloo runs it."""
 
     op: str
     """Operation as in `Call.op`."""
@@ -43,7 +43,7 @@ class Mismatch:
 
     @property
     def text(self) -> str:
-        """Describe both calls in one line."""
+        """Both calls in one line, with their ranks."""
         (rank, call), (other, theirs) = self.calls
         return f"rank {rank} issued {call}, but rank {other} issued {theirs}"
 

@@ -59,7 +59,7 @@ class GroupIdentity(_ProcessGroup):  # type: ignore[misc]  # torch's overloads d
         return self._store
 
     def rank(self) -> int:
-        """Caller's rank within the group."""
+        """Rank of the caller within the group."""
         self.require_own()
         return self.member
 
@@ -79,7 +79,7 @@ class GroupIdentity(_ProcessGroup):  # type: ignore[misc]  # torch's overloads d
 
     @property
     def group_name(self) -> str:
-        """Group name."""
+        """Name of the process group, by which torch finds it."""
         self.require_own()
         return self._name
 
@@ -93,7 +93,7 @@ class GroupIdentity(_ProcessGroup):  # type: ignore[misc]  # torch's overloads d
         return self._name
 
     def getGroupDesc(self) -> str:  # noqa: N802
-        """Group description, for C++."""
+        """Return `group_desc`, for C++."""
         return self._desc
 
     @property

@@ -19,7 +19,7 @@ _Options = Any
 
 
 class Reductions(GroupCalls):
-    """Reducing collectives in a simulated group."""
+    """Collectives in a simulated group that reduce tensors."""
 
     def allreduce(self, tensors: Any, opts: _Options = _SUM, timeout: Any = None, *, op: Any = None) -> SimWork:  # noqa: ARG002
         """Reduce a tensor in place on all members."""
