@@ -39,7 +39,7 @@ def pickle_task(program: Callable[..., Any], arguments: tuple[Any, ...], *, is_u
 
 
 def pickle_copy(value: object) -> bytes:
-    """Pickle an object for another process. Code that cannot be imported there is pickled by value.
+    """Pickle an object for another process. Classes and functions that cannot be imported there are pickled by value.
 
     Raises the same exceptions as `pickle`.
     """

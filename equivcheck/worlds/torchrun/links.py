@@ -74,7 +74,7 @@ class Entrance:
         return {}
 
     def close(self) -> None:
-        """Accept no further connections."""
+        """Stop listening for connections. Existing connections stay open."""
         self._socket.close()
 
 

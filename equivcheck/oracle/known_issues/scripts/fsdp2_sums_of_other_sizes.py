@@ -20,7 +20,7 @@ class Alternate(nn.Module):
 
 
 def main() -> None:
-    """Run backward for each linear."""
+    """Run backward through the first linear, then through the second, as two microbatches."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("replicate", "shard"))
     model = Alternate()
     fully_shard(model, mesh=mesh)

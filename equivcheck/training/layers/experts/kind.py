@@ -60,7 +60,7 @@ class ExpertsKind(LayerKind):
         return experts_script(layer, in_features)
 
     def with_dtensor_strategies(self, layer: Experts) -> AnyLayer:
-        """Return a layer whose experts each compute every position, because DTensor has no sharding strategy for routed rows."""
+        """Return a layer whose experts each compute every position, as `with_known_shapes` does."""
         return self.with_known_shapes(layer)
 
     def with_known_shapes(self, layer: Experts) -> AnyLayer:
