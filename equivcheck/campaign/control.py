@@ -139,7 +139,7 @@ class ControlRun:
         return self.has_waiting and not self._control.caught and has_time
 
     def draw(self) -> None:
-        """Draw more cases if no case is waiting. Call it between batches, because Hypothesis runs do not nest."""
+        """Draw more cases if no case is waiting. Must be called between batches, because Hypothesis runs do not nest."""
         if self._waiting or self.is_over:
             return
         seed = batch_seed(self._plan.seed, zlib.crc32(self._fault.name.encode()), self._drawn)

@@ -51,7 +51,7 @@ def _parameter_ids(module: nn.Module) -> set[int]:
 def slots_of(root: nn.Module, prefix: str = "") -> tuple[Slot, ...]:
     """Return a slot (parameter with its position) for each parameter of `root`. Shared parameters have one slot.
 
-    Names are those in the model without wrappers such as DDP, after `prefix`.
+    Names are those in the model without wrappers such as DDP, with `prefix` before them.
     """
     if any(isinstance(module, FullyShardedDataParallel) for module in root.modules()):
         found = flat_slots(root)
@@ -61,12 +61,15 @@ def slots_of(root: nn.Module, prefix: str = "") -> tuple[Slot, ...]:
 
 
 def buffers_of(root: nn.Module, prefix: str = "") -> list[Row]:
-    """Return each buffer of `root` with its position. Names are those in the model without wrappers, after `prefix`."""
+    """Return each buffer of `root` with its position.
+
+    Names are those in the model without wrappers such as DDP, with `prefix` before them.
+    """
     return [(pieces_of(prefix + name, buffer), buffer) for name, buffer in _unwrapped(nn.Module.named_buffers(root), root)]
 
 
 def modules_of(root: nn.Module, prefix: str = "") -> dict[int, str]:
-    """Return each module's name in `root` by the module's id, after `prefix`.
+    """Return the name of each module in `root`, with `prefix` before it. Keys are the modules' ids.
 
     A wrapper such as DDP has its inner module's name.
     """

@@ -78,7 +78,8 @@ class Adapter:
     def move_parameters(self, slots: Sequence[Slot], choice: int) -> None:
         """Multiply each parameter's elements by 1 + eps or 1 - eps, with the machine epsilon of the model's dtype.
 
-        `choice` selects the signs. The optimizer's copies of the parameters are changed later, before its first step.
+        `choice` selects a random sign for each element. The optimizer's copies of the parameters are changed later, before its
+        first step.
         """
         self._choice = choice
         self._unmoved |= {id(slot.parameter): values_of(slot).to("cpu", copy=True) for slot in slots}

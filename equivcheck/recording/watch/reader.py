@@ -56,7 +56,10 @@ class Reader:
         self.record.entries += start if is_wanted else []
 
     def read_before_backward(self, tensors: Any, number: int) -> None:
-        """Read the losses `tensors`, and the gradients that the `number` backward passes before have accumulated."""
+        """Read the losses in `tensors`, and the gradients accumulated so far.
+
+        The step has had `number` backward passes before.
+        """
         given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         # Pipelines also start backward passes from nodes in the graph.
         self.record.losses += [local_loss(each) for each in given if isinstance(each, torch.Tensor) and each.numel() == 1]

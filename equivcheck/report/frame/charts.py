@@ -48,7 +48,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """One bar in a histogram."""
+    """One bar in a histogram of errors."""
 
     x: float
     """Left edge."""

@@ -23,7 +23,7 @@ _STEPS_BEFORE = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Row in a table."""
+    """A row of cells in a table about two recorded runs."""
 
     name: str
     """The row's heading."""
@@ -35,7 +35,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Table with a heading for each column and for each row."""
+    """A table about two recorded runs, with a heading for each column and for each row."""
 
     name: str
     """Description for screen readers."""

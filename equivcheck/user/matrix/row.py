@@ -13,7 +13,7 @@ from equivcheck.user.verdict import UserVerdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutRow:
-    """One layout with its verdict."""
+    """A row in a matrix: one layout with its verdict."""
 
     name: str
     """Layout name."""
