@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from equivcheck.cli import main
 from equivcheck.user.trainers import table
+from equivcheck.user.trainers.tried import Tried
 from unit.user.trainers.flat_engine import FlatEngine
 
 
@@ -44,6 +45,17 @@ def test_all_pairs_of_a_right_trainer_agree(tmp_path: Path) -> None:
     for pair in ("accumulate 1, clip 0 ", "accumulate 1, clip 0.1 ", "accumulate 3, clip 0 ", "accumulate 3, clip 0.1 "):
         assert pair in found.stdout
     assert "4 layouts: 4 equivalent" in found.stdout
+
+
+def test_an_untried_version_is_noted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Apart from the output that a program reads."""
+    monkeypatch.setattr(FlatEngine, "tried", (Tried("pytest", "999.0", "999.1"),), raising=False)
+    found = run("flat", "--config", written(tmp_path, "{}"), "--accumulate", 1, "--json")
+    assert found.exit_code == 0
+    assert len(json.loads(found.stdout)["layouts"]) == 2
+    note = f"note: untried version: pytest {pytest.__version__}; if it fails, try 999.0 to 999.1\n"
+    assert found.stderr.endswith(note)
+    assert found.stderr.count(note) == 1
 
 
 def test_a_mistake_of_the_configuration_is_found_where_it_shows(tmp_path: Path) -> None:

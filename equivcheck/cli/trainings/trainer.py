@@ -100,6 +100,8 @@ def trainer(  # noqa: PLR0913, PLR0917 - options
         brought=None if model is None else defined_in(model, TrainerModel),
     )
     print_found(found, as_json=as_json)
+    for note in dict.fromkeys(note for row in found.rows if row.verdict is not None for note in row.verdict.notes):
+        click.echo(f"note: {note}", err=True)
     code = exit_code_of(found)
     return ExitCode.CANNOT_RUN if code is ExitCode.FINDINGS and is_undecided(found) else code
 

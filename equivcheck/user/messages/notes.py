@@ -9,6 +9,7 @@ import torch
 from equivcheck.user.batches import tensors_of
 from equivcheck.user.messages.no_update import reason_for_no_update
 from equivcheck.user.task import Task
+from equivcheck.user.trainers.tried import untried_versions
 from equivcheck.worlds.failure import Failure
 from equivcheck.worlds.ranks import Ranks, Run
 from equivcheck.worlds.trace.stage import Stage
@@ -55,7 +56,7 @@ def notes_on(  # noqa: PLR0913 - a run, and where it ran
             ONE_STEP: len(task.batches) == 1,
             OUTSIDE.format(names=", ".join(outside)): bool(outside),
         }
-    return tuple(note for note, applies in notes.items() if applies)
+    return (*(note for note, applies in notes.items() if applies), *untried_versions(task.trainer))
 
 
 def _sees_nothing_parallel(run: Run) -> bool:

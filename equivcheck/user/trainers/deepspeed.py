@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from torch.nn.utils import clip_grad_norm_
 from equivcheck.user.loop import call_model
 from equivcheck.user.trainers.deepspeed_engine import RecordedEngine, import_deepspeed, restarted_engine
 from equivcheck.user.trainers.protocol import Record, number_of_microbatches
+from equivcheck.user.trainers.tried import Tried
 from equivcheck.user.usage import invalid
 
 PIPELINE_AXIS = "pp"
@@ -61,6 +62,8 @@ class DeepSpeed:
     """
     gradients_are: Literal["unclipped", "clipped"] = "unclipped"
     """``"unclipped"``, because ZeRO keeps unclipped gradients until its step."""
+    tried: ClassVar[tuple[Tried, ...]] = (Tried("deepspeed", "0.18.2", "0.19.8"),)
+    """Tried versions."""
 
     def reference_step(self) -> Callable[..., Any]:
         """Return the step for one device. It averages the loss over microbatches, and clips as configured."""

@@ -30,7 +30,7 @@ def import_deepspeed() -> ModuleType:
     Its first start compiles shared-memory collectives for some minutes, and waits forever for the lock of a killed start. gloo
     does not need these collectives. DeepSpeed refuses float16 on most CPUs, although torch computes in float16.
     """
-    deepspeed = import_framework("DeepSpeed", "deepspeed", "deepspeed", oldest="0.18.2", DS_ACCELERATOR="cpu", DS_BUILD_OPS="0")
+    deepspeed = import_framework("DeepSpeed", "deepspeed", "deepspeed", DS_ACCELERATOR="cpu", DS_BUILD_OPS="0")
     comm = import_module("deepspeed.comm.torch")  # `from deepspeed.comm import torch` gives torch itself
     comm.build_shm_op = lambda: None  # type: ignore[attr-defined]
     deepspeed.get_accelerator().is_fp16_supported = lambda: True

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 from equivcheck.user.loop import call_model
 from equivcheck.user.trainers.local_parts import gradient_parts, local_parts, state_parts
 from equivcheck.user.trainers.protocol import Record, import_framework, number_of_microbatches
+from equivcheck.user.trainers.tried import Tried
 from equivcheck.user.usage import invalid
 
 NEED_GPU = ("deepspeed", "fsdp")
@@ -47,6 +48,8 @@ class Lightning:
     """
     gradients_are: Literal["unclipped", "clipped"] = "unclipped"
     """``"unclipped"``, because Lightning clips after its callbacks have seen the gradients."""
+    tried: ClassVar[tuple[Tried, ...]] = (Tried("lightning", "2.6", "2.6"),)
+    """Tried versions."""
 
     def reference_step(self) -> Callable[..., Any]:
         """Return the step for one device. It averages the loss over microbatches, and clips as configured."""
@@ -89,7 +92,7 @@ class Lightning:
         record: Record,
     ) -> None:
         """Train with Lightning's trainer on this rank. `record` gets each update's values."""
-        lightning = import_framework("Lightning", "lightning.pytorch", "lightning", oldest="2.6")
+        lightning = import_framework("Lightning", "lightning.pytorch", "lightning")
         module = (self.module or _module_class(lightning, self.parallelize))(model, loss)
         optimizers: list[torch.optim.Optimizer] = []
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from equivcheck.user.loop import call_model
 from equivcheck.user.trainers.megatron_parts import Placed, gradient_runs, placed_parameters, state_parts_of
 from equivcheck.user.trainers.megatron_stand_ins import import_megatron, megatron_on_cpu
 from equivcheck.user.trainers.protocol import Record, number_of_microbatches
+from equivcheck.user.trainers.tried import Tried
 from equivcheck.user.usage import invalid
 
 SIZES = {"tp": "tensor_model_parallel_size", "pp": "pipeline_model_parallel_size", "cp": "context_parallel_size"}
@@ -55,6 +56,8 @@ class MegatronCore:
     """Fields in Megatron's `OptimizerConfig`, such as ``clip_grad``. The optimizer itself comes from `check_training`."""
     gradients_are: Literal["unclipped", "clipped"] = "unclipped"
     """``"unclipped"``, because Megatron clips in its optimizer's step."""
+    tried: ClassVar[tuple[Tried, ...]] = (Tried("megatron-core", "0.16.1", "0.16.1"),)
+    """Tried versions."""
 
     def reference_step(self) -> Callable[..., Any]:
         """Return the step for one device. It averages the loss over microbatches, and clips as configured."""

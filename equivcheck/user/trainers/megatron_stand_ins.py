@@ -35,8 +35,8 @@ from equivcheck.user.trainers.protocol import import_framework
 
 def import_megatron() -> SimpleNamespace:
     """Import and return the Megatron modules that the adapter uses. Functions that Megatron compiles stay uncompiled."""
-    given = {"oldest": "0.16", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    import_framework("MegatronCore", "megatron.core.jit", "megatron-core", **given).disable_jit_fuser()
+    jit = import_framework("MegatronCore", "megatron.core.jit", "megatron-core", CUDA_DEVICE_MAX_CONNECTIONS="1")
+    jit.disable_jit_fuser()
     from importlib import import_module
 
     names = (

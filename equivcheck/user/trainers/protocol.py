@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module, metadata
+from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
-
-from packaging.version import Version
 
 from equivcheck.user.usage import invalid
 
@@ -46,11 +43,11 @@ class LocalPart:
             )
 
 
-def import_framework(trainer: str, module: str, packages: str, *, oldest: str = "", **environment: str) -> ModuleType:
+def import_framework(trainer: str, module: str, packages: str, **environment: str) -> ModuleType:
     """Import a trainer's framework on a rank.
 
     Before that, set environment variables for this process, and those in `environment`. Raises `UsageError` if the framework is
-    not installed or older than the version `oldest`, or if ranks are simulated, because a framework keeps state for the process.
+    not installed, or if ranks are simulated, because a framework keeps state for the process.
     """
     import torch.distributed as dist
 
@@ -61,16 +58,9 @@ def import_framework(trainer: str, module: str, packages: str, *, oldest: str = 
     rank = str(dist.get_rank())
     os.environ |= {"LOCAL_RANK": rank, "RANK": rank, "WORLD_SIZE": str(dist.get_world_size())} | environment
     try:
-        framework = import_module(module)
+        return import_module(module)
     except ImportError as error:
         raise invalid(f"trainer {trainer}", f"it cannot be imported ({error})", f"pip install {packages}") from error
-    with contextlib.suppress(metadata.PackageNotFoundError):  # a source tree has no version
-        package = packages.split(maxsplit=1)[0]
-        version = metadata.version(package) if oldest else ""
-        if oldest and Version(version) < Version(oldest):
-            why = f"{package} {version} is older than {oldest}, the oldest version that was tried"
-            raise invalid(f"trainer {trainer}", why, f"pip install '{package}>={oldest}'")
-    return framework
 
 
 def number_of_microbatches(batches: Sequence[Sequence[Any]]) -> int:

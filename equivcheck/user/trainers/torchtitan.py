@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from equivcheck.system.torch_version import installed_torch, is_torch_in
 from equivcheck.user.trainers.local_parts import gradient_parts, local_parts, state_parts
 from equivcheck.user.trainers.protocol import Record, import_framework, number_of_microbatches
 from equivcheck.user.trainers.torchtitan_stand_ins import let_fsdp_add, replace_attention, torchtitan_on_cpu
+from equivcheck.user.trainers.tried import Tried
 from equivcheck.user.usage import invalid
 
 DEGREES = {
@@ -50,6 +51,8 @@ class TorchTitan:
     """Your subclass of torchtitan's `Trainer`, if you have one."""
     gradients_are: Literal["unclipped", "clipped"] = "clipped"
     """``"clipped"``, because the trainer clips before it calls the optimizer."""
+    tried: ClassVar[tuple[Tried, ...]] = (Tried("torchtitan", "0.3", "0.3"),)
+    """Tried versions."""
 
     def model(self) -> nn.Module:
         """Build the model without parallelism, for ``check_training(model=trainer.model)``."""
@@ -96,7 +99,7 @@ class TorchTitan:
         record: Record,
     ) -> None:
         """Train with torchtitan's trainer on this rank. `record` gets each update's values."""
-        titan = import_framework("TorchTitan", "torchtitan.trainer", "torchtitan", oldest="0.3")
+        titan = import_framework("TorchTitan", "torchtitan.trainer", "torchtitan")
         with torchtitan_on_cpu(titan), tempfile.TemporaryDirectory() as folder:
             config = self._prepared(mesh, batches, folder)
             trainer = _recorded(self.trainer or titan.Trainer, record)(config)

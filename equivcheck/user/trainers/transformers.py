@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from equivcheck.user.trainers.hf_loop import HFLoop
 from equivcheck.user.trainers.protocol import Record, import_framework
+from equivcheck.user.trainers.tried import Tried
 from equivcheck.user.usage import invalid
 
 IGNORED = -100
@@ -38,6 +39,8 @@ class HFTrainer:
     """Whether the model predicts the next token, so that each row's first label has no loss."""
     gradients_are: Literal["unclipped", "clipped"] = "clipped"
     """``"clipped"``, because the trainer's callbacks see gradients after clipping."""
+    tried: ClassVar[tuple[Tried, ...]] = (Tried("transformers", "5.9", "5.24"),)
+    """Tried versions."""
 
     def reference_step(self) -> Callable[..., Any]:
         """Return the step for one device. It averages over all labels in an update and clips as configured."""
@@ -72,7 +75,7 @@ class HFTrainer:
         record: Record,
     ) -> None:
         """Train with transformers' trainer on this rank. `record` gets each update's values."""
-        transformers = import_framework("HFTrainer", "transformers", "transformers accelerate", oldest="5.9")
+        transformers = import_framework("HFTrainer", "transformers", "transformers accelerate")
         loop = HFLoop(
             transformers=transformers,
             trainer=self.trainer or transformers.Trainer,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from equivcheck.user.trainers.hf_loop import HFLoop
 from equivcheck.user.trainers.protocol import Record, import_framework
+from equivcheck.user.trainers.tried import Tried
 from equivcheck.user.trainers.trl_losses import PAIRS, count_labels, forward_inputs, model_inputs
 from equivcheck.user.usage import invalid
 
@@ -55,6 +56,11 @@ class TRL:
     """Your subclass of TRL's trainer, if you have one."""
     gradients_are: Literal["unclipped", "clipped"] = "clipped"
     """``"clipped"``, because the trainer's callbacks see gradients after clipping."""
+    tried: ClassVar[tuple[Tried, ...]] = (
+        Tried("trl", "1.16", "1.16"),
+        Tried("transformers", "5.24", "5.24"),
+    )
+    """Tried versions."""
 
     def reference_step(self) -> Callable[..., Any]:
         """Return the step for one device.
@@ -94,7 +100,7 @@ class TRL:
         record: Record,
     ) -> None:
         """Train with TRL's trainer on this rank. `record` gets each update's values."""
-        trl = import_framework("TRL", "trl", "trl", oldest="1.16")
+        trl = import_framework("TRL", "trl", "trl")
         loop = HFLoop(
             transformers=import_framework("TRL", "transformers", "transformers"),
             trainer=self.trainer or getattr(trl, f"{self.kind}Trainer"),

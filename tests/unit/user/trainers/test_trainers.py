@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from importlib import metadata
 from typing import Any
 from unittest import mock
 
@@ -16,6 +17,7 @@ from equivcheck import LocalPart, Outcome, UsageError, check_training
 from equivcheck.user.trainers.deepspeed import DeepSpeed
 from equivcheck.user.trainers.lightning import Lightning
 from equivcheck.user.trainers.protocol import import_framework
+from equivcheck.user.trainers.tried import Tried
 from equivcheck.user.verdict import UserVerdict
 from equivcheck.worlds.trace.differences import Difference, Phase
 from unit.user.trainers.flat_engine import FlatEngine
@@ -197,30 +199,56 @@ def test_a_part_has_one_place() -> None:
         LocalPart(name="weight", shape=(2, 2), tensor=torch.zeros(1), start=(1,))
 
 
-@pytest.mark.parametrize(
-    ("module", "packages", "oldest", "words"),
-    [
-        (
-            "no_such_framework",
-            "no-such-framework",
-            "",
-            "it cannot be imported (No module named 'no_such_framework'). Expected pip",
-        ),
-        (
-            "pytest",
-            "pytest",
-            "999.0",
-            "is older than 999.0, the oldest version that was tried. Expected pip install 'pytest>=999.0'",
-        ),
-    ],
-)
-def test_a_framework_that_is_missing_or_too_old(
-    monkeypatch: pytest.MonkeyPatch, module: str, packages: str, oldest: str, words: str
-) -> None:
+def test_a_framework_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The line says which package to install."""
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(dist, "get_world_size", lambda: 1)
     with mock.patch.dict(os.environ), pytest.raises(UsageError) as raised:
-        import_framework("Mine", module, packages, oldest=oldest)
+        import_framework("Mine", "no_such_framework", "no-such-framework")
     assert str(raised.value).startswith("check_training: trainer Mine is not valid: ")
-    assert words in str(raised.value)
+    assert "it cannot be imported (No module named 'no_such_framework'). Expected pip" in str(raised.value)
+
+
+class WithVersions(FlatEngine):
+    """An adapter that was tried with certain versions of a framework."""
+
+    tried = (Tried("flat", "0.9.1", "1.4"), Tried("no-such-framework", "1.0", "1.0"))
+
+
+@pytest.mark.parametrize(
+    ("installed", "is_tried"),
+    [("0.9.0", False), ("0.9.1", True), ("1.3.9", True), ("1.4.7", True), ("1.5.0", False), ("2.0", False), ("0.8", False)],
+)
+def test_an_untried_version_is_noted(monkeypatch: pytest.MonkeyPatch, installed: str, *, is_tried: bool) -> None:
+    """Older and newer versions run, and the verdict has one line about them."""
+    install(monkeypatch, installed)
+    verdict = checked(WithVersions(), 1)
+    assert verdict.outcome is Outcome.EQUIVALENT, verdict
+    expected = f"untried version: flat {installed}; if it fails, try 0.9.1 to 1.4"
+    assert verdict.notes == (() if is_tried else (expected,))
+    assert (f"  note:  {expected}" in str(verdict).splitlines()) is not is_tried
+
+
+class WithoutMethod(WithVersions):
+    """An adapter that misses a method in a newer version."""
+
+    def train(self, *_given: Any) -> None:
+        """Fail."""
+        raise AttributeError("module 'flat' has no attribute 'train'")
+
+
+@pytest.mark.parametrize(
+    ("engine", "outcome"), [(WithVersions(averages=False), Outcome.DIVERGED), (WithoutMethod(), Outcome.CRASHED)]
+)
+def test_an_untried_version_is_noted_if_it_fails(monkeypatch: pytest.MonkeyPatch, engine: FlatEngine, outcome: Outcome) -> None:
+    """The version may be the reason."""
+    install(monkeypatch, "2.0")
+    verdict = checked(engine, 1)
+    assert verdict.outcome is outcome, verdict
+    assert verdict.notes == ("untried version: flat 2.0; if it fails, try 0.9.1 to 1.4",)
+
+
+def install(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    """Pretend that a version of the framework is installed."""
+    find = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda package: version if package == "flat" else find(package))
