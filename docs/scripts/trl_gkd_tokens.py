@@ -25,18 +25,9 @@ tokenizer = PreTrainedTokenizerFast(
 def build(seed: int) -> LlamaForCausalLM:
     """A tiny Llama."""
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        pad_token_id=0,
-        bos_token_id=2,
-        eos_token_id=1,
-    )
-    return LlamaForCausalLM(config)
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, pad_token_id=0, bos_token_id=2, eos_token_id=1))
 
 
 def batch_with(num_tokens: int) -> dict[str, torch.Tensor]:

@@ -26,9 +26,12 @@ SECONDS = 900
 
 
 def run_version(name: str, version: str, folder: Path, only: str = "") -> tuple[Result, ...]:
-    """Check a version in a process of its own. Rows that it did not reach end as ``not run``."""
+    """Check a version in a process of its own. Rows that it did not reach end as ``not run``, and all rows if pip fails."""
     framework = FRAMEWORKS[name]
-    target = version_folder(folder, framework, version)
+    try:
+        target = version_folder(folder, framework, version)
+    except subprocess.CalledProcessError as error:
+        return tuple(_not_run(framework, version, only, 0, f"pip failed: {error.stderr[-500:]}"))
     paths = [str(target)] if target is not None else []
     paths += [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
     environment = os.environ | dict(framework.environment) | ({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})

@@ -16,7 +16,7 @@ DONE = "installed"
 def version_folder(folder: Path, framework: Framework, version: str) -> Path | None:
     """Return the folder with a version, which pip fills if it is new. None if the environment has this version.
 
-    Dependencies come from the environment, so that all versions share one torch.
+    Dependencies come from the environment, so that all versions share one torch. Raises `CalledProcessError` if pip fails.
     """
     requirements = framework.versions[version]
     if not requirements:
@@ -26,6 +26,8 @@ def version_folder(folder: Path, framework: Framework, version: str) -> Path | N
         # Source distributions such as DeepSpeed's import torch during their build.
         options = ("--quiet", "--no-deps", "--no-build-isolation", "--upgrade", "--target", str(target))
         command = (sys.executable, "-I", "-m", "pip", "install", *options, *requirements)
-        subprocess.run(command, env=os.environ | dict(framework.environment), check=True)
+        # Constraints name the environment's versions, and a folder has another version.
+        environment = os.environ | dict(framework.environment) | {"PIP_CONSTRAINT": ""}
+        subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
         (target / DONE).touch()
     return target

@@ -12,8 +12,8 @@ from tools.trainers.rows import Result
 PATH = Path(__file__).parents[2] / "docs" / "results" / "42_trainers.toml"
 ABOUT = """
 Two updates on two CPU ranks or more, in float32 unless the table says otherwise. The command checks all rows and fails if one
-does not end as expected. If the outcome is *refused*, the cause is the error in one line. Seconds include the search for a
-cause, on two shared cores.
+does not end as expected. If the outcome is *refused*, the cause is the error in one line. Seconds, on two
+shared cores, include the search for a cause, unless the row expects a first difference.
 """
 COLUMNS = ("framework", "version", "configuration", "outcome", "cause, or first difference", "report", "seconds")
 

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import subprocess
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from packaging.version import Version
 from torch import nn
 
 from equivcheck import Outcome, UsageError, check_training
+from equivcheck.user.trainers.deepspeed import DeepSpeed
+from equivcheck.user.trainers.lightning import Lightning
+from equivcheck.user.trainers.megatron import MegatronCore
+from equivcheck.user.trainers.torchtitan import TorchTitan
+from equivcheck.user.trainers.transformers import HFTrainer
+from equivcheck.user.trainers.trl import TRL
 from equivcheck.user.verdict import UserVerdict
 from tools.trainers import __main__ as command
-from tools.trainers import written
+from tools.trainers import folders, written
+from tools.trainers.frameworks import FRAMEWORKS
 from tools.trainers.rows import Framework, Row, run_rows
 from tools.trainers.summary import summary
 from unit.user.trainers.flat_engine import FlatEngine
@@ -71,6 +81,14 @@ def test_a_row_is_expected_if_outcome_and_cause_are(given: Row, is_expected: boo
     assert result.is_expected is is_expected, result
 
 
+def test_an_expected_first_difference_needs_no_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search for a cause takes longer than the check."""
+    monkeypatch.setattr(UserVerdict, "cause", property(lambda _verdict: pytest.fail("searched")))
+    (result,) = run_rows(framework(row(SUMMED, expected=Outcome.DIVERGED, cause="gradient weight")), "1.0")
+    assert result.is_expected, result
+    assert result.cause.startswith("step 0 gradient weight")
+
+
 def run(monkeypatch: pytest.MonkeyPatch, path: Path, *rows: Row) -> Result:
     """Run the command on rows, in this process."""
     found = framework(*rows)
@@ -119,3 +137,44 @@ def test_rows_that_a_process_does_not_reach_are_not_run(monkeypatch: pytest.Monk
     found = command.run_version("flat", "1.0", tmp_path)
     assert [(each.outcome, each.is_expected) for each in found] == [("not run", False)] * 2
     assert "its process ended with 1" in found[0].cause
+
+
+ADAPTERS = {
+    "deepspeed": DeepSpeed,
+    "lightning": Lightning,
+    "megatron": MegatronCore,
+    "torchtitan": TorchTitan,
+    "transformers": HFTrainer,
+    "trl": TRL,
+}
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_the_matrix_has_an_adapters_oldest_and_newest_version(name: str) -> None:
+    """Other versions are noted as untried, so that a version can not be called tried without rows."""
+    tried, *_ = ADAPTERS[name].tried
+    versions = sorted(map(Version, FRAMEWORKS[name].versions))
+    for limit, version in ((tried.oldest, versions[0]), (tried.newest, versions[-1])):
+        assert version.release[: len(Version(limit).release)] == Version(limit).release
+
+
+def test_a_version_that_pip_cannot_install_is_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its rows have pip's last line, and other versions go on."""
+    unknown = Framework(name="Flat", versions={"1.0": ("no-such-package==1.0",)}, rows=(row(check), row(check)))
+    monkeypatch.setattr(command, "FRAMEWORKS", {"flat": unknown})
+    failed = subprocess.CalledProcessError(1, "pip", stderr="ERROR: No matching distribution found for no-such-package==1.0")
+    monkeypatch.setattr(folders.subprocess, "run", mock.Mock(side_effect=failed))
+    found = command.run_version("flat", "1.0", tmp_path)
+    assert [(each.outcome, each.is_expected) for each in found] == [("not run", False)] * 2
+    assert "No matching distribution found for no-such-package==1.0" in found[0].cause
+
+
+def test_a_folder_takes_no_constraint_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Constraints name the environment's version, and a folder may have another one. A complete folder stays."""
+    given = Framework(name="Flat", versions={"1.0": ("flat==1.0",)}, rows=())
+    monkeypatch.setenv("PIP_CONSTRAINT", "constraints.txt")
+    run = mock.Mock(side_effect=lambda *_given, **_keywords: (tmp_path / "flat-1.0").mkdir())
+    monkeypatch.setattr(folders.subprocess, "run", run)
+    assert [folders.version_folder(tmp_path, given, "1.0") for _ in range(2)] == [tmp_path / "flat-1.0"] * 2
+    assert run.call_count == 1
+    assert not run.call_args.kwargs["env"]["PIP_CONSTRAINT"]

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from equivcheck import Outcome, check_training
+from equivcheck import Outcome
 from equivcheck.scenario import ElementType, MixedPrecision
 from equivcheck.user.trainers.deepspeed import DeepSpeed
 from equivcheck.user.verdict import UserVerdict
-from tools.trainers.frameworks.settings import SETTINGS
+from tools.trainers.frameworks.settings import SETTINGS, check_in_float32
 from tools.trainers.rows import Framework, Row
 
 VERSIONS = ("0.18.2", "0.18.3", "0.19.2", "0.19.3", "0.19.8")
@@ -70,14 +70,11 @@ def check(
     arguments: dict[str, Any] = {
         "model": model,
         "trainer": trainer,
-        "mesh": {"dp": 2},
         "batches": batches(2 if restart is None else 3, num_microbatches),
         "loss": squared_error,
         "optimizer": adam,
-        "dtype": torch.float32,
-        "world": "gloo",
     }
-    return check_training(**arguments | given)
+    return check_in_float32(**arguments | given)
 
 
 def check_low(kind: str, config: Config, *arguments: Any, reduce: ElementType | None = None, **given: Any) -> UserVerdict:

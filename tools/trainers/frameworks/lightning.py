@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from equivcheck import Outcome, check_training
 from equivcheck.user.trainers.lightning import Lightning
 from equivcheck.user.verdict import UserVerdict
-from tools.trainers.frameworks.settings import SETTINGS
+from tools.trainers.frameworks.settings import rows_of_layouts
 from tools.trainers.rows import Framework, Row
 
 VERSION = "2.6.6"
@@ -93,9 +93,7 @@ def divided_again(network: nn.Module, loss: Callable[[Any, Any], torch.Tensor]) 
 
 
 def _rows() -> Iterator[Row]:
-    for layout in LAYOUTS:
-        for name, (number, limit) in SETTINGS.items():
-            yield Row(version=VERSION, configuration=f"{layout}, {name}", check=partial(check, layout, number, limit))
+    yield from rows_of_layouts(VERSION, LAYOUTS, check)
     yield Row(
         version=VERSION,
         configuration="planted: divided by the number of microbatches, DDP, 3 microbatches",

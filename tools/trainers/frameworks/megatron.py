@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 
-from equivcheck import Outcome, check_training
+from equivcheck import Outcome
 from equivcheck.user.trainers.megatron import MegatronCore
 from equivcheck.user.verdict import UserVerdict
 from tools.trainers.frameworks.megatron_gpt import GATED, MIXTURE, SIZES, Gpt, batches, megatron_gpt, next_token_loss
-from tools.trainers.frameworks.settings import SETTINGS
+from tools.trainers.frameworks.settings import check_in_float32, rows_of_layouts
 from tools.trainers.rows import Framework, Row
 
 VERSION = "0.16.1"
@@ -43,15 +42,12 @@ def check(layout: str, num_microbatches: int, limit: float, build: Any = megatro
     """Two updates."""
     kind, mesh, fields, ddp = LAYOUTS[layout]
     transformer = SIZES | KINDS[kind] | fields
-    return check_training(
+    return check_in_float32(
         model=partial(Gpt, kind),
         trainer=MegatronCore(build=build, transformer=transformer, ddp=ddp, optimizer={"clip_grad": limit}),
         mesh=mesh,
         batches=batches(num_microbatches),
         loss=next_token_loss,
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
-        dtype=torch.float32,
-        world="gloo",
     )
 
 
@@ -66,9 +62,7 @@ def with_norms_of_own_tokens(config: Any, **stage: bool) -> nn.Module:
 
 
 def _rows() -> Iterator[Row]:
-    for layout in LAYOUTS:
-        for name, (number, limit) in SETTINGS.items():
-            yield Row(version=VERSION, configuration=f"{layout}, {name}", check=partial(check, layout, number, limit))
+    yield from rows_of_layouts(VERSION, LAYOUTS, check)
     yield Row(
         version=VERSION,
         configuration="planted: norms without the mark, sequence parallel",

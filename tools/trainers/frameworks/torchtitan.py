@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from equivcheck import Outcome, check_training
+from equivcheck import Outcome
 from equivcheck.user.trainers.torchtitan import TorchTitan
 from equivcheck.user.verdict import UserVerdict
-from tools.trainers.frameworks.settings import SETTINGS
+from tools.trainers.frameworks.settings import SETTINGS, check_in_float32
 from tools.trainers.rows import REFUSED, Framework, Row
 
 VERSION = "0.3.0"
@@ -87,15 +87,12 @@ def token_loss(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def check(mesh: dict[str, int], num_microbatches: int, *config: Any, trainer: Any = None) -> UserVerdict:
     """Two updates."""
     titan = TorchTitan(config=partial(tiny_llama, *config), trainer=None if trainer is None else trainer())
-    return check_training(
+    return check_in_float32(
         model=titan.model,
         trainer=titan,
         mesh=mesh,
         batches=batches(num_microbatches),
         loss=token_loss,
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
-        dtype=torch.float32,
-        world="gloo",
     )
 
 
@@ -134,6 +131,6 @@ def _rows() -> Iterator[Row]:
 
 TORCHTITAN = Framework(
     name="torchtitan",
-    versions={VERSION: (f"torchtitan=={VERSION}", "spmd_types==0.2.3", "torch_checkpointing==0.1.1")},
+    versions={VERSION: (f"torchtitan=={VERSION}", "tokenizers==0.23.3", "spmd_types==0.2.3", "torch_checkpointing==0.1.1")},
     rows=(*_rows(),),
 )

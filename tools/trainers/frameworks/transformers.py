@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from equivcheck import Outcome, check_training
+from equivcheck import Outcome
 from equivcheck.user.trainers.transformers import HFTrainer
 from equivcheck.user.verdict import UserVerdict
-from tools.trainers.frameworks.settings import SETTINGS
+from tools.trainers.frameworks.settings import SETTINGS, check_in_float32
 from tools.trainers.rows import Framework, Row
 
 VERSIONS = {"5.9.0": "0.22.2", "5.10.1": "0.22.2", "5.24.0": "0.23.3"}
@@ -46,15 +46,11 @@ def batches(num_microbatches: int) -> list[Any]:
 
 def check(num_microbatches: int, limit: float, **arguments: Any) -> UserVerdict:
     """Two updates on two ranks."""
-    return check_training(
+    return check_in_float32(
         model=model,
         trainer=HFTrainer(arguments={"max_grad_norm": limit, **arguments}),
-        mesh={"dp": 2},
         batches=batches(num_microbatches),
         loss=lambda outputs, _: outputs.loss,
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
-        dtype=torch.float32,
-        world="gloo",
     )
 
 

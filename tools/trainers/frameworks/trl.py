@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from equivcheck import Outcome, check_training
+from equivcheck import Outcome
 from equivcheck.user.trainers.trl import TRL
 from equivcheck.user.trainers.trl_losses import dpo_loss, grpo_loss, reward_loss, sft_loss
 from equivcheck.user.verdict import UserVerdict
-from tools.trainers.frameworks.settings import SETTINGS
+from tools.trainers.frameworks.settings import SETTINGS, check_in_float32
 from tools.trainers.rows import Framework, Row
 
 VERSION = "1.16.0"
@@ -79,15 +79,11 @@ class Drawn:
 def check(kind: Any, num_microbatches: int, limit: float, loss: Any = None, **arguments: Any) -> UserVerdict:
     """Two updates on two ranks."""
     drawn = Drawn()
-    return check_training(
+    return check_in_float32(
         model=partial(model, kind),
         trainer=TRL(kind=kind, arguments={"max_grad_norm": limit, **arguments}),
-        mesh={"dp": 2},
         batches=[[drawn.batch(kind) for _ in range(num_microbatches)] for _ in range(2)],
         loss=loss or LOSSES[kind],
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
-        dtype=torch.float32,
-        world="gloo",
     )
 
 
