@@ -56,7 +56,7 @@ def with_drawn_plan(draw: DrawFn, layout: Layout, training: Training, *, beyond:
     source = _drawn_source(draw, training, ranks, empty=is_local)
     has_head = model.head is not None and not (model.head.tied and source is Split.NOT_IN_PLAN)
     ends = (ActivationSharding.REPLICATED, ActivationSharding.ROWS) if has_head else (ActivationSharding.REPLICATED,)
-    rows = tuple(rows // layout.num_data_ranks for rows in training.data.microbatches)
+    rows = layout.rows_of_forwards(training.data.microbatches)
     place = LayerSite(model=model, index=0, input=ActivationSharding.REPLICATED, tp=ranks, rows=rows, ends=ends)
     among = partial(legal_plans, beyond=beyond, repaired=repaired, local=is_local)
     source_output = _drawn_source_output(draw, place, source, among)

@@ -18,7 +18,13 @@ from equivcheck.strategies.chance import EVENLY, RARELY, SEEDS, SOMETIMES
 from equivcheck.strategies.layout import executions, layouts
 from equivcheck.strategies.plan import needs_plan, with_drawn_plan, with_idle_plan
 from equivcheck.strategies.resume import may_resume, with_drawn_resume
-from equivcheck.strategies.stages import needs_stages, with_drawn_boundaries, with_drawn_schedule, with_usual_rows
+from equivcheck.strategies.stages import (
+    needs_stages,
+    with_a_layer_for_each_stage,
+    with_drawn_boundaries,
+    with_drawn_schedule,
+    with_usual_rows,
+)
 from equivcheck.strategies.training import trainings
 
 _EXECUTIONS = executions()
@@ -88,7 +94,9 @@ def _scenario(draw: DrawFn, layout: Layout, training: Training, *, beyond: bool)
     only_data_ranks = layout.has(Pipeline) or layout.num_data_ranks == layout.mesh.num_ranks or draw(EVENLY)
     training = multiply_rows(training, row_multiple(layout, over_all_ranks=not only_data_ranks))
     if staged:
-        training = fit_training(training, layout, beyond=beyond)
+        # The plan is drawn later. Until then, an idle plan has an entry for each layer, so stages need their layers first.
+        training = with_a_layer_for_each_stage(training, layout)
+        training = fit_training(training, with_idle_plan(layout, training), beyond=beyond)
         layout = with_drawn_boundaries(draw, layout, len(training.model.layers))
     if needs_plan(layout):
         training = fit_training(training, with_idle_plan(layout, training), beyond=beyond)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivcheck.layouts.base.limits.limit import parallelism_of
-from equivcheck.layouts.base.limits.repairs import with_options
+from equivcheck.layouts.base.limits.repairs import with_num_layers, with_options
 from equivcheck.layouts.composition.limits import repair_layout
-from equivcheck.layouts.parallelisms.pipeline.stages import has_fsdp_stages, has_lost_gradients
+from equivcheck.layouts.parallelisms.pipeline.stages import has_fsdp_stages, has_lost_gradients, num_stages
 from equivcheck.scenario import FSDP2, Layout, Pipeline, PipelineSchedule, Training
 from equivcheck.scenario.mesh import PP
 from equivcheck.scenario.model import MAX_LAYERS
@@ -60,13 +60,18 @@ def with_usual_rows(draw: DrawFn, training: Training, layout: Layout) -> Trainin
     return replace(training, data=replace(training.data, microbatches=rows[:1] * len(rows)))
 
 
+def with_a_layer_for_each_stage(training: Training, layout: Layout) -> Training:
+    """Add layers until each stage has one."""
+    count = num_stages(layout)
+    return training if len(training.model.layers) >= count else with_num_layers(training, count)
+
+
 def with_drawn_boundaries(draw: DrawFn, layout: Layout, num_layers: int) -> Layout:
     """Choose how many layers each pipeline stage has: as evenly as possible or, in half of all cases, any drawn numbers."""
-    pipeline = parallelism_of(layout, Pipeline)
-    num_stages = layout.mesh.size(PP) * pipeline.stages_per_rank
-    if num_stages == 1 or not draw(EVENLY):
+    count = num_stages(layout)
+    if count == 1 or not draw(EVENLY):
         return layout
-    return _with_pipeline(layout, replace(pipeline, boundaries=draw(_boundaries(num_layers, num_stages))))
+    return _with_pipeline(layout, replace(parallelism_of(layout, Pipeline), boundaries=draw(_boundaries(num_layers, count))))
 
 
 @cache

@@ -10,13 +10,14 @@ import torch
 from torch import nn
 
 from equivcheck.layouts.base.limits.limit import parallelism_of
+from equivcheck.layouts.base.plan.rules import inputs_of
 from equivcheck.layouts.parallelisms.pipeline.schedules import Pipe, pipe_of
 from equivcheck.layouts.parallelisms.pipeline.stages import layers_of_stages, stages_of_rank, weights_of_several_ranks
 from equivcheck.mutants.mutant import ONE_RANK, Minimum, fault
 from equivcheck.mutants.needs import all_of, has_data_ranks, has_microbatches, layouts_with
 from equivcheck.mutants.rank import layout_of
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.scenario import ClipNorm, Layout, Model, NormType, Pipeline, Scenario
+from equivcheck.scenario import ClipNorm, Layout, Model, NormType, Pipeline, PlannedParallelism, Scenario
 from equivcheck.scenario.mesh import PP
 from equivcheck.training.clipping import clip_to_norm
 from equivcheck.training.material import Batch
@@ -45,10 +46,15 @@ def _pairs_by_rank(model: Model, layout: Layout) -> Iterator[tuple[int, tuple[in
     """Yield the first two interchangeable stages, for each rank with such stages."""
     pipeline, ranks = parallelism_of(layout, Pipeline), layout.mesh.size(PP)
     spans = layers_of_stages(pipeline, ranks, len(model.layers))
+    placements = next((inputs_of(model, plan) for plan in layout.of(PlannedParallelism)), None)
+
+    def activation(layer: int) -> tuple[object, ...]:
+        return model.in_features(layer), placements and placements[layer]
+
     for rank in range(ranks):
-        shapes: dict[tuple[int, int], int] = {}
+        shapes: dict[tuple[object, ...], int] = {}
         for stage in stages_of_rank(pipeline, rank, ranks):
-            shape = model.in_features(spans[stage][0]), model.in_features(spans[stage][-1] + 1)
+            shape = activation(spans[stage][0]), activation(spans[stage][-1] + 1)
             if shape in shapes:
                 yield rank, (shapes[shape], stage)
                 break

@@ -80,6 +80,15 @@ class Layout:
         return any(parallelism.propagates_placements for parallelism in self.parallelisms)
 
     @property
+    def num_chunks(self) -> int:
+        """Number of equal chunks of rows in which a rank computes each microbatch: more than 1 only under pipelines."""
+        return max(getattr(parallelism, "num_chunks", 1) for parallelism in self.parallelisms)
+
+    def rows_of_forwards(self, microbatches: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the rows that a rank's forward gets at once, from the rows of each microbatch over all ranks."""
+        return tuple(rows // self.num_data_ranks // self.num_chunks for rows in microbatches)
+
+    @property
     def num_data_ranks(self) -> int:
         """Number of ranks that get different rows."""
         return self.mesh.size(DP, REPLICATE, SHARD, EP)

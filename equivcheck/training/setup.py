@@ -47,6 +47,8 @@ class Setup:
     """Modules that the train loop calls, with the wrappers around them: the model, or this rank's pipeline stages."""
     has_stages: bool = False
     """Whether `parts` are pipeline stages, which a pipeline schedule calls."""
+    num_chunks: int = 1
+    """Number of equal chunks of rows in which each microbatch is computed. Pipelines set it."""
     take: Callable[[Batch], Batch] = lambda batch: batch
     """Function that selects this rank's rows or positions from a microbatch."""
     loss: Callable[[Training, torch.Tensor, torch.Tensor, float], torch.Tensor] = loss_of

@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from equivcheck import Scenario, check
+from equivcheck.export.script import CannotExport, script_of
+from equivcheck.layouts.composition.limits import limit_reason, repair_layout
 from equivcheck.scenario import (
+    Activation,
+    ActivationSharding,
     Attention,
     AttentionExchange,
+    Collectives,
     ContextParallel,
     ExpertParallel,
     Experts,
     GatedMLP,
     Head,
     Layer,
+    LayerPlan,
     LoadBalancer,
     LocalDataParallel,
+    LocalTensorParallel,
+    Loss,
     Model,
     Norm,
     Parallelism,
     Pipeline,
     PipelineSchedule,
+    Split,
     Tokens,
 )
 from support.clipped import clipped_scenario
+from support.exported import differences_of_traces, run_script
 from support.supported import require_supported
 
 pytestmark = pytest.mark.mostly_equivalent
@@ -44,7 +56,25 @@ SCHEDULES = {
     "gpipe": Pipeline(num_chunks=2),
     "zbv": Pipeline(schedule=PipelineSchedule.ZBV, stages_per_rank=2, num_chunks=2),
 }
+SPLITS = (Split.HEADS_OR_HIDDEN, Split.HEADS_OR_HIDDEN, Split.COLWISE, Split.HEADS_OR_HIDDEN)
+
+
+def planned(output: ActivationSharding, collectives: Collectives = Collectives.FUNCTIONAL) -> LocalTensorParallel:
+    """All layers sharded, with a loss over sharded logits."""
+    return LocalTensorParallel(
+        plan=tuple(LayerPlan(split=split, output=output) for split in SPLITS),
+        source=Split.ROWWISE,
+        source_output=output,
+        head=Split.COLWISE,
+        loss_parallel=True,
+        collectives=collectives,
+    )
+
+
 INNER: dict[str, tuple[str, Parallelism]] = {
+    "tensor": ("tp", planned(ActivationSharding.REPLICATED)),
+    "sequence": ("tp", planned(ActivationSharding.ROWS)),
+    "typed": ("tp", planned(ActivationSharding.ROWS, Collectives.TYPED)),
     "gather": ("cp", ContextParallel(balance=LoadBalancer.HEAD_TAIL)),
     "ring": ("cp", ContextParallel(exchange=AttentionExchange.RING)),
     "experts": ("ep", ExpertParallel()),
@@ -61,7 +91,7 @@ def a_scenario(inner: str, pipeline: Pipeline, *around: Parallelism) -> Scenario
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("inner", INNER)
 def test_spread_layers_in_stages_equal_one_device(inner: str, name: str) -> None:
-    """Stages send a rank's positions, or its rows."""
+    """Stages send a rank's positions, its rows, or the shards that a plan leaves."""
     scenario = a_scenario(inner, SCHEDULES[name])
     require_supported(scenario)
     verdict = check(scenario)
@@ -69,7 +99,7 @@ def test_spread_layers_in_stages_equal_one_device(inner: str, name: str) -> None
     assert "each chunk communicates" in verdict.unmodelled
 
 
-@pytest.mark.parametrize("inner", ["gather", "experts"])
+@pytest.mark.parametrize("inner", ["sequence", "gather", "experts"])
 def test_three_axes_equal_one_device(inner: str) -> None:
     """Gradients are averaged over data-parallel ranks, which hold the same stage and the same shards."""
     scenario = a_scenario(inner, SCHEDULES["gpipe"], LocalDataParallel())
@@ -77,8 +107,54 @@ def test_three_axes_equal_one_device(inner: str) -> None:
     check(scenario).assert_equivalent()
 
 
-def test_processes_compute_the_same() -> None:
-    """Gloo computes what simulated ranks compute."""
-    scenario = a_scenario("ring", SCHEDULES["gpipe"])
+@pytest.mark.parametrize(("inner", "name"), [("ring", "gpipe"), ("sequence", "zbv"), ("typed", "gpipe")])
+def test_processes_compute_the_same(inner: str, name: str) -> None:
+    """Gloo computes what simulated ranks compute, and sends only contiguous tensors."""
+    scenario = a_scenario(inner, SCHEDULES[name])
     require_supported(scenario)
     check(scenario, world="gloo").assert_equivalent()
+
+
+def of_rows(collectives: Collectives, *around: Parallelism, dropout: float = 0.25, rows: tuple[int, int] = (10, 2)) -> Scenario:
+    """Linears without sequences, which leave shards of rows or of features."""
+    outputs = (ActivationSharding.ROWS, ActivationSharding.FEATURES, ActivationSharding.ROWS, ActivationSharding.REPLICATED)
+    splits = (Split.ROWWISE, Split.COLWISE, Split.ROWWISE, Split.COLWISE)
+    plan = tuple(LayerPlan(split=split, output=output) for split, output in zip(splits, outputs, strict=True))
+    model = Model(features=3, layers=tuple(Layer(width=3, dropout=dropout, activation=Activation.TANH) for _ in plan))
+    axes = {**({"dp": 2} if around else {}), "pp": 2, "tp": 2}
+    tensor_parallel = LocalTensorParallel(plan=plan, collectives=collectives)
+    return clipped_scenario(model, axes, tensor_parallel, SCHEDULES["zbv"], *around, microbatches=rows, loss=Loss.MSE_MEAN)
+
+
+@pytest.mark.parametrize("collectives", Collectives)
+def test_stages_send_shards_of_rows_and_features(collectives: Collectives) -> None:
+    """A rank has some rows of each chunk, or some features of each row, and its part of the dropout masks.
+
+    Five rows are not a multiple of the ranks. If a chunk has one row, one rank has none.
+    """
+    scenario = of_rows(collectives)
+    require_supported(scenario)
+    check(scenario).assert_equivalent()
+
+
+@pytest.mark.parametrize("around", [(), (LocalDataParallel(),)], ids=["two_axes", "three_axes"])
+def test_a_script_computes_what_ranks_compute(around: tuple[Parallelism, ...], tmp_path: Path) -> None:
+    """A script gathers shards only from ranks with the same stage."""
+    scenario = of_rows(Collectives.FUNCTIONAL, *around, dropout=0.0, rows=(8, 4))
+    require_supported(scenario)
+    script, differences = run_script(scenario, tmp_path)
+    assert "neighbours = mesh[" in script
+    assert differences.keys() == differences_of_traces(scenario).keys()
+
+
+def test_a_script_shards_no_rows_of_chunks() -> None:
+    """The masks of each chunk would have to be sharded by themselves."""
+    with pytest.raises(CannotExport, match="dropout on shards of rows in a pipeline"):
+        script_of(of_rows(Collectives.FUNCTIONAL))
+
+
+def test_shapes_of_shards_are_inferred() -> None:
+    """Given shapes are those of full activations, so tensor parallelism rules them out."""
+    scenario = a_scenario("sequence", Pipeline(num_chunks=2, static_shapes=True))
+    assert "static_shapes over tensor parallelism" in (limit_reason(scenario.training, scenario.layout) or "")
+    assert repair_layout(scenario.layout) == a_scenario("sequence", Pipeline(num_chunks=2)).layout

@@ -59,15 +59,23 @@ def rows_of(batch: Batch, rank: int, size: int) -> Batch:
     return replace(batch, inputs=inputs, targets=targets, masks=masks)
 
 
-def local_masks(batch: Batch, plan: tuple[LayerPlan, ...], rank: int, size: int) -> Batch:
-    """Return the batch with each dropout mask sharded like its layer's output under the tensor-parallel plan."""
-    masks = tuple(_part(mask, entry.output, rank, size) for mask, entry in zip(batch.masks, plan, strict=True))
+def local_masks(batch: Batch, plan: tuple[LayerPlan, ...], rank: int, size: int, num_chunks: int = 1) -> Batch:
+    """Return the batch with each dropout mask sharded like its layer's output under the plan, in each chunk of rows."""
+    masks = tuple(_parts(mask, entry.output, rank, size, num_chunks) for mask, entry in zip(batch.masks, plan, strict=True))
     return replace(batch, masks=masks)
 
 
-def _part(mask: torch.Tensor | None, sharding: ActivationSharding, rank: int, size: int) -> torch.Tensor | None:
+def _parts(mask: torch.Tensor | None, sharding: ActivationSharding, rank: int, size: int, num_chunks: int) -> torch.Tensor | None:
+    import torch
+
     if mask is None or sharding is ActivationSharding.REPLICATED:
         return mask
+    if num_chunks == 1:
+        return _part(mask, sharding, rank, size)
+    return torch.cat([_part(chunk, sharding, rank, size) for chunk in mask.chunk(num_chunks)])
+
+
+def _part(mask: torch.Tensor, sharding: ActivationSharding, rank: int, size: int) -> torch.Tensor:
     dim = mask.dim() - (2 if sharding is ActivationSharding.ROWS else 1)
     parts = mask.chunk(size, dim)
     return parts[rank] if rank < len(parts) else mask.narrow(dim, 0, 0)

@@ -54,8 +54,10 @@ COMPOSITIONS: tuple[str, ...] = (
     "local_data_parallel x context_parallel x local_tensor_parallel",
     "local_data_parallel x pipeline",
     "fsdp2 x pipeline",
+    "pipeline x local_tensor_parallel",
     "pipeline x context_parallel",
     "pipeline x expert_parallel",
+    "local_data_parallel x pipeline x local_tensor_parallel",
     "local_data_parallel x pipeline x context_parallel",
     "local_data_parallel x pipeline x expert_parallel",
 )

@@ -50,7 +50,7 @@ def _by_dtensors(layout: Layout) -> Layout:
     """
     if not layout.has(LocalTensorParallel):
         return with_options(layout, ExpertParallel, storage=ExpertStorage.DTENSOR)
-    if layout.has(LocalDataParallel, ContextParallel, ExpertParallel):
+    if layout.has(LocalDataParallel, ContextParallel, ExpertParallel, Pipeline):
         return replace(layout, mesh=Mesh(axes=(Axis(name=DP, size=layout.mesh.num_ranks),)), parallelisms=(FSDP2(),))
     (local,) = layout.of(LocalTensorParallel)
     plan = TensorParallel(**{field.name: getattr(local, field.name) for field in fields(PlannedParallelism)})

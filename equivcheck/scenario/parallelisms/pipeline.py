@@ -52,7 +52,7 @@ class Pipeline(Parallelism):
     scale_grads: bool = option(default=False, calls=False)
     """Whether torch divides gradients by the number of chunks after each microbatch; otherwise the loss is divided before
     backward."""
-    static_shapes: bool = option(default=False, limits=False, calls=False)
+    static_shapes: bool = option(default=False, calls=False)
     """Whether activation shapes are passed to the stages; otherwise torch infers them in an extra pass."""
 
     def __post_init__(self) -> None:

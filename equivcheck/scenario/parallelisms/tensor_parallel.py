@@ -9,7 +9,7 @@ from equivcheck.errors import InvalidScenario
 from equivcheck.scenario.mesh import TP
 from equivcheck.scenario.model import MAX_LAYERS
 from equivcheck.scenario.noun import frozen_dataclass, invalid_field
-from equivcheck.scenario.parallelisms.base import Parallelism, ParameterFacts, ParameterOwner
+from equivcheck.scenario.parallelisms.base import Parallelism, ParameterFacts, ParameterOwner, StagePosition
 from equivcheck.system.choice import PrintableEnum
 
 
@@ -156,5 +156,6 @@ class LocalTensorParallel(PlannedParallelism):
     """
 
     tag: ClassVar[str] = "local_tensor_parallel"
+    stage_position: ClassVar[StagePosition | None] = StagePosition.INSIDE
     collectives: Collectives = Collectives.FUNCTIONAL
     """Collectives that move activations; `Collectives.TYPED` needs spmd_types."""

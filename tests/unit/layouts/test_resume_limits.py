@@ -194,7 +194,7 @@ def test_every_layout_has_a_nearest_that_can_resume(drawn: Layout) -> None:
     """Every layout has a repair that can resume, on the same mesh if possible; layouts that can resume stay as they are."""
     nearest = repair_layout_for_resume(drawn)
     assert can_resume(nearest)
-    replaced = drawn.has(LocalTensorParallel) and drawn.has(LocalDataParallel, ContextParallel, ExpertParallel)
+    replaced = drawn.has(LocalTensorParallel) and drawn.has(LocalDataParallel, ContextParallel, ExpertParallel, Pipeline)
     assert nearest.mesh == (Mesh(axes=(Axis(name="dp", size=drawn.mesh.num_ranks),)) if replaced else drawn.mesh)
     assert (nearest == drawn) == can_resume(drawn)
 

@@ -15,7 +15,7 @@ def _first_broken(rule: PlanRule, training: Training, layout: Layout) -> LayerSi
     tp = parallelism_of(layout, PlannedParallelism)
     if not fits(training.model, tp.plan):
         return None
-    rows = tuple(rows // layout.num_data_ranks for rows in training.data.microbatches)
+    rows = layout.rows_of_forwards(training.data.microbatches)
     found = places(training.model, tp, layout.mesh.size(TP), rows)
     return next((place for place, entry in zip(found, tp.plan, strict=True) if rule.broken(place, entry)), None)
 

@@ -6,9 +6,9 @@ from equivcheck.layouts.base.partition import shard_dim
 from equivcheck.layouts.base.plan.rules import rows_dim
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition
 from equivcheck.layouts.base.script.loop import order_of
-from equivcheck.layouts.base.script.mesh import inner_ranks
-from equivcheck.layouts.base.script.text import block, indent_lines
-from equivcheck.scenario import ActivationSharding, ClipNorm, ExpertParallel, PlannedParallelism
+from equivcheck.layouts.base.script.mesh import inner_ranks, mesh_of
+from equivcheck.layouts.base.script.text import block, call, indent_lines
+from equivcheck.scenario import ActivationSharding, ClipNorm, ExpertParallel, Pipeline, PlannedParallelism
 from equivcheck.scenario.mesh import EP
 from equivcheck.training.layers.parameters import parameters_of
 
@@ -23,13 +23,19 @@ def read_local_shards(draft: Draft) -> None:
     define_full_tensor(draft)
     draft.after_wrap.append("parameters = dict(model.named_parameters())  # as they are outside of forward")
     draft.parameters, draft.names = "parameters.values()", ("name, parameter", "parameters.items()")
+    group = ""
+    if has_stages(draft):
+        # Ranks of other stages have other parameters, so only ranks that split the same stage call `whole` together.
+        (cutting,) = draft.scenario.layout.of(PlannedParallelism)
+        draft.after_wrap.append(f"neighbours = {mesh_of(draft, cutting)}.get_group() if parallel else None")
+        group = ", neighbours"
     draft.reading = (
         "for name, parameter in parameters.items():",
         "    dim = SHARDED.get(name) if parallel else None",
-        '    left[f"step {{step}} {label} {{name}}"] = whole({attribute}, dim)',
+        f'    left[f"step {{{{step}}}} {{label}} {{{{name}}}}"] = whole({{attribute}}, dim{group})',
     )
     clipping = draft.scenario.training.clipping
-    if isinstance(clipping, ClipNorm):
+    if isinstance(clipping, ClipNorm) and not has_stages(draft):
         draft.definitions.append(_clip(clipping))
         draft.clip_norm = "clip_across_shards(parameters)"
 
@@ -41,22 +47,28 @@ def define_full_tensor(draft: Draft) -> None:
     draft.has_dtensors = False
     draft.definitions.append([f"SHARDED = {sharded_dims(draft)}  # sharded dims"])
     first = f"dist.get_rank() // {size} * {size}"
-    shards = "shards" if layout.mesh.num_ranks == size else f"shards[{first} :][:{size}]"
+    shards = "shards" if layout.mesh.num_ranks == size or has_stages(draft) else f"shards[{first} :][:{size}]"
+    taken, group = (", group: dist.ProcessGroup | None", "group") if has_stages(draft) else ("", "")
     draft.definitions.append(
         [
-            "def whole(tensor: torch.Tensor | None, dim: int | None) -> torch.Tensor | None:",
+            f"def whole(tensor: torch.Tensor | None, dim: int | None{taken}) -> torch.Tensor | None:",
             *indent_lines(
                 [
                     '"""A full copy of a tensor, gathered along a dim from neighbouring ranks."""',
                     *_unsharded(draft),
                     *block("if tensor is None or dim is None:", ["return None if tensor is None else tensor.detach().clone()"]),
-                    "shards = [None] * dist.get_world_size()",
-                    "dist.all_gather_object(shards, tensor.detach())",
+                    f"shards = [None] * dist.get_world_size({group})",
+                    call("dist.all_gather_object", "shards", "tensor.detach()", group=group or None),
                     f"return torch.cat({shards}, dim)",
                 ]
             ),
         ]
     )
+
+
+def has_stages(draft: Draft) -> bool:
+    """Whether ranks keep pipeline stages, so that they have different parameters."""
+    return draft.scenario.layout.has(Pipeline)
 
 
 def _unsharded(draft: Draft) -> list[str]:

@@ -38,8 +38,8 @@ class LocalTensorParallelKind(LayoutKind[LocalTensorParallel]):
 
         def take(batch: Batch) -> Batch:
             taken = inner(batch)
-            ranks.rows = taken.inputs.shape[1 - taken.batch_dim] if is_sequence else taken.rows
-            return local_masks(taken, parallelism.plan, ranks.index, ranks.size)
+            ranks.rows = taken.inputs.shape[1 - taken.batch_dim] if is_sequence else taken.rows // setup.num_chunks
+            return local_masks(taken, parallelism.plan, ranks.index, ranks.size, setup.num_chunks)
 
         setup.take = take
 

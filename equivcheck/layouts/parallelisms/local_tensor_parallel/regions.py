@@ -113,7 +113,8 @@ class AxisRanks:
 class Redistribute(torch.autograd.Function):
     """Autograd function that redistributes an activation and its gradient.
 
-    Every rank calls forward and backward, even with an empty shard.
+    Every rank calls forward and backward, even with an empty shard. Both return contiguous tensors, because a pipeline may send
+    them, and the activation is no view, because zero-bubble schedules detach it in place.
     """
 
     @staticmethod
@@ -121,13 +122,14 @@ class Redistribute(torch.autograd.Function):
         """Redistribute the values."""
         ctx.ranks, ctx.route, ctx.extents = ranks, route, (ranks.rows, route.features)
         moved = ranks.redistribute(values, route.source, route.target, ctx.extents)
-        return moved.view_as(moved) if moved is values else moved
+        return moved.clone(memory_format=torch.contiguous_format)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Redistribute the gradient."""
         route = ctx.route
-        return ctx.ranks.redistribute(gradients[0], route.gradient_source, route.gradient_target, ctx.extents), None, None
+        moved = ctx.ranks.redistribute(gradients[0], route.gradient_source, route.gradient_target, ctx.extents)
+        return moved.contiguous(), None, None
 
 
 class CopyToRegion(torch.autograd.Function):

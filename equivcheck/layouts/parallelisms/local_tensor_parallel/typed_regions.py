@@ -26,10 +26,15 @@ class TypedRanks(AxisRanks):
     def move(self, values: torch.Tensor, route: Redistribution) -> torch.Tensor:
         """Redistribute an activation as `route` says. Backward redistributes the gradient.
 
-        Sharded values are gathered before they are sharded along another dim.
+        The result and its gradient are contiguous, because a pipeline may send them, and the result is no view.
         """
         if self.size == 1 or not route.moves:
             return values
+        moved = self._moved(_tensor(WithContiguousGradient.apply(values)), route)  # type: ignore[no-untyped-call]
+        return moved.clone(memory_format=torch.contiguous_format)
+
+    def _moved(self, values: torch.Tensor, route: Redistribution) -> torch.Tensor:
+        """Redistribute values that have to move. Sharded values are gathered before they are sharded along another dim."""
         source, target = route.source, route.target
         if source is ActivationPlacement.PARTIAL:
             return self._summed(values, target)
@@ -90,7 +95,7 @@ class TypedRanks(AxisRanks):
 
 
 class WithContiguousGradient(torch.autograd.Function):
-    """Identity that makes gradients contiguous, because spmd_types refuses to sum other gradients."""
+    """Identity that makes gradients contiguous: spmd_types refuses to sum other gradients, and pipelines to send them."""
 
     @staticmethod
     def forward(_ctx: Any, values: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
     trained_layers,
     weights_of_several_ranks,
 )
-from equivcheck.scenario import FSDP2, ClipNorm, CrossEntropy, LocalDataParallel, Model, NormType, Pipeline
+from equivcheck.scenario import FSDP2, ClipNorm, CrossEntropy, LocalDataParallel, LocalTensorParallel, Model, NormType, Pipeline
 from equivcheck.scenario.mesh import PP
 
 
@@ -24,7 +24,10 @@ def write(draft: Draft, parallelism: Pipeline) -> None:
     """Keep each rank's stages in the script's model, and let a schedule run them."""
     layout, training = draft.scenario.layout, draft.scenario.training
     if not all(isinstance(each, WRITTEN) for each in layout.parallelisms):
-        raise refuse(f"layout {layout.name}", "a pipeline is written alone, with local_data_parallel or with fully_shard")
+        raise refuse(
+            f"layout {layout.name}",
+            "a pipeline is written alone, or with local_data_parallel, fully_shard or local_tensor_parallel",
+        )
     ranks = layout.mesh.size(PP)
     draft.has_parts = any(each.reduces_each_module for each in layout.parallelisms)
     draft.need("torch.distributed.pipelining", "PipelineStage")
@@ -40,8 +43,8 @@ def write(draft: Draft, parallelism: Pipeline) -> None:
     if draft.form.stack != "model":
         draft.definitions.append(_stage_class(draft))
     shared = weights_of_several_ranks(training.model, parallelism, ranks)
-    if shared and draft.has_parts:
-        raise refuse(f"layout {layout.name} with a weight of several ranks", "fully_shard replaces the copies")
+    if shared and (draft.has_parts or draft.reading):
+        raise refuse(f"layout {layout.name} with a weight of several ranks", "the other parallelism replaces the copies")
     if shared:
         draft.add(LoopPosition.WRAP, WEIGHTS)
     _build(draft, parallelism, ranks, spans)
@@ -51,10 +54,11 @@ def write(draft: Draft, parallelism: Pipeline) -> None:
     if isinstance(training.clipping, ClipNorm):
         draft.definitions.append(_clip(draft, training.clipping, "counted" if shared else "parameters"))
         counted = ["[weight for weight in model.parameters() if weight not in uncounted]"] * bool(shared)
-        draft.clip_norm = call("clip_across_stages", "list(model.parameters())", *counted, group=_group(draft, parallelism))
+        clipped = ["parameters", "neighbours"] if draft.reading else ["list(model.parameters())", *counted]
+        draft.clip_norm = call("clip_across_stages", *clipped, group=_group(draft, parallelism))
 
 
-WRITTEN = (Pipeline, LocalDataParallel, FSDP2)
+WRITTEN = (Pipeline, LocalDataParallel, FSDP2, LocalTensorParallel)
 """Parallelisms supported by scripts together with a pipeline."""
 
 
@@ -279,10 +283,20 @@ def _clip(draft: Draft, clipping: ClipNorm, counted: str) -> list[str]:
     norm = f"nn.utils.get_total_norm(gradients, {order})"
     norm = f"full({norm})" if draft.has_parts else norm
     taken = f", {counted}: list[nn.Parameter]" * (counted != "parameters") + ", group: dist.ProcessGroup" * (group is not None)
+    head = [f"def clip_across_stages(parameters: list[nn.Parameter]{taken}) -> torch.Tensor:"]
+    gradients = [f"gradients = [parameter.grad for parameter in {counted} if parameter.grad is not None]"]
+    if draft.reading:
+        group_types = "neighbours: dist.ProcessGroup, group: dist.ProcessGroup"
+        head = [f"def clip_across_stages(parameters: dict[str, nn.Parameter], {group_types}) -> torch.Tensor:"]
+        gradients = [
+            "gradients = [whole(each.grad, SHARDED.get(name), neighbours) for name, each in parameters.items()]",
+            "gradients = [gradient for gradient in gradients if gradient is not None]",
+            "parameters = list(parameters.values())",
+        ]
     return [
-        f"def clip_across_stages(parameters: list[nn.Parameter]{taken}) -> torch.Tensor:",
+        *head,
         '    """Clip by the norm over the parameters on all ranks, and return it."""',
-        f"    gradients = [parameter.grad for parameter in {counted} if parameter.grad is not None]",
+        *indent_lines(gradients),
         f"    norm = {norm}.to(parameters[0].dtype)",
         *indent_lines(across),
         f"    nn.utils.clip_grads_with_norm_(parameters, {clipping.max_norm!r}, norm)",

@@ -23,7 +23,17 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
     splits_backward,
     stages_behind_frozen_layers,
 )
-from equivcheck.scenario import Checkpointing, Layout, Loss, Parallelism, Pipeline, PipelineSchedule, StagePosition, Training
+from equivcheck.scenario import (
+    Checkpointing,
+    Layout,
+    Loss,
+    Parallelism,
+    Pipeline,
+    PipelineSchedule,
+    PlannedParallelism,
+    StagePosition,
+    Training,
+)
 from equivcheck.scenario.mesh import PP
 
 
@@ -144,6 +154,13 @@ STAGES_AFTER_LAYERS = LayoutLimit(
     repair=_in_order,
 )
 
+SHAPES_OF_FULL_ACTIVATIONS = LayoutLimit(
+    reason="pipeline: static_shapes over tensor parallelism is not supported: stages send the shards that the plan leaves, and "
+    "equivcheck knows only the shapes of full activations",
+    applies=lambda layout: layout.has(PlannedParallelism) and parallelism_of(layout, Pipeline).static_shapes,
+    repair=lambda layout: with_options(layout, Pipeline, static_shapes=False),
+)
+
 A_CHUNK_FOR_EACH_STAGE = LayoutLimit(
     reason="pipeline: GPipe with fewer chunks than stages is not supported: the schedule needs at least as many chunks as stages",
     applies=lambda layout: (
@@ -215,6 +232,7 @@ LIMITS: tuple[Limit, ...] = (
 LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
     STAGES_ARE_CALLED,
     STAGES_AFTER_LAYERS,
+    SHAPES_OF_FULL_ACTIVATIONS,
     NOTHING_COMPILED,
     STAGES_OF_ONE_RANK,
     A_CHUNK_FOR_EACH_STAGE,

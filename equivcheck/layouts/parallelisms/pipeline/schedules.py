@@ -165,7 +165,8 @@ class Pipe:
         losses: list[torch.Tensor] = []
         inputs = (part.inputs,) if 0 in self.modules else ()
         targets = part.targets if self.num_stages - 1 in self.modules else None
-        masks = {_mask_of(layer): mask for layer, mask in enumerate(part.masks) if mask is not None}
+        # The schedule cannot split a tensor without rows into chunks, and a mask of no rows changes nothing.
+        masks = {_mask_of(layer): mask for layer, mask in enumerate(part.masks) if mask is not None and len(mask)}
         self.step, self.divisor = index, part.divisor
         for module in self.modules.values():
             module.step = index
@@ -236,6 +237,7 @@ def build_pipeline(setup: Setup, parallelism: Pipeline, mesh: DeviceMesh) -> Non
     names = _leave(model, modules.values())
     pipe = Pipe(setup=setup, parallelism=parallelism, group=mesh.get_group(), modules=modules, copies=copies, names=names)
     setup.parts, setup.has_stages, setup.compute = [*modules.values()], True, pipe.compute
+    setup.num_chunks = parallelism.num_chunks
 
 
 def finish_pipeline(setup: Setup) -> None:
