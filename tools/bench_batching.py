@@ -1,4 +1,7 @@
-"""Times checks of a small fine-tuning step in other batches: `python -m tools.bench_batching`."""
+"""Times checks of a small fine-tuning step in other batches: `python -m tools.bench_batching`.
+
+Times are CPU seconds, so other programs on the machine hardly change them.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +43,14 @@ def shard(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def median_seconds(repetitions: int, **arguments: Any) -> tuple[float, int]:
-    """Median time of a warm check, and its number of presentations."""
+    """Median CPU seconds of a warm check, and its number of presentations."""
     tokens = torch.randint(1, VOCABULARY, (ROWS, LENGTH), generator=torch.Generator().manual_seed(0))
     batch = {"input_ids": tokens, "labels": tokens.clone()}
     times = []
     for _ in range(repetitions + 1):
-        started = time.perf_counter()
+        started = time.process_time()
         found = check_batching(model=build, step=step, batch=batch, explain=False, **arguments)
-        times.append(time.perf_counter() - started)
+        times.append(time.process_time() - started)
     return statistics.median(times[1:]), len(found.results)
 
 
@@ -62,8 +65,8 @@ def main(repetitions: int, as_json: bool) -> None:
     if as_json:
         print_json({"one_device": alone, "presentations": num_alone, "per_distribution": on_ranks})
     else:
-        click.echo(f"one device: {alone:.2f} s for {num_alone} presentations")
-        click.echo(f"two ranks: {on_ranks:.3f} s for each distribution of the rows")
+        click.echo(f"one device: {alone:.2f} CPU s for {num_alone} presentations")
+        click.echo(f"two ranks: {on_ranks:.3f} CPU s for each distribution of the rows")
 
 
 if __name__ == "__main__":

@@ -25,13 +25,13 @@ class Unit(PrintableEnum):
     TOKENS = "the counted tokens"
     EXAMPLES = "the examples (each the mean over its tokens)"
     ROW_MEANS = "the rows (each the mean over its tokens)"
-    WEIGHTS = "the rows, weighted by their number in the batch,"
+    WEIGHTS = "the rows, each with its weight from the batch,"
     LABELS = "the labels before the shift"
     LENGTHS = "the tokens, ignored ones included,"
     POSITIONS = "the positions, padding included,"
-    POSITIONS_BUT_FIRST = "the positions but the first of each row, padding included,"
+    POSITIONS_BUT_FIRST = "the positions except the first of each row, padding included,"
     PADDED_ROWS = "the rows (each divided by its length, padding included)"
-    PADDED_ROWS_BUT_FIRST = "the rows (each divided by its length but one, padding included)"
+    PADDED_ROWS_BUT_FIRST = "the rows (each divided by its length minus one, padding included)"
     ROWS = "the number of rows"
     ONE = "nothing"
 
@@ -81,7 +81,7 @@ class Normaliser:
         """
         of = f"of {self.over.value}{self.across.value}"
         if not is_sum:
-            by = "" if self.unit in (Unit.EXAMPLES, Unit.ONE) else f", divided by {self.unit.value},"
+            by = "" if self.unit in (Unit.EXAMPLES, Unit.ONE) else f", divided by {self.unit.value.rstrip(',')},"
             return f"mean over the examples {of}" if self.unit is Unit.EXAMPLES else f"sum over the examples{by} {of}"
         if self.unit in (Unit.ONE, Unit.ROWS):
             by = ", divided by the number of rows" if self.unit is Unit.ROWS else ""

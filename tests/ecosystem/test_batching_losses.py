@@ -94,7 +94,7 @@ def test_verls_normalised_token_sum_depends_on_padding() -> None:
     """By definition, unless loss_scale_factor is given: it divides by the length of the padded rows."""
     verdict = check_batching(model=build, step=verl_step("seq-mean-token-sum-norm", is_global=True), batch=responses())
     assert verdict.outcome is Outcome.DIVERGED, verdict
-    assert verdict.cause.startswith("mean over the rows (each divided by its length but one, padding included)")
+    assert verdict.cause.startswith("mean over the rows (each divided by its length minus one, padding included)")
 
 
 def test_torchtitans_cross_entropy_is_right() -> None:

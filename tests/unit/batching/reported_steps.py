@@ -251,7 +251,7 @@ REPORTED: dict[str, Wrong] = {
         mean_of(lambda model, batch: objectives.policy_losses(model, batch).mean(1), steps.num_rows),
         objectives.policies,
         SEQUENCE,
-        "mean over the rows (each divided by its length but one, padding included)",
+        "mean over the rows (each divided by its length minus one, padding included)",
     ),
     "KD divided by batch": (
         Causal,
@@ -272,7 +272,7 @@ REPORTED: dict[str, Wrong] = {
         steps.weighted(of_all=False),
         lambda: numbers(3, with_weights=True),
         {},
-        f"mean over the rows, weighted by their number in the batch, {PER_MICROBATCH}",
+        f"mean over the rows, each with its weight from the batch, {PER_MICROBATCH}",
     ),
     "batch norm over rows": (
         Normed,

@@ -116,7 +116,7 @@ FURTHER: dict[str, Wrong] = {
         mean_of(objectives.distillation_losses, num_predictions),
         objectives.distillation,
         TOKEN,
-        "mean over the positions but the first of each row, padding included, of all microbatches",
+        "mean over the positions except the first of each row, padding included, of all microbatches",
     ),
     "count of attended tokens": (
         Causal,
