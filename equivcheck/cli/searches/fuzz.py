@@ -98,7 +98,7 @@ def fuzz(  # noqa: PLR0913, PLR0917 - options
     Which findings lead to exit code 1, by --mode:
       plain    every finding
       explore  none (for a first look)
-      pr       findings outside the store
+      pr       findings not yet in the store
       nightly  as pr, and fixed findings, if they fail again
 
     pr and nightly first check the stored findings again.
