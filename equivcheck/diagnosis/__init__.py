@@ -1,1 +1,1 @@
-"""Find why a scenario diverged, hung or crashed: replay known faults on one device until one reproduces the ranks' values."""
+"""Finds why a scenario diverged, hung or crashed: tries known mistakes on one device until one reproduces the ranks' values."""

@@ -1,4 +1,4 @@
-"""Compare the values left by the ranks with the values left by a counterfactual training."""
+"""Compares the ranks' values with those of a training that makes a mistake."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ OPTIONAL = (Phase.STATE, Phase.BUFFER)
 
 
 def num_agreeing_moments(diverged: ComparedRanks, traces: Sequence[Trace]) -> int:
-    """Count the compared points, from the first on, at which the ranks have the same values as a run with a mistake.
+    """Count the compared points, from the first on, at which the ranks have the same values as a training with a mistake.
 
-    `traces` has one trace per rank, or one trace for all ranks.
+    `traces` are those of the training: one for each rank, or one for all ranks.
     """
     made = list(zip(*map(moments, traces), strict=True))
     count = 0
@@ -43,7 +43,7 @@ def _is_recorded(found: Sequence[Moment]) -> bool:
 
 
 def differs_in_first_tensor(diverged: ComparedRanks, traces: Sequence[Trace]) -> bool:
-    """Whether a run with a mistake differs from one device in the first tensor in which the ranks differ.
+    """Whether a training with a mistake differs from one device in the same tensor in which the ranks differ first.
 
     A mistake within tolerance would otherwise fit ranks that only nearly diverged.
     """

@@ -1,4 +1,4 @@
-"""Input of a diagnosis: the ranks' traces and the single-device run."""
+"""Input of a scenario's diagnosis: the ranks' traces and the single-device run."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from equivcheck.worlds.trace.trace import Snapshot
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class DivergedRun(Evidence):
-    """A diverged scenario with the traces of its ranks."""
+    """A scenario whose ranks differ from the single-device run, with the ranks' traces."""
 
     scenario: Scenario
     """The scenario."""
     recorded: tuple[tuple[Settings, ...], ...]
-    """Each rank's optimizer settings at each update, then after the last step; empty if they could not be recorded."""
+    """Each rank's optimizer settings at each update, then after the last step. Empty if they could not be recorded."""
 
     @property
     def training(self) -> Training:
@@ -54,17 +54,17 @@ class DivergedRun(Evidence):
 
     @property
     def rounding(self) -> Rounding | None:
-        """Types to which the layout rounds; None if it uses the training's type only."""
+        """Element types to which the layout rounds; None if it only uses the training's type."""
         return rounding_of(self.layout, self.training.precision)
 
     @property
     def resumes(self) -> bool:
-        """Whether another layout ran the first steps."""
+        """Whether the scenario resumes from a checkpoint, so that another layout ran the first steps."""
         return self.scenario.resume is not None
 
     @property
     def can_be_emulated(self) -> bool:
-        """Whether one device can emulate each rank: one layout runs all steps and rounds nothing."""
+        """Whether one device can emulate each rank. This is so if one layout runs all steps and rounds nothing."""
         return self.rounding is None and not self.resumes
 
     @property
@@ -74,29 +74,32 @@ class DivergedRun(Evidence):
 
     @property
     def right_settings(self) -> Settings:
-        """One device's optimizer settings after the last step, by parameter."""
+        """The single-device run's optimizer settings after the last step, by parameter."""
         return _right_settings(self.training)[-1]
 
     @property
     def right_settings_at_steps(self) -> tuple[Settings, ...]:
-        """One device's optimizer settings at each step's update."""
+        """The single-device run's optimizer settings at each update."""
         return _right_settings(self.training)[:-1]
 
     @property
     def settings_at_steps(self) -> tuple[tuple[Settings, ...], ...]:
-        """Each rank's optimizer settings at each step's update; empty if they could not be recorded."""
+        """Each rank's optimizer settings at each update. Empty if they could not be recorded."""
         return tuple(each[:-1] for each in self.recorded)
 
     @property
     def right_initial_values(self) -> TensorsByName:
-        """Parameters and buffers with which one device starts."""
+        """Parameters and buffers at the start of the single-device run."""
         return full_tensors_of(_initial_values(single_device_setup(self.training)))
 
 
 def run_again(
     scenario: Scenario, alter: Callable[[Setup], None] | None, world: str | Ranks, deadline: float = 60.0
 ) -> DivergedRun | None:
-    """Run a scenario's ranks again; None if no value differs. Raises `RanksFailed`."""
+    """Run a scenario's ranks again, and return the diverged run. Returns None if no value differs.
+
+    `alter` must be the planted bug with which the scenario diverged. Raises `RanksFailed` if a rank fails.
+    """
     initial: dict[int, Snapshot] = {}
     settings: dict[int, list[Settings]] = {}
     sees = world == "sim" and scenario.resume is None and not scenario.layout.execution.is_compiled

@@ -1,4 +1,4 @@
-"""Find the steps that go wrong even if each starts from the reference's values, or the state that carries the error over."""
+"""Finds the steps that go wrong although each starts from the reference's values, or the state that carries an error over."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FROM_REFERENCE = "when it starts from the reference's values"
 
 
 def drift_of(diverged: DivergedRun, alter: Callable[[Setup], None] | None, world: str | Ranks, deadline: float) -> str:
-    """Describe in one sentence which steps go wrong, or why the steps cannot be examined."""
+    """Describe in one sentence which steps go wrong by themselves, or why steps cannot be examined."""
     if diverged.training.steps == 1:
         return "in the only step"
     if diverged.resumes:
@@ -77,23 +77,23 @@ def _numbered(steps: list[int]) -> str:
 
 
 class NotWritable(EquivCheckError):
-    """A tensor on a rank that cannot be overwritten piece by piece. The message names it."""
+    """A tensor on a rank cannot be overwritten piece by piece. The message names it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepValues:
-    """The reference's values when a step starts."""
+    """The reference's values at the start of a step."""
 
     parameters: TensorsByName
     """Full parameters by name."""
     state: TensorsByName
-    """Optimizer state by ``parameter/key``; empty before the first update."""
+    """Optimizer state, with names such as ``parameter/key``. Empty before the first update."""
     types: dict[str, torch.dtype]
-    """Element type of each optimizer state tensor."""
+    """Element type of each tensor in `state`."""
 
 
 def values_at_steps(scenario: Scenario) -> list[StepValues]:
-    """Train on one device and record the values before each step."""
+    """Train on one device, and return the values at the start of each step."""
     rounding, kept = rounding_of(scenario.layout, scenario.training.precision), list[StepValues]()
     setup = single_device_setup(scenario.training) if rounding is None else rounded_setup(scenario.training, rounding)
 
@@ -124,9 +124,10 @@ def _array(value: torch.Tensor) -> Any:
 def start_steps_from(
     values: Sequence[StepValues], alter: Callable[[Setup], None] | None, *, state: bool
 ) -> Callable[[Setup], None]:
-    """Apply `alter`, then start each step from the reference's parameters, and with `state` also from its optimizer state.
+    """Return a change to a rank's `Setup`: each step starts from the reference's parameters.
 
-    The hook runs last, so it also restores values that `alter` loses between steps.
+    With `state`, it also starts from the reference's optimizer state. `alter` is applied before. The hook runs last, so it also
+    restores values that `alter` loses between steps.
     """
 
     def change(setup: Setup) -> None:

@@ -23,7 +23,7 @@ RATIO = 1e-4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCoordinate:
-    """A rank and its coordinate in the mesh."""
+    """A rank with its coordinates in the mesh."""
 
     rank: int
     """Global rank."""
@@ -31,33 +31,33 @@ class RankCoordinate:
     """Index along each axis."""
 
     def agrees(self, other: RankCoordinate, axes: Iterable[str]) -> bool:
-        """Whether both ranks have equal indices along the given axes."""
+        """Whether both ranks have the same index along each of these axes."""
         return all(self.indices[name] == other.indices[name] for name in axes)
 
     def differs_only_along(self, other: RankCoordinate, axes: Sequence[str]) -> bool:
-        """Whether both ranks have equal indices along all axes except the given axes."""
+        """Whether both ranks have the same index along each axis, except for these axes."""
         return self.agrees(other, [name for name in self.indices if name not in axes])
 
 
 def axis_combinations(axes: Sequence[str]) -> list[tuple[str, ...]]:
-    """Every combination of at least one axis, largest first."""
+    """Return all combinations of one or more axes, largest first."""
     return [chosen for count in range(len(axes), 0, -1) for chosen in combinations(axes, count)]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ComparedRanks:
-    """Traces of ranks together with the reference."""
+    """Traces of all ranks, compared with the single-device run."""
 
     reference: Reference
-    """The single-device run."""
+    """Values of the single-device run, with tolerances."""
     traces: tuple[Trace, ...]
-    """Traces of the layout's ranks."""
+    """Each rank's trace."""
     found: tuple[tuple[Moment, ...], ...]
-    """The ranks' values, for each compared point of the reference."""
+    """Each rank's values, for each compared point of the reference."""
     divergences: tuple[Divergence, ...]
-    """All divergences by value, in order; at least one."""
+    """All differences between ranks and reference, in order; at least one."""
     eps: float
-    """Machine epsilon of the training's precision, or of its narrowest element type."""
+    """Machine epsilon of the training's precision, or of its coarsest element type."""
 
     @property
     def first(self) -> Divergence:
@@ -67,12 +67,12 @@ class ComparedRanks:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Evidence(ComparedRanks, ABC):
-    """Traces of ranks that diverged from a reference, with facts about the training."""
+    """Ranks that differ from the single-device run, with facts about the training."""
 
     axis_sizes: Mapping[str, int]
-    """Mesh axes with their number of ranks, outermost first."""
+    """Number of ranks along each mesh axis, outermost axis first."""
     data_axes: tuple[str, ...]
-    """Axes with more than one rank along which ranks compute on different rows."""
+    """Mesh axes with more than one rank, whose ranks compute on different rows."""
     num_steps: int
     """Number of training steps."""
     microbatch_rows: tuple[int, ...]
@@ -80,9 +80,9 @@ class Evidence(ComparedRanks, ABC):
     has_schedule: bool
     """Whether the training has a learning-rate schedule."""
     initial: tuple[Snapshot, ...]
-    """Each rank's parameters before training, perhaps with buffers; empty if they are unknown."""
+    """Each rank's parameters before training, and perhaps buffers. Empty if they are unknown."""
     settings: tuple[Settings, ...]
-    """Each rank's optimizer settings after the last step, by parameter; empty if they are unknown."""
+    """Each rank's optimizer settings after the last step, by parameter. Empty if they are unknown."""
 
     @property
     @abstractmethod
@@ -92,22 +92,22 @@ class Evidence(ComparedRanks, ABC):
     @property
     @abstractmethod
     def right_settings(self) -> Settings:
-        """One device's optimizer settings after the last step, by parameter."""
+        """The single-device run's optimizer settings after the last step, by parameter."""
 
     @property
     @abstractmethod
     def right_settings_at_steps(self) -> tuple[Settings, ...]:
-        """One device's optimizer settings at each step's update."""
+        """The single-device run's optimizer settings at each update."""
 
     @property
     @abstractmethod
     def settings_at_steps(self) -> tuple[tuple[Settings, ...], ...]:
-        """Each rank's optimizer settings at each step's update; empty if they are unknown."""
+        """Each rank's optimizer settings at each update. Empty if they are unknown."""
 
     @property
     @abstractmethod
     def right_initial_values(self) -> TensorsByName:
-        """Tensors with which one device starts."""
+        """Tensors at the start of the single-device run."""
 
     @property
     def num_microbatches(self) -> int:
@@ -126,17 +126,17 @@ class Evidence(ComparedRanks, ABC):
 
     @property
     def wide_axes(self) -> tuple[str, ...]:
-        """Axes with more than one rank."""
+        """Mesh axes with more than one rank."""
         return tuple(name for name, size in self.axis_sizes.items() if size > 1)
 
     @property
     def same_row_axes(self) -> tuple[str, ...]:
-        """Axes with more than one rank whose ranks have the same rows."""
+        """Mesh axes with more than one rank, whose ranks compute on the same rows."""
         return tuple(name for name in self.wide_axes if name not in self.data_axes)
 
     @property
     def coordinates(self) -> tuple[RankCoordinate, ...]:
-        """Each rank's mesh coordinates, ordered by rank."""
+        """Each rank's coordinates in the mesh, in rank order."""
         places = product(*(range(size) for size in self.axis_sizes.values()))
         return tuple(
             RankCoordinate(rank=rank, indices=dict(zip(self.axis_sizes, place, strict=True))) for rank, place in enumerate(places)
@@ -144,9 +144,9 @@ class Evidence(ComparedRanks, ABC):
 
     @property
     def counts(self) -> dict[int, str]:
-        """Possible wrong factors above 1, with names.
+        """Whole numbers by which values may wrongly be multiplied, such as axis sizes, each with a phrase.
 
-        If several numbers are equal, such as axis size and microbatches, one name covers them.
+        If several numbers are equal, such as axis size and microbatches, one phrase names them all.
         """
         ranks = [(self.size(axes), self.ranks_text(axes)) for axes in sorted(axis_combinations(self.wide_axes), key=len)]
         counts: dict[int, list[str]] = {}
@@ -155,27 +155,27 @@ class Evidence(ComparedRanks, ABC):
         return {number: " or of ".join(words) for number, words in counts.items()}
 
     def call_counts(self, known: int) -> list[tuple[int, str]]:
-        """Return the number of microbatches in a step, with its name, unless it is 1 or the `known` number."""
+        """Return the number of microbatches in a step, with a phrase. Empty if it is 1 or the `known` number."""
         count = self.num_microbatches
         return [] if count in (1, known) else [(count, f"the {count} microbatches")]
 
     @property
     def fractions(self) -> dict[float, str]:
-        """Possible wrong factors that are quotients of such numbers."""
+        """Quotients of whole numbers by which values may wrongly be multiplied, each with a phrase."""
         return {}
 
     def size(self, axes: Sequence[str]) -> int:
-        """Return the number of ranks along some axes."""
+        """Return the number of ranks along these axes together."""
         return prod(size for name, size in self.axis_sizes.items() if name in axes)
 
     def ranks_text(self, axes: Sequence[str]) -> str:
-        """Return words for the ranks along some axes: ``the 2 dp ranks``, ``the 2 x 4 dp x tp ranks``."""
+        """Return a phrase for the ranks along these axes, such as ``the 2 dp ranks`` or ``the 2 x 4 dp x tp ranks``."""
         named = [name for name in self.axis_sizes if name in axes]
         return f"the {' x '.join(str(self.axis_sizes[name]) for name in named)} {' x '.join(named)} ranks"
 
     @property
     def num_moments(self) -> int:
-        """Number of compared points until the first diverged step ends.
+        """Number of compared points up to the end of the first step that differs.
 
         Final state and buffers count only if they differ first.
         """
@@ -188,18 +188,18 @@ class Evidence(ComparedRanks, ABC):
 
     @property
     def updated(self) -> tuple[str, ...]:
-        """Names of parameters with a gradient in some reference step."""
+        """Names of parameters that have a gradient in any step of the single-device run."""
         found = [moment for moment in self.reference.moments if moment.phase is Phase.GRADIENT]
         return tuple(name for at, name in enumerate(found[0].table.names) if any(moment.present[at] for moment in found))
 
     def differing(self, phase: Phase) -> tuple[str, ...]:
-        """Names of tensors that differ in `phase` of the first diverged step, in order."""
+        """Names of the tensors that differ in a phase (such as gradients) of the first wrong step, in order."""
         return tuple(
             dict.fromkeys(found.tensor for found in self.divergences if (found.step, found.phase) == (self.first.step, phase))
         )
 
     def expected_values(self, step: int, phase: Phase) -> TensorsByName:
-        """The reference's tensors at a step and phase."""
+        """Return the single-device run's tensors at a step and phase, by name."""
         values: TensorsByName = {}
         for found in self.reference.moments:
             if (found.step, found.phase) == (step, phase) and found.table.names:
@@ -209,7 +209,7 @@ class Evidence(ComparedRanks, ABC):
         return values
 
     def found_values(self, step: int, phase: Phase) -> TensorsByName:
-        """The ranks' tensors at a step and phase. If ranks disagree, the lowest rank's values are used."""
+        """Return the ranks' tensors at a step and phase, by name. If ranks disagree, the lowest rank's values count."""
         values: TensorsByName = {}
         for expected, found in zip(self.reference.moments, self.found, strict=True):
             if (expected.step, expected.phase) == (step, phase):
@@ -217,12 +217,10 @@ class Evidence(ComparedRanks, ABC):
         return values
 
     def ratio(self, names: Sequence[str], phase: Phase) -> float | None:
-        """Return the ratio between found and expected values if all elements have the same ratio.
+        """Return the ratio of the ranks' values to the expected values, if it is the same for all elements in `names`.
 
-        None otherwise, or if the ratio is 1.
-
-        A ratio close to n or 1/n is rounded to it. A single element always has a ratio, so this ratio counts only if it is n or
-        1/n.
+        None otherwise, or if the ratio is 1. A ratio close to n or 1/n is rounded to it. A single element always has a ratio, so
+        this ratio counts only if it is n or 1/n.
         """
         found, expected = self.found_values(self.first.step, phase), self.expected_values(self.first.step, phase)
         ratios = [

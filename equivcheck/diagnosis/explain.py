@@ -101,7 +101,7 @@ def _of_right_values(verdict: Verdict) -> Verdict:
 
 
 def diagnosis_of(diverged: DivergedRun) -> Diagnosis | None:
-    """Return the diagnosis of a run; None if no known fault explains it."""
+    """Search the mistake behind a diverged run, and return the diagnosis. None if no known mistake explains it."""
     with one_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fits = _fits(diverged)
@@ -155,9 +155,9 @@ def _fits(diverged: DivergedRun) -> list[tuple[Mistake, int]]:
 def cause_by_ablation(
     scenario: Scenario, alter: Callable[[Setup], None] | None, world: str | Ranks, deadline: float
 ) -> Diagnosis | None:
-    """Remove features of the layout one by one, and return the cause for the first feature without which ranks agree.
+    """Run the ranks again without dropout, then without shared weights. If they agree with one device, this is the cause.
 
-    None if no feature matters. The ranks run again for each feature.
+    None if both still differ.
     """
     training, without = scenario.training, []
     if any(layer.dropout for layer in training.model.layers):

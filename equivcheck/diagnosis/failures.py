@@ -1,4 +1,4 @@
-"""Explain a hang or a crash by each rank's state at that time."""
+"""Explains a hang or a crash by each rank's state at that time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from equivcheck.worlds.failure import Failure, RankReport, RankState
 
 
 def diagnosis_of_failure(failure: Failure) -> Diagnosis:
-    """Name the rank that failed, or the communication calls that differ."""
+    """Name the rank that failed, or the collective calls that differ between ranks."""
     culprit = failure.culprit
     if culprit is not None and not failure.hung:
         return Diagnosis(cause=Cause.RANK_FAILED, sentence=_of_failed(culprit, failure.reports), exact=True)

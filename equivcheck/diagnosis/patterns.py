@@ -1,6 +1,6 @@
 """Patterns in the first tensors that differ.
 
-A pattern is reported as a hint, not a proof, if no known fault explains the ranks.
+A pattern is reported as a hint, not a proof, if no known mistake explains the ranks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ NO_PROOF = "(a pattern in the values, not a proof: no known fault reproduces the
 
 
 def pattern_of(diverged: Evidence, types: Sequence[tuple[torch.dtype, str]] = ()) -> Diagnosis | None:
-    """Describe the first pattern matching the differences. `types` lists element types to test for rounding, with names."""
+    """Describe the first pattern found in the differences, as a hint. None if there is none.
+
+    `types` lists element types to which values may have been rounded, with names.
+    """
     return next(_patterns(diverged, types), None)
 
 

@@ -1,4 +1,4 @@
-"""Elements that may have wrong values."""
+"""Finds elements whose values may be wrong."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOSTLY = 0.75
 
 
 def wrong_elements(diverged: Evidence, phase: Phase) -> dict[str, torch.Tensor]:
-    """Return masks for elements that differ on any rank, in one phase at the first wrong step.
+    """Return a mask for each tensor, of elements that differ on any rank in this phase of the first wrong step.
 
     Only tensors that the comparison reports count, because an element's tolerance is only its part of the tensor's tolerance.
     """
@@ -43,7 +43,7 @@ def wrong_elements(diverged: Evidence, phase: Phase) -> dict[str, torch.Tensor]:
 
 
 def suspects(diverged: Evidence) -> tuple[Masks | None, ...]:
-    """Return sets of elements whose gradients may be wrong: the first differing elements, and all elements (None)."""
+    """Return the sets of elements whose gradients may be wrong: those that differ first, and all elements (None)."""
     if diverged.first.phase is not Phase.GRADIENT:
         return (None,)
     masks = {name: mask for name, mask in wrong_elements(diverged, Phase.GRADIENT).items() if name in diverged.updated}

@@ -1,4 +1,4 @@
-"""How a diagnosis names tensors, ranks, axes and factors."""
+"""Builds phrases for tensors, ranks, axes and factors in a diagnosis."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def name_ranks(ranks: Sequence[int]) -> str:
 
 
 def gradients(diverged: Evidence, names: Sequence[str]) -> str:
-    """Build subject and verb for a sentence about gradients: ``the gradient of `a` is`` or ``all gradients are``."""
+    """Return subject and verb for a sentence about these gradients: ``the gradient of `a` is`` or ``all gradients are``."""
     if len(names) == 1:
         return f"the gradient of `{names[0]}` is"
     if set(names) >= set(diverged.updated):
@@ -68,7 +68,7 @@ def _rows(name: str, mask: npt.NDArray[np.bool_]) -> str:
 
 
 def count_description(evidence: Evidence, ratio: float) -> str:
-    """Return a clause that explains a ratio: ``, the number of the 2 dp ranks`` for a known number or its inverse; else empty."""
+    """Return a clause that says which number `ratio` is: ``, the number of the 2 dp ranks``. Empty if it is no known number."""
     for number, words in evidence.counts.items():
         if number > 1 and ratio in (number, 1 / number):
             return f", the number of {words}" if ratio > 1 else f", one over the number of {words}"

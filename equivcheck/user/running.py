@@ -1,4 +1,4 @@
-"""Runs a user's training on the ranks of a world."""
+"""Runs a user's training on a world's ranks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TrainingRun:
     """Result of running a training on ranks."""
 
     left: Run | Failure
-    """The traces of all ranks, or how ranks failed."""
+    """All ranks' traces, or how ranks failed."""
     members: Ranks
     """The ranks that ran. If there was a checkpoint, those after it."""
     notes: tuple[str, ...]

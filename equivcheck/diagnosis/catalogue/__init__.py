@@ -1,1 +1,1 @@
-"""Known faults in parallel training, each replayed as a training without ranks."""
+"""Known mistakes in parallel training. Each is tried as a training without ranks."""

@@ -1,4 +1,4 @@
-"""All mistakes, most specific first."""
+"""All mistakes to try for a scenario, most specific first."""
 
 from __future__ import annotations
 
@@ -98,7 +98,10 @@ GENERAL = (
 
 
 def facts_of(diverged: DivergedRun) -> StepFacts:
-    """Measure facts about a scenario's step. A reference that rounds to low precision computes all microbatches at once."""
+    """Measure the facts about a scenario's step on which mistakes depend.
+
+    A reference that rounds to low precision computes all microbatches at once.
+    """
     return StepFacts(
         own_rows=True,
         num_backward=1 if diverged.rounding is not None else diverged.num_microbatches,
@@ -108,7 +111,7 @@ def facts_of(diverged: DivergedRun) -> StepFacts:
 
 
 def candidates(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield the mistakes to try for a run, in this order."""
+    """Yield the mistakes to try for a diverged run, in this order."""
     facts = facts_of(diverged)
     for wrong, phases in CATALOGUE:
         if diverged.first.phase in phases:

@@ -1,4 +1,4 @@
-"""Mistakes in gradient clipping, compared by clipped gradients and by the norm returned."""
+"""Mistakes in gradient clipping, recognized by the clipped gradients and by the returned norm."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_SETS = 4096
 
 
 def wrong_clippings_of_scenario(diverged: DivergedRun, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield clipping mistakes, each once with its own norm returned and once with the right norm."""
+    """Yield mistakes in clipping. In each, clipping returns the wrong norm or, in a second variant, the right one."""
     clipping = diverged.training.clipping
     if isinstance(clipping, ClipValue):
         change = _with_clipping(ClipValue(clip_value=1e300))
@@ -141,7 +141,7 @@ def _clip_early(ranks: EmulatedRanks, *, clipping: ClipNorm | ClipValue, again: 
 
 
 def unscaled_after_clipping(diverged: DivergedRun, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield unscaling after clipping, with the constant ratio of the first wrong gradients."""
+    """Yield a mistake: gradients are unscaled after clipping. The factor is the constant ratio of the first wrong gradients."""
     names = tuple(name for name in diverged.differing(Phase.GRADIENT) if name in diverged.updated)
     ratio = diverged.ratio(names, Phase.GRADIENT) if names else None
     if ratio is None:

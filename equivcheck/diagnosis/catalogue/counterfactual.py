@@ -1,4 +1,4 @@
-"""Helpers for mistakes that change a scenario's `Setup`."""
+"""Helpers for building mistakes as changes to a scenario's `Setup`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Item = TypeVar("Item")
 
 
 def on_one_device(cause: Cause, sentence: str, change: Change) -> Mistake:
-    """Build a mistake that is equal on all ranks, so one training reproduces it."""
+    """Return a mistake, the same on all ranks. One training on one device, with `change`, reproduces it."""
 
     def change_all(ranks: ScenarioRanks) -> None:
         for setup in ranks.setups:
@@ -34,12 +34,12 @@ def on_one_device(cause: Cause, sentence: str, change: Change) -> Mistake:
 
 
 def on_emulated_ranks(cause: Cause, sentence: str, change: Callable[[ScenarioRanks], None]) -> Mistake:
-    """Build a mistake that needs one training per rank."""
+    """Return a mistake with differences between ranks. One emulated training for each rank, with `change`, reproduces it."""
     return Mistake(cause, sentence, change, own_rows=True)
 
 
 def all_then_each(items: Sequence[Item]) -> Iterator[tuple[Item, ...]]:
-    """Yield all items together, then each single item if there are several."""
+    """Yield all items together, then each item alone if there are several."""
     if items:
         yield tuple(items)
     if len(items) > 1:
@@ -47,14 +47,14 @@ def all_then_each(items: Sequence[Item]) -> Iterator[tuple[Item, ...]]:
 
 
 def submodule(setup: Setup, name: str, kind: type[Module]) -> Module:
-    """Return a model's submodule, which must be a `kind`."""
+    """Return the model's submodule called `name`. It must be of the class `kind`."""
     found = setup.model.get_submodule(name)
     assert isinstance(found, kind), f"{name} is a {type(found).__name__}"
     return found
 
 
 def changing_layers(layers: Sequence[int], kind: type[Module], change: Callable[[Module], object]) -> Change:
-    """Return a change of the modules of some layers."""
+    """Return a change to a `Setup`: it calls `change` with the module of each layer in `layers`."""
 
     def apply(setup: Setup) -> None:
         for layer in layers:
@@ -64,12 +64,15 @@ def changing_layers(layers: Sequence[int], kind: type[Module], change: Callable[
 
 
 def gradients_of(setup: Setup) -> Gradients:
-    """Return gradients by parameter name; parameters without a gradient are left out."""
+    """Return the model's current gradients by parameter name. Parameters without a gradient are left out."""
     return {name: value.grad for name, value in setup.model.named_parameters() if value.grad is not None}
 
 
 def changing_gradients(change: Callable[[str, torch.Tensor], object], names: Collection[str] | None = None) -> Change:
-    """Return a change of gradients in place before the update; `names` None for all."""
+    """Return a change to a `Setup`: before the update, it calls `change` with each gradient.
+
+    `names` are the parameters concerned; None for all.
+    """
 
     def apply(setup: Setup) -> None:
         for name, gradient in gradients_of(setup).items():
@@ -80,12 +83,18 @@ def changing_gradients(change: Callable[[str, torch.Tensor], object], names: Col
 
 
 def multiplying_gradients(factor: float, names: Collection[str] | None = None) -> Change:
-    """Return a change that multiplies gradients before the update; `names` None for all."""
+    """Return a change to a `Setup`: before the update, it multiplies gradients.
+
+    `names` are the parameters concerned; None for all.
+    """
     return changing_gradients(lambda _name, gradient: gradient.mul_(factor), names)
 
 
 def changing_batches(change: Callable[[Sequence[Batch]], Sequence[Batch]]) -> Change:
-    """Return a change of each step's microbatches. The change gets full batches, before a rank takes its rows."""
+    """Return a change to a `Setup`: it replaces each step's microbatches by the result of `change`.
+
+    `change` gets full batches, before a rank takes its rows.
+    """
 
     def apply(setup: Setup) -> None:
         inner = setup.compute
@@ -95,7 +104,7 @@ def changing_batches(change: Callable[[Sequence[Batch]], Sequence[Batch]]) -> Ch
 
 
 def changing_loss(**changes: float | bool) -> Change:
-    """Return a change of fields in a cross-entropy loss. The divisor stays unchanged."""
+    """Return a change to a `Setup`: it replaces fields of the cross-entropy loss. The divisor stays unchanged."""
 
     def apply(setup: Setup) -> None:
         loss, inner = setup.training.loss, setup.loss

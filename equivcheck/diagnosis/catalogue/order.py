@@ -1,4 +1,4 @@
-"""Activation shards or pipeline stages in the wrong order."""
+"""Mistakes in the order of activation shards or pipeline stages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Reorder = Callable[[torch.Tensor], torch.Tensor]
 
 
 def wrong_orders(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes in order: input and output shards, and pipeline stages."""
+    """Yield mistakes in order: swapped shards of inputs or outputs, and swapped pipeline stages."""
     layout = diverged.layout
     if not diverged.can_be_emulated:
         return

@@ -1,4 +1,4 @@
-"""Wrong rows or wrong dropout masks."""
+"""Mistakes with rows of the batch, or with dropout masks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ Take = Callable[[ScenarioRanks, RankCoordinate, Batch], Batch]
 
 
 def wrong_rows(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes with rows: shared, duplicated or left out, and dropout masks for other rows, or none."""
+    """Yield mistakes with rows: the same rows on several ranks, rows that are duplicated or left out.
+
+    Dropout masks may also belong to other rows, or be missing.
+    """
     mesh, axes = diverged.mesh, diverged.data_axes
     if axes:
         for chosen in (*((name,) for name in axes if len(axes) > 1), axes):

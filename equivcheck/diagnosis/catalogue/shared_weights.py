@@ -1,4 +1,4 @@
-"""Weights that should be shared between layers but are separate."""
+"""Mistakes with weights that should be shared between layers but are separate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from equivcheck.training.setup import Setup
 
 
 def wrong_sharing(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes with a shared weight: stale in one layer, without gradient, or two separate parameters."""
+    """Yield mistakes with a shared weight: an old value in one layer, no gradient from one layer, or two separate parameters."""
     if diverged.rounding is not None:
         return
     layers = diverged.training.model.layers
@@ -46,7 +46,7 @@ Weight = Callable[[nn.Linear], Callable[[], torch.Tensor]]
 
 
 def using_weight(names: Iterable[str], weight: Weight) -> Change:
-    """Return a change that lets the named linear modules use another weight."""
+    """Return a change to a `Setup`: the linear modules in `names` use another weight, which `weight` returns."""
 
     def change(setup: Setup) -> None:
         for name in names:
@@ -61,12 +61,12 @@ def _through(linear: nn.Linear, weight: Callable[[], torch.Tensor], values: torc
 
 
 def detached_weight(linear: nn.Linear) -> Callable[[], torch.Tensor]:
-    """Return a function giving the weight without a gradient."""
+    """Return a function that returns the module's weight without a gradient."""
     return linear.weight.detach
 
 
 def initial_weight(linear: nn.Linear) -> Callable[[], torch.Tensor]:
-    """Return a function giving the weight with its initial value in forward. The current weight gets the gradient."""
+    """Return a function that returns the module's weight with its initial value. The gradient goes to the current weight."""
     start = linear.weight.detach().clone()
     return lambda: start + (linear.weight - linear.weight.detach())
 

@@ -1,4 +1,4 @@
-"""Tensor-parallel layers whose reductions are missing, averaged or done twice."""
+"""Mistakes in tensor-parallel layers: reductions that are missing, averaged or done twice."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Linears = tuple[str, ...]
 
 
 def wrong_tensor_parallelism(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes in all layers with the same split, then in each single layer."""
+    """Yield mistakes in tensor-parallel layers. Each is tried in all layers with the same split, then in each layer alone."""
     parallelism, num_ranks = plan_over_ranks(diverged.layout), diverged.mesh.size(TP)
     if parallelism is None or diverged.rounding is not None or not fits(diverged.training.model, parallelism.plan):
         return

@@ -1,4 +1,4 @@
-"""A trailing accumulation window (a last step with fewer microbatches), treated like a full window."""
+"""Mistakes in a last step with fewer microbatches, if it is treated like a full one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from equivcheck.worlds.trace.differences import Phase
 
 
 def wrong_windows(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield trailing windows divided by the rows or labels of a full window, or never stepped."""
+    """Yield mistakes: a last, shorter step divides its loss by a full step's rows or labels, or makes no update."""
     training = diverged.training
     if not training.has_trailing_window:
         return

@@ -1,1 +1,1 @@
-"""Emulate all ranks' trainings on one device."""
+"""Emulates the trainings of all ranks on one device."""

@@ -1,4 +1,4 @@
-"""Emulate a scenario's ranks."""
+"""Emulates the ranks of a scenario."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from equivcheck.worlds.trace.trace import Trace
 
 
 class ScenarioRanks(EmulatedRanks):
-    """Emulated ranks with a `Setup` each. With `one`, this is the reference's single-device run, with its rounding."""
+    """Emulated ranks of a scenario, each with its own `Setup`. With `one`, this is the single-device run, with its rounding."""
 
     def __init__(self, diverged: DivergedRun, *, own_rows: bool, one: bool = False) -> None:
         self.training, self.mesh = diverged.training, diverged.mesh
@@ -49,7 +49,7 @@ class ScenarioRanks(EmulatedRanks):
                 setup.full_counts = lambda *_given: self._counts
 
     def take_rows(self, rank: RankCoordinate, batch: Batch) -> Batch:
-        """Return a rank's rows. All ranks have nearly the same number of rows."""
+        """Return a rank's rows of a batch. All ranks have nearly the same number of rows."""
         index, count = self._part(rank)
         size = -(-batch.rows // count)
         start = min(index * size, batch.rows)
@@ -64,7 +64,7 @@ class ScenarioRanks(EmulatedRanks):
         return index, count
 
     def train(self, num_steps: int) -> tuple[Trace, ...]:
-        """Train for `num_steps` steps and return a trace for each model."""
+        """Train `num_steps` steps, and return a trace for each emulated model."""
         return tuple(self.turns.run(lambda rank: self._train_one(rank, num_steps)))
 
     def _train_one(self, rank: int, num_steps: int) -> Trace:
@@ -158,7 +158,7 @@ class ScenarioRanks(EmulatedRanks):
 
 
 def take_range(batch: Batch, rows: range) -> Batch:
-    """Return contiguous rows from a batch."""
+    """Return the rows `rows` of a batch, which are consecutive."""
     inputs, targets = (values.narrow(batch.batch_dim, rows.start, len(rows)) for values in (batch.inputs, batch.targets))
     masks = tuple(None if mask is None else mask.narrow(0, rows.start, len(rows)) for mask in batch.masks)
     return replace(batch, inputs=inputs, targets=targets, masks=masks)

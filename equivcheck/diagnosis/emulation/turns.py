@@ -1,4 +1,4 @@
-"""Run functions in turns, one at a time, each on its own thread."""
+"""Runs functions in turns, one at a time, each on its own thread."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ T = TypeVar("T")
 
 
 class NotTogether(EquivCheckError):
-    """A function raised or ended while other functions wait for it."""
+    """A function raised an exception or ended, while other functions wait for it."""
 
 
 class Turns:
-    """Runs `size` functions in turn. Each function runs until it has to wait for the other functions, or ends."""
+    """Runs `size` functions in turns. Each runs until it has to wait for the others, or ends."""
 
     def __init__(self, size: int) -> None:
         self._turns = [threading.Semaphore(0) for _ in range(size)]
@@ -27,9 +27,9 @@ class Turns:
         self._error: BaseException | None = None
 
     def run(self, function: Callable[[int], T]) -> list[T]:
-        """Call the function with each number and return the results.
+        """Call `function` with each number from 0, each call on its own thread, and return the results.
 
-        Raises the first exception after all functions have ended.
+        If a call raises, the first exception is raised after all calls have ended.
         """
         if len(self._turns) == 1:
             return [function(0)]
@@ -52,9 +52,9 @@ class Turns:
         return [results[number] for number in range(len(threads))]
 
     def meet(self, number: int, given: Any, together: Callable[[list[Any]], Sequence[Any]]) -> Any:
-        """Wait for all other functions.
+        """Pass the value `given`, and wait until all functions have passed theirs. `number` is this function's number.
 
-        The last function passes all values to `together`, and each function gets its own result.
+        The last function calls `together` with all values. Each function gets its own result.
         """
         if self._ended:
             raise NotTogether("a rank ended while others wait for it")

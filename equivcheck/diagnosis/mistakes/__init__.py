@@ -1,1 +1,1 @@
-"""Mistakes in any training."""
+"""Mistakes that can occur in any training."""

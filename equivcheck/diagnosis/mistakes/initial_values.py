@@ -1,4 +1,4 @@
-"""Wrong initial parameters or buffers."""
+"""Mistakes in initial parameters or buffers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from equivcheck.worlds.trace.tensors import Vector
 
 
 def wrong_start(diverged: Evidence, _facts: StepFacts | None = None) -> Iterator[Mistake]:
-    """Yield initial values of the ranks, if they differ from one device's or are at wrong positions."""
+    """Yield a mistake: ranks start with other values than one device, or with values at wrong positions."""
     right = diverged.right_initial_values
     wrong = [
         (piece.name, rank)

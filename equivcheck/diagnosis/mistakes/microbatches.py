@@ -16,9 +16,9 @@ from equivcheck.oracle.verdict.cause import Cause
 
 
 def wrong_accumulations(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield mistakes in accumulation for the first wrong gradients, and for all gradients.
+    """Yield mistakes in gradient accumulation, for the first wrong gradients and for all gradients.
 
-    Then gradients that are never zeroed.
+    Also yields the mistake that gradients are never zeroed.
     """
     count = facts.num_backward
     rows = diverged.microbatch_rows if len(diverged.microbatch_rows) == count and all(diverged.microbatch_rows) else (1,) * count

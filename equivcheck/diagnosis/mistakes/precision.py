@@ -19,12 +19,12 @@ TYPES = ((torch.bfloat16, "bfloat16"), (torch.float16, "float16"), (torch.float3
 
 
 def narrower_types(diverged: Evidence) -> list[tuple[torch.dtype, str]]:
-    """Return the element types with fewer digits than the training, with their names."""
+    """Return the element types with fewer digits than the training's type, with their names."""
     return [(kind, name) for kind, name in TYPES if torch.finfo(kind).eps > diverged.eps]
 
 
 def lower_precision(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield mistakes in precision: reductions, gradients or parameters with fewer digits."""
+    """Yield mistakes: gradients are reduced, or gradients or parameters stored, with fewer digits."""
     for kind, name in narrower_types(diverged):
         times = (EACH, WHOLE, ONCE) if facts.num_backward > 1 else (EACH,)
         for when, before in product(times, (False, True)) if diverged.has_own_rows else ():
@@ -66,7 +66,7 @@ def _accumulate_in(ranks: EmulatedRanks, *, kind: torch.dtype, of_each: bool, of
     sums: list[Gradients] = [{} for _ in ranks.models]
 
     def add(total: Gradients, fresh: Gradients) -> Gradients:
-        """Add to the sum in the narrower type, and return the change of the sum."""
+        """Add gradients to a sum in the narrower type, and return how the sum changes."""
         added = {}
         for name, value in fresh.items():
             before = total.get(name, torch.zeros_like(value))

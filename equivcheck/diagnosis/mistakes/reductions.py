@@ -29,7 +29,10 @@ LEAST_SCALE = 16.0
 
 
 def wrong_reductions(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield mistakes in reduction over ranks with different rows, for the first wrong gradients and for all gradients."""
+    """Yield mistakes in the gradient reduction over ranks with different rows.
+
+    Each is tried for the first wrong gradients, and for all gradients.
+    """
     for span, masks in product(spans(diverged), suspects(diverged)):
         what = subject(diverged, masks)
         ways = (*_over_some_axes(diverged), *_over_groups(diverged), *_from_one_rank(diverged)) if diverged.has_own_rows else ()
@@ -40,13 +43,16 @@ def wrong_reductions(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
 
 
 def wrong_factors(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield gradients multiplied or divided by the size of an axis whose ranks have the same rows."""
+    """Yield a mistake: gradients are multiplied or divided by the size of an axis whose ranks have the same rows."""
     for span, masks in product(spans(diverged), suspects(diverged)):
         yield from _multiplied(diverged, masks, span, _numbers_of_ranks(diverged, facts, same_rows=True), facts)
 
 
 def constant_ratios(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield gradients multiplied by the constant ratio of the first wrong gradients, then a loss multiplied by such factors."""
+    """Yield a mistake: gradients are multiplied by one factor, the ratio of the first wrong gradients to the right ones.
+
+    If the loss differs first, also yield the mistake that the loss is multiplied by such a factor.
+    """
     names = tuple(name for name in diverged.differing(Phase.GRADIENT) if name in diverged.updated)
     ratio = diverged.ratio(names, Phase.GRADIENT) if names else None
     if ratio is not None:
@@ -71,14 +77,14 @@ def _multiplied(
 
 
 def subject(diverged: Evidence, masks: Masks | None) -> str:
-    """Return subject and verb for a sentence about selected gradients; None selects all."""
+    """Return subject and verb for a sentence about the gradients of the elements in `masks`. None stands for all elements."""
     if masks is None or all(mask.all() for mask in masks.values()):
         return gradients(diverged, diverged.updated if masks is None else tuple(masks))
     return f"the gradients of {rows_of_tensor({name: mask.numpy() for name, mask in masks.items()})} are"
 
 
 def wrong_gradient_shards(diverged: Evidence, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield gradient shards taken from another rank, or reduced over ranks that hold other shards."""
+    """Yield mistakes: a rank has another rank's gradient shards, or they are reduced over ranks with other shards."""
     held = held_elements(diverged)
     for distance, sources in held.sources_by_distance() if held.is_sharded else ():
         change = partial(_exchange_shards, sources=sources)
@@ -116,7 +122,10 @@ def _reduce_again(ranks: EmulatedRanks, *, change: Change) -> None:
 
 
 def reduce_by(wrong: Wrong, masks: Masks | None, span: Span, microbatches: Sequence[int] | None = None) -> Change:
-    """Return a change that reduces selected elements in selected steps and microbatches with `wrong`. None selects all."""
+    """Return a change to emulated ranks: gradients are reduced by `wrong`, for some elements, steps and microbatches.
+
+    `masks` selects elements and `microbatches` selects microbatches; None selects all. `span` says in which steps.
+    """
 
     def change(ranks: EmulatedRanks) -> None:
         def reduce(all_: list[Gradients], microbatch: int, step: int) -> list[Gradients]:
@@ -131,7 +140,7 @@ def reduce_by(wrong: Wrong, masks: Masks | None, span: Span, microbatches: Seque
 
 
 def mix_gradients(wrong: Gradients, right: Gradients, masks: Masks | None) -> Gradients:
-    """Return `wrong` for selected elements, else `right`; None selects all."""
+    """Return gradients with the elements of `wrong` that `masks` selects, and all other elements of `right`. None selects all."""
     chosen = {name: wrong[name] if name in wrong else torch.zeros_like(value) for name, value in right.items()}
     if masks is None:
         return chosen
@@ -139,7 +148,7 @@ def mix_gradients(wrong: Gradients, right: Gradients, masks: Masks | None) -> Gr
 
 
 def keep_unreduced(_ranks: EmulatedRanks, all_: list[Gradients]) -> list[Gradients]:
-    """Bug: each rank's gradients stay unreduced."""
+    """Mistake: return each rank's gradients without any reduction."""
     return all_
 
 
@@ -156,7 +165,7 @@ def _over_some_axes(diverged: Evidence) -> Iterator[tuple[Cause, str, Wrong]]:
 
 
 def mean_along(ranks: EmulatedRanks, all_: list[Gradients], *, axes: Sequence[str], divisor: int) -> list[Gradients]:
-    """Average gradients over ranks along some axes, and divide them."""
+    """Average gradients over the ranks along these axes, and divide the averages by `divisor`."""
     means = [ranks.mean_over(all_, ranks.peers(rank, axes)) for rank in range(len(all_))]
     return [{name: value / divisor for name, value in each.items()} for each in means]
 

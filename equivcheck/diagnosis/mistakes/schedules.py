@@ -1,4 +1,4 @@
-"""Optimizer settings that differ at single steps, for example because a schedule advances too often."""
+"""Mistakes in optimizer settings at single steps, for example because a schedule advances too often."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _are_equal(one: float, other: float) -> bool:
 
 
 def equal_settings(diverged: Evidence) -> set[str]:
-    """Return settings with the same values on all ranks as on one device at each update.
+    """Return the names of settings whose values are the same on all ranks as on one device, at each update.
 
     An empty set if settings cannot be read.
     """
@@ -39,7 +39,10 @@ def equal_settings(diverged: Evidence) -> set[str]:
 
 
 def settings_at_steps(diverged: Evidence) -> Iterator[Mistake]:
-    """Yield the ranks' settings at each update if some settings differ from those on one device."""
+    """Yield a mistake: ranks have other optimizer settings than one device.
+
+    It is tried with the ranks' settings at each update.
+    """
     single, runs = diverged.right_settings_at_steps, diverged.settings_at_steps
     wrong = {rank: found for rank, steps in enumerate(runs) if (found := differing_settings(single, steps))}
     if not wrong:
@@ -59,7 +62,7 @@ def settings_at_steps(diverged: Evidence) -> Iterator[Mistake]:
 
 
 def differing_settings(single: Steps, steps: Steps) -> list[tuple[int, str, str]]:
-    """Return steps, parameters and keys for settings that differ."""
+    """Return step, parameter and setting wherever `steps` differs from the single-device run's settings, `single`."""
     return [
         (step, name, key)
         for step, (expected, actual) in enumerate(zip(single, steps, strict=False))
@@ -70,7 +73,7 @@ def differing_settings(single: Steps, steps: Steps) -> list[tuple[int, str, str]
 
 
 def describe_schedule(expected: Sequence[Any], actual: Sequence[Any], describe_count: Callable[[float], str]) -> str:
-    """Describe how values follow the expected values at other steps; empty if there is no such relation."""
+    """Describe how a schedule's values are those expected at other steps, such as one step late. Empty if they are not."""
     count = len(expected)
     if None in expected or None in actual or len({*expected}) == 1:
         return ""

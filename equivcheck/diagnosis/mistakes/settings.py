@@ -22,7 +22,10 @@ Others = dict[str, dict[str, tuple[float, float]]]
 
 
 def wrong_settings(diverged: Evidence, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield the ranks' own settings, then schedules, then common mistakes. Settings equal to one device's are left out."""
+    """Yield mistakes in optimizer settings: the ranks' own settings, then schedules, then common mistakes.
+
+    Settings that are the same on ranks and one device are left out.
+    """
     others = [_others(diverged, rank) for rank in range(len(diverged.settings))]
     if any(others):
         words = f"the optimizer runs with wrong settings: {_describe_settings(diverged, others)}"
@@ -145,7 +148,7 @@ def _repeat_step(scheduler: Any, *, times: int) -> None:
 
 
 def wrong_decays(diverged: Evidence, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield explicit weight decay, in addition to the optimizer's or in its place."""
+    """Yield mistakes: weight decay is coupled instead of decoupled, or the reverse, or is applied twice."""
     if not any(numbers.get("weight_decay") for numbers in diverged.right_settings.values()):
         return
     for cause, words, coupled, extra in (

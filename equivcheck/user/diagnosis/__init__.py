@@ -1,1 +1,1 @@
-"""Find out why a user's training diverged, and in which module, after the run and on one device."""
+"""Finds out why a user's training diverged, and in which module, after the run and on one device."""

@@ -1,4 +1,4 @@
-"""End an emulation as soon as its values clearly differ from those of the real ranks."""
+"""Ends an emulation as soon as its values clearly differ from those of the real ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NEARLY = 1e-3
 
 
 class Contradicted(EquivCheckError):
-    """The values of a mistake differ from those of the real ranks, so the mistake is not the cause."""
+    """The values of an emulation clearly differ from those of the real ranks, so its mistake is not the cause."""
 
 
 class RealValues:
@@ -36,7 +36,7 @@ class RealValues:
         }
 
     def require(self, step: int, phase: Phase, rank: int, emulated: Mapping[str, torch.Tensor]) -> None:
-        """Raise `Contradicted` if any of a rank's tensors clearly differs."""
+        """Raise `Contradicted` if any emulated tensor of a rank clearly differs from the real one."""
         if (step, phase) not in self._moments:
             return
         expected, found = self._moments[step, phase]
@@ -60,7 +60,7 @@ class RealValues:
 
 
 def are_gradients_scaled(diverged: DivergedTraining) -> bool:
-    """Return False if a rank's gradient at the first wrong step is clearly not a multiple of the right one."""
+    """Whether each rank's gradients at the first wrong step may be multiples of the right ones. False if one clearly is not."""
     step = diverged.first.step
     right = diverged.expected_values(step, Phase.GRADIENT)
     for expected, found in zip(diverged.reference.moments, diverged.found, strict=True):

@@ -32,16 +32,16 @@ from equivcheck.worlds.trace.trace import Snapshot
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class DivergedTraining(Evidence):
-    """Evidence about a user's training whose ranks differ from one device."""
+    """Evidence about a user's training: the ranks differ from one device."""
 
     task: Task
     """The training."""
     single: UserTrace
-    """Trace on one device."""
+    """The single-device run's trace."""
     observed: ObservedRuns
-    """Further runs, with settings and numbers of calls."""
+    """Further runs, which record settings and numbers of calls."""
     shares: tuple[tuple[Any, ...], ...]
-    """Each rank's part of every batch; empty if the parts cannot be computed."""
+    """Each rank's part of every batch. Empty if the parts cannot be computed."""
 
     @property
     def has_own_rows(self) -> bool:
@@ -50,23 +50,26 @@ class DivergedTraining(Evidence):
 
     @property
     def right_settings_at_steps(self) -> tuple[Settings, ...]:
-        """One device's optimizer settings at each step's update."""
+        """The single-device run's optimizer settings at each update."""
         return self.observed.device.settings
 
     @property
     def settings_at_steps(self) -> tuple[tuple[Settings, ...], ...]:
-        """Each rank's optimizer settings at each step's update; empty if they cannot be read."""
+        """Each rank's optimizer settings at each update. Empty if they cannot be read."""
         return tuple(run.settings for run in self.observed.ranks)
 
     @property
     def right_initial_values(self) -> TensorsByName:
-        """Parameters with which one device starts."""
+        """Parameters at the start of the single-device run."""
         own = parameters_by_name(build_model(self.task))
         return {name: value.detach().double().numpy() for name, value in own.items()}
 
     @property
     def fractions(self) -> dict[float, str]:
-        """Numbers of labels that are not ignored, at the first wrong step, over numbers of ranks."""
+        """Quotients by which values may wrongly be multiplied, each with a phrase.
+
+        They are numbers of labels at the first wrong step, divided by numbers of ranks.
+        """
         found: dict[float, str] = {}
         for values in tensors_of(self.task.batches[self.first.step]):
             count = int((values != IGNORED).sum())
@@ -78,9 +81,9 @@ class DivergedTraining(Evidence):
         return found
 
     def call_counts(self, known: int) -> list[tuple[int, str]]:
-        """Return how many microbatches, backward passes and module calls a step has, each with a phrase for the report.
+        """Return how many microbatches, backward passes and module calls a step has, each with a phrase.
 
-        Leaves out 1 and `known`.
+        Leaves out 1 and the `known` number.
         """
         passes = max((run.num_backward for run in self.observed.ranks), default=1)
         named = [(self.num_microbatches, f"the {self.num_microbatches} microbatches")]
@@ -111,12 +114,12 @@ class DivergedTraining(Evidence):
 
     @property
     def right_settings(self) -> Settings:
-        """One device's optimizer settings after the last step, by parameter."""
+        """The single-device run's optimizer settings after the last step, by parameter."""
         return self.single.settings
 
 
 def split_dim(diverged: DivergedTraining, name: str, axis: str) -> int | None:
-    """Return the dim along which an axis shards a parameter; None if the axis does not shard it."""
+    """Return the dim along which ranks on `axis` shard the parameter `name`; None if they do not."""
     if all(piece.name != name for piece in diverged.single.steps[0].parameters.pieces):
         return None  # for example a weight that is shared with an embedding, or computed by a parametrization
     for dim in range(held_elements(diverged).by(name, 0).dim()):
@@ -127,7 +130,7 @@ def split_dim(diverged: DivergedTraining, name: str, axis: str) -> int | None:
 
 
 def held_indices(diverged: DivergedTraining, name: str, axis: str, dim: int) -> list[torch.Tensor]:
-    """Return, for each index on `axis`, which indices along `dim` its ranks hold of a parameter."""
+    """Return which indices of a parameter's dim ranks hold, for each index on `axis`."""
     found = []
     for index in range(diverged.size((axis,))):
         ranks = [rank.rank for rank in diverged.coordinates if rank.indices[axis] == index]
@@ -139,7 +142,7 @@ def held_indices(diverged: DivergedTraining, name: str, axis: str, dim: int) -> 
 def diverged_training(
     task: Task, reference: Reference, single: UserTrace, traces: Sequence[UserTrace], eps: float
 ) -> DivergedTraining | None:
-    """Collect the evidence; None if no value differs."""
+    """Collect the evidence for a diagnosis. Returns None if no value differs."""
     found = compare(reference, traces).divergences
     if not found:
         return None
@@ -190,5 +193,5 @@ def _initial(task: Task) -> Snapshot:
 
 
 def parameters_by_name(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Distinct parameters by name, in a single-device model."""
+    """Return each distinct parameter of a single-device model by name."""
     return dict(TensorNames(model).parameters(model))

@@ -1,4 +1,4 @@
-"""Emulate data-parallel ranks on one device: each rank trains with the single-device step in turn."""
+"""Emulates data-parallel ranks on one device: they train in turn with the single-device step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from equivcheck.worlds.trace.trace import Snapshot, Trace
 
 
 class EmulatedUserRanks(EmulatedRanks):
-    """Emulates ranks on one device. Each rank has its own model and trains with the user's single-device step."""
+    """Ranks emulated on one device. Each has its own model, and trains with the user's single-device step."""
 
     def __init__(self, diverged: DivergedTraining, *, own_rows: bool, one: bool = False) -> None:
         self.diverged, self.task, self.own_rows = diverged, diverged.task, own_rows
@@ -71,7 +71,7 @@ class EmulatedUserRanks(EmulatedRanks):
         return [group for each in optimizers_in(self.optimizers[rank]) for group in each.param_groups]
 
     def train(self, num_steps: int) -> tuple[UserTrace, ...]:
-        """Train `num_steps` steps and return a trace per rank."""
+        """Train `num_steps` steps, and return a trace for each emulated rank."""
         if self._computation is None or self._computation != self._describe_computation():
             self.known = None
         if self.reads is not None:

@@ -1,4 +1,4 @@
-"""Explain a divergence: try candidate mistakes on one device until one reproduces all values on the ranks."""
+"""Explains a divergence: tries mistakes on one device until one reproduces all values on the ranks."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ NOT_TRIED = "no known fault was tried: your step, run on one device for each ran
 
 
 def explanation_of(diverged: DivergedTraining) -> UserDiagnosis:
-    """Explain a divergence by the mistake that reproduces all values on the ranks, else hint at a pattern in the differences."""
+    """Search the mistake that reproduces all values on the ranks. If none does, return a pattern in the differences as a hint."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fits: Sequence[Mistake | Diagnosis] = wrong_reported_values(diverged) or wrong_averages_outside(diverged)

@@ -1,4 +1,4 @@
-"""Intercept backward passes and gradient clipping, through private torch API; tried on torch 2.9 to 2.15."""
+"""Intercepts backward passes and gradient clipping, through private torch API; tried on torch 2.9 to 2.15."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _is_observed = threading.Event()
 
 @contextlib.contextmanager
 def observe_clipping() -> Iterator[None]:
-    """Let every thread use `call_before_clipping` inside this context. Does nothing inside another such context."""
+    """Inside the context, `call_before_clipping` works in every thread. A second such context inside it does nothing."""
     if _is_observed.is_set():
         yield
         return
@@ -47,7 +47,10 @@ def observe_clipping() -> Iterator[None]:
 
 @contextlib.contextmanager
 def call_before_clipping(function: Callable[[], None]) -> Iterator[None]:
-    """Call a function before each clipping by a norm in this thread, if `observe_clipping` is active."""
+    """Inside the context, call `function` before each clipping by a norm in this thread.
+
+    Works only inside `observe_clipping`.
+    """
     _of_thread.before_clipping = function
     try:
         yield
@@ -57,7 +60,10 @@ def call_before_clipping(function: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def intercept_backward(backward: Backward) -> Iterator[None]:
-    """Intercept every `Tensor.backward()` in all threads."""
+    """Inside the context, every `Tensor.backward()` calls `backward`, in all threads.
+
+    It gets the loss, and a function for the original pass.
+    """
     own_backward, own_run = torch.autograd.backward, autograd_private.run_backward
 
     def wrap(own: Callable[..., None]) -> Callable[..., None]:
@@ -72,9 +78,10 @@ def intercept_backward(backward: Backward) -> Iterator[None]:
 
 @contextlib.contextmanager
 def intercept_clipping(clip: Clip) -> Iterator[None]:
-    """Intercept every call of `clip_grad_norm_`, and of `torch.nn.utils.clip_grads_with_norm_` with the norm of its gradients.
+    """Inside the context, `clip` replaces `clip_grad_norm_` and `torch.nn.utils.clip_grads_with_norm_`.
 
-    The norm is recognized if `torch.nn.utils.get_total_norm` returned it, or if it is the 2-norm of all these gradients.
+    The latter is replaced only if it gets the norm of its gradients: `torch.nn.utils.get_total_norm` returned it, or it is the
+    2-norm of all these gradients.
     """
     own_norm, own_scaling = clip_grad._get_total_norm, clip_grad._clip_grads_with_norm_
     kinds: dict[int, tuple[torch.Tensor, float]] = {}

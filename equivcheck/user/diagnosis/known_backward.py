@@ -1,4 +1,4 @@
-"""Gradients of correct emulated ranks, for mistakes outside of forward and backward."""
+"""Caches gradients of right emulated ranks, for mistakes outside of forward and backward."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class KnownBackward:
         self._num_bytes = 0
 
     def add(self, place: Place, loss: torch.Tensor, model: nn.Module, gradients: Gradients) -> None:
-        """Cache a pass. Does nothing if all passes are cached or the memory is used up."""
+        """Add a backward pass to the cache. Does nothing if all passes are cached or the memory is used up."""
         if self.is_complete:
             return
         given = _given(model)
@@ -54,7 +54,7 @@ class KnownBackward:
             self._passes[place] = _Pass(loss.detach().clone(), kept, copies)
 
     def gradients(self, place: Place, loss: torch.Tensor, model: nn.Module) -> Gradients | None:
-        """Return the gradients of a cached pass; None if it is not cached. The caller must not change them."""
+        """Return a cached backward pass's gradients; None if it is not cached. The caller must not change them."""
         known = self._passes.get(place)
         if known is None or not _are_equal([known.loss, *known.given], [loss, *_given(model)]):
             return None
@@ -73,10 +73,10 @@ def _are_equal(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> 
 
 
 def computation(models: Sequence[nn.Module], others: Sequence[Any]) -> tuple[Any, ...] | None:
-    """Return a key for the code in a backward pass: modules, parameters, hooks and other objects by identity.
+    """Return a key for the code that a backward pass runs: modules, parameters, hooks and other objects, by identity.
 
-    An emulation with a mistake in the model has another key. None if hooks see the backward pass, because a cached pass does
-    not call them.
+    An emulation with a mistake in the model has another key. None if hooks see the backward pass, because a cached pass does not
+    call them.
     """
     modules = [module for model in models for module in model.modules()]
     parameters = [parameter for model in models for parameter in model.parameters()]

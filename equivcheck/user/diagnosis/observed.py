@@ -1,4 +1,4 @@
-"""Run a training once more and record backward passes, module calls, writes to buffers, and settings at each update."""
+"""Runs a training once more, and counts backward passes, module calls and writes to buffers. Also records settings."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ from equivcheck.worlds.pool import ranks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedRun:
-    """A run's backward passes, module calls and optimizer settings."""
+    """A run's optimizer settings, and how many backward passes and module calls it had."""
 
     num_backward: int
-    """Backward passes in the first step."""
+    """How many backward passes the first step had."""
     settings: tuple[Settings, ...]
-    """Optimizer settings at each step's update; empty for a step without an update."""
+    """Optimizer settings at each update; empty for a step without one."""
     calls: Mapping[str, int]
-    """Calls of each module in the first step, by name; calls that activation checkpointing repeats count again."""
+    """How many times each module is called in the first step, by name. Calls repeated by activation checkpointing count again."""
     writes: Mapping[str, int]
-    """In-place operations on each buffer in the first step, by name. DDP's broadcasts do not count."""
+    """How many in-place operations write to each buffer in the first step, by name. DDP's broadcasts do not count."""
 
 
 class ObservedRuns:
-    """Further runs of a training. Each run starts when its result is first read."""
+    """Further runs of a training, on one device and on ranks. Each starts when its result is first read."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
 
     @cached_property
     def ranks(self) -> tuple[ObservedRun, ...]:
-        """The ranks' runs in `sim`; empty if they fail."""
+        """All ranks' runs in `sim`. Empty if they fail."""
         counts = Counter[int]()
         with _counting(counts), warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Reduce unreduced gradients and run again: if the ranks are right now, the reduction was missing."""
+"""Reduces gradients that are not reduced, and runs again. If the ranks are right now, the reduction was missing."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ CONFIRMED = "(with {}, your ranks agree with one device in every step)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduction:
-    """A reduction over mesh axes, perhaps missing on the ranks."""
+    """A reduction of gradients over mesh axes, which may be missing on the ranks."""
 
     axes: tuple[str, ...]
     """Mesh axes along which the ranks' gradients are added up."""
     divisor: int
-    """1 for a sum; the number of ranks for a mean."""
+    """Number by which the sum is divided: 1 for a sum, the number of ranks for a mean."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class MissingReduction:
-    """A gradient's missing reduction, perhaps for some elements only."""
+    """A reduction that one parameter's gradient lacks, perhaps only in some elements."""
 
     reduction: Reduction
     """The reduction."""
@@ -56,7 +56,7 @@ class MissingReduction:
 
 
 def missing_reductions(diverged: DivergedTraining) -> list[Diagnosis]:
-    """Return the reductions that ranks left out: with them, ranks agree with one device in every step.
+    """Search the reductions that ranks left out: with them, ranks agree with one device in every step.
 
     Empty if there are none.
     """

@@ -27,7 +27,7 @@ Values = npt.NDArray[np.float64]
 
 
 def wrong_reported_values(diverged: DivergedTraining) -> list[Diagnosis]:
-    """Return why a reported number is wrong.
+    """Return why a number that the step returns is wrong.
 
     Empty unless only this number differs, and one mistake gives all ranks' values at all steps.
     """

@@ -1,4 +1,4 @@
-"""Find the state that a checkpoint loses: compare it before saving and after loading, then repeat the loss on one device."""
+"""Finds the state that a checkpoint loses: compares it before saving and after loading, then repeats the loss on one device."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from equivcheck.worlds.trace.trace import Snapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartLoss:
-    """State that ranks no longer have after they load a checkpoint."""
+    """The state that ranks lose when they save and load a checkpoint."""
 
     sentence: str
     """The lost state in words."""
     reproduces: bool
-    """Whether one device that continues from the ranks' state reproduces all values on the ranks."""
+    """Whether this loss explains everything: one device that continues from the ranks' state gives all their values."""
 
 
 NOTHING_LOST = (
@@ -48,7 +48,7 @@ NOTHING_LOST = (
 
 
 def loss_at_restart(run: SingleDeviceRun, reference: Reference, result: RanksResult) -> RestartLoss:
-    """Return the state that ranks lost between saving and loading."""
+    """Search the state that ranks lost between saving and loading a checkpoint."""
     lost = _lost_between(*(_checkpoints(traces) for traces in (result.before, result.run.values)))
     items = lost.items
     if not items:

@@ -1,4 +1,4 @@
-"""Ask the spmd_types type checker about a training whose parameters have its types.
+"""Asks the spmd_types type checker about a training whose parameters have its types.
 
 It runs one rank's step without the other ranks, on types instead of numbers, and stops at the first operation with incompatible
 types. See https://github.com/meta-pytorch/spmd_types.
@@ -32,7 +32,7 @@ ACCEPTS = f"{CHECKER} accepts your step: the error is in values, or in tensors w
 
 
 def opinion_of_types(task: Task) -> str:
-    """Return the type checker's error and its line in the code, or that the checker accepts the step.
+    """Return the type checker's error with its line in the code, or a sentence that the checker accepts the step.
 
     Empty if parameters have no types, or if the step fails for another reason. The built-in step with data ranks is skipped,
     because the checker rejects backward from a loss over a rank's own rows.

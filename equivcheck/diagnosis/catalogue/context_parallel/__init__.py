@@ -1,1 +1,1 @@
-"""Faults in context parallelism."""
+"""Known mistakes in context parallelism."""

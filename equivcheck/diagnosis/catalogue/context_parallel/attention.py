@@ -1,4 +1,4 @@
-"""Attention between context-parallel shards with wrong masks, positions, softmax or gradients."""
+"""Mistakes in attention between context-parallel shards: wrong masks, positions, softmax or gradients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from equivcheck.training.setup import Setup
 
 
 def wrong_sequence_attention(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes in all attention layers, then in each single layer."""
+    """Yield mistakes in attention. Each is tried in all attention layers, then in each layer alone."""
     shards = sequence_shards(diverged)
     if shards is None:
         return

@@ -1,4 +1,4 @@
-"""Context-parallel shards of a sequence, for one device with all positions."""
+"""Finds each context-parallel rank's positions, for a training on one device with all positions."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from equivcheck.scenario.mesh import CP
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SequenceShards:
-    """Positions on each context-parallel rank."""
+    """The positions in a sequence on each context-parallel rank."""
 
     parts: tuple[torch.Tensor, ...]
-    """Positions per rank, in the rank's order."""
+    """Each rank's positions, in the order in which the rank computes them."""
     where: str
-    """Words for the ranks in a sentence."""
+    """Phrase for the ranks, to use in a sentence."""
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
+        """Number of context-parallel ranks."""
         return len(self.parts)
 
     @property
     def owner(self) -> torch.Tensor:
-        """Rank of each position, (length,)."""
+        """For each position, its rank, with shape (length,)."""
         return self._laid([torch.full_like(part, rank) for rank, part in enumerate(self.parts)])
 
     @property
     def local(self) -> torch.Tensor:
-        """Index of each position within its rank's shard, (length,)."""
+        """For each position, its index within its rank's shard, with shape (length,)."""
         return self._laid([torch.arange(len(part)) for part in self.parts])
 
     @property
     def place(self) -> torch.Tensor:
-        """Index of each position if the shards are concatenated in rank order, (length,)."""
+        """For each position, its index if all shards are concatenated in rank order, with shape (length,)."""
         return self._laid([torch.arange(sum(map(len, self.parts)))])
 
     def _laid(self, values: list[torch.Tensor]) -> torch.Tensor:
@@ -51,9 +51,9 @@ class SequenceShards:
 
 
 def sequence_shards(diverged: DivergedRun) -> SequenceShards | None:
-    """Return the layout's context-parallel shards.
+    """Return each context-parallel rank's positions.
 
-    None if the layout has one context-parallel rank, or rounds to another type.
+    Returns None if the layout has only one such rank, or rounds to another type.
     """
     found, size, length = diverged.layout.of(ContextParallel), diverged.mesh.size(CP), diverged.training.model.length
     if not found or size == 1 or length is None or diverged.rounding is not None:
@@ -63,7 +63,7 @@ def sequence_shards(diverged: DivergedRun) -> SequenceShards | None:
 
 
 def attention_layers(diverged: DivergedRun, **having: bool) -> Iterator[tuple[int, ...]]:
-    """Yield the attention layers with the given field values: all of them, then each single layer."""
+    """Yield all attention layers whose fields have the values in `having`, then each of them alone, as layer indices."""
     return all_then_each(
         [
             index

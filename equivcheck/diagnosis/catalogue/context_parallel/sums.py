@@ -1,4 +1,4 @@
-"""Labels, losses and gradients computed per context-parallel shard."""
+"""Mistakes if labels, losses or gradients are computed for each context-parallel shard."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from equivcheck.training.setup import Setup
 
 
 def wrong_shard_sums(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes with positions: shifted labels, losses averaged or counted per shard, unsummed gradients."""
+    """Yield mistakes with a rank's positions: shifted labels, losses averaged or counted on each rank, unsummed gradients."""
     shards, loss = sequence_shards(diverged), diverged.training.loss
     if shards is None:
         return

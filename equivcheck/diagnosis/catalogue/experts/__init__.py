@@ -1,1 +1,1 @@
-"""Faults in expert layers."""
+"""Known mistakes in expert layers."""

@@ -1,4 +1,4 @@
-"""The load-balancing loss with wrong counts, a wrong weight, or no gradient."""
+"""Mistakes in the load-balancing loss: wrong counts, a wrong weight, or no gradient."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Wrong = Callable[[LoadOf, torch.Tensor, torch.Tensor], RoutingLoad]
 
 
 def wrong_balances(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes in all layers with a load-balancing loss, then in each single layer."""
+    """Yield mistakes in the load-balancing loss. Each is tried in all layers with such a loss, then in each layer alone."""
     if diverged.rounding is not None:
         return
     for layers in choices(diverged, _balances):

@@ -1,4 +1,4 @@
-"""Expert parallelism: rows mixed up in the all-to-all, and gradients reduced over other experts."""
+"""Mistakes in expert parallelism: rows mixed up in the all-to-all, and gradients reduced over other experts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from equivcheck.training.layers.parameters import parameters_of
 
 
 def wrong_exchanges(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes in the all-to-all and in gradient reductions."""
+    """Yield mistakes in the all-to-all that sends rows to experts, and in the reduction of experts' gradients."""
     ranks, layers = diverged.mesh.size(EP), layers_of_experts(diverged)
     if ranks == 1 or not layers or not diverged.layout.has(ExpertParallel) or diverged.rounding is not None:
         return

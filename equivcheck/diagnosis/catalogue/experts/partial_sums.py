@@ -1,4 +1,7 @@
-"""Experts with tensor-parallel hidden features, whose outputs are partial sums: gradients not summed, biases added repeatedly."""
+"""Mistakes in experts whose hidden features are sharded, so that their outputs are partial sums.
+
+Gradients are not summed, or biases are added repeatedly.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ Routed = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def wrong_partial_sums(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes in all expert layers with partial sums, then in each single layer."""
+    """Yield mistakes with partial sums in experts. Each is tried in all layers with such sums, then in each layer alone."""
     planned = planned_layers(diverged.training.model, diverged.layout)
     found = {index: num_routing_weights(each.site.layer, each.plan.split) for index, each in enumerate(planned)}
     split = [index for index in layers_of_experts(diverged) if found[index] is not None]

@@ -1,4 +1,4 @@
-"""Faults in routers, expert capacity, shared experts and expert gradients."""
+"""Mistakes in routers, expert capacity, shared experts and expert gradients."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class _ExpertFault:
 
 
 def wrong_experts(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes in all possible expert layers, then in each single layer."""
+    """Yield mistakes in expert layers. Each is tried in all layers that can have it, then in each layer alone."""
     for way in _faults(diverged.mesh.size(EP)) if diverged.rounding is None else ():
         for layers in choices(diverged, way.applies):
             change = changing_layers(layers, ExpertsModule, way.alter)
@@ -70,17 +70,17 @@ def wrong_experts(diverged: DivergedRun) -> Iterator[Mistake]:
 
 
 def layers_of_experts(diverged: DivergedRun) -> dict[int, Experts]:
-    """Return the expert layers by index."""
+    """Return the scenario's expert layers by index."""
     return {index: layer for index, layer in enumerate(diverged.training.model.layers) if isinstance(layer, Experts)}
 
 
 def choices(diverged: DivergedRun, applies: Applies = _any) -> Iterator[tuple[int, ...]]:
-    """Yield all expert layers for which `applies` is true, then each single layer."""
+    """Yield the expert layers for which `applies` returns True: all together, then each alone."""
     return all_then_each([index for index, layer in layers_of_experts(diverged).items() if applies(layer)])
 
 
 def module_of(setup: Setup, layer: int) -> ExpertsModule:
-    """Return the expert module by layer index."""
+    """Return the module of the expert layer with this index."""
     return submodule(setup, f"layers.{layer}", ExpertsModule)
 
 
@@ -179,7 +179,7 @@ def _unlearning() -> Iterator[_ExpertFault]:
 
 
 def routing(module: ExpertsModule, *, route: Route) -> None:
-    """Return a change of a router's output: a new one computed from scores."""
+    """Change the router of an expert layer: `route` computes its output from the scores."""
     layer, router = module.layer, module.router
 
     def forward(inputs: torch.Tensor) -> Routed:
@@ -232,7 +232,7 @@ CAPACITY_FACTORS = (1.0, 1.25, 1.5, 2.0)
 
 
 def dropped_rows(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield dropped rows over an expert's capacity on each rank, in all layers or in one."""
+    """Yield a mistake: each rank drops an expert's rows above its own capacity, in all layers or in one."""
     for layers in choices(diverged) if diverged.can_be_emulated else ():
         for factor in CAPACITY_FACTORS:
             words = f"in {layers_by_name(layers)} each expert drops a rank's rows beyond capacity factor {factor:g}"

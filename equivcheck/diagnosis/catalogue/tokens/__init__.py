@@ -1,1 +1,1 @@
-"""Faults in token models: labels, positions, heads and embeddings."""
+"""Known mistakes in token models: labels, positions, heads and embeddings."""

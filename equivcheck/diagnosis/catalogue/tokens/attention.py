@@ -1,4 +1,4 @@
-"""Attention with wrong masks, positions, or key and value heads."""
+"""Mistakes in attention: wrong masks, positions, or key and value heads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Alter = Callable[[AttentionModule], None]
 
 
 def wrong_attention(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes in all possible attention layers, then in each single layer."""
+    """Yield mistakes in attention. Each is tried in all layers that can have it, then in each layer alone."""
     if diverged.rounding is not None:
         return
     layers = planned_layers(diverged.training.model, diverged.layout)
@@ -59,7 +59,7 @@ def _altering(places: Sequence[PlannedLayer], alter: Alter) -> Change:
 
 
 def replace_mask(module: AttentionModule, unseen: torch.Tensor | None) -> None:
-    """Return a change of the attention mask; None for no mask."""
+    """Change an attention module: it uses `unseen` as its mask. None for no mask."""
     module.attend = lambda query, key, value: attention(query, key, value, unseen)  # type: ignore[method-assign]
 
 
@@ -96,7 +96,7 @@ def _of_turned(diverged: DivergedRun, places: Sequence[PlannedLayer]) -> Iterato
 
 
 def replace_positions(module: AttentionModule, positions: torch.Tensor) -> None:
-    """Return a change of the rotary positions."""
+    """Change an attention module: it uses `positions` for its rotary embedding."""
     module.with_rotary = lambda values: rotate(values, positions)  # type: ignore[method-assign]
 
 
@@ -152,7 +152,7 @@ Grouped = Callable[[int, torch.Tensor], torch.Tensor]
 
 
 def wrong_keys_and_values(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes with keys and values in all attention layers, then in each single layer."""
+    """Yield mistakes with keys and values in attention. Each is tried in all layers, then in each layer alone."""
     layers = diverged.training.model.layers
     for chosen in all_then_each([index for index, layer in enumerate(layers) if isinstance(layer, Attention)]):
         which = [layer for index in chosen if isinstance(layer := layers[index], Attention)]

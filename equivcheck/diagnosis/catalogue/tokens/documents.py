@@ -1,4 +1,4 @@
-"""Packed documents whose borders are lost, or counted from the start of a shard."""
+"""Mistakes with packed documents: their borders are lost, or counted from the start of a shard."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Relabel = Callable[[Batch], torch.Tensor]
 
 
 def wrong_documents(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield documents that attend to each other, whose positions run on, or whose labels cross a border."""
+    """Yield mistakes with packed documents: attention, positions or labels cross the border between two documents."""
     model = diverged.training.model
     if not model.packs_documents:
         return

@@ -1,4 +1,4 @@
-"""Faults in token and position embeddings, and in tied heads."""
+"""Mistakes in token and position embeddings, and in tied heads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cross-entropy with wrong label weights."""
+"""Mistakes in the weights with which a cross-entropy counts labels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ Weigh = Callable[[torch.Tensor], torch.Tensor]
 
 
 def wrong_label_weights(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield labels weighted per token, per position or without their row, also with the sum of weights as the divisor."""
+    """Yield mistakes: labels are weighted by token, by position, or without their row.
+
+    In a second variant, the loss is also divided by the sum of the weights.
+    """
     loss = diverged.training.loss
     if not isinstance(loss, CrossEntropy) or not loss.weighs_labels:
         return

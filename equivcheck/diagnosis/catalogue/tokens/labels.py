@@ -1,4 +1,4 @@
-"""Cross-entropy with a wrong divisor, wrong labels, or missing terms."""
+"""Mistakes in a cross-entropy: a wrong divisor, wrong labels, or missing terms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heads that predict two tokens, whose second prediction has wrong labels or a wrong count."""
+"""Mistakes in heads that predict two tokens: the second prediction has wrong labels or a wrong count."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from equivcheck.training.second_predictions import LabelsOf, relabel_second, wei
 
 
 def wrong_second_predictions(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield second predictions divided by another count, or with the labels of another token."""
+    """Yield mistakes: the second prediction's loss is divided by another count, or uses another token's labels."""
     training, loss = diverged.training, diverged.training.loss
     if not training.model.predicts_two or not isinstance(loss, CrossEntropy):
         return

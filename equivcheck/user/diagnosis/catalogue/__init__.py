@@ -1,1 +1,1 @@
-"""Candidate mistakes for users' trainings, one module per kind."""
+"""Mistakes to try for users' trainings, with a module for each kind."""

@@ -1,4 +1,4 @@
-"""Wrong attention: other masks, or keys and values without the gradients from other ranks."""
+"""Mistakes in attention: other masks, or keys and values without the gradients from other ranks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def wrong_masks(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mista
 
 
 def lost_key_gradients(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield keys and values without the gradients from queries on other ranks."""
+    """Yield a mistake: keys and values get no gradients from queries on other ranks."""
     for axis in diverged.same_row_axes:
         words = f"keys and values get no gradients from the queries of the other {axis} ranks"
         change = partial(_keep_local_keys, count=diverged.size((axis,)))
@@ -44,7 +44,7 @@ def lost_key_gradients(diverged: DivergedTraining, _facts: StepFacts) -> Iterato
 
 
 def without_documents(visible: torch.Tensor) -> torch.Tensor:
-    """Return a mask that lets positions attend to all documents in their row. Other kinds of masks are returned unchanged."""
+    """Return a mask with which positions see all documents in their row. Other kinds of masks are returned unchanged."""
     first, is_used = visible.int().argmax(-1), visible.any(-1)
     is_causal = not visible.triu(1).any()
     all_ = torch.ones_like(visible).tril() if is_causal else torch.ones_like(visible)
@@ -54,13 +54,16 @@ def without_documents(visible: torch.Tensor) -> torch.Tensor:
 
 
 def within_ranks(visible: torch.Tensor, *, count: int) -> torch.Tensor:
-    """Return a mask with which queries see only keys that are on the same rank."""
+    """Return a mask with which queries see only keys on their own rank. `count` ranks share the positions."""
     owner = torch.arange(visible.shape[-1]) * count // visible.shape[-1]
     return visible & (owner[:, None] == owner)
 
 
 def from_first_position(visible: torch.Tensor, *, count: int) -> torch.Tensor:
-    """Return a mask in which each rank uses the first rank's rows, as if its own positions were the first."""
+    """Return a mask with which each rank uses the first rank's rows, as if its own positions were the first.
+
+    `count` ranks share the positions.
+    """
     size = visible.shape[-1]
     return visible if size % count else visible[..., torch.arange(size) % (size // count), :]
 
@@ -74,7 +77,7 @@ def _keep_local_keys(ranks: EmulatedUserRanks, *, count: int) -> None:
 
 
 def enter_in_forward(ranks: EmulatedUserRanks, mode_for: Callable[[nn.Module], TorchFunctionMode]) -> None:
-    """Run each forward on the ranks under a new mode."""
+    """Run each forward on the emulated ranks under a torch function mode, which `mode_for` returns for a model."""
     for model in ranks.models:
         module: Any = model
         module.forward = partial(_call_in, module, module.forward, mode_for)
@@ -92,7 +95,7 @@ def _call_in(
 
 
 class ChangedMasks(TorchFunctionMode):
-    """Function mode that changes attention masks.
+    """Torch function mode that changes attention masks.
 
     Masks are found in the arguments of attention, and in `masked_fill`, `where` and additions.
     """

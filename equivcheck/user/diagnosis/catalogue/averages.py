@@ -1,4 +1,4 @@
-"""Running averages (EMA) in the model or elsewhere, updated at wrong times."""
+"""Mistakes with running averages (EMA), in the model or elsewhere: updated at wrong times."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ FIT = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Average:
-    """A tensor moving towards a parameter by a constant share after each update."""
+    """A running average of a parameter: after each update, it moves towards the parameter by a constant share."""
 
     source: str
-    """The parameter."""
+    """Name of the parameter."""
     share: float
-    """Share above 0 and at most 1: one minus the decay."""
+    """The share by which it moves, above 0 and at most 1. This is one minus the decay."""
 
 
 def wrong_averages(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield running averages updated in each microbatch, before the optimizer's update, several times or never."""
+    """Yield mistakes: running averages are updated in each microbatch, too early, several times or never."""
     averages = _averages(diverged)
     if not averages:
         return

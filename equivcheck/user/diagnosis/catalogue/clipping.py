@@ -1,4 +1,4 @@
-"""Gradient clipping that uses another rule, or another point of the step, than on one device."""
+"""Mistakes in gradient clipping: another rule than on one device, or another point of the step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from equivcheck.worlds.trace.differences import Phase
 
 
 def clipped_otherwise(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield clipping by value, clipping after each microbatch, and gradients multiplied after they are clipped."""
+    """Yield mistakes: gradients are clipped by value, clipped after each microbatch, or multiplied after clipping."""
     if not facts.clips or diverged.first.phase is not Phase.GRADIENT:
         return
     found = diverged.found_values(diverged.first.step, Phase.GRADIENT).values()

@@ -48,14 +48,14 @@ Orders = Mapping[str, _Order]
 
 
 def component_sizes(size: int, num_ranks: int) -> Iterator[tuple[int, ...]]:
-    """Yield possible component sizes in a fused dim, if ranks can split each component evenly."""
+    """Yield the possible sizes of components in a fused dim with `size` indices, if ranks can split each evenly."""
     for shares in (*((1,) * count for count in EQUAL), *((times, 1, 1) for times in QUERIES)):
         if size % (sum(shares) * num_ranks) == 0:
             yield tuple(size // sum(shares) * share for share in shares)
 
 
 def order_in_blocks(sizes: Sequence[int], num_ranks: int) -> torch.Tensor:
-    """Return the indices of a fused dim in the order in which ranks compute if they split it as one block.
+    """Return a fused dim's indices in the order in which ranks compute if they split it as one block.
 
     On one device the dim holds the components one after the other. Each rank takes its block for a part of every component.
     """
@@ -65,7 +65,10 @@ def order_in_blocks(sizes: Sequence[int], num_ranks: int) -> torch.Tensor:
 
 
 def fused_as_one_block(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield a mistake for each fused weight: ranks split it as one block, but compute with parts of its components."""
+    """Yield a mistake: ranks split a fused weight as one block, but compute with parts of its components.
+
+    Each fused weight is tried.
+    """
     for axis in diverged.same_row_axes if not diverged.first.step else ():
         num_ranks, candidates = diverged.size((axis,)), _column_wise(diverged, axis)
         fused = [(dims, sizes) for size, dims in candidates for sizes in component_sizes(size, num_ranks)]

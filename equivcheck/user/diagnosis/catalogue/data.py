@@ -91,7 +91,7 @@ def _describe_parts(diverged: DivergedTraining) -> str:
 
 
 def rows_of(batch: Any) -> list[tuple[bytes, ...]]:
-    """Return a batch's rows as bytes: one tuple per row, with an entry per tensor."""
+    """Return a batch's rows as bytes: for each row, a tuple with an entry for each tensor."""
     return list(zip(*([row.numpy().tobytes() for row in tensor] for tensor in tensors_of(batch) if tensor.dim()), strict=False))
 
 
@@ -128,7 +128,7 @@ RIGHT = "your ranks train correctly, but the loss that they return is"
 
 
 def wrong_losses(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
-    """If only the loss differs, yield wrong ways to report it.
+    """Yield mistakes in the loss that the step returns. Nothing unless only the loss differs.
 
     Examples: multiplied, wrong on one rank, or from one microbatch or rank only.
     """

@@ -26,7 +26,7 @@ MAX_LAYERS = 16
 
 
 def wrong_splits(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield wrong ways to split a linear layer, for each layer and each tensor-parallel axis."""
+    """Yield mistakes in the way a linear layer is split. Each layer and each tensor-parallel axis is tried."""
     modules = [name for name, module in build_model(diverged.task).named_modules() if isinstance(module, nn.Linear)]
     for axis in diverged.same_row_axes:
         where = diverged.ranks_text((axis,))
@@ -141,7 +141,7 @@ _DIMS = (1, 0)
 
 
 def wrong_positions(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield gradients that are not summed over positions, for each axis whose ranks have the same rows."""
+    """Yield a mistake: gradients are not summed over positions. Each axis whose ranks have the same rows is tried."""
     names = tuple(name for name in wrong_elements(diverged, Phase.GRADIENT) if name in diverged.updated)
     for axis in diverged.same_row_axes:
         for dim in _DIMS if names else ():

@@ -24,7 +24,7 @@ SYNC_OFF = "as FSDP2 leaves gradients while their sync is off (`set_requires_gra
 
 
 def missing_gradients(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """If ranks step with gradients that are None, yield mistakes.
+    """Yield mistakes that make gradients None on ranks. Nothing unless ranks step with such gradients.
 
     The missing gradients are either lost, or added to the gradients of a later step.
     """
@@ -71,7 +71,7 @@ def _lose_gradients(ranks: EmulatedUserRanks, *, missing: Sequence[Sequence[set[
 
 
 def trained_frozen(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield models whose frozen parameters are trained."""
+    """Yield a mistake: frozen parameters are trained."""
     found = diverged.found_values(diverged.first.step, Phase.GRADIENT)
     names = tuple(name for name in diverged.differing(Phase.GRADIENT) if name in found and name not in diverged.updated)
     if diverged.first.difference is Difference.EXTRA and names:
@@ -87,7 +87,7 @@ def _unfreeze(ranks: EmulatedUserRanks, *, names: Sequence[str]) -> None:
 
 
 def local_statistics(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield an optimizer that computes norms, means and factors from its shard instead of the full tensor."""
+    """Yield a mistake: an optimizer computes norms, means and factors from its shard, not from the full tensor."""
     if held_elements(diverged).is_sharded and diverged.first.phase in (Phase.UPDATE, Phase.STATE):
         words = "the optimizer treats each rank's shard as the full tensor, so its statistics cover one shard only"
         yield Mistake(Cause.LOCAL_STATISTICS, words, _update_shards)
@@ -137,7 +137,7 @@ def _state_in_shape(ranks: EmulatedUserRanks, rank: int, value: torch.Tensor) ->
 
 
 def wrong_sharing(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield models that no longer share a weight: one module has a copy, updated separately or never."""
+    """Yield a mistake: one module has its own copy of a shared weight, which is updated separately or never."""
     places: dict[int, list[str]] = {}
     for name, parameter in build_model(diverged.task).named_parameters(remove_duplicate=False):
         places.setdefault(id(parameter), []).append(name)

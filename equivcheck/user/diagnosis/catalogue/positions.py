@@ -26,7 +26,10 @@ MAX_LINES = 4
 
 
 def restarted_positions(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield positions that start at 0 again on each rank, for each line that counts positions, then for all lines."""
+    """Yield a mistake: positions start at 0 again on each rank.
+
+    It is tried for each line that counts positions, then for all lines.
+    """
     for axis in diverged.same_row_axes:
         count, where = diverged.size((axis,)), diverged.ranks_text((axis,))
         places = _places(diverged, count)
@@ -38,7 +41,7 @@ def restarted_positions(diverged: DivergedTraining, _facts: StepFacts) -> Iterat
 
 
 def losses_of_parts(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield losses that each rank averages over its own positions, perhaps without its last label."""
+    """Yield a mistake: each rank averages the loss over its own positions, perhaps without its last label."""
     for axis in diverged.same_row_axes:
         count, where = diverged.size((axis,)), diverged.ranks_text((axis,))
         words = f"each of {where} divides its loss by its own number of labels, and the results are averaged"
@@ -64,7 +67,7 @@ def _split_losses(ranks: EmulatedUserRanks, *, count: int, loses: bool, borders:
 
 
 def shifted_labels(_diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield labels that belong to the next or previous position, as after a second shift."""
+    """Yield a mistake: labels belong to the next or the previous position, as after a second shift."""
     for by, words in ((-1, "the label of the next position"), (1, "the label of the previous position")):
         sentence = f"labels are shifted: each position is compared with {words}"
         yield Mistake(Cause.ANOTHER_LABEL, sentence, partial(_shift_labels, by=by), is_quick=True)

@@ -1,4 +1,4 @@
-"""Microbatches with wrong weights, such as a mean over tokens in each microbatch, measured at every step."""
+"""Mistakes in the weights of microbatches, such as a mean over tokens in each microbatch. The weights are measured."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_DENOMINATOR = 1000
 
 
 def wrong_weights(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
-    """Measure how often each microbatch counts in the ranks' gradients. Yield these weights if they are not all equal."""
+    """Measure how much each microbatch counts in the ranks' gradients. If not all count equally, yield this as the mistake."""
     if facts.num_backward == 1 or facts.clips:
         return
     change = _weigh_losses if diverged.first.phase is Phase.LOSS else _weigh_gradients

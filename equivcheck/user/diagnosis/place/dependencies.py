@@ -1,4 +1,4 @@
-"""Find the module tensors and parameters from which a tensor is computed, in the autograd graph of the single-device run."""
+"""Finds out from which module tensors and parameters a tensor is computed, in the single-device run's autograd graph."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NONE: _Sources = (frozenset(), frozenset())
 
 
 class Dependencies:
-    """Records, for the inputs and outputs of modules in one step, from which other inputs and outputs each is computed."""
+    """Records from which earlier inputs and outputs of modules each later one is computed, in one step."""
 
     def __init__(self, seen: Sequence[ModuleTensor], parameters: Mapping[str, torch.Tensor]) -> None:
         """`seen` lists recorded tensors in execution order, with their autograd nodes. `parameters` are the model's, by name."""
@@ -31,7 +31,7 @@ class Dependencies:
         self._sources: dict[Key, _Sources] = {each.key: self._reached[each.node] for each in own if each.node is not None}
 
     def is_computed_from(self, key: Key, source: Key) -> bool:
-        """Whether a tensor depends on an earlier tensor.
+        """Whether a module tensor is computed from an earlier one, `source`.
 
         If either tensor has no autograd node, the order of execution decides.
         """
@@ -42,7 +42,7 @@ class Dependencies:
         return earlier in self._sources[later][0] if known else True
 
     def nearest_parameters(self, key: Key) -> frozenset[str]:
-        """Return the names of the parameters used between a tensor and the recorded tensors before it.
+        """Return the names of the parameters used between a module tensor and the recorded tensors before it.
 
         If no parameter is used there, take the nearest earlier tensor for which some are.
         """

@@ -1,4 +1,4 @@
-"""Record what goes into and comes out of each module at one step, with the gradients, in execution order."""
+"""Records inputs and outputs of each module at one step, with their gradients, in execution order."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from equivcheck.worlds.trace.trace import Piece, Snapshot
 
 
 class Key(NamedTuple):
-    """Identifies a tensor of a module in one step."""
+    """Names one tensor of a module in a step: an input, an output, or a gradient."""
 
     module: str
-    """Module name; empty for the full model."""
+    """The module's name; empty for the full model."""
     call: int
-    """Number of the module's call in the step, from 0."""
+    """How many times the module was called before in the step."""
     is_input: bool
-    """Whether the module receives the tensor. Otherwise the module returns the tensor."""
+    """Whether the tensor is an input. If not, it is an output."""
     number: int
-    """Number of the tensor among the module's inputs or outputs, from 0."""
+    """Index among the module's inputs or outputs."""
     is_gradient: bool
-    """Whether this is the tensor's gradient."""
+    """Whether this is the input's or output's gradient."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -45,23 +45,23 @@ class ModuleTensor:
     """A module's input or output, or its gradient, on one rank."""
 
     key: Key
-    """Names the tensor."""
+    """The tensor's name."""
     piece: Piece | None
-    """Position in a larger tensor, from DTensor placements or from the shard of a layer's weight; None if unknown."""
+    """Position in the full tensor, from DTensor placements or from the shard of a layer's weight. None if unknown."""
     values: torch.Tensor
     """This rank's elements in float64."""
     node: Any = None
-    """Autograd node that made the tensor; None for a gradient, for a tensor without a node, and on ranks."""
+    """Autograd node that made the tensor. None for a gradient, for a tensor without a node, and on ranks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class WatchedRun:
-    """A run whose modules' tensors were recorded at one step."""
+    """A run in which modules' inputs and outputs were recorded at one step."""
 
     trace: UserTrace
     """The run's trace."""
     seen: tuple[ModuleTensor, ...]
-    """Recorded tensors in execution order."""
+    """Recorded inputs, outputs and gradients, in execution order."""
     unclipped: Snapshot | None
     """Gradients before the first `clip_grad_norm_`; None if the step does not call it."""
 
@@ -159,7 +159,7 @@ def _view_of(value: Any) -> Any:
 
 
 def watched_rank(task: Task, at: int) -> WatchedRun:
-    """Train on this rank, and record the modules' tensors at step `at`."""
+    """Train on this rank, and record modules' inputs and outputs at step `at`."""
     task, mesh = task_and_mesh(task)
     reader, batches = reader_and_batches(task, mesh)
     watch = _Watch(reader, task.rank_step or default_step(task), at)
@@ -167,7 +167,10 @@ def watched_rank(task: Task, at: int) -> WatchedRun:
 
 
 def watched_device(task: Task, at: int, model: nn.Module, batches: list[Any], *, keeps_nodes: bool = False) -> WatchedRun:
-    """Train on one device, and record the modules' tensors at step `at`."""
+    """Train on one device, and record modules' inputs and outputs at step `at`.
+
+    With `keeps_nodes`, autograd nodes are recorded as well.
+    """
     reader = Reader(TensorNames(model), model)
     watch = _Watch(reader, task.step or default_step(task), at, keeps_nodes=keeps_nodes)
     return watch.run(train(task, reader, batches, watch.step, 1.0))

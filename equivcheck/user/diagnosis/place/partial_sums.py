@@ -1,4 +1,4 @@
-"""Add up a module's partial sums, and run the ranks again: if they are right now, this sum was missing."""
+"""Adds up a module's partial sums, and runs the ranks again. If they are right now, this sum was missing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ from equivcheck.user.traces.settings import UserTrace
 
 
 def missing_sum(diverged: DivergedTraining, place: Where) -> UserDiagnosis | None:
-    """Return the sum that ranks left out between two modules: with it, ranks agree with one device in every step."""
+    """Search the sum that ranks left out between two modules: with it, ranks agree with one device in every step.
+
+    `place` is the first place with wrong values. Returns None if there is no such sum.
+    """
     for key, axes in place.partial if not diverged.first.step else ():
         for way, divisor in (("summed", 1), ("averaged", diverged.size(axes))):
             if is_right_with(diverged, _summing_rank, key, axes, divisor):

@@ -1,4 +1,4 @@
-"""Compare the ranks' parts of one tensor with the full tensor, if it is not known how the ranks split it."""
+"""Compares the ranks' parts of one tensor with the full tensor, if it is not known how ranks split it."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ class Order(Enum):
 
 
 class Split(NamedTuple):
-    """A tensor sharded along a dim over a mesh axis."""
+    """A tensor that is sharded over a mesh axis, along one dim."""
 
     dim: int
     """Dim in the full tensor."""
     order: Order
-    """Indices that a rank takes."""
+    """Way in which indices are spread over ranks."""
 
 
 class Sum(NamedTuple):
-    """A tensor whose ranks have partial sums over a mesh axis."""
+    """A tensor of which ranks have partial sums, over a mesh axis."""
 
     is_mean: bool
     """Whether the sum is divided by the number of ranks."""
@@ -60,14 +60,14 @@ None if all ranks have the same values."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """Result of comparing the tensors on ranks with the full tensor."""
+    """Result of comparing the ranks' tensors with the full tensor."""
 
     status: Status
-    """Whether the parts are right."""
+    """Whether the ranks' tensors are right."""
     ranks: tuple[int, ...] = ()
-    """Ranks with a wrong part."""
+    """Ranks whose tensors are wrong."""
     axes: tuple[str, ...] = ()
-    """Mesh axes over which parts must be added."""
+    """Mesh axes over which the ranks' tensors must be added up to be right."""
 
 
 class PartComparer:
@@ -90,7 +90,7 @@ class PartComparer:
     def compare(
         self, full: torch.Tensor, parts: Sequence[ModuleTensor | None], tolerance: float, scale: float = 1.0
     ) -> Agreement:
-        """Compare the tensor on each rank, None if a rank has none, with `scale` times the full tensor."""
+        """Compare the tensor on each rank with the full tensor, multiplied by `scale`. A rank without a tensor has None."""
         shapes = {part.values.shape if part.piece is None else part.piece.shape for part in parts if part is not None}
         uncertain = Agreement(status=Status.UNKNOWN)
         if len(shapes) != 1:
@@ -188,13 +188,13 @@ def _take(full: torch.Tensor, split: Split, count: int, index: int) -> torch.Ten
 
 
 def distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Norm of the difference. Two NaN, or two equal infinities, do not differ."""
+    """Return the norm of the difference between two tensors. Two NaN, or two equal infinities, do not differ."""
     same = (one == other) | (one.isnan() & other.isnan())
     return float(torch.where(same, 0.0, one - other).norm())
 
 
 def norm_of(values: torch.Tensor) -> float:
-    """Norm over the finite elements."""
+    """Return the norm over the finite elements of a tensor."""
     return float(values.nan_to_num(0.0, 0.0, 0.0).norm())
 
 

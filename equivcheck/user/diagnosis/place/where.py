@@ -1,4 +1,4 @@
-"""Find the first module at which the ranks differ from one device, in a second run with hooks."""
+"""Finds the first module at which the ranks differ from one device, in a second run with hooks."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class Where:
     """The first place at which ranks differ from one device."""
 
     sentence: str = ""
-    """Describes the place; empty if it is not known."""
+    """Sentence about the place; empty if it is not known."""
     partial: tuple[tuple[Key, tuple[str, ...]], ...] = ()
-    """Tensors at this place, or just before it, that are right only as a sum over ranks along some mesh axes."""
+    """Tensors at this place, or just before it, that are right only if they are added up over some mesh axes."""
 
 
 def where_of(diverged: DivergedTraining) -> Where:
-    """Describe the first module whose values are wrong.
+    """Find the first module with wrong values, and describe it.
 
     Empty if the update or a reported value differs first, if the second run differs in another place, or if no single module is
     first.
@@ -226,7 +226,7 @@ def _is_loss(tensor: ModuleTensor) -> bool:
 
 
 def noun_of(key: Key) -> str:
-    """Name a module's tensor: ``output``, ``input gradient``."""
+    """Return a noun for a module's tensor, such as ``output`` or ``input gradient``."""
     return f"{'input' if key.is_input else 'output'}{' gradient' if key.is_gradient else ''}"
 
 
