@@ -85,7 +85,7 @@ class Watch:
         ]
 
     def observation(self, presentation: Presentation, is_by_row: Callable[[torch.Tensor, Rows], bool]) -> Observed:
-        """Return each example's outputs and gradients. `is_by_row` is a function: has this tensor one row for each example?"""
+        """Return each example's outputs and gradients. `is_by_row` tells if a tensor has one row for each example."""
         values: dict[int, tuple[torch.Tensor, ...]] = {}
         gradients: dict[int, tuple[torch.Tensor, ...]] = {}
         finals: dict[int, tuple[torch.Tensor, ...]] = {}

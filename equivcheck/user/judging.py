@@ -214,7 +214,7 @@ class UserCase:
 
     @property
     def confirming_reference(self) -> Reference:
-        """Reference with more noise samples. It confirms a divergence, and has only those tensors that ranks have, too."""
+        """Reference that confirms a divergence. Its noise comes from more runs, and it has only tensors that ranks have, too."""
         return self.judge_case().confirming_reference()
 
     def hint(self, first: Divergence) -> str:

@@ -143,7 +143,7 @@ def place_parameters(model: nn.Module, mesh: DeviceMesh, *, placed: Placed) -> N
 def take_step(model: nn.Module, gradients: Mapping[str, torch.Tensor], optimizer: Any, _loss: Any) -> None:
     """Set each parameter's gradient, sharded like the parameter, and call the optimizer's step.
 
-    It is the `step` of a training.
+    `check_optimizer` trains with this as the training's `step`.
     """
     for name, parameter in model.named_parameters():
         full = gradients[name]

@@ -52,8 +52,8 @@ def _updates(trace: UserTrace) -> bool:
 def without_phases(trace: UserTrace, phases: Collection[Phase], *, reports: bool, buffers: bool) -> UserTrace:
     """Return the trace without the losses or gradients in `phases`.
 
-    `reports` and `buffers` tell whether one device has reported values and buffers in every step. If it has, a rank without any
-    gets empty snapshots. If it has no buffers in every step, buffers are compared after the last step only.
+    `reports` and `buffers` tell whether the single-device run has reported values and buffers at every step. If it has, a rank
+    without any gets empty snapshots. If it has no buffers at every step, buffers are compared after the last step only.
     """
     if reports:
         trace = replace(trace, steps=with_reports_at_all_steps(trace.steps))

@@ -90,7 +90,7 @@ class PartComparer:
     def compare(
         self, full: torch.Tensor, parts: Sequence[ModuleTensor | None], tolerance: float, scale: float = 1.0
     ) -> Agreement:
-        """Compare the tensor on each rank with the full tensor, multiplied by `scale`. A rank without a tensor has None."""
+        """Compare each rank's tensor with the full tensor times `scale`. `parts` has None for a rank without a tensor."""
         shapes = {part.values.shape if part.piece is None else part.piece.shape for part in parts if part is not None}
         uncertain = Agreement(status=Status.UNKNOWN)
         if len(shapes) != 1:
