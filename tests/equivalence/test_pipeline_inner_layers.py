@@ -36,7 +36,7 @@ from equivcheck.scenario import (
 )
 from support.clipped import clipped_scenario
 from support.exported import differences_of_traces, run_script
-from support.supported import require_supported
+from support.supported import TYPED, require_supported
 
 pytestmark = pytest.mark.mostly_equivalent
 
@@ -89,7 +89,7 @@ def a_scenario(inner: str, pipeline: Pipeline, *around: Parallelism) -> Scenario
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("inner", [pytest.param(name, marks=[TYPED] * (name == "typed")) for name in INNER])
 def test_spread_layers_in_stages_equal_one_device(inner: str, name: str) -> None:
     """Stages send a rank's positions, its rows, or the shards that a plan leaves."""
     scenario = a_scenario(inner, SCHEDULES[name])
@@ -107,7 +107,7 @@ def test_three_axes_equal_one_device(inner: str) -> None:
     check(scenario).assert_equivalent()
 
 
-@pytest.mark.parametrize(("inner", "name"), [("ring", "gpipe"), ("sequence", "zbv"), ("typed", "gpipe")])
+@pytest.mark.parametrize(("inner", "name"), [("ring", "gpipe"), ("sequence", "zbv"), pytest.param("typed", "gpipe", marks=TYPED)])
 def test_processes_compute_the_same(inner: str, name: str) -> None:
     """Gloo computes what simulated ranks compute, and sends only contiguous tensors."""
     scenario = a_scenario(inner, SCHEDULES[name])
@@ -126,7 +126,7 @@ def of_rows(collectives: Collectives, *around: Parallelism, dropout: float = 0.2
     return clipped_scenario(model, axes, tensor_parallel, SCHEDULES["zbv"], *around, microbatches=rows, loss=Loss.MSE_MEAN)
 
 
-@pytest.mark.parametrize("collectives", Collectives)
+@pytest.mark.parametrize("collectives", [Collectives.FUNCTIONAL, pytest.param(Collectives.TYPED, marks=TYPED)])
 def test_stages_send_shards_of_rows_and_features(collectives: Collectives) -> None:
     """A rank has some rows of each chunk, or some features of each row, and its part of the dropout masks.
 
