@@ -49,7 +49,9 @@ def _pairs_by_rank(model: Model, layout: Layout) -> Iterator[tuple[int, tuple[in
     placements = next((inputs_of(model, plan) for plan in layout.of(PlannedParallelism)), None)
 
     def activation(layer: int) -> tuple[object, ...]:
-        return model.in_features(layer), placements and placements[layer]
+        is_tokens = layer == 0 and model.source is not None
+        is_logits = layer == len(model.layers) and model.head is not None
+        return model.in_features(layer), placements and placements[layer], is_tokens or is_logits
 
     for rank in range(ranks):
         shapes: dict[tuple[object, ...], int] = {}
