@@ -17,6 +17,7 @@ with contextlib.suppress(ModuleNotFoundError):
     from ecosystem import torchvision_operators  # noqa: F401 - before Lightning, which imports torchvision
 
 from equivcheck import Outcome, UsageError, check_training
+from equivcheck.scenario import LowPrecision
 from equivcheck.user.trainers.lightning import Lightning
 from equivcheck.user.verdict import UserVerdict
 from equivcheck.worlds.trace.differences import Phase
@@ -119,6 +120,23 @@ def test_a_module_that_divides_by_the_number_of_microbatches() -> None:
     assert verdict.cause == "gradient and loss are divided by the number of microbatches twice", verdict
 
 
+MIXED: dict[str, Any] = {"dtype": torch.float32, "precision": LowPrecision.BFLOAT16}
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 3])
+def test_autocast_is_equivalent(num_microbatches: int) -> None:
+    """The single-device run has autocast at the same places."""
+    trainer = Lightning(arguments={"precision": "bf16-mixed", **NORM})
+    verdict = checked(trainer, num_microbatches, **MIXED)
+    assert verdict.outcome is Outcome.EQUIVALENT, verdict
+
+
+def test_a_mistake_shows_under_autocast() -> None:
+    """It is larger than bfloat16's rounding."""
+    verdict = checked(Lightning(arguments={"precision": "bf16-mixed"}, module=partial(Mine, divisor=3)), **MIXED)
+    assert verdict.outcome is Outcome.DIVERGED
+
+
 class ClipsByParameter(Mine):
     """Replaces Lightning's clipping."""
 
@@ -140,7 +158,7 @@ def test_clipping_by_parameter_is_wrong_in_the_update() -> None:
     [
         (Lightning(), {"world": "sim"}, "it needs processes"),
         (Lightning(arguments={"strategy": "fsdp"}), {}, "its strategy 'fsdp' needs a GPU"),
-        (Lightning(arguments={"precision": "bf16-mixed"}), {}, "its precision 'bf16-mixed' rounds at other places"),
+        (Lightning(arguments={"precision": "bf16-true"}), {}, "its precision 'bf16-true' rounds at other places"),
         (Lightning(module=Mine, parallelize=shard), {}, "it has a module and parallelize"),
     ],
 )

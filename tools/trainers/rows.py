@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -114,4 +116,9 @@ def _outcome_and_cause(verdict: UserVerdict, expected_cause: str) -> tuple[str, 
     first = "" if verdict.divergence is None else place(verdict.divergence)
     if expected_cause and expected_cause in first:  # the search for a cause takes ten times as long as a check
         return verdict.outcome.value, first
-    return verdict.outcome.value, verdict.cause or verdict.hint or first or shorten_to_line(verdict.reason)
+    return verdict.outcome.value, verdict.cause or verdict.hint or first or _without_folder(shorten_to_line(verdict.reason))
+
+
+def _without_folder(text: str) -> str:
+    """Replace temporary folders, because their names are random and the table compares runs."""
+    return re.sub(rf"{re.escape(tempfile.gettempdir())}/tmp\w+", "FOLDER", text)

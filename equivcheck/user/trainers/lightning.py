@@ -26,6 +26,8 @@ from equivcheck.user.usage import invalid
 
 NEED_GPU = ("deepspeed", "fsdp")
 """Strategies that Lightning refuses on the CPU begin with these words."""
+MIXED = ("bf16-mixed", "bf16")
+"""Precisions with autocast in `training_step`. ``bf16`` is an alias."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +62,9 @@ class Lightning:
                 "only a module, which parallelizes itself in configure_model",
             )
         strategy, precision = self.arguments.get("strategy"), self.arguments.get("precision") or "32"
-        if "16" in str(precision) or "transformer-engine" in str(precision):
+        if precision not in MIXED and ("16" in str(precision) or "transformer-engine" in str(precision)):
             why = f"its precision {precision!r} rounds at other places than one device"
-            raise invalid("trainer Lightning", why, "'32-true' or '64-true'")
+            raise invalid("trainer Lightning", why, "'32-true', '64-true' or 'bf16-mixed'")
         if isinstance(strategy, str) and strategy.startswith(NEED_GPU):
             raise invalid("trainer Lightning", f"its strategy {strategy!r} needs a GPU", "'ddp' or a ModelParallelStrategy")
         return self._step
@@ -71,7 +73,9 @@ class Lightning:
         optimizer.zero_grad()
         total = 0.0
         for inputs, targets in microbatches:
-            value = loss(call_model(model, inputs), targets) / len(microbatches)
+            with torch.autocast("cpu", torch.bfloat16, enabled=self.arguments.get("precision") in MIXED):
+                value = loss(call_model(model, inputs), targets)
+            value = value / len(microbatches)
             value.backward()
             total += float(value.detach())
         limit = self.arguments.get("gradient_clip_val") or math.inf

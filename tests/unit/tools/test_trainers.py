@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
@@ -87,6 +88,18 @@ def test_an_expected_first_difference_needs_no_cause(monkeypatch: pytest.MonkeyP
     (result,) = run_rows(framework(row(SUMMED, expected=Outcome.DIVERGED, cause="gradient weight")), "1.0")
     assert result.is_expected, result
     assert result.cause.startswith("step 0 gradient weight")
+
+
+def test_a_temporary_folder_has_no_name_in_the_table() -> None:
+    """Its name is another one in each run."""
+
+    def fail() -> UserVerdict:
+        with pytest.raises(FileNotFoundError) as raised:
+            Path(tempfile.mkdtemp(), "saved").read_text("utf-8")
+        return UserVerdict(outcome=Outcome.CRASHED, mesh=(), precision="", world="sim", reason=str(raised.value))
+
+    (result,) = run_rows(framework(row(fail, expected=Outcome.CRASHED, cause="No such file or directory: 'FOLDER/saved'")), "1.0")
+    assert result.is_expected, result
 
 
 def run(monkeypatch: pytest.MonkeyPatch, path: Path, *rows: Row) -> Result:

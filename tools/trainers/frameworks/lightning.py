@@ -12,6 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from equivcheck import Outcome, check_training
+from equivcheck.scenario import LowPrecision
 from equivcheck.user.trainers.lightning import Lightning
 from equivcheck.user.verdict import UserVerdict
 from tools.trainers.frameworks.settings import rows_of_layouts
@@ -53,10 +54,12 @@ LAYOUTS: dict[str, tuple[dict[str, int], Callable[[nn.Module, Any], None] | None
 """Mesh and the function that distributes the model. None for DDP."""
 
 
-def check(layout: str, num_microbatches: int, limit: float, module: Callable[..., Any] | None = None) -> UserVerdict:
+def check(
+    layout: str, num_microbatches: int, limit: float, module: Callable[..., Any] | None = None, *, precision: str = ""
+) -> UserVerdict:
     """Two updates."""
     mesh, parallelize = LAYOUTS[layout]
-    arguments: dict[str, Any] = {"gradient_clip_val": limit or None}
+    arguments: dict[str, Any] = {"gradient_clip_val": limit or None, "precision": precision or None}
     if parallelize is not None:
         from lightning.pytorch.strategies import ModelParallelStrategy  # type: ignore[import-not-found, unused-ignore]
 
@@ -71,6 +74,8 @@ def check(layout: str, num_microbatches: int, limit: float, module: Callable[...
         loss=nn.functional.mse_loss,
         optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01),
         world="gloo",
+        dtype=torch.float32 if precision else torch.float64,
+        precision=LowPrecision.BFLOAT16 if precision else None,
     )
 
 
@@ -94,6 +99,16 @@ def divided_again(network: nn.Module, loss: Callable[[Any, Any], torch.Tensor]) 
 
 def _rows() -> Iterator[Row]:
     yield from rows_of_layouts(VERSION, LAYOUTS, check)
+    for name, number in (("1 microbatch", 1), ("3 microbatches", 3)):
+        mixed = partial(check, "DDP", number, 0.1, precision="bf16-mixed")
+        yield Row(version=VERSION, configuration=f"DDP, bf16-mixed, {name}, clipping", check=mixed)
+    yield Row(
+        version=VERSION,
+        configuration="planted: divided by the number of microbatches, DDP, bf16-mixed, 3 microbatches",
+        check=partial(check, "DDP", 3, 0.0, divided_again, precision="bf16-mixed"),
+        expected=Outcome.DIVERGED,
+        cause="step 0 loss",
+    )
     yield Row(
         version=VERSION,
         configuration="planted: divided by the number of microbatches, DDP, 3 microbatches",

@@ -14,6 +14,8 @@ from equivcheck import Outcome
 from equivcheck.user.trainers.transformers import HFTrainer
 from equivcheck.user.verdict import UserVerdict
 from tools.trainers.frameworks.settings import SETTINGS, check_in_float32
+from tools.trainers.frameworks.transformers_experts import VERSIONS as EXPERT_VERSIONS
+from tools.trainers.frameworks.transformers_experts import expert_rows
 from tools.trainers.rows import Framework, Row
 
 VERSIONS = {"5.9.0": "0.22.2", "5.10.1": "0.22.2", "5.24.0": "0.23.3"}
@@ -78,7 +80,9 @@ def _rows() -> Iterator[Row]:
 
 TRANSFORMERS = Framework(
     name="transformers",
-    versions={version: (f"transformers=={version}", f"tokenizers=={other}") for version, other in VERSIONS.items()},
-    rows=(*_rows(),),
+    versions={
+        version: (f"transformers=={version}", f"tokenizers=={other}") for version, other in (EXPERT_VERSIONS | VERSIONS).items()
+    },
+    rows=(*_rows(), *expert_rows()),
     environment={"HF_HUB_OFFLINE": "1"},
 )
