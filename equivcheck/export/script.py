@@ -65,7 +65,9 @@ def can_export(scenario: Scenario) -> bool:
 def _drafted(scenario: Scenario, verdict: Verdict | None, numbers: Numbers) -> Draft:
     _refuse(scenario, verdict)
     if numbers is Numbers.DRAWN and isinstance(scenario.training.loss, CrossEntropy):
-        raise refuse("CrossEntropy with random numbers", "the scenario sets the ignored labels. Expected exact numbers")
+        raise refuse(
+            "CrossEntropy with random numbers", "random labels would lose the scenario's ignored labels. Expected Numbers.EXACT"
+        )
     draft = Draft(scenario=scenario, form=form_of(scenario), numbers=numbers)
     write_layout(draft)
     return draft

@@ -52,9 +52,9 @@ class Execution:
 
     def __post_init__(self) -> None:
         if self.whole_step and self.is_compiled:
-            raise invalid_field(self, "whole_step", "False with compile or compiled_autograd")
+            raise invalid_field(self, "whole_step", "False if compile or compiled_autograd is set")
         if self.per_layer and self.compile is Compile.NONE:
-            raise invalid_field(self, "per_layer", "False with Compile.NONE")
+            raise invalid_field(self, "per_layer", "False if compile is Compile.NONE")
 
     @property
     def is_compiled(self) -> bool:

@@ -60,7 +60,7 @@ class Model:
             field, expected = refusal
             raise invalid_field(layer, field, f"{expected} in layer {index}")
         if layer.needs_length and self.length is None:
-            raise invalid_field(self, "length", f"1 to {MAX_LENGTH} with {type(layer).__name__} as layer {index}")
+            raise invalid_field(self, "length", f"1 to {MAX_LENGTH} if layer {index} is of class {type(layer).__name__}")
         if layer.shape_op is not None and self.length is not None:
             raise invalid_field(layer, "shape_op", f"None in layer {index}", "rows are sequences")
         if layer.shares is None:
@@ -73,9 +73,9 @@ class Model:
 
     def _check_tokens(self) -> None:
         if self.source is not None and self.length is None:
-            raise invalid_field(self, "length", f"1 to {MAX_LENGTH} with tokens")
+            raise invalid_field(self, "length", f"1 to {MAX_LENGTH} if source is Tokens")
         if self.head is not None and self.source is None:
-            raise invalid_field(self, "head", "None without tokens")
+            raise invalid_field(self, "head", "None if source is None")
         last = self.in_features(len(self.layers))
         if self.head is not None and self.head.tied and last != self.features:
             raise invalid_field(

@@ -217,7 +217,7 @@ class RMSprop(Optimizer):
         require_between(self, "momentum", 0.0, 1.0)
         require_positive(self, "eps")
         if self.centered and self.alpha in (0.0, 1.0):
-            raise invalid_field(self, "alpha", "a number in (0, 1) with centered")
+            raise invalid_field(self, "alpha", "a number in (0, 1) if centered is True")
 
 
 @frozen_dataclass

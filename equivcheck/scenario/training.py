@@ -95,7 +95,7 @@ class Training:
             self._check_labels()
         for group in self.groups:
             if group.weight_decay and not self.optimizer.decays:
-                raise invalid_field(group, "weight_decay", "0.0 with Rprop")
+                raise invalid_field(group, "weight_decay", "0.0 if the optimizer is Rprop")
 
     @property
     def has_trailing_window(self) -> bool:
@@ -114,4 +114,4 @@ class Training:
         if self.model.out_features < 2:
             raise invalid_field(self, "loss", "another loss, or a model with at least two outputs")
         if self.data.batch_dim and self.model.length is None:
-            raise invalid_field(self.data, "batch_dim", "0 with CrossEntropy if rows are not sequences")
+            raise invalid_field(self.data, "batch_dim", "0 if the loss is a CrossEntropy and rows are not sequences")

@@ -149,7 +149,7 @@ def test_layers_that_share_a_weight_are_cut_alike() -> None:
     plan = case.layout.of(LocalTensorParallel)[0].plan
     unlike = LocalTensorParallel(plan=(LayerPlan(split=Split.ROWWISE), *plan[1:]))
     layout = replace(case.layout, parallelisms=(unlike,))
-    assert "the same part of it" in (limit_reason(case.training, layout) or "")
+    assert "the same shard of the weight" in (limit_reason(case.training, layout) or "")
     assert not has_shares(repair_training(case.training, layout).model)
 
 

@@ -94,7 +94,7 @@ def test_two_stages_of_a_rank_share_no_weight() -> None:
     layers = (Layer(width=2), Layer(width=2, shares=0))
     pipeline = Pipeline(schedule=PipelineSchedule.LOOPED_BFS, stages_per_rank=2)
     scenario = a_scenario(pipeline, FSDP2(), {"dp": 2, "pp": 1}, Model(features=2, layers=layers), loss=Loss.MSE_SUM)
-    assert "a weight of two stages" in (limit_reason(scenario.training, scenario.layout) or "")
+    assert "a weight that two stages" in (limit_reason(scenario.training, scenario.layout) or "")
     repaired = repair_training(scenario.training, scenario.layout)
     assert [layer.shares for layer in repaired.model.layers] == [None, None]
 

@@ -231,7 +231,7 @@ def test_what_two_stages_of_a_rank_share_is_not_scaled_by_torch(monkeypatch: pyt
     pipeline = Pipeline(schedule=PipelineSchedule.LOOPED_BFS, stages_per_rank=2, num_chunks=2, scale_grads=True)
     scenario = sharing(pipeline=pipeline, rows=(8,))
     require_supported(replace(scenario, training=replace(scenario.training, model=TIED)))
-    assert "of two stages of one rank" in str(why_unsupported(scenario))
+    assert "a weight that two stages on one rank share" in str(why_unsupported(scenario))
     repaired = fit_scenario(scenario)
     assert not has_ties(repaired.training.model)
     assert check(repaired).outcome is Outcome.EQUIVALENT

@@ -19,7 +19,7 @@ KEPT_PREDICTIONS = 64
 
 UNPREDICTED_EXECUTION = (
     Unpredicted(
-        reason="whole_step: communication is not predicted: the graph of the step decides it, not wrappers and hooks",
+        reason="whole_step: communication is not predicted: the traced graph makes the calls, not wrappers and hooks",
         applies=lambda _training, layout: layout.execution.whole_step,
     ),
     Unpredicted(

@@ -38,7 +38,7 @@ def fit_training(training: Training, *layouts: Layout, beyond: bool = False) -> 
 
     With two layouts, repair until it can resume from the first under the second.
 
-    With `beyond`, limits that torch enforces are ignored. Raises `BrokenLayout` if repairs undo each other.
+    With `beyond`, limits that torch enforces are ignored. Raises `BrokenLayout` if limits still apply after many repairs.
     """
     return (
         repair_training_for_resume(training, *layouts) if len(layouts) > 1 else repair_training(training, *layouts, beyond=beyond)

@@ -86,7 +86,7 @@ LAYER_LIMITS = (
     ),
     Limit(
         reason="experts with a router: a layout that rounds to other element types is not supported: rounded scores are often "
-        "equal, so it is chance whether ranks choose the same experts as the single-device run",
+        "equal, so ranks may choose other experts than the single-device run",
         applies=lambda training, layout: has_routing(training.model) and rounding_of(layout, training.precision) is not None,
         repair=lambda training, _layout: without_routing(training),
     ),

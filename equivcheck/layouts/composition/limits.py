@@ -19,9 +19,7 @@ from equivcheck.system.torch_version import is_torch_in
 L = TypeVar("L", Limit, LayoutLimit)
 
 MAX_REPAIRS = 64
-"""Maximum number of repairs to a training. After so many repairs, two of them must undo each other, and repairing would never
-end.
-"""
+"""Maximum number of repairs to a training. If limits still apply, two repairs undo each other, and more would not help."""
 
 
 @singledispatch
@@ -54,23 +52,27 @@ def limit_reason(training: Training, layout: Layout, *, beyond: bool = False) ->
 
 
 def repair_layout(layout: Layout) -> Layout:
-    """Repair a layout until no layout limit applies. Raises `BrokenLayout` if repairs undo each other."""
+    """Repair a layout until no layout limit applies. Raises `BrokenLayout` if limits still apply after many repairs."""
     for _ in range(MAX_REPAIRS):
         limit = _first_layout_limit(layout)
         if limit is None:
             return layout
         layout = limit.repair(layout)
-    raise BrokenLayout(f"layout {layout.name}: repairs do not end; the last limit: {limit.reason if limit else None}")
+    raise BrokenLayout(
+        f"layout {layout.name}: limits still apply after all repairs; the last limit: {limit.reason if limit else None}"
+    )
 
 
 def repair_training(training: Training, layout: Layout, *, beyond: bool = False) -> Training:
-    """Repair a training until the layout can run it. Raises `BrokenLayout` if repairs undo each other."""
+    """Repair a training until the layout can run it. Raises `BrokenLayout` if limits still apply after many repairs."""
     for _ in range(MAX_REPAIRS):
         limit = _first_limit(training, layout, beyond)
         if limit is None:
             return training
         training = limit.repair(training, layout)
-    raise BrokenLayout(f"layout {layout.name}: repairs do not end; the last limit: {limit.reason if limit else None}")
+    raise BrokenLayout(
+        f"layout {layout.name}: limits still apply after all repairs; the last limit: {limit.reason if limit else None}"
+    )
 
 
 def runs_sequences(layout: Layout) -> bool:
@@ -84,18 +86,24 @@ def can_resume(layout: Layout) -> bool:
 
 
 def repair_layout_for_resume(layout: Layout) -> Layout:
-    """Repair a layout until a training can save and resume under it. Raises `BrokenLayout` if repairs undo each other."""
+    """Repair a layout until a training can save and resume under it.
+
+    Raises `BrokenLayout` if limits still apply after many repairs.
+    """
     for _ in range(MAX_REPAIRS):
         layout = repair_layout(layout)
         limit = next((limit for limit in _here(CHECKPOINT_LAYOUT_LIMITS) if limit.applies(layout)), None)
         if limit is None:
             return layout
         layout = limit.repair(layout)
-    raise BrokenLayout(f"layout {layout.name}: repairs for a checkpoint do not end")
+    raise BrokenLayout(f"layout {layout.name}: limits for a checkpoint still apply after all repairs")
 
 
 def repair_training_for_resume(training: Training, *layouts: Layout) -> Training:
-    """Repair a training until it can resume from one layout under the other. Raises `BrokenLayout` if repairs undo each other."""
+    """Repair a training until it can resume from one layout under the other.
+
+    Raises `BrokenLayout` if limits still apply after many repairs.
+    """
     for _ in range(MAX_REPAIRS):
         before = training
         for layout in layouts:
@@ -104,7 +112,9 @@ def repair_training_for_resume(training: Training, *layouts: Layout) -> Training
                 training = limit.repair(training, layout) if limit.applies(training, layout) else training
         if training is before:
             return training
-    raise BrokenLayout(f"layouts {' and '.join(layout.name for layout in layouts)}: repairs for a checkpoint do not end")
+    raise BrokenLayout(
+        f"layouts {' and '.join(layout.name for layout in layouts)}: limits for a checkpoint still apply after all repairs"
+    )
 
 
 def _here(limits: Iterable[L]) -> Iterator[L]:

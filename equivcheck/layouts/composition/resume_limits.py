@@ -70,8 +70,8 @@ def _in_one_precision(layout: Layout) -> Layout:
 
 CHECKPOINT_LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
     LayoutLimit(
-        reason="checkpoint: a layout that rounds to other element types is not supported: the single-device run rounds like "
-        "one layout, and cannot change that at the checkpoint",
+        reason="checkpoint: a layout that rounds to other element types is not supported: the single-device run rounds like one "
+        "layout in all steps, and cannot change its rounding at the checkpoint",
         applies=rounds,
         repair=_in_one_precision,
     ),

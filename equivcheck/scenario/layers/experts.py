@@ -80,7 +80,7 @@ class Experts(AnyLayer):
         require_between(self, "balance", 0.0, MAX_BALANCE)
         require_between(self, "dropout", 0.0, MAX_DROPOUT)
         if self.normalised and self.top_k == 1:
-            raise invalid_field(self, "normalised", "False with top_k 1", "a single weight would always be 1")
+            raise invalid_field(self, "normalised", "False if top_k is 1", "a single weight would always be 1")
 
     @property
     def ends_in_linear(self) -> bool:

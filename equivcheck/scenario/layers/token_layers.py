@@ -64,7 +64,7 @@ class Head:
 
     def __post_init__(self) -> None:
         if self.predicts_two and self.tied:
-            raise invalid_field(self, "tied", "False with predicts_two", "the embedding has rows for one prediction")
+            raise invalid_field(self, "tied", "False if predicts_two is True", "the embedding has rows for one prediction")
 
 
 @frozen_dataclass
@@ -105,7 +105,7 @@ class Attention(AnyLayer):
         if self.num_heads % self.num_kv_heads:
             raise invalid_field(self, "num_kv_heads", f"a divisor of num_heads ({self.num_heads})")
         if self.rotary and self.head_dim % 2:
-            raise invalid_field(self, "head_dim", "an even number with rotary")
+            raise invalid_field(self, "head_dim", "an even number if rotary is True")
 
     def rounded_up(self, multiple: int) -> Attention:
         """Copy with more or larger heads, so that their number times their size is a multiple of `multiple`.

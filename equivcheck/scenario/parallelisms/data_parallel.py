@@ -78,7 +78,7 @@ class DDP(Parallelism):
         require_positive(self, "bucket_cap_mb")
         require_between(self, "bucket_cap_mb", 0.0, MAX_BUCKET_MB)
         if self.parameters_as_bucket_view and not self.zero_redundancy:
-            raise invalid_field(self, "parameters_as_bucket_view", "False without zero_redundancy")
+            raise invalid_field(self, "parameters_as_bucket_view", "False if zero_redundancy is False")
 
     @property
     def trains_local_tensors(self) -> bool:  # noqa: D102 - as inherited
@@ -114,11 +114,11 @@ class Replicate(Parallelism):
         require_positive(self, "bucket_cap_mb")
         require_between(self, "bucket_cap_mb", 0.0, MAX_BUCKET_MB)
         if self.implementation is Replicator.DDP and self.wrapping is not Wrapping.ROOT_ONLY:
-            raise invalid_field(self, "wrapping", "Wrapping.ROOT_ONLY with Replicator.DDP")
+            raise invalid_field(self, "wrapping", "Wrapping.ROOT_ONLY if implementation is Replicator.DDP")
         if self.implementation is Replicator.FSDP and self.bucket_cap_mb != DEFAULT_BUCKET_MB:
-            raise invalid_field(self, "bucket_cap_mb", f"{DEFAULT_BUCKET_MB} with Replicator.FSDP")
+            raise invalid_field(self, "bucket_cap_mb", f"{DEFAULT_BUCKET_MB} if implementation is Replicator.FSDP")
         if self.implementation is Replicator.FSDP and self.compression is not Compression.NONE:
-            raise invalid_field(self, "compression", "Compression.NONE with Replicator.FSDP")
+            raise invalid_field(self, "compression", "Compression.NONE if implementation is Replicator.FSDP")
 
     @property
     def trains_local_tensors(self) -> bool:  # noqa: D102 - as inherited
@@ -144,7 +144,9 @@ class FSDP1(Parallelism):
 
     def __post_init__(self) -> None:
         if self.mixed_precision is not None and self.mixed_precision.output is not None:
-            raise invalid_field(self, "mixed_precision", "one without output", "FullyShardedDataParallel does not cast outputs")
+            raise invalid_field(
+                self, "mixed_precision", "a MixedPrecision whose output is None", "FullyShardedDataParallel does not cast outputs"
+            )
 
     @property
     def trains_local_tensors(self) -> bool:  # noqa: D102 - as inherited
@@ -253,20 +255,20 @@ class FSDP2(Parallelism):
         if self.gradient_divide_factor is not None:
             require_positive(self, "gradient_divide_factor")
         if self.layers_per_unit < 1 or (self.layers_per_unit > 1 and self.wrapping is Wrapping.ROOT_ONLY):
-            raise invalid_field(self, "layers_per_unit", "1, or more with Wrapping.PER_LAYER")
+            raise invalid_field(self, "layers_per_unit", "1, or more if wrapping is Wrapping.PER_LAYER")
         if not 1 <= self.loss_chunks <= (MAX_LOSS_CHUNKS if self.head_unit else 1):
-            raise invalid_field(self, "loss_chunks", f"1, or 1 to {MAX_LOSS_CHUNKS} with head_unit")
+            raise invalid_field(self, "loss_chunks", f"1, or 2 to {MAX_LOSS_CHUNKS} if head_unit is True")
         for name in ("embedding_unit", "head_unit"):
             if getattr(self, name) and self.wrapping is Wrapping.ROOT_ONLY:
-                raise invalid_field(self, name, "False with Wrapping.ROOT_ONLY")
+                raise invalid_field(self, name, "False if wrapping is Wrapping.ROOT_ONLY")
         if self.reshard_to is not None and (self.reshard_to < 2 or not self.reshard_after_forward):
-            raise invalid_field(self, "reshard_to", "None, or at least 2 with reshard_after_forward")
+            raise invalid_field(self, "reshard_to", "None, or at least 2 if reshard_after_forward is True")
         if self.replica_hook and self.mesh_dims is not None:
-            raise invalid_field(self, "replica_hook", "False with mesh_dims")
+            raise invalid_field(self, "replica_hook", "False if mesh_dims is set")
         if self.mesh_dims is not None and self.gradient_divide_factor != 1.0:
-            raise invalid_field(self, "gradient_divide_factor", "1.0 with mesh_dims", "the loss is that of the full batch")
+            raise invalid_field(self, "gradient_divide_factor", "1.0 if mesh_dims is set", "the loss is that of the full batch")
         if self.shard_largest_dim and self.shard_last_dim:
-            raise invalid_field(self, "shard_largest_dim", "False with shard_last_dim")
+            raise invalid_field(self, "shard_largest_dim", "False if shard_last_dim is True")
 
     @property
     def propagates_placements(self) -> bool:  # noqa: D102 - as inherited

@@ -59,18 +59,18 @@ class Pipeline(Parallelism):
         require_between(self, "num_chunks", 1, MAX_CHUNKS)
         require_between(self, "stages_per_rank", 1, MAX_LAYERS)
         if self.schedule.is_single and self.stages_per_rank != 1:
-            raise invalid_field(self, "stages_per_rank", f"1 with {self.schedule!r}")
+            raise invalid_field(self, "stages_per_rank", f"1 if schedule is {self.schedule!r}")
         if self.schedule.is_v and self.stages_per_rank != 2:
-            raise invalid_field(self, "stages_per_rank", f"2 with {self.schedule!r}")
+            raise invalid_field(self, "stages_per_rank", f"2 if schedule is {self.schedule!r}")
         if any(after <= before for before, after in zip((0, *self.boundaries), self.boundaries, strict=False)):
-            raise invalid_field(self, "boundaries", "increasing numbers from 1")
+            raise invalid_field(self, "boundaries", "strictly increasing numbers of at least 1")
 
     def require_ranks(self, count: int) -> None:
         """Raise `InvalidScenario` if stages, boundaries or schedule do not allow this number of ranks."""
         num_stages = count * self.stages_per_rank
         if num_stages > MAX_LAYERS:
             raise invalid_field(
-                self, "stages_per_rank", f"at most {MAX_LAYERS // count} with {count} ranks", "each stage needs a layer"
+                self, "stages_per_rank", f"at most {MAX_LAYERS // count} on {count} ranks", "each stage needs a layer"
             )
         if self.boundaries and len(self.boundaries) != num_stages - 1:
             raise invalid_field(

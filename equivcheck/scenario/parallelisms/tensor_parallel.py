@@ -51,9 +51,9 @@ class LayerPlan:
 
     def __post_init__(self) -> None:
         if self.split in (Split.REPLICATED, Split.HEADS_OR_HIDDEN) and self.output is ActivationSharding.FEATURES:
-            raise invalid_field(self, "output", f"ActivationSharding.REPLICATED or ROWS with {self.split!r}")
+            raise invalid_field(self, "output", f"ActivationSharding.REPLICATED or ROWS if split is {self.split!r}")
         if self.split is Split.NOT_IN_PLAN and self.output is not ActivationSharding.REPLICATED:
-            raise invalid_field(self, "output", "ActivationSharding.REPLICATED with Split.NOT_IN_PLAN")
+            raise invalid_field(self, "output", "ActivationSharding.REPLICATED if split is Split.NOT_IN_PLAN")
 
 
 @frozen_dataclass
@@ -85,7 +85,7 @@ class PlannedParallelism(Parallelism):
             )
         for field in ("source", "head"):
             if getattr(self, field) is Split.HEADS_OR_HIDDEN:
-                raise invalid_field(self, field, "any Split except HEADS_OR_HIDDEN")
+                raise invalid_field(self, field, "a Split other than HEADS_OR_HIDDEN")
         if self.loss_parallel and self.head is not Split.COLWISE:
             raise invalid_field(self, "loss_parallel", "False, or True with head=Split.COLWISE")
         ends = (

@@ -73,11 +73,11 @@ LIMITS = [
     (with_layers(Attention(num_heads=2, num_kv_heads=1), GatedMLP(hidden=4)), over(2, BY_ALL), "key and value heads"),
     (with_layers(Attention(num_heads=2, num_kv_heads=2), GatedMLP(hidden=3)), over(2, BY_ALL), "pytorch#150336"),
     (with_layers(Attention(num_heads=8, num_kv_heads=8), GatedMLP(hidden=31)), over(7, LAYERS_ALONE), "a multiple of the ranks"),
-    (with_layers(Attention(), Layer(width=4)), over(1, BY_ALL), "split that the layer's kind does not declare"),
+    (with_layers(Attention(), Layer(width=4)), over(1, BY_ALL), "split that the kind of layer does not have"),
     (
         DECODER,
         over(2, TensorParallel(plan=(LayerPlan(split=Split.COLWISE), HEADS_OR_HIDDEN))),
-        "split that the layer's kind does not declare",
+        "split that the kind of layer does not have",
     ),
     (
         replace(DECODER, source=Tokens(vocabulary=5)),
@@ -136,8 +136,8 @@ def test_every_token_model_can_be_brought_to_every_plan(training: Training, tp: 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"source": Split.HEADS_OR_HIDDEN}, "any Split except HEADS_OR_HIDDEN"),
-        ({"head": Split.HEADS_OR_HIDDEN}, "any Split except HEADS_OR_HIDDEN"),
+        ({"source": Split.HEADS_OR_HIDDEN}, "a Split other than HEADS_OR_HIDDEN"),
+        ({"head": Split.HEADS_OR_HIDDEN}, "a Split other than HEADS_OR_HIDDEN"),
         ({"source_output": ROWS}, "if the source or the first layer is Split.NOT_IN_PLAN"),
         ({"source": Split.ROWWISE, "source_output": ActivationSharding.FEATURES}, "or ROWS"),
         ({"plan": (LayerPlan(output=ROWS),)}, "ROWS if a head in the plan follows"),

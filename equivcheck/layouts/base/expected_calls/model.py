@@ -46,7 +46,8 @@ NO_COMMUNICATION_MODEL = CommunicationModel(unmodelled=(UNSAID,))
 """Model for parallelisms without any prediction."""
 
 OPTIMIZER_NOT_ELEMENTWISE = Unpredicted(
-    reason="DTensor: communication of an optimizer that is not elementwise is not predicted: propagation decides it",
+    reason="DTensor: communication of an optimizer that is not elementwise is not predicted: DTensor's propagation chooses the "
+    "collectives",
     applies=lambda training, _layout: not training.optimizer.elementwise,
 )
 """Situation that makes calls unpredictable for all parallelisms with DTensor parameters."""

@@ -23,7 +23,8 @@ ENDS_IN_HEAD = Limit(
 )
 
 CROSS_ENTROPY_ALONE = Limit(
-    reason="loss_parallel: a loss other than the cross-entropy of labels is not supported: loss_parallel computes no other",
+    reason="loss_parallel: a loss other than the cross-entropy of labels is not supported: loss_parallel computes cross-entropy "
+    "only",
     applies=_where(lambda training, _layout: not isinstance(training.loss, CrossEntropy)),
     repair=lambda training, _layout: with_labels(training),
 )
@@ -69,8 +70,8 @@ LOSS_PARALLEL: tuple[Limit, ...] = (
     ),
     UpstreamLimit(
         reason="loss_parallel: unequal microbatches with compiled autograd and a model compiled as a whole are not supported: "
-        "the number of rows is symbolic, and the backward of such logits cannot be traced ('SymInt ... is not tracked with "
-        "proxy')",
+        "the number of rows is symbolic, and backward cannot be traced through logits of a symbolic size ('SymInt ... is not "
+        "tracked with proxy')",
         applies=_where(_compiles_for_any_rows),
         repair=lambda training, _layout: with_equal_rows(training),
     ),

@@ -41,8 +41,8 @@ ONE_ENTRY_A_LAYER = Limit(
 )
 
 APPLIED_FIRST = LayoutLimit(
-    reason="tensor parallelism: a parallelism before it in the layout is not supported: it is applied to modules that nothing "
-    "has wrapped or sharded yet, so it comes first, as the innermost",
+    reason="tensor parallelism: a parallelism before it in Layout.parallelisms is not supported: it must be the innermost, "
+    "because it needs modules that no other parallelism has wrapped or sharded",
     applies=lambda layout: not isinstance(layout.parallelisms[0], PlannedParallelism),
     repair=lambda layout: replace(
         layout, parallelisms=tuple(sorted(layout.parallelisms, key=lambda each: not isinstance(each, PlannedParallelism)))
@@ -56,8 +56,8 @@ def _unties(training: Training, layout: Layout) -> bool:
 
 
 ENDS_WHOLE = Limit(
-    reason="tensor parallelism: a plan that ends sharded by rows is not supported without a head: the output of a model is "
-    "replicated, and only a head after the plan gathers it",
+    reason="tensor parallelism: a last plan entry with output ROWS is not supported without a head: the model's output must be "
+    "replicated, and only a head gathers the rows",
     applies=lambda training, layout: (
         inputs_of(training.model, parallelism_of(layout, PlannedParallelism))[-1] is ActivationSharding.ROWS
         and training.model.head is None

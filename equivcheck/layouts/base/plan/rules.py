@@ -165,30 +165,31 @@ def _unrouted(training: Training, place: LayerSite) -> Training:
 
 RULES: tuple[PlanRule, ...] = (
     PlanRule(
-        reason="tensor parallelism: a split that the layer's kind does not declare is not supported: linear layers are split "
-        "by outputs or inputs, others by heads or hidden features, and a kind that does not declare its linears stays outside "
-        "the plan",
+        reason="tensor parallelism: a split that the kind of layer does not have is not supported: linear layers are split by "
+        "outputs or inputs, other layers by heads or hidden features, and layers without declared linears stay outside the plan",
         broken=lambda place, plan: not place.supports(plan.split),
         repair=lambda training, _layout, place: with_shardable_layer(training, place.index),
     ),
     PlanRule(
         reason="parallelize_module: a layer whose ranks compute partial sums of its output, such as experts split by hidden "
-        "features, is not supported: its parallel styles are for modules that are linears; use plain tensors",
+        "features, is not supported: parallel styles such as ColwiseParallel only handle linear modules; use "
+        "local_tensor_parallel",
         broken=lambda place, plan: num_routing_weights(place.layer, plan.split) is not None,
         repair=lambda training, _layout, place: _unrouted(training, place),
         of_dtensors=True,
     ),
     PlanRule(
         reason="parallelize_module: key and value heads, or hidden features, that are not a multiple of the ranks are not "
-        "supported: each is computed on one rank, and local tensors do not know how they were split (pytorch#150336)",
+        "supported: each head or feature is computed on one rank, and a local tensor does not know the full size "
+        "(pytorch#150336)",
         broken=lambda place, plan: place.has_uneven_units(plan.split),
         repair=lambda training, _layout, place: _with_even_units(training, place),
         is_within=True,
         of_dtensors=True,
     ),
     PlanRule(
-        reason="tensor parallelism: a shard that ends within a key and value head, or another unit, is not supported: each "
-        "unit is computed on one rank, but features are split into equal parts, rounded up",
+        reason="tensor parallelism: a shard that ends within a key and value head, or another unit, is not supported: each head "
+        "or unit must be computed on one rank, but features are split into shards of equal size",
         broken=lambda place, plan: place.splits_units(plan.split),
         repair=lambda training, _layout, place: _with_even_units(training, place),
         is_within=True,
@@ -212,7 +213,7 @@ RULES: tuple[PlanRule, ...] = (
     ),
     PlanRule(
         reason="parallelize_module: rows, or positions of sequences, that are sharded between layers and not a multiple of the "
-        "ranks are not supported: local tensors do not know how they were split",
+        "ranks are not supported: a local tensor does not know the full size",
         broken=lambda place, plan: ActivationSharding.ROWS in (place.input, plan.output) and place.has_uneven_rows,
         repair=lambda training, layout, place: (
             with_rows(training, layout.num_data_ranks * place.tp)
@@ -223,8 +224,8 @@ RULES: tuple[PlanRule, ...] = (
         of_dtensors=True,
     ),
     PlanRule(
-        reason="parallelize_module: features that are sharded between layers and not a multiple of the ranks are not "
-        "supported: local tensors do not know how they were split (pytorch#150336)",
+        reason="parallelize_module: features that are sharded between layers and not a multiple of the ranks are not supported: "
+        "a local tensor does not know the full size (pytorch#150336)",
         broken=lambda place, plan: plan.output is ActivationSharding.FEATURES and place.width % place.tp != 0,
         repair=lambda training, _layout, place: with_widths(training, place.tp),
         upstream=True,

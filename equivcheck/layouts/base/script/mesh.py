@@ -37,7 +37,7 @@ def inner_ranks(layout: Layout) -> int:
     if {TP, CP} & set(layout.mesh.names[:-1]) and layout.mesh.size(TP, CP) > 1:
         raise refuse(f"mesh {layout.mesh.names}", "tensor or context parallelism must use the last axis")
     if PP in layout.mesh.names and {*layout.mesh.names[layout.mesh.names.index(PP) :]} & {DP, REPLICATE, SHARD, EP}:
-        raise refuse(f"mesh {layout.mesh.names}", "pipeline stages must use an axis behind the data-parallel ones")
+        raise refuse(f"mesh {layout.mesh.names}", "the pipeline's axis must come after the data-parallel axes")
     return layout.mesh.size(TP, CP, PP)
 
 

@@ -21,13 +21,13 @@ def write(draft: Draft, parallelism: ExpertParallel) -> None:
     """Distribute the script's experts over ranks, average gradients, and gather experts before they are compared."""
     layout = draft.scenario.layout
     if layout.mesh.names[-1] != EP and layout.mesh.size(EP) > 1:
-        raise refuse(f"mesh {layout.mesh.names}", "only with expert parallelism along the last axis")
+        raise refuse(f"mesh {layout.mesh.names}", "expert parallelism must use the last axis")
     # A layer kind may not say how a script distributes its experts.
     model = draft.scenario.training.model
     for layer, inputs in zip(model.layers, model.widths, strict=False):
         script = layer_kind(layer).script(layer, inputs) if layer_kind(layer).dispatch(layer) is not None else None
         if script is not None and script.for_expert_parallel is None:
-            raise refuse(f"the layer {type(layer).__name__}", "its kind does not say how scripts share out its units")
+            raise refuse(f"the layer {type(layer).__name__}", "its `LayerKind.script` does not set `for_expert_parallel`")
     keep = exchange_keeping(parallelism.storage)
     _define(draft, keep)
     draft.add(LoopPosition.WRAP, f"ranks = {mesh_of(draft, parallelism)}", f"shard_units(model, ranks, {keep.__name__})")

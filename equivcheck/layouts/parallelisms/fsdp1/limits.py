@@ -169,7 +169,7 @@ def _by_value(training: Training) -> ClipValue:
 
 ELEMENTWISE_OPTIMIZERS = Limit(
     reason="FullyShardedDataParallel: an optimizer that is not elementwise is not supported with shards or flat parameters: "
-    "they have lost the shapes that it needs",
+    "they do not have the shapes that it needs",
     applies=lambda training, layout: (
         not training.optimizer.elementwise and (is_sharded(layout) or not parallelism_of(layout, FSDP1).use_orig_params)
     ),

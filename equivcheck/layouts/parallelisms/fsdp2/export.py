@@ -20,7 +20,7 @@ def write(draft: Draft, parallelism: FSDP2) -> None:
     if parallelism.mixed_precision is not None:
         raise refuse("FSDP2.mixed_precision", ROUNDS)
     if parallelism.loss_chunks > 1 and draft.scenario.training.model.head is not None:
-        raise refuse("FSDP2.loss_chunks", "scripts compute the loss from the outputs for all positions")
+        raise refuse("FSDP2.loss_chunks", "scripts compute the loss for all positions at once")
     draft.need("torch.distributed.fsdp", "fully_shard")
     draft.has_dtensors = True
     if parallelism.mesh_dims is None:
@@ -51,7 +51,7 @@ def _wrap_parts(draft: Draft, fsdp: FSDP2) -> None:
     simple = FSDP2(**{name: getattr(fsdp, name) for name in WRITTEN_WITH_PARTS})
     for field in fields(FSDP2):
         if getattr(fsdp, field.name) != getattr(simple, field.name):
-            raise refuse(f"FSDP2.{field.name}", "scripts of pipelines have only simple units")
+            raise refuse(f"FSDP2.{field.name}", "scripts with a pipeline do not support this option")
     options = _options(draft, fsdp)
     layers = "part" if draft.form.stack == "model" else "part.layers"
     draft.add(LoopPosition.WRAP, "for part in parts:")

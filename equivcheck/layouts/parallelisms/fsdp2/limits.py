@@ -40,7 +40,7 @@ ONE_UNIT_FOR_SHARED_WEIGHTS = UpstreamLimit(
 
 
 ONE_UNIT_FOR_TIED_HEAD = UpstreamLimit(
-    reason="fully_shard: a unit of the embedding or of the head is not supported if they share a weight: both must be in "
+    reason="fully_shard: a separate unit for the embedding or the head is not supported if they share a weight: both must be in "
     "one unit",
     applies=lambda training, layout: (
         (parallelism_of(layout, FSDP2).embedding_unit or parallelism_of(layout, FSDP2).head_unit) and is_tied(training.model)

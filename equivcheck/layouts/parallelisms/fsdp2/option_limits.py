@@ -113,15 +113,15 @@ def _without_chunks(layout: Layout) -> Layout:
 
 CHUNKS = (
     LayoutLimit(
-        reason="fully_shard: a head that is called in chunks is not supported: modules of a unit can be called alone from torch "
-        "2.13 on",
+        reason="fully_shard: a head that is called in chunks is not supported: before torch 2.13, the modules of a unit cannot "
+        "be called separately",
         applies=_in_chunks,
         repair=_without_chunks,
         torch="<2.13",
     ),
     LayoutLimit(
-        reason="fully_shard over tensor, context or pipeline parallelism: a head in chunks is not supported: these compute the "
-        "loss from their own shards of tokens or positions, or in the last stage",
+        reason="fully_shard over tensor, context or pipeline parallelism: a head in chunks is not supported: these parallelisms "
+        "compute the loss from shards of tokens or positions, or in the last stage",
         applies=lambda layout: _in_chunks(layout) and layout.has(PlannedParallelism, ContextParallel, Pipeline),
         repair=_without_chunks,
     ),
@@ -136,7 +136,7 @@ CHUNKS = (
 )
 
 NO_MESH_DIMS = LayoutLimit(
-    reason="fully_shard: mesh_dims is not supported: fully_shard takes dp_mesh_dims from torch 2.12 on",
+    reason="fully_shard: mesh_dims is not supported: before torch 2.12, fully_shard has no argument dp_mesh_dims",
     applies=lambda layout: parallelism_of(layout, FSDP2).mesh_dims is not None,
     repair=_without_mesh_dims,
     torch="<2.12",
@@ -150,7 +150,8 @@ MESH_DIMS_OF_DATA = LayoutLimit(
 )
 
 REPLICATED_OVER_ONE_AXIS = LayoutLimit(
-    reason="fully_shard: MeshDims.REPLICATE on the axes dp_replicate and dp_shard is not supported: dp_shard has to shard",
+    reason="fully_shard: MeshDims.REPLICATE on the axes dp_replicate and dp_shard is not supported: parameters must be sharded "
+    "along dp_shard",
     applies=lambda layout: parallelism_of(layout, FSDP2).mesh_dims is MeshDims.REPLICATE and SHARD in layout.mesh.names,
     repair=lambda layout: with_options(layout, FSDP2, mesh_dims=MeshDims.SHARD),
 )

@@ -31,7 +31,7 @@ def _with_shares_alike(training: Training, layout: Layout) -> Training:
 
 SHARES_CUT_ALIKE = Limit(
     reason="local_tensor_parallel: layers that share a weight and need different shards of it are not supported: all of them "
-    "must use the same part of it, or all of it",
+    "must use the same shard of the weight, or the full weight",
     applies=lambda training, layout: any(
         _shares_otherwise(training, layout, index) for index in range(len(training.model.layers))
     ),

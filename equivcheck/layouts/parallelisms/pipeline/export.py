@@ -26,7 +26,7 @@ def write(draft: Draft, parallelism: Pipeline) -> None:
     if not all(isinstance(each, WRITTEN) for each in layout.parallelisms):
         raise refuse(
             f"layout {layout.name}",
-            "a pipeline is written alone, or with local_data_parallel, fully_shard or local_tensor_parallel",
+            "scripts support a pipeline by itself, or with local_data_parallel, fully_shard or local_tensor_parallel",
         )
     ranks = layout.mesh.size(PP)
     draft.has_parts = any(each.reduces_each_module for each in layout.parallelisms)
@@ -44,7 +44,10 @@ def write(draft: Draft, parallelism: Pipeline) -> None:
         draft.definitions.append(_stage_class(draft))
     shared = weights_of_several_ranks(training.model, parallelism, ranks)
     if shared and (draft.has_parts or draft.reading):
-        raise refuse(f"layout {layout.name} with a weight of several ranks", "the other parallelism replaces the copies")
+        raise refuse(
+            f"layout {layout.name} with a weight of several ranks",
+            "the other parallelism replaces each rank's copy of the weight",
+        )
     if shared:
         draft.add(LoopPosition.WRAP, WEIGHTS)
     _build(draft, parallelism, ranks, spans)
@@ -192,7 +195,10 @@ def _stage(draft: Draft, parallelism: Pipeline, num_stages: int, spans: tuple[ra
     shapes = {}
     if parallelism.static_shapes:
         if draft.scenario.training.model.predicts_two:
-            raise refuse("Head.predicts_two with Pipeline.static_shapes", "scripts give only the features of each stage's output")
+            raise refuse(
+                "Head.predicts_two with Pipeline.static_shapes",
+                "scripts declare only the number of features in each stage's output",
+            )
         _define_shapes(draft, spans)
         rows = f"rows // {parallelism.num_chunks}"
         shapes = {"input_args": f"chunk({rows}, *SHAPES[number])", "output_args": f"chunk({rows}, *SHAPES[number + 1])"}

@@ -56,16 +56,16 @@ def _scales_twice(training: Training, layout: Layout) -> bool:
 
 
 SCALED_BY_EACH_STAGE = Limit(
-    reason="pipeline: scale_grads with a weight of two stages of one rank is not supported: each stage divides its gradient, "
-    "so it is divided twice",
+    reason="pipeline: scale_grads with a weight that two stages on one rank share is not supported: each stage divides its "
+    "gradient, so it is divided twice",
     applies=_scales_twice,
     repair=lambda training, _layout: without_ties(training),
 )
 
 
 REDUCED_BY_ONE_STAGE = Limit(
-    reason="pipeline: a weight of two stages on one rank is not supported if each stage reduces its own gradients: it would be "
-    "reduced twice, or become two parameters",
+    reason="pipeline: a weight that two stages on one rank share is not supported if each stage reduces its own gradients: it "
+    "would be reduced twice, or become two parameters",
     applies=lambda training, layout: (
         any(each.reduces_each_module for each in layout.parallelisms) and has_weight_of_two_stages(training.model, layout)
     ),
@@ -100,8 +100,8 @@ ROWS_FIRST = Limit(
 )
 
 NO_COUNTER = Limit(
-    reason="pipeline: a buffer that counts forward passes is not supported: it counts every chunk, and the pass that infers "
-    "shapes",
+    reason="pipeline: a buffer that counts forward passes is not supported: it would count every chunk, and the extra pass in "
+    "which torch infers shapes",
     applies=lambda training, _layout: training.model.counter,
     repair=lambda training, _layout: with_model(training, counter=False),
 )
@@ -135,7 +135,7 @@ def _others(layout: Layout, *positions: StagePosition | None) -> tuple[Paralleli
 
 STAGES_ARE_CALLED = LayoutLimit(
     reason="pipeline: a parallelism that works with the model's forward, such as FullyShardedDataParallel or a batch of "
-    "DTensors, is not supported: a schedule calls stages",
+    "DTensors, is not supported: a schedule calls stages, never the whole model",
     applies=lambda layout: bool(_others(layout, None)),
     repair=lambda layout: only_one(layout, Pipeline, PP),
 )
@@ -148,8 +148,7 @@ def _in_order(layout: Layout) -> Layout:
 
 STAGES_AFTER_LAYERS = LayoutLimit(
     reason="pipeline: tensor, context or expert parallelism applied after it, or data parallelism applied before it, is not "
-    "supported: the first change layers, which stages take over, and data parallelism changes the modules that are called, "
-    "which are stages",
+    "supported: the former must change layers before stages contain them, and data parallelism must wrap the stages",
     applies=lambda layout: not _others(layout, None) and layout != _in_order(layout),
     repair=_in_order,
 )
@@ -180,8 +179,8 @@ def _on_one_rank(layout: Layout) -> Layout:
 
 
 STAGES_OF_ONE_RANK = LayoutLimit(
-    reason="pipeline: stages on several ranks are not supported: they first exchange an int64 that is received as a float32, "
-    "which gloo aborts",
+    reason="pipeline: stages on several ranks are not supported: they first exchange an int64 tensor that is received as "
+    "float32, and gloo aborts",
     applies=lambda layout: layout.mesh.size(PP) > 1,
     repair=_on_one_rank,
     torch="<2.10",
