@@ -53,7 +53,7 @@ def _updates_parts(training: Training, layout: Layout) -> bool:
 
 WHOLE_PARAMETERS = Limit(
     reason="expert parallelism: an optimizer that is not elementwise is not supported: it sees only a rank's own experts, or "
-    "it takes norms of DTensors in ways that DTensor does not know",
+    "it computes norms of DTensors by operations that DTensor does not support",
     applies=_updates_parts,
     repair=with_elementwise_optimizer,
 )
