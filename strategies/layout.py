@@ -58,7 +58,7 @@ def meshes(draw: DrawFn, *, names: tuple[str, ...] = (DP,), max_ranks: int = MAX
 
 @cache
 def meshes_of(names: tuple[str, ...], max_ranks: int) -> SearchStrategy[Mesh]:
-    """Return a cached strategy for `meshes`.
+    """Return the cached strategy behind `meshes`.
 
     Axes with two ranks, then four and three, come more often, because they show most for little time. An axis with one rank is
     rare, because errors along it do not show.

@@ -32,7 +32,7 @@ SPLITS = tuple(TIED_HALVES)
 
 
 def needs_plan(layout: Layout) -> bool:
-    """Whether the layout has tensor parallelism with the default plan, which stands for a plan still to be drawn."""
+    """Whether the layout has tensor parallelism whose plan must still be drawn. The default plan marks it."""
     return any(parallelism.plan == _NO_PLAN for parallelism in layout.of(PlannedParallelism))
 
 

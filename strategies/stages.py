@@ -26,7 +26,7 @@ _USUALLY = st.sampled_from((True,) * 11 + (False,))
 
 
 def needs_stages(layout: Layout) -> bool:
-    """Whether the layout has a pipeline with default options, which stand for options still to be drawn."""
+    """Whether the layout has a pipeline whose options must still be drawn. Default options mark it."""
     return bool(layout.of(Pipeline)) and layout == repair_layout(_with_pipeline(layout, _NO_STAGES))
 
 

@@ -98,7 +98,7 @@ def schedules(draw: DrawFn) -> Schedule:
 
 @st.composite
 def clippings(draw: DrawFn, *, thresholds: SearchStrategy[float] = THRESHOLDS) -> Clipping:
-    """Draw clipping by norm or by value."""
+    """Draw gradient clipping by norm or by value, with a threshold from `thresholds`."""
     norm_type = draw(_CLIPPING_KINDS)
     if norm_type is None:
         return ClipValue(clip_value=draw(thresholds))

@@ -12,7 +12,10 @@ from equivcheck.scenario import ClipNorm, ClipValue, Compile
 
 
 def write_layout(draft: Draft) -> None:
-    """Add all parallelisms, innermost first, and `torch.compile` to the script. Raises `CannotExport`."""
+    """Add all parallelisms, innermost first, and `torch.compile` to the script.
+
+    Raises `CannotExport` if the script cannot express an option.
+    """
     layout = draft.scenario.layout
     for parallelism in layout.parallelisms:
         kind_of(parallelism).write_script(draft, parallelism)

@@ -55,7 +55,7 @@ TWO_STEPS = Minimum(ranks=1, steps=2, because="the first step is right")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """A fault planted in the ranks, while the single-device run stays right."""
+    """A fault that is planted in the ranks, while the single-device run stays right."""
 
     name: str
     """Unique lower-case name, words joined by underscores."""
@@ -81,7 +81,7 @@ class Mutant:
             raise InvalidScenario(f"Mutant.name {self.name!r} is not valid. Expected lower-case words joined by underscores")
         for field in ("layouts", "causes"):
             if not getattr(self, field):
-                raise InvalidScenario(f"Mutant.{field} () of {self.name!r} is not valid. Expected at least one")
+                raise InvalidScenario(f"Mutant.{field} () of {self.name!r} is not valid. Expected at least one entry")
 
 
 Fault = TypeVar("Fault", bound="Callable[[Setup], None]")

@@ -87,14 +87,14 @@ def change_input_gradient(module: nn.Module, gradients: TensorFunction) -> None:
 
 
 def treat_as_reduced(tensor: torch.Tensor) -> torch.Tensor:
-    """Treat a partial DTensor as if it were already reduced, without communication."""
+    """Return a partial DTensor marked as replicated, without the reduction that this would need."""
     if not _is_partial(tensor):
         return tensor
     return DTensor.from_local(tensor.to_local(), tensor.device_mesh, _whole(tensor), run_check=False)
 
 
 def reduce_twice(tensor: torch.Tensor) -> torch.Tensor:
-    """Reduce a partial DTensor, then mark the result as partial again."""
+    """Reduce a partial DTensor, then mark the result as partial again, so that it is reduced a second time."""
     if not _is_partial(tensor):
         return tensor
     summed = tensor.redistribute(placements=_whole(tensor)).to_local()
@@ -111,5 +111,5 @@ def _whole(tensor: DTensor) -> list[Placement]:
 
 
 def keep_partial_gradient(parameter: torch.Tensor) -> torch.Tensor:
-    """Return a parameter, and leave this rank's partial gradient unreduced."""
+    """Return a parameter whose gradient stays partial: backward does not reduce it over ranks."""
     return transform(parameter, gradients=treat_as_reduced)

@@ -63,7 +63,7 @@ _MODULES = (
 
 
 class BrokenMutant(EquivCheckError):
-    """An entry point does not provide a usable mutant."""
+    """Error if an entry point does not provide a usable mutant."""
 
 
 @cache

@@ -37,7 +37,7 @@ def _first_place(values: list[int], wanted: list[int], start: int) -> int | None
 
 
 def require_collated(batch: Any, collated: Any, examples: Sequence[Example]) -> None:
-    """Raise `UsageError` if the batch from the user's function has fewer examples than were put in, or another order."""
+    """Raise `UsageError` if the user's function dropped or reordered examples when it put them together to a batch."""
     found = dict(tensors_in(collated))
     for path, tensor in tensors_in(batch):
         name, other = ".".join(map(str, path)), found.get(path)
@@ -45,7 +45,7 @@ def require_collated(batch: Any, collated: Any, examples: Sequence[Example]) -> 
             continue
         if other is None or not other.dim() or len(other) != len(tensor):
             rows = "no tensor" if other is None or not other.dim() else f"{len(other)} rows"
-            why = f"for {len(examples)} examples it returned {rows} for {name!r}, and the batch has {len(tensor)}"
+            why = f"for {len(examples)} examples it returned {rows} for {name!r}, but the batch has {len(tensor)} rows"
             raise invalid("collate", why, _ALL)
         if other.shape == tensor.shape and not torch.equal(other, tensor) and _has_same_rows(other, tensor):
             raise invalid("collate", f"it returned the rows of {name!r} in another order than the batch", _ALL)

@@ -42,7 +42,7 @@ class Field:
 
     @property
     def has_row_labels(self) -> bool:
-        """Whether the batch has labels with another length than the tokens, such as a translation."""
+        """Whether the field has labels of another length than the tokens, such as a translation."""
         return self.role is Role.ROW and str(self.path[-1] if self.path else "").lower() in _NAMES[Role.LABELS]
 
 
@@ -63,7 +63,7 @@ def fields_of(batch: Any, given: Mapping[str, str], ignore_index: int) -> tuple[
     """
     found = [(path, tensor) for path, tensor in tensors_in(batch) if tensor.dim()]
     if not found:
-        raise invalid("batch", "it has no tensor with rows", "tensors whose first dim is the rows")
+        raise invalid("batch", "none of its tensors has a dim for rows", "tensors whose first dim is the rows")
     for path, tensor in found:
         if len(tensor) != len(found[0][1]):
             (first, rows), name = (_name(found[0][0]), len(found[0][1])), _name(path)
@@ -71,7 +71,7 @@ def fields_of(batch: Any, given: Mapping[str, str], ignore_index: int) -> tuple[
     unknown = sorted({*given} - {_name(path) for path, _ in found})
     if unknown:
         names = ", ".join(_name(path) for path, _ in found)
-        raise invalid(f"fields {unknown[0]!r}", "the batch has no such tensor", f"names from {names}")
+        raise invalid(f"fields {unknown[0]!r}", "the batch has no such tensor", f"one of {names}")
     length = _length(found, given)
     roles: dict[tuple[Any, ...], Role] = {}
     tokens: torch.Tensor | None = None

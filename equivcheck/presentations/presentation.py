@@ -61,7 +61,7 @@ def whole_batch(given: Format, examples: Sequence[Example]) -> Presentation:
 
 
 def single_example(given: Format, example: Example) -> Presentation:
-    """Return a presentation with one example only."""
+    """Return a presentation with only this example."""
     return Presentation(name="a single example", kind=Kind.ALONE, microbatches=(rows_of(given, [example]),))
 
 

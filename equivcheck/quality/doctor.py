@@ -35,7 +35,7 @@ PROGRAMS: dict[str, Runs] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Result from trying a layout or program in one world."""
+    """Result of trying a layout or a program in one world."""
 
     world: str
     """World name."""

@@ -51,6 +51,6 @@ class Data:
         return steps > 1 and self.last_window is not None and self.last_window < len(self.microbatches)
 
     def microbatches_at(self, step: int, steps: int) -> tuple[int, ...]:
-        """Rows in each microbatch at step `step` (from 0) of `steps` steps."""
+        """Rows in each microbatch of the step with index `step`, in a training with `steps` steps."""
         is_trailing = self.has_trailing_window(steps) and step == steps - 1
         return self.microbatches[: self.last_window] if is_trailing else self.microbatches

@@ -57,11 +57,11 @@ class Layout:
         )
 
     def of(self, *kinds: type[P]) -> tuple[P, ...]:
-        """Parallelisms of any given class, innermost first."""
+        """Parallelisms in this layout that are instances of the given classes, innermost first."""
         return tuple(parallelism for parallelism in self.parallelisms if isinstance(parallelism, kinds))
 
     def has(self, *kinds: type[Parallelism]) -> bool:
-        """Whether any parallelism is an instance of a given class."""
+        """Whether any parallelism in this layout is an instance of a given class."""
         return bool(self.of(*kinds))
 
     @property
@@ -71,7 +71,7 @@ class Layout:
 
     @property
     def redistributes_gradients(self) -> bool:
-        """Whether the optimizer gets gradients with the placements of their parameters."""
+        """Whether all gradients that the optimizer gets have the same placements as their parameters."""
         return all(getattr(parallelism, "redistribute_gradients", True) for parallelism in self.parallelisms)
 
     @property

@@ -47,7 +47,7 @@ class Axis:
 
 @frozen_dataclass
 class Mesh:
-    """Ranks in row-major order: neighbours on the last axis have consecutive ranks."""
+    """Device mesh: named axes with sizes. Ranks are in row-major order, so neighbours on the last axis have consecutive ranks."""
 
     axes: tuple[Axis, ...]
     """1 to 3 axes with distinct names, outermost first."""
@@ -82,7 +82,7 @@ class Mesh:
         return tuple(reversed(found))
 
     def lines(self, name: str) -> tuple[tuple[int, ...], ...]:
-        """Return groups of ranks that differ only along one axis: one tuple for each position on the other axes."""
+        """Return all groups of ranks along one axis. The ranks of a group have the same index on all other axes."""
         axis, found = self.names.index(name), dict[tuple[int, ...], list[int]]()
         for rank in range(self.num_ranks):
             coordinate = self.coordinate(rank)

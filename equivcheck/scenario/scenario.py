@@ -12,7 +12,7 @@ from equivcheck.scenario.training import Training
 
 @frozen_dataclass
 class Resume:
-    """Checkpoint that a scenario resumes from, saved after the first steps under another layout."""
+    """Checkpoint from which a scenario resumes. It was saved after the first steps, which ran under another layout."""
 
     layout: Layout
     """Layout for the steps before the checkpoint, with any number of ranks."""

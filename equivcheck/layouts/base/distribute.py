@@ -46,7 +46,7 @@ def _redistributed(placements: tuple[Placement, ...], gradient: DTensor) -> DTen
 
 
 def distribute_batch(batch: Batch, mesh: DeviceMesh) -> Batch:
-    """Combine the rows on all ranks into DTensors, without communication."""
+    """Make a batch from each rank's rows: DTensors that are sharded by rows, without communication."""
     inputs, targets = (_by_rows(values, mesh, batch.batch_dim) for values in (batch.inputs, batch.targets))
     masks = tuple(None if mask is None else _by_rows(mask, mesh, 0) for mask in batch.masks)
     return replace(batch, inputs=inputs, targets=targets, masks=masks)

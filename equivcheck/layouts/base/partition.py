@@ -68,7 +68,7 @@ class ShardedDim:
 
 
 def trained_shardings(training: Training, layout: Layout, *, least_dims: int = 1) -> Iterator[ShardedDim]:
-    """Yield every sharded dim in every trained parameter with at least `least_dims` dims."""
+    """Yield all sharded dims in trained parameters. Parameters with fewer than `least_dims` dims are left out."""
     for parameter in parameters_of(training.model):
         if parameter.trained and len(parameter.shape) >= least_dims:
             for dim, size in enumerate(parameter.shape):

@@ -12,7 +12,7 @@ from equivcheck.scenario.mesh import CP
 
 
 def positions_of_ranks(parallelism: ContextParallel, length: int, size: int) -> tuple[tuple[int, ...], ...]:
-    """Return the positions of each rank in local order. Each position belongs to one rank."""
+    """Return the positions that each rank holds, in local order. Each position belongs to one rank."""
     if parallelism.balance is LoadBalancer.CONTIGUOUS:
         return _chunks(length, size)
     chunks = _chunks(length, 2 * size)

@@ -39,7 +39,7 @@ def reduced_in(precision: Precision, fsdp: FSDP1 | FSDP2) -> ElementType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhenReduced:
-    """When gradients from several microbatches are reduced."""
+    """When the gradients from several microbatches are reduced over ranks."""
 
     once: bool = False
     """Whether only the last microbatch is followed by a reduction, over all accumulated gradients."""
@@ -73,7 +73,7 @@ class Division(PrintableEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounding:
-    """Element types to which a layout rounds, in the order in which gradients pass through them."""
+    """Dtypes to which a layout rounds, in the order in which gradients pass through them."""
 
     replicas: int
     """Data-parallel ranks along the outer axis, which a second reduction stage sums over. 1 without an outer axis."""
@@ -114,5 +114,5 @@ class Rounding:
 
     @property
     def element_types(self) -> tuple[str, ...]:
-        """Names of all element types that the layout rounds to."""
+        """Names for all dtypes to which the layout rounds."""
         return tuple(kind.value for kind in (self.compute, self.output, self.autocast, self.reduce) if kind is not None)

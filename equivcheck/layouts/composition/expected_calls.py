@@ -36,11 +36,11 @@ class Prediction:
     """Collective calls expected on one rank, without those for setup and for reading values."""
 
     totals: Totals
-    """Calls and bytes by step, stage, operation and axes. Empty without a prediction."""
+    """Expected calls and bytes by step, stage, operation and axes. Empty without a prediction."""
     reason: str = ""
     """Reason why there is no prediction; empty if there is a prediction."""
     left_out: tuple[Unpredicted, ...] = ()
-    """Calls that are not predicted although others are."""
+    """Situations in which some calls are not predicted, although others are."""
     open_bytes: frozenset[str] = frozenset()
     """Operations whose calls are predicted but not their bytes."""
 
@@ -56,7 +56,7 @@ class Prediction:
 
     @property
     def ops_left_out(self) -> frozenset[str]:
-        """Operations that are not predicted although others are."""
+        """Collective operations without a prediction, although others are predicted."""
         return frozenset().union(*(unmodelled.ops or () for unmodelled in self.left_out))
 
 

@@ -67,7 +67,7 @@ TIMES = " x "
 
 
 class BrokenLayout(EquivCheckError):
-    """The entry point of a third-party parallelism does not provide a usable `LayoutKind`."""
+    """Error if a third-party parallelism is unusable: no valid `LayoutKind`, or limits whose repairs do not help."""
 
 
 def kind_of(parallelism: P) -> LayoutKind[P]:
@@ -131,7 +131,7 @@ def kinds_of(name: str) -> tuple[LayoutKind[Any], ...]:
 
 
 def imports_of(layout: Layout) -> tuple[str, ...]:
-    """Return the modules to import before a layout's ranks start."""
+    """Return names for the modules to import before a layout's ranks start."""
     return tuple(name for parallelism in layout.parallelisms for name in kind_of(parallelism).imports(parallelism))
 
 

@@ -25,7 +25,7 @@ from equivcheck.worlds.trace.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksResult:
-    """Traces of all ranks, before and after a checkpoint if the run has a checkpoint."""
+    """Traces from all ranks that ran a scenario, before and after a checkpoint if there is one."""
 
     run: Run
     """The run under the scenario's layout, with a trace from each rank."""

@@ -20,7 +20,7 @@ _TELL_SECONDS = 0.2
 
 
 class JobResult(Protocol):
-    """Protocol for the result of a job; a frozen dataclass."""
+    """Protocol for a job's result, a frozen dataclass."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 

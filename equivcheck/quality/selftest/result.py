@@ -179,12 +179,18 @@ class SelftestResult:
 
     @property
     def kill_rate(self) -> float:
-        """Return the fraction of caught mutants, among mutants with an effect. If one was missed, the oracle is to blame."""
+        """Return the fraction of mutants that were caught, among mutants that had an effect.
+
+        If one was missed, the oracle is to blame.
+        """
         return _share(self.num_killed, self.num_reached)
 
     @property
     def caught_rate(self) -> float:
-        """Return the fraction of caught scenarios, among scenarios with an effect. Undecided scenarios are not counted."""
+        """Return how often a mutant with an effect was caught, as a fraction of scenarios.
+
+        Undecided scenarios are not counted.
+        """
         return _share(sum(row.caught for row in self.rows), sum(row.reachable - row.undecided for row in self.rows))
 
     @property

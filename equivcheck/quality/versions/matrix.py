@@ -74,7 +74,7 @@ class Matrix:
         return replace(self, versions={name: versions[name] for name in sorted(versions, key=Version)})
 
     def is_bad(self, issues: Iterable[KnownIssue]) -> bool:
-        """Whether any scenario is a finding, or any script contradicts the torch versions recorded for its issue."""
+        """Whether any scenario ended in a finding, or any script contradicts the torch versions recorded for its issue."""
         issues = tuple(issues)
         each = self.versions.values()
         return any(found.disagreements(issues) or any(one.outcome.is_finding for one in found.corpus) for found in each)

@@ -24,7 +24,7 @@ Measure = Callable[[Version], Showing]
 
 
 def bisect_versions(versions: Sequence[Version], measure: Measure, first: Iterable[Version] = ()) -> tuple[VersionAnswer, ...]:
-    """Measure both ends and the versions in `first`, then bisect between versions with different answers.
+    """Measure both ends and the versions in `first`, then bisect between neighbours with different answers.
 
     If no measured version shows the failure, all versions are measured. A failure that appears and disappears between two
     versions with the same answer is missed.

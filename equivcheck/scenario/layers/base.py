@@ -81,7 +81,7 @@ class AnyLayer:
 
     @property
     def dropout(self) -> float:
-        """Probability of zeroing an output element; masks are drawn with the data."""
+        """Probability of zeroing an output element. Masks are drawn with the data."""
         return 0.0
 
     @property

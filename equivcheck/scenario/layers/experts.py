@@ -98,9 +98,9 @@ class Experts(AnyLayer):
         return False
 
     def rounded_up(self, multiple: int) -> Experts:
-        """Round hidden features and number of experts up to a multiple.
+        """Copy with hidden features and number of experts rounded up to multiples of `multiple`.
 
-        If a rounded number exceeds its maximum, use the multiple itself.
+        A number that would exceed its maximum is set to `multiple` itself.
         """
         hidden, experts = -(-self.hidden // multiple) * multiple, -(-self.num_experts // multiple) * multiple
         return replace(
@@ -110,6 +110,6 @@ class Experts(AnyLayer):
         )
 
     def without_routing(self) -> GatedMLP:
-        """A single gated MLP that computes every position."""
+        """Return a single gated MLP of the same hidden size, which computes every position."""
         names = ("hidden", "activation", "bias", "norm", "residual", "dropout", "frozen")
         return GatedMLP(**{name: getattr(self, name) for name in names})

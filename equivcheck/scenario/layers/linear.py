@@ -53,11 +53,11 @@ class Layer(AnyLayer):
         return plain and self.activation is Activation.IDENTITY
 
     def out_features(self, in_features: int) -> int:  # noqa: ARG002 - of the base class
-        """Same as `width`, for any input."""
+        """Number of output features: `width`, whatever the input features are."""
         return self.width
 
     def refusal(self, in_features: int) -> tuple[str, str] | None:
-        """Refuse a residual connection if input and output features differ."""
+        """Return the field `residual` and its allowed values if it is set but input and output features differ; else None."""
         if self.residual and self.width != in_features:
             return "residual", f"False, or equal input ({in_features}) and output ({self.width}) features"
         return None

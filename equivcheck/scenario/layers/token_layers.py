@@ -40,7 +40,10 @@ class Tokens:
             raise invalid_field(self, "padding", f"None or a token from 0 to {self.vocabulary - 1}")
 
     def rounded_up(self, multiple: int) -> Tokens:
-        """Round the vocabulary up to a multiple; if the result exceeds the maximum, use the multiple itself."""
+        """Copy with the vocabulary rounded up to a multiple of `multiple`.
+
+        If it would exceed the maximum, it is `multiple` itself.
+        """
         up = -(-self.vocabulary // multiple) * multiple
         vocabulary = up if up <= MAX_VOCABULARY else min(multiple, MAX_VOCABULARY)
         return replace(self, vocabulary=vocabulary, padding=None if self.padding is None else self.padding % vocabulary)
@@ -150,6 +153,9 @@ class GatedMLP(AnyLayer):
         require_between(self, "dropout", 0.0, MAX_DROPOUT)
 
     def rounded_up(self, multiple: int) -> GatedMLP:
-        """Round the hidden features up to a multiple; if the result exceeds the maximum, use the multiple itself."""
+        """Copy with the hidden features rounded up to a multiple of `multiple`.
+
+        If they would exceed the maximum, they are `multiple`.
+        """
         up = -(-self.hidden // multiple) * multiple
         return replace(self, hidden=up if up <= MAX_HIDDEN else min(multiple, MAX_HIDDEN))

@@ -42,7 +42,7 @@ class ActivationSharding(PrintableEnum):
 
 @frozen_dataclass
 class LayerPlan:
-    """Tensor parallelism for one layer."""
+    """How tensor parallelism shards one layer and its output."""
 
     split: Split = Split.REPLICATED
     """How the layer's linears are sharded."""
@@ -120,7 +120,7 @@ class PlannedParallelism(Parallelism):
         return dims.get(self.split_of(parameter))
 
     def split_of(self, parameter: ParameterFacts) -> Split:
-        """How a parameter's module is sharded. Parameters that the model itself owns are never in the plan."""
+        """How the module with this parameter is sharded. Parameters of the model itself are never in the plan."""
         if parameter.layer is not None:
             # A plan that does not fit the model has a limit of its own.
             return self.plan[parameter.layer].split if parameter.layer < len(self.plan) else Split.NOT_IN_PLAN

@@ -115,7 +115,7 @@ def together(examples: list[Any]) -> Any:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "no rows": ({"batch": {"loss": 3.0}}, "batch is not valid: it has no tensor with rows"),
+    "no rows": ({"batch": {"loss": 3.0}}, "batch is not valid: none of its tensors has a dim for rows"),
     "other rows": ({"batch": (torch.ones(3, 2), torch.ones(2))}, "'0' has 3 rows and '1' has 2"),
     "one row": ({"batch": (torch.ones(1, 3), torch.ones(1, 3))}, "it has one row"),
     "unclear": ({"batch": (IDS, IDS, 2 * IDS)}, "batch '2' is not valid: its values"),

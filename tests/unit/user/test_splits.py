@@ -145,7 +145,7 @@ def test_smallest_shrinks_a_split() -> None:
         ({"shard": lambda batch, _: batch}, "batch_splits together with shard"),
         ({"mesh": {"dp": 1}}, "the mesh has one data rank"),
         ({"batch_splits": BatchSplits(only=("thirds",))}, "batch_splits 'thirds' is not valid: these batches have no such split"),
-        ({"batches": [[{"loss": 1.0}]]}, "it has no tensor with rows"),
+        ({"batches": [[{"loss": 1.0}]]}, "none of its tensors has a dim for rows"),
     ],
 )
 def test_bad_input_is_one_line(given: dict[str, Any], words: str) -> None:

@@ -46,7 +46,7 @@ class _Graph:
 def trace_steps(setup: Setup) -> None:
     """Change a setup so that each step runs as one traced graph.
 
-    New shapes, learning rates or sets of gradients need a new graph.
+    A step with new shapes, a new learning rate or other gradients needs a new graph.
     """
     steps = _WholeSteps(setup)
     setup.before_step.append(steps.prepare)

@@ -42,19 +42,19 @@ class Traffic:
     """Bytes in the rank's input tensors, summed over all calls."""
 
     def describe(self) -> str:
-        """Return the calls and bytes, such as ``3 calls, 1,024 bytes``."""
+        """Return a text with calls and bytes, such as ``3 calls, 1,024 bytes``."""
         return describe_calls(self.num_calls, self.num_bytes)
 
 
 def describe_calls(num_calls: int, num_bytes: int) -> str:
-    """Describe a number of calls and bytes, such as ``1 call, 8 bytes`` or ``no call``."""
+    """Return a text with the given calls and bytes, such as ``1 call, 8 bytes`` or ``no call``."""
     if not num_calls:
         return "no call"
     return f"{num_calls:,} {'call' if num_calls == 1 else 'calls'}, {num_bytes:,} bytes"
 
 
 def traffic(calls: Iterable[Call], mesh: Mesh) -> tuple[Traffic, ...]:
-    """Count one rank's collective calls by step, stage, operation and group, in this order."""
+    """Count one rank's recorded calls by step, stage, operation and group. The result is sorted in this order."""
     return to_traffic(totals(calls, mesh))
 
 
@@ -102,7 +102,7 @@ def group_name(names: Iterable[str], mesh: Mesh) -> str:
 
 @lru_cache(maxsize=1024)
 def axes_of(ranks: tuple[int, ...], mesh: Mesh) -> str:
-    """Return the name of a group: its mesh axes, or its global ranks if they do not form a submesh."""
+    """Return the name of the group with these global ranks: its mesh axes, or its ranks if they do not form a submesh."""
     coordinates = [mesh.coordinate(rank) for rank in ranks]
     along = [sorted({coordinate[axis] for coordinate in coordinates}) for axis in range(len(mesh.axes))]
     whole = all(len(found) in (1, axis.size) for found, axis in zip(along, mesh.axes, strict=True))

@@ -41,11 +41,11 @@ class Held:
 
     @property
     def numel(self) -> int:
-        """Number of local elements."""
+        """How many elements the local shard has."""
         return math.prod(self.shape)
 
     def padded_part(self, dim: int, parts: int) -> int:
-        """Number of elements in the first of `parts` shards along a dim, to which the other shards are padded."""
+        """Number of elements in each shard if a dim is split into `parts` shards and all are padded to the first shard's size."""
         return math.prod((*self.shape[:dim], chunk_size(self.shape[dim], parts), *self.shape[dim + 1 :]))
 
 
@@ -72,7 +72,7 @@ class RankView:
         return group_name(names, self.layout.mesh)
 
     def index(self, name: str) -> int:
-        """The rank's index along an axis."""
+        """The rank's index along the axis `name`."""
         return self.coordinate[self.layout.mesh.names.index(name)]
 
     def of_layer(self, index: int | None) -> tuple[Held, ...]:
@@ -124,7 +124,7 @@ class Ledger:
 
 
 def runs(when: AuxiliaryLinear | None, step: int) -> bool:
-    """Whether a linear with the steps `when` runs at this step. None means every step."""
+    """Whether an auxiliary linear runs at `step`, if it runs at the steps `when`. None means every step."""
     return when is None or (when is AuxiliaryLinear.EVEN_STEPS and step % 2 == 0)
 
 

@@ -31,7 +31,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamLimit(Limit):
-    """A kind of training for which torch itself raises under a layout."""
+    """A kind of training that a layout cannot run because torch itself raises."""
 
     upstream: bool = True
     """True, because torch raises."""
@@ -39,7 +39,7 @@ class UpstreamLimit(Limit):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutLimit:
-    """A kind of layout that cannot run any training, because parallelisms, options or mesh do not fit together."""
+    """A kind of layout that cannot run any training, because its parallelisms, options or mesh do not fit together."""
 
     reason: str
     """Text as ``<API>: <situation> is not supported: <consequence>``, without a final dot."""

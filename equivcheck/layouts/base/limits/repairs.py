@@ -42,7 +42,7 @@ def with_model(training: Training, **changes: object) -> Training:
 
 
 def each_layer(training: Training, change: Callable[[int, AnyLayer], AnyLayer]) -> Training:
-    """Replace every layer by ``change(index, layer)``."""
+    """Replace every layer of the training's model by ``change(index, layer)``."""
     return with_model(training, layers=tuple(change(index, layer) for index, layer in enumerate(training.model.layers)))
 
 
@@ -64,7 +64,7 @@ def with_shardable_layer(training: Training, index: int) -> Training:
 
 
 def without_shares(training: Training) -> Training:
-    """Give every layer its own weight."""
+    """Give every layer its own weight, so that no layers share one."""
     return each_layer(training, lambda _index, layer: layer.with_fields(shares=None))
 
 
@@ -151,9 +151,9 @@ def with_widths(training: Training, multiple: int) -> Training:
 
 
 def with_tables(training: Training, multiple: int) -> Training:
-    """Round the vocabulary and the learned positions up to a multiple.
+    """Round the vocabulary and the learned positions up to multiples.
 
-    A size that would become too large is set to the multiple itself.
+    A size that would become too large is set to `multiple` itself.
     """
     source, length = training.model.source, training.model.length
     if source is None or length is None:
@@ -170,7 +170,7 @@ def _fitted(size: int, multiple: int, largest: int) -> int:
 
 
 def with_tokens(training: Training, multiple: int) -> Training:
-    """Round the vocabulary up to a multiple. A vocabulary that would become too large is set to the multiple itself."""
+    """Round the vocabulary up to a multiple. If it would become too large, it is set to `multiple` itself."""
     source = training.model.source
     return with_model(training, source=source and source.rounded_up(multiple))
 
@@ -207,7 +207,7 @@ def with_stable_lr(optimizer: Optimizer, loss: Loss | CrossEntropy) -> Optimizer
 
 
 def with_summed_squares(training: Training, *, also_linear: bool = False) -> Training:
-    """Sum squared errors instead of averaging them, and lower the learning rate to match.
+    """Use a loss that sums squared errors instead of averaging them, and lower the learning rate to match.
 
     With `also_linear`, squared errors replace linear losses, too.
     """
@@ -241,7 +241,7 @@ def has_frozen(model: Model) -> bool:
 
 
 def has_routing(model: Model) -> bool:
-    """Whether any layer chooses experts."""
+    """Whether any layer has a router that chooses experts."""
     return any(layer.without_routing() != layer for layer in model.layers)
 
 

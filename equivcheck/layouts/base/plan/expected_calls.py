@@ -82,7 +82,10 @@ class Pass:
 
 
 class PlannedCalls:
-    """Predicts the collective calls of a tensor-parallel plan step by step. Subclasses add calls for linears and gradients."""
+    """Predicts the collective calls of a tensor-parallel plan step by step.
+
+    Subclasses add calls for linears and gradients.
+    """
 
     def __init__(self, view: RankView, parallelism: PlannedParallelism) -> None:
         self.view, self.plan = view, parallelism.plan
@@ -116,7 +119,7 @@ class PlannedCalls:
         """Add the calls for gradients at the end of a step. Subclasses override this method."""
 
     def computes_as(self, plan: LinearPlan, once: Pass) -> LinearPlacements:  # noqa: ARG002 - used by overriding methods
-        """Return the placements of a linear layer's input, output and input gradient under the plan."""
+        """Return the placements that a linear has under the plan: for its input, its output and the input's gradient."""
         if plan.is_by_rows:
             return BY_ROWS
         return {Split.COLWISE: COLUMN, Split.ROWWISE: ROW}.get(plan.split, WHOLE)

@@ -33,7 +33,7 @@ class PlannedLayer:
 
 
 def plan_over_ranks(layout: Layout) -> PlannedParallelism | None:
-    """Return the layout's tensor parallelism if it has several ranks."""
+    """Return the layout's tensor parallelism. None if there is none, or if its axis has one rank."""
     return next((each for each in layout.of(PlannedParallelism) if layout.mesh.size(TP) > 1), None)
 
 

@@ -90,7 +90,7 @@ class LayerSite:
 
     @property
     def has_uneven_rows(self) -> bool:
-        """Whether sharding would split rows, or sequence positions, unevenly."""
+        """Whether the number of rows, or of positions if rows are sequences, is not a multiple of the number of ranks."""
         return not all_multiples(self.rows if self.model.length is None else (self.model.length,), self.tp)
 
     @property
@@ -260,7 +260,7 @@ def _can_go_on(place: LayerSite, plan: LayerPlan, rules: tuple[PlanRule, ...]) -
 
 
 def inputs_of(model: Model, parallelism: PlannedParallelism) -> tuple[ActivationSharding, ...]:
-    """Return the placement of each layer's input, then of the input of the head or the loss."""
+    """Return the placement of each layer's input, and as the last entry the last layer's output placement."""
     first = ActivationSharding.REPLICATED if model.source is None else parallelism.source_output
     return (first, *(entry.output for entry in parallelism.plan))
 
@@ -290,7 +290,7 @@ def splits_weights(parallelism: PlannedParallelism) -> bool:
 
 
 def cuts(model: Model, parallelism: PlannedParallelism) -> Iterator[tuple[Parameter, int]]:
-    """Yield each sharded parameter with the size of its sharded dim."""
+    """Yield each parameter that the plan shards, with the size of its sharded dim."""
     for parameter in parameters_of(model):
         dim = shard_dim(parallelism, parameter)
         if dim is not None:
@@ -298,7 +298,7 @@ def cuts(model: Model, parallelism: PlannedParallelism) -> Iterator[tuple[Parame
 
 
 def trained_shard_sizes(model: Model, parallelism: PlannedParallelism) -> Iterator[int]:
-    """Yield the sizes of the sharded dims of trained parameters."""
+    """Yield the sharded dim's size for each trained parameter that the plan shards."""
     return (size for parameter, size in cuts(model, parallelism) if parameter.trained)
 
 

@@ -14,7 +14,7 @@ from equivcheck.system.choice import PrintableEnum
 
 
 class LoopPosition(PrintableEnum):
-    """Positions in the script's train loop for lines that run only in parallel."""
+    """Positions in the script's train loop at which parallelisms add lines. The added lines run only in parallel."""
 
     WRAP = "wrap"
     """Once, before the optimizer is built."""

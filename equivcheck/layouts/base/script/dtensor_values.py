@@ -17,7 +17,7 @@ _BESIDE = (
 
 
 def distribute_model(draft: Draft, mesh: str, placement: str) -> None:
-    """Let the script make parameters DTensors with this placement along each axis of a mesh."""
+    """Let the script make parameters DTensors. `placement` is their placement along each axis of the mesh."""
     draft.need("torch.distributed.tensor", "DTensor", "distribute_tensor")
     draft.need("torch.distributed.device_mesh", "DeviceMesh")
     draft.has_dtensors, draft.averages_loss = True, False
@@ -44,7 +44,7 @@ def distribute_rows(draft: Draft, mesh: str) -> None:
 
 
 def define_beside(draft: Draft) -> None:
-    """Define a function in the script that converts a replicated tensor to a DTensor if the other operand is one."""
+    """Define the function ``beside`` in the script: it makes a tensor a replicated DTensor if the other operand is a DTensor."""
     draft.need("torch.distributed.tensor", "DTensor", "Replicate")
     draft.definitions.insert(0, list(_BESIDE))
 

@@ -132,7 +132,7 @@ def _backward(draft: Draft) -> list[str]:
 
 
 def loss_of(draft: Draft, outputs: str) -> str:
-    """Return code for the loss between outputs and ``targets``."""
+    """Return code for the loss between the outputs and ``targets``. `outputs` is an expression."""
     loss = draft.scenario.training.loss
     if isinstance(loss, CrossEntropy):
         return _label_loss(draft, loss, outputs)
@@ -196,7 +196,7 @@ def full_copy(draft: Draft, tensor: str) -> str:
 
 
 def may_lack_gradients(training: Training) -> bool:
-    """Whether some parameter may have no gradient."""
+    """Whether some parameter may have no gradient (None) after backward."""
     return has_frozen(training.model) or any(layer.auxiliary is not None for layer in training.model.layers)
 
 

@@ -28,7 +28,7 @@ def submesh_of(draft: Draft, axis: str) -> str:
 
 
 def repr_of(text: str) -> str:
-    """Quote a text with double quotes."""
+    """Return a text in double quotes, as a string literal."""
     return f'"{text}"'
 
 

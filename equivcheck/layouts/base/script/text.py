@@ -17,7 +17,7 @@ _CLAUSE = re.compile(r" (?=for |if )")
 
 
 def indent_lines(lines: Iterable[str], levels: int = 1) -> list[str]:
-    """Indent lines. Empty lines stay empty."""
+    """Indent lines by `levels` levels. Empty lines stay empty."""
     return [f"{INDENT * levels}{line}" if line else "" for line in lines]
 
 
@@ -47,7 +47,7 @@ def paragraph(text: str) -> str:
 
 
 def format_code(lines: Iterable[str]) -> str:
-    """Join lines into a text and break long lines."""
+    """Join lines into a text, and break long lines like a formatter."""
     return "".join(f"{part}\n" for line in lines for part in break_line(line))
 
 

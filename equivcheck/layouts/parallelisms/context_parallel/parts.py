@@ -18,7 +18,7 @@ from equivcheck.training.setup import Setup
 
 
 def set_sequence(setup: Setup, sequence: Sequence) -> None:
-    """Give the model and all its layers the object that knows this rank's positions."""
+    """Give `sequence`, the object that knows this rank's positions, to the model and all its layers."""
     for module in setup.model.modules():
         if isinstance(module, (LayerModule, MLP)):
             module.sequence = sequence
@@ -44,8 +44,8 @@ _SUMMED = {Loss.MSE_MEAN: Loss.MSE_SUM, Loss.LINEAR_MEAN: Loss.LINEAR_SUM}
 def shard_loss(setup: Setup, ranks: PositionRanks) -> None:
     """Change a mean loss so that each rank computes its part of the mean over all positions.
 
-    Ranks may have unequal numbers of positions. Losses over labels need no change because they already divide by the whole
-    step's label count.
+    Ranks may have unequal numbers of positions. A cross-entropy needs no change, because it already divides by the whole step's
+    label count.
     """
     inner, training = setup.loss, setup.training
     if not isinstance(training.loss, Loss) or not training.loss.is_mean:

@@ -74,7 +74,7 @@ class Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Sum the gradients over ranks, and return this rank's shard."""
+        """Sum the gradients over ranks, and return this rank's shard of the sum."""
         ranks, gradient = ctx.ranks, gradients[0].movedim(-2, 0)
         padded = gradient.new_zeros((ranks.size * ranks.longest, *gradient.shape[1:])).index_copy(
             0, ctx.saved_tensors[0], gradient
@@ -128,7 +128,7 @@ def all_to_all_parts(sent: Iterable[torch.Tensor], shapes: list[Any], ranks: Pos
 
 
 class ToHeads(torch.autograd.Function):
-    """Autograd function for `to_heads`; backward is `to_positions`."""
+    """Autograd function that exchanges positions for heads by `to_heads`. Its backward is `to_positions`."""
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, ranks: PositionRanks) -> torch.Tensor:
@@ -144,7 +144,7 @@ class ToHeads(torch.autograd.Function):
 
 
 class ToPositions(torch.autograd.Function):
-    """Autograd function for `to_positions`; backward is `to_heads`."""
+    """Autograd function that exchanges heads for positions by `to_positions`. Its backward is `to_heads`."""
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, units: int, ranks: PositionRanks) -> torch.Tensor:

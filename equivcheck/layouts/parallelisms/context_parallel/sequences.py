@@ -21,7 +21,7 @@ from equivcheck.training.layers.sequence import AttentionHooks, Sequence
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Ring:
-    """Ring for passing keys and values in one attention layer from rank to rank."""
+    """Ring of ranks: each passes keys and values to the next rank, in one attention layer."""
 
     ranks: PositionRanks
     """Ranks in the ring."""
@@ -92,7 +92,10 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: torch.Tensor, keys_values: torch.Tensor, ring: Ring) -> torch.Tensor:
-        """Attend to each block in turn. `keys_values` has shape (2, rows, key-value heads, positions, width)."""
+        """Let queries attend to each rank's block in turn.
+
+        `keys_values` has the shape (2, rows, key-value heads, positions, width).
+        """
         softmax, block = BlockwiseSoftmax(query), padded(keys_values, ring.ranks.longest)
         last = ring.ranks.size - 1
         for turn in range(last + 1):
@@ -145,7 +148,7 @@ class GatheredSequence(ShardedSequence):
     def attend_from_local(
         self, looks: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        """Gather keys and values in one call, and attend to them from this rank's positions."""
+        """Gather keys and values from all ranks in one call, and let this rank's queries attend to them."""
         gathered: torch.Tensor = Gather.apply(torch.stack((key, value)), self.ranks)  # type: ignore[no-untyped-call]
         keys, values = gathered.unbind()
         unseen = looks.unseen(self.ranks.own, torch.arange(self.ranks.length))
@@ -158,7 +161,7 @@ class UlyssesSequence(ShardedSequence):
     def attend_from_local(
         self, looks: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        """Exchange positions for heads, attend, and exchange heads for positions."""
+        """Exchange positions for heads, attend over full sequences, and exchange back."""
         units = key.shape[-3]
         parts = [group_query_heads(query, units), key.unsqueeze(2), value.unsqueeze(2)]
         whole: torch.Tensor = ToHeads.apply(torch.cat(parts, 2), self.ranks)  # type: ignore[no-untyped-call]
@@ -183,7 +186,7 @@ class RingSequence(ShardedSequence):
     def attend_from_local(
         self, looks: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        """Attend to each rank's block in turn."""
+        """Let this rank's queries attend to each rank's keys and values in turn."""
         ring = Ring(ranks=self.ranks, looks=looks)
         found: torch.Tensor = RingAttention.apply(query, torch.stack((key, value)), ring)  # type: ignore[no-untyped-call]
         return found

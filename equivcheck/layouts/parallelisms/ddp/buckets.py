@@ -70,13 +70,13 @@ def fill_buckets(num_bytes: Sequence[int], limits: Sequence[int]) -> tuple[tuple
 
 
 def initial_buckets(bucketing: Bucketing) -> tuple[tuple[int, ...], ...]:
-    """Indices of the gradients in each bucket during the first backward, in the order of the all-reduces."""
+    """Return the gradients in each bucket for the first backward, as indices. Buckets are in all-reduce order."""
     settles = bucketing.static_graph or not bucketing.find_unused_parameters
     return fill_buckets(bucketing.num_bytes, (sys.maxsize,) if settles else _limits(bucketing.cap_mb))[::-1]
 
 
 def rebuilt_buckets(bucketing: Bucketing) -> tuple[tuple[int, ...], ...]:
-    """Indices of the gradients in each bucket after DDP has rebuilt them, in the order of the all-reduces."""
+    """Return the gradients in each bucket after DDP has rebuilt them, as indices. Buckets are in all-reduce order."""
     sizes = [bucketing.num_bytes[index] for index in bucketing.ready]
     return tuple(tuple(bucketing.ready[at] for at in bucket) for bucket in fill_buckets(sizes, _limits(bucketing.cap_mb)))
 
@@ -125,7 +125,7 @@ def ready_parameters(model: Model, *, autocast: bool = False) -> tuple[str, ...]
 
 
 def unused_parameters(model: Model) -> tuple[str, ...]:
-    """Trainable parameters that never get a gradient, in the model's order."""
+    """Names of trainable parameters that never get a gradient, in the model's order."""
     return tuple(
         parameter.full_name for parameter in parameters_of(model) if parameter.runs is AuxiliaryLinear.NEVER and parameter.trained
     )

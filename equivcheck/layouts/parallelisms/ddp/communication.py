@@ -72,7 +72,7 @@ def reductions_before_rebuild(ddp: DDP) -> int:
 
 
 def bucketing_of(view: RankView, ddp: DDP) -> Bucketing:
-    """Return the sizes and options from which DDP forms its buckets on one rank."""
+    """Return the sizes and options that decide about DDP's buckets on a rank."""
     model = view.training.model
     names = trained_parameters(model)
     sizes = {held.parameter.full_name: held.numel * view.item_bytes for held in view.held}

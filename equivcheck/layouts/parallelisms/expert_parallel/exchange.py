@@ -95,7 +95,10 @@ Keep = Callable[[torch.Tensor, DeviceMesh], torch.Tensor]
 
 
 def shard_units(model: nn.Module, mesh: DeviceMesh, keep: Keep) -> None:
-    """Keep this rank's experts in each layer with experts, and let the layer exchange rows with other ranks."""
+    """Keep only this rank's experts in each layer, and let the layer exchange rows with other ranks.
+
+    `keep` takes this rank's part from a parameter.
+    """
     for layer in model.modules():
         if isinstance(layer, RoutedModule):
             layer.by_units = Exchange(

@@ -34,7 +34,7 @@ class DistributedMuon(torch.optim.Muon):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update all parameters that have gradients. All ranks must have gradients for the same parameters."""
+        """Update all parameters with a gradient. All ranks must have gradients for the same parameters."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         trained = [(each, settings) for settings in self.param_groups for each in settings["params"] if each.grad is not None]
         moved = {each: self._momentum(each, settings) for each, settings in trained}

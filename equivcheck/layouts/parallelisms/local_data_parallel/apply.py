@@ -26,7 +26,7 @@ class LocalDataParallelKind(LayoutKind[LocalDataParallel]):
     communication = LOCAL_DATA_PARALLEL_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: LocalDataParallel, mesh: DeviceMesh) -> None:
-        """Take this rank's rows, and average gradients after each step's last backward."""
+        """Take only this rank's rows from each batch, and average gradients after each step's last backward."""
         from equivcheck.layouts.base import gradients_by_hand
         from equivcheck.layouts.base.data_rows import take_rows
 

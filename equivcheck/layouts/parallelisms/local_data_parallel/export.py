@@ -9,7 +9,7 @@ from equivcheck.scenario.mesh import DP
 
 
 def write(draft: Draft, parallelism: LocalDataParallel) -> None:
-    """Average the script's gradients before they are read."""
+    """Let the script average gradients explicitly, before they are read."""
     layout = draft.scenario.layout
     draft.loss_scale = layout.num_data_ranks
     group, size = f"{mesh_of(draft, parallelism)}.get_group()", layout.mesh.size(DP)

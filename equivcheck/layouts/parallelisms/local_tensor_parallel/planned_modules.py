@@ -34,7 +34,7 @@ _LINEARS = {Split.COLWISE: COLUMN, Split.ROWWISE: ROW}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redistribution:
-    """How an activation and its gradient are redistributed."""
+    """Placements of an activation before and after redistribution, and those of its gradient in backward."""
 
     source: ActivationPlacement
     """Placement of the input, the activation before redistribution."""
@@ -49,7 +49,7 @@ class Redistribution:
 
     @property
     def moves(self) -> bool:
-        """Whether forward or backward changes a placement."""
+        """Whether the placement changes in forward or backward."""
         return self.source is not self.target or self.gradient_source is not self.gradient_target
 
 
@@ -150,7 +150,7 @@ class PlannedRegion:
 
 @lru_cache(maxsize=KEPT_MODELS)
 def planned_modules(model: Model, parallelism: LocalTensorParallel) -> tuple[PlannedModule, ...]:
-    """Return all modules that the plan replaces, in the model's order. The result is cached because every rank needs it."""
+    """Return all modules that the plan replaces, in the model's order. Cached, because every rank needs them."""
     planning = _Planning(model, parallelism)
     layers = (
         planning.layer(index, layer)

@@ -65,7 +65,7 @@ class AxisRanks:
         return min(chunk_size(size, self.size) * self.index, size)
 
     def own_part(self, values: torch.Tensor, dim: int) -> torch.Tensor:
-        """Return this rank's shard along a dim, as a view."""
+        """Return this rank's shard of a tensor along `dim`, as a view."""
         size = values.shape[dim]
         return values.narrow(dim, self.first_index(size), chunk_sizes(size, self.size)[self.index])
 
@@ -79,7 +79,10 @@ class AxisRanks:
     def redistribute(
         self, values: torch.Tensor, source: ActivationPlacement, target: ActivationPlacement, extents: tuple[int, int]
     ) -> torch.Tensor:
-        """Redistribute values without autograd. `extents` are the numbers of rows and features over all ranks."""
+        """Redistribute an activation from placement `source` to `target`, without autograd.
+
+        `extents` are the numbers of rows and features over all ranks.
+        """
         if source is target:
             return values
         if source is ActivationPlacement.PARTIAL:

@@ -132,7 +132,7 @@ def weights_of_several_ranks(model: Model, pipeline: Pipeline, ranks: int) -> tu
 
 
 def has_weight_of_two_stages(model: Model, layout: Layout) -> bool:
-    """Whether two stages on one rank use the same weight."""
+    """Whether two stages on the same rank use the same weight."""
     ranks = layout.mesh.size(PP)
     for pipeline in layout.of(Pipeline):
         rank_of = rank_of_stages(pipeline, ranks)
@@ -149,7 +149,10 @@ def has_fsdp_stages(layout: Layout) -> bool:
 
 
 def has_lost_gradients(layout: Layout) -> bool:
-    """Whether stages are resharded after forward under a schedule with separate weight gradients. Those get lost."""
+    """Whether stages are resharded after forward under a schedule with separate weight gradients.
+
+    The weight gradients then get lost.
+    """
     is_split = any(pipeline.schedule in SPLIT for pipeline in layout.of(Pipeline))
     return is_split and any(fsdp.reshard_after_forward for fsdp in layout.of(FSDP2))
 

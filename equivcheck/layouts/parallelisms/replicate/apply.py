@@ -59,7 +59,7 @@ class ReplicateKind(LayoutKind[Replicate]):
         return Rounding(replicas=1, shards=layout.mesh.size(DP), when=when, reduce=reduce)
 
     def write_script(self, draft: Draft, parallelism: Replicate) -> None:
-        """Call `replicate` on the script's model."""
+        """Call `replicate` or `replicate_with_fsdp` on the script's model."""
         from equivcheck.layouts.parallelisms.replicate.export import write
 
         write(draft, parallelism)

@@ -48,7 +48,10 @@ class TensorParallelCalls(PlannedCalls):
         return super().computes_as(plan, once)
 
     def gathered_features(self, features: int, target: ActivationPlacement) -> int:
-        """Return the number of features that ranks gather, padded if they are sharded again afterwards."""
+        """Return the number of features if ranks gather activations sharded by rows.
+
+        It is padded if features are sharded afterwards.
+        """
         return chunk_size(features, self.parts) * self.parts if target is ActivationPlacement.FEATURES else features
 
     def after_linear(self, once: Pass, plan: LinearPlan, linear: LinearPlacements) -> None:  # noqa: ARG002 - of the base class
