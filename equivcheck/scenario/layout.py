@@ -71,7 +71,7 @@ class Layout:
 
     @property
     def redistributes_gradients(self) -> bool:
-        """Whether all gradients that the optimizer gets have the same placements as their parameters."""
+        """Whether all gradients get their parameters' placements before the optimizer uses them."""
         return all(getattr(parallelism, "redistribute_gradients", True) for parallelism in self.parallelisms)
 
     @property

@@ -82,7 +82,7 @@ class Mesh:
         return tuple(reversed(found))
 
     def lines(self, name: str) -> tuple[tuple[int, ...], ...]:
-        """Return all groups of ranks along one axis. The ranks of a group have the same index on all other axes."""
+        """Return all groups of ranks along one axis. Within a group, only the index along this axis differs."""
         axis, found = self.names.index(name), dict[tuple[int, ...], list[int]]()
         for rank in range(self.num_ranks):
             coordinate = self.coordinate(rank)

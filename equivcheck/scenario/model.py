@@ -91,7 +91,7 @@ class Model:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Input features of each layer, followed by the output features of the last layer."""
+        """Each layer's input features, followed by the last layer's output features."""
         return tuple(self.in_features(index) for index in range(len(self.layers) + 1))
 
     @property
@@ -123,7 +123,7 @@ class Model:
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        """Shape of the output for each row, or for each position if rows are sequences."""
+        """Output shape for each row, or for each position if rows are sequences."""
         return (2, self.out_features) if self.predicts_two else (self.out_features,)
 
     @property

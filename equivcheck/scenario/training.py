@@ -23,7 +23,7 @@ class Precision(PrintableEnum):
 
 
 class ZeroGrad(PrintableEnum):
-    """Value that `zero_grad` sets gradients to: None, or zero tensors."""
+    """Value for gradients after `zero_grad`: None, or zero tensors."""
 
     NONE = "none"
     ZERO = "zero"
@@ -75,7 +75,7 @@ class Training:
     clipping: Clipping | None = None
     """Gradient clipping; None disables it."""
     zero_grad: ZeroGrad = ZeroGrad.NONE
-    """Value that `zero_grad` sets gradients to."""
+    """Value for gradients after `zero_grad`."""
     precision: Precision = Precision.FLOAT64
     """Dtype for parameters, inputs and arithmetic."""
     steps: int = 1

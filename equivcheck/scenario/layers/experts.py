@@ -110,6 +110,6 @@ class Experts(AnyLayer):
         )
 
     def without_routing(self) -> GatedMLP:
-        """Return a single gated MLP of the same hidden size, which computes every position."""
+        """Return a single gated MLP with the same hidden size, which computes every position."""
         names = ("hidden", "activation", "bias", "norm", "residual", "dropout", "frozen")
         return GatedMLP(**{name: getattr(self, name) for name in names})

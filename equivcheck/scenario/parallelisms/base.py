@@ -14,7 +14,7 @@ class StagePosition(PrintableEnum):
     INSIDE = "inside"
     """Before the pipeline. The parallelism changes layers, and stages then contain the changed layers."""
     AROUND = "around"
-    """After the pipeline. The parallelism wraps the modules that the pipeline calls, which are then stages."""
+    """After the pipeline. The parallelism wraps the stages, because the pipeline calls them."""
 
 
 class ParameterOwner(PrintableEnum):
@@ -84,7 +84,7 @@ class Parallelism:
     pipeline, because it needs the whole model's forward.
     """
     reduces_each_module: ClassVar[bool] = False
-    """Whether each module that a pipeline schedule calls reduces its own gradients, so that no two modules may share a weight."""
+    """Whether each module called by a pipeline schedule reduces its own gradients. No two modules may then share a weight."""
 
     @property
     def trains_local_tensors(self) -> bool:

@@ -140,7 +140,7 @@ class TensorParallel(PlannedParallelism):
 
 
 class Collectives(PrintableEnum):
-    """Implementation for the collectives that move activations between modules with plain tensors."""
+    """Collectives for moving activations between modules with plain tensors, from torch or from spmd_types."""
 
     FUNCTIONAL = "functional"
     """torch's functional collectives inside autograd functions."""
