@@ -23,9 +23,10 @@ _AUXILIARY_LINEARS = st.sampled_from((None, None, None, AuxiliaryLinear.NEVER, A
 
 @st.composite
 def layers(draw: DrawFn, *, widths: SearchStrategy[int] = WIDTHS, activations: SearchStrategy[Activation] = ACTIVATIONS) -> Layer:
-    """Draw layers with their own weights. Half of them have no options.
+    """Draw linear layers with their own weights. Half of them have no options.
 
-    The strategy `models` gives a residual layer as many inputs as outputs.
+    `widths` and `activations` are the strategies for these fields. The strategy `models` gives a residual layer as many inputs as
+    outputs.
     """
     width, activation, has_options = draw(widths), draw(activations), draw(EVENLY)
     if not has_options:

@@ -101,11 +101,12 @@ def layouts(
     max_ranks: int = MAX_RANKS,
     executions: SearchStrategy[Execution] = _EXECUTIONS,
 ) -> Layout:
-    """Draw layouts with one or several parallelisms, out of those with the given names (default: all).
+    """Draw layouts with one or several parallelisms. `tags` are the names of allowed layouts; by default, all are allowed.
 
     Single parallelisms come twice as often, because they show most faults at a fraction of the cost. A layout is named by its
     parallelism's tag; compositions are named as in `Layout.name`: `"fsdp2 x tensor_parallel"`. Options that exclude each other
-    are dropped. Layouts that compile or trace have at most 4 ranks. Drawing raises `UsageError` if a name does not exist.
+    are dropped. Meshes have at most `max_ranks` ranks, and at most 4 if the layout compiles or traces. Drawing raises
+    `UsageError` if a name does not exist.
     """
     kinds = kinds_of(draw(_names(tags)))
     parallelisms = tuple([draw(parallelisms_of(kind.parallelism.tag)) for kind in kinds])

@@ -131,10 +131,11 @@ def trainings(  # noqa: PLR0913 - a strategy for each field, all by keyword
     precisions: SearchStrategy[Precision] = PRECISIONS,
     steps: SearchStrategy[int] = STEPS,
 ) -> Training:
-    """Draw trainings, most with several steps. Use `scenarios` for trainings that fit a layout.
+    """Draw trainings, most with several steps.
 
-    `tokens` draws whether the model works on sequences; it has no effect if `models` are given. By default, most token models
-    get a loss over labels, other models rarely.
+    Each argument is the strategy for one part. Use `scenarios` for trainings that fit a layout. `tokens` draws whether the model
+    works on sequences; it has no effect if `models` are given. By default, most token models get a loss over labels, other models
+    rarely.
     """
     num_steps = draw(steps)
     model = draw(models) if models is not None else draw(_TOKEN_MODELS if draw(tokens) else _MODELS)

@@ -16,9 +16,10 @@ class LaunchFailed(EquivCheckError):
 
 
 def launch(text: str, ranks: int, *, name: str = "repro.py", seconds: float = 180.0) -> FinishedCommand:
-    """Run the text of a script with torchrun on `ranks` local processes. Raises `LaunchFailed` after `seconds`.
+    """Save the text of a script as `name`, and run it with torchrun on `ranks` local processes.
 
-    The exit code is 1 if the runs differ or a rank fails. stderr also contains torchrun's own lines.
+    Raises `LaunchFailed` after `seconds`. The exit code is 1 if the runs differ or a rank fails. stderr also contains torchrun's
+    own lines.
     """
     with temporary_folder() as folder:
         script = Path(folder) / name

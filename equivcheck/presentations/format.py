@@ -192,7 +192,10 @@ def format_of(
     ignore_index: int,
     packing: str | Callable[[list[Any]], Any] | None,
 ) -> Format:
-    """Find the roles and the padding in a user's batch. Raises `UsageError` if it cannot be taken apart."""
+    """Find the roles and the padding in a user's batch. Raises `UsageError` if it cannot be taken apart.
+
+    `fields` gives the roles of tensors by name, if they cannot be recognized. For the other arguments, see `Format`.
+    """
     kind: Any = packing
     if isinstance(packing, str):
         if packing not in [each.value for each in Packing]:

@@ -103,11 +103,11 @@ class Training:
         return self.data.has_trailing_window(self.steps)
 
     def microbatches_at(self, step: int) -> tuple[int, ...]:
-        """Rows in each microbatch at a step."""
+        """Number of rows in each microbatch of the step with this index."""
         return self.data.microbatches_at(step, self.steps)
 
     def rows_at(self, step: int) -> int:
-        """Rows in a step."""
+        """Number of rows in the step with this index, over all microbatches."""
         return sum(self.microbatches_at(step))
 
     def _check_labels(self) -> None:

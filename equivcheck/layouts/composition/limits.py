@@ -64,7 +64,10 @@ def repair_layout(layout: Layout) -> Layout:
 
 
 def repair_training(training: Training, layout: Layout, *, beyond: bool = False) -> Training:
-    """Repair a training until the layout can run it. Raises `BrokenLayout` if limits still apply after many repairs."""
+    """Repair a training until the layout can run it. Raises `BrokenLayout` if limits still apply after many repairs.
+
+    With `beyond`, limits that torch enforces are ignored.
+    """
     for _ in range(MAX_REPAIRS):
         limit = _first_limit(training, layout, beyond)
         if limit is None:

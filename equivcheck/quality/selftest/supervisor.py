@@ -20,7 +20,7 @@ Listener = Callable[[MutantResult, int], None]
 def selftest(
     mutants: Sequence[Mutant], effort: Effort, *, num_workers: int = 1, listener: Listener = lambda _row, _count: None
 ) -> SelftestResult:
-    """Examine mutants on several processes. `listener` gets each complete result.
+    """Examine mutants on `num_workers` processes, each within the budget `effort`. `listener` gets each complete result.
 
     The first SIGINT or SIGTERM ends the selftest with the results so far, the second raises `KeyboardInterrupt`.
     """

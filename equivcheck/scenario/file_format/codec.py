@@ -85,7 +85,7 @@ def encode(noun: Any) -> Any:
 def decode(kind: type[T], data: Any, *, where: str = "data") -> T:
     """Build an object of class `kind` from data that `encode` returned.
 
-    Raises `InvalidScenario` with one line that names the path.
+    Raises `InvalidScenario` with one line that begins with `where` and the path in the data.
     """
     try:
         return _converter.structure(data, kind)
@@ -100,7 +100,7 @@ def dump(data: Any) -> str:
 
 
 def load(text: str, *, where: str = "data") -> Any:
-    """Parse strict JSON: NaN, infinity and repeated keys raise `InvalidScenario`."""
+    """Parse strict JSON: NaN, infinity and repeated keys raise `InvalidScenario`. `where` names the source in the message."""
     try:
         return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_without_repetition)
     except (ValueError, RecursionError) as error:

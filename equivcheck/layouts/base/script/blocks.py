@@ -68,7 +68,11 @@ class ScriptedClass:
 
 
 def linear_class(layer: Layer, *, recomputes: bool, keeps_products: bool) -> LinearClass:
-    """Return the options of the script's class for a linear layer."""
+    """Return the options of the script's class for a linear layer.
+
+    With `recomputes`, backward runs the layer's forward again. With `keeps_products`, it then keeps the results of matrix
+    products.
+    """
     return LinearClass(
         norm=layer.norm,
         bias=layer.bias,
