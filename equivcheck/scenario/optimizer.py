@@ -168,7 +168,7 @@ class Adagrad(Optimizer):
     scales_partial_sums: ClassVar[tuple[Implementation, ...]] = (Implementation.FOREACH,)
     keeps_state_for_frozen: ClassVar[bool] = True
     lr_decay: float = 0.0
-    """Factor by which the learning rate decreases over steps, as in `torch.optim.Adagrad`, at least 0."""
+    """Rate at which the learning rate decreases over steps, as in `torch.optim.Adagrad`, at least 0."""
     initial_accumulator_value: float = 0.0
     """Initial value of the accumulated squares, at least 0."""
     eps: float = 1e-10

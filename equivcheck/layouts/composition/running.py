@@ -104,7 +104,7 @@ class Runner:
 
 
 def require_shared(folder: str, members: Ranks, deadline: float) -> None:
-    """Raise `UsageError` if some hosts cannot see the checkpoint folder that the first rank created."""
+    """Raise `UsageError` if some hosts of the world cannot see the checkpoint folder."""
     if members.spans_hosts and not all(members.run(os.path.isdir, folder, deadline=deadline, is_user_code=False).values):
         raise UsageError(
             f"checkpoint folder {folder} is not valid: some hosts of world {members.name!r} do not see it. Expected a TMPDIR "
