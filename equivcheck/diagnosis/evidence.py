@@ -39,6 +39,12 @@ class RankCoordinate:
         return self.agrees(other, [name for name in self.indices if name not in axes])
 
 
+def peers_of(coordinates: Sequence[RankCoordinate], rank: int, axes: Sequence[str]) -> list[int]:
+    """Return the ranks that differ from `rank` only along some axes, with `rank` itself."""
+    own = coordinates[rank]
+    return [other.rank for other in coordinates if other.differs_only_along(own, axes)]
+
+
 def axis_combinations(axes: Sequence[str]) -> list[tuple[str, ...]]:
     """Return all combinations of one or more axes, largest first."""
     return [chosen for count in range(len(axes), 0, -1) for chosen in combinations(axes, count)]

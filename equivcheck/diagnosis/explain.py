@@ -14,7 +14,7 @@ from equivcheck.diagnosis.diverged_run import DivergedRun, run_again
 from equivcheck.diagnosis.drift import drift_of
 from equivcheck.diagnosis.emulation.scenario_ranks import ScenarioRanks
 from equivcheck.diagnosis.failures import diagnosis_of_failure
-from equivcheck.diagnosis.mistake import Mistake
+from equivcheck.diagnosis.mistake import FACTORS, Mistake
 from equivcheck.diagnosis.mistakes.precision import narrower_types
 from equivcheck.diagnosis.patterns import pattern_of
 from equivcheck.errors import EquivCheckError, UsageError
@@ -32,8 +32,6 @@ from equivcheck.worlds.trace.differences import Difference, Phase
 from equivcheck.worlds.work_clock import WorkClock
 
 V = TypeVar("V", bound=CaseVerdict)
-_FACTORS = (Cause.SCALED, Cause.NOT_UNSCALED)
-"""Causes that stand for a constant factor. Such causes are not named if another cause also fits."""
 LONGEST_SECONDS = 120.0
 """Time limit in seconds for trying candidates. A shrunk scenario takes less than a second, most other scenarios a few seconds."""
 
@@ -107,7 +105,7 @@ def diagnosis_of(diverged: DivergedRun) -> Diagnosis | None:
         fits = _fits(diverged)
     exact = [candidate for candidate, count in fits if count == len(diverged.found)]
     if exact:
-        named = (exact[0].cause, *_FACTORS)
+        named = (exact[0].cause, *FACTORS)
         also = next((other.sentence for other in exact if other.cause not in named), "")
         more = f" (the results fit another cause as well: {also})" if also else ""
         return Diagnosis(cause=exact[0].cause, sentence=exact[0].sentence + more, exact=True)

@@ -9,8 +9,15 @@ from typing import Any, Protocol
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
 from equivcheck.diagnosis.evidence import Evidence
 from equivcheck.oracle.verdict.cause import Cause
+from equivcheck.worlds.trace.differences import Phase
 from equivcheck.worlds.trace.trace import Trace
 
+COMPUTED = (Phase.LOSS, Phase.GRADIENT)
+"""Phases before an update."""
+UPDATED = (Phase.UPDATE, Phase.STATE)
+"""Phases of an update."""
+FACTORS = (Cause.SCALED, Cause.NOT_UNSCALED)
+"""Causes that stand for any constant factor. Such causes are dropped if another cause also fits."""
 Change = Callable[[Any], None]
 """Function to plant a mistake in correctly emulated ranks.
 Some mistakes need attributes that only one kind of emulated ranks has."""

@@ -26,9 +26,9 @@ from equivcheck.diagnosis.catalogue.tokens.second_predictions import wrong_secon
 from equivcheck.diagnosis.catalogue.tokens.vocabulary import wrong_vocabularies
 from equivcheck.diagnosis.catalogue.windows import wrong_windows
 from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.diagnosis.mistake import Mistake, StepFacts
+from equivcheck.diagnosis.mistake import COMPUTED, UPDATED, Mistake, StepFacts
 from equivcheck.diagnosis.mistakes.initial_values import wrong_start
-from equivcheck.diagnosis.mistakes.microbatches import wrong_accumulations
+from equivcheck.diagnosis.mistakes.microbatches import updates_in_microbatches, wrong_accumulations
 from equivcheck.diagnosis.mistakes.precision import lower_precision
 from equivcheck.diagnosis.mistakes.reductions import constant_ratios, wrong_factors, wrong_gradient_shards, wrong_reductions
 from equivcheck.diagnosis.mistakes.settings import wrong_decays, wrong_settings
@@ -37,45 +37,43 @@ from equivcheck.diagnosis.mistakes.updates import wrong_updates
 from equivcheck.scenario import ClipNorm
 from equivcheck.worlds.trace.differences import Phase
 
-_COMPUTED = (Phase.LOSS, Phase.GRADIENT)
-_UPDATED = (Phase.UPDATE, Phase.STATE)
-
 CATALOGUE: tuple[tuple[Callable[..., Iterator[Mistake]], tuple[Phase, ...]], ...] = (
-    (wrong_start, (*_COMPUTED, *_UPDATED, Phase.BUFFER)),
-    (wrong_windows, (*_COMPUTED, *_UPDATED)),
-    (wrong_label_weights, _COMPUTED),
-    (wrong_documents, _COMPUTED),
-    (wrong_second_predictions, _COMPUTED),
-    (wrong_labels, _COMPUTED),
-    (wrong_keys_and_values, _COMPUTED),
-    (wrong_embeddings, _COMPUTED),
-    (wrong_experts, _COMPUTED),
-    (wrong_balances, _COMPUTED),
-    (wrong_exchanges, _COMPUTED),
-    (wrong_partial_sums, _COMPUTED),
-    (wrong_sequence_attention, _COMPUTED),
-    (wrong_shard_sums, _COMPUTED),
-    (wrong_reductions, _COMPUTED),
-    (wrong_tensor_parallelism, _COMPUTED),
-    (wrong_vocabularies, _COMPUTED),
-    (wrong_attention, _COMPUTED),
-    (wrong_orders, _COMPUTED),
-    (wrong_gradient_shards, _COMPUTED),
-    (wrong_factors, _COMPUTED),
-    (wrong_rows, _COMPUTED),
-    (wrong_microbatches, _COMPUTED),
-    (wrong_accumulations, _COMPUTED),
+    (wrong_start, (*COMPUTED, *UPDATED, Phase.BUFFER)),
+    (wrong_windows, (*COMPUTED, *UPDATED)),
+    (wrong_label_weights, COMPUTED),
+    (wrong_documents, COMPUTED),
+    (wrong_second_predictions, COMPUTED),
+    (wrong_labels, COMPUTED),
+    (wrong_keys_and_values, COMPUTED),
+    (wrong_embeddings, COMPUTED),
+    (wrong_experts, COMPUTED),
+    (wrong_balances, COMPUTED),
+    (wrong_exchanges, COMPUTED),
+    (wrong_partial_sums, COMPUTED),
+    (wrong_sequence_attention, COMPUTED),
+    (wrong_shard_sums, COMPUTED),
+    (wrong_reductions, COMPUTED),
+    (wrong_tensor_parallelism, COMPUTED),
+    (wrong_vocabularies, COMPUTED),
+    (wrong_attention, COMPUTED),
+    (wrong_orders, COMPUTED),
+    (wrong_gradient_shards, COMPUTED),
+    (wrong_factors, COMPUTED),
+    (wrong_rows, COMPUTED),
+    (wrong_microbatches, COMPUTED),
+    (updates_in_microbatches, COMPUTED),
+    (wrong_accumulations, COMPUTED),
     (wrong_clippings_of_scenario, (Phase.GRADIENT, Phase.CLIPPING)),
-    (dropped_rows, _COMPUTED),
-    (wrong_sharing, _COMPUTED),
-    (constant_ratios, (*_COMPUTED, Phase.CLIPPING)),
-    (unscaled_after_clipping, _COMPUTED),
-    (stale_values, (*_COMPUTED, *_UPDATED)),
-    (lower_precision, (*_COMPUTED, *_UPDATED)),
-    (local_statistics, _UPDATED),
-    (wrong_settings, _UPDATED),
-    (wrong_decays, _UPDATED),
-    (wrong_updates, _UPDATED),
+    (dropped_rows, COMPUTED),
+    (wrong_sharing, COMPUTED),
+    (constant_ratios, (*COMPUTED, Phase.CLIPPING)),
+    (unscaled_after_clipping, COMPUTED),
+    (stale_values, (*COMPUTED, *UPDATED)),
+    (lower_precision, (*COMPUTED, *UPDATED)),
+    (local_statistics, UPDATED),
+    (wrong_settings, UPDATED),
+    (wrong_decays, UPDATED),
+    (wrong_updates, UPDATED),
 )
 """Functions for kinds of mistakes, each with the phases that it applies to. Order matters: the first exact fit is reported."""
 
@@ -86,6 +84,7 @@ GENERAL = (
     wrong_gradient_shards,
     wrong_accumulations,
     wrong_microbatches,
+    updates_in_microbatches,
     wrong_clippings_of_scenario,
     unscaled_after_clipping,
     stale_values,

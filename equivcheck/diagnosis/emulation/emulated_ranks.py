@@ -11,7 +11,7 @@ from torch import nn
 
 from equivcheck.diagnosis.emulation.held_elements import held_elements
 from equivcheck.diagnosis.emulation.turns import Turns
-from equivcheck.diagnosis.evidence import Evidence
+from equivcheck.diagnosis.evidence import Evidence, peers_of
 from equivcheck.layouts.base.rounding import EACH
 from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.worlds.trace.trace import Trace
@@ -62,6 +62,10 @@ class EmulatedRanks(ABC):
         self.schedules: list[Callable[[Any], None]] = []
         """Function called with each new learning-rate schedule."""
         self.before_step: list[Event] = []
+        self.between_microbatches: list[Event] = []
+        """Functions called after each backward pass in a step, except the last."""
+        self.updates_between = False
+        """Whether the optimizer also steps between microbatches, with gradients that no trace has."""
         self.after_backward: list[Event] = []
         """Function called after the last backward pass in a step, before clipping."""
         self.after_clipping: list[Event] = []
@@ -86,8 +90,7 @@ class EmulatedRanks(ABC):
 
     def peers(self, rank: int, axes: Sequence[str]) -> list[int]:
         """Return the ranks that differ from `rank` only along some axes, with `rank` itself."""
-        own = self.coordinates[rank]
-        return [other.rank for other in self.coordinates if other.differs_only_along(own, axes)]
+        return peers_of(self.coordinates, rank, axes)
 
     def mean(self, gradients: list[Gradients], _microbatch: int, _step: int) -> list[Gradients]:
         """Average gradients over ranks with different rows. Ranks share the results, so the caller must not change them."""
@@ -117,9 +120,13 @@ class EmulatedRanks(ABC):
         """Return a rank's current gradients."""
         return {name: value.grad for name, value in self.parameters[rank].items() if value.grad is not None}
 
+    def each_optimizer(self, rank: int) -> Sequence[Optimizer]:
+        """Return a rank's optimizers."""
+        return [self.optimizers[rank]]
+
     def groups(self, rank: int) -> list[dict[str, Any]]:
-        """Return the parameter groups of a rank's optimizer."""
-        return list(self.optimizers[rank].param_groups)
+        """Return the parameter groups of a rank's optimizers."""
+        return [group for each in self.each_optimizer(rank) for group in each.param_groups]
 
     def exchange(self, rank: int, given: Any, together: Callable[[list[Any]], Sequence[Any]]) -> Any:
         """Wait until all ranks have passed a value. `together` computes one result per rank, and this rank's is returned."""

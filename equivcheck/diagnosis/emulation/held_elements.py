@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from equivcheck.diagnosis.evidence import Evidence, RankCoordinate
+from equivcheck.diagnosis.evidence import Evidence, RankCoordinate, peers_of
 from equivcheck.worlds.trace.pieces import fill
 from equivcheck.worlds.trace.trace import Trace
 
@@ -62,7 +62,7 @@ class HeldElements:
 
     def are_other_elements(self, name: str, axes: Sequence[str]) -> bool:
         """Whether ranks along some axes hold equally many elements of a tensor, but not the same."""
-        masks = [[self._held[name][peer] for peer in self._peers(rank, axes)] for rank in range(self.num_ranks)]
+        masks = [[self._held[name][peer] for peer in peers_of(self._coordinates, rank, axes)] for rank in range(self.num_ranks)]
         have_equal_sizes = all(len({int(mask.sum()) for mask in each}) == 1 for each in masks)
         return have_equal_sizes and any((mask != each[0]).any() for each in masks for mask in each)
 
@@ -70,13 +70,9 @@ class HeldElements:
         """Overwrite each rank's elements in place with the sum of the shards along some axes, divided by `divisor`."""
         before = value.clone()
         for rank in range(self.num_ranks):
-            shards = [before[self.by(name, peer)] for peer in self._peers(rank, axes)]
+            shards = [before[self.by(name, peer)] for peer in peers_of(self._coordinates, rank, axes)]
             if len({len(shard) for shard in shards}) == 1:
                 value[self.by(name, rank)] = torch.stack(shards).sum(0) / divisor
-
-    def _peers(self, rank: int, axes: Sequence[str]) -> list[int]:
-        own = self._coordinates[rank]
-        return [other.rank for other in self._coordinates if other.differs_only_along(own, axes)]
 
     def sources_by_distance(self) -> Iterator[tuple[int, list[int]]]:
         """Yield, for each distance, the source ranks if every rank takes elements from the rank at that distance."""

@@ -112,8 +112,17 @@ class ScenarioRanks(EmulatedRanks):
             with torch.no_grad():
                 gradients = self._reduced(rank, gradients, fresh, number, last=number == len(microbatches) - 1)
             total += loss
+            if self.between_microbatches and number < len(microbatches) - 1:
+                gradients = self._between(rank, gradients)
         self._set_gradients(rank, gradients)
         return self.returns(rank, total)
+
+    def _between(self, rank: int, gradients: Gradients) -> Gradients:
+        """Call functions between two microbatches, and return the gradients that they leave."""
+        for name, value in self.parameters[rank].items():
+            value.grad = gradients.get(name)
+        self._call_events(self.between_microbatches, rank)
+        return self.gradients(rank)
 
     def _compute_rounded(self, inner: Callable[..., Any], setup: Setup, microbatches: Sequence[Batch], index: int) -> Any:
         """Let the reference compute a step's gradients, and reduce them once."""

@@ -8,7 +8,7 @@ from functools import partial
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
 from equivcheck.diagnosis.evidence import Evidence, axis_combinations
 from equivcheck.diagnosis.mistake import Mistake, Span, StepFacts
-from equivcheck.diagnosis.mistakes.reductions import keep_unreduced, mix_gradients, reduce_by, subject
+from equivcheck.diagnosis.mistakes.reductions import keep_unreduced, mix_gradients, reduce_by, subject, weigh_losses
 from equivcheck.diagnosis.suspects import Masks, suspects
 from equivcheck.diagnosis.words import join_words
 from equivcheck.oracle.reference.reduction import Gradients
@@ -20,8 +20,7 @@ def wrong_accumulations(diverged: Evidence, facts: StepFacts) -> Iterator[Mistak
 
     Also yields the mistake that gradients are never zeroed.
     """
-    count = facts.num_backward
-    rows = diverged.microbatch_rows if len(diverged.microbatch_rows) == count and all(diverged.microbatch_rows) else (1,) * count
+    count, rows = facts.num_backward, _rows(diverged, facts)
     full = [sum(rows) / each for each in rows]
     for masks in suspects(diverged) if count > 1 else ():
         what = "the gradient is" if masks is None else subject(diverged, masks)
@@ -31,7 +30,7 @@ def wrong_accumulations(diverged: Evidence, facts: StepFacts) -> Iterator[Mistak
             change = partial(_weigh_gradients, weights=weights, masks=masks)
             yield Mistake(cause, f"{what} {words}", change, is_quick=True)
             if masks is None:
-                change = partial(_weigh_losses, weights=weights)
+                change = partial(weigh_losses, weights=weights)
                 yield Mistake(cause, f"gradient and loss are {words}", change, is_quick=True)
         for cause, words, weights in _accumulated_again(diverged, full):
             sentence = f"{'the accumulated gradient is' if masks is None else what} {words}"
@@ -39,6 +38,35 @@ def wrong_accumulations(diverged: Evidence, facts: StepFacts) -> Iterator[Mistak
     if diverged.num_steps > 1:
         words = "gradients are not zeroed between steps: each step adds to those of earlier steps"
         yield Mistake(Cause.NOT_ZEROED, words, _keep_gradients, is_quick=True)
+
+
+def _rows(diverged: Evidence, facts: StepFacts) -> Sequence[int]:
+    """Return each microbatch's number of rows, or ones if the numbers are not known."""
+    found, count = diverged.microbatch_rows, facts.num_backward
+    return found if len(found) == count and all(found) else (1,) * count
+
+
+def updates_in_microbatches(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
+    """Yield optimizers that step after each microbatch, with its gradients or those accumulated so far."""
+    count, rows = facts.num_backward, _rows(diverged, facts)
+    words = "the optimizer steps after each microbatch, not once after all"
+    full = tuple(sum(rows) / each for each in rows)
+    for zeroes, more in ((True, ""), (False, ", with the gradients accumulated so far")):
+        for weights in dict.fromkeys(((1.0,) * count, full, (float(count),) * count)) if count > 1 else ():
+            change = partial(_step_in_microbatches, zeroes=zeroes, weights=weights)
+            yield Mistake(Cause.STEPPED_EACH_MICROBATCH, words + more, change, is_quick=True)
+
+
+def _step_in_microbatches(ranks: EmulatedRanks, *, zeroes: bool, weights: Sequence[float]) -> None:
+    def update(rank: int, _step: int) -> None:
+        for each in ranks.each_optimizer(rank):
+            each.step()
+            if zeroes:
+                each.zero_grad()
+
+    ranks.multiply_gradients(lambda _name, microbatch, _step: weights[microbatch])
+    ranks.updates_between = True
+    ranks.between_microbatches.append(update)
 
 
 def _unreduced(diverged: Evidence, count: int, masks: Masks | None) -> Iterator[Mistake]:
@@ -115,10 +143,6 @@ def _weigh_gradients(ranks: EmulatedRanks, *, weights: Sequence[float], masks: M
         return [mix_gradients({name: value * weight for name, value in each.items()}, each, masks) for each in right]
 
     ranks.reduce = reduce
-
-
-def _weigh_losses(ranks: EmulatedRanks, *, weights: Sequence[float]) -> None:
-    ranks.loss_weights = weights
 
 
 def _keep_gradients(ranks: EmulatedRanks) -> None:

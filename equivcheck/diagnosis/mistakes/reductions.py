@@ -162,12 +162,22 @@ def _over_some_axes(diverged: Evidence) -> Iterator[tuple[Cause, str, Wrong]]:
         yield cause, words, partial(mean_along, axes=kept, divisor=1)
         divided = partial(mean_along, axes=kept, divisor=diverged.size(lacking))
         yield cause, f"{words}, but divided by the number of ranks", divided
+    for axes in axis_combinations(diverged.data_axes):
+        yield Cause.SUMMED, f"the maximum over {diverged.ranks_text(axes)}, not the mean", partial(_largest_along, axes=axes)
 
 
 def mean_along(ranks: EmulatedRanks, all_: list[Gradients], *, axes: Sequence[str], divisor: int) -> list[Gradients]:
     """Average gradients over the ranks along these axes, and divide the averages by `divisor`."""
     means = [ranks.mean_over(all_, ranks.peers(rank, axes)) for rank in range(len(all_))]
     return [{name: value / divisor for name, value in each.items()} for each in means]
+
+
+def _largest_along(ranks: EmulatedRanks, all_: list[Gradients], *, axes: Sequence[str]) -> list[Gradients]:
+    peers = [ranks.peers(rank, axes) for rank in range(len(all_))]
+    return [
+        {name: torch.stack([all_[peer][name] for peer in of_rank if name in all_[peer]]).amax(0) for name in all_[of_rank[0]]}
+        for of_rank in peers
+    ]
 
 
 def _over_groups(diverged: Evidence) -> Iterator[tuple[Cause, str, Wrong]]:
@@ -234,11 +244,12 @@ def _scaled_losses(diverged: Evidence) -> Iterator[Mistake]:
     known = [factor for size in diverged.counts for factor in (float(size), 1 / size)]
     for factor in dict.fromkeys((*known, *([] if ratio is None else [ratio]))):
         words = f"the loss and all gradients are {factor:g} times as large as on one device{count_description(diverged, factor)}"
-        yield Mistake(Cause.SCALED, words, partial(_scale_losses, factor=factor), is_quick=True)
+        yield Mistake(Cause.SCALED, words, partial(weigh_losses, weights=(factor,)), is_quick=True)
 
 
-def _scale_losses(ranks: EmulatedRanks, *, factor: float) -> None:
-    ranks.loss_weights = (factor,)
+def weigh_losses(ranks: EmulatedRanks, *, weights: Sequence[float]) -> None:
+    """Bug: multiply each microbatch's loss by its weight."""
+    ranks.loss_weights = weights
 
 
 def _scaled(ranks: EmulatedRanks, all_: list[Gradients], *, factor: float) -> list[Gradients]:

@@ -88,7 +88,10 @@ class DivergedTraining(Evidence):
         passes = max((run.num_backward for run in self.observed.ranks), default=1)
         named = [(self.num_microbatches, f"the {self.num_microbatches} microbatches")]
         named += [(passes, f"the {passes} backward passes in a rank's step")] * (passes != self.num_microbatches)
-        named += [each for each in self._repeated_calls() if each[0] * self.observed.device.num_backward != passes]
+        repeated = self.repeated_module()
+        if repeated is not None and repeated[1] * self.observed.device.num_backward != passes:
+            module = f"`{repeated[0]}`" if repeated[0] else "the model"
+            named.append((repeated[1], f"a rank's calls of {module} for each call on one device"))
         return [(number, words) for number, words in named if number > 1 and number != known]
 
     def repeated_writes(self) -> str:
@@ -102,15 +105,14 @@ class DivergedTraining(Evidence):
                 return f"each rank changes `{name}` in place {count} times in a step, and one device changes it {times}"
         return ""
 
-    def _repeated_calls(self) -> list[tuple[int, str]]:
+    def repeated_module(self) -> tuple[str, int] | None:
         """Return the outermost module that every rank calls several times as often as one device, with that factor."""
         single, runs = self.observed.device.calls, [run.calls for run in self.observed.ranks]
         for name, count in single.items():
             times = {run[name] / count for run in runs if name in run}
             if len(times) == 1 and (number := times.pop()) > 1 and number.is_integer():
-                module = f"`{name}`" if name else "the model"
-                return [(int(number), f"a rank's calls of {module} for each call on one device")]
-        return []
+                return name, int(number)
+        return None
 
     @property
     def right_settings(self) -> Settings:

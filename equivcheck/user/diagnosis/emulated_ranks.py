@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, Event, Optimizer, Scale, norm_of
+from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, Optimizer, Scale, norm_of
 from equivcheck.diagnosis.emulation.turns import NotTogether
 from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.training.threads import one_thread
@@ -53,8 +53,6 @@ class EmulatedUserRanks(EmulatedRanks):
         self.num_seen = self.num_clippings = 0
         self.num_updates = [0.0] * len(ranks)
         """Calls of each rank's optimizer; NaN if there are several, or if it computes the gradients itself."""
-        self.between_microbatches: list[Event] = []
-        """Functions called after each backward pass in a step, except the last."""
         self.known: KnownBackward | None = None
         """Backward passes of correct ranks."""
         self.require: Callable[[int, Phase, int, Gradients], None] | None = None
@@ -66,9 +64,9 @@ class EmulatedUserRanks(EmulatedRanks):
     def _describe_computation(self) -> tuple[Any, ...] | None:
         return computation(self.models, (*self.batches, self.task.step, self.wraps_loss, self.loss_weights))
 
-    def groups(self, rank: int) -> list[dict[str, Any]]:
-        """Return the parameter groups in a rank's optimizers."""
-        return [group for each in optimizers_in(self.optimizers[rank]) for group in each.param_groups]
+    def each_optimizer(self, rank: int) -> Sequence[Optimizer]:
+        """Return a rank's optimizers."""
+        return optimizers_in(self.optimizers[rank])
 
     def train(self, num_steps: int) -> tuple[UserTrace, ...]:
         """Train `num_steps` steps, and return a trace for each emulated rank."""
@@ -135,8 +133,8 @@ class EmulatedUserRanks(EmulatedRanks):
 
     def _begin_update(self, rank: int, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
         has_closure = any(map(callable, (*arguments[1:], *keywords.values())))
-        self.num_updates[rank] += math.nan if has_closure or len(optimizers_in(self.optimizers[rank])) > 1 else 1.0
-        if not self.task.reads_unclipped:
+        self.num_updates[rank] += math.nan if has_closure or len(self.each_optimizer(rank)) > 1 else 1.0
+        if not (self.task.reads_unclipped or self.updates_between):
             self._check(rank, self._step[rank], Phase.GRADIENT, self.gradients(rank))
         self._call_events(self.before_update, rank)
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from equivcheck.diagnosis.agreement import differs_in_first_tensor, num_agreeing_moments
-from equivcheck.diagnosis.mistake import Emulate, Mistake, StepFacts
+from equivcheck.diagnosis.mistake import COMPUTED, FACTORS, UPDATED, Emulate, Mistake, StepFacts
 from equivcheck.diagnosis.mistakes.clipping import wrong_clippings
 from equivcheck.diagnosis.mistakes.initial_values import wrong_start
-from equivcheck.diagnosis.mistakes.microbatches import wrong_accumulations
+from equivcheck.diagnosis.mistakes.microbatches import updates_in_microbatches, wrong_accumulations
 from equivcheck.diagnosis.mistakes.precision import lower_precision, narrower_types
 from equivcheck.diagnosis.mistakes.reductions import constant_ratios, wrong_factors, wrong_gradient_shards, wrong_reductions
 from equivcheck.diagnosis.mistakes.settings import wrong_settings
@@ -20,6 +20,7 @@ from equivcheck.diagnosis.mistakes.updates import wrong_updates
 from equivcheck.diagnosis.patterns import pattern_of
 from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
+from equivcheck.user.diagnosis.catalogue.again import repeated_forwards
 from equivcheck.user.diagnosis.catalogue.attention import lost_key_gradients, wrong_masks
 from equivcheck.user.diagnosis.catalogue.averages import wrong_averages, wrong_averages_outside
 from equivcheck.user.diagnosis.catalogue.clipping import clipped_otherwise
@@ -29,8 +30,9 @@ from equivcheck.user.diagnosis.catalogue.layers import wrong_positions, wrong_sp
 from equivcheck.user.diagnosis.catalogue.loss_terms import wrong_loss_terms
 from equivcheck.user.diagnosis.catalogue.parameters import local_statistics, missing_gradients, trained_frozen, wrong_sharing
 from equivcheck.user.diagnosis.catalogue.positions import losses_of_parts, restarted_positions, shifted_labels
+from equivcheck.user.diagnosis.catalogue.split_modules import norms_of_parts, wrong_embeddings, wrong_heads
 from equivcheck.user.diagnosis.catalogue.weights import wrong_weights
-from equivcheck.user.diagnosis.catalogue.zeroing import skipped_zeroing, updates_in_microbatches
+from equivcheck.user.diagnosis.catalogue.zeroing import skipped_zeroing
 from equivcheck.user.diagnosis.contradiction import RealValues, are_gradients_scaled
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
@@ -44,8 +46,6 @@ from equivcheck.worlds.work_clock import WorkClock
 
 VALUES = (Difference.VALUE, Difference.RANKS_DISAGREE, Difference.NAN)
 """Kinds of difference between values, for tensors that both sides have."""
-COMPUTED = (Phase.LOSS, Phase.GRADIENT)
-UPDATED = (Phase.UPDATE, Phase.STATE)
 Wrong = Callable[[DivergedTraining, StepFacts], Iterator[Mistake]]
 
 
@@ -70,6 +70,9 @@ CATALOGUE: tuple[tuple[Wrong, tuple[Phase, ...]], ...] = (
     (wrong_loss_terms, COMPUTED),
     (wrong_splits, COMPUTED),
     (wrong_positions, (Phase.GRADIENT,)),
+    (wrong_embeddings, COMPUTED),
+    (norms_of_parts, COMPUTED),
+    (wrong_heads, COMPUTED),
     (fused_as_one_block, (Phase.LOSS,)),
     (wrong_masks, (Phase.LOSS,)),
     (restarted_positions, COMPUTED),
@@ -82,6 +85,7 @@ CATALOGUE: tuple[tuple[Wrong, tuple[Phase, ...]], ...] = (
     (wrong_weights, COMPUTED),
     (wrong_gradient_shards, (Phase.GRADIENT,)),
     (constant_ratios, COMPUTED),
+    (repeated_forwards, (Phase.BUFFER,)),
     (wrong_averages, (Phase.UPDATE, Phase.BUFFER)),
     (local_statistics, UPDATED),
     (stale_values, (*COMPUTED, *UPDATED)),
@@ -99,8 +103,6 @@ UPDATES = (local_statistics, wrong_settings, wrong_updates)
 """Functions that yield mistakes without an effect before an optimizer update."""
 LONGEST_SECONDS = 60.0
 """Time limit for the search, in seconds."""
-FACTORS = (Cause.SCALED, Cause.NOT_UNSCALED)
-"""Causes that stand for any constant factor. Such causes are dropped if another cause also fits."""
 OTHER_ROWS = (Cause.MEAN_OF_MEANS, Cause.SAME_ROWS, Cause.NOT_REDUCED)
 """Causes to which no second cause is added. Each candidate that uses the ranks' own rows would repeat such a cause."""
 SAME_MEANING = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from equivcheck.diagnosis.emulation.held_elements import held_elements
-from equivcheck.diagnosis.evidence import axis_combinations
+from equivcheck.diagnosis.evidence import axis_combinations, peers_of
 from equivcheck.diagnosis.words import gradients, rows_of_tensor
 from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
@@ -103,7 +103,7 @@ def _missing(diverged: DivergedTraining, name: str) -> MissingReduction | None:
     if any(values.size != mask.sum() for mask, values in zip(held, own, strict=True)):
         return None
     for axes in sorted(axis_combinations(diverged.wide_axes), key=len):
-        lines = {tuple(_peers(diverged, rank, axes)) for rank in range(diverged.task.num_ranks) if held[rank].any()}
+        lines = {tuple(peers_of(diverged.coordinates, rank, axes)) for rank in range(diverged.task.num_ranks) if held[rank].any()}
         if any(not np.array_equal(held[line[0]], held[rank]) for line in lines for rank in line):
             continue
         parts = {line: (expected[held[line[0]]], np.stack([own[rank] for rank in line])) for line in lines}
@@ -151,11 +151,6 @@ def _is_sum(right: Vector, values: Vector, divisor: int, mask: npt.NDArray[np.bo
 def _is_close(values: Vector, right: Vector, eps: float) -> bool:
     """Whether values agree within a loose tolerance. The run with the reduction decides later."""
     return bool(np.linalg.norm(values - right) <= eps**0.5 * np.linalg.norm(right))
-
-
-def _peers(diverged: DivergedTraining, rank: int, axes: Sequence[str]) -> Iterator[int]:
-    own = diverged.coordinates[rank]
-    return (other.rank for other in diverged.coordinates if other.differs_only_along(own, axes))
 
 
 def _gradients(diverged: DivergedTraining) -> list[dict[str, Vector]]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equivcheck.diagnosis.emulation.held_elements import held_elements
-from equivcheck.diagnosis.evidence import axis_combinations
+from equivcheck.diagnosis.evidence import axis_combinations, peers_of
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.worlds.trace.differences import Phase
@@ -41,8 +41,8 @@ def wrong_reported_values(diverged: DivergedTraining) -> list[Diagnosis]:
     is_norm = _is_gradient_norm(diverged)
     value = ("a gradient norm" if is_norm else "a loss") if first.phase is Phase.LOSS else f"a value `{first.tensor}`"
     explained = _wrong_norm(diverged, found) if is_norm else None
-    if explained is None and first.phase is Phase.REPORTED:
-        explained = _wrong_reduction(diverged, found)
+    if explained is None:
+        explained = _wrong_reduction(diverged, found) if first.phase is Phase.REPORTED else _unequal_losses(diverged, found)
     if explained is None:
         return []
     cause, words = explained
@@ -74,6 +74,17 @@ def _wrong_reduction(diverged: DivergedTraining, found: Values) -> Explanation |
     return None
 
 
+def _unequal_losses(diverged: DivergedTraining, found: Values) -> Explanation | None:
+    """Return an explanation if ranks with the same rows return different losses whose mean is right."""
+    right = np.array([[_expected(diverged, step)] for step in range(diverged.num_steps)])
+    for axes in sorted(axis_combinations(diverged.same_row_axes), key=len):
+        means = np.stack([found[:, peers].mean(axis=1) for peers in _peers(diverged, axes)], axis=1)
+        if not diverged.data_axes and _agree(diverged, means, np.broadcast_to(right, means.shape)):
+            where = diverged.ranks_text(axes)
+            return Cause.NOT_REDUCED, f"is another on each of {where}: only their mean is the loss on one device"
+    return None
+
+
 def _expected(diverged: DivergedTraining, step: int) -> float:
     """Return one device's number at a step; NaN if one device reports none."""
     value = diverged.expected_values(step, diverged.first.phase).get(diverged.first.tensor)
@@ -82,8 +93,7 @@ def _expected(diverged: DivergedTraining, step: int) -> float:
 
 def _peers(diverged: DivergedTraining, axes: Sequence[str]) -> list[list[int]]:
     """Return, for each rank, the ranks that differ from it only along some axes."""
-    places = diverged.coordinates
-    return [[other.rank for other in places if other.differs_only_along(own, axes)] for own in places]
+    return [peers_of(diverged.coordinates, rank, axes) for rank in range(diverged.num_ranks)]
 
 
 def _is_gradient_norm(diverged: DivergedTraining) -> bool:

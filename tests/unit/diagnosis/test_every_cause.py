@@ -12,7 +12,7 @@ from unit.diagnosis.causes import Example
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 EXAMPLES = (*causes.EXAMPLES, *token_causes.EXAMPLES)
-ELSEWHERE = {Cause.READ_BY_TORCH, Cause.NOT_RESTORED, Cause.AVERAGE_OF_WEIGHTS, Cause.NOT_FROZEN}
+ELSEWHERE = {Cause.READ_BY_TORCH, Cause.NOT_RESTORED, Cause.AVERAGE_OF_WEIGHTS, Cause.NOT_FROZEN, Cause.FORWARD_REPEATED}
 """Tested in `tests/equivalence/test_full_tensor.py`, `tests/unit/user/test_restart.py` and `tests/unit/user/diagnosis`."""
 
 

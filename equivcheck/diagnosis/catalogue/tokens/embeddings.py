@@ -13,7 +13,9 @@ from equivcheck.diagnosis.catalogue.counterfactual import on_one_device, submodu
 from equivcheck.diagnosis.catalogue.shared_weights import detached_weight, initial_weight, using_weight
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.mistake import Mistake
+from equivcheck.diagnosis.mistakes.embeddings import look_up, wrong_lookups
 from equivcheck.layouts.base.limits.repairs import is_tied
+from equivcheck.layouts.base.partition import chunk_size
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Tokens
 from equivcheck.scenario.mesh import TP
@@ -72,31 +74,18 @@ def _rows(diverged: DivergedRun, source: Tokens) -> Iterator[Mistake]:
     ranks, where = diverged.mesh.size(TP), diverged.ranks_text((TP,))
     words = f"the rows of `embedding.weight` that {where} look up are averaged over them, not summed"
     yield on_one_device(Cause.OUTPUT_AVERAGED, words, partial(_divide, ranks=ranks))
-    tokens, size = range(source.vocabulary), -(-source.vocabulary // ranks)
-    words = f"{where} do not mask each other's tokens: each looks them up in the first row of its own shard of `embedding.weight`"
-    rows = {token: [token, *(first for first in tokens[::size] if token // size != first // size)] for token in tokens}
-    yield on_one_device(Cause.ANOTHER_ROW, words, partial(_look_up, rows=rows))
+    shards = torch.split(torch.arange(source.vocabulary), chunk_size(source.vocabulary, ranks))
+    for words, rows in wrong_lookups(shards, "embedding.weight", where):
+        yield on_one_device(Cause.ANOTHER_ROW, words, partial(_look_up, rows=rows))
 
 
 def _divide(setup: Setup, *, ranks: int) -> None:
     _embedding(setup).register_forward_hook(lambda _module, _inputs, outputs: outputs / ranks)
 
 
-def _look_up(setup: Setup, *, rows: dict[int, list[int]]) -> None:
-    """Embed each token as a sum of rows."""
+def _look_up(setup: Setup, *, rows: torch.Tensor) -> None:
     module = _embedding(setup)
-    counts = torch.zeros(len(rows), module.num_embeddings, dtype=module.weight.dtype)
-    for token, found in rows.items():
-        for row in found:
-            counts[token, row] += 1.0
-
-    def forward(tokens: torch.Tensor) -> torch.Tensor:
-        outputs = functional.embedding(tokens, counts) @ module.weight
-        if module.padding_idx is None:
-            return outputs
-        return outputs.where((tokens != module.padding_idx).unsqueeze(-1), outputs.detach())
-
-    module.forward = forward  # type: ignore[assignment,method-assign]
+    module.forward = partial(look_up, module, rows)  # type: ignore[method-assign]
 
 
 def _untied() -> Iterator[Mistake]:

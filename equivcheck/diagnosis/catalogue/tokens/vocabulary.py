@@ -1,4 +1,4 @@
-"""Vocabulary-parallel embeddings, logits and softmax."""
+"""Vocabulary-parallel logits and softmax."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-from torch import nn
-from torch.nn import functional
 
-from equivcheck.diagnosis.catalogue.counterfactual import Change, on_emulated_ranks, on_one_device, submodule
+from equivcheck.diagnosis.catalogue.counterfactual import Change, on_emulated_ranks, on_one_device
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.scenario_ranks import ScenarioRanks
 from equivcheck.diagnosis.mistake import Mistake
@@ -26,41 +24,12 @@ Loss = Callable[[Training, torch.Tensor, torch.Tensor, float], torch.Tensor]
 
 
 def wrong_vocabularies(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes in vocabulary-parallel embeddings and heads."""
+    """Yield mistakes in vocabulary-parallel heads."""
     plan, model = plan_over_ranks(diverged.layout), diverged.training.model
     if plan is None or diverged.rounding is not None:
         return
-    if model.source is not None and plan.source is Split.ROWWISE:
-        yield from _of_tokens(diverged, model.source.vocabulary)
     if model.head is not None and plan.head is Split.COLWISE:
         yield from _of_logits(diverged, model.out_features)
-
-
-def _of_tokens(diverged: DivergedRun, vocabulary: int) -> Iterator[Mistake]:
-    ranks, where = diverged.mesh.size(TP), diverged.ranks_text((TP,))
-    size, tokens = chunk_size(vocabulary, ranks), torch.arange(vocabulary)
-    starts, ends = tokens % size == 0, (tokens % size == size - 1) | (tokens == vocabulary - 1)
-    for place, lost in (("last", ends), ("first", starts)):
-        words = f"the {place} token of each vocabulary shard on {where} is embedded as 0"
-        yield on_one_device(Cause.ANOTHER_ROW, words, _embedding(tokens, lost))
-    for shift, fixed in ((-1, (tokens < size) | starts), (1, (tokens < size) | ends)):
-        words = f"from the second of {where} on, tokens are looked up in the row {'before' if shift < 0 else 'after'} theirs"
-        rows = torch.where(fixed, tokens, tokens + shift)
-        yield on_one_device(Cause.ANOTHER_ROW, words, _embedding(rows, torch.zeros(vocabulary, dtype=torch.bool)))
-
-
-def _embedding(rows: torch.Tensor, lost: torch.Tensor) -> Change:
-    """Look up each token in `rows`; tokens in `lost` get zeros."""
-
-    def change(setup: Setup) -> None:
-        embedding = submodule(setup, "embedding", nn.Embedding)
-
-        def forward(tokens: torch.Tensor) -> torch.Tensor:
-            return functional.embedding(rows[tokens], embedding.weight.masked_fill(lost[:, None], 0.0), embedding.padding_idx)
-
-        embedding.forward = forward  # type: ignore[assignment,method-assign]
-
-    return change
 
 
 def _of_logits(diverged: DivergedRun, vocabulary: int) -> Iterator[Mistake]:

@@ -1,4 +1,4 @@
-"""Gradients that are not zeroed between backward passes, and updates between them."""
+"""Gradients that are not zeroed between backward passes."""
 
 from __future__ import annotations
 
@@ -48,25 +48,3 @@ def _skip_zeroing(ranks: EmulatedUserRanks, *, number: int) -> None:
     ranks.built.append(skip_in_optimizers)
     for rank, model in enumerate(ranks.models):
         skip(rank, model)
-
-
-def updates_in_microbatches(_diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield optimizers that step after each microbatch, with its gradients or those accumulated so far."""
-    words = "the optimizer steps after each microbatch, not once after all"
-    for zeroes, more in ((True, ""), (False, ", with the gradients accumulated so far")):
-        for weight in (1.0, float(facts.num_backward)) if facts.num_backward > 1 else ():
-            change = partial(_step_in_microbatches, zeroes=zeroes, weight=weight)
-            yield Mistake(Cause.STEPPED_EACH_MICROBATCH, words + more, change, is_quick=True)
-
-
-def _step_in_microbatches(ranks: EmulatedUserRanks, *, zeroes: bool, weight: float) -> None:
-    ranks.require = None  # the gradients of all but the last update of a step are in no trace
-    ranks.multiply_gradients(lambda *_: weight)
-
-    def update(rank: int, _step: int) -> None:
-        for each in optimizers_in(ranks.optimizers[rank]):
-            each.step()
-            if zeroes:
-                each.zero_grad()
-
-    ranks.between_microbatches.append(update)

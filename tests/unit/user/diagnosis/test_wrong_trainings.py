@@ -15,6 +15,7 @@ from equivcheck.worlds.trace.differences import Phase
 from support.verdicts import first_divergence
 from unit.user.diagnosis.unknown_faults import UNKNOWN
 from unit.user.diagnosis.wrong_gradients import GRADIENTS
+from unit.user.diagnosis.wrong_modules import MODULES
 from unit.user.diagnosis.wrong_moments import MOMENTS
 from unit.user.diagnosis.wrong_parts import PARTS
 from unit.user.diagnosis.wrong_shards import SHARDS
@@ -22,7 +23,7 @@ from unit.user.diagnosis.wrong_trainings import Wrong, step_of, two_microbatches
 from unit.user.diagnosis.wrong_updates import UPDATES
 from unit.user.programs import brought, said
 
-ALL = GRADIENTS | PARTS | UPDATES | SHARDS | MOMENTS
+ALL = GRADIENTS | PARTS | UPDATES | SHARDS | MOMENTS | MODULES
 IN_EACH_RUN = (
     "not_reduced",
     "summed",
@@ -54,6 +55,10 @@ IN_EACH_RUN = (
     "first_zero_grad_forgotten",
     "reported_norm_of_replicas",
     "rows_not_summed",
+    "first_row",
+    "norm_of_own_features",
+    "heads_in_wrong_order",
+    "counted_again",
 )
 """A few mistakes per kind. The torch environments run all."""
 

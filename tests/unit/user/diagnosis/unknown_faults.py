@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from unit.user.diagnosis.wrong_gradients import changed
 from unit.user.diagnosis.wrong_trainings import Wrong, averaged, by_hand, rank, step_of
@@ -62,32 +61,6 @@ class Counting(nn.Module):
         return self.linear(inputs)
 
 
-class Recomputed(nn.Module):
-    """A model that counts its rows. Ranks compute it again in backward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counting = CountingCalls()
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Two values per row."""
-        return checkpoint(self.counting, inputs, use_reentrant=False) if dist.is_initialized() else self.counting(inputs)
-
-
-class CountingCalls(nn.Module):
-    """A layer that counts its calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 2)
-        self.register_buffer("seen", torch.zeros(2))
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Two values per row."""
-        self.seen += torch.tensor([3.0, 0.1])
-        return self.linear(inputs)
-
-
 UNKNOWN: dict[str, tuple[Wrong, str]] = {
     "noise": (by_hand("", reduce=noisy), "ranks disagree on `0.weight`"),
     "two_faults": (by_hand("", reduce=twice_wrong), ""),
@@ -100,10 +73,6 @@ UNKNOWN: dict[str, tuple[Wrong, str]] = {
     "whole_numbers_doubled": (
         Wrong(says="", brought=brought(model=Counting, batches=batches(steps=1))),
         "`seen` is 2 times as large as on one device",
-    ),
-    "counted_again": (
-        Wrong(says="", brought=brought(model=Recomputed, batches=batches(6, steps=1), mesh={"tp": 3})),
-        "2 times as large as on one device, the number of a rank's calls of `counting` for each call on one device",
     ),
     "classes_counted_twice": (
         Wrong(says="", brought=brought(parallelize=lambda model, _mesh: model, rank_step=larger_loss)),
