@@ -42,6 +42,8 @@ class StepFacts:
     """Whether a step clips with `torch.nn.utils.clip_grad_norm_` or `clip_grads_with_norm_`."""
     differs: bool
     """Whether ranks with their own rows compute something else than one device."""
+    updates_in_backward: bool = False
+    """Whether an optimizer steps inside backward, so that several emulated ranks cannot reduce gradients."""
 
 
 @dataclass(frozen=True, slots=True)  # positional, because the catalogue builds hundreds

@@ -51,6 +51,10 @@ class EmulatedUserRanks(EmulatedRanks):
         self.reads: Callable[[UserTrace], UserTrace] | None = None
         """Function that changes a rank's trace, for tensors read from wrong places."""
         self.num_seen = self.num_clippings = 0
+        self.updates_in_backward = False
+        """Whether a backward pass changed parameters, or left no gradients, because an optimizer stepped in it."""
+        self.may_update_in_backward = one
+        """Whether such a pass is accepted although gradients cannot be reduced."""
         self.num_updates = [0.0] * len(ranks)
         """Calls of each rank's optimizer; NaN if there are several, or if it computes the gradients itself."""
         self.known: KnownBackward | None = None
@@ -151,8 +155,10 @@ class EmulatedUserRanks(EmulatedRanks):
             return
         before, number = self.gradients(rank), self._count[rank]
         fresh = self._fresh_gradients(rank, loss, backward)
-        if not fresh:
-            raise NotTogether("the optimizer steps inside backward, so that no gradients are left to reduce")
+        if self.updates_in_backward:
+            if self.may_update_in_backward:
+                return
+            raise NotTogether("the optimizer steps inside backward, before gradients are reduced")
         with torch.no_grad():
             reduced = self._reduced(rank, before, fresh, number, last=number == self.num_backward - 1)
             for name, value in self.parameters[rank].items():
@@ -172,11 +178,17 @@ class EmulatedUserRanks(EmulatedRanks):
             return known
         for value in self.parameters[rank].values():
             value.grad = None
+        versions = self._versions(rank)
         backward()
         fresh = self.gradients(rank)
-        if self.known is not None and loss is not None:
+        self.updates_in_backward |= not fresh or versions != self._versions(rank)
+        if not self.updates_in_backward and self.known is not None and loss is not None:
             self.known.add(place, loss, self.models[rank], fresh)
         return fresh
+
+    def _versions(self, rank: int) -> list[int]:
+        """Return the numbers of in-place operations on parameters, which torch counts for autograd."""
+        return [value._version for value in self.parameters[rank].values()]
 
     def _clip(self, tensors: list[torch.Tensor], kind: float, scale: Scale) -> torch.Tensor:
         rank = getattr(self._local, "rank", None)

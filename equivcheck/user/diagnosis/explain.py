@@ -26,6 +26,7 @@ from equivcheck.user.diagnosis.catalogue.averages import wrong_averages, wrong_a
 from equivcheck.user.diagnosis.catalogue.clipping import clipped_otherwise
 from equivcheck.user.diagnosis.catalogue.components import fused_as_one_block, wrong_components
 from equivcheck.user.diagnosis.catalogue.data import wrong_losses, wrong_rows
+from equivcheck.user.diagnosis.catalogue.in_backward import wrong_in_backward
 from equivcheck.user.diagnosis.catalogue.layers import wrong_positions, wrong_splits
 from equivcheck.user.diagnosis.catalogue.loss_terms import wrong_loss_terms
 from equivcheck.user.diagnosis.catalogue.parameters import local_statistics, missing_gradients, trained_frozen, wrong_sharing
@@ -59,6 +60,7 @@ CATALOGUE: tuple[tuple[Wrong, tuple[Phase, ...]], ...] = (
     (wrong_losses, (Phase.LOSS,)),
     (wrong_components, (*COMPUTED, *UPDATED)),
     (wrong_start, (*COMPUTED, *UPDATED)),
+    (wrong_in_backward, COMPUTED),
     (wrong_rows, (*COMPUTED, *UPDATED, Phase.BUFFER)),
     (missing_gradients, (Phase.GRADIENT,)),
     (trained_frozen, (Phase.GRADIENT,)),
@@ -157,6 +159,8 @@ def _emulation(diverged: DivergedTraining) -> tuple[StepFacts, Emulate] | None:
     own = correct(own_rows=True) if diverged.has_own_rows else None
     own_rows = own is not None and not own.differs
     emulated = own if own_rows else correct(own_rows=False)
+    if one is not None and one.ranks.updates_in_backward:
+        emulated, own_rows = one, False
     if one is None or one.differs or emulated is None or emulated.differs:
         return None
     known.is_complete = True
@@ -166,6 +170,7 @@ def _emulation(diverged: DivergedTraining) -> tuple[StepFacts, Emulate] | None:
         clips=emulated.ranks.num_clippings > 0,
         # Without a backward pass, as with `torch.autograd.grad`, emulated ranks do not reduce gradients.
         differs=own is not None and own.differs and own.ranks.num_seen > 0,
+        updates_in_backward=emulated.ranks.updates_in_backward,
     )
     steps_once = all(count == diverged.num_steps for count in emulated.ranks.num_updates)
     # With several steps per batch, a trace has the gradients of the last one.

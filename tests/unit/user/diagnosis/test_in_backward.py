@@ -38,7 +38,7 @@ def _hook_of(parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> Any:
     return parameter.register_post_accumulate_grad_hook(lambda _parameter: own.step())
 
 
-def _checked(parallelize: Any) -> UserVerdict:
+def _checked(parallelize: Any, step: Any = _after_backward, rank_step: Any = _in_backward) -> UserVerdict:
     torch.manual_seed(0)
     return check_training(
         model=nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)),
@@ -47,18 +47,22 @@ def _checked(parallelize: Any) -> UserVerdict:
         batches=[(torch.randn(4, 5), torch.randn(4, 3)) for _ in range(2)],
         loss=functional.mse_loss,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        step=_after_backward,
-        rank_step=_in_backward,
+        step=step,
+        rank_step=rank_step,
     )
+
+
+def _scaled(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss_of: Any) -> float:
+    return _in_backward(model, batch, optimizer, lambda *given: 3.0 * loss_of(*given)) / 3.0
+
+
+def _fully_sharded(model: nn.Module, mesh: DeviceMesh) -> None:
+    fully_shard(model, mesh=mesh)
 
 
 def test_hooks_update_with_reduced_gradients_under_fully_shard() -> None:
     """FSDP2 calls the hooks after it has reduced a gradient."""
-
-    def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
-        fully_shard(model, mesh=mesh)
-
-    assert _checked(parallelize).outcome is Outcome.EQUIVALENT
+    assert _checked(_fully_sharded).outcome is Outcome.EQUIVALENT
 
 
 def test_hooks_update_before_distributed_data_parallel_reduces() -> None:
@@ -66,3 +70,29 @@ def test_hooks_update_before_distributed_data_parallel_reduces() -> None:
     verdict = _checked(lambda model, _mesh: DistributedDataParallel(model))
     assert verdict.outcome is Outcome.DIVERGED
     assert verdict.cause.startswith("all gradients are left unreduced over the 2 dp ranks")
+
+
+def test_unreduced_gradients_are_named_if_one_device_updates_in_backward_as_well() -> None:
+    """No gradients are left to reduce after backward, so each emulated rank keeps its own."""
+    verdict = _checked(lambda model, _mesh: DistributedDataParallel(model), step=_in_backward)
+    assert verdict.cause.startswith("all gradients are left unreduced over the 2 dp ranks: each rank updates inside backward")
+
+
+def test_scaled_gradients_are_named_if_one_device_updates_in_backward_as_well() -> None:
+    """The factor is reproduced through the gradient of the loss."""
+    verdict = _checked(_fully_sharded, step=_in_backward, rank_step=_scaled)
+    assert verdict.cause == "all gradients are 3 times as large as on one device"
+
+
+def test_no_cause_is_named_if_one_device_updates_in_backward_and_the_fault_is_unknown() -> None:
+    """Most known faults need gradients after backward."""
+
+    def rolled(model: nn.Module, *arguments: Any) -> float:
+        hook = model[0].weight.register_hook(lambda gradient: gradient.roll(1, 0))
+        value = _in_backward(model, *arguments)
+        hook.remove()
+        return value
+
+    verdict = _checked(lambda model, _mesh: model, step=_in_backward, rank_step=rolled)
+    assert verdict.outcome is Outcome.DIVERGED
+    assert not verdict.cause
