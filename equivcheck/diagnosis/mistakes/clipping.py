@@ -80,6 +80,9 @@ def _over_some_axes(diverged: Evidence) -> Iterator[Mistake]:
         words = f"the total norm counts gradients replicated over {diverged.ranks_text(axes)} once per rank"
         yield _by(Cause.REPLICAS_IN_NORM, words, partial(_counting_replicas, axes=axes), is_quick=axes == diverged.wide_axes)
     for axes in subsets:
+        words = f"the total norm counts each gradient element once on each of {diverged.ranks_text(axes)}"
+        yield _by(Cause.REPLICAS_IN_NORM, words, partial(_counting_each, times=diverged.size(axes)), is_quick=True)
+    for axes in subsets:
         for way, words in _COMBINED:
             sentence = f"the local norms on {diverged.ranks_text(axes)} are {words}"
             yield _by(Cause.ANOTHER_NORM, sentence, _combined(axes, way))
@@ -108,6 +111,10 @@ def _counting_replicas(
     ranks: EmulatedRanks, rank: int, gradients: Gradients, kind: float, *, axes: Sequence[str]
 ) -> torch.Tensor:
     return norm_of([part for peer in ranks.peers(rank, axes) for part in _held(ranks, gradients, [peer])], kind)
+
+
+def _counting_each(_ranks: EmulatedRanks, _rank: int, gradients: Gradients, kind: float, *, times: int) -> torch.Tensor:
+    return norm_of(gradients.values(), kind) * float(times ** (1 / kind))
 
 
 def _powered(_ranks: EmulatedRanks, _rank: int, gradients: Gradients, kind: float, *, power: float) -> torch.Tensor:

@@ -51,6 +51,11 @@ def by_norm_of_rank_0(parameters: list[torch.Tensor]) -> None:
     scale(parameters, norm)
 
 
+def by_doubled_squares(parameters: list[torch.Tensor]) -> None:
+    """Clip by a norm whose squares are added up twice."""
+    scale(parameters, nn.utils.get_total_norm([parameter.grad.full_tensor() for parameter in parameters for _ in range(2)]))
+
+
 def rooted(parameters: list[torch.Tensor]) -> None:
     """Clip by the root of the maximum over ranks."""
     norm = torch.stack([local(parameter.grad).abs().max() for parameter in parameters if local(parameter.grad).numel()]).max()
@@ -373,6 +378,11 @@ SHARDS: dict[str, Wrong] = {
         "all ranks clip by the norm over the elements that rank 0 holds", clips=by_norm_of_rank_0, of_one=clipping_step
     ),
     "inf_norm_rooted": fsdp("the root of ", clips=rooted, of_one=step_of(reduce=nothing, clips=clip_max)),
+    "shards_counted_twice": fsdp(
+        "the total norm counts each gradient element once on each of the 2 dp ranks",
+        clips=by_doubled_squares,
+        of_one=clipping_step,
+    ),
     "lars_on_a_shard": fsdp("treats each rank's shard as the full tensor", changes={"optimizer": Lars}),
     "wrong_shard_restored": fsdp("in wrong places", changes={"parallelize": another_shard}),
     "shards_averaged": fsdp(
