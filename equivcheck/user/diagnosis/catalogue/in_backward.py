@@ -31,11 +31,11 @@ def wrong_in_backward(diverged: DivergedTraining, facts: StepFacts) -> Iterator[
 def _scale_gradients(ranks: EmulatedUserRanks, *, factor: float) -> None:
     """Scale the gradient of the loss, but not the loss."""
 
-    def scaled(outputs: Any, targets: Any, *, loss: Any) -> Any:
+    def loss_with_factor(outputs: Any, targets: Any, *, loss: Any) -> Any:
         value = loss(outputs, targets)
         return factor * value + ((1 - factor) * value).detach()
 
-    ranks.wraps_loss = lambda _rank, loss: partial(scaled, loss=loss)
+    ranks.wraps_loss = lambda _rank, loss: partial(loss_with_factor, loss=loss)
 
 
 def _keep_own(ranks: EmulatedUserRanks) -> None:
