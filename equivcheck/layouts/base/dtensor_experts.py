@@ -34,7 +34,7 @@ def has_expert_units(layout: Layout) -> bool:
 
 
 def expert_modules(model: nn.Module) -> list[nn.Module]:
-    """Return the module with all experts, for each layer with experts."""
+    """Return one module for each layer with experts: the module that holds all experts of the layer."""
     from equivcheck.training.layers.module import RoutedModule
 
     return [layer.units() for layer in model.modules() if isinstance(layer, RoutedModule)]

@@ -23,12 +23,12 @@ Later versions leave gradients in the reduction dtype (`Tensor.grad_dtype`), by 
 
 
 def computed_in(precision: Precision, policy: MixedPrecision | None) -> ElementType:
-    """Dtype for forward and backward in an FSDP unit."""
+    """Dtype in which an FSDP unit computes: the parameters' dtype in the mixed-precision `policy`, else the training's."""
     return ElementType(precision.value) if policy is None or policy.param is None else policy.param
 
 
 def reduced_in(precision: Precision, fsdp: FSDP1 | FSDP2) -> ElementType:
-    """Dtype for accumulating and reducing gradients in an FSDP unit."""
+    """Dtype in which FSDP units accumulate and reduce gradients, given the training's precision."""
     policy = fsdp.mixed_precision
     if policy is not None and policy.reduce is not None:
         return policy.reduce

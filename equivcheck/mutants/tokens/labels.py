@@ -91,7 +91,7 @@ def z_loss_summed_over_ranks(setup: Setup) -> None:
 
 @fault(layouts=EVERYWHERE, applies=_has_z_loss, causes=(Cause.ANOTHER_LOSS,), minimum=ONE_RANK)
 def z_loss_lost(setup: Setup) -> None:
-    """Bug: the z-loss is missing."""
+    """Bug: the loss has no z-loss."""
     change_loss(setup, z_loss=0.0)
 
 
@@ -105,5 +105,5 @@ def label_smoothing_lost(setup: Setup) -> None:
 
 @fault(layouts=EVERYWHERE, applies=has_loss(lambda loss: loss.class_weights), causes=(Cause.ANOTHER_LOSS,), minimum=ONE_RANK)
 def class_weights_lost(setup: Setup) -> None:
-    """Bug: class weights are missing."""
+    """Bug: the loss has no class weights."""
     change_loss(setup, class_weights=False)

@@ -110,7 +110,7 @@ def measure_version(
 
 
 def run_doctor(installation: Installation) -> tuple[Probe, ...]:
-    """Run `equivcheck doctor`. If it fails, the result is one failed probe."""
+    """Run `equivcheck doctor` with an installation's interpreter. If it fails, the result is one failed probe."""
     ran = run_python(installation.python, ("-m", "equivcheck", "doctor", "--json"), seconds=_DOCTOR_SECONDS)
     try:
         probes = json.loads(ran.printed)["probes"]
