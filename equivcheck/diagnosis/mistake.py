@@ -1,4 +1,4 @@
-"""Candidate mistakes, and the facts about a training they depend on."""
+"""Mistakes as possible explanations for a divergence, and facts about a training on which they depend."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Some mistakes need attributes that only one kind of emulated ranks has."""
 
 
 class Emulate(Protocol):
-    """Function that builds emulated ranks. With `one`, only rank 0 trains."""
+    """Protocol for a function that builds emulated ranks. With `one`, only rank 0 trains."""
 
     def __call__(self, *, own_rows: bool, one: bool = False) -> EmulatedRanks:
         """Build ranks with their own rows, or with all rows."""
@@ -35,36 +35,39 @@ class StepFacts:
     """Facts about a training, measured by emulating correct ranks."""
 
     own_rows: bool
-    """Whether ranks with their own rows, averaged, compute the same as one device with all rows."""
+    """Whether ranks that compute on their own rows and average gradients give the same as one device with all rows."""
     num_backward: int
-    """Backward passes per step."""
+    """Number of backward passes in a step."""
     clips: bool
     """Whether a step clips with `torch.nn.utils.clip_grad_norm_` or `clip_grads_with_norm_`."""
     differs: bool
-    """Whether ranks with their own rows compute something else than one device."""
+    """Whether ranks that compute on their own rows give other values than one device."""
     updates_in_backward: bool = False
     """Whether an optimizer steps inside backward, so that several emulated ranks cannot reduce gradients."""
 
 
 @dataclass(frozen=True, slots=True)  # positional, because the catalogue builds hundreds
 class Mistake:
-    """A mistake that may explain a divergence."""
+    """A mistake that may explain a divergence. It can be tried on emulated ranks."""
 
     cause: Cause
-    """Short name for the mistake."""
+    """The mistake, as a code for programs."""
     sentence: str
-    """Sentence about the mistake, without a full stop."""
+    """The mistake in a sentence, without a full stop."""
     change: Change
-    """Function to apply the mistake to emulated ranks."""
+    """Function for making the mistake on emulated ranks."""
     own_rows: bool = False
     """Whether each rank must compute on its own rows, even if all rows would give the same result."""
     is_quick: bool = False
-    """Whether the mistake is equal on all ranks, so one training reproduces it."""
+    """Whether the mistake is the same on all ranks, so that one training reproduces it."""
     scales_gradients: bool = False
-    """Whether each rank only multiplies each of its gradients by a factor."""
+    """Whether the mistake only multiplies each gradient on each rank by a factor."""
 
     def run(self, emulate: Emulate, num_steps: int, facts: StepFacts) -> tuple[Trace, ...]:
-        """Train emulated ranks with the mistake. Returns one trace per rank, or one for all ranks if a single rank is enough."""
+        """Train emulated ranks with the mistake, for `num_steps` steps.
+
+        Returns a trace for each rank, or one for all ranks if one is enough.
+        """
         emulated = emulate(own_rows=(facts.own_rows and not self.is_quick) or self.own_rows, one=self.is_quick)
         emulated.num_backward = facts.num_backward
         self.change(emulated)
@@ -73,26 +76,26 @@ class Mistake:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """A range of steps in which a mistake occurs."""
+    """The steps in which a mistake occurs."""
 
     first: int
-    """First step."""
+    """First of these steps."""
     last: int | None = None
-    """Last step; None for all later steps."""
+    """Last of these steps; None if all later steps are wrong, too."""
 
     def __contains__(self, step: int) -> bool:
         return step >= self.first and (self.last is None or step <= self.last)
 
     @property
     def words(self) -> str:
-        """Suffix for a sentence: ``, at step 2 only``; empty if the range covers every step."""
+        """Ending for a sentence, such as ``, at step 2 only``. Empty if all steps are wrong."""
         if self.last is not None:
             return f", at step {self.first} only"
         return f", from step {self.first} on" if self.first else ""
 
 
 def spans(diverged: Evidence) -> tuple[Span, ...]:
-    """Return the step ranges that agree with the first difference."""
+    """Return the steps in which a mistake may occur: from the first difference on, or only at that step."""
     first = diverged.first.step
     single = (Span(first=first, last=first),) if diverged.num_steps > 1 else ()
     return (Span(first=first), *single)

@@ -1,4 +1,4 @@
-"""Emulate ranks on one device: the ranks' trainings run in turns, and plain arithmetic replaces communication."""
+"""Emulates ranks on one device: their trainings run in turns, and plain arithmetic replaces communication."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Scale = Callable[[list[torch.Tensor], torch.Tensor], None]
 
 
 class EmulatedRanks(ABC):
-    """Ranks that one process emulates. Together the ranks compute the same as one device, until a `Mistake` changes them.
+    """Ranks emulated in one process. They compute the same as one device, until a `Mistake` changes them.
 
     A mistake changes attributes before `train`. Every rank has full parameters. With `own_rows`, a rank computes on its own rows,
     else on all rows. With `one`, only rank 0 trains, and its trace stands for all ranks.
@@ -86,21 +86,24 @@ class EmulatedRanks(ABC):
 
     @abstractmethod
     def train(self, num_steps: int) -> tuple[Trace, ...]:
-        """Train `num_steps` steps and return a trace for each model."""
+        """Train `num_steps` steps, and return a trace for each emulated model."""
 
     def peers(self, rank: int, axes: Sequence[str]) -> list[int]:
-        """Return the ranks that differ from `rank` only along some axes, with `rank` itself."""
+        """Return the ranks that differ from `rank` only along these axes. `rank` itself is among them."""
         return peers_of(self.coordinates, rank, axes)
 
     def mean(self, gradients: list[Gradients], _microbatch: int, _step: int) -> list[Gradients]:
-        """Average gradients over ranks with different rows. Ranks share the results, so the caller must not change them."""
+        """Average each rank's gradients over the ranks with other rows.
+
+        Ranks share the results, so the caller must not change them.
+        """
         peers = [tuple(self.peers(rank, self.axes)) for rank in range(len(self.models))]
         means = {group: self.mean_over(gradients, group) for group in dict.fromkeys(peers)}
         return [means[group] for group in peers]
 
     @staticmethod
     def mean_over(gradients: Sequence[Gradients], ranks: Sequence[int]) -> Gradients:
-        """Average gradients over some ranks. A missing gradient counts as zeros."""
+        """Average the gradients of these ranks. A missing gradient counts as zeros."""
         if len(ranks) == 1:
             return gradients[ranks[0]]
         means: dict[str, torch.Tensor] = {}
@@ -110,30 +113,36 @@ class EmulatedRanks(ABC):
         return {name: value.div_(len(ranks)) for name, value in means.items()}
 
     def multiply_gradients(self, factor: Callable[[str, int, int], float]) -> None:
-        """Multiply averaged gradients by a factor, which may depend on the parameter's name, the microbatch and the step."""
+        """Multiply averaged gradients by `factor`, which gets the parameter's name, the microbatch and the step."""
         self.reduce = lambda all_, microbatch, step: [
             {name: value * factor(name, microbatch, step) for name, value in each.items()}
             for each in self.mean(all_, microbatch, step)
         ]
 
     def gradients(self, rank: int) -> Gradients:
-        """Return a rank's current gradients."""
+        """Return a rank's current gradients by parameter name."""
         return {name: value.grad for name, value in self.parameters[rank].items() if value.grad is not None}
 
     def each_optimizer(self, rank: int) -> Sequence[Optimizer]:
-        """Return a rank's optimizers."""
+        """Return all optimizers of a rank."""
         return [self.optimizers[rank]]
 
     def groups(self, rank: int) -> list[dict[str, Any]]:
-        """Return the parameter groups of a rank's optimizers."""
+        """Return the parameter groups in a rank's optimizers."""
         return [group for each in self.each_optimizer(rank) for group in each.param_groups]
 
     def exchange(self, rank: int, given: Any, together: Callable[[list[Any]], Sequence[Any]]) -> Any:
-        """Wait until all ranks have passed a value. `together` computes one result per rank, and this rank's is returned."""
+        """Pass a value to the other ranks, and wait for theirs. `together` computes a result for each rank from all values.
+
+        This rank's result is returned.
+        """
         return self.turns.meet(rank, given, together)
 
     def clip_rank(self, rank: int, tensors: list[torch.Tensor], kind: float, scale: Scale) -> torch.Tensor:
-        """Clip a rank's gradients by `self.norm` with the norm type `kind`, and return the norm."""
+        """Clip a rank's gradients with `scale`, by the norm that `self.norm` computes, and return the norm.
+
+        `kind` is the norm type.
+        """
         own = [(tensor, tensor.grad) for tensor in tensors if tensor.grad is not None]
         names = {id(value): name for name, value in self.parameters[rank].items()}
         gradients = {names[id(tensor)]: gradient for tensor, gradient in own if id(tensor) in names}
@@ -187,7 +196,7 @@ def _added(old: Gradients, new: Gradients) -> Gradients:
 
 
 def norm_of(tensors: Iterable[torch.Tensor], kind: float) -> torch.Tensor:
-    """Return the norm over all elements; 0 for no tensors.
+    """Return the norm over all elements in `tensors`, with the norm type `kind`; 0 without tensors.
 
     The result is the norm of the tensors' norms, as in `torch.nn.utils.get_total_norm`, because a norm over millions of elements
     at once is rounded in another way.

@@ -1,4 +1,4 @@
-"""Elements held by each rank, and the ranks that supply missing elements."""
+"""Says which elements each rank holds, and takes missing elements from other ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from equivcheck.worlds.trace.trace import Trace
 
 @lru_cache(maxsize=4)
 def held_elements(diverged: Evidence) -> HeldElements:
-    """Return which rank holds which elements of each parameter, and which rank is the only one to update a replicated tensor."""
+    """Find out which rank holds which elements of each parameter, and which replicated tensors only one rank updates."""
     held, owners = _held_masks(diverged), dict[str, int]()
     for name, masks in held.items():
         holders = [rank for rank, trace in enumerate(diverged.traces) if _has_state(trace, name)]
@@ -29,7 +29,7 @@ def _has_state(trace: Trace, name: str) -> bool:
 
 
 class HeldElements:
-    """Knows which rank holds which elements, and gathers full tensors on every rank."""
+    """Says which elements of each parameter a rank holds, and gathers full tensors on emulated ranks."""
 
     def __init__(
         self, coordinates: Sequence[RankCoordinate], held: Mapping[str, list[np.ndarray]], owners: Mapping[str, int]
@@ -49,11 +49,14 @@ class HeldElements:
         return any(sources is not None for sources in self._sources.values())
 
     def by(self, name: str, *ranks: int) -> torch.Tensor:
-        """Return a mask in the tensor's shape: True for elements on any of the given ranks."""
+        """Return a mask in the shape of the tensor `name`. It is True for elements on any of these ranks."""
         return torch.from_numpy(np.asarray(np.any([self._held[name][rank] for rank in ranks], axis=0)))
 
     def exchange(self, name: str, value: torch.Tensor, sources: Sequence[int]) -> None:
-        """Overwrite each rank's elements in place with the elements on rank `sources[rank]`, if both hold equally many."""
+        """Overwrite each rank's elements in `value` by those of another rank, `sources[rank]`.
+
+        A rank is skipped if the other rank does not hold equally many elements of the tensor `name`.
+        """
         before = value.clone()
         for rank, source in enumerate(sources):
             mine, theirs = self.by(name, rank), self.by(name, source)
@@ -61,13 +64,13 @@ class HeldElements:
                 value[mine] = before[theirs]
 
     def are_other_elements(self, name: str, axes: Sequence[str]) -> bool:
-        """Whether ranks along some axes hold equally many elements of a tensor, but not the same."""
+        """Whether the ranks along these axes hold equally many, but different elements of the tensor `name`."""
         masks = [[self._held[name][peer] for peer in peers_of(self._coordinates, rank, axes)] for rank in range(self.num_ranks)]
         have_equal_sizes = all(len({int(mask.sum()) for mask in each}) == 1 for each in masks)
         return have_equal_sizes and any((mask != each[0]).any() for each in masks for mask in each)
 
     def add_up_shards(self, name: str, value: torch.Tensor, axes: Sequence[str], divisor: int) -> None:
-        """Overwrite each rank's elements in place with the sum of the shards along some axes, divided by `divisor`."""
+        """Overwrite each rank's elements in `value` by the sum of all shards along these axes, divided by `divisor`."""
         before = value.clone()
         for rank in range(self.num_ranks):
             shards = [before[self.by(name, peer)] for peer in peers_of(self._coordinates, rank, axes)]
@@ -75,12 +78,12 @@ class HeldElements:
                 value[self.by(name, rank)] = torch.stack(shards).sum(0) / divisor
 
     def sources_by_distance(self) -> Iterator[tuple[int, list[int]]]:
-        """Yield, for each distance, the source ranks if every rank takes elements from the rank at that distance."""
+        """Yield each distance between ranks, with a list of the ranks at this distance from each rank."""
         for distance in range(1, self.num_ranks):
             yield distance, [(rank + distance) % self.num_ranks for rank in range(self.num_ranks)]
 
     def gather(self, tensors: Sequence[Mapping[str, torch.Tensor]]) -> None:
-        """Fill in the missing elements on a rank, in place."""
+        """Copy missing elements from other ranks, in place. `tensors` has each rank's tensors by name."""
         for name, sources in self._sources.items():
             if sources is None or any(name not in each for each in tensors):
                 continue
@@ -90,7 +93,7 @@ class HeldElements:
                     each[name][chosen] = before[source][chosen]
 
     def take_from_owners(self, tensors: Sequence[Mapping[str, torch.Tensor]]) -> None:
-        """Copy each tensor that only one rank updates from that rank to all other ranks, in place."""
+        """Copy each tensor that only one rank updates to all other ranks, in place. `tensors` has each rank's tensors by name."""
         for name, owner in self._owners.items():
             for each in tensors:
                 each[name].copy_(tensors[owner][name])

@@ -1,4 +1,4 @@
-"""Vocabulary-parallel logits and softmax."""
+"""Mistakes in vocabulary-parallel logits and softmax."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Loss = Callable[[Training, torch.Tensor, torch.Tensor, float], torch.Tensor]
 
 
 def wrong_vocabularies(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes in vocabulary-parallel heads."""
+    """Yield mistakes in heads whose vocabulary is sharded over ranks."""
     plan, model = plan_over_ranks(diverged.layout), diverged.training.model
     if plan is None or diverged.rounding is not None:
         return

@@ -1,4 +1,4 @@
-"""Forward passes that run again, and change buffers again."""
+"""Mistakes with forward passes that run again, and so change buffers again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 
 
 def repeated_forwards(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield repeated forward passes of a module that ranks call more often than one device, or of its parent."""
+    """Yield a mistake: a forward pass runs again, in a module that ranks call more often than one device, or in its parent."""
     repeated = diverged.repeated_module()
     if repeated is None:
         return

@@ -1,4 +1,4 @@
-"""Modules that compute with one rank's part only: embeddings, norms, and heads that are repeated for other query heads."""
+"""Mistakes in modules that compute with one rank's part only: embeddings, norms, and heads repeated for other query heads."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ def _replace_lookup(ranks: EmulatedUserRanks, *, name: str, rows: torch.Tensor) 
 
 
 def norms_of_parts(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield norm layers that normalize over one rank's features. Layers whose names differ only in numbers are tried together."""
+    """Yield a mistake: norm layers normalize over one rank's features.
+
+    Layers whose names differ only in numbers are tried together.
+    """
     groups: dict[str, list[str]] = {}
     for name, module in build_model(diverged.task).named_modules():
         if _is_norm_of_features(module):
@@ -90,7 +93,7 @@ def _normalized_parts(module: Any, forward: Callable[..., Any], count: int, inpu
 
 
 def wrong_heads(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield key and value heads that are repeated in the wrong order, on all heads or on each rank's heads."""
+    """Yield a mistake: key and value heads are repeated in the wrong order, on all heads or on each rank's heads."""
     for axis in diverged.same_row_axes:
         for shards in (1, diverged.size((axis,))):
             words = "key and value heads are repeated in the wrong order, so query heads use the wrong ones"
