@@ -27,7 +27,7 @@ MAX_MODULES = 16
 
 
 def wrong_embeddings(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield embeddings with rows split over ranks that look up wrong rows, such as those of other ranks' tokens."""
+    """Yield mistakes in embeddings whose rows are sharded over ranks: looking up wrong rows, such as for other ranks' tokens."""
     modules = build_model(diverged.task).named_modules()
     names = [name for name, module in modules if isinstance(module, nn.Embedding)][:MAX_MODULES]
     for axis in diverged.same_row_axes:
