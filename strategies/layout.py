@@ -48,6 +48,8 @@ _SELDOM = st.sampled_from((False,) * 19 + (True,))
 _CHECKPOINTINGS = st.sampled_from(
     (Checkpointing.NONE,) * 9 + (Checkpointing.ODD_LAYERS, Checkpointing.EVERY_LAYER, Checkpointing.SELECTIVE)
 )
+_IN_BACKWARD = st.sampled_from((False,) * 7 + (True,))
+"""Half of the parallelisms cannot update in backward."""
 
 
 @st.composite
@@ -81,13 +83,12 @@ def _times(shape: tuple[int, ...]) -> int:
 def executions(
     draw: DrawFn, *, compiles: SearchStrategy[bool] = NEVER, compiled: SearchStrategy[Execution] = COMPILED
 ) -> Execution:
-    """Draw executions: a quarter use activation checkpointing, some trace steps.
+    """Draw executions: a quarter use activation checkpointing, an eighth update in backward, some trace steps.
 
     If `compiles` draws True, draw an execution from `compiled`.
     """
     execution = draw(compiled) if draw(compiles) else Execution(whole_step=draw(_SELDOM))
-    checkpointing = draw(_CHECKPOINTINGS)
-    return execution if checkpointing is Checkpointing.NONE else replace(execution, checkpointing=checkpointing)
+    return replace(execution, checkpointing=draw(_CHECKPOINTINGS), optimizer_in_backward=draw(_IN_BACKWARD))
 
 
 _EXECUTIONS = executions()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from equivcheck.layouts.base.expected_calls.shared import AXES
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition, loop_over_layers, refuse
+from equivcheck.layouts.base.script.in_backward import write_in_backward
 from equivcheck.layouts.base.script.loop import order_of, part_of_step
 from equivcheck.layouts.base.script.mesh import mesh_of, repr_of
 from equivcheck.layouts.base.script.text import block
@@ -24,6 +25,8 @@ def write_layout(draft: Draft) -> None:
     if layout.mesh.num_ranks == 1:
         draft.averages_loss = False
     _add_balance(draft)
+    if layout.execution.optimizer_in_backward:
+        write_in_backward(draft)
     _compile(draft)
 
 

@@ -90,24 +90,28 @@ BUILT_IN: dict[str, list[Mutant]] = {}
 """Built-in mutants by the module that defines them. Importing a module adds its mutants."""
 
 
-def fault(
+def fault(  # noqa: PLR0913 - options of a mutant, by keyword
     *,
     layouts: tuple[str, ...],
     applies: Callable[[Scenario], bool] = lambda _scenario: True,
     causes: tuple[Cause, ...],
     minimum: Minimum = TWO_RANKS,
     on_dtensor_values: bool = False,
+    during_backward: bool = False,
 ) -> Callable[[Fault], Fault]:
     """Decorator that registers a function as a built-in mutant. For the arguments, see `Mutant`.
 
     Most mutants need two ranks and nothing else. If SPMD is not among `layouts`, the mutant is only planted in plain activations,
-    unless `on_dtensor_values` is set.
+    unless `on_dtensor_values` is set. Most mutants change gradients or updates after backward. They are not planted in scenarios
+    that update in backward, unless `during_backward` is set.
     """
     can_change_dtensors = on_dtensor_values or SPMD.tag in layouts
 
     def applies_to_values(scenario: Scenario) -> bool:
         propagates = any(layout.propagates_placements for layout in scenario.layouts)
-        return (can_change_dtensors or not propagates) and applies(scenario)
+        updates_early = any(layout.execution.optimizer_in_backward for layout in scenario.layouts)
+        fits = (can_change_dtensors or not propagates) and (during_backward or not updates_early)
+        return fits and applies(scenario)
 
     def register_fault(plant: Fault) -> Fault:
         register(plant, plant=plant, layouts=layouts, applies=applies_to_values, causes=causes, minimum=minimum)

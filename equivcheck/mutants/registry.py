@@ -56,6 +56,7 @@ _MODULES = (
     "context_parallel.sums",
     "optimizer.settings",
     "optimizer.state",
+    "optimizer.in_backward",
     "precision",
     "runtime",
 )

@@ -1,4 +1,4 @@
-"""How each rank executes forward and backward: compilation and activation checkpointing.
+"""How each rank executes a step: compilation, activation checkpointing, and updates in backward.
 
 Results must not depend on these options.
 """
@@ -36,7 +36,7 @@ KEPT_PRODUCTS = ("mm", "addmm", "bmm")
 
 @frozen_dataclass
 class Execution:
-    """Compilation and checkpointing for each rank."""
+    """Compilation, checkpointing and time of the update for each rank."""
 
     compile: Compile = Compile.NONE
     """Backend for `torch.compile` on the model, or on each layer if `per_layer` is set."""
@@ -49,6 +49,11 @@ class Execution:
 
     whole_step: bool = False
     """Whether forward, loss, backward, clipping and optimizer update are traced into one graph for each rank to run."""
+    optimizer_in_backward: bool = False
+    """Whether each parameter has an optimizer of its own, which updates it in a hook as soon as its gradient is complete
+    (`register_post_accumulate_grad_hook`).
+
+    The last microbatch updates. The single-device run updates after backward."""
 
     def __post_init__(self) -> None:
         if self.whole_step and self.is_compiled:

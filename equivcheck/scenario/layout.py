@@ -23,7 +23,7 @@ class Layout:
     parallelisms: tuple[Parallelism, ...]
     """Parallelisms in order of application, innermost first. Together they use each mesh axis exactly once."""
     execution: Execution = Execution()
-    """Compilation and activation checkpointing."""
+    """Compilation, activation checkpointing and time of the update."""
 
     def __post_init__(self) -> None:
         if not self.parallelisms:

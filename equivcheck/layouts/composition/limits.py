@@ -7,7 +7,7 @@ from functools import singledispatch
 from itertools import chain
 from typing import TypeVar
 
-from equivcheck.layouts.base.limits.execution import NO_COMPILER, NOTHING_TWICE_IN_GRAPHS, STEPS_OF_OPERATIONS
+from equivcheck.layouts.base.limits.execution import EXECUTION_LAYOUT_LIMITS, IN_BACKWARD_LIMITS
 from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, reason_with_versions
 from equivcheck.layouts.composition.layer_limits import LAYER_LIMITS
 from equivcheck.layouts.composition.registry import BrokenLayout, kind_of
@@ -127,7 +127,9 @@ def _here(limits: Iterable[L]) -> Iterator[L]:
 
 def _first_limit(training: Training, layout: Layout, beyond: bool) -> Limit | None:
     kinds = [kind_of(parallelism) for parallelism in layout.parallelisms]
-    limits = _here(chain(*(kind.model_limits for kind in kinds), LAYER_LIMITS, *(kind.limits for kind in kinds)))
+    limits = _here(
+        chain(*(kind.model_limits for kind in kinds), LAYER_LIMITS, IN_BACKWARD_LIMITS, *(kind.limits for kind in kinds))
+    )
     # Beyond a limit, every rank must fail. If another parallelism changes stages, torch refuses on the ranks of one stage only.
     stages = layout.has(Pipeline) and len(layout.parallelisms) > 1
     there = (limit for limit in limits if not (beyond and limit.upstream and not stages))
@@ -136,5 +138,5 @@ def _first_limit(training: Training, layout: Layout, beyond: bool) -> Limit | No
 
 def _first_layout_limit(layout: Layout) -> LayoutLimit | None:
     own = (limit for parallelism in layout.parallelisms for limit in kind_of(parallelism).layout_limits)
-    limits = _here(chain((STEPS_OF_OPERATIONS, NOTHING_TWICE_IN_GRAPHS, NO_COMPILER), own))
+    limits = _here(chain(EXECUTION_LAYOUT_LIMITS, own))
     return next((limit for limit in limits if limit.applies(layout)), None)

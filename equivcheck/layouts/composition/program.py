@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from equivcheck.layouts.base.execution.compiled import compile_setup, compiling
+from equivcheck.layouts.base.execution.in_backward import update_in_backward
 from equivcheck.layouts.base.execution.whole_step import trace_steps
 from equivcheck.layouts.composition.registry import kind_of
 from equivcheck.scenario import Checkpointing, Execution, Scenario
@@ -52,6 +53,8 @@ def rank_setup(scenario: Scenario) -> Setup:
     compile_setup(setup, layout.execution)
     if layout.execution.whole_step:
         trace_steps(setup)
+    if layout.execution.optimizer_in_backward:
+        update_in_backward(setup)
     return setup
 
 

@@ -92,6 +92,11 @@ class Parallelism:
         return False
 
     @property
+    def completes_gradients(self) -> bool:
+        """Whether a gradient is complete when hooks run after its accumulation, so that they can update the parameter."""
+        return False
+
+    @property
     def propagates_placements(self) -> bool:
         """Whether activations are DTensors over the parallelism's axes.
 

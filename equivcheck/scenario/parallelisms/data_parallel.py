@@ -124,6 +124,10 @@ class Replicate(Parallelism):
     def trains_local_tensors(self) -> bool:  # noqa: D102 - as inherited
         return self.implementation is Replicator.DDP
 
+    @property
+    def completes_gradients(self) -> bool:  # noqa: D102 - as inherited
+        return self.implementation is Replicator.FSDP
+
 
 @frozen_dataclass
 class FSDP1(Parallelism):
@@ -274,6 +278,10 @@ class FSDP2(Parallelism):
     def propagates_placements(self) -> bool:  # noqa: D102 - as inherited
         return self.mesh_dims is not None
 
+    @property
+    def completes_gradients(self) -> bool:  # noqa: D102 - as inherited
+        return not self.distributed_muon and self.loss_chunks == 1
+
     def shard_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: D102 - as inherited
         if (self.ignore_frozen and not parameter.trained) or self.mesh_dims is MeshDims.REPLICATE:
             return None
@@ -295,6 +303,10 @@ class SPMD(Parallelism):
     """Whether a hook on each parameter redistributes its gradient to the parameter's placements before accumulation.
 
     DTensor does not redistribute by itself: propagation may leave a gradient Partial or sharded along another dim."""
+
+    @property
+    def completes_gradients(self) -> bool:  # noqa: D102 - as inherited
+        return True
 
     @property
     def propagates_placements(self) -> bool:  # noqa: D102 - as inherited

@@ -119,6 +119,10 @@ class PlannedParallelism(Parallelism):
         }
         return dims.get(self.split_of(parameter))
 
+    @property
+    def completes_gradients(self) -> bool:  # noqa: D102 - as inherited
+        return True
+
     def split_of(self, parameter: ParameterFacts) -> Split:
         """How the module with this parameter is sharded. Parameters of the model itself are never in the plan."""
         if parameter.layer is not None:

@@ -14,6 +14,7 @@ from equivcheck.scenario import (
     ClipNorm,
     ClipValue,
     Data,
+    Execution,
     Layer,
     LayerPlan,
     Layout,
@@ -58,6 +59,12 @@ def over(ranks: int, by: Parallelism = PLAIN, **options: object) -> Scenario:
 def accumulated(ranks: int = 1, *, by: Parallelism = PLAIN, microbatches: tuple[int, ...] = (2, 2)) -> Scenario:
     """Several microbatches."""
     return over(ranks, by, data=Data(microbatches=microbatches))
+
+
+def in_backward(scenario: Scenario) -> Scenario:
+    """Each parameter is updated in backward."""
+    layout = replace(scenario.layout, execution=Execution(optimizer_in_backward=True))
+    return replace(scenario, layout=layout)
 
 
 def clipped(ranks: int = 1, *, by: Parallelism = PLAIN, max_norm: float = 0.01) -> Scenario:
@@ -110,6 +117,8 @@ MINIMUMS: dict[str, Scenario] = {
     "sum_averaged_over_ranks": over(2, loss=Loss.MSE_SUM),
     "reduced_after_first_microbatch": accumulated(2, by=DDP(no_sync=True)),
     "stepped_each_microbatch": accumulated(),
+    "updated_before_reduction": over(2),
+    "updated_in_each_backward": in_backward(accumulated(by=SHARDED)),
     "local_norm": clipped(2, by=SHARDED),
     "norms_added_up": clipped(2, by=SHARDED),
     "clipped_before_reduction": clipped(2),

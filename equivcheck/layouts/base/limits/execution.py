@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import cache
 
 from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit
-from equivcheck.layouts.base.limits.repairs import with_execution
-from equivcheck.scenario import SGD, Checkpointing, Compile, Implementation, Layout, TensorParallel, Training
+from equivcheck.layouts.base.limits.repairs import may_skip_parameters, with_execution
+from equivcheck.scenario import SGD, Checkpointing, ClipNorm, Compile, Implementation, Layout, TensorParallel, Training, ZeroGrad
 
 
 @cache
@@ -63,3 +63,41 @@ NO_COUNTS_IN_GRAPHS = Limit(
     ),
     repair=_with_graph_optimizer,
 )
+
+UPDATES_IN_BACKWARD = LayoutLimit(
+    reason="optimizer_in_backward: DistributedDataParallel, FullyShardedDataParallel, explicit reductions after backward, heads "
+    "in chunks and distributed Muon are not supported: a gradient is not complete when hooks run after its accumulation",
+    applies=lambda layout: (
+        layout.execution.optimizer_in_backward and not all(each.completes_gradients for each in layout.parallelisms)
+    ),
+    repair=lambda layout: with_execution(layout, optimizer_in_backward=False),
+)
+
+HOOKS_OUTSIDE_GRAPHS = LayoutLimit(
+    reason="optimizer_in_backward: compiled autograd and whole_step are not supported: a graph of the backward pass has no hooks "
+    "after accumulation",
+    applies=lambda layout: (
+        layout.execution.optimizer_in_backward and (layout.execution.compiled_autograd or layout.execution.whole_step)
+    ),
+    repair=lambda layout: with_execution(layout, optimizer_in_backward=False),
+)
+
+EXECUTION_LAYOUT_LIMITS = (STEPS_OF_OPERATIONS, NOTHING_TWICE_IN_GRAPHS, NO_COMPILER, UPDATES_IN_BACKWARD, HOOKS_OUTSIDE_GRAPHS)
+"""Limits of layouts, checked before those of the parallelisms."""
+
+IN_BACKWARD_LIMITS = (
+    Limit(
+        reason="optimizer_in_backward: clipping by norm is not supported: parameters are updated before all gradients exist",
+        applies=lambda training, layout: layout.execution.optimizer_in_backward and isinstance(training.clipping, ClipNorm),
+        repair=lambda training, _layout: replace(training, clipping=None),
+    ),
+    Limit(
+        reason="optimizer_in_backward: ZeroGrad.ZERO with parameters that take no part in a step is not supported: the hook of "
+        "such a parameter does not run, while an update after backward applies momentum and weight decay",
+        applies=lambda training, layout: (
+            layout.execution.optimizer_in_backward and training.zero_grad is ZeroGrad.ZERO and may_skip_parameters(training)
+        ),
+        repair=lambda training, _layout: replace(training, zero_grad=ZeroGrad.NONE),
+    ),
+)
+"""Limits of trainings that update in backward."""

@@ -58,6 +58,7 @@ def _unpacked(draft: Draft) -> str:
 def _step(draft: Draft) -> list[str]:
     training = draft.scenario.training
     averaging = _averaging(draft) if draft.averages_loss else []
+    in_backward = draft.scenario.layout.execution.optimizer_in_backward
     return [
         f"optimizer.zero_grad({'' if training.zero_grad is ZeroGrad.NONE else 'set_to_none=False'})",
         *_microbatches(draft),
@@ -65,7 +66,7 @@ def _step(draft: Draft) -> list[str]:
         *_kept_loss(draft),
         *reading(draft, "gradient", "parameter.grad"),
         *_clipping(draft),
-        "optimizer.step()",
+        *(block("if not parallel:", ["optimizer.step()"]) if in_backward else ["optimizer.step()"]),
         *(["schedule.step()"] if training.schedule is not None else []),
         *reading(draft, "parameter", "parameter"),
     ]
