@@ -46,7 +46,13 @@ takes several times as long.
 _SELDOM = st.sampled_from((False,) * 19 + (True,))
 """Strategy for a boolean, True in one of 20 draws, because tracing a step costs as much as running ten steps."""
 _CHECKPOINTINGS = st.sampled_from(
-    (Checkpointing.NONE,) * 9 + (Checkpointing.ODD_LAYERS, Checkpointing.EVERY_LAYER, Checkpointing.SELECTIVE)
+    (
+        *(Checkpointing.NONE,) * 9,
+        Checkpointing.ODD_LAYERS,
+        Checkpointing.EVERY_LAYER,
+        Checkpointing.SELECTIVE,
+        Checkpointing.OFFLOAD,
+    )
 )
 _IN_BACKWARD = st.sampled_from((False,) * 7 + (True,))
 """Half of the parallelisms cannot update in backward."""
@@ -83,7 +89,7 @@ def _times(shape: tuple[int, ...]) -> int:
 def executions(
     draw: DrawFn, *, compiles: SearchStrategy[bool] = NEVER, compiled: SearchStrategy[Execution] = COMPILED
 ) -> Execution:
-    """Draw executions: a quarter use activation checkpointing, an eighth update in backward, some trace steps.
+    """Draw executions: a quarter use activation checkpointing or offload, an eighth update in backward, some trace steps.
 
     If `compiles` draws True, draw an execution from `compiled`.
     """

@@ -28,6 +28,8 @@ class Checkpointing(PrintableEnum):
     EVERY_LAYER = "every_layer"
     SELECTIVE = "selective"
     """Every layer, except that the results of its matrix products are kept (`create_selective_checkpoint_contexts`)."""
+    OFFLOAD = "offload"
+    """No layer runs again; instead all layers keep the tensors that backward needs in host memory (`save_on_cpu`)."""
 
 
 KEPT_PRODUCTS = ("mm", "addmm", "bmm")
@@ -45,7 +47,7 @@ class Execution:
     compiled_autograd: bool = False
     """Whether compiled autograd compiles the whole backward pass, with the same backend (``aot_eager`` if `compile` is off)."""
     checkpointing: Checkpointing = Checkpointing.NONE
-    """Activation checkpointing for no layer, for layers 1, 3, 5 and so on, or for every layer."""
+    """Activation checkpointing for no layer, for layers 1, 3, 5 and so on, or for every layer; or activation offload."""
 
     whole_step: bool = False
     """Whether forward, loss, backward, clipping and optimizer update are traced into one graph for each rank to run."""

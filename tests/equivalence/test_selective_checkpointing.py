@@ -1,4 +1,4 @@
-"""Selective activation checkpointing keeps matrix products and changes no numbers under any layout."""
+"""Selective activation checkpointing and activation offload change no numbers under any layout."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ from support.exported import run_script
 from support.verdicts import require_predicted
 
 SELECTIVE = Execution(checkpointing=Checkpointing.SELECTIVE)
+OFFLOAD = Execution(checkpointing=Checkpointing.OFFLOAD)
 UNITS = FSDP2(wrapping=Wrapping.PER_LAYER, sum_reductions=True)
 HEADS = (LayerPlan(split=Split.HEADS_OR_HIDDEN), LayerPlan(split=Split.HEADS_OR_HIDDEN))
 DENSE = (Attention(num_heads=2, num_kv_heads=2), GatedMLP(hidden=8))
@@ -63,23 +64,28 @@ def scenario(*parallelisms: Parallelism, axes: tuple[str, ...], sparse: bool = F
     return Scenario(training=training, layout=Layout(mesh=mesh, parallelisms=parallelisms, execution=SELECTIVE))
 
 
-@pytest.mark.parametrize(
-    "found",
-    [
-        scenario(DDP(), axes=(DP,)),
-        scenario(FSDP1(wrapping=Wrapping.PER_LAYER), axes=(DP,)),
-        scenario(UNITS, axes=(DP,)),
-        scenario(SPMD(), axes=(DP,)),
-        scenario(TensorParallel(plan=HEADS), UNITS, axes=(DP, TP)),
-        scenario(LocalTensorParallel(plan=HEADS), axes=(TP,)),
-        scenario(ContextParallel(), axes=(CP,)),
-        *(scenario(ExpertParallel(storage=storage), UNITS, axes=(DP, EP), sparse=True) for storage in ExpertStorage),
-    ],
-    ids=lambda found: found.layout.name,
-)
+LAYOUTS = [
+    scenario(DDP(), axes=(DP,)),
+    scenario(FSDP1(wrapping=Wrapping.PER_LAYER), axes=(DP,)),
+    scenario(UNITS, axes=(DP,)),
+    scenario(SPMD(), axes=(DP,)),
+    scenario(TensorParallel(plan=HEADS), UNITS, axes=(DP, TP)),
+    scenario(LocalTensorParallel(plan=HEADS), axes=(TP,)),
+    scenario(ContextParallel(), axes=(CP,)),
+    *(scenario(ExpertParallel(storage=storage), UNITS, axes=(DP, EP), sparse=True) for storage in ExpertStorage),
+]
+
+
+@pytest.mark.parametrize("found", LAYOUTS, ids=lambda found: found.layout.name)
 def test_kept_products_change_neither_numbers_nor_calls(found: Scenario) -> None:
     """Calls are those of other checkpointing."""
     require_predicted(found)
+
+
+@pytest.mark.parametrize("found", LAYOUTS, ids=lambda found: found.layout.name)
+def test_offload_changes_neither_numbers_nor_calls(found: Scenario) -> None:
+    """Backward reads from host memory what forward has saved, such as gathered weights."""
+    require_predicted(replace(found, layout=replace(found.layout, execution=OFFLOAD)))
 
 
 def pipelined(schedule: PipelineSchedule) -> Scenario:
@@ -113,9 +119,21 @@ def test_schedules_with_two_backward_passes_are_refused(schedule: PipelineSchedu
 @pytest.mark.parametrize("layers", [(Layer(width=3), Layer(width=2)), DENSE], ids=["linear", "tokens"])
 def test_the_exported_script_keeps_the_products(layers: tuple[Layer, ...], tmp_path: Path) -> None:
     """It passes a context_fn to each checkpoint."""
-    found = scenario(UNITS, axes=(DP,))
-    if isinstance(layers[0], Layer):
-        plain = Training(model=Model(features=4, layers=layers), data=Data(microbatches=(4,)), loss=Loss.MSE_SUM)
-        found = replace(found, training=plain)
-    script, _ = run_script(found, tmp_path)
+    script, _ = run_script(_of_layers(layers), tmp_path)
     assert "torch.ops.aten.addmm.default" in script
+
+
+@pytest.mark.parametrize("layers", [(Layer(width=3), Layer(width=2)), DENSE], ids=["linear", "tokens"])
+def test_the_exported_script_offloads(layers: tuple[Layer, ...], tmp_path: Path) -> None:
+    """Each layer computes inside `save_on_cpu`."""
+    found = _of_layers(layers)
+    script, _ = run_script(replace(found, layout=replace(found.layout, execution=OFFLOAD)), tmp_path)
+    assert "with save_on_cpu():" in script
+
+
+def _of_layers(layers: tuple[Layer, ...]) -> Scenario:
+    found = scenario(UNITS, axes=(DP,))
+    if not isinstance(layers[0], Layer):
+        return found
+    plain = Training(model=Model(features=4, layers=layers), data=Data(microbatches=(4,)), loss=Loss.MSE_SUM)
+    return replace(found, training=plain)

@@ -59,7 +59,7 @@ def rank_setup(scenario: Scenario) -> Setup:
 
 
 def recompute_layers(model: nn.Module, execution: Execution) -> None:
-    """Turn on activation checkpointing for the layers that `execution` chooses.
+    """Turn on activation checkpointing for the layers that `execution` chooses, or activation offload.
 
     It must run before any parallelism is applied, so that wrappers around a layer are outside the recomputation.
     """
@@ -67,3 +67,4 @@ def recompute_layers(model: nn.Module, execution: Execution) -> None:
         if isinstance(layer, LayerModule):
             layer.recomputes = execution.checkpoints(index)
             layer.keeps_products = execution.checkpointing is Checkpointing.SELECTIVE
+            layer.offloads = execution.checkpointing is Checkpointing.OFFLOAD

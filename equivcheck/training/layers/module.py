@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.autograd.graph import save_on_cpu
 from torch.distributed.tensor import DTensor, Replicate
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
@@ -71,12 +72,17 @@ class LayerModule(nn.Module):
         self.document_length: int | None = None
         self.recomputes = False
         self.keeps_products = False
+        self.offloads = False
 
     def forward(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
         """Map (rows, inputs) to (rows, outputs), or sequences of such rows.
 
-        With activation checkpointing, the layer's activations are computed again in backward.
+        With activation checkpointing, the layer's activations are computed again in backward. With offload, they are kept in
+        host memory.
         """
+        if self.offloads:
+            with save_on_cpu():
+                return self.compute(inputs, mask, step)
         if not self.recomputes:
             return self.compute(inputs, mask, step)
         # Other layers pass no context_fn, because dynamo cannot trace it.

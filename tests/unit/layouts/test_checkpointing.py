@@ -43,6 +43,7 @@ def _forwards(recompute: Checkpointing) -> tuple[list[int], list[torch.Tensor | 
         (Checkpointing.ODD_LAYERS, [1, 2, 1]),
         (Checkpointing.EVERY_LAYER, [2, 2, 2]),
         (Checkpointing.SELECTIVE, [2, 2, 2]),
+        (Checkpointing.OFFLOAD, [1, 1, 1]),
     ],
 )
 def test_chosen_layers_run_twice_and_give_the_same_gradients(recompute: Checkpointing, counts: list[int]) -> None:
@@ -79,3 +80,17 @@ def test_selective_checkpointing_keeps_matrix_products(recompute: Checkpointing)
     with _Products() as products:
         setup.module(batch.inputs, batch.masks, 0).sum().backward()
     assert products.count == (8 if recompute is Checkpointing.SELECTIVE else 9)
+
+
+def test_offload_saves_tensors_of_layers_by_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the three layers enters the context once."""
+    entered: list[int] = []
+
+    class Counted(torch.autograd.graph.save_on_cpu):
+        def __init__(self) -> None:
+            super().__init__()
+            entered.append(1)
+
+    monkeypatch.setattr("equivcheck.training.layers.module.save_on_cpu", Counted)
+    assert _forwards(Checkpointing.OFFLOAD)[0] == [1, 1, 1]
+    assert len(entered) == 3

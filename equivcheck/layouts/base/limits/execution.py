@@ -49,8 +49,8 @@ STEPS_OF_OPERATIONS = LayoutLimit(
 )
 
 NOTHING_TWICE_IN_GRAPHS = LayoutLimit(
-    reason="whole_step: activation checkpointing is not supported: it runs a layer again on saved tensors that the tracer does "
-    "not know",
+    reason="whole_step: activation checkpointing or offload is not supported: backward reads saved tensors through hooks that "
+    "the tracer does not know",
     applies=lambda layout: layout.execution.whole_step and layout.execution.checkpointing is not Checkpointing.NONE,
     repair=lambda layout: replace(layout, execution=replace(layout.execution, checkpointing=Checkpointing.NONE)),
 )

@@ -38,11 +38,12 @@ class LinearClass:
     shape_op: ShapeOp | None
     recomputes: bool
     keeps_products: bool = False
+    offloads: bool = False
 
     @property
     def is_plain(self) -> bool:
         """Whether `nn.Sequential` can express the layer. It then needs no class."""
-        return not (self.residual or self.masked or self.auxiliary or self.shape_op or self.recomputes)
+        return not (self.residual or self.masked or self.auxiliary or self.shape_op or self.recomputes or self.offloads)
 
     @property
     def extras(self) -> tuple[str, ...]:
@@ -60,6 +61,7 @@ class ScriptedClass:
     residual: bool
     recomputes: bool
     keeps_products: bool = False
+    offloads: bool = False
 
     @property
     def extras(self) -> tuple[str, ...]:
@@ -67,11 +69,11 @@ class ScriptedClass:
         return ("mask",) * self.masked
 
 
-def linear_class(layer: Layer, *, recomputes: bool, keeps_products: bool) -> LinearClass:
+def linear_class(layer: Layer, *, recomputes: bool, keeps_products: bool, offloads: bool) -> LinearClass:
     """Return the options of the script's class for a linear layer.
 
     With `recomputes`, backward runs the layer's forward again. With `keeps_products`, it then keeps the results of matrix
-    products.
+    products. With `offloads`, host memory keeps the tensors that backward needs.
     """
     return LinearClass(
         norm=layer.norm,
@@ -83,6 +85,7 @@ def linear_class(layer: Layer, *, recomputes: bool, keeps_products: bool) -> Lin
         shape_op=layer.shape_op,
         recomputes=recomputes,
         keeps_products=keeps_products,
+        offloads=offloads,
     )
 
 
@@ -115,6 +118,8 @@ def _class(given: tuple[str, str, str], made: list[str], kind: LinearClass | Scr
 
 def _forward(kind: LinearClass | ScriptedClass, lines: list[str]) -> list[str]:
     arguments = ", ".join(("inputs", *kind.extras))
+    if kind.offloads:
+        lines = block("with save_on_cpu():", lines)
     if not kind.recomputes:
         return block(f"def forward(self, {arguments}):", lines)
     products = ", ".join(f"torch.ops.aten.{name}.default" for name in KEPT_PRODUCTS)
@@ -157,6 +162,8 @@ def _words(kind: LinearClass) -> str:
 def imports_of(kind: LinearClass | ScriptedClass) -> list[tuple[str, str]]:
     """Imports for the script's class, as pairs (module, name)."""
     found = [("torch.utils.checkpoint", "checkpoint")] if kind.recomputes else []
+    if kind.offloads:
+        found.append(("torch.autograd.graph", "save_on_cpu"))
     if kind.keeps_products:
         found += [("functools", "partial"), ("torch.utils.checkpoint", "create_selective_checkpoint_contexts")]
     if isinstance(kind, ScriptedClass):

@@ -82,8 +82,9 @@ class _Forms:
     def _kind(self, index: int) -> LinearClass | ScriptedClass:
         layer, recomputes = self.model.layers[index], self.layout.execution.checkpoints(index)
         keeps_products = self.layout.execution.checkpointing is Checkpointing.SELECTIVE
+        offloads = self.layout.execution.checkpointing is Checkpointing.OFFLOAD
         if isinstance(layer, Layer):
-            return linear_class(layer, recomputes=recomputes, keeps_products=keeps_products)
+            return linear_class(layer, recomputes=recomputes, keeps_products=keeps_products, offloads=offloads)
         script = layer_kind(layer).script(layer, self.model.in_features(index))
         assert script is not None, "the export refuses layer kinds without a script"
         if script.for_packed_documents is not None and self.model.packs_documents:
@@ -100,6 +101,7 @@ class _Forms:
             residual=layer.residual,
             recomputes=recomputes,
             keeps_products=keeps_products,
+            offloads=offloads,
         )
 
     def _cuts_within(self, index: int) -> bool:
