@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import Optimizer
 
 from equivcheck.layouts.composition.registry import rounding_of
@@ -16,7 +17,7 @@ from equivcheck.mutants.parameter_use import FirstValues, TensorFunction, use_we
 from equivcheck.mutants.rank import around_update, optimizer_parameters, scale
 from equivcheck.mutants.torch_private import ReduceInBfloat16, reduce_scatter_with
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.scenario import DDP, FSDP1, FSDP2, SPMD, AnyLayer, ElementType, Layout, Replicate, Scenario
+from equivcheck.scenario import DDP, FSDP1, FSDP2, SPMD, AnyLayer, Checkpointing, ElementType, Layout, Replicate, Scenario
 from equivcheck.scenario.mesh import DP, SHARD
 from equivcheck.training.layers.linear.module import Block
 from equivcheck.training.setup import Setup
@@ -117,6 +118,41 @@ def _draw_again(block: Block) -> None:
         return compute(inputs, mask, step)
 
     block.compute = compute_again  # type: ignore[method-assign]
+
+
+def _offloads_dropout(scenario: Scenario) -> bool:
+    """Whether the scenario's own layout offloads activations of a layer with dropout."""
+    offloads = scenario.layout.execution.checkpointing is Checkpointing.OFFLOAD
+    return offloads and any(layer.dropout for layer in scenario.training.model.layers)
+
+
+@fault(
+    layouts=("ddp", "replicate", "fsdp1", "fsdp2"),
+    applies=all_of(is_eager, _offloads_dropout),
+    causes=(Cause.ANOTHER_MASK,),
+    minimum=ONE_RANK,
+)
+def mask_overwritten_in_host_memory(setup: Setup) -> None:
+    """A dropout mask is overwritten in host memory before backward reads it."""
+    for module in setup.model.modules():
+        if isinstance(module, Block) and module.layer.dropout:
+            _offload_another(module)
+
+
+def _offload_another(block: Block) -> None:
+    """Save the inverted mask for backward."""
+    compute = block.compute
+
+    def compute_saving(inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
+        def save(tensor: torch.Tensor) -> torch.Tensor:
+            if mask is None or tensor.shape != mask.shape or tensor.data_ptr() != mask.data_ptr():
+                return tensor
+            return other_mask(mask, block.layer)
+
+        with saved_tensors_hooks(save, lambda tensor: tensor):
+            return compute(inputs, mask, step)
+
+    block.compute = compute_saving  # type: ignore[method-assign]
 
 
 def other_mask(mask: torch.Tensor, layer: AnyLayer) -> torch.Tensor:

@@ -141,6 +141,7 @@ MINIMUMS: dict[str, Scenario] = {
     "never_unscaled": _scenario(),
     "unscaled_after_clipping": _scenario(clipping=ClipNorm()),
     "mask_redrawn_by_recomputation": _scenario(DROPPING, execution=Execution(checkpointing=Checkpointing.EVERY_LAYER)),
+    "mask_overwritten_in_host_memory": _scenario(DROPPING, execution=Execution(checkpointing=Checkpointing.OFFLOAD)),
     "tied_weight_stale": _scenario(*TIED, steps=2),
     "tied_weight_without_gradient": _scenario(*TIED),
     "rank_skips_reduction": TWO_RANKS,
