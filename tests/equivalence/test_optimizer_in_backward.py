@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from equivcheck import Scenario
+from equivcheck import Scenario, check
 from equivcheck.layouts.composition.limits import why_unsupported
 from equivcheck.scenario import (
     DDP,
@@ -49,7 +49,7 @@ UNITS = FSDP2(wrapping=Wrapping.PER_LAYER)
 PLAN = (LayerPlan(split=Split.COLWISE), LayerPlan(split=Split.ROWWISE))
 TRAINING = Training(
     model=Model(features=4, layers=(Layer(width=6), Layer(width=4))),
-    data=Data(microbatches=(4, 2), last_window=1),
+    data=Data(microbatches=(8, 4), last_window=1),
     optimizer=AdamW(weight_decay=0.1),
     loss=Loss.LINEAR_SUM,
     groups=(ParameterGroup(lr_factor=0.5),),
@@ -68,16 +68,22 @@ LAYOUTS = [
     scenario(UNITS),
     scenario(FSDP2(), axes=(REPLICATE, SHARD)),
     scenario(replace(UNITS, no_sync=True, cpu_offload=True)),
-    scenario(SPMD(distribution=Distribution.FULLY_SHARD)),
     scenario(LocalTensorParallel(plan=PLAN), axes=(TP,)),
     scenario(TensorParallel(plan=PLAN), UNITS, axes=(DP, TP)),
 ]
+
+BY_PROPAGATION = scenario(SPMD(distribution=Distribution.FULLY_SHARD))
 
 
 @pytest.mark.parametrize("found", LAYOUTS, ids=lambda found: found.layout.name)
 def test_the_time_of_the_update_changes_neither_numbers_nor_calls(found: Scenario) -> None:
     """Gradients are recorded when the hook gets them."""
     require_predicted(found)
+
+
+def test_hooks_get_gradients_with_the_placements_of_their_parameters() -> None:
+    """Other hooks redistribute a DTensor's gradient before its accumulation."""
+    check(BY_PROPAGATION).assert_equivalent()
 
 
 @pytest.mark.parametrize(
@@ -93,7 +99,7 @@ def test_hooks_clip_by_value_and_gradients_may_be_zeroed(training: Training) -> 
     require_predicted(scenario(UNITS, training=training))
 
 
-@pytest.mark.parametrize("found", [LAYOUTS[0], LAYOUTS[3]], ids=lambda found: found.layout.name)
+@pytest.mark.parametrize("found", [LAYOUTS[0], BY_PROPAGATION], ids=lambda found: found.layout.name)
 def test_the_exported_script_updates_in_backward(found: Scenario, tmp_path: Path) -> None:
     """It registers a hook for each parameter."""
     clipped = replace(found, training=replace(found.training, clipping=ClipValue(clip_value=0.01)))
