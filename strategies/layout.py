@@ -94,10 +94,7 @@ def executions(
     If `compiles` draws True, draw an execution from `compiled`.
     """
     execution = draw(compiled) if draw(compiles) else Execution(whole_step=draw(_SELDOM))
-    checkpointing, in_backward = draw(_CHECKPOINTINGS), draw(_IN_BACKWARD)
-    if execution.is_compiled and checkpointing is Checkpointing.OFFLOAD:
-        checkpointing = Checkpointing.EVERY_LAYER  # compiling the hooks of saved tensors takes minutes
-    return replace(execution, checkpointing=checkpointing, optimizer_in_backward=in_backward)
+    return replace(execution, checkpointing=draw(_CHECKPOINTINGS), optimizer_in_backward=draw(_IN_BACKWARD))
 
 
 _EXECUTIONS = executions()

@@ -32,6 +32,7 @@ from equivcheck.scenario import (
     Model,
     Parallelism,
     ParameterGroup,
+    Pipeline,
     Replicate,
     Split,
     StepLR,
@@ -40,7 +41,7 @@ from equivcheck.scenario import (
     Wrapping,
     ZeroGrad,
 )
-from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
+from equivcheck.scenario.mesh import DP, PP, REPLICATE, SHARD, TP
 from support.exported import run_script
 from support.verdicts import require_predicted
 
@@ -108,11 +109,12 @@ def test_the_exported_script_updates_in_backward(found: Scenario, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "parallelism", [DDP(), FSDP1(), LocalDataParallel(), Replicate(), replace(UNITS, distributed_muon=True)], ids=str
+    "parallelism", [DDP(), FSDP1(), LocalDataParallel(), Replicate(), replace(UNITS, distributed_muon=True), Pipeline()], ids=str
 )
 def test_gradients_that_are_incomplete_in_hooks_are_refused(parallelism: Parallelism) -> None:
-    """The hook would update with the gradient of one rank."""
-    assert "optimizer_in_backward" in str(why_unsupported(scenario(parallelism)))
+    """The hook would update with the gradient of one rank, or of one chunk of a microbatch."""
+    axes = (PP,) if isinstance(parallelism, Pipeline) else (DP,)
+    assert "optimizer_in_backward" in str(why_unsupported(scenario(parallelism, axes=axes)))
 
 
 def test_clipping_by_norm_is_refused() -> None:

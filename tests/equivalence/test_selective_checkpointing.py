@@ -104,6 +104,14 @@ def test_stages_recompute_in_one_backward() -> None:
     check(pipelined(PipelineSchedule.INTERLEAVED)).assert_equivalent()
 
 
+@pytest.mark.torch(">=2.12", "neighbouring stages of one rank cannot exchange messages over gloo")
+@pytest.mark.parametrize("schedule", [PipelineSchedule.INTERLEAVED, PipelineSchedule.ZBV])
+def test_stages_offload_under_any_schedule(schedule: PipelineSchedule) -> None:
+    """A schedule with two backward passes reads the saved tensors twice."""
+    found = pipelined(schedule)
+    check(replace(found, layout=replace(found.layout, execution=OFFLOAD))).assert_equivalent()
+
+
 @pytest.mark.usefixtures("of_torch_213")
 @pytest.mark.parametrize(
     "schedule", [PipelineSchedule.ZBV, PipelineSchedule.DUAL_PIPE_V, PipelineSchedule.INTERLEAVED_ZERO_BUBBLE]

@@ -495,6 +495,14 @@ def test_no_layer_runs_twice_in_a_graph() -> None:
     assert repair_layout(layout).execution == TRACED
 
 
+def test_offloading_layers_are_not_compiled() -> None:
+    """Dynamo would run them eagerly."""
+    for compiled in (Execution(compile=Compile.AOT_EAGER), Execution(compiled_autograd=True)):
+        layout = replace(layout_of(DDP()), execution=replace(compiled, checkpointing=Checkpointing.OFFLOAD))
+        assert "does not trace `save_on_cpu`" in (limit_reason(PLAIN, layout) or "")
+        assert repair_layout(layout).execution == replace(compiled, checkpointing=Checkpointing.EVERY_LAYER)
+
+
 def test_rows_beyond_the_largest_microbatch_are_rounded_down() -> None:
     """A microbatch that would grow beyond 64 rows shrinks to the nearest multiple."""
     layout = layout_of(DDP(), size=7)

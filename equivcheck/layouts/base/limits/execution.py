@@ -55,6 +55,13 @@ NOTHING_TWICE_IN_GRAPHS = LayoutLimit(
     repair=lambda layout: replace(layout, execution=replace(layout.execution, checkpointing=Checkpointing.NONE)),
 )
 
+OFFLOAD_IS_EAGER = LayoutLimit(
+    reason="torch.compile: activation offload is not supported: Dynamo does not trace `save_on_cpu`, so layers inside it run "
+    "eagerly, and compiled autograd breaks its graph at each saved tensor",
+    applies=lambda layout: layout.execution.is_compiled and layout.execution.checkpointing is Checkpointing.OFFLOAD,
+    repair=lambda layout: with_execution(layout, checkpointing=Checkpointing.EVERY_LAYER),
+)
+
 NO_COUNTS_IN_GRAPHS = Limit(
     reason="whole_step: an optimizer that reads its step count as a number is not supported: a graph cannot hold the number "
     "(`capturable` computes it in float32); SGD, RMSprop, Adadelta and fused Adam and AdamW do not read it",
@@ -65,8 +72,9 @@ NO_COUNTS_IN_GRAPHS = Limit(
 )
 
 UPDATES_IN_BACKWARD = LayoutLimit(
-    reason="optimizer_in_backward: DistributedDataParallel, FullyShardedDataParallel, explicit reductions after backward, heads "
-    "in chunks and distributed Muon are not supported: a gradient is not complete when hooks run after its accumulation",
+    reason="optimizer_in_backward: pipelines, DistributedDataParallel, FullyShardedDataParallel, explicit reductions after "
+    "backward, heads in chunks and distributed Muon are not supported: a gradient is not complete when hooks run after its "
+    "accumulation",
     applies=lambda layout: (
         layout.execution.optimizer_in_backward and not all(each.completes_gradients for each in layout.parallelisms)
     ),
@@ -82,7 +90,14 @@ HOOKS_OUTSIDE_GRAPHS = LayoutLimit(
     repair=lambda layout: with_execution(layout, optimizer_in_backward=False),
 )
 
-EXECUTION_LAYOUT_LIMITS = (STEPS_OF_OPERATIONS, NOTHING_TWICE_IN_GRAPHS, NO_COMPILER, UPDATES_IN_BACKWARD, HOOKS_OUTSIDE_GRAPHS)
+EXECUTION_LAYOUT_LIMITS = (
+    STEPS_OF_OPERATIONS,
+    NOTHING_TWICE_IN_GRAPHS,
+    OFFLOAD_IS_EAGER,
+    NO_COMPILER,
+    UPDATES_IN_BACKWARD,
+    HOOKS_OUTSIDE_GRAPHS,
+)
 """Limits of layouts, checked before those of the parallelisms."""
 
 IN_BACKWARD_LIMITS = (
