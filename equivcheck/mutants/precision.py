@@ -133,7 +133,7 @@ def _offloads_dropout(scenario: Scenario) -> bool:
     minimum=ONE_RANK,
 )
 def mask_overwritten_in_host_memory(setup: Setup) -> None:
-    """A dropout mask is overwritten in host memory before backward reads it."""
+    """Bug: a dropout mask is overwritten in host memory before backward reads it."""
     for module in setup.model.modules():
         if isinstance(module, Block) and module.layer.dropout:
             _offload_another(module)

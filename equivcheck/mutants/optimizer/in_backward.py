@@ -19,7 +19,7 @@ def _has_own_updates(scenario: Scenario) -> bool:
 
 @fault(layouts=("ddp", "replicate"), applies=_has_own_updates, causes=(Cause.NOT_REDUCED,))
 def updated_before_reduction(setup: Setup) -> None:
-    """Hooks update parameters during backward, before `DistributedDataParallel` reduces their gradients."""
+    """Bug: hooks update parameters during backward, before `DistributedDataParallel` reduces their gradients."""
     update_in_backward(setup)
 
 
@@ -36,7 +36,7 @@ def _updates_early(scenario: Scenario) -> bool:
     during_backward=True,
 )
 def updated_in_each_backward(setup: Setup) -> None:
-    """Hooks update parameters during the backward of each microbatch, not only of the last one."""
+    """Bug: hooks update parameters during the backward of each microbatch, not only of the last one."""
     inner = setup.accumulation
 
     def accumulation(_last: bool) -> AbstractContextManager[object]:
