@@ -34,7 +34,7 @@ Disturb = Callable[[torch.Tensor, list[torch.Tensor], float], torch.Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProgramPlan:
-    """A tensor program, with everything that ranks need to know from its run on one device."""
+    """A tensor program with its results on one device. Ranks need these results to run the program."""
 
     program: TensorProgram
     """The tensor program to run."""
@@ -61,14 +61,14 @@ class ProgramPlan:
     """Whether a missing gradient counts as zeros, on one device and on ranks."""
 
     def is_read(self, number: int) -> bool:
-        """Whether ranks read the value of statement `number`, so that it is compared."""
+        """Whether ranks read the value of statement `number`. Only such values are compared with one device."""
         return not self.only_sinks or number in self.program.sinks()
 
     @property
     def compared_gradients(self) -> dict[str, int]:
-        """For each gradient to compare, its name and the number of its statement.
+        """Return the gradients to compare: each gradient's name, with the number of its statement.
 
-        The name contains the value and the statements that take it.
+        The name says which value has this gradient and which statements take the value, such as ``v0 into softmax``.
         """
         statements = self.program.statements
         takers: dict[int, list[str]] = {number: [] for number in range(len(statements))}
@@ -99,7 +99,10 @@ class PlainRun:
 
 
 def plan_of(program: TensorProgram) -> ProgramPlan:
-    """Run a program on one device, and return its plan, which says which statements apply."""
+    """Run a program on one device, and return its plan.
+
+    The plan says which statements torch can run as written.
+    """
     applies: list[bool] = []
     outputs: list[Outputs] = []
     values: list[torch.Tensor] = []
@@ -149,7 +152,7 @@ def _says_something(found: torch.Tensor) -> bool:
 
 
 def value_of(statement: Statement, outputs: Outputs, applies: bool) -> torch.Tensor:
-    """Return which of a statement's outputs is its value, which later statements use."""
+    """Return a statement's value: the output that later statements take as their argument."""
     return outputs[statement.output] if applies and isinstance(statement, Operation) else outputs[0]
 
 
@@ -183,7 +186,7 @@ def run_on_one_device(plan: ProgramPlan, refused: frozenset[int] = frozenset(), 
 def gradient_of(value: torch.Tensor, *, fills: bool = False) -> torch.Tensor | None:
     """Return the gradient of a value after the backward pass; None if there is none.
 
-    If `fills`, a missing gradient becomes zeros.
+    If `fills` is true, the result is zeros instead of None for each value that requires a gradient.
     """
     gradient = value.grad if value.requires_grad else None
     return torch.zeros_like(value) if gradient is None and fills and value.requires_grad else gradient
@@ -230,7 +233,7 @@ def _exact(statement: Statement, arguments: list[torch.Tensor], applies: bool) -
 
 
 def differentiate(program: TensorProgram, full_values: list[torch.Tensor]) -> None:
-    """Run the backward pass, starting from a weighted sum over the full values that no other statement takes."""
+    """Run the backward pass. It starts from a weighted sum over the elements of all values that no statement takes."""
     sinks = {number: full_values[number] for number in program.sinks()}
     summed = [(value.double() * weights_of(value.shape, number)).sum() for number, value in sinks.items() if value.requires_grad]
     if summed:

@@ -39,12 +39,12 @@ class Overloads:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Registered overloads that no tensor program's operation calls."""
+        """Overloads with DTensor rules that no operation in tensor programs calls."""
         return tuple(sorted(self.registered - self.reached))
 
 
 def overloads() -> Overloads:
-    """Return the overloads for which the installed torch has DTensor rules, and the overloads that all operations call."""
+    """Compare the overloads with DTensor rules in the installed torch with the overloads that tensor programs can call."""
     known = frozenset(map(str, _registered()))
     called = frozenset(name for facts in OPERATIONS.values() for name in called_by(facts))
     return Overloads(registered=known, reached=called & known, unregistered=called - known)
@@ -70,7 +70,7 @@ class _Called(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def called_by(facts: OperationFacts) -> frozenset[str]:
-    """Return the overloads that an operation and its backward pass call, for all shapes in a sweep."""
+    """Return the overloads that an operation and its backward pass call, for every argument shape that a sweep tries."""
     with warnings.catch_warnings(), _Called() as called:
         warnings.simplefilter("ignore")
         for tensors, dim in _arguments(facts):

@@ -143,7 +143,7 @@ class DTensorTarget:
         return None if gradient is None else self.full_tensor(gradient.detach())
 
     def clone(self, value: torch.Tensor) -> torch.Tensor:
-        """Clone a value, in place of a statement that does not apply to it."""
+        """Clone a value. This replaces a statement that torch cannot run on the value."""
         return value.clone()
 
     def as_value(self, value: torch.Tensor) -> torch.Tensor:
@@ -160,8 +160,8 @@ class DTensorTarget:
 def run_on_rank(plan: ProgramPlan, target_class: type[DTensorTarget], raising: frozenset[str] | None = None) -> RankResult:
     """Run a program's statements and its backward pass on this rank.
 
-    `raising` is None if any statement may be refused. Otherwise it contains the statements that may be refused, and a refusal of
-    another one raises `StatementFailed`.
+    `raising` contains the statements that may be refused; None allows all. If any other statement is refused, `StatementFailed`
+    is raised.
     """
     return _RankRun(plan, target_class(plan.program), raising).result()
 
@@ -262,7 +262,7 @@ def value_names(plan: ProgramPlan, number: int, count: int) -> tuple[str, ...]:
 
 
 def moment(phase: Phase, tensors: dict[str, torch.Tensor | None]) -> Moment:
-    """Return these full tensors as one compared point in a trace. -0.0 counts as 0.0."""
+    """Put full tensors into a `Moment`, so that a trace with them can be compared. -0.0 becomes 0.0."""
     found = list(tensors.items())
     flat = [each.detach().double().reshape(-1).numpy(force=True) + 0.0 for _, each in found if each is not None]
     snapshot = Snapshot(

@@ -12,14 +12,14 @@ from equivcheck.programs.run.values import chunk
 
 
 class ShapesDisagree(EquivCheckError):
-    """A DTensor's shape differs from the shape in which `full_tensor()` returns it."""
+    """A DTensor has one shape, and `full_tensor()` returns a tensor with another shape."""
 
 
 def full_of(value: torch.Tensor) -> torch.Tensor:
     """Return a DTensor's full tensor. A plain tensor is returned as it is.
 
-    Raises `ShapesDisagree` if its shape differs from the DTensor's, with the same number of elements. If the number of elements
-    differs, nothing is raised, because the comparison with one device finds it.
+    Raises `ShapesDisagree` if the full tensor has as many elements as the DTensor, but another shape. Nothing is raised if the
+    number of elements differs, because the comparison with one device finds this error.
     """
     if not isinstance(value, DTensor):
         return value

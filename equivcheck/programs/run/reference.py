@@ -29,7 +29,7 @@ NOISE_LIMIT = 1e-4
 def reference_of(plan: ProgramPlan, refused: frozenset[int], num_copies: int) -> Reference:
     """Return a program's values and gradients on one device, with tolerances from `num_copies` runs with slightly changed values.
 
-    `refused` contains statements refused on ranks. If they refuse the backward pass, there are no gradients.
+    `refused` contains the statements refused on ranks. If it contains the backward pass, the result has no gradients.
     """
     original = _moments(plan, run_on_one_device(plan, refused), with_gradients=BACKWARD not in refused)
     copies = [original, *(_disturbed_moments(plan, refused, seed) for seed in range(num_copies))]
@@ -86,9 +86,9 @@ def _moments(plan: ProgramPlan, run: PlainRun, *, with_gradients: bool) -> tuple
 
 
 def doubt_of(expected: Sequence[Expected]) -> Doubt | None:
-    """Return why agreement with the reference would prove nothing: noise is as large as the values.
+    """Return a `Doubt` if noise is as large as the values, so that agreement with the reference would prove nothing.
 
-    None if agreement is evidence.
+    Returns None if agreement is evidence.
     """
     for each in expected:
         lost = each.tolerances > NOISE_LIMIT * np.maximum(each.scales, 1.0)

@@ -152,7 +152,7 @@ def script_of_verdict(verdict: ProgramVerdict, *, name: str, seen_on: str) -> st
 def script_of(
     program: TensorProgram, title: str = "DTensors against the same operations on one device.", name: str = "repro.py"
 ) -> str:
-    """Return a script for a tensor program. If ranks refuse a statement, the script raises."""
+    """Return a script for a tensor program. If ranks refuse a statement, the script ends with torch's exception."""
     functions = [f"\n\n{source(OPERATIONS[each], OPERATION)}\n" for each in dict.fromkeys(program.operations)]
     arithmetic = [f"\n\n{inspect.getsource(each)}" for each in (values.chunk, values.partial_value, values.weights_of)]
     header = HEADER.format(title=title, num_ranks=program.num_ranks, mesh=program.mesh, name=name)

@@ -43,13 +43,13 @@ def _orders(chance: np.random.Generator, statement: Constant) -> torch.Tensor:
 
 
 def weights_of(shape: tuple[int, ...], number: int) -> torch.Tensor:
-    """Return the factors by which a value's elements are multiplied before they are summed up for the backward pass."""
+    """Return a factor for each element of a value. The backward pass starts from the sum over all elements times factors."""
     count = torch.Size(shape).numel()
     return ((torch.arange(count, dtype=torch.float64) * 7 + number * 3) % 16 - 6.5).view(tuple(shape)) / 8
 
 
 def local_part(full: torch.Tensor, mesh: Sequence[int], coordinate: Sequence[int], placements: Sequence[str]) -> torch.Tensor:
-    """Return a rank's local tensor: a shard as by `torch.chunk`, or a partial value.
+    """Return a rank's local tensor: the shard that `torch.chunk` gives, or a partial value.
 
     `coordinate` is the rank's position on the mesh.
     """

@@ -26,7 +26,7 @@ Features = Iterator[Hashable]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """Progress in one part of a sweep, in programs."""
+    """How many programs in one part of a sweep have run, and how many are left."""
 
     name: str
     """Feature in this part's programs that is new, such as placements or shapes."""
@@ -38,7 +38,7 @@ class Coverage:
 
 @dataclass(slots=True, kw_only=True)
 class Passes:
-    """All programs in a sweep, divided into passes, and how many have run."""
+    """All programs in a sweep, divided into passes that run one after the other. It counts the programs already run."""
 
     programs: Mapping[str, Sequence[TensorProgram]]
     """Programs in each pass, by the pass's name."""

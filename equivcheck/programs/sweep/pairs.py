@@ -25,7 +25,7 @@ MAX_SHAPES = 4
 
 
 class Novelty(PrintableEnum):
-    """Reason why a result is new as the second operation's argument, in the order in which pairs are tried."""
+    """Property by which a result is new to the second operation in a pair. Pairs are tried in the order of the members."""
 
     KIND = "placements and dtypes"
     """Placements and dtype of the result."""
@@ -35,7 +35,7 @@ class Novelty(PrintableEnum):
     """A full `ResultSpec` together with the first operation."""
 
     def feature(self, result: Result) -> Hashable:
-        """Return what must be new in a result. None if a sweep over single operations already has such arguments."""
+        """Return the result's property that must be new; None if a sweep over single operations already has such arguments."""
         kind, spec = result.spec.kind, result.spec
         if self is Novelty.KIND:
             return None if spec.has_kind_of_leaves else kind
@@ -65,11 +65,11 @@ class Pairs:
     _right: dict[TensorProgram, bool] = field(default_factory=dict)
 
     def total(self, novelty: Novelty) -> int:
-        """Return how many combinations (a result as an argument) have this novelty."""
+        """Return how many pairs (result, argument of a second operation) are new by `novelty`."""
         return len(self._by_key(novelty)) * len(self.places)
 
     def coverage(self) -> tuple[Coverage, ...]:
-        """Return for each novelty how many combinations were covered and how many are left."""
+        """Return the number of pairs already run and the number left, for each `Novelty`."""
         return tuple(
             Coverage(
                 name=f"{each.value} that are new for an operation",

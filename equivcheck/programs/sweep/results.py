@@ -60,7 +60,10 @@ class ResultSpec:
 
     @property
     def has_kind_of_leaves(self) -> bool:
-        """Whether leaves can have these placements and this dtype. A sweep over single operations then tries them."""
+        """Whether leaves can have these placements and this dtype.
+
+        If so, a sweep over single operations tries them as arguments.
+        """
         return self.dtype == "float64" and all(map(_OF_LEAVES.fullmatch, self.placements))
 
 
@@ -77,15 +80,18 @@ class Result:
 
     @property
     def name(self) -> str:
-        """Operation or statement kind behind the result, such as ``softmax``."""
+        """Name of the operation that computed the result, such as ``softmax``.
+
+        For other statements, it is the statement's kind.
+        """
         last = self.program.statements[-1]
         return last.name if isinstance(last, Operation) else last.tag
 
 
 def first_programs(sweep: Sweep, seed: int = 0) -> Iterator[TensorProgram]:
-    """Yield the programs whose results are arguments of second operations.
+    """Yield the programs whose results become arguments of second operations.
 
-    There are some for each operation in the sweep, and redistributions between all placements.
+    They are a few programs for each operation in the sweep, and one redistribution for each pair of placements.
     """
     by_operation: dict[str, list[TensorProgram]] = defaultdict(list)
     for program in sweep.programs():

@@ -27,7 +27,10 @@ def argument_positions(operations: Iterable[str]) -> tuple[ArgumentPosition, ...
 
 
 def programs_taking(result: Result, place: ArgumentPosition, chance: random.Random) -> Iterator[TensorProgram]:
-    """Yield programs whose last operation takes `result` as its argument `place`. One device may refuse some programs."""
+    """Yield programs whose last operation takes `result` as an argument. One device may refuse some of them.
+
+    `place` is the name of this operation and the argument's number.
+    """
     facts, position = OPERATIONS[place[0]], place[1]
     calls = list(_calls(facts, position, result.shape))
     for _ in range(MAX_ATTEMPTS if calls else 0):

@@ -33,7 +33,7 @@ class Group:
     """How many programs the group has."""
 
     def add(self, found: frozenset[str]) -> None:
-        """Count one more program in the group. `found` contains the facts about it."""
+        """Count one more program in the group. The group keeps only the facts that are also in `found`, the program's facts."""
         self.num += 1
         self.facts &= found
 
@@ -89,7 +89,7 @@ def run_sweep(
 ) -> SweepResult:
     """Check a sweep's programs until all are done or `is_over` returns True. None among `programs` is skipped.
 
-    With `only_sinks`, ranks read only values that no statement takes, as in `check_program`.
+    If `only_sinks` is true, ranks read only the last values: those that no other statement takes as an argument.
     """
     found = SweepResult()
     for program in programs:

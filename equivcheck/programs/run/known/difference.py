@@ -60,7 +60,10 @@ class KnownDifference:
     """Regular expression for a rank's error, or for its stack if it never ends; empty if no rank raises."""
 
     def could_show(self, program: TensorProgram) -> bool:
-        """Whether the program can show this error on the installed torch, because it has the operations and facts."""
+        """Whether the program can show this error on the installed torch.
+
+        It needs one of the error's operations, and must match the error's `facts` and `any_of`.
+        """
         names, needed = set(map(_name, program.statements)), (*self.operations, *self.sources)
         if (needed and names.isdisjoint(needed)) or not is_torch_in(self.torch):
             return False
@@ -70,7 +73,8 @@ class KnownDifference:
     def explains(self, program: TensorProgram, verdict: Judgement) -> bool:
         """Whether this error explains the first failure in a verdict on the program.
 
-        The failure must be in one of the error's operations, or in a gradient for such an operation.
+        The failure must be in the result of one of the error's operations, or in a value or gradient that this operation can make
+        wrong.
         """
         if verdict.divergence is not None:
             phase, tensor = verdict.divergence.phase, verdict.divergence.tensor
@@ -85,7 +89,7 @@ class KnownDifference:
         return tuple(version for version, found in self.shows.items() if found in SHOWING)
 
     def unseen_on(self) -> tuple[str, ...]:
-        """Return the torch versions without the error: the program is right, refused, or fails in another way."""
+        """Return the torch versions without the error. On these, the program is right, is refused, or fails in another way."""
         return tuple(version for version, found in self.shows.items() if found not in SHOWING)
 
     def _is_raised(self, program: TensorProgram, failure: Failure) -> bool:

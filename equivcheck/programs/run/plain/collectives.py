@@ -33,7 +33,7 @@ def lengths(extent: int, size: int) -> list[int]:
 
 
 class Collectives:
-    """Collectives along one mesh axis, by which plain tensors change their placement along this axis."""
+    """Collectives along one mesh axis. They change the placement of plain tensors along this axis."""
 
     def __init__(self, mesh: DeviceMesh, axis: int) -> None:
         self.group: Any = (mesh, axis)
@@ -107,23 +107,26 @@ class Collectives:
         return _waited(functional.reduce_scatter_tensor_autograd(partial, "sum", 0, self.group))
 
     def exchange(self, sent: torch.Tensor, sizes: list[int], received: list[int], largest: int) -> torch.Tensor:  # noqa: ARG002
-        """Send `sizes` elements to each rank, and receive `received` elements from each rank.
+        """Send ``sizes[rank]`` elements to each rank, and receive ``received[rank]`` elements from it.
 
         No rank sends more than `largest` elements to another rank.
         """
         return _waited(functional.all_to_all_single_autograd(sent, received, sizes, self.group))
 
     def as_varying(self, whole: torch.Tensor) -> torch.Tensor:
-        """Return a replicated tensor for use in different ways on each rank. A subclass marks it for a type checker."""
+        """Return a replicated tensor unchanged, before ranks use it differently.
+
+        A subclass gives it the type for a type checker.
+        """
         return whole
 
     def as_partial(self, part: torch.Tensor) -> torch.Tensor:
-        """Return a rank's result as a partial value. A subclass marks it for a type checker."""
+        """Return a rank's result unchanged, to be used as a partial value. A subclass gives it the type for a type checker."""
         return part
 
 
 class Sum(torch.autograd.Function):
-    """Sum over ranks. In backward, the gradients from all ranks are summed, as torch does since 2.11."""
+    """Sum over ranks. The backward pass also sums the gradients over ranks. torch's own collective does so since 2.11."""
 
     @staticmethod
     def forward(ctx: Any, partial: torch.Tensor, group: Any) -> torch.Tensor:

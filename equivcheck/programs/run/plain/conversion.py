@@ -17,7 +17,8 @@ def convert(
 ) -> torch.Tensor:
     """Change a plain tensor's placements, and return this rank's part. `shape` is the full shape.
 
-    If several axes change, or other axes shard the same dims, inner axes are gathered first and sharded again afterwards.
+    Axes are converted one after the other. If several axes shard one dim, the inner axes gather it before an outer axis changes,
+    and shard it again afterwards.
     """
     placements, between = list(current), _between(current, wanted)
     for number in reversed(range(len(axes))):

@@ -27,9 +27,10 @@ PRODUCTS = {"mm": False, "linear": True}
 
 
 def needs(statement: Operation, current: Sequence[str], shapes: Sequence[Shape]) -> Needs:
-    """Return the argument placements along one axis with which each rank can run the operation on its own part.
+    """Return placements along one axis with which each rank can run the operation on its own part.
 
-    Also return the results' placement. If no rule fits, all are replicated.
+    The first element contains the arguments' placements, the second is the results' placement. If no rule fits, all of them are
+    replicated.
     """
     found = _rule(statement, current, shapes)
     return found or ((REPLICATE,) * len(current), REPLICATE)

@@ -45,8 +45,7 @@ class PlainTarget(DTensorTarget):
     def call(self, statement: Operation, arguments: list[Any]) -> Outputs:
         """Run an operation on each rank's own parts if a sharding rule allows it, otherwise on replicated tensors.
 
-        Arguments first get the placements that the rule needs. Each axis has its own rule, because the operation on local parts
-        is again the same operation.
+        Arguments first get the placements that the rule needs. Each mesh axis has its own rule.
         """
         current, shapes = [each.placements for each in arguments], [tuple(each.full_shape) for each in arguments]
         along = [needs(statement, [each[axis] for each in current], shapes) for axis in range(self.mesh.ndim)]
@@ -65,7 +64,10 @@ class PlainTarget(DTensorTarget):
         wanted: list[Placements],  # noqa: ARG002 - used by TypedTarget
         left: Placements,  # noqa: ARG002
     ) -> Outputs:
-        """Run an operation on this rank's parts. `wanted` contains the arguments' placements, `left` the results'."""
+        """Run an operation on this rank's parts.
+
+        `wanted` has the placements of the arguments, and `left` the placements of the results. Only a subclass uses them.
+        """
         return results_of(statement.name, parts, statement.dim)
 
     def convert_argument(self, value: Any, placements: Placements) -> torch.Tensor:
@@ -82,13 +84,13 @@ class PlainTarget(DTensorTarget):
         return _with_placements(moved.clone() if moved is value else moved, placements, value.full_shape)
 
     def round_trip(self, value: Any) -> torch.Tensor:
-        """Clone the value, because a plain tensor has no local tensor to convert."""
+        """Clone the value. There is no local tensor to convert, because the value is a plain tensor."""
         return self.clone(value)
 
     def full_tensor(self, value: Any) -> torch.Tensor:
         """Return a value's full tensor.
 
-        Only the first rank differentiates it, because a replicated tensor's gradient is partial.
+        Its gradient flows back on the first rank only. Otherwise the backward pass would add the gradients from all ranks.
         """
         full = self.convert(value, self.replicated)
         share = float(all(axis.index == 0 for axis in self.axes))

@@ -26,7 +26,7 @@ from equivcheck.worlds.fake.ranks import FakeRanks
 
 
 class TypedCollectives(Collectives):
-    """Collectives from spmd_types along one mesh axis, by which plain tensors change their placement."""
+    """Collectives from spmd_types along one mesh axis. They change the placement of plain tensors along this axis."""
 
     def __init__(self, mesh: Any, axis: int) -> None:
         super().__init__(mesh, axis)
@@ -134,8 +134,8 @@ def _tensor(value: Any) -> torch.Tensor:
 def refused_by_types(plan: ProgramPlan, target: type[TypedTarget]) -> str:
     """Return the first statement rejected by the type checker, with its message; empty if it accepts all statements.
 
-    One rank runs alone, because types do not depend on numbers. If wrong numbers cause an error, only statements before it are
-    judged.
+    Only one rank runs, because types do not depend on numbers. Its numbers are wrong. If they make a statement fail, later
+    statements are not checked.
     """
     checked = type(target.__name__, (TypeChecks, target), {})
     try:
