@@ -61,7 +61,7 @@ def probe_everything() -> Iterator[Probe]:
 
 
 def unclassified_state(search: Search) -> list[str]:
-    """Return names for torch's process-wide state unknown to equivcheck, such as new state in a newer torch version."""
+    """Return the names of torch's process-wide variables that equivcheck does not know. A newer torch version can add some."""
     return list(unclassified_names(search.names()))
 
 

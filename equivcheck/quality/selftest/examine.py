@@ -60,7 +60,7 @@ class Effort:
 def examine(mutant: Mutant, effort: Effort, tell: Tell = lambda _row: None) -> MutantResult:
     """Draw scenarios with a mutant within the budget `effort`, then shrink the best catch and diagnose it.
 
-    `tell` gets the result each time it has grown.
+    `tell` is called with the intermediate result after each change.
     """
     drawing = _Drawing(mutant, effort, tell)
     run_batch(_scenarios(mutant), _seed(mutant, effort), drawing.take)

@@ -60,9 +60,10 @@ class JobResults(Generic[R]):
 
 
 def run_jobs(jobs: Sequence[J], work: JobPlan[J, R], *, num_workers: int, listener: Callable[[R, int], None]) -> JobResults[R]:
-    """Run all jobs on `num_workers` processes. `listener` gets each complete result and their number so far.
+    """Run all jobs on `num_workers` processes.
 
-    The first SIGINT or SIGTERM ends the run with the results so far, the second raises `KeyboardInterrupt`.
+    `listener` gets each complete result, and the number of results until then. The first SIGINT or SIGTERM ends the run with the
+    results so far, the second raises `KeyboardInterrupt`.
     """
     with Interruption() as interruption:
         return _Supervisor(jobs, work, listener, interruption).run(num_workers)

@@ -22,10 +22,10 @@ _NAMES = "tasks.jsonl", "results.jsonl"
 def run_tasks(
     installation: Installation, module: str, tasks: Sequence[str], *, seconds: float, ended: Callable[[str], Any]
 ) -> list[Any]:
-    """Run tasks with another interpreter, and return their JSON results in order.
+    """Run tasks with another interpreter, and return their JSON results in the order of `tasks`.
 
-    The interpreter calls the module's `main()`, which calls `serve_tasks`. `seconds` is the average limit per task.
-    `ended(reason)` returns the result for a task that ends the process.
+    The interpreter calls the module's `main()`, which calls `serve_tasks`. It gets `seconds` for each task on average. If a task
+    makes the process end, `ended(reason)` returns the task's result.
     """
     with temporary_folder() as folder:
         results = _start(Path(folder), tasks)

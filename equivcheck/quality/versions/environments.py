@@ -117,7 +117,10 @@ class Environments:
         self._run(release, (*install, "--constraint", str(constraints), *wanted))
 
     def find_versions(self, text: str) -> tuple[Version, ...]:
-        """Return the versions named by a text such as ``2.9..2.15``. The index is asked if newer releases matter."""
+        """Return the versions named by a text such as ``2.9..2.15``.
+
+        pip looks up newer releases in the package index if they can change the answer.
+        """
         if not needs_index(text):
             return chosen_releases(text, RELEASED, self.given)
         nightlies = ("--pre",) if names_nightlies(text) else ()
@@ -197,7 +200,7 @@ _NOT_FOR_OTHERS = ("PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNC
 
 
 def run_python(python: Path, arguments: Sequence[str], *, seconds: float) -> FinishedCommand:
-    """Run an interpreter with this equivcheck on its path, and nothing else from this environment.
+    """Run an interpreter that can import this equivcheck, but no other package from this environment.
 
     The process and its children end after `seconds`, or if this process is interrupted.
     """

@@ -45,7 +45,10 @@ class VersionResult:
         return Counter(result.outcome for result in self.corpus)
 
     def disagreements(self, issues: Iterable[KnownIssue]) -> dict[str, Showing]:
-        """Return script results that contradict the torch versions recorded for the issue, by issue id."""
+        """Return the scripts' unexpected results by issue id.
+
+        An issue shows on a torch version outside its recorded range, or it does not show on a version inside.
+        """
         return {
             issue.id: self.scripts[issue.id]
             for issue in issues
@@ -74,7 +77,7 @@ class Matrix:
         return replace(self, versions={name: versions[name] for name in sorted(versions, key=Version)})
 
     def is_bad(self, issues: Iterable[KnownIssue]) -> bool:
-        """Whether any scenario ended in a finding, or any script contradicts the torch versions recorded for its issue."""
+        """Whether any scenario ended in a finding, or any script's result contradicts the version range of its issue."""
         issues = tuple(issues)
         each = self.versions.values()
         return any(found.disagreements(issues) or any(one.outcome.is_finding for one in found.corpus) for found in each)

@@ -72,7 +72,10 @@ class Search:
         return self._result(Method.SCRIPT, self._measure(of_issue(issue).run), ())
 
     def of_finding(self, finding: Finding) -> ShownIn:
-        """Find the torch versions in which a finding shows: by its script, or by replay if no version shows it by script."""
+        """Find the torch versions in which a finding shows.
+
+        Its script runs on each version. If the script shows the finding on no version, the finding is replayed instead.
+        """
         found_in = Version(Version(finding.environment.torch).public)
         first = (found_in,) if found_in in self.versions else ()
         script = self._script(finding)

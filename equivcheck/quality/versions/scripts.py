@@ -66,7 +66,7 @@ def of_issue(issue: KnownIssue) -> Script:
 def of_finding(finding: Finding) -> Script | None:
     """Return a script for a finding, with its exact numbers.
 
-    None if no script can show the finding, or if its output would not say whether it shows.
+    None if no script can reproduce the finding, or if the script's output cannot prove it.
     """
     verdict = finding.verdict
     if not isinstance(verdict, Verdict):
