@@ -31,7 +31,7 @@ Ints = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rectangle:
-    """Consecutive local elements that form a matrix. Its rows and columns have indices in the full tensor."""
+    """Consecutive elements of a local tensor, arranged as a matrix. Its rows and columns have indices in the full tensor."""
 
     rows: Indices
     """For each row, its flat index over the full tensor's leading dims."""
@@ -62,7 +62,7 @@ def hash_columns(columns: Indices) -> Hashes:
 
 
 def splitmix64(values: Hashes) -> Hashes:
-    """Return SplitMix64's pseudo-random output for each value in `values`, taken as the generator's state."""
+    """Return SplitMix64's pseudo-random output for each value in `values`. A value is the generator's state."""
     mixed = values + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -87,9 +87,10 @@ def _signs(hashes: Hashes) -> Signs:
 
 
 def rectangles_of(shape: Ints, start: Ints = (), size: Ints = (), run: tuple[int, int] | None = None) -> tuple[Rectangle, ...]:
-    """Split a piece's elements into matrices, in local order: one if they form a box, at most three if they are a flat run.
+    """Split a local tensor's elements into matrices, in their order in memory.
 
-    `shape` is the full tensor's. The other arguments are a `Piece`'s fields.
+    Elements that form a box are one matrix, and a flat run becomes at most three. `shape` is the full tensor's shape. The other
+    arguments are a `Piece`'s fields.
     """
     start, size = (start, size) if start else ((0,) * len(shape), shape)
     if math.prod(shape) <= VECTOR_WIDTH:
@@ -111,7 +112,7 @@ def rectangles_of(shape: Ints, start: Ints = (), size: Ints = (), run: tuple[int
 def split_dim(shape: Ints) -> int:
     """Return how many leading dims of a tensor with this shape form the rows.
 
-    With this number, the tables for rows and columns are smallest.
+    This number minimizes the size of the tables with signs for rows and columns.
     """
     return min(range(1, len(shape)), key=lambda dim: math.prod(shape[:dim]) + math.prod(shape[dim:]))
 

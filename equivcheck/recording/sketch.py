@@ -54,7 +54,10 @@ class Sketch:
         )
 
     def overlaid(self, other: Sketch) -> Sketch:
-        """Return the sketch for the elementwise sum of two tensors. `squares` is estimated; minimum and maximum are bounds."""
+        """Return the sketch for the elementwise sum of two tensors.
+
+        `squares` is an estimate. The minimum is a lower bound, and the maximum is an upper bound.
+        """
         sums = self.sums + other.sums
         squares = float(np.mean(sums**2))
         return Sketch(sums=sums, squares=squares, minimum=self.minimum + other.minimum, maximum=self.maximum + other.maximum)
@@ -74,7 +77,10 @@ class Sketch:
         return math.sqrt(self.squares)
 
     def distance(self, other: Sketch) -> float:
-        """Estimate the 2-norm between two tensors. It is 0 if they are equal, and seldom wrong by more than a factor of 2."""
+        """Estimate the 2-norm of the difference between two tensors.
+
+        It is 0 if they are equal, and rarely wrong by more than a factor of 2.
+        """
         difference = self.sums - other.sums
         return math.sqrt(difference.dot(difference) / NUM_SUMS)
 

@@ -95,7 +95,7 @@ def _wrapped_prefix(module: nn.Module) -> str:
 def move_parameters(rows: Iterable[tuple[Row, float]], choice: int) -> None:
     """Multiply each element by 1 + eps or 1 - eps, in place. `rows` are pairs (tensor, eps).
 
-    The element's index in the full tensor and `choice` decide about the sign, so replicas stay equal.
+    The sign depends only on `choice` and the element's index in the full tensor, so replicas stay equal.
     """
     for (pieces, tensor), eps in rows:
         local = local_of(tensor)
@@ -118,7 +118,7 @@ def _pieces_like(slot: Slot, tensor: torch.Tensor) -> tuple[Piece, ...]:
 
 
 def state_of(optimizer: torch.optim.Optimizer, slots: Sequence[Slot]) -> list[Row]:
-    """Return the optimizer's state tensors that have their parameter's shape, named ``parameter/key``."""
+    """Return the optimizer's state tensors that have the same shape as their parameter. Their names are ``parameter/key``."""
     rows = []
     for slot in slots:
         for key, value in optimizer.state.get(slot.parameter, {}).items():
@@ -142,7 +142,8 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 def local_loss(loss: torch.Tensor) -> torch.Tensor:
     """Copy this rank's loss without communication.
 
-    Partial sums of a DTensor are multiplied by their number, so that the mean over all ranks' copies is the loss.
+    If the loss is a DTensor with partial sums, each is multiplied by the number of ranks. The mean over all ranks' copies is then
+    the loss.
     """
     local = local_of(loss).clone()
     if isinstance(loss, DTensor):

@@ -24,7 +24,7 @@ Cells = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tiles:
-    """Several small tensors as matrices with one size, so that one matrix product computes all their sums.
+    """Several small tensors, padded to matrices with the same size. One matrix product computes the signed sums for all of them.
 
     The tensors are stored one after the other in a flat tensor.
     """

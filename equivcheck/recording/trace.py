@@ -12,7 +12,7 @@ from equivcheck.worlds.trace.trace import Piece
 
 
 class Moment(PrintableEnum):
-    """Point in a step at which a value was read, in training order. Gradients are those with which the optimizer steps."""
+    """Point in a step at which a value was read, in training order. `GRADIENT` is the gradient that the optimizer uses."""
 
     START = "start"
     SAMPLES = "samples"
@@ -82,7 +82,7 @@ class Entry:
 class Output:
     """The output of a module for one microbatch, on one rank.
 
-    Signs in the sketch depend on a sample's hash, not on its row, so a sample's order and rank do not matter.
+    The sketch does not depend on the order of samples, nor on their ranks. The sample's hash selects the signs in the sketch.
     """
 
     module: str

@@ -71,7 +71,7 @@ class Adapter:
     def copies(self) -> tuple[Slot, ...]:
         """Tensors that an optimizer updates instead of the model's parameters, such as float32 master weights.
 
-        Each has its elements' positions in the parameters.
+        Each slot has the positions of a copy's elements in the parameters.
         """
         return tuple(slot for copies in self._adopted for slot in copies.slots)
 
@@ -95,9 +95,9 @@ class Adapter:
         move_parameters(rows, self._choice)
 
     def adopt_copies(self, tensors: Sequence[torch.Tensor], slots: Sequence[Slot]) -> tuple[Slot, ...]:
-        """Before an optimizer's first step, find which parameter each of its `tensors` copies.
+        """Before an optimizer's first step, find the parameter of which each tensor in `tensors` is a copy.
 
-        `slots` are the model's parameters. Raises `UsageError` if a tensor copies no parameter.
+        `slots` are the model's parameters. Raises `UsageError` if a tensor is a copy of no parameter.
         """
         copies = self._copies_before_move(tensors, slots) or find_copies(tensors, slots)
         found = {id(slot.parameter) for slot in copies.slots}
@@ -138,9 +138,9 @@ class Adapter:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Clauses about names and positions, for a verdict.
+        """Remarks in a verdict about names and positions, as clauses.
 
-        Examples: parameters are shards by Megatron's attributes, or a declared name matched no tensor.
+        One says how many parameters Megatron's attributes mark as shards. Another names a declared tensor that does not exist.
         """
         found = []
         if self._attributed:

@@ -43,9 +43,9 @@ class Copies:
     """
 
     def require_equal(self) -> None:
-        """After an update, check that each copy in `unsure` still has its parameter's values, up to rounding.
+        """After an update, check each copy in `unsure`: it must still have its parameter's values, up to rounding.
 
-        Raises `UsageError` if it does not.
+        Raises `UsageError` if a copy has other values.
         """
         for copy, parameter in self.unsure:
             found, expected = copy.reshape(-1).to(torch.float64), parameter.reshape(-1).to(torch.float64)
@@ -57,9 +57,9 @@ class Copies:
 
 
 def find_copies(tensors: Sequence[torch.Tensor], slots: Sequence[Slot], values: Values = values_of) -> Copies:
-    """Before an optimizer's first step, find which parameter each of its `tensors` copies.
+    """Before an optimizer's first step, find the parameter of which each tensor in `tensors` is a copy.
 
-    `slots` are the parameters, and `values` returns a parameter's values. Tensors without such a parameter are left out.
+    `slots` are the parameters, and `values` returns a parameter's values. The result leaves out tensors that are no copy.
     """
     marked = dict(_marked(tensors, slots))
     left = [tensor for tensor in tensors if id(tensor) not in marked and tensor.is_floating_point()]

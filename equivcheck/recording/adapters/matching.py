@@ -21,7 +21,7 @@ _WRAPPERS = frozenset({"module", "model", "_orig_mod", "_forward_module", "base_
 def match_names(
     first: Sequence[RankTrace], other: Sequence[RankTrace], sources: Sequence[Source] = ()
 ) -> tuple[tuple[RankTrace, ...], tuple[str, ...]]:
-    """Rename the tensors in the run `other`, so that they have their names in the run `first`.
+    """Rename the tensors in the run `other`, so that each has the same name as in the run `first`.
 
     Returns the renamed run, and a clause if prefixes of wrappers were ignored. Raises `UsageError` if a name in the name map
     `sources` does not exist, or if its tensors have different shapes.
@@ -90,7 +90,7 @@ class _Way:
     """Function for the other run's names."""
 
     def pairs(self, first: Iterable[str], other: Iterable[str], *, is_module: bool = False) -> dict[str, str]:
-        """Return the first run's name for each name in the other run. If two names become equal, the later one counts."""
+        """Return the first run's name for each name in the other run. If two names match one, the later of them is used."""
         end = "." if is_module else ""
         own = {self.first(name + end).strip("."): name for name in first}
         others = {self.other(name + end).strip("."): name for name in other}

@@ -30,11 +30,11 @@ def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
 
 
 def shard_of(name: str, parameter: torch.Tensor, owner: nn.Module | None, declared: tuple[int, int] | None) -> Move | None:
-    """Return where a tensor-parallel shard lies in the full parameter; None if the parameter is not a shard.
+    """Return the position of a tensor-parallel shard in the full parameter; None if the parameter is not a shard.
 
     `owner` is the module with this parameter. `declared` is the rank and size in the tensor-parallel group, if the user passed a
-    mesh. Raises `UsageError` if neither tells the rank, or if the parameter does not have the dim in its attribute
-    ``partition_dim``.
+    mesh. Raises `UsageError` if neither `owner`, megatron.core nor `declared` gives the rank. Also raises it if the dim in the
+    attribute ``partition_dim`` does not exist or cannot be split.
     """
     if not getattr(parameter, "tensor_model_parallel", False):
         return None

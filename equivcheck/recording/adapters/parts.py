@@ -24,7 +24,7 @@ class Part:
     """A view on the local elements, with the box's shape."""
 
     def transpose(self) -> Part:
-        """Return this part of the transposed tensor: the last two dims are swapped.
+        """Return the part with its last two dims swapped, as a part of the transposed tensor.
 
         Raises `UsageError` if the tensor has fewer than two dims.
         """
@@ -90,7 +90,11 @@ def _boxes_of_run(start: Ints, size: Ints, offset: int, length: int) -> Iterator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """Places a tensor in a larger one. The tensor is split along `dim`, and its slices fill `boxes`, in this order."""
+    """Function that gives a tensor's parts their positions in a larger tensor.
+
+    It splits the tensor along `dim`. The first slice goes to the first box in `boxes`, the second slice to the second box, and so
+    on.
+    """
 
     dim: int
     """Dim along which the tensor is split."""

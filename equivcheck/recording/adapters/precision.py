@@ -14,9 +14,9 @@ def match_copies(
 ) -> tuple[RecordedRun, RecordedRun, tuple[RecordedRun, ...], list[str]]:
     """Choose which tensors are compared for each parameter: the optimizer's copies, or the model's own parameters.
 
-    If both runs have copies, both kinds are compared. If only one run has copies, they are compared with the other run's
-    parameters, unless these have the model's dtype. `noisy` are the moved runs. Returns all three arguments with the chosen
-    tensors, and clauses about copies in one run only.
+    If both runs have copies, the copies are compared, and the model's parameters too. If only one run has copies, they are
+    compared with the other run's parameters, unless these have the model's dtype. `noisy` are the runs with perturbed initial
+    parameters. Returns all three arguments with the chosen tensors, and clauses about copies in one run only.
     """
     one, other = _with_chosen(first, second), _with_chosen(second, first)
     notes = []
@@ -40,7 +40,7 @@ def _with_chosen(run: RecordedRun, other: RecordedRun) -> RecordedRun:
 
 
 def rounding_of(key: Key, first: RecordedRun, second: RecordedRun) -> float:
-    """Return the distance between two tensors with the same name that one machine epsilon explains.
+    """Return how far a tensor in one run may be from the tensor in the other run because of one machine epsilon.
 
     If both runs update copies, only the change since the start is rounded to the model's coarser dtype.
     """

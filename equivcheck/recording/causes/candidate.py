@@ -55,8 +55,8 @@ def make_candidate(  # noqa: PLR0913 - a cause, its words, and its relation
 ) -> Candidate:
     """Compare `predicted` signed sums with the second run's, and return the errors as a candidate.
 
-    `size` is the sum over the coefficients' absolute values. The second run's replicas must be equal, unless `found` passes other
-    values to compare, such as the replicas' means.
+    `size` is the sum over the coefficients' absolute values. `found` replaces the second run's signed sums, for example by the
+    replicas' means. Without `found`, the distance between replicas counts as error.
     """
     size = max(size, 1.0)
     actual, errors = evidence.found_sums if found is None else found, {}
@@ -124,9 +124,9 @@ def fit(evidence: Evidence, columns: Sequence[Tensors], found: Tensors | None = 
 
 
 def subject(evidence: Evidence, candidate: Candidate) -> Mapping[str, str]:
-    """Return the texts for the placeholders in a candidate's sentence.
+    """Return the texts for the placeholders in a candidate's sentence, such as ``{gradients}``.
 
-    They say "all gradients" if the candidate explains all tensors, or else name the wrong ones.
+    They say "all gradients" if the candidate explains all tensors. Otherwise they name the tensors with wrong values.
     """
     is_all = candidate.worst(evidence.names) <= 1.0 and set(candidate.errors) >= set(evidence.names)
     what = tensors(evidence.wrong)

@@ -85,7 +85,7 @@ def _counted_twice(evidence: Evidence, squares: Mapping[str, float], limit: floa
 def limited_elements(evidence: Evidence) -> Iterator[Candidate]:
     """Yield the mistake that each gradient element is limited, as by `clip_grad_value_`.
 
-    It is plausible if several tensors in the second run have the same largest absolute value.
+    It is yielded only if several tensors in the second run have the same largest absolute value.
     """
     step, run = evidence.step, evidence.first
     before = run.tensors_at(step, Moment.UNCLIPPED) or run.tensors_at(step, evidence.moment)

@@ -101,9 +101,9 @@ class Evidence:
 
 
 def ranks_with_other_values(evidence: Evidence, name: str) -> set[int]:
-    """Ranks whose replica of the tensor `name` differs from the first run's values.
+    """Return the ranks without a correct full replica of the tensor `name`.
 
-    All ranks with the tensor if they hold shards.
+    If ranks hold shards, all of them are returned.
     """
     tensor = evidence.second.tensors[evidence.step, evidence.moment, name]
     right = {
@@ -138,7 +138,10 @@ def spread(tensor: Assembled[Sketch]) -> float:
 
 
 def linear_combination(*terms: tuple[float, Tensors]) -> dict[str, Sums]:
-    """Add up tensors by name, each multiplied by the factor before it. A tensor that is missing in a term is left out."""
+    """Return the weighted sum over several terms for each tensor name.
+
+    A term is a factor with tensors. Names missing in any term are left out.
+    """
     names = [name for name in terms[0][1] if all(name in tensors for _, tensors in terms)]
     return {name: np.sum([factor * tensors[name] for factor, tensors in terms], axis=0) for name in names}
 

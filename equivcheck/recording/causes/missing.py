@@ -16,7 +16,8 @@ from equivcheck.recording.trace import Moment
 def missing_gradients(evidence: Evidence) -> Diagnosis | None:
     """Name the parameters that are not updated because their gradients are None in the second run.
 
-    If only the norm for clipping leaves out gradients, these are named. Returns None if there is no such parameter.
+    If gradients exist but the norm for clipping leaves them out, name these parameters. Returns None if there is no such
+    parameter.
     """
     names, step, second = evidence.wrong, evidence.step, evidence.second
     kept = second.tensors_at(step, Moment.GRADIENT)
@@ -35,7 +36,7 @@ def missing_gradients(evidence: Evidence) -> Diagnosis | None:
 
 
 def updated_copies(evidence: Evidence) -> Diagnosis | None:
-    """Name the parameters of the second run's optimizer if they are copies, and the model is never updated.
+    """Name the tensors that the second run's optimizer updates if they are copies of the parameters and the model never changes.
 
     Returns None otherwise.
     """

@@ -19,7 +19,7 @@ NAMED = 2
 
 
 def moved_elements(evidence: Evidence, noun: str) -> Iterator[Candidate]:
-    """Yield the mistakes that tensors have each other's values, or their own values in another order.
+    """Yield two possible mistakes: tensors have exchanged their values, or the elements in each tensor are permuted.
 
     `noun` says which values differ, such as ``gradients``.
     """

@@ -14,7 +14,7 @@ from equivcheck.recording.trace import Moment
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Update:
-    """The parameters before an update in run B, and the right update from run A."""
+    """The parameters before an update in the second run (run B), and the correct update from the first run (run A)."""
 
     evidence: Evidence
     """Both runs, and their first difference."""
@@ -28,7 +28,7 @@ class Update:
     def candidate(self, cause: Cause, words: str, moves: Sequence[Tensors], *, size: float = 1.0, fitted: int = 0) -> Candidate:
         """Return the mistake `cause`, after comparing run B's parameters with the predictions in `moves`.
 
-        Each prediction is a possible update. For each tensor, the nearest one counts.
+        Each prediction is a possible update. For each tensor, only the prediction with the smallest error counts.
         """
         evidence = self.evidence
         candidates = [

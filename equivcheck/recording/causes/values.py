@@ -25,8 +25,8 @@ SAME = 1e-12
 def rounded_values(evidence: Evidence, cause: Cause, noun: str) -> Iterator[Candidate]:
     """Yield the mistake that values are rounded to a coarser dtype.
 
-    This dtype must represent all wrong tensors' extreme values in run B, but not in run A. `noun` says which values are rounded,
-    such as ``gradients``.
+    The dtype is plausible if it can represent the minimum and maximum of each wrong tensor in run B, but mostly not those in run
+    A. `noun` says which values are rounded, such as ``gradients``.
     """
     for dtype in COARSE:
         found, right = (
@@ -59,9 +59,9 @@ def _rounding_error(evidence: Evidence, name: str, eps: float) -> float:
 
 
 def shards_with_equal_values(evidence: Evidence) -> Iterator[Candidate]:
-    """Yield the mistake that gradients were reduced over ranks with other shards.
+    """Yield the mistake that gradients were reduced over ranks that hold different shards.
 
-    It is plausible if different shards have the same values.
+    It is yielded only if different shards have the same values.
     """
     ranks: set[int] = set()
     for name in evidence.wrong:

@@ -44,7 +44,7 @@ class Comparison:
     """Outcome, first difference and the mistake that explains it."""
 
     def clues(self, step: int) -> list[TensorDifference]:
-        """Compare samples, module outputs, loss and gradient norm in one step. They show where an error begins.
+        """Compare samples, module outputs, loss and gradient norm in one step. The result shows where an error begins.
 
         `tensors` holds these comparisons only up to the first step with a difference.
         """

@@ -31,7 +31,10 @@ _INPUTS = "call the model with tensors that have one row for each sample, and re
 
 
 def gaps_of(facts: Facts, tolerance: Tolerance) -> Iterator[Gap]:
-    """Yield the gaps: parts that a trace lacks although they matter. Each comes with an advice how to record it."""
+    """Yield the gaps: values that a comparison needs and a trace does not have.
+
+    Each gap comes with advice on how to record them.
+    """
     for moment in _NEEDED:
         for run in facts.runs:
             needed = [step for step in facts.steps if moment is Moment.UPDATE or _makes_update(run, step)]

@@ -18,7 +18,7 @@ Each parameter moves by one eps plus a rounding error, and a distance is an esti
 
 
 def require_like_first(first: RecordedRun, moved: RecordedRun, steps: Sequence[int]) -> None:
-    """Raise `UsageError` unless the run `moved` is the training of run A with initial parameters perturbed in the last bit."""
+    """Raise `UsageError` if `moved` is not run A's training repeated with initial parameters perturbed in the last bit."""
     problem = _problem(first, moved, steps)
     if problem:
         raise UsageError(
@@ -67,7 +67,7 @@ def _implausible(first: RecordedRun, moved: RecordedRun, steps: Sequence[int]) -
 
 
 def largest_noise(eps: float) -> float:
-    """Largest relative error in a first gradient that rounding can plausibly cause: half a dtype's digits.
+    """Largest relative error that rounding can plausibly cause in the first step's gradients: half of the dtype's digits.
 
     `eps` is the dtype's machine epsilon.
     """

@@ -41,7 +41,7 @@ class RecordedTensor:
 
     @cached_property
     def distinct(self) -> tuple[Entry, ...]:
-        """Entries with different values. Equal replicas count once."""
+        """All ranks' entries with different values. Several ranks with equal replicas give one entry."""
         return tuple({id(entry): entry for entry in self.entries}.values())
 
     @cached_property
@@ -109,7 +109,7 @@ class RecordedRun:
 
     @cached_property
     def norms(self) -> Mapping[tuple[int, Moment], tuple[float, int]]:
-        """For each step and moment: the sum over squared elements, and how many elements all tensors have.
+        """Return the sum of squares over all tensors and their number of elements, for each step and moment.
 
         The sum leaves out integers and tensors with NaN or infinite values.
         """
@@ -166,9 +166,10 @@ class RecordedRun:
         return next((step for step, name in names if name == "Muon"), None)
 
     def size(self, key: Key) -> float:
-        """Return a tensor's norm plus its share in the norm over all tensors. The tolerance is relative to this size.
+        """Return a size to which the tolerance is relative: the tensor's norm plus its part of the norm over all tensors.
 
-        A gradient may be zero apart from rounding, such as for a bias before a norm, so its own norm is not enough.
+        The tensor's own norm is not enough, because a gradient may be zero apart from rounding. An example is a bias right before
+        a normalization layer.
         """
         tensor = self.tensors[key]
         assert tensor.sketch.value is not None
@@ -183,8 +184,8 @@ class RecordedRun:
 def read_run(folder: Path, name: str = "", steps: int | None = None) -> RecordedRun:
     """Read a folder from `record`, up to its first `steps` steps.
 
-    Raises `UsageError` if the folder is not a trace, or if a rank has fewer steps than `record` was asked for and fewer than
-    `steps`.
+    Raises `UsageError` if the folder is not a trace, or if a rank's trace ends too early. It must contain `steps` steps, or all
+    steps requested from `record`.
     """
     return run_of(folder, read_trace(folder), name, steps)
 

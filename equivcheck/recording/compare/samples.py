@@ -40,10 +40,10 @@ def samples_on(run: RecordedRun, step: int, ranks: Sequence[int]) -> Samples:
 
 
 def input_ranks(run: RecordedRun, step: int, other: RecordedRun) -> tuple[int, ...]:
-    """Ranks of `run` whose recorded inputs are samples.
+    """Return the ranks of `run` whose recorded inputs are samples. Later pipeline stages get activations instead.
 
-    Later pipeline stages get activations instead. `other` is the run to compare with. Ranks without a common parameter may be
-    data-parallel, too: their flat shards may contain different parameters.
+    Samples are recognized by the samples in `other`, the run to compare with. A stage here is a group of ranks with common
+    parameters. Data-parallel ranks with FSDP1's flat shards may form several stages.
     """
     known = samples_on(other, step, range(len(other.ranks)))
     found = {stage: samples_on(run, step, stage) for stage in run.stages}
@@ -113,9 +113,10 @@ def _same_ranks(first: RecordedRun, second: RecordedRun, step: int, numbers: tup
 
 
 def is_data_parallel(run: RecordedRun, ranks: Sequence[int], step: int) -> bool:
-    """Whether `ranks` hold full parameters, or shards along dim 0 as data parallelism makes them.
+    """Whether `ranks` hold only full parameters, or only shards along dim 0, as under data parallelism.
 
-    Tensor parallelism also splits along later dims, or has both replicas and shards. Tensor-parallel ranks share samples.
+    Tensor parallelism also splits along later dims, or has both replicas and shards. Tensor-parallel ranks train on the same
+    samples.
     """
     if len(ranks) == 1:
         return False
@@ -132,7 +133,7 @@ def is_data_parallel(run: RecordedRun, ranks: Sequence[int], step: int) -> bool:
 def all_ranks_have_the_same(run: RecordedRun, step: int) -> bool:
     """Whether all data-parallel ranks train on the same samples and have the same loss.
 
-    Then their gradients are equal without a reduction.
+    If so, their gradients are equal even without a reduction.
     """
     records = run.records[step]
     samples = {tuple(sorted(sample for microbatch in record.samples for sample in microbatch)) for record in records}

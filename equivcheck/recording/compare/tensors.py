@@ -24,7 +24,7 @@ GRADIENTS = (Moment.UNCLIPPED, Moment.GRADIENT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """Function that returns the distance between two runs explained by rounding."""
+    """Function that returns the largest distance between both runs that rounding explains."""
 
     first: RecordedRun
     """Run A."""

@@ -37,7 +37,7 @@ def other_start(wrong: Sequence[TensorDifference], first: RecordedRun, second: R
 
 
 def num_rounded(first: RecordedRun, second: RecordedRun, wrong: Sequence[str]) -> int:
-    """Return how many initial parameters differ by rounding only. Parameters whose names are in `wrong` do not count."""
+    """Return how many initial parameters differ by rounding only. Parameters with names in `wrong` are left out."""
     pairs = [
         (tensor.exact, second.tensors[key].exact)
         for key, tensor in first.tensors.items()

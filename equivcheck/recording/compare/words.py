@@ -119,7 +119,7 @@ def notes_of(facts: Facts, compared: Sequence[TensorDifference], differences: Se
 
 
 def hint_for(outcome: Outcome, first: TensorDifference | None, gaps: Sequence[Gap], facts: Facts) -> str:
-    """Return an advice on the next thing to try, from the first difference or the first gap."""
+    """Return advice on the next thing to try, based on the first difference or the first gap."""
     if first is None:
         return gaps[0][1] if gaps else ""
     if outcome is Outcome.INCONCLUSIVE:
