@@ -16,7 +16,9 @@ _PARAMETERS = inspect.signature(check_batching).parameters
 
 
 class Batching:
-    """The arguments for `check_batching`. ``equivcheck batching RECIPE`` checks the `Batching` that a file defines.
+    """Holds the arguments for one call of `check_batching`.
+
+    A recipe is a Python file that defines a `Batching`. The command ``equivcheck batching RECIPE`` checks it.
 
     Raises `UsageError` if an argument is unknown or missing.
     """

@@ -25,7 +25,7 @@ _MIN_INDEPENDENT = 5
 
 
 def cause_by_output(runs: Runs, plain: Sequence[Presentation], window: int | None) -> str:
-    """Return clauses about how the step weighs each model output. Empty if the outputs' gradients are unknown.
+    """Return clauses that say, for each model output, how the step weighs examples. Empty if gradients of outputs are unknown.
 
     `plain` are presentations without additional padding.
     """
@@ -41,7 +41,9 @@ def cause_by_output(runs: Runs, plain: Sequence[Presentation], window: int | Non
 
 
 def fits_by_output(runs: Runs, normaliser: Normaliser, window: int | None) -> bool:
-    """Whether a normaliser predicts each output's gradients from steps on single examples. Each output has its own counts.
+    """Whether a normaliser predicts the gradients of each model output from steps on single examples.
+
+    The number of counted tokens is taken from each output's own gradients.
 
     False if parameters also have gradients from a loss that is not computed from the outputs.
     """

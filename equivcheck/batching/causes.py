@@ -27,9 +27,10 @@ _PLAIN = (Kind.WHOLE, Kind.SPLIT, Kind.BLANK, Kind.TWICE)
 
 
 def cause_of(runs: Runs, given: Format, window: int | None, shown: Sequence[Presentation], wrong: Sequence[Presentation]) -> str:
-    """Explain, in clauses, why the presentations in `wrong` differ from the whole batch. Empty if no explanation is known.
+    """Return clauses that explain why the presentations in `wrong` differ from the whole batch. Empty if this is unknown.
 
-    `given` is the batch's form, and `shown` are all presentations that ran.
+    A presentation is one way to split, pad and pack the examples. `shown` are all presentations that ran. `given` says which
+    tensors the batch has.
     """
     every = [runs.whole, *shown]
     if wrong and all(runs.only_loss_differs(each) for each in wrong):

@@ -56,7 +56,7 @@ def evaluations(
 
 
 def cause_of_evaluation(evaluate: Evaluate, task: Task, given: Format, shown: Sequence[Presentation]) -> str:
-    """Return why evaluations of the same examples differ. Empty if this is unknown."""
+    """Return why `evaluate` gives other losses if the same examples are split in other ways. Empty if this is unknown."""
     split = [each for each in shown if len(each.microbatches) > 1 and each.kind in _KINDS and not each.has_blank]
     left = dict(_CAUSES) if split else {}
     with one_thread():

@@ -20,7 +20,7 @@ from equivcheck.worlds.trace.tensors import Vector
 
 
 class Unit(PrintableEnum):
-    """Number by which the sum over an example's token losses is divided."""
+    """Unit that a step counts, to divide the sum over token losses by their number."""
 
     TOKENS = "the counted tokens"
     EXAMPLES = "the examples (each the mean over its tokens)"
@@ -77,7 +77,7 @@ class Normaliser:
     def words(self, *, is_sum: bool = True) -> str:
         """Return the rule as a phrase for a verdict.
 
-        If `is_sum`, an example's loss is a sum or mean over its tokens, unlike DPO's.
+        Set `is_sum` to False if an example's loss is neither a sum nor a mean over its tokens, such as the DPO loss.
         """
         of = f"of {self.over.value}{self.across.value}"
         if not is_sum:
@@ -91,7 +91,8 @@ class Normaliser:
     def shares(self, runs: Runs, presentation: Presentation, window: int | None, single: Normaliser | None = None) -> Vector:
         """Return each example's weight in a presentation, relative to its weight in a step on this example only.
 
-        If steps on single examples have another normaliser, it is `single`. `window` is the number of microbatches in an update.
+        `single` is the normaliser in steps on single examples; None if it is this one. `window` is the number of microbatches in
+        an update.
         """
         weights, of_single = self.weights(presentation, window), self if single is None else single
         own = [of_single.weights(step, window)[id(example)] for example, step in zip(runs.examples, runs.singles, strict=True)]
@@ -189,7 +190,7 @@ def fits(
 ) -> bool:
     """Whether a normaliser predicts a presentation's gradients from the gradients of steps on single examples.
 
-    These steps are divided by the same normaliser, so only ratios count. On ranks, they may have another normaliser, `single`.
+    `single` is the normaliser in those steps; None if it is also `normaliser`. On ranks, both may differ.
     """
     actual = runs.gradients(presentation)
     if not np.isfinite(actual).all():
@@ -204,8 +205,8 @@ def fits(
 def fits_within_example(normaliser: Normaliser, runs: Runs, window: int | None) -> bool:
     """Whether a normaliser predicts an example's gradients from two steps, each on one half of its labels.
 
-    This distinguishes a mean over tokens from a sum. True if no example has two labels, or if no weights of the halves explain
-    the example: then its loss, such as DPO's, is not a sum over tokens.
+    This distinguishes a mean over tokens from a sum. True if no example has two labels. Also True if the example's gradients are
+    no weighted sum over those of its halves, because its loss, such as the DPO loss, is not a sum over tokens.
     """
     if runs.halves is None:
         return True

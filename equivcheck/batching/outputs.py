@@ -40,7 +40,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Observed:
-    """A model's outputs in one presentation, with their gradients, for each example."""
+    """The model outputs and output gradients that belong to each example, recorded in one presentation."""
 
     values: Mapping[int, tuple[torch.Tensor, ...]]
     """Each example's outputs at its own positions or row, by the example's id. Empty if the outputs' shapes do not fit."""
@@ -79,13 +79,16 @@ class Watch:
 
     @property
     def gradients(self) -> list[dict[str, torch.Tensor]]:
-        """For each call of the model, the gradients of its final outputs, by the outputs' names."""
+        """Gradients of the model's final outputs: a dict for each call, from output name to gradient."""
         return [
             {each.name: each.gradient for each in call if each.is_final and each.gradient is not None} for call in self._calls
         ]
 
     def observation(self, presentation: Presentation, is_by_row: Callable[[torch.Tensor, Rows], bool]) -> Observed:
-        """Return each example's outputs and gradients. `is_by_row` tells if a tensor has one row for each example."""
+        """Return each example's outputs and gradients.
+
+        ``is_by_row(tensor, rows)`` returns whether a tensor has one row for each row in a microbatch.
+        """
         values: dict[int, tuple[torch.Tensor, ...]] = {}
         gradients: dict[int, tuple[torch.Tensor, ...]] = {}
         finals: dict[int, tuple[torch.Tensor, ...]] = {}

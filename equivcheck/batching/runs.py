@@ -88,7 +88,7 @@ class Runs:
     def observation(self, presentation: Presentation) -> Observed:
         """Return each example's model outputs and their gradients in a presentation.
 
-        An output with positions in another dim is left out, because it contains values at padding.
+        An output is left out if its positions are not in dim 1, because its values at padding cannot be removed.
         """
         if presentation not in self._observed:
             self._observed[presentation] = self.watch(presentation).observation(presentation, self.is_by_row)
@@ -124,7 +124,7 @@ class Runs:
     def rounding(self) -> float:
         """Relative limit below which a difference in one tensor counts as rounding.
 
-        If the model's input differs, its tensors change by more.
+        A model that gets another input gives outputs with larger differences.
         """
         return float(eps_of(self.precision) ** 0.75)
 
@@ -133,7 +133,9 @@ class Runs:
         return abs(ratio - 1.0) <= self.rounding
 
     def ratios_by_output(self, one: Presentation, other: Presentation) -> list[dict[int, float]] | None:
-        """For each model output: by which factor each example's gradient in `one` is larger than in `other`.
+        """Return the factors by which gradients in `one` are larger than in `other`: a dict for each model output.
+
+        Its keys are the examples' ids.
 
         None if gradients at one position are not multiples of each other, or if an example's positions have different factors. An
         example without gradients has no factor.
@@ -161,17 +163,20 @@ class Runs:
     def is_without_update(self, presentation: Presentation) -> bool:
         """Whether the optimizer made no step in a presentation on one device.
 
-        False if this is unknown, because it has no hooks.
+        False if this is unknown, because the optimizer has no hooks.
         """
         return self.num_updates(presentation) == 0
 
     def num_updates(self, presentation: Presentation) -> int | None:
-        """How many steps the optimizer made in a presentation on one device. None if this is unknown, because it has no hooks."""
+        """How many steps the optimizer made in a presentation on one device. None if the optimizer has no hooks to count them."""
         self.traces(presentation)
         return self._updates[presentation]
 
     def ratio(self, presentation: Presentation, found: Divergence) -> float:
-        """Norm of a differing gradient, divided by its norm for the whole batch; 1 if the difference is in another value."""
+        """Return the norm of the gradient that differs in `found`, divided by its norm for the whole batch.
+
+        Returns 1 if `found` is a difference in another tensor than a gradient.
+        """
         if found.phase is not Phase.GRADIENT or found.tensor not in self.gradient_moment.table.rows:
             return 1.0
         row = self.gradient_moment.table.rows[found.tensor]
@@ -251,7 +256,7 @@ class Runs:
         return [] if has_shards else [np.where(each.covered, each.values, 0.0) for each in found]
 
     def would_be_right(self, gradients: Vector, presentation: Presentation) -> bool:
-        """Whether `gradients` equal those that this presentation should have."""
+        """Whether `gradients` equal the gradients that a correct step computes on this presentation."""
         (expected,) = self._expected(self.confirming_reference, presentation, (Phase.GRADIENT,), 1.0).moments
         return self.fits(gradients, expected.values)
 

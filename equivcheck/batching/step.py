@@ -98,7 +98,7 @@ class Step:
             raise invalid(f"window {self.window}", "an update has at least one microbatch", "at least 1, or None")
         if (self.examples is None) != (self.collate is None):
             given, missing = ("examples", "collate") if self.collate is None else ("collate", "examples")
-            raise invalid(f"{given} without {missing}", "a batch must be taken apart and put together", "both, or neither")
+            raise invalid(f"{given} without {missing}", "one splits a batch, the other joins examples", "both, or neither")
         if self.examples is not None and self.packing is not None:
             raise invalid("packing together with examples", "the tokens of examples are unknown", "packing=None")
         if (self.mesh is None) != (self.parallelize is None):
@@ -122,7 +122,7 @@ class Step:
         )
 
     def taken_apart(self) -> tuple[Format, Sequence[Example]]:
-        """Return the form of the user's batch, and its examples."""
+        """Return the description of the user's batch (its tensors and their roles), and the examples in it."""
         if self.examples is not None and self.collate is not None:
             found = opaque_examples(self.batch, self.examples, self.weight)
             require_collated(self.batch, self.collate([each.value for each in found]), found)
@@ -174,4 +174,4 @@ def _sgd(parameters: list[Any]) -> torch.optim.Optimizer:
 
 
 def _no_loss(outputs: Any, targets: Any) -> torch.Tensor:  # noqa: ARG001 - the form of a loss
-    raise invalid("loss None", "the step calls it", "a function loss(outputs, targets)")
+    raise invalid("loss None", "`step` calls `loss`", "a function loss(outputs, targets)")
