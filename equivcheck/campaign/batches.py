@@ -52,7 +52,7 @@ class EndBatch(BaseException):
 
 
 def run_batch(strategy: SearchStrategy[C], batch_seed: int, take: Callable[[C], None]) -> None:
-    """Draw cases from `strategy`, and call `take` with each. The batch ends if it is full, or if `take` raises `EndBatch`.
+    """Draw a batch of cases from `strategy`, and call `take` with each. The batch ends early if `take` raises `EndBatch`.
 
     If `take` raises `FaultShown`, its case is shrunk.
     """
@@ -72,7 +72,7 @@ def _run_fresh(strategy: SearchStrategy[C], run_seed: int, take: Callable[[C], N
 
 
 def batch_seed(campaign_seed: int, *place: int) -> int:
-    """Return a batch's seed. It depends on the campaign's seed and `place`: worker number, process number and batch number."""
+    """Return a batch's seed. It depends on `campaign_seed` and on the numbers in `place`, such as worker and batch number."""
     digest = hashlib.sha256(repr((campaign_seed, *place)).encode()).digest()
     return int.from_bytes(digest[:8], "big")
 

@@ -90,7 +90,10 @@ def program_faults(plan: Plan) -> tuple[ProgramFault, ...]:  # noqa: ARG001
 
 
 def applicable_faults(plan: Plan) -> tuple[Fault, ...]:
-    """Bugs that the campaign can plant: mutants if it checks trainings, program faults if it checks tensor programs."""
+    """Bugs that the campaign can plant.
+
+    A campaign on trainings plants a `Mutant`, and a campaign on tensor programs plants a `ProgramFault`.
+    """
     mutants = () if plan.strategy is None else applicable_mutants(plan)
     return (*mutants, *(() if plan.programs is None else program_faults(plan)))
 
@@ -98,8 +101,8 @@ def applicable_faults(plan: Plan) -> tuple[Fault, ...]:
 class ControlRun:
     """Plants a bug in one case after another until a check catches it.
 
-    Some bugs show in few cases. If the campaign has a time limit and a bug takes too long, it is replaced by the next one. So a
-    short campaign ends with a caught bug, unless the check misses every bug.
+    Some bugs change the results of few cases. If the campaign has a time limit and a bug is not caught soon, the next bug is
+    planted instead. So even a short campaign ends with a caught bug, unless the check misses all bugs.
     """
 
     def __init__(self, plan: Plan, faults: Sequence[Fault]) -> None:
@@ -133,7 +136,7 @@ class ControlRun:
     def is_due(self, seconds: float, *, is_late: bool = False) -> bool:
         """Whether `step` should run now, after `seconds` of work in the campaign.
 
-        Late in the campaign (`is_late`), no share of the time is kept.
+        Steps get at most 10 % of this time, but as much as they need at the end of the campaign (`is_late`).
         """
         has_time = is_late or self._seconds_before + self._control.seconds <= seconds * _SHARE
         return self.has_waiting and not self._control.caught and has_time

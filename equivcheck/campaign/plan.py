@@ -176,7 +176,7 @@ class Plan:
             raise UsageError(f"Plan.stuck_seconds {self.stuck_seconds} is not valid: too low. Expected {expected}")
 
     def checks_of(self, worker: int) -> float:
-        """Return how many checks worker number `worker` runs; infinity if only the time ends the campaign."""
+        """Return how many checks worker number `worker` runs; infinity if the plan limits only the time."""
         if self.num_checks is None:
             return math.inf
         each, more = divmod(self.num_checks, self.num_workers)

@@ -26,7 +26,9 @@ class Shard:
 
     def __post_init__(self) -> None:
         if not 1 <= self.number <= self.of:
-            raise UsageError(f"shard {self} is not valid: there is no such part. Expected 1/{self.of} to {self.of}/{self.of}")
+            raise UsageError(
+                f"shard {self} is not valid: no part {self.number} exists. Expected 1/{self.of} to {self.of}/{self.of}"
+            )
 
     def __str__(self) -> str:
         return f"{self.number}/{self.of}"

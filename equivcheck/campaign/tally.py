@@ -54,7 +54,7 @@ class Histogram:
         return [(_middle(bucket), number) for bucket, number in sorted(self._buckets.items())]
 
     def quantile(self, share: float) -> float:
-        """Return the smallest value that at least a share (0 to 1) of the numbers does not exceed; NaN if there are none."""
+        """Return a quantile of the numbers, such as the median for a `share` of 0.5; NaN if there are no numbers."""
         left = share * self.count
         for bucket, number in sorted(self._buckets.items()):
             left -= number
@@ -115,7 +115,7 @@ class Tally:
 
     @property
     def num_undecided(self) -> int:
-        """How many checks are equivalent up to some step, and undecided afterwards."""
+        """How many checks ended as EQUIVALENT, although later steps could not be decided."""
         return sum(number for (outcome, _), number in self.reasons.items() if outcome is Outcome.EQUIVALENT)
 
     def errors_of(self, name: str | None = None) -> Histogram:
@@ -129,8 +129,8 @@ class Tally:
     def add(self, verdict: CaseVerdict, seconds: float, *, decided: Collection[str] = (), avoided: Collection[str] = ()) -> None:
         """Count a verdict, and the check's duration in seconds.
 
-        `decided` has the ids of known issues about which this check gives an answer. `avoided` has the ids of those for which its
-        case was changed.
+        `decided` has the ids of known issues about which this check says whether they still exist. `avoided` has the ids of known
+        issues that its case was changed to avoid.
         """
         if verdict.beyond:
             self.beyond[verdict.outcome] += 1

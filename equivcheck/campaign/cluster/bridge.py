@@ -69,7 +69,7 @@ class Ordered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connected:
-    """Message from the bridge process: the cluster has answered, and its nodes are being asked."""
+    """Message from the bridge process: it is connected to the cluster, and waits until the nodes are ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ Answer = tuple[WorkerMessage, ...] | NodeLost
 class Cluster(Protocol):
     """Protocol for the nodes of a cluster.
 
-    The bridge has at most one exchange (orders and their answers) with each node at a time.
+    An exchange sends orders to a node and receives an answer. Each node has at most one exchange at a time.
     """
 
     @property
@@ -118,7 +118,7 @@ class Cluster(Protocol):
     def answers(self) -> Iterator[tuple[str, Answer]]:
         """Wait briefly, and yield the name and the answer of each node whose exchange has ended.
 
-        After the answer `NodeLost`, a node must get no more orders.
+        If the answer is `NodeLost`, send this node no more orders.
         """
 
 

@@ -104,7 +104,10 @@ class ClusterWorkers:
         return any(self._room_of(node) > 0 for node in self.nodes if not node.lost)
 
     def start(self, plan: Plan, place: tuple[int, int], suspect: CaseVerdict | None = None) -> None:
-        """Start a worker on the node with the most free cores. `place` and `suspect` are fields in `RemoteWorker`."""
+        """Start a worker on the node with the most free cores.
+
+        `place` and `suspect` have the same meaning as in `RemoteWorker`.
+        """
         node = max((node for node in self.nodes if not node.lost), key=self._room_of)
         worker = RemoteWorker(bridge=self._bridge, node=node.name, place=place, suspect=suspect)
         self.workers.append(worker)
@@ -182,7 +185,7 @@ def connect_ray(address: str, num_workers: int | None = None) -> ClusterWorkers:
     Raises `UsageError` for an invalid address or if Ray is not installed, and `ClusterFailed` if no cluster can be used.
     """
     if address != "auto" and not _HOST_AND_PORT.fullmatch(address):
-        raise UsageError(f"Ray address {address[:80]!r} is not valid: no port. Expected auto, or HOST:PORT of the cluster's head")
+        raise UsageError(f"Ray address {address[:80]!r} is not valid: no port. Expected auto, or HOST:PORT of the head node")
     try:
         version("ray")
     except PackageNotFoundError:

@@ -20,7 +20,10 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Feature:
-    """One value in one field of a scenario, such as ``bias False`` in a linear layer. Several numbers may share one feature."""
+    """One value in one field of a scenario, such as ``bias False`` in a linear layer.
+
+    All numbers in one range, such as 3 and above, are the same feature.
+    """
 
     part: str
     """Part of the scenario that contains the field: ``training.optimizer``, ``layout.parallelisms``, ``resume`` ..."""
@@ -85,7 +88,7 @@ class _NounField:
     is_plain_noun: bool
 
     def bucket(self, value: Any) -> str:
-        """A value's bucket, as text."""
+        """Return the text for a value in a feature: the value itself, or the range that contains it."""
         if value is None or isinstance(value, (bool, str)):
             return str(value)
         if isinstance(value, PrintableEnum):

@@ -51,7 +51,7 @@ class Examples:
         return other in self._beside[one]
 
     def pairs_never_drawn(self) -> list[tuple[Feature, Feature]]:
-        """Return the pairs found in no scenario, although both features occurred in one layout."""
+        """Return the pairs found in no scenario, although both features occurred in scenarios with the same layout name."""
         pairs = combinations(sorted(self._beside), 2)
         return [
             pair

@@ -61,7 +61,7 @@ def format_pairs(pairs: Pairs) -> str:
 
 
 class ModelFamily(PrintableEnum):
-    """Kind of model input that a feature needs, most demanding first."""
+    """Kind of model input that a feature needs. `TOKENS` is the most demanding kind, and any model meets `ROWS`."""
 
     TOKENS = "tokens"
     SEQUENCES = "sequences"
@@ -79,7 +79,7 @@ _OF_ANY_MODEL = {"None", "NOT_IN_PLAN", "LINEAR_MEAN", "LINEAR_SUM", "MSE_MEAN",
 
 
 def family_of(feature: Feature) -> ModelFamily:
-    """Return the kind of model input that a feature needs. It is `ROWS` if all models can have the feature."""
+    """Return the kind of model input that a feature needs. Returns `ROWS` if the feature works with all kinds."""
     chosen = (feature.noun, feature.field) in _CHOSEN and feature.value.rpartition(".")[2] not in _OF_ANY_MODEL
     if chosen or feature.noun in _OF_TOKENS:
         return ModelFamily.TOKENS

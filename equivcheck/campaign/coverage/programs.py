@@ -43,7 +43,7 @@ class ProgramReach:
         self.refused.update(each.name for each in refused if isinstance(each, Operation))
 
     def gain(self, program: TensorProgram) -> int:
-        """How many pairs of operation argument and placement a program would add."""
+        """Count the combinations of an operation, an argument and its placement that occur in `program` for the first time."""
         return len({*places_of(program)} - self.places)
 
     def merge(self, other: ProgramReach) -> None:

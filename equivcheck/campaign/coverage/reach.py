@@ -109,7 +109,10 @@ _Pairs = tuple[np.ndarray[Any, np.dtype[np.intp]], np.ndarray[Any, np.dtype[np.i
 
 
 class Triples:
-    """The feature triples in counted scenarios. For each pair of features, the third features are bits."""
+    """The feature triples in counted scenarios.
+
+    For each pair of features, a bit mask says which third features occurred with the pair.
+    """
 
     def __init__(self) -> None:
         count = num_shipped()

@@ -13,7 +13,7 @@ import equivcheck
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """Versions and machine with which a finding was made. An empty version means that the package is not installed."""
+    """Installed versions and machine at the time of a finding. An empty version means that the package is not installed."""
 
     date: str
     """Time in UTC, such as ``2026-01-31T12:00:00+00:00``."""

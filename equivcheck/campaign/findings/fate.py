@@ -28,7 +28,7 @@ class Recheck(PrintableEnum):
 def compare_recheck(kept: CaseVerdict, verdict: CaseVerdict) -> Recheck:
     """Compare a later verdict with the verdict `kept` in the store.
 
-    Returns `UNTOLD` if the later verdict is unsupported, or undecided at some step.
+    Returns `UNTOLD` if the later verdict says neither that the case fails nor that all its steps agree.
     """
     if verdict.is_clear:
         return Recheck.DOES_NOT
@@ -47,7 +47,7 @@ def undecided_reason(verdict: CaseVerdict) -> str:
 
 
 def showing_of_recheck(kept: CaseVerdict, verdict: CaseVerdict) -> Showing:
-    """Return whether the installed torch version shows the finding. `kept` is the stored verdict, `verdict` the later one.
+    """Return whether the case still fails with the installed torch. `kept` is the stored verdict, `verdict` the new one.
 
     A case that fails in another way counts as `CANNOT_RUN`.
     """

@@ -120,12 +120,12 @@ def write_versions(finding: Finding, shown_in: ShownIn) -> None:
     Raises `BrokenFinding` if the folder now holds another case, and `StoreFailed` if the file cannot be written.
     """
     if load_finding(finding.path).verdict.case != finding.verdict.case:
-        raise BrokenFinding(f"finding {finding.path} now holds another case, so the versions are not written")
+        raise BrokenFinding(f"finding {finding.path} now holds another case, so the bisection result is not written")
     try:
         _write(finding.path / VERSIONS, json.dumps(encode(shown_in), indent=2))
         _write(finding.path / README, _readme(finding.fingerprint, finding.verdict, finding.environment, shown_in))
     except OSError as error:
-        raise StoreFailed(f"versions cannot be written to {finding.path}: {error.strerror or error}") from error
+        raise StoreFailed(f"the bisection result cannot be written to {finding.path}: {error.strerror or error}") from error
 
 
 def _readme(mark: str, verdict: CaseVerdict, found_in: Environment, shown_in: ShownIn | None) -> str:
@@ -193,7 +193,7 @@ _MAX_VERSION = 200
 
 
 def require_sound_verdict(verdict: CaseVerdict, where: str) -> None:
-    """Raise `InvalidScenario` if a stored verdict cannot be a finding's, for example because its outcome is EQUIVALENT."""
+    """Raise `InvalidScenario` if a stored verdict is no valid finding, for example because its outcome is EQUIVALENT."""
     for wrong in _mistakes(verdict):
         raise InvalidScenario(f"{where}: {wrong}")
 
@@ -226,7 +226,7 @@ def require_sound_environment(environment: Environment, where: str) -> None:
 def require_sound_versions(shown_in: ShownIn, where: str) -> None:
     """Raise `InvalidScenario` if a stored bisection result measured no version, or contains an invalid version number."""
     if not shown_in.versions or not shown_in.measured:
-        raise InvalidScenario(f"{where}: versions are not valid: none was measured. Expected at least one")
+        raise InvalidScenario(f"{where}: versions are not valid: the bisection tested no torch version. Expected at least one")
     for version in (*shown_in.versions, *(found.torch for found in shown_in.measured)):
         _require_version(version, where)
 

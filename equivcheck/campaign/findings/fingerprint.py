@@ -23,7 +23,7 @@ _BLURRED = (
 
 
 def fingerprint(verdict: CaseVerdict) -> str:
-    """Return 12 hex digits, equal for verdicts with the same fault. World, sizes and step do not count."""
+    """Return 12 hex digits, equal for verdicts with the same fault. They do not depend on world, sizes or step."""
     parts = (verdict.outcome.value, verdict.case.name, *what_is_wrong(verdict), *(["beyond"] if verdict.beyond else []))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:_LENGTH]
 

@@ -77,7 +77,7 @@ class History:
             db.executemany("INSERT OR REPLACE INTO cost VALUES (?, ?, ?)", costs)
 
     def see(self, run: Run, fingerprint: str, kept: CaseVerdict, seen: Recheck = Recheck.SHOWS) -> None:
-        """Write whether a finding showed in a campaign. If one call says `SHOWS`, later calls do not change it."""
+        """Write whether a finding's case failed in a campaign. After `SHOWS`, later calls for this campaign change nothing."""
         row = (fingerprint, kept.case.name, kept.outcome.value, kept.reason)
         with self.open() as db:
             db.execute("INSERT OR REPLACE INTO finding VALUES (?, ?, ?, ?)", row)
@@ -107,10 +107,10 @@ class History:
 
     @contextlib.contextmanager
     def open(self, *, writes: bool = True) -> Iterator[sqlite3.Connection]:
-        """Open the history file in one transaction. With `writes`, it is created if it does not exist.
+        """Open the history file in one transaction.
 
-        If not `writes`, an existing file is read without waiting for writers, and without write permission. Raises
-        `HistoryFailed`.
+        If `writes` is True, a missing file is created. Otherwise, the file must exist; it may be write-protected, and readers do
+        not wait for writers. Raises `HistoryFailed`.
         """
         try:
             if writes:

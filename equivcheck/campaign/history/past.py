@@ -66,7 +66,10 @@ class Noted:
 
 
 def past_runs(history: History, until: str = ALWAYS) -> Iterator[PastRun]:
-    """Yield the campaigns begun up to `until`, latest first. Campaigns are left out if the history has only a finding of them."""
+    """Yield the campaigns begun up to `until`, latest first.
+
+    A campaign is left out if the history has one of its findings, but not its counts.
+    """
     if not history.path.exists():
         return
     with history.open(writes=False) as db:

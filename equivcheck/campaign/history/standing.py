@@ -57,7 +57,7 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acceptance:
-    """A user's decision that a finding makes no campaign fail until a certain day."""
+    """A user's decision to ignore a finding until a certain day. Campaigns with this finding then do not fail."""
 
     reason: str
     """Reason for the decision."""
@@ -105,7 +105,7 @@ def records(history: History, until: str = ALWAYS) -> tuple[Record, ...]:
 
 
 def accept(history: History, fingerprint: str, reason: str, until: date) -> None:
-    """Decide that a finding makes no campaign fail, up to and including the day `until`.
+    """Ignore a finding up to and including the day `until`. Campaigns with this finding do not fail.
 
     Raises `UsageError` for a past day or an empty reason.
     """
@@ -196,7 +196,10 @@ def can_make_run_fail(run: Run, name: str) -> bool:
 
 
 def failing(history: History, runs: Iterable[Run]) -> tuple[Record, ...]:
-    """Return the findings that make any of the campaigns fail. Each has the status after the first campaign that it made fail."""
+    """Return the findings that make any of the campaigns fail.
+
+    Each finding has its status at the first of these campaigns.
+    """
     found: dict[str, Record] = {}
     for run in runs:
         for record in records(history, run.began):

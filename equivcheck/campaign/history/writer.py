@@ -88,7 +88,7 @@ def _enter_kept(history: History, store: FindingStore) -> None:
 
 
 def figures(seconds: float, tally: Tally, num_findings: int) -> Figures:
-    """Compute a campaign's progress from its counts. `seconds` are those since its first check."""
+    """Compute a campaign's progress from its counts. `seconds` is the time since its first check."""
     return Figures(
         seconds=round(seconds, 3),
         checks=tally.num_checks,

@@ -30,9 +30,10 @@ class Candidate:
     """Ids of known issues that the case could show before the change. Empty if it was not changed."""
 
     def issues_decided_by(self, verdict: CaseVerdict) -> frozenset[str]:
-        """Return the ids of known issues for which the verdict on this case gives an answer.
+        """Return the ids of known issues about which the verdict says whether they still exist.
 
-        The outcome KNOWN answers for one issue only, because that issue may hide others.
+        KNOWN says this about one issue only, because that issue may hide others. EQUIVALENT says it about all issues that the
+        case could show.
         """
         if verdict.outcome is Outcome.KNOWN:
             return frozenset((verdict.known,))
@@ -42,8 +43,8 @@ class Candidate:
 class Avoidance:
     """Changes drawn cases, so that few checks end as a known issue.
 
-    An issue is avoided only after it has shown once. The issue's past rate then predicts whether the next check shows it. If
-    torch fixes the issue, the rate falls and the issue is no longer avoided.
+    An issue is avoided only after a check has ended with it. From then on, its rate in past checks predicts whether the next
+    check ends with it, too. If torch fixes the issue, the rate falls and the issue is no longer avoided.
     """
 
     def __init__(self) -> None:

@@ -44,9 +44,9 @@ _GROWTH = 0.6
 def expected_cost(scenario: Scenario) -> float:
     """Return the expected CPU time for a check, without compiling and tracing.
 
-    The unit is one rank, step, microbatch and layer under DDP, about 6 ms. The formula was fitted to 4,000 drawn scenarios, and
-    explains 78 % of the variance in log CPU time. A campaign does not refit it, because the same seed would then give other
-    checks.
+    The unit is the cost of one layer on one rank, for one step with one microbatch under DDP: about 6 ms. The formula was
+    fitted to 4,000 drawn scenarios, and explains 78 % of the variance in log CPU time. A campaign does not fit it again, because
+    the same seed would then give other checks.
     """
     training = scenario.training
     work = training.steps * len(training.data.microbatches) * len(training.model.layers)
@@ -83,8 +83,9 @@ class Selection:
         self._checked: set[int] = set()
 
     def wants(self, scenario: Scenario, *, may_be_known: bool = False) -> bool:
-        """Return whether to check a scenario, and remember it if so. `may_be_known`: it could show a known issue.
+        """Return whether to check a scenario, and remember it if so.
 
+        `may_be_known` says whether the scenario could show a known issue.
         Hypothesis draws one scenario in several ways, and begins each batch with simple scenarios.
         """
         mark = hash(scenario)
@@ -103,7 +104,7 @@ class Selection:
 class Novelty:
     """Chooses the scenario with the most new features for its cost, compared with recent scenarios in its group.
 
-    New feature pairs and triples count relative to all that the scenario has. If features were only counted, models over
+    New feature pairs and triples are divided by the number of all pairs and triples in the scenario. Without this, models over
     sequences would be preferred, because these have the most features and cost twice as much. If no scenario brings anything new,
     every scenario is chosen. Compiled scenarios, traced ones, and those with possible known issues are separate groups, because
     only few such scenarios should be checked.
@@ -115,7 +116,10 @@ class Novelty:
         self._num_wanted = 0
 
     def wants(self, scenario: Scenario, *, may_be_known: bool = False) -> bool:
-        """Return whether to check a scenario, and count its features if so. `may_be_known`: it could show a known issue."""
+        """Return whether to check a scenario, and count its features if so.
+
+        `may_be_known` says whether the scenario could show a known issue.
+        """
         executions, gains = [layout.execution for layout in scenario.layouts], self._gains(scenario)
         compiles, traces = any(each.is_compiled for each in executions), any(each.whole_step for each in executions)
         window = WINDOW_OF_COMPILED if compiles else min(WINDOW, FIRST_WINDOW + self._num_wanted // CHECKS_FOR_ONE_MORE)

@@ -16,7 +16,7 @@ _REMEMBERED = 100_000
 class ProgramSelection:
     """Chooses tensor programs with new operations and placements, unless they were checked before.
 
-    A program must bring as many for each statement as the best recent program.
+    The number of new combinations, divided by the number of statements, must be at least that of the best recent program.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,10 @@ class ProgramSelection:
         self._recent: dict[bool, deque[float]] = {each: deque(maxlen=WINDOW - 1) for each in (False, True)}
 
     def wants(self, program: TensorProgram, *, may_be_known: bool = False) -> bool:
-        """Return whether to check a program, and remember it if so. `may_be_known`: it could show a known issue."""
+        """Return whether to check a program, and remember it if so.
+
+        `may_be_known` says whether the program could show a known issue.
+        """
         mark = hash(program)
         if mark in self._checked:
             return False

@@ -266,7 +266,7 @@ def _plainer(training: Training) -> Iterator[Model]:
 
 
 def with_defaults(value: T) -> Iterator[T]:
-    """Yield copies of an object. In each, one option is set to its default, in the object or in one inside it."""
+    """Yield copies of an object. Each sets one field to its default, in the object itself or in a nested object."""
     if isinstance(value, tuple):
         for index, item in enumerate(value):
             for changed in with_defaults(item):

@@ -73,7 +73,7 @@ class CampaignWorkers(Protocol[W]):
         """Whether a core is free for one more worker."""
 
     def start(self, plan: Plan, place: tuple[int, int], suspect: CaseVerdict | None = None) -> None:
-        """Start a worker, even if no core is free. `place` and `suspect` are fields in `Worker`."""
+        """Start a worker, even if no core is free. `place` and `suspect` have the same meaning as in `Worker`."""
 
     def messages(self) -> Iterator[tuple[W, Any]]:
         """Wait briefly, and yield each new message with the worker that sent it.
@@ -104,7 +104,7 @@ class LocalWorkers(Pool[CheckingProcess]):
             super().__exit__(kind, error, trace)
 
     def start(self, plan: Plan, place: tuple[int, int], suspect: CaseVerdict | None = None) -> None:
-        """Start a worker process. `place` and `suspect` are fields in `Worker`."""
+        """Start a worker process. `place` and `suspect` have the same meaning as in `Worker`."""
         if plan.check is oracle_check and not self._forks:
             self._forks = True
             self._forking.enter_context(forked_workers(_WARMING, worker_environment()))

@@ -31,7 +31,7 @@ class CheckOne:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MayShrink:
-    """Message to a worker that asked in `Found`: whether it may shrink the finding."""
+    """Message to a worker that waits after `Found`: permission to shrink the finding, or a refusal."""
 
     yes: bool
     """Whether to shrink. False if another worker shrinks the finding, or has shrunk it."""
@@ -70,7 +70,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InDoubt:
-    """Message from a worker: a failed case is about to run again in a process of its own, or this run is done."""
+    """Message from a worker: it is about to check a failed case again in a new process, or this check is done."""
 
     verdict: CaseVerdict | None
     """Verdict to be confirmed by the second run; None if this run is done."""

@@ -27,8 +27,8 @@ START_SECONDS = 120.0
 class CheckingProcess(WorkerProcess):
     """A worker process that draws and checks cases.
 
-    `place` is the worker's number, and how many processes this worker has had before. If `suspect` is given, the process only
-    checks that case again, because the case ended an earlier process.
+    `place` has the worker's number, and the number of processes that this worker had before. If `suspect` is given, the process
+    only checks that case again, because the case ended an earlier process.
     """
 
     def __init__(self, plan: Plan, place: tuple[int, int], suspect: CaseVerdict | None = None) -> None:

@@ -54,7 +54,7 @@ class Recorder:
         _HEADER.pack_into(self._memory, 0, self._num_begun, len(payload))
 
     def beat(self) -> None:
-        """Tell the supervisor that the worker is alive, although it begins no check."""
+        """Tell the supervisor that the worker is alive, if it works for a long time without beginning a check."""
         self._num_begun += 1
         _COUNT.pack_into(self._memory, 0, self._num_begun)
 

@@ -77,7 +77,7 @@ LEAST_SHARE, MOST_SHARE = 0.1, 0.5
 
 
 class Reached(Protocol):
-    """Protocol for an object with counts of the features in checked cases."""
+    """Protocol for an object that counts the features in checked cases, such as `Reach`."""
 
     def gain(self, case: Any, /) -> int:
         """Return how many new features a case would add."""

@@ -13,7 +13,7 @@ from equivcheck.scenario.parallelisms import PARALLELISMS
 def warm_up() -> None:
     """Import everything needed for checks, and run each layout once.
 
-    No thread remains, because a forked copy would not have it.
+    All threads end before this function returns, because a fork of the process does not copy threads.
     """
     from equivcheck.campaign.workers.serving import import_everything
     from equivcheck.checking.check import check

@@ -62,7 +62,7 @@ class CheckerBroke(BaseException):
 class Worker:
     """Draws and checks cases for one worker of a campaign, inside its process.
 
-    `place` is the worker's number and its process number, so each process draws other cases.
+    `place` has the worker's number and its process number. They change the seeds, so each process draws other cases.
     """
 
     def __init__(self, plan: Plan, place: tuple[int, int], link: Supervisor, recorder: Recorder) -> None:
