@@ -14,8 +14,8 @@ from equivcheck.worlds.failure import RankState
 def check_beyond(scenario: Scenario, *, world: str = "sim", deadline: float = 60.0, coarse: bool = False) -> Verdict:
     """Check a scenario without regard to torch's known limits. A scenario within all limits is checked as usual.
 
-    If a limit is violated, UNSUPPORTED means that every rank raises, and KNOWN that a known issue explains the failure. Silently
-    wrong values, hangs, and errors on only some ranks are findings, and their reason names the limit.
+    If a limit is violated, UNSUPPORTED means that every rank raises, and KNOWN means that a known issue explains the failure.
+    Silently wrong values, hangs, and errors on only some ranks are findings. The verdict's reason then names the limit.
     """
     limit = why_unsupported(scenario)
     verdict = check(scenario, world=world, deadline=deadline, coarse=coarse, beyond=limit is not None)

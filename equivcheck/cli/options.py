@@ -69,9 +69,9 @@ def choice_option(name: str, default: Enum, text: str) -> Option:
 
 
 def world_option(default: str | None, text: str = "How ranks run.", *, may_stand: bool = False) -> Option:
-    """Return the option ``--world``. If `may_stand`, it also accepts torchrun, in which every process runs the command.
+    """Return the option ``--world``, with the help `text`.
 
-    `text` is its help.
+    If `may_stand`, it also accepts torchrun. Then torchrun has started several processes, and each runs the command.
     """
     worlds = click.Choice(WORLDS_WITH_DATA) if may_stand else _WorldOfItsOwn(LOCAL_WORLDS)
     return click.option("--world", type=worlds, default=default, show_default=default is not None, help=text)
@@ -116,7 +116,7 @@ def check_layouts(context: click.Context, parameter: click.Parameter, value: tup
 
 
 def output_file(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:  # noqa: ARG001
-    """Check an option with an output file, before the command works. Raises `click.BadParameter` if it cannot be written."""
+    """Check an option with an output file at the start of a command. Raises `click.BadParameter` if it cannot be written."""
     if value is not None and not value.parent.is_dir():
         raise click.BadParameter(f"folder {value.parent} does not exist. Expected a file in an existing folder")
     if value is not None and value.exists() and not value.is_file():

@@ -17,7 +17,8 @@ from equivcheck.worlds.torchrun.place import is_first_rank, place_of
 def on_all_ranks(command: Callable[[], ExitCode]) -> ExitCode:
     """Run a command in rank 0's process, with ranks in all processes, and end each process with the same exit code.
 
-    Returns or raises only if torchrun did not start this process: `UsageError` in the first process, else `ExitCode.USAGE`.
+    This function returns only if torchrun did not start the processes. Then it raises `UsageError` in the first process, and
+    returns `ExitCode.USAGE` in the others.
     """
     first = is_first_rank(os.environ)
     try:

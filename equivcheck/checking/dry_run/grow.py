@@ -14,9 +14,11 @@ DATA_AXES = (DP, REPLICATE, SHARD)
 
 
 def scenario_on_ranks(scenario: Scenario, num_ranks: int) -> Scenario:
-    """Return the scenario on `num_ranks` ranks: the outermost data axis gets another size.
+    """Return the scenario on `num_ranks` ranks, with another size for the outermost data axis.
 
-    Without a data axis, the outermost axis does. Raises `UsageError` if the other axes do not divide `num_ranks`.
+    If the mesh has no data axis, its first axis gets another size.
+
+    Raises `UsageError` if the other axes do not divide `num_ranks`.
     """
     mesh = scenario.layout.mesh
     index = next((index for index, name in enumerate(mesh.names) if name in DATA_AXES), 0)
@@ -29,7 +31,7 @@ def scenario_on_ranks(scenario: Scenario, num_ranks: int) -> Scenario:
 
 
 def small_scenario(scenario: Scenario) -> Scenario:
-    """Return the scenario on a few ranks: if it has too many to run them all, each axis gets at most two."""
+    """Return the scenario on few ranks. If there are too many ranks to run them all, axis sizes are reduced to at most 2."""
     sizes = scenario.layout.mesh.shape
     if math.prod(sizes) > MAX_RANKS:
         sizes = tuple(min(size, 2) for size in sizes)

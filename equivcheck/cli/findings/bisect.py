@@ -44,10 +44,10 @@ def bisect(  # noqa: PLR0913, PLR0917 - options
     store: Path,
     as_json: bool,
 ) -> ExitCode:
-    """Find the torch versions that have a finding.
+    """Find the torch versions that show a finding.
 
-    FINDING is a folder, or the first digits of a fingerprint. Its exported script runs on each version. If it has none, the
-    finding is replayed there. The result is kept in the finding's folder.
+    FINDING is a folder, or the first digits of a fingerprint. Its exported script runs on each version. If a
+    finding has no script, it is replayed instead. The result is kept in the finding's folder.
     """
     if (finding is None) == (issue_id is None):
         raise UsageError("bisect needs a finding or --id with a known issue. Expected one of them")

@@ -63,7 +63,7 @@ def report(  # noqa: PLR0913, PLR0917 - options
     files. A finding's page contains a script. To choose its numbers, torchrun may run the script once.
     """
     if since is not None and (run or form != "issue"):
-        raise UsageError("--since is not valid with --run, and needs --format issue")
+        raise UsageError("--since is not valid with --run or without --format issue. Expected --since DATE --format issue")
     if finding is not None:
         if run or form == "issue":
             raise UsageError("a finding is not valid with --run or --format issue. Expected only one of them")

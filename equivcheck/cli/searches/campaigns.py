@@ -35,8 +35,8 @@ def run_campaign(  # noqa: PLR0913 - options, most by keyword
 ) -> ExitCode:
     """Run a campaign, print its summary and its findings, and return the exit code.
 
-    With `html`, also write a page. `folder` is the store, `run` has the facts for the history, and `crew` replaces the workers on
-    this machine.
+    `folder` is the store, and `run` describes the campaign in the history. If `html` is given, also write a page to this file.
+    `crew` replaces the workers on this machine.
     """
     from equivcheck.campaign.findings.store import FindingStore
     from equivcheck.campaign.history.writer import HistoryWriter

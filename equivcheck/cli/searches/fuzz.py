@@ -99,7 +99,7 @@ def fuzz(  # noqa: PLR0913, PLR0917 - options
       plain    every finding
       explore  none (for a first look)
       pr       findings not yet in the store
-      nightly  as pr, and fixed findings, if they fail again
+      nightly  as pr, and findings that were fixed and fail again
 
     pr and nightly first check the stored findings again.
 
