@@ -18,7 +18,7 @@ _PARAMETERS = inspect.signature(check_batching).parameters
 class Batching:
     """Holds the arguments for one call of `check_batching`.
 
-    A recipe is a Python file that defines a `Batching`. The command ``equivcheck batching RECIPE`` checks it.
+    A recipe is a Python file with a `Batching`. The command ``equivcheck batching RECIPE`` checks it.
 
     Raises `UsageError` if an argument is unknown or missing.
     """

@@ -25,7 +25,7 @@ _MIN_INDEPENDENT = 5
 
 
 def cause_by_output(runs: Runs, plain: Sequence[Presentation], window: int | None) -> str:
-    """Return clauses that say, for each model output, how the step weighs examples. Empty if gradients of outputs are unknown.
+    """Say in clauses how the step weighs examples, for each model output. Empty if gradients of outputs are unknown.
 
     `plain` are presentations without additional padding.
     """

@@ -78,7 +78,7 @@ def check_batching(  # noqa: PLR0913 - one for each thing that users bring, all 
     :param normaliser: How `step` weighs examples: ``"token"`` for the mean over all counted tokens, ``"sequence"`` for the mean
         over examples, each the mean over its tokens, ``"none"`` for the sum over tokens. By default presentations are compared
         with each other only, and the verdict says which normaliser fits.
-    :param window: Number of microbatches that `step` expects in an update. If a call gets fewer, it is the last, shorter update.
+    :param window: Number of microbatches expected by `step` in an update. If a call gets fewer, it is the last, shorter update.
     :param microbatches: ``"even"`` if `step` needs the same number of rows in each microbatch, else ``"any"``.
     :param microbatch_loss: Names for loss terms that rows in a microbatch share, such as ``("router",)``: rows stay together.
     :param packing: How documents in one row are marked: ``"position_ids"``, ``"cu_seqlens"``, ``"document_ids"``, or a function

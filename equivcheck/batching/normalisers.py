@@ -20,7 +20,7 @@ from equivcheck.worlds.trace.tensors import Vector
 
 
 class Unit(PrintableEnum):
-    """Unit that a step counts, to divide the sum over token losses by their number."""
+    """Unit counted by a step, to divide the sum over token losses by their number."""
 
     TOKENS = "the counted tokens"
     EXAMPLES = "the examples (each the mean over its tokens)"

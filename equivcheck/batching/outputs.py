@@ -40,7 +40,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Observed:
-    """The model outputs and output gradients that belong to each example, recorded in one presentation."""
+    """Each example's model outputs and output gradients, recorded in one presentation."""
 
     values: Mapping[int, tuple[torch.Tensor, ...]]
     """Each example's outputs at its own positions or row, by the example's id. Empty if the outputs' shapes do not fit."""

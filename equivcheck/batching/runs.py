@@ -124,7 +124,7 @@ class Runs:
     def rounding(self) -> float:
         """Relative limit below which a difference in one tensor counts as rounding.
 
-        A model that gets another input gives outputs with larger differences.
+        Other inputs give outputs with larger differences.
         """
         return float(eps_of(self.precision) ** 0.75)
 
@@ -256,7 +256,7 @@ class Runs:
         return [] if has_shards else [np.where(each.covered, each.values, 0.0) for each in found]
 
     def would_be_right(self, gradients: Vector, presentation: Presentation) -> bool:
-        """Whether `gradients` equal the gradients that a correct step computes on this presentation."""
+        """Whether `gradients` equal the gradients from a correct step on this presentation."""
         (expected,) = self._expected(self.confirming_reference, presentation, (Phase.GRADIENT,), 1.0).moments
         return self.fits(gradients, expected.values)
 

@@ -17,7 +17,7 @@ from equivcheck.presentations.rows import Example
 
 
 def constant_factor(runs: Runs, given: Format, declared: Normaliser, window: int | None) -> float:
-    """Return the factor by which the step's gradients exceed those of the mean cross-entropy that the user declared.
+    """Return the factor by which the step's gradients exceed those of the mean cross-entropy declared by the user.
 
     1 if the loss is not a cross-entropy, or if the batch has weights.
     """

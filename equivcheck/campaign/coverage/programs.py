@@ -43,7 +43,7 @@ class ProgramReach:
         self.refused.update(each.name for each in refused if isinstance(each, Operation))
 
     def gain(self, program: TensorProgram) -> int:
-        """Count the combinations of an operation, an argument and its placement that occur in `program` for the first time."""
+        """How many placements a program would add. Each argument in each operation has its own placements."""
         return len({*places_of(program)} - self.places)
 
     def merge(self, other: ProgramReach) -> None:

@@ -68,7 +68,7 @@ class Noted:
 def past_runs(history: History, until: str = ALWAYS) -> Iterator[PastRun]:
     """Yield the campaigns begun up to `until`, latest first.
 
-    A campaign is left out if the history has one of its findings, but not its counts.
+    A campaign is left out if the history has a finding from it, but not its counts.
     """
     if not history.path.exists():
         return

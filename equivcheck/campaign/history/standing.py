@@ -198,7 +198,7 @@ def can_make_run_fail(run: Run, name: str) -> bool:
 def failing(history: History, runs: Iterable[Run]) -> tuple[Record, ...]:
     """Return the findings that make any of the campaigns fail.
 
-    Each finding has its status at the first of these campaigns.
+    Each finding has its status after the first campaign that it makes fail.
     """
     found: dict[str, Record] = {}
     for run in runs:

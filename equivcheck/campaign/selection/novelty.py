@@ -44,7 +44,7 @@ _GROWTH = 0.6
 def expected_cost(scenario: Scenario) -> float:
     """Return the expected CPU time for a check, without compiling and tracing.
 
-    The unit is the cost of one layer on one rank, for one step with one microbatch under DDP: about 6 ms. The formula was
+    The unit, about 6 ms, is one layer's cost on one rank, for one step with one microbatch under DDP. The formula was
     fitted to 4,000 drawn scenarios, and explains 78 % of the variance in log CPU time. A campaign does not fit it again, because
     the same seed would then give other checks.
     """
@@ -104,7 +104,7 @@ class Selection:
 class Novelty:
     """Chooses the scenario with the most new features for its cost, compared with recent scenarios in its group.
 
-    New feature pairs and triples are divided by the number of all pairs and triples in the scenario. Without this, models over
+    New feature pairs and triples count relative to all pairs and triples in the scenario. Without this, models over
     sequences would be preferred, because these have the most features and cost twice as much. If no scenario brings anything new,
     every scenario is chosen. Compiled scenarios, traced ones, and those with possible known issues are separate groups, because
     only few such scenarios should be checked.

@@ -14,9 +14,9 @@ _REMEMBERED = 100_000
 
 
 class ProgramSelection:
-    """Chooses tensor programs with new operations and placements, unless they were checked before.
+    """Chooses each tensor program with new combinations of operation and placement, unless it was checked before.
 
-    The number of new combinations, divided by the number of statements, must be at least that of the best recent program.
+    It must have at least as many new combinations per statement as the best recent program.
     """
 
     def __init__(self) -> None:

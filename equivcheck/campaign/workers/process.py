@@ -27,7 +27,7 @@ START_SECONDS = 120.0
 class CheckingProcess(WorkerProcess):
     """A worker process that draws and checks cases.
 
-    `place` has the worker's number, and the number of processes that this worker had before. If `suspect` is given, the process
+    `place` has the worker's number, and how many processes this worker had before. If `suspect` is given, the process
     only checks that case again, because the case ended an earlier process.
     """
 
