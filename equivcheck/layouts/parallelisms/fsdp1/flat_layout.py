@@ -16,13 +16,13 @@ ALIGNMENT_BYTES = 16
 
 
 def alignment_of(training: Training, fsdp: FSDP1) -> int:
-    """Return the alignment of parameters in a flat parameter, in elements. 1 without use_orig_params."""
+    """Return the alignment of parameters in a flat parameter, in elements. The alignment is 1 without `use_orig_params`."""
     computed = computed_in(training.precision, fsdp.mixed_precision)
     return ALIGNMENT_BYTES // ITEM_BYTES[computed.value] if fsdp.use_orig_params else 1
 
 
 def flat_starts(numels: Sequence[int], alignment: int) -> tuple[int, ...]:
-    """Return each parameter's first index in the flat parameter, and as the last entry the flat parameter's size.
+    """Return each parameter's first index in the flat parameter. The last entry is the size of the flat parameter.
 
     `numels` are the parameters' numbers of elements, and `alignment` is in elements.
     """

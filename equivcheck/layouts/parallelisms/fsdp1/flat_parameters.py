@@ -25,7 +25,7 @@ def clip_flat(module: FullyShardedDataParallel, clipping: ClipNorm) -> torch.Ten
 
 
 def flat_slots(root: nn.Module) -> tuple[Slot, ...]:
-    """Return one slot for each original parameter, or for each flat parameter without use_orig_params."""
+    """Return one `Slot` for each original parameter. Without `use_orig_params`, return one for each flat parameter."""
     slots: list[Slot] = []
     for prefix, handle in _handles(root):
         pieces = [_piece(handle, index, prefix) for index in range(handle.flat_param._num_params)]

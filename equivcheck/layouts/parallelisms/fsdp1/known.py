@@ -32,7 +32,8 @@ def unit_of_nothing(scenario: Scenario) -> bool:
 def left_unreduced(scenario: Scenario, divergence: Divergence) -> bool:
     """Whether the divergence looks like a missing reduction.
 
-    Replicas then disagree. If their gradients are equal, all replicas have the sum divided by their number instead.
+    Without the reduction, replicas disagree. If their gradients are equal, the value is the expected one divided by the number of
+    replicas instead.
     """
     if divergence.difference is Difference.RANKS_DISAGREE:
         return True
@@ -42,14 +43,14 @@ def left_unreduced(scenario: Scenario, divergence: Divergence) -> bool:
 
 @need
 def unit_of_a_frozen_tie(scenario: Scenario) -> bool:
-    """Whether head and embedding share a frozen weight in a unit without shards or trained parameters."""
+    """Whether FSDP1 has a head tied to the embedding in a root unit that is frozen and not sharded."""
     uses_originals = any(fsdp.use_orig_params for fsdp in scenario.layout.of(FSDP1))
     return is_tied(scenario.training.model) and uses_originals and outermost_unit_is_frozen(scenario)
 
 
 @need
 def outermost_unit_is_frozen(scenario: Scenario) -> bool:
-    """Whether the unit of the parameters outside layers has only frozen parameters and is not sharded."""
+    """Whether FSDP1's root unit has only frozen parameters and is not sharded, and each layer is a unit."""
     own = [parameter for parameter in parameters_of(scenario.training.model) if parameter.layer is None]
     per_layer = any(fsdp.wrapping is Wrapping.PER_LAYER for fsdp in scenario.layout.of(FSDP1))
     return per_layer and bool(own) and not any(parameter.trained for parameter in own) and not is_sharded(scenario.layout)
@@ -63,7 +64,7 @@ def flat_parameters_are_cut(scenario: Scenario) -> bool:
 
 @need
 def rank_without_gradients(scenario: Scenario) -> bool:
-    """Whether some rank under FSDP1 with use_orig_params, or in a pipeline, has no element of a trained parameter."""
+    """Whether some rank has no element of a trained parameter, under FSDP1 with `use_orig_params` or in a pipeline."""
     return rank_of_stages_without_gradients(scenario) or any(
         _some_rank_has_nothing_trained(scenario, parallelism)
         for parallelism in scenario.layout.of(FSDP1)

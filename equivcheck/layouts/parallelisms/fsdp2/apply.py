@@ -72,14 +72,14 @@ class FSDP2Kind(LayoutKind[FSDP2]):
         take_rows(setup, mesh, propagates=parallelism.mesh_dims is not None)
 
     def when_reduced(self, parallelism: FSDP2, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
-        """Return that `no_sync` delays the reduction to the last microbatch.
+        """Return when gradients are reduced: with `no_sync` once, after the last microbatch.
 
-        Ranks keep sharded gradients.
+        Ranks keep the reduced gradients sharded.
         """
         return WhenReduced(once=parallelism.no_sync, whole=False)
 
     def rounding(self, parallelism: FSDP2, layout: Layout, precision: Precision) -> Rounding | None:
-        """Return how `mixed_precision` rounds."""
+        """Return how `mixed_precision` rounds activations and gradients. None without mixed precision."""
         policy = parallelism.mixed_precision
         if policy is None:
             return None

@@ -17,9 +17,9 @@ POSITIONS = 1
 
 
 def compute_in_chunks(setup: Setup, num_chunks: int) -> None:
-    """Compute the head's linear and the loss for one chunk of positions at a time.
+    """Compute the model's last linear and the loss for one chunk of positions at a time.
 
-    The model then ends with the head's norm, and the loss calls the head's linear.
+    The forward then ends before this linear, and the loss function calls it on each chunk.
     """
     model: Any = setup.model
     model.defers_head, inner = True, setup.loss

@@ -180,9 +180,9 @@ def reduce_op(view: RankView) -> str:
 
 
 def units_of(view: RankView, wrapping: Wrapping, count: int = 1) -> tuple[Unit, ...]:
-    """Return the units in the order in which their forward ends. The root comes last.
+    """Return the FSDP units, sorted by the end of their forward. The root unit comes last.
 
-    With `Wrapping.PER_LAYER`, each unit has `count` layers.
+    With `Wrapping.PER_LAYER`, each of the other units has `count` layers.
     """
     last = len(view.training.model.layers) - 1
     if wrapping is Wrapping.ROOT_ONLY:
@@ -197,9 +197,9 @@ def units_of(view: RankView, wrapping: Wrapping, count: int = 1) -> tuple[Unit, 
 
 
 def split_expert_units(units: Iterable[Unit], layout: Layout) -> Iterator[Unit]:
-    """Yield all units, with DTensor experts split from their layer's unit into separate units.
+    """Yield all units, with DTensor experts moved from their layer's unit into a separate unit.
 
-    The separate unit's forward ends before that of the layer's unit.
+    The unit of the experts comes before the unit of the layer, because its forward ends earlier.
     """
     for unit in units:
         experts = [held for held in unit.held if is_dtensor_expert(layout, held.parameter)]

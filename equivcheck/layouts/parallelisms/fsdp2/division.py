@@ -15,9 +15,9 @@ Later versions average over shards if it is the number of shards, and sum over r
 
 
 def averaging_ranks(layout: Layout) -> int:
-    """Return the number of ranks in the mean over gradients.
+    """Return the number of ranks over which `fully_shard` averages gradients.
 
-    Other parallelisms may shard rows over more ranks.
+    Other parallelisms may distribute rows over more ranks.
     """
     return layout.mesh.size(DP, REPLICATE, SHARD)
 
@@ -33,7 +33,10 @@ def averages(element_type: ElementType) -> bool:
 
 
 def expert_divide_factor(fsdp: FSDP2, layout: Layout) -> float:
-    """Return the divide factor for units of experts, whose gradients also contain the rows of all expert-parallel ranks."""
+    """Return the divide factor for FSDP units of experts.
+
+    It includes the number of expert-parallel ranks as a factor, because experts compute the rows of all these ranks.
+    """
     return (fsdp.gradient_divide_factor or averaging_ranks(layout)) * layout.mesh.size(EP)
 
 
@@ -48,9 +51,9 @@ def division_of(fsdp: FSDP2, layout: Layout, element_type: ElementType) -> Divis
 
 
 def backend_divides(fsdp: FSDP2, factor: float | None, layout: Layout) -> bool:
-    """Whether the division by `factor` is an averaging reduction or a separate operation.
+    """Whether an averaging reduction or a separate operation divides by `factor`.
 
-    Otherwise torch uses a premultiplied sum.
+    Otherwise the reduction is a premultiplied sum.
     """
     if is_torch_in(FACTOR_OF_ALL_RANKS) and not hooks_replicas(fsdp, layout):
         return factor in (None, averaging_ranks(layout))

@@ -112,7 +112,10 @@ def _divide_factors(fsdp: FSDP2, scenario: Scenario) -> list[float | None]:
 
 @need
 def sums_of_head_wait(scenario: Scenario) -> bool:
-    """Whether sums over replicas wait for the last microbatch, and a chunked head reduces its norm separately from its linear."""
+    """Whether FSDP2 all-reduces over replicas only after the last microbatch, and computes the loss in chunks.
+
+    The gradient of the head's norm is then reduced separately from the gradient of the head's linear.
+    """
     training, head = scenario.training, scenario.training.model.head
     return (
         len(training.data.microbatches) > 1

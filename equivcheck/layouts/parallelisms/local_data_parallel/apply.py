@@ -42,7 +42,7 @@ class LocalDataParallelKind(LayoutKind[LocalDataParallel]):
         take_rows(setup, mesh)
 
     def when_reduced(self, parallelism: LocalDataParallel, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
-        """Return that gradients are reduced once, after the last microbatch."""
+        """Return when gradients are reduced: once, after the last microbatch."""
         return ONCE
 
     def write_script(self, draft: Draft, parallelism: LocalDataParallel) -> None:

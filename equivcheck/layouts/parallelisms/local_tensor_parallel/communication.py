@@ -17,12 +17,15 @@ from equivcheck.scenario.mesh import TP
 class LocalCalls(PlannedCalls):
     """Predicts the collective calls of tensor parallelism on plain tensors.
 
-    The calls redistribute activations. If ranks use a replicated parameter for different rows, each backward also sums its
-    gradient.
+    The calls redistribute activations. If ranks apply a replicated parameter to different rows, each backward also sums the
+    parameter's gradient over ranks.
     """
 
     def after_linear(self, once: Pass, plan: LinearPlan, linear: LinearPlacements) -> None:
-        """Count gradient sums for a linear on sharded rows, or for a bias added to a sharded output."""
+        """Count the calls in backward for gradients of replicated parameters in a linear.
+
+        Weight and bias are replicated if the linear gets sharded rows. The bias is also replicated if the output is sharded.
+        """
         if linear is BY_ROWS:
             self.note(once, "all_reduce.sum", once.width * once.inputs, times=once.trains_weight)
             self.note(once, "all_reduce.sum", once.width, times=once.trains_bias)

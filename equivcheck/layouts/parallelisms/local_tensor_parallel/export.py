@@ -45,7 +45,7 @@ def write(draft: Draft, parallelism: LocalTensorParallel) -> None:
     if parallelism.collectives is not Collectives.FUNCTIONAL:
         raise refuse("LocalTensorParallel.collectives", "it needs the package spmd_types, but scripts need only torch")
     if _masks_rows_of_chunks(training, layout):
-        raise refuse("dropout on shards of rows in a pipeline", "sharding the rows of each chunk takes too much code")
+        raise refuse("dropout on sharded rows in a pipeline", "sharding each chunk's rows takes too much code for a short script")
     mesh, rows = mesh_of(draft, parallelism), training.model.length or 0
     regions = planned_regions(training.model, parallelism)
     _define(draft)

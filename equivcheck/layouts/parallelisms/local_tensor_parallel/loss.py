@@ -16,7 +16,7 @@ from equivcheck.training.setup import Setup
 
 
 def compute_sharded_loss(setup: Setup, ranks: AxisRanks) -> None:
-    """Let the setup compute the loss from vocabulary-parallel logits: each rank has some classes."""
+    """Replace the setup's loss function by one for vocabulary-parallel logits. Each rank holds the logits for some classes."""
     num_classes = setup.training.model.out_features
 
     def loss(training: Training, logits: torch.Tensor, targets: torch.Tensor, divisor: float = 1.0) -> torch.Tensor:

@@ -59,7 +59,7 @@ class LocalLinear(nn.Module):
         return self.ranks.move(functional.linear(entered, weight), self.leave) + self.bias_of_output(bias)
 
     def bias_of_output(self, bias: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of a replicated bias, with the same placement as the redistributed output."""
+        """Return the part of a replicated bias that this rank adds to the redistributed output."""
         if self.leave.target is ActivationPlacement.ROWS:
             return self.ranks.copy_to_region(bias)
         return self.ranks.move(bias, self.cut_bias)
@@ -112,7 +112,7 @@ class LocalEmbedding(nn.Module):
 
 
 class LocalRegion(Region):
-    """Part of a layer in which each rank computes a partial sum of the output."""
+    """Part of a layer, with the collectives around it. Each rank computes a partial sum of this part's output."""
 
     def __init__(self, ranks: AxisRanks, enter: Redistribution, use: Redistribution, leave: Redistribution) -> None:
         self.ranks, self.enter, self.use, self.leave = ranks, enter, use, leave
@@ -145,7 +145,7 @@ def shard_region(layer: Any, region: LocalRegion, dims: Mapping[str, int]) -> No
 
 
 def replace_modules(setup: Setup, parallelism: LocalTensorParallel, mesh: DeviceMesh) -> AxisRanks:
-    """Replace or shard every module in the plan. Return the object for redistributing their activations."""
+    """Replace or shard every module in the plan. Return the `AxisRanks` that redistribute the modules' activations."""
     ranks = _kind(parallelism.collectives)(group=mesh.get_group(), size=mesh.size(), index=mesh.get_local_rank())
     model = setup.training.model
     for planned in planned_modules(model, parallelism):

@@ -136,7 +136,10 @@ class PlannedModule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRegion:
-    """Layer with a partial sum of the output on each rank, such as experts sharded by hidden features."""
+    """Layer for which each rank computes a partial sum of the output.
+
+    An example is a layer with experts sharded by hidden features.
+    """
 
     layer: int
     """Index of the layer in the model."""

@@ -22,7 +22,7 @@ from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules impor
 
 @dataclass(slots=True, kw_only=True)
 class AxisRanks:
-    """The ranks along one mesh axis, as seen from one rank, with their collectives. `rows` changes with each microbatch."""
+    """The ranks along one mesh axis, as seen from one rank, with their collectives. `rows` is set again for each microbatch."""
 
     group: ProcessGroup
     """Process group of the ranks."""
@@ -117,7 +117,7 @@ class Redistribute(torch.autograd.Function):
     """Autograd function that redistributes an activation and its gradient.
 
     Every rank calls forward and backward, even with an empty shard. Both return contiguous tensors, because a pipeline may send
-    them, and the activation is no view, because zero-bubble schedules detach it in place.
+    them. Forward does not return a view, because zero-bubble schedules detach the activation in place.
     """
 
     @staticmethod
@@ -165,7 +165,7 @@ class BiasOnFirstRank(torch.autograd.Function):
 
 
 def dim_of(lies: ActivationPlacement) -> int:
-    """Return the sharded dim for this placement, counted from the end: rows (or positions) or features."""
+    """Return the sharded dim of an activation, counted from the end: -2 for rows or positions, -1 for features."""
     return -2 if lies is ActivationPlacement.ROWS else -1
 
 

@@ -26,7 +26,7 @@ class TypedRanks(AxisRanks):
     def move(self, values: torch.Tensor, route: Redistribution) -> torch.Tensor:
         """Redistribute an activation as `route` says. Backward redistributes the gradient.
 
-        The result and its gradient are contiguous, because a pipeline may send them, and the result is no view.
+        The new activation and its gradient are contiguous, because a pipeline may send them. The new activation is not a view.
         """
         if self.size == 1 or not route.moves:
             return values
@@ -95,7 +95,10 @@ class TypedRanks(AxisRanks):
 
 
 class WithContiguousGradient(torch.autograd.Function):
-    """Identity that makes gradients contiguous: spmd_types refuses to sum other gradients, and pipelines to send them."""
+    """Identity that makes gradients contiguous.
+
+    spmd_types refuses to sum gradients that are not contiguous, and pipelines refuse to send them.
+    """
 
     @staticmethod
     def forward(_ctx: Any, values: torch.Tensor) -> torch.Tensor:

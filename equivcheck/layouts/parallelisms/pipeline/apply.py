@@ -37,7 +37,7 @@ class PipelineKind(LayoutKind[Pipeline]):
         finish_pipeline(setup)
 
     def imports(self, parallelism: Pipeline) -> tuple[str, ...]:  # noqa: ARG002 - of the base class
-        """Name of a slow import: the module for `torch.distributed.pipelining`."""
+        """Return the name of the module that imports `torch.distributed.pipelining`, because this import is slow."""
         return ("equivcheck.layouts.parallelisms.pipeline.schedules",)
 
     def write_script(self, draft: Draft, parallelism: Pipeline) -> None:

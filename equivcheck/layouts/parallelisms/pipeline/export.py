@@ -45,7 +45,7 @@ def write(draft: Draft, parallelism: Pipeline) -> None:
     shared = weights_of_several_ranks(training.model, parallelism, ranks)
     if shared and (draft.has_parts or draft.reading):
         raise refuse(
-            f"layout {layout.name} with a weight of several ranks",
+            f"layout {layout.name} with a weight shared by several ranks",
             "the other parallelism replaces each rank's copy of the weight",
         )
     if shared:
@@ -322,7 +322,7 @@ SUM_GRADIENTS = (
 
 
 def copy_weights(draft: Draft, shared: Sequence[SharedWeight]) -> None:
-    """Give each copy of a shared weight its name in the full model, and sum the copies' gradients."""
+    """Name each copy of a shared weight as in the full model, and sum the copies' gradients."""
     entries = [
         (
             draft.form.paths.get(weight.owner, weight.owner),

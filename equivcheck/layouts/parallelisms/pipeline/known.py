@@ -75,7 +75,7 @@ def several_schedules_in_a_step(scenario: Scenario) -> bool:
 
 @need
 def stage_behind_frozen_layers(scenario: Scenario) -> bool:
-    """Whether all layers before some stage are frozen, so its input needs no gradient."""
+    """Whether some stage has only frozen layers before it, so the input of this stage needs no gradient."""
     return bool(_behind_frozen_layers(scenario))
 
 
@@ -111,8 +111,8 @@ def _stage_of(scenario: Scenario, tensor: str) -> int | None:
 def ends_in_view(model: Model, index: int, layout: Layout) -> bool:
     """Whether a layer's output is a view.
 
-    It is a view after some shape operations, after a linear with a bias that flattened sequences, and after experts to which
-    rows were sent.
+    This holds after some shape operations, after a linear with a bias on sequences, and after experts that exchange rows between
+    ranks.
     """
     layer = model.layers[index]
     is_flattened = model.length is not None and layer.bias and layer.ends_in_linear

@@ -47,8 +47,8 @@ SCHEDULES: dict[PipelineSchedule, str] = {
 class StageLayers(nn.Module):
     """Module with the consecutive layers of one pipeline stage.
 
-    The first stage starts with the embedding, the last ends with the head. Stages take only tensors, because torch versions treat
-    other arguments differently.
+    The first stage starts with the embedding, and the last stage ends with the head. All arguments are tensors, because torch
+    versions differ in how a stage passes on arguments of other types.
     """
 
     step: int
@@ -90,7 +90,7 @@ class Copy:
 
     @property
     def weight(self) -> nn.Parameter:
-        """The copy as a parameter of the model. Parallelisms around the stage may have replaced it."""
+        """The copy as a parameter of the model. It is looked up by name, because other parallelisms may have replaced it."""
         return self.model.get_parameter(self.name)
 
     def sum_gradients(self) -> None:
@@ -188,12 +188,15 @@ class Pipe:
         return kind(made, parallelism.num_chunks, loss_fn=self.loss_of_chunk(rows), scale_grads=parallelism.scale_grads)
 
     def loss_of_chunk(self, rows: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-        """Return the schedule's loss function: a chunk's part of the step's loss, for microbatches with `rows` rows."""
+        """Return a loss function for the schedule, which computes one chunk's part of the step's loss.
+
+        Each microbatch has `rows` rows.
+        """
         counted = rows if self.parallelism.scale_grads else rows // self.parallelism.num_chunks
         return lambda outputs, targets: self.loss(outputs, targets, counted)
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor, rows: int) -> torch.Tensor:
-        """Return the contribution of `rows` rows to the step's loss, scaled for backward."""
+        """Return the part that `rows` rows add to the step's loss, multiplied by the gradient scale for backward."""
         setup = self.setup
         loss = scale_loss(setup, setup.loss(setup.training, outputs, targets, self.divisor), rows, self.step)
         return loss if setup.gradient_scale == 1.0 else loss * setup.gradient_scale
@@ -243,7 +246,8 @@ def build_pipeline(setup: Setup, parallelism: Pipeline, mesh: DeviceMesh) -> Non
 def finish_pipeline(setup: Setup) -> None:
     """Clip by the norm over all stages, and give shared weights their names in the full model.
 
-    This function runs after parallelisms around the stages, because they may replace parameters and the norm over one stage.
+    It runs after the other parallelisms, because they may replace parameters and the function that computes the norm over one
+    stage.
     """
     pipe = pipe_of(setup)
     assert pipe is not None, "the pipeline is applied before it is finished"

@@ -54,7 +54,7 @@ class SharedWeight:
 def splits_backward(layout: Layout) -> bool:
     """Whether the schedule computes input and weight gradients in separate passes for some chunk.
 
-    DualPipeV does on several ranks.
+    Zero-bubble schedules always do this. DualPipeV does it on several ranks.
     """
     schedule = parallelism_of(layout, Pipeline).schedule
     return schedule in ALWAYS_SPLIT or (schedule in SPLIT and layout.mesh.size(PP) > 1)
@@ -63,7 +63,7 @@ def splits_backward(layout: Layout) -> bool:
 def stages_of_rank(pipeline: Pipeline, rank: int, ranks: int) -> tuple[int, ...]:
     """Return the stages on a rank in ascending order.
 
-    Stages are assigned round-robin, or for V schedules from the first rank to the last and back.
+    Stages are assigned round-robin. A V schedule assigns them from the first rank to the last rank, and then back.
     """
     if pipeline.schedule.is_v:
         return rank, 2 * ranks - 1 - rank

@@ -15,7 +15,7 @@ from equivcheck.training.layers.module import LayerModule
 
 
 def replicate_model(model: nn.Module, parallelism: Replicate, mesh: DeviceMesh) -> None:
-    """Add hooks to a model that average its gradients over the mesh."""
+    """Add hooks to a model. The hooks average the model's gradients over the mesh."""
     if parallelism.implementation is Replicator.DDP:
         _replicate_with_ddp(model, parallelism, mesh)
     else:

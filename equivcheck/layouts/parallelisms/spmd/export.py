@@ -30,7 +30,7 @@ def write(draft: Draft, parallelism: SPMD) -> None:
 
 
 def redistribute_gradients(draft: Draft) -> None:
-    """Let the script redistribute gradients to their parameters' placements, because propagation may leave them partial."""
+    """Let the script redistribute gradients to their parameters' placements, because DTensor may leave gradients partial."""
     draft.need("functools", "partial")
     draft.need("torch.distributed.tensor", "DTensor")
     draft.add(LoopPosition.WRAP, *_REDISTRIBUTE_GRADIENTS)

@@ -29,7 +29,8 @@ def gradients_as_propagated(scenario: Scenario) -> bool:
 def unlike_gradients_added_up(scenario: Scenario) -> bool:
     """Whether gradients with different placements may be accumulated.
 
-    This happens if microbatches have different numbers of rows, or if an auxiliary linear does not run at all steps.
+    This happens if microbatches have different numbers of rows. It also happens if an auxiliary linear runs at even steps only,
+    and gradients are set to zero instead of None.
     """
     training = scenario.training
     kept = training.zero_grad is ZeroGrad.ZERO and training.steps > 1
@@ -53,7 +54,10 @@ def sharded_by_batch(scenario: Scenario) -> bool:
 
 @need
 def flattened_between_transpositions(scenario: Scenario) -> bool:
-    """Whether rows are dim 1, gradients differ between rows, and a layer flattens its output or its input sequences."""
+    """Whether inputs have rows along dim 1, and a layer flattens its output or its input sequences.
+
+    The loss must also give different rows different gradients.
+    """
     training = scenario.training
     flattens = any(layer.shape_op is ShapeOp.FLATTEN for layer in training.model.linears) or training.model.length is not None
     squares = isinstance(training.loss, Loss) and not training.loss.is_linear
@@ -69,7 +73,7 @@ def rows_and_features_flattened(scenario: Scenario) -> bool:
 
 @need
 def several_heads(scenario: Scenario) -> bool:
-    """Whether attention has several heads, flattened into one dim together with rows for matrix products."""
+    """Whether attention has several heads. torch flattens heads and rows into one dim for matrix products."""
     attention_shapes = (layer_kind(layer).attention_shape(layer) for layer in scenario.training.model.layers)
     return any(attention_shape is not None and attention_shape.num_heads > 1 for attention_shape in attention_shapes)
 
@@ -85,9 +89,9 @@ def features_viewed_unevenly(scenario: Scenario) -> bool:
 
 @need
 def one_row_or_feature_on_one_rank(scenario: Scenario) -> bool:
-    """Whether a single rank flattens a microbatch of one row, or has a sharded linear with one output and a bias.
+    """Whether the mesh has one rank, and some layer flattens a single row or is a linear with one output and a bias.
 
-    The linear's weight is sharded along dim 0.
+    Such a linear counts only if its weight is sharded along dim 0.
     """
     layers, microbatches = scenario.training.model.linears, scenario.training.data.microbatches
     rows = 1 in microbatches and any(layer.shape_op is ShapeOp.FLATTEN for layer in layers)
@@ -112,7 +116,7 @@ def traced_steps(scenario: Scenario) -> bool:
 
 @show
 def mean_of_uneven_means(scenario: Scenario, divergence: Divergence) -> bool:
-    """Whether the divergent loss can be the mean of the ranks' means, although ranks have unequal numbers of features."""
+    """Whether the divergent loss can be the mean of the ranks' means, although ranks hold unequal numbers of output features."""
     outputs, ranks = scenario.training.model.out_features, scenario.layout.num_data_ranks
     sizes = chunk_sizes(outputs, ranks)
     if not all(sizes):

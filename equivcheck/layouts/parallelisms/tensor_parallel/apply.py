@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TensorParallelKind(LayoutKind[TensorParallel]):
-    """Applies `parallelize_module`. The plan shards embedding, layers, head and the activations between them."""
+    """Applies `parallelize_module`. Its plan shards the embedding, the layers, the head, and the activations between them."""
 
     parallelism = TensorParallel
     limits = LIMITS

@@ -33,7 +33,8 @@ from equivcheck.system.torch_version import is_torch_in
 class TensorParallelCalls(PlannedCalls):
     """Predicts the collective calls of DTensor under a tensor-parallel plan.
 
-    DTensor never computes a linear with empty shards, and sums the gradients of replicated parameters at the end.
+    DTensor never computes a linear with empty shards. It sums the gradients of replicated parameters at the end of the backward
+    pass.
     """
 
     def computes_as(self, plan: LinearPlan, once: Pass) -> LinearPlacements:
@@ -78,9 +79,9 @@ class TensorParallelCalls(PlannedCalls):
             self.ledger.note(step, "all_gather", self.axes, part * self.view.item_bytes)
 
     def after_backward(self, step: int) -> None:
-        """Count sums of the gradients of replicated parameters if each rank has used only some rows.
+        """Count the calls that sum gradients of replicated parameters, if each rank used only some of the rows.
 
-        Each microbatch's backward sums them when it accumulates gradients.
+        Each microbatch has such calls, unless an outer parallelism reduces gradients at the last microbatch only.
         """
         times = 1 if reduces_at_last_microbatch(self.view.layout) else len(self.view.training.microbatches_at(step))
         for held in self.view.held:

@@ -149,7 +149,7 @@ def plan_splits_weights(scenario: Scenario) -> bool:
 
 @need
 def frozen_sequence_parallel_norm(scenario: Scenario) -> bool:
-    """Whether a frozen norm gets rows sharded by tensor parallelism."""
+    """Whether a frozen norm runs on rows that tensor parallelism has sharded."""
     return bool(norms_made_trainable(scenario.training.model, scenario.layout))
 
 
@@ -207,7 +207,7 @@ def column_of_one_on_one_rank(scenario: Scenario) -> bool:
 
 @need
 def activations_cut_unevenly(scenario: Scenario) -> bool:
-    """Whether a tensor-parallel plan splits rows or features between two layers into unequal shards."""
+    """Whether a tensor-parallel plan splits some layer's input or output into unequal shards."""
     layout, ranks = scenario.layout, scenario.layout.mesh.size(TP)
     rows = tuple(rows // layout.num_data_ranks for rows in scenario.training.data.microbatches)
     found = [
@@ -239,7 +239,10 @@ def of_a_frozen_split_linear(scenario: Scenario, divergence: Divergence) -> bool
 
 @show
 def of_a_frozen_layer(scenario: Scenario, divergence: Divergence) -> bool:
-    """Whether the divergent tensor belongs to a frozen layer, or is a frozen weight no longer shared with another layer."""
+    """Whether the divergent tensor belongs to a frozen layer.
+
+    A shared weight belongs to the first layer that uses it.
+    """
     match, model = re.match(r"layers\.(\d+)\.(linear\.weight$)?", divergence.tensor), scenario.training.model
     if match is None:
         return divergence.tensor in {found.full_name for found in parameters_of(model) if not found.trained}

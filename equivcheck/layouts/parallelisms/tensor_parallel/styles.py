@@ -32,7 +32,8 @@ def placement(model: Model, sharding: ActivationSharding) -> Placement:
 class Replicated(ParallelStyle):
     """Parallel style for a module with replicated parameters.
 
-    Its input is redistributed to the placement `computes`. Input and output are local tensors.
+    The module computes on DTensors with the placement `computes`. `input` and `output` are the placements of the local tensors
+    that it takes and returns.
     """
 
     def __init__(self, *, input: Placement, computes: Placement, output: Placement) -> None:
