@@ -101,9 +101,9 @@ def fault(  # noqa: PLR0913 - options of a mutant, by keyword
 ) -> Callable[[Fault], Fault]:
     """Decorator that registers a function as a built-in mutant. For the arguments, see `Mutant`.
 
-    Most mutants need two ranks and nothing else. If SPMD is not among `layouts`, the mutant is only planted in plain activations,
-    unless `on_dtensor_values` is set. Most mutants change gradients or updates after backward. They are not planted in scenarios
-    that update in backward, unless `during_backward` is set.
+    By default, a mutant needs two ranks. If a layout makes activations DTensors, the mutant is planted only if SPMD is among
+    `layouts` or `on_dtensor_values` is set. Most mutants change gradients or updates after backward. They are not planted in
+    scenarios that update in backward, unless `during_backward` is set.
     """
     can_change_dtensors = on_dtensor_values or SPMD.tag in layouts
 

@@ -26,7 +26,7 @@ LEAST_VISIBLE_RATE = 1e-3
 
 
 def layouts_with(*tags: str) -> tuple[str, ...]:
-    """Return the names of layouts with one of these parallelisms, single parallelisms first."""
+    """Return the names of all layouts that contain a parallelism in `tags`. Layouts with one parallelism come first."""
     return tuple(name for name in EVERYWHERE if not set(name.split(TIMES)).isdisjoint(tags))
 
 
@@ -99,6 +99,6 @@ def reduces_by_hooks(scenario: Scenario) -> bool:
 def updates_exceed_rounding(scenario: Scenario) -> bool:
     """Whether updates of parameters exceed rounding errors.
 
-    In float32, a learning rate of 5e-5 and twice that can give equal parameters.
+    In float32, the learning rates 5e-5 and 1e-4 can give equal parameters.
     """
     return scenario.training.precision is Precision.FLOAT64 or scenario.training.optimizer.lr >= LEAST_VISIBLE_RATE

@@ -72,13 +72,16 @@ class _Changed(torch.autograd.Function):
 def transform(
     tensor: torch.Tensor, *, values: TensorFunction = torch.Tensor.detach, gradients: TensorFunction = lambda gradient: gradient
 ) -> torch.Tensor:
-    """Apply `values` to a tensor in forward, and `gradients` to its gradient in backward."""
+    """Change a tensor in forward and the tensor's gradient in backward.
+
+    The function `values` takes the tensor, and the function `gradients` takes the gradient.
+    """
     result: torch.Tensor = _Changed.apply(tensor, values, gradients)  # type: ignore[no-untyped-call]
     return result
 
 
 def change_input_gradient(module: nn.Module, gradients: TensorFunction) -> None:
-    """Apply `gradients` to the gradient of a module's first input in backward."""
+    """Let the function `gradients` change the gradient of a module's first input in backward."""
 
     def change(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return (transform(inputs[0], gradients=gradients), *inputs[1:])

@@ -177,7 +177,7 @@ class _SumsAgain(Pipe):
         return super()._run(part, rows, index)
 
     def exchange(self) -> None:
-        """Sum gradients over copies as usual, and note that the next microbatch starts a step."""
+        """Sum gradients over copies as usual, and mark the step as finished. The next microbatch then starts a new step."""
         super().exchange()
         self.is_begun = False
 
@@ -197,7 +197,7 @@ class _CountsCopies(Pipe):
     """Bug: the clipping norm counts every parameter on every rank."""
 
     def clip(self, _module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
-        """Clip by the norm over all ranks' parameters, in which a shared weight counts once per copy."""
+        """Clip by a norm over all ranks' parameters. This norm counts a shared weight once per copy."""
         norm = self.total_norm(parameters, clipping)
         clip_to_norm(parameters, clipping, norm)
         return norm
@@ -223,7 +223,7 @@ class _ClipsOwnStages(Pipe):
     """Does not combine norms over stages."""
 
     def total_norm(self, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
-        """Return the norm over this rank's stages only, including their shards on other ranks."""
+        """Return the norm over this rank's stages only. It includes shards of these stages on other ranks."""
         return self.setup.total_norm(parameters, clipping)
 
 

@@ -67,7 +67,7 @@ def _clips_vectors(scenario: Scenario) -> bool:
 class ClippingCall:
     """One call that clips gradients by norm, before any gradient is changed.
 
-    Collective calls for computing its norms are not counted.
+    Collectives that compute the norms are not recorded as communication calls.
     """
 
     setup: Setup

@@ -45,7 +45,7 @@ def _exchanges_blocks(scenario: Scenario) -> bool:
 
 @fault(layouts=CONTEXT_PARALLEL, applies=all_of(_splits_documents, _exchanges_blocks), causes=(Cause.ATTENTION_MASK,))
 def documents_counted_in_own_part(setup: Setup) -> None:
-    """Bug: attention counts the documents of queries, and in a ring those of keys, from the start of each shard."""
+    """Bug: attention counts documents from the start of each rank's shard, so masks between documents are wrong."""
     for module in attentions(setup):
         module.unseen = partial(_counted_in_part, module)  # type: ignore[method-assign]
 
@@ -59,7 +59,7 @@ def _counted_in_part(module: AttentionModule, queries: torch.Tensor, keys: torch
 
 @fault(layouts=CONTEXT_PARALLEL, applies=all_of(_splits_documents, labels_tokens), causes=(Cause.ANOTHER_LABEL,))
 def borders_of_labels_counted_in_own_part(setup: Setup) -> None:
-    """Bug: labels are ignored before the borders that each rank counts from the start of its own shard."""
+    """Bug: each rank counts document borders from the start of its own shard, so the wrong labels are ignored."""
     ranks, length = ranks_of(setup), setup.training.model.document_length
     if ranks is not None and length is not None:
         borders = torch.zeros(ranks.length, dtype=torch.bool)

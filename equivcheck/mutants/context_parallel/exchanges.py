@@ -145,7 +145,7 @@ class _OtherHeads(UlyssesSequence):
 
 @fault(layouts=CONTEXT_PARALLEL, applies=has_attention(_has_groups, AttentionExchange.ULYSSES), causes=(Cause.PERMUTED,))
 def heads_returned_in_another_order(setup: Setup) -> None:
-    """Bug: Ulysses attention returns each rank's heads as the next rank's heads."""
+    """Bug: Ulysses attention returns heads in the wrong order: each rank's heads take the place of the next rank's heads."""
     exchange_with(setup, _OtherHeads)
 
 

@@ -60,7 +60,10 @@ def has_attention(chosen: Chosen = any_attention, exchange: AttentionExchange | 
 
 
 def ranks_of(setup: Setup) -> PositionRanks | None:
-    """Return the ranks that share the positions of a sequence. None under another layout, such as before a checkpoint."""
+    """Return the ranks over which each sequence is split.
+
+    None if the current layout does not split sequences. The layout before a checkpoint may differ from the layout after it.
+    """
     sequence = setup.model.sequence
     return sequence.ranks if isinstance(sequence, ShardedSequence) else None
 

@@ -73,7 +73,7 @@ def gradients_averaged_over_parts(setup: Setup) -> None:
 
 @fault(layouts=_ONLY_CONTEXT_PARALLEL, applies=all_of(is_sharded, has_microbatches), causes=(Cause.RESCALED_EACH_MICROBATCH,))
 def parts_summed_each_microbatch(setup: Setup) -> None:
-    """Bug: accumulated gradients are summed over context-parallel ranks after each microbatch, so earlier gradients repeat."""
+    """Bug: accumulated gradients are summed over context-parallel ranks after each microbatch, so some are summed again."""
     ranks, inner = ranks_of(setup), setup.accumulation
     if ranks is None:
         return

@@ -22,7 +22,7 @@ Change = Callable[[Router, torch.Tensor, Routed], Routed]
 
 
 def reroute(setup: Setup, change: Change, chosen: Chosen = any_experts) -> None:
-    """Replace the output of all chosen routers by that of `change`."""
+    """Let `change` replace the routers' outputs. `chosen` selects expert layers."""
     for module in experts_of(setup, chosen):
         module.router.forward = partial(_changed, module.router, module.router.forward, change)  # type: ignore[method-assign]
 

@@ -149,7 +149,7 @@ class _Shards:
         optimizer.step()
 
     def state(self, optimizer: torch.optim.Optimizer) -> State:
-        """Return the state of local tensors, as if it belonged to their parameters."""
+        """Return the optimizer state of the local tensors, by the parameter to which each local tensor belongs."""
         return {
             parameter: {key: _as_whole(parameter, local, value) for key, value in optimizer.state[local].items()}
             for parameter, local in self.locals_of.items()

@@ -124,5 +124,5 @@ def _overwrite(held: list[torch.Tensor], values: list[torch.Tensor]) -> None:
     causes=(Cause.NOT_UPDATED, Cause.RANKS_DISAGREE),
 )
 def updated_shards_not_sent(setup: Setup) -> None:
-    """Bug: each rank updates its share, but does not broadcast it."""
+    """Bug: each rank updates its part of the parameters, but does not broadcast it."""
     setup.before_training.append(lambda optimizer, _schedule: disable_broadcasts(optimizer))

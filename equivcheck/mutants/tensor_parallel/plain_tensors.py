@@ -174,7 +174,7 @@ def bias_within_reduce_from_region(setup: Setup) -> None:
 
 @fault(layouts=PLAIN, applies=_plans(_shares_out_tokens), causes=(Cause.ANOTHER_ROW,))
 def tokens_of_others_looked_up(setup: Setup) -> None:
-    """Bug: on plain tensors, each rank also looks up other ranks' tokens, in its own rows."""
+    """Bug: on plain tensors, each rank also embeds other ranks' tokens, with rows of its own shard instead of zeros."""
     for module in setup.model.modules():
         if isinstance(module, LocalEmbedding) and module.start is not None:
             _look_up_all(module)

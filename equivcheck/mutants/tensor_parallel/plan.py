@@ -46,7 +46,10 @@ def has_layer(chosen: Chosen) -> Callable[[Scenario], bool]:
 
 
 def blocks(setup: Setup, chosen: Chosen) -> Iterator[tuple[Block, Planned]]:
-    """Yield the modules of layers that `chosen` accepts. Yields nothing without tensor parallelism over several ranks."""
+    """Yield layers' modules with their entries in the tensor-parallel plan. `chosen` selects layers.
+
+    Yields nothing without tensor parallelism over several ranks.
+    """
     planned = _planned(setup.training.model, layout_of(setup))
     found = [module for module in setup.model.modules() if isinstance(module, Block)] if planned else []
     for block, layer in zip(found, planned, strict=True):

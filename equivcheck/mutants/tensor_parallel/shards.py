@@ -67,7 +67,7 @@ def sharded_along_wrong_dim(setup: Setup) -> None:
 
 @fault(layouts=TENSOR_PARALLEL, applies=all_of(is_eager, has_layer(_has_halves)), causes=(Cause.PERMUTED,))
 def fused_weight_split_in_halves(setup: Setup) -> None:
-    """Bug: a column-parallel weight is split as if it were two fused weights, so each rank gets a part from either half."""
+    """Bug: a column-parallel weight is split as if it were two fused weights, so each rank gets parts of both halves."""
     _change_weights(setup, _has_halves, ("linear.weight", "linear.bias", "auxiliary.weight"), _halves_interleaved)
 
 

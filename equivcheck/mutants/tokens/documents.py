@@ -34,7 +34,7 @@ def packs_documents(scenario: Scenario) -> bool:
 
 
 def labels_tokens(scenario: Scenario) -> bool:
-    """Whether packed documents have labels that are tokens, one at each position."""
+    """Whether sequences contain packed documents, and each position has one token as its label."""
     model = scenario.training.model
     return packs_documents(scenario) and has_loss()(scenario) and model.head is not None and not model.predicts_two
 
@@ -76,14 +76,14 @@ def learned_positions_run_on(setup: Setup) -> None:
 
 @fault(layouts=EVERYWHERE, applies=labels_tokens, causes=(Cause.ANOTHER_LABEL,), minimum=ONE_RANK)
 def labels_across_documents_counted(setup: Setup) -> None:
-    """Bug: the label before each border counts: it is the first token of the next document."""
+    """Bug: the last label in each document counts, although it is the first token of the next document."""
     move_borders(setup, torch.zeros(setup.training.model.length or 1, dtype=torch.bool))
 
 
 def move_borders(setup: Setup, borders: torch.Tensor) -> None:
-    """Ignore the labels at `borders` instead of those before document borders.
+    """Ignore the labels at `borders` instead of each document's last label.
 
-    `borders` is a boolean tensor with shape (length,). Labels before document borders then are the next tokens, and count.
+    `borders` is a boolean tensor with shape (length,). A document's last label becomes the first token of the next document.
     """
     loss, model, dim = cross_entropy_of(setup), setup.training.model, 1 - setup.training.data.batch_dim
     lost = precedes_border(model.length or 1, model.document_length) & ~borders
@@ -103,7 +103,7 @@ def move_borders(setup: Setup, borders: torch.Tensor) -> None:
 
 @fault(layouts=EVERYWHERE, applies=_counts_other_labels, causes=(Cause.LABEL_WEIGHTS,), minimum=ONE_RANK)
 def documents_averaged_instead_of_tokens(setup: Setup) -> None:
-    """Bug: the loss is the mean over documents of each one's mean over its counted labels."""
+    """Bug: the loss is averaged over the counted labels in each document, then over documents."""
     loss, model = cross_entropy_of(setup), setup.training.model
     dim, length = 1 - setup.training.data.batch_dim, model.document_length or 1
 

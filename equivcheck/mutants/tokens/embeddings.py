@@ -73,7 +73,7 @@ def positions_added_on_every_rank(setup: Setup) -> None:
 
 @fault(layouts=TENSOR_PARALLEL, applies=shards_vocabulary, causes=(Cause.ANOTHER_ROW,))
 def tokens_of_other_ranks_not_masked(setup: Setup) -> None:
-    """Bug: each rank also looks up other ranks' tokens, in its first row, without masking them."""
+    """Bug: each rank embeds other ranks' tokens as its own first row instead of zeros, because they are not masked."""
     _look_up(setup, _unmasked)
 
 

@@ -82,7 +82,7 @@ def labels_counted_without_class_weights(setup: Setup) -> None:
 
 @fault(layouts=EVERYWHERE, applies=is_divided, causes=(Cause.LABEL_COUNT, Cause.SCALED), minimum=ONE_RANK)
 def labels_not_counted(setup: Setup) -> None:
-    """Bug: the loss is summed over labels, but not divided."""
+    """Bug: the loss is summed over labels, but not divided by their number."""
     _divide(setup, lambda batches: [1.0] * len(batches))
 
 

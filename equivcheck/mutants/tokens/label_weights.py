@@ -42,7 +42,7 @@ def _counts_differ_by_row(scenario: Scenario) -> bool:
 
 
 def weigh_again(setup: Setup, weights: Callable[[CrossEntropy, int, torch.Tensor], torch.Tensor], *, count: bool = False) -> None:
-    """Replace the weights of labels by `weights(loss, num_classes, labels)`, with rows along dim 0 of the labels.
+    """Replace the labels' weights by the result of `weights(loss, num_classes, labels)`. Rows are dim 0 of these labels.
 
     With `count`, the divisor of the loss becomes the sum of the new weights.
     """

@@ -49,7 +49,7 @@ def learns_positions(scenario: Scenario) -> bool:
 
 
 def counts_labels(scenario: Scenario) -> bool:
-    """Whether a rank or microbatch may have a larger share of the counted labels than of the rows."""
+    """Whether a rank or microbatch may have a larger fraction of the counted labels than of the rows."""
     weighs = has_loss(lambda loss: loss.class_weights or loss.row_weights)(scenario)
     return is_divided(scenario) and (ignores_labels(scenario) or weighs)
 
@@ -60,7 +60,7 @@ def ignores_labels(scenario: Scenario) -> bool:
 
 
 def ignores_single_labels(scenario: Scenario) -> bool:
-    """Whether single labels may be ignored, so that rows and documents have different numbers of counted labels."""
+    """Whether some labels in a row may be ignored, so that rows and documents have different numbers of counted labels."""
     return has_loss(lambda loss: loss.ignored is loss.ignored.SOME)(scenario)
 
 
@@ -76,7 +76,7 @@ def length_of(scenario: Scenario) -> int:
 
 
 def plan_of(scenario: Scenario) -> PlannedParallelism | None:
-    """Return the tensor parallelism over several ranks. None if there is none, or if anything is compiled or traced."""
+    """Return the tensor parallelism if it has several ranks and nothing is compiled or traced. Otherwise return None."""
     return plan_over_ranks(scenario.layout) if is_eager(scenario) else None
 
 
@@ -87,7 +87,10 @@ def shards_vocabulary(scenario: Scenario) -> bool:
 
 
 def head_split(scenario: Scenario) -> Split | None:
-    """Return how the plan splits the head over several ranks. None without head or plan, or if anything is compiled or traced."""
+    """Return how the plan splits the head over several ranks.
+
+    None if there is no head or no plan, or if anything is compiled or traced.
+    """
     plan = plan_of(scenario)
     return None if plan is None or scenario.training.model.head is None else plan.head
 
@@ -101,7 +104,7 @@ def has_layer(chosen: Chosen) -> Callable[[Scenario], bool]:
 
 
 def layers_of(setup: Setup, chosen: Chosen) -> Iterator[tuple[LayerModule, PlannedLayer]]:
-    """Yield this rank's modules of the layers that `chosen` accepts, with their plan entries."""
+    """Yield this rank's layer modules, each with its layer's entry in the plan. `chosen` selects layers by this entry."""
     planned = planned_layers(setup.training.model, layout_of(setup))
     for layer, place in zip(setup.model.get_submodule("layers").children(), planned, strict=True):
         for module in layer.modules():

@@ -29,12 +29,12 @@ def second_prediction_counted_as_first(setup: Setup) -> None:
 
 @fault(layouts=EVERYWHERE, applies=predicts_two, causes=(Cause.ANOTHER_LABEL,), minimum=ONE_RANK)
 def second_prediction_of_next_token(setup: Setup) -> None:
-    """Bug: the second prediction has the labels of the first: those for the next token, not for the one after it."""
+    """Bug: the second prediction has the first prediction's labels, so it learns the next token instead of the one after it."""
     change_batches(setup, partial(relabel_second, setup.training, lambda labels: labels))
 
 
 @fault(layouts=EVERYWHERE, applies=all_of(predicts_two, packs_documents), causes=(Cause.ANOTHER_LABEL,), minimum=ONE_RANK)
 def second_prediction_crosses_documents(setup: Setup) -> None:
-    """Bug: the second prediction before each border has a label in the next document."""
+    """Bug: at the end of each document, the second prediction has a label from the next document."""
     no_borders = precedes_border(setup.training.model.length or 1, None)
     change_batches(setup, partial(relabel_second, setup.training, partial(labels_two_ahead, borders=no_borders)))

@@ -46,7 +46,7 @@ def _shares_softmax(scenario: Scenario) -> bool:
 
 @fault(layouts=TENSOR_PARALLEL, applies=shards_vocabulary, causes=(Cause.ANOTHER_ROW,))
 def vocabulary_mask_off_by_one(setup: Setup) -> None:
-    """Bug: each rank masks the last token in its vocabulary shard, so it is embedded as 0."""
+    """Bug: each rank masks the last token in its vocabulary shard, so this token's embedding is zero."""
     if size_of(setup, TP) > 1:
         use_through(_embedding(setup), _without_last_row)
 
