@@ -44,10 +44,10 @@ class ExpectedRun:
 def judge(verdict: V, case: ExpectedRun, result: RanksResult) -> tuple[V, Doubt | None]:
     """Judge a run in which all ranks finished.
 
-    Return `verdict` with its outcome, and the first step from which on agreement proves nothing. A difference must also show
-    against the confirming reference. Three kinds of difference do not count. If the reference is in doubt, a difference smaller
-    than its noise counts only before the doubtful step. If noise exceeds all values from some step on, no later difference
-    counts. If only the sign of a near-zero gradient may explain a step's updates, this step and later steps do not count.
+    Return `verdict` with its outcome, and the first step whose agreement proves nothing. A difference counts only if the
+    confirming reference shows it, too. Three kinds of difference do not count. If the reference is in doubt, a difference within
+    the noise limit counts only before the doubtful step. If noise exceeds the values in some step, no difference counts in this
+    or a later step. The same holds if the uncertain sign of a near-zero gradient may explain a step's updates.
     """
     reference = case.reference()
     found, doubt = _compared(reference, result, Comparison(divergences=(), worst_error=0.0, largest_share=0.0)), reference.doubt

@@ -27,7 +27,7 @@ class Assembled:
 
 
 class Assembler:
-    """Assembles full tensors from all ranks' pieces, for one compared point of a training after another.
+    """Assembles full tensors from all ranks' pieces, at each compared point of a training.
 
     A piece has the same position in the full tensor at every step, so positions are cached.
     """
@@ -65,7 +65,7 @@ class _Canvas:
         self.placed: list[Positions] = []
 
     def note(self, misfits: Iterable[Misfit]) -> None:
-        """Keep one misfit for each tensor and kind of difference: the first, or the one farthest from the reference.
+        """Keep the misfit farthest from the reference for each tensor and kind of difference.
 
         Ranks without the tensor, or with the same wrong shape or type, share one misfit.
         """

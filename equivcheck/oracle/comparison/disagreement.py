@@ -54,9 +54,9 @@ def disagreements(
 ) -> list[Misfit]:
     """Return the tensors on which the last rank in `snapshots` disagrees with earlier ranks.
 
-    `differing` holds the elements with other bits. Replicas must agree bit for bit if all ranks hold equal pieces. Otherwise
-    kernels may round differently, for example at a vectorized loop's end, so the difference must exceed the tolerance. `placed`
-    holds, for each rank, the positions of its elements.
+    `differing` holds the elements whose bits differ. If all ranks hold the same parts of a tensor, each of these elements counts.
+    Otherwise an element counts only if its difference exceeds the tolerance. Kernels may then round elements differently, for
+    example at the end of a vectorized loop. `placed` holds the positions of each rank's elements.
     """
     table, found = expected.table, []
     # Ranks may compute a reported value in different orders, such as a norm.
@@ -147,7 +147,7 @@ def _positions(table: Table, piece: Piece) -> Positions:
 
 
 def element(table: Table, position: int) -> tuple[int, tuple[int, ...]]:
-    """Return which tensor lies at a position in the flat vector (its row in `table`), and the element's index in this tensor."""
+    """Return the tensor's row in `table` for a position in the flat vector, and the element's index in this tensor."""
     row = int(np.searchsorted(table.offsets, position, side="right")) - 1
     index = np.unravel_index(position - table.offsets[row], table.shapes[row])
     return row, tuple(int(part) for part in index)

@@ -15,7 +15,9 @@ from equivcheck.worlds.trace.trace import Piece, Snapshot
 
 
 def full_tensor_divergences(expected: Expected, assembled: Assembled, full: Sequence[Snapshot | None]) -> list[Divergence]:
-    """Return the tensors for which `full_tensor()` on a rank differs from the assembled shards, each at the first such rank.
+    """Return the tensors for which `full_tensor()` differs from the assembled shards on some rank.
+
+    Each tensor is reported once, for the first rank with a difference.
 
     `full` holds a snapshot per rank with the values from `full_tensor()`, or None if the rank did not call it.
     """

@@ -74,7 +74,7 @@ def compiled_units_among_others_over_tensor_parallel(scenario: Scenario) -> bool
 def shards_heads_of_symbolic_width(scenario: Scenario) -> bool:
     """Whether attention heads are sharded and have a symbolic width in compiled code.
 
-    Also, a trained weight's gradient must need the size over all ranks.
+    The backward pass must also need the full size over all ranks, for a trained weight's gradient.
     """
     return scenario.layout.mesh.size(TP) > 1 and any(
         split is Split.HEADS_OR_HIDDEN and not layer.frozen and (layer.fused or layer.num_heads > layer.num_kv_heads)
@@ -84,7 +84,7 @@ def shards_heads_of_symbolic_width(scenario: Scenario) -> bool:
 
 @need
 def transposes_heads_of_symbolic_width(scenario: Scenario) -> bool:
-    """Whether attention heads have a symbolic width in compiled code, and transposed gradients have it in their strides."""
+    """Whether attention heads have a symbolic width in compiled code, and strides of transposed gradients contain this width."""
     several_ranks = scenario.layout.mesh.size(TP) > 1
     return any(
         (several_ranks and split is Split.HEADS_OR_HIDDEN)
@@ -144,7 +144,7 @@ def _compiles_whole(layout: Layout) -> bool:
 
 @need
 def compiled_with_equal_shards(scenario: Scenario) -> bool:
-    """Whether compiled layers have sharded dims with different sizes, but some rank's shards have the same size."""
+    """Whether compiled layers have two sharded dims with different sizes, but equally large shards of both on some rank."""
     layout, ranks = scenario.layout, scenario.layout.mesh.size(TP)
     sizes = {size for parallelism in layout.of(TensorParallel) for _, size in cuts(scenario.training.model, parallelism)}
     compiles = layout.execution.compile is not Compile.NONE

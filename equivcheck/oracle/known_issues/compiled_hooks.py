@@ -96,7 +96,7 @@ def _rows(scenario: Scenario) -> list[int]:
 
 @need
 def two_features_cut_after_others(scenario: Scenario) -> bool:
-    """Whether a compiled hook shards two input features over two ranks, after it was compiled for another number of features."""
+    """Whether a compiled hook shards a linear's two input features over two ranks, after it was compiled for another number."""
     found, recompiled = _linears_compiled_together(scenario), len(set(_rows(scenario))) > 1
     return scenario.layout.mesh.size(TP) == 2 and any(
         each.is_split and each.inputs == 2 and any(other.inputs != 2 for other in (found if recompiled else found[:index]))
@@ -106,9 +106,9 @@ def two_features_cut_after_others(scenario: Scenario) -> bool:
 
 @need
 def viewed_sequences_of_another_size(scenario: Scenario) -> bool:
-    """Whether a compiled hook takes sequences from a linear with a bias, after it was compiled for another number of rows.
+    """Whether a compiled hook gets the output of a linear with a bias on sequences, after compilation for another number of rows.
 
-    A sequence length of one, or equal to the rows or features, does not count, because Dynamo uses one symbol for equal sizes.
+    The sequence length must not be one or equal to the rows or features, because Dynamo uses one symbol for equal sizes.
     """
     rows, length = _rows(scenario), scenario.training.model.length
     again = {size for index, size in enumerate(rows) if set(rows[:index]) - {size}} - {1, length}
@@ -118,10 +118,10 @@ def viewed_sequences_of_another_size(scenario: Scenario) -> bool:
 
 @need
 def viewed_sequences_of_other_features(scenario: Scenario) -> bool:
-    """Whether compiled hooks take sequences from linears with a bias, with a second and a third number of features.
+    """Whether compiled hooks get outputs of linears with a bias on sequences, with two new numbers of features after the first.
 
-    The first compiled hook takes no such sequence, or the features equal the rows or positions, and Dynamo uses one symbol for
-    both.
+    The first compiled hook must get no such output, or the second number must equal the rows or positions. Dynamo uses one symbol
+    for equal sizes.
     """
     rows, length, found = _rows(scenario), scenario.training.model.length, _linears_compiled_together(scenario)
     index = next((index for index, each in enumerate(found) if each.outputs not in (1, found[0].outputs)), None)
@@ -135,7 +135,7 @@ def viewed_sequences_of_other_features(scenario: Scenario) -> bool:
 
 @need
 def pending_before_a_compiled_hook(scenario: Scenario) -> bool:
-    """Whether a recomputed layer returns an all-reduce that has not finished, and a compiled hook takes this output."""
+    """Whether a recomputed layer returns its output before the all-reduce has finished, and a compiled hook takes this output."""
     return _last_pending(scenario) is not None
 
 

@@ -50,7 +50,7 @@ _OUTCOMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownIssue:
-    """A known issue of torch, and the evidence for a failed check with this issue as its cause."""
+    """A known issue of torch, and how to recognise a failed check that it causes."""
 
     id: str
     """Short unique name. Its script has the same name."""
@@ -126,7 +126,7 @@ class KnownIssue:
         return any(map(self._is_met, _of_one_layout(scenario)))
 
     def avoid(self, scenario: Scenario) -> Scenario | None:
-        """Return a scenario with the issue's workaround, changed so that it can run. None if there is no workaround."""
+        """Apply the issue's workaround, and repair the scenario so that it can run. None if there is no workaround."""
         return fit_scenario(WORKAROUNDS[self.without](scenario)) if self.without else None
 
     def _is_met(self, scenario: Scenario) -> bool:
@@ -174,7 +174,7 @@ def could_show(scenario: Scenario) -> tuple[KnownIssue, ...]:
 
 
 def without_known_issues(scenario: Scenario) -> Scenario | None:
-    """Return a similar scenario that can show no known issue, with workarounds applied. None if none is found that can run."""
+    """Apply workarounds until the scenario can show no known issue. None if no such scenario is found."""
     found: Scenario | None = scenario
     for _ in range(MAX_REPAIRS):
         issues = could_show(found) if found is not None else ()

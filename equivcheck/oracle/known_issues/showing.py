@@ -57,8 +57,8 @@ Table = dict[str, dict[str, Showing]]
 def showing(error: str, code: int, printed: str) -> Showing:
     """Decide from exit code and output whether a script shows its known issue.
 
-    The script shows the issue if it exits with 1, and prints `error` or a difference. `error` is the issue's pattern; empty for
-    an issue that gives wrong numbers.
+    The script shows the issue if it exits with 1, and prints `error` or a difference. `error` is the issue's pattern. It is empty
+    for an issue that gives wrong numbers.
     """
     return judge_output(code, printed, has_evidence=re.search(error or _WRONG_NUMBER, printed) is not None)
 
@@ -66,7 +66,8 @@ def showing(error: str, code: int, printed: str) -> Showing:
 def judge_output(code: int, printed: str, *, has_evidence: bool) -> Showing:
     """Decide from a script's exit code whether it shows its known issue.
 
-    `has_evidence` says if it printed the expected error. Exit code 1 without evidence means that the script cannot run.
+    `has_evidence` says whether the script printed the expected error or difference. Exit code 1 without evidence means that the
+    script cannot run.
     """
     if code == 1 and has_evidence:
         return Showing(shows=Shows.SHOWS)
@@ -103,9 +104,10 @@ def measured_results() -> Table:
 
 
 def version_range(row: Mapping[str, Showing]) -> str:
-    """Return a PEP 440 specifier for the torch versions that show an issue. Later versions count as the newest measured one.
+    """Return a PEP 440 specifier for the torch versions that show an issue.
 
-    If nothing was measured, the specifier is empty and allows every version.
+    Versions after the newest measured version are treated like this version. If nothing was measured, the specifier is empty and
+    allows every version.
     """
     minors = [".".join(version.split(".")[:2]) for version in sorted(row, key=Version)]
     shows = [row[version].shows is Shows.SHOWS for version in sorted(row, key=Version)]

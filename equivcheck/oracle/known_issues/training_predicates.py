@@ -170,7 +170,10 @@ def adafactor_of_shards(scenario: Scenario) -> bool:
 
 @show
 def times_data_ranks(scenario: Scenario, divergence: Divergence) -> bool:
-    """Whether the wrong value is the expected one times the number of data ranks. It may be off by 5 % of the error."""
+    """Whether the wrong value is about the expected value times the number of data-parallel ranks.
+
+    A deviation of 5 % of the error is allowed.
+    """
     expected, actual = float(divergence.expected), float(divergence.actual)
     return abs(actual - scenario.layout.num_data_ranks * expected) <= 0.05 * abs(actual - expected)
 

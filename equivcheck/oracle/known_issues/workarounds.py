@@ -76,7 +76,7 @@ def _change_layouts(scenario: Scenario, change: Callable[[Layout], Layout]) -> S
 
 @_workaround
 def plain_implementation(scenario: Scenario) -> Scenario:
-    """Update one parameter after another in the optimizer, and compile no whole step."""
+    """Update one parameter after another in the optimizer, and do not compile whole steps."""
     optimizer = replace(scenario.training.optimizer, implementation=Implementation.FOR_LOOP)
     scenario = replace(scenario, training=replace(scenario.training, optimizer=optimizer))
     return _change_layouts(scenario, lambda layout: with_execution(layout, whole_step=False))
@@ -197,7 +197,7 @@ def microbatches_of_one_size(training: Training) -> Training:
 
 @_in_training
 def no_size_of_one(training: Training) -> Training:
-    """Increase each number of features, width or rows that is one."""
+    """Raise features, layers' widths and microbatches' rows to two, if they are one."""
     model = training.model
     layers = tuple(layer.with_fields(width=max(width, 2)) for layer, width in zip(model.layers, model.widths[1:], strict=True))
     training = with_model(training, features=max(model.features, 2), layers=layers)

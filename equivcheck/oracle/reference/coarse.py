@@ -15,9 +15,10 @@ from equivcheck.worlds.trace.trace import Trace
 
 
 def coarse_moments(reference: Trace, limit: float) -> tuple[Expected, ...]:
-    """Return the values in a single-device trace, with coarse tolerances: `limit` times the largest tensor of the same kind.
+    """Return the values in a single-device trace, with coarse tolerances.
 
-    The full judgement accepts no error above this limit either, because such noise puts the reference in doubt.
+    The tolerance is `limit` times the largest tensor of the same kind. The full judgement accepts no larger error either, because
+    such noise puts the reference in doubt.
     """
     unperturbed = expected_of(reference, repeat(None), limit)
     return tuple(replace(moment, tolerances=limit * moment.scales) for moment in unperturbed)

@@ -17,7 +17,7 @@ NO_GRADIENT = "all gradients of the single-device run are zero"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doubt:
-    """First step from which on agreement with the reference proves nothing, and the reason."""
+    """First step whose agreement with the reference proves nothing, and the reason. Later steps prove nothing either."""
 
     reason: str
     """Why agreement proves nothing, as one sentence for the verdict."""
@@ -28,11 +28,10 @@ class Doubt:
 def doubt_about(
     found: tuple[Expected, ...], limit: float, copies: EnsembleTrace | None = None, *, needs_gradients: bool = True
 ) -> Doubt | None:
-    """Return the first step from which on agreement with the reference proves nothing, and the reason.
+    """Return the first step whose agreement with the reference proves nothing, and the reason. None if there is no such step.
 
-    None if every step is decided. Noise is too large if it exceeds `limit` times the largest tensor of its kind. A step is also
-    in doubt if one of the perturbed `copies` sends a token to other experts. `needs_gradients=False` allows runs without any
-    gradient.
+    A step is in doubt if noise exceeds `limit` times the largest tensor of the same kind. It is also in doubt if one of the
+    perturbed `copies` sends a token to other experts. `needs_gradients=False` allows runs without any gradient.
     """
     gradients = [moment.step for moment in found if moment.phase is Phase.GRADIENT and moment.norms.any()]
     if needs_gradients and not gradients:
@@ -56,8 +55,8 @@ def earlier_doubt(one: Doubt | None, other: Doubt | None) -> Doubt | None:
 def first_step_dominated_by_noise(found: tuple[Expected, ...], limit: float) -> int | None:
     """Return the first step in which rounding noise exceeds the values, such as in a training that explodes.
 
-    None if no step does. A gradient with full cancellation is smaller than its noise, too. It counts only if the noise also
-    exceeds `limit` times the largest tensor of its kind in earlier steps.
+    None if there is no such step. Noise must also exceed `limit` times the largest tensor of the same kind in earlier steps.
+    Otherwise a gradient that cancels to almost zero would count.
     """
     largest: dict[Phase, float] = {}
     for moment in found:
@@ -71,10 +70,10 @@ def first_step_dominated_by_noise(found: tuple[Expected, ...], limit: float) -> 
 
 
 def tensors_with_uncertain_signs(found: tuple[Expected, ...], step: int) -> frozenset[str]:
-    """Return the tensors with a nonzero gradient element at `step` that is smaller than the tolerance.
+    """Return the tensors that have a very small gradient element at `step`: not zero, but at most the tolerance.
 
-    Rounding may change the sign of this element. Perturbed inputs rarely change it, because they move the element less than
-    another summation order does.
+    Rounding may change the sign of such an element. Perturbed inputs rarely change the sign, because they change the element less
+    than another summation order does.
     """
     gradients = (moment for moment in found if moment.phase is Phase.GRADIENT and moment.step == step)
     return frozenset(name for moment in gradients for name in _turning(moment))

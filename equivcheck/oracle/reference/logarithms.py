@@ -29,7 +29,7 @@ NUM_PERTURBED_LOGARITHMS = 4
 
 
 def summed_z_loss_trace(training: Training) -> Trace:
-    """Train on one device, with a z-loss computed from summed exponentials as vocabulary-parallel ranks do."""
+    """Train on one device, and compute the z-loss from summed exponentials, like vocabulary-parallel ranks."""
     setup = single_device_setup(training)
     setup.loss = loss_by_sums
     return train(setup)
@@ -51,7 +51,10 @@ def loss_by_sums(training: Training, outputs: torch.Tensor, targets: torch.Tenso
 
 
 def logarithm_traces(training: Training) -> Iterator[Trace]:
-    """Train on one device with attention whose weights are computed again from logarithms: first exact, then perturbed ones."""
+    """Train on one device, with attention that computes softmax weights again from logarithms of sums.
+
+    The first run uses exact logarithms, and each later run perturbs them.
+    """
     for seed in (None, *range(NUM_PERTURBED_LOGARITHMS)):
         setup = single_device_setup(training)
         for module in setup.module.modules():
@@ -63,8 +66,8 @@ def logarithm_traces(training: Training) -> Iterator[Trace]:
 class LogarithmAttention(Sequence):
     """Attention over full sequences on one device, computed in the way of ring attention: from the logarithms of softmax sums.
 
-    With a seed, each logarithm is moved up or down by one unit in its last place. So is each product of output and gradient,
-    which a single large weight cancels.
+    With a seed, each logarithm is changed by one unit in its last place, up or down. Each sum of output times gradient is changed
+    in the same way, because it cancels if one softmax weight is close to 1.
     """
 
     def __init__(self, seed: int | None = None) -> None:

@@ -110,8 +110,8 @@ def expected_moments(
 ) -> tuple[Expected, ...]:
     """Return the reference's values with tolerances, measured from perturbed copies of the training.
 
-    Distances to `others`, the same training summed in other ways, raise the tolerances too. `eps` is the rounding unit, by
-    default from the training's precision.
+    `others` are runs of the same training with other summation orders. Their differences raise the tolerances, too. `eps` is the
+    rounding unit, by default from the training's precision.
     """
     eps = eps_of(training.precision.value) if eps is None else eps
     return expected_of(reference, copies.moments(), eps, *others)
@@ -122,9 +122,9 @@ def expected_of(
 ) -> tuple[Expected, ...]:
     """Return the reference's values with tolerances, measured from perturbed runs.
 
-    Each item of `moved` has one row per copy, and the first copy is unchanged. None stands for a point without rounding. `others`
-    is the same training summed in other ways. `eps` is the rounding unit. If it is None, each tensor's element type sets it, with
-    0 for integers and booleans.
+    Each item of `moved` has one row per copy, and the first copy is unchanged. An item is None if its values are not rounded.
+    `others` are runs with other summation orders. `eps` is the rounding unit. If it is None, each tensor's element type sets it,
+    with 0 for integers and booleans.
     """
     tables: dict[int, Table] = {}
     found = []

@@ -31,7 +31,10 @@ _ROUNDING: Final = (
 
 
 def rounding_setup(training: Training) -> MakeSetup:
-    """Return a function that sets up copies of a training whose optimizer rounds in another way. The first copy is unchanged."""
+    """Return a function that sets up copies of a training.
+
+    The first copy is unchanged. In each other copy, the optimizer rounds differently.
+    """
     if not training.optimizer.rounds_to:
         return single_device_setup
     generator = np.random.default_rng(training.seed)

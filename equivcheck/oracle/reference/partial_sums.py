@@ -59,7 +59,7 @@ class _PartialSums:
         self._size.zero_()
 
     def measure(self, _optimizer: torch.optim.Optimizer, _step: int) -> None:
-        """Store how large the partial sums are relative to the gradient, before clipping. Zero if the gradient is zero."""
+        """Store the size of the partial sums relative to the gradient, before clipping. It is 0 if the gradient is zero."""
         gradient = self.parameter.grad
         self._share = torch.zeros_like(self._size) if gradient is None else self._size / gradient.abs()
         self._share[~self._share.isfinite()] = 0.0

@@ -35,9 +35,10 @@ class Jitter:
 
 
 class Shuffled(Jitter):
-    """Changes only the order in which gradients from several ranks are added: around a ring from each rank, then random orders.
+    """Changes only the order in which gradients from several ranks are added.
 
-    gloo sums in falling order: each rank adds its own part last.
+    The first copies add around a ring, from each rank in rising and in falling order. Later copies add in random order. gloo adds
+    in falling order, and each rank adds its own part last.
     """
 
     def __init__(self, generator: np.random.Generator, copy: int) -> None:

@@ -66,7 +66,7 @@ def _added(old: Gradients, new: Gradients, first: Callable[[torch.Tensor], torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Averaging:
-    """How ranks average gradients: in which order they add, and when they divide by which number."""
+    """How ranks average gradients: the order of the sum, the divisor, and when they divide."""
 
     division: Division
     """When gradients are divided: before, between or after the sums."""

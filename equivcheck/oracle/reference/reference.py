@@ -134,17 +134,18 @@ class ReferenceRun:
         return _reference(self.training, self.rounding)
 
     def confirming_reference(self) -> Reference:
-        """Return the reference that decides before a divergence is reported.
+        """Return the reference that must confirm a divergence before it is reported.
 
-        It has many more perturbed runs, and runs in other summation orders, such as data parallelism's. Only other orders change
-        a gradient that is zero by cancellation inside an operation. Some runs also round inside the optimizer, as shards would.
+        It has many more perturbed runs, and runs in other summation orders, such as the order under data parallelism. Only other
+        orders change a gradient that is zero by cancellation inside an operation. Some runs also round inside the optimizer, like
+        an optimizer on shards.
         """
         return _confirming_reference(self)
 
     def coarse_reference(self) -> Reference:
         """Return a reference from one run, with the noise limit as tolerance.
 
-        This reference has no doubt, because the full judgement ignores doubts for such large differences.
+        Its `doubt` is None, because the full judgement ignores doubts if a difference exceeds the noise limit.
         """
         limit = noise_limit(self.training, self.rounding)
         return Reference(coarse_moments(_trace(self.training, self.rounding), limit), None, limit)
@@ -224,7 +225,7 @@ def _computing(rounding: Rounding | None) -> Iterator[None]:
 def noise_limit(training: Training, rounding: Rounding | None = None) -> float:
     """Return the largest noise at which a decision is possible, relative to the largest tensor of the same kind.
 
-    The limit is the square root of eps, half the digits, for the coarsest element type in the training.
+    The limit is the square root of eps for the coarsest element type in the training. Half of its digits must be correct.
     """
     own = (training.precision.value, training.optimizer.rounds_to)
     kinds = (*filter(None, own), *(rounding.element_types if rounding is not None else ()))

@@ -25,9 +25,9 @@ from equivcheck.worlds.trace.trace import Trace
 def unit_of(training: Training, rounding: Rounding) -> float:
     """Return the rounding unit by which correct runs may differ.
 
-    It is the training precision's, or float32's if the layout computes in float32. A float32 product changes with its operands'
-    memory layout. Products in lower precision add up in float32 and are rounded afterwards, so they are bit for bit the same on
-    the same rows.
+    The unit belongs to the training's precision, or to float32 if the layout computes in float32. The memory layout of its
+    operands changes the rounding of a float32 matrix product. A product in lower precision is summed in float32 and rounded
+    afterwards, so equal rows give equal bits.
     """
     kind = ElementType.FLOAT32 if rounding.compute is ElementType.FLOAT32 else training.precision
     return max(eps_of(kind.value), eps_of(training.precision.value))
@@ -60,7 +60,11 @@ def rounded_copies(
 
 
 def reordered_traces(training: Training, rounding: Rounding) -> tuple[Trace, Trace]:
-    """Train on one device with another summation order and one norm over all gradients, then with the norm in the widest type."""
+    """Train twice on one device, and return both traces.
+
+    The first run adds gradients in another order, and clips by one norm over all gradients. The second run computes the norm in
+    the widest floating-point type.
+    """
     reordered = rounded_setup(training, rounding, None, Shuffled(np.random.default_rng(training.seed), rounding.num_parts))
     reordered.clip_norm = clip_flat
     with_wide_norm = rounded_setup(training, rounding)

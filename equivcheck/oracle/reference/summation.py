@@ -27,9 +27,9 @@ def split_traces(training: Training, num_parts: int) -> tuple[Trace, ...]:
 def split_trace(training: Training, num_parts: int, scale: float) -> Trace:
     """Train on one device with sums as in data parallelism: microbatches in equal parts, and one norm over all gradients.
 
-    Losses are multiplied by `scale` and gradients divided by it, so the backward rounds differently. This changes gradients with
-    cancellation inside an operation, which other inputs do not change, such as in softmax, or in a norm over features if dropout
-    left one.
+    Losses are multiplied by `scale` and gradients divided by it, so the backward rounds differently. This changes gradients that
+    cancel inside an operation, such as in softmax, or in a norm over features if dropout left one feature. Perturbed inputs do
+    not change such gradients.
     """
     setup = single_device_setup(training)
     setup.clip_norm = clip_flat

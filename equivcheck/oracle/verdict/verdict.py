@@ -213,7 +213,7 @@ class Verdict(CaseVerdict):
             raise NotEquivalent(self.describe(), lambda: self._explained(alter))
 
     def assert_no_finding(self, *, alter: Alter | None = None) -> None:
-        """Raise `NotEquivalent` if the outcome is DIVERGED, CRASHED or HUNG. For tests with generated scenarios.
+        """Raise `NotEquivalent` if the outcome is DIVERGED, CRASHED or HUNG. Use it in tests with generated scenarios.
 
         The diagnosis runs only when the exception's text is read, because Hypothesis raises many exceptions while it shrinks and
         reads few. The ranks then run again. If the verdict came from `check(alter=...)`, pass the same `alter`.

@@ -9,7 +9,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 
 def main() -> None:
-    """Square a flattened DTensor, once with eager autograd and once with compiled."""
+    """Square a flattened DTensor, once with eager autograd and once with compiled autograd."""
     mesh = init_device_mesh("cpu", (2,))
     values = distribute_tensor(torch.ones(2, 4), mesh, [Shard(1)]).requires_grad_()
     (values * 2).flatten().square().sum().full_tensor().backward()

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 
 def squared(values: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Loss on values that are flattened, viewed in their first shape, and transposed."""
+    """Return a loss on values that are flattened, viewed in their original shape, and transposed."""
     return (values.flatten().view(values.shape).T - target).square().sum()
 
 

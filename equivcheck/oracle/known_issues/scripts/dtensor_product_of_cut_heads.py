@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 
 def main() -> None:
-    """Multiply queries by keys, both (rows, heads, length, width) and sharded by heads."""
+    """Multiply queries by keys, both sharded by heads. Their shape is (rows, heads, length, width)."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     query, key = (DTensor.from_local(torch.ones(2, 2, 3, 4), mesh, [Shard(1)]) for _ in range(2))
     print("scores of shape", (query @ key.transpose(-1, -2)).shape)

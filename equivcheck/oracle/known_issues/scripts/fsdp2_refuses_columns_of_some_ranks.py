@@ -11,7 +11,7 @@ from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_modul
 
 
 def main() -> bool:
-    """Wrap a linear with one input, row-parallel over two ranks, and count the ranks on which it raises."""
+    """Wrap a linear with one input, row-parallel over two ranks, and check whether only some ranks raise."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     linear = parallelize_module(nn.Linear(1, 1, bias=False), mesh["tp"], RowwiseParallel())
     text = ""

@@ -11,7 +11,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 
 def main() -> float:
-    """Compare a weight with six rows with `full_tensor()` from its shards on 2 x 2 ranks."""
+    """Shard a weight with six rows over 2 x 2 ranks, and compare `full_tensor()` with the original weight."""
     mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("dp", "tp"))
     model = nn.Linear(1, 6, bias=False)
     whole = torch.arange(6.0).reshape(6, 1)

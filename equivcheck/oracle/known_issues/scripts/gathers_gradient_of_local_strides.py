@@ -11,7 +11,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 
 def main() -> None:
-    """Compute the gradient through the local shard, which is empty on the second rank."""
+    """Compute the gradient of a loss on each rank's local shard. The second rank's shard is empty."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     weight = nn.Parameter(distribute_tensor(torch.ones(1, 2), mesh, [Shard(0)]))
     local = weight.to_local()

@@ -8,7 +8,7 @@ from torch.nn.functional import mse_loss
 
 
 def gradient(values: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Return the gradient of a loss on values that are flattened, viewed in their first shape, and transposed."""
+    """Return the gradient of a loss on values that are flattened, viewed in their original shape, and transposed."""
     values = values.detach().requires_grad_()
     loss = mse_loss(values.flatten().view(values.shape).T, target)
     return torch.autograd.grad(loss, values)[0]
