@@ -169,9 +169,9 @@ def tensors_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, 
 
 
 def unsplit_lists(batch: Any, fields: Sequence[Field]) -> list[str]:
-    """Return the names of lists and tuples in a batch without any tensors, such as texts.
+    """Return the names of a batch's lists and tuples that contain no tensors, such as lists of texts.
 
-    Such lists cannot be taken apart here. Empty if the user's functions take the batch apart.
+    Such lists cannot be split into examples. Returns no names if the user's functions take the batch apart.
     """
     if not fields or not isinstance(batch, Mapping):
         return []

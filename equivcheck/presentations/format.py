@@ -16,7 +16,7 @@ from equivcheck.presentations.usage import invalid
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Format:
-    """Form and roles in a user's batches."""
+    """Structure of a user's batches, with the role of each tensor."""
 
     batch: Any
     """Batch from the user."""
