@@ -21,8 +21,9 @@ AT_ONCE = (FailureKind.MISMATCH, FailureKind.DEADLOCK)
 def with_culprit(plan: ProgramPlan, run: Callable[[ProgramPlan], object], failure: Failure) -> Failure:
     """Add to the failure the name of the statement that causes it. To find the statement, the program runs again.
 
-    `run` runs a plan on all ranks. A value whose local shapes contradict its placements is named first. If ranks hang, the
-    program is shortened to the first statement with which they hang. If no statement does, the backward pass is the cause.
+    `run` runs a plan on all ranks. If the local shapes of a value contradict its placements, this value is named. If ranks
+    hang, shorter programs run, to find the first statement at which ranks hang. If no shorter program hangs, the backward pass is
+    the cause.
     """
     if failure.kind not in (*AT_ONCE, FailureKind.RAISED):
         return failure
@@ -40,9 +41,9 @@ def with_culprit(plan: ProgramPlan, run: Callable[[ProgramPlan], object], failur
 def failure_if_refusals_raise(run: Callable[[frozenset[str]], object], hung: Failure) -> Failure:
     """Find out whether ranks hang because only some ranks refuse a statement, and the others wait for them.
 
-    `run` runs the program. It takes the statements that ranks may refuse, and raises `RanksFailed` at any other refusal. It is
-    called again while all ranks refuse the same statement. Returns the failure with the statement, or `hung` if no run shows a
-    difference.
+    `run` takes the statements that ranks may refuse, and runs the program. It raises `RanksFailed` if a rank refuses another
+    statement. If all ranks refuse this statement, the program runs again and may refuse it. Returns a failure that names the
+    statement, or `hung` if ranks never differ.
     """
     allowed: frozenset[str] = frozenset()
     while hung.hung and all(report.state is not RankState.RUNNING for report in hung.reports):

@@ -43,8 +43,8 @@ def check_program(
 
     If a gradient differs, the program runs again, and the verdict names the first wrong gradient in the backward pass. If a value
     differs, the program runs again to find the first value whose local shapes contradict its placements. If a rank raises
-    although an earlier value differs already, the verdict is on that value. Failures on ranks are verdicts. Raises `UsageError`
-    for an unknown world or target.
+    after a value has differed, the verdict reports this value. A failure on a rank gives a verdict, not an exception. Raises
+    `UsageError` for an unknown world or target.
     """
     started = time.perf_counter()
     on = target_of(target) if isinstance(target, str) else target

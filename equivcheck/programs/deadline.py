@@ -21,8 +21,8 @@ third of the time in sweeps."""
 def seconds_of_program(program: TensorProgram, world: str, deadline: float) -> float:
     """Return how many seconds a tensor program may take in this world, if the check's deadline is `deadline`.
 
-    The time grows in proportion if `deadline` is above the default. A program with an operation in `WEIGHED` gets the full
-    deadline, because DTensor needs ten CPU seconds to choose its placements.
+    If `deadline` is above the default, the time grows by the same factor. A program with the operation `WEIGHED` gets the full
+    deadline, because DTensor needs ten seconds of CPU time to choose placements for it.
     """
     if WEIGHED in program.operations:
         return deadline

@@ -33,7 +33,7 @@ def program_from_json(text: str, *, where: str = "program") -> TensorProgram:
 
 
 def case_from_json(text: str, *, where: str = "case") -> Scenario | TensorProgram:
-    """Read a scenario or a tensor program from JSON. The field for the kind says which one. Raises `InvalidScenario`.
+    """Read a scenario or a tensor program from JSON. A field in the JSON names the kind. Raises `InvalidScenario`.
 
     Error messages call the text `where`.
     """

@@ -85,7 +85,7 @@ class Constant:
 class Operation:
     """Statement that calls a torch operation.
 
-    If one device cannot compute or compare it, it clones its first argument instead.
+    If one device cannot compute the operation or compare its result, the statement clones its first argument instead.
     """
 
     tag: ClassVar[str] = "operation"
@@ -137,7 +137,10 @@ Statement = Leaf | Constant | Operation | Redistribution | RoundTrip
 
 
 def arguments_of(statement: Statement) -> tuple[int, ...]:
-    """Return, for each argument of a statement, how many statements back it was computed; empty for leaves and constants."""
+    """Return the distance from a statement back to each of its arguments. 1 stands for the previous statement.
+
+    Leaves and constants have no arguments.
+    """
     if isinstance(statement, Operation):
         return statement.arguments
     return (statement.argument,) if isinstance(statement, (Redistribution, RoundTrip)) else ()
@@ -191,12 +194,12 @@ class TensorProgram:
 
     @property
     def name(self) -> str:
-        """Name for reports, equal for all tensor programs. Failures are named by their operation."""
+        """Name for reports. It is equal for all tensor programs, so reports also name the operation that fails."""
         return self.tag
 
     @property
     def summary_row(self) -> tuple[str]:
-        """Row in which coverage counts the program, equal for all tensor programs."""
+        """Row for this program in coverage tables. All tensor programs are counted in the same row."""
         return (self.tag,)
 
     @property
@@ -210,7 +213,7 @@ class TensorProgram:
         return tuple(f"axis{number}" for number in range(len(self.mesh)))
 
     def sinks(self) -> tuple[int, ...]:
-        """Return all statements whose value no other statement takes, as numbers in order.
+        """Return the numbers of all statements whose value no other statement takes, in ascending order.
 
         The backward pass starts from a weighted sum over these values.
         """

@@ -52,12 +52,12 @@ def check_operation(  # noqa: PLR0913 - options, all by keyword
     """Find the placements under which an operation on DTensors computes the same as on one device.
 
     It is meant for custom operations with `register_sharding`, functions under `local_map`, and any `autograd.Function`. One
-    device calls ``function(*inputs)`` with plain tensors, and every rank calls it with DTensors. Compared are the results
+    device calls ``function(*inputs)`` with plain tensors, and every rank calls it with DTensors. The check compares the results
     (tensors, numbers, or tuples, lists and dicts of them) and the gradient for each floating-point input. If ranks need another
     function, `on_ranks` takes the mesh and returns it.
 
     `inputs` contains full tensors with any shape, and other arguments, which are passed unchanged. It may also be a function that
-    takes a `torch.Generator` and draws them, once for each seed in `seeds`. The seeds also seed torch before each call.
+    takes a `torch.Generator` and draws these inputs, once for each seed in `seeds`. The seeds also seed torch before each call.
     Floating-point tensors are converted to `dtype`, unless it is None; tolerances follow the dtype.
 
     Each entry in `placements` has an item for each tensor: a placement (``Shard(0)``, or the text ``"S(0)"``, ``"R"``,
@@ -199,7 +199,7 @@ def _callable(name: str, given: Any) -> Any:
 
 def _inputs(given: Any, seed: int, dtype: torch.dtype | None) -> tuple[Any, ...]:
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise invalid(f"dtype {dtype!r}", "no floating-point dtype", "torch.float64, for example, or None")
+        raise invalid(f"dtype {dtype!r}", "it is not a floating-point dtype", "torch.float64, for example, or None")
     found = given(torch.Generator().manual_seed(seed)) if callable(given) else given
     if not isinstance(found, (tuple, list)) or not any(isinstance(each, torch.Tensor) for each in found):
         raise invalid(f"inputs {found!r:.100}", "no tensor found", "a tuple or list with at least one tensor")
@@ -227,5 +227,5 @@ def _mesh(given: Any) -> tuple[tuple[str, int], ...]:
         raise invalid(f"mesh {given!r}", "it needs 1 to 3 axes", expected)
     for name, size in axes.items():
         if not isinstance(name, str) or isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise invalid(f"mesh {given!r}", f"it has {name!r}: {size!r}", expected)
+            raise invalid(f"mesh {given!r}", f"axis {name!r} has the size {size!r}", expected)
     return tuple(axes.items())

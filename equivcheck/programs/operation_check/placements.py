@@ -30,7 +30,7 @@ def all_placements(task: OperationTask, reductions: Sequence[str]) -> list[Place
     choices = [list(_of_tensor(tensor, len(task.mesh), reductions)) for _, tensor in task.tensors]
     if math.prod(map(len, choices)) > MOST:
         counts = " x ".join(str(len(each)) for each in choices)
-        raise invalid(f"{counts} placements", f"more than {MOST:,}", "fewer, listed in placements=")
+        raise invalid(f"{counts} placements", f"there are more than {MOST:,}", "fewer, listed in placements=")
     return list(itertools.product(*choices))
 
 

@@ -77,7 +77,7 @@ class OperationResult:
     def wrong(self) -> tuple[PlacementRow, ...]:
         """Rows with an error in the operation: DIVERGED, CRASHED or HUNG.
 
-        Values or gradients differ, only some ranks raise, an error does not say which placement is unsupported, or ranks hang.
+        The error is a wrong value or gradient, an exception on some ranks only, an exception without a clear refusal, or a hang.
         """
         return tuple(row for row in self.rows if row.outcome.is_finding)
 

@@ -48,7 +48,8 @@ class OperationRun:
 def run_operation(task: OperationTask, function: Function, tensors: list[torch.Tensor], moved: Callable[..., Any]) -> ValueTrace:
     """Call a function with the task's arguments, but with `tensors` in place of its tensors, and run backward.
 
-    `moved` converts results and gradients to full tensors, and the backward pass's weights to the results' placements.
+    `moved` is applied to each result, each gradient, and each weight of the backward pass. On ranks, it returns the full tensor.
+    On one device, it may perturb the tensor.
     """
     remaining = iter(tensors)
     arguments = [next(remaining) if isinstance(each, torch.Tensor) else each for each in task.inputs]

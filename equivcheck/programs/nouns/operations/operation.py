@@ -50,9 +50,9 @@ class Argument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationFacts:
-    """One torch operation: its call and its arguments. It applies to all finite inputs accepted on one device.
+    """The call and the arguments of one torch operation. Programs may pass any finite inputs that one device accepts.
 
-    Results and their shapes need no description, because one device computes them.
+    Results have no description here, because one device computes them.
     """
 
     name: str
@@ -80,7 +80,7 @@ class OperationFacts:
 
 
 def first_shape(shape: Shape, _dim: int) -> Shape:
-    """Return the first argument's shape: the further argument has the same shape."""
+    """Return the first argument's shape, for another argument with the same shape."""
     return shape
 
 
@@ -110,5 +110,5 @@ def size_along(shape: Shape, dim: int) -> int:
 
 
 def operations(calls: dict[str, str], **given: object) -> tuple[OperationFacts, ...]:
-    """Build an entry for each name and its call. `given` contains facts shared by all these operations."""
+    """Build an `OperationFacts` for each name and its call. `given` contains fields that all of them have in common."""
     return tuple(OperationFacts(name=name, call=call, **given) for name, call in calls.items())  # type: ignore[arg-type]
