@@ -93,7 +93,7 @@ class DeclaredCuts:
             if move.shape != shapes[name]:
                 raise UsageError(
                     f"cuts entry for {name!r} is not valid: its shard has shape {shapes[name]}, and torch.chunk would give this "
-                    f"rank {move.shape}. Expected equal shards, or the full size as components, such as (0, 'tp', [50])."
+                    f"rank {move.shape}. Expected equal shards, or a cut with the dim's full size, such as (0, 'tp', [50])."
                 )
         return found
 

@@ -28,6 +28,9 @@ def has_values() -> bool:
 
 @contextlib.contextmanager
 def leave_no_mark() -> Iterator[None]:
-    """Run the context without gradients, and hidden from the training's torch modes, such as an operation counter."""
+    """Inside this context, operations track no gradients.
+
+    The training's torch modes, such as an operation counter, do not see them.
+    """
     with torch.no_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
         yield

@@ -146,8 +146,8 @@ class Microbatches:
     def take(self, roots: Container[int]) -> list[list[Call]]:
         """Return the module calls with samples in each microbatch, and begin a new step.
 
-        Only calls to modules whose ids are in `roots` count. If a script calls parts of its model instead, the first call with
-        data counts, because later calls get activations or positions.
+        Only calls to modules whose ids are in `roots` are returned. If a microbatch has no such call, its first call with data is
+        returned, because later calls get activations or positions.
         """
         found, self._found, self.num_backwards = self._found, [], 0
         with_data = [[call for call in calls if call.hashes is not None] for calls in found]

@@ -46,7 +46,7 @@ class Models:
         return [slot for slot in self.slots if id(slot.parameter) not in known]
 
     def add_optimized(self, parameters: Collection[torch.Tensor]) -> list[Slot]:
-        """Find the module with an optimizer's parameters, or the model's parameters that they copy.
+        """Find the module that owns an optimizer's `parameters`. If no module does, find the parameters of which they are copies.
 
         Returns slots for new parameters or copies. Raises `UsageError` if neither is found.
         """

@@ -31,8 +31,8 @@ class Outputs:
     def leave(self, name: str | None, output: Any) -> None:
         """Record the output of the module whose call began last.
 
-        `name` is the module's name, or None if the output is not wanted. A wrapper and the module inside it have one name. Only
-        the output of the innermost is recorded.
+        `name` is the module's name, or None if the output is not wanted. If a wrapper has the same name as the module inside it,
+        only the inner module's output is recorded.
         """
         inside = self._inside.pop()
         if name is None:
@@ -48,8 +48,8 @@ class Outputs:
     def sign_rows(self, hashes: torch.Tensor) -> Iterator[tuple[str, tuple[int, ...], str, Sketch]]:
         """Yield each output's name, shape for one sample, element type and sketch. `hashes` are the samples' hashes.
 
-        Outputs without one row for each sample are left out. Tensor- and sequence-parallel modules return a part of each row, so
-        their shapes are smaller than on one device.
+        Outputs without one row for each sample are left out. With tensor or sequence parallelism, a rank returns only a part of
+        each row. Its shapes are then smaller than on one device.
         """
         for name, table, shape, dtype in self._tables:
             if len(table) == len(hashes):

@@ -58,7 +58,7 @@ class Reader:
     def read_before_backward(self, tensors: Any, number: int) -> None:
         """Read the losses in `tensors`, and the gradients accumulated so far.
 
-        The step has had `number` backward passes before.
+        `number` is the number of earlier backward passes in the step.
         """
         given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         # Pipelines also start backward passes from nodes in the graph.
@@ -101,7 +101,10 @@ class Reader:
         return not all(bool(local_of(gradient).isfinite().all()) for gradient in gradients)
 
     def read_by_hand(self) -> None:
-        """Read all gradients, because the script may update parameters without an optimizer. A later reading replaces these."""
+        """Read all gradients, because the script may update parameters without an optimizer.
+
+        Each call replaces the earlier values.
+        """
         if not self.optimizers:
             self._found_by_hand = list(self._adapter.entries(Moment.GRADIENT, gradients_of(self.models.slots)))
 

@@ -30,33 +30,31 @@ def record(  # noqa: PLR0913 - options, all by keyword
 ) -> Iterator[None]:
     """Record the training inside the context to ``folder/rankN.ecr``, for ``equivcheck.compare``.
 
-    Each step has the losses, gradients and parameters, as sketches: some hundred bytes for each tensor. The first
-    one has the initial parameters, the last one the optimizer state and buffers. `steps` and `from_step` choose the recorded
-    steps; a step ends when a module is called after an optimizer has stepped. If `from_step` is not 0, the step before it has the
-    parameters with which the recording begins. Nothing is communicated and no value changes. If recording fails, one line on
-    stderr says so, and the training goes on.
+    Each step contains the losses, gradients and parameters as sketches, with some hundred bytes for each tensor. The first step
+    also has the initial parameters, the last one the optimizer state and buffers. `steps` and `from_step` choose the recorded
+    steps. A step ends with the first module call after an optimizer has stepped. If `from_step` is not 0, the parameters before
+    this step are recorded too. Nothing is communicated and no value changes. If recording fails, one line on stderr says so, and
+    the training goes on.
 
-    With `moved` from 1 to 32, each initial parameter's elements are multiplied by 1 + eps or 1 - eps, another choice for each
-    number. Such runs measure how far rounding alone carries the training.
+    If `moved` is between 1 and 32, each element of the initial parameters is multiplied by 1 + eps or 1 - eps. Each number makes
+    another random choice. Such runs measure how far rounding alone carries the training.
 
-    With `outputs`, module outputs are recorded as well: of all modules, or of those with names that match a pattern in a string
-    such as ``"layers.*,head"``. Modules inside a compiled graph, and outputs without one row per sample, are left out.
+    `outputs=True` records the outputs of all modules too. A string such as ``"layers.*,head"`` selects modules by patterns for
+    their names. Modules inside a compiled graph, and outputs without one row per sample, are left out.
 
     `mesh` and `cuts` describe parameters that are plain shards, as in `check_training`. Megatron's attributes are known; if
     megatron.core is not imported, they need a `mesh` with an axis ``tp``, and for experts ``ep``.
 
-    `names` maps names of another run to names of this one, so that both can be compared: ``{"new.*.weight": "old.*.weight"}``.
-    In place of the old name may be a dict, with ``transpose=True`` or with several tensors that the other run has as one:
+    `names` maps names of another run to names of this one, so that both can be compared: ``{"new.*.weight": "old.*.weight"}``. A
+    dict can replace the old name. It has ``transpose=True``, or lists several tensors that the other run has as one:
     ``{"qkv.weight": {"parts": ["q.weight", "k.weight", "v.weight"], "dim": 0, "groups": 1}}``. With `groups`, parts alternate:
-    each group has an equal share of each part. ``{"tied": ["a.weight", "b.weight"]}`` stands for one tensor under several names.
-    If a rank has several, only the first is recorded.
+    each group contains an equal piece of each part. ``{"tied": ["a.weight", "b.weight"]}`` means one tensor with several names.
+    If a rank has several of these tensors, only the first is recorded.
 
     Raises `UsageError` if an argument is not valid, or if this process already records.
     """
     if not 0 <= moved <= NUM_SUMS:
-        raise UsageError(
-            f"moved {moved} is not valid: there are {NUM_SUMS} random choices of perturbations. Expected 0 to {NUM_SUMS}."
-        )
+        raise UsageError(f"moved {moved} is not valid: only {NUM_SUMS} random perturbations exist. Expected 0 to {NUM_SUMS}.")
     if steps is not None and steps < 1:
         raise UsageError(f"steps {steps} is not valid: nothing would be recorded. Expected at least 1.")
     if from_step < 0:

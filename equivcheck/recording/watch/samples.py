@@ -43,8 +43,8 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 def hash_samples(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """Return an int64 hash for each sample, on the first tensor's device.
 
-    A sample is one row in all `tensors` with as many rows as the first. Returns None if no tensor has rows. Tensors without a
-    dim, such as a temperature, and tensors of another length belong to no sample.
+    The first tensor has one row for each sample. The hash covers this row in all tensors with equally many rows. All other
+    tensors, such as a temperature without dims, are ignored. Returns None if no tensor has rows.
     """
     locals_ = [local_of(tensor) for tensor in tensors if tensor.dim() and tensor.layout is torch.strided]
     if not locals_ or not len(locals_[0]):
