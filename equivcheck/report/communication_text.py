@@ -91,9 +91,9 @@ def _print_lanes(console: Console, verdict: Verdict) -> None:
 
 
 def lane_cells(placed: Sequence[PlacedCall], num_ranks: int) -> list[list[str]]:
-    """Return the picture with a lane for each rank: two characters for each column.
+    """Return a row for each rank, with a cell of two characters for each column.
 
-    The first is a letter for the kind of call, the second for its group; a dot stands for no call.
+    The first character stands for the kind of call, the second for its group. A dot means that the rank makes no call.
     """
     rows = [[" ."] * (1 + max(one.column for one in placed)) for _ in range(num_ranks)]
     for one in placed:

@@ -36,7 +36,10 @@ class MeasuredCoverage:
 
 
 def print_coverage(console: Console, measured: MeasuredCoverage) -> None:
-    """Print drawn pairs for each two parts of a scenario, the features with most missing pairs, and some missing pairs."""
+    """Print a table of drawn feature pairs, with an entry for any two parts of a scenario.
+
+    Then print the features with the most missing pairs, and some missing pairs.
+    """
     reach = measured.reach
     console.print(_table(reach))
     for line in _lines(measured):

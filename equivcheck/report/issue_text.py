@@ -45,7 +45,8 @@ def issue_title(runs: Sequence[Run], reported: Sequence[Reported]) -> str:
 def issue_text(runs: Sequence[Run], reported: Sequence[Reported]) -> str:
     """Return the issue's body: the campaigns, then each finding's text, versions, script, and scenario as JSON.
 
-    If there is not enough room, some findings have no script and scenario, and if needed no text.
+    If there is not enough room, some findings come without script and scenario. If there is still not enough, they have only one
+    line.
     """
     head, texts = "\n".join(_of_runs(runs)), [_in_a_line(each) for each in reported]
     room = _LONGEST_TEXT - len(head) - sum(len(text) + 1 for text in texts)

@@ -50,7 +50,7 @@ class PlacedCall:
 
     @property
     def meeting(self) -> tuple[int, tuple[int, ...], str]:
-        """Key that is equal for the calls that a group makes together."""
+        """Key that is equal for all ranks' calls in one collective."""
         return self.column, self.call.ranks, self.call.op
 
 
@@ -66,7 +66,10 @@ def used_letters(calls: Sequence[Sequence[Call]]) -> list[tuple[str, str]]:
 
 
 def placed_steps(calls: Sequence[Sequence[Call]], mesh: Mesh) -> list[tuple[list[int], list[PlacedCall]]]:
-    """Return each step with its calls and their columns, the setup first. Consecutive equal steps share an entry."""
+    """Return the setup and each step, with the calls and their columns.
+
+    Consecutive steps with equal calls share an entry, which lists their numbers.
+    """
     found: list[tuple[list[int], list[PlacedCall]]] = []
     names = group_names(calls, mesh)
     for step in sorted({call.step for rank in calls for call in rank}):
@@ -105,7 +108,7 @@ def steps_in_words(steps: Sequence[int]) -> str:
 def columns(calls: Sequence[Sequence[Call]]) -> list[list[int]]:
     """Return the column for each call on each rank. `calls` are each rank's calls.
 
-    If several ranks make a call together, the last rank's column counts.
+    If several ranks make a call together, all get the first column that is free on each of these ranks.
     """
     found: list[list[int]] = [[] for _ in calls]
     while any(len(done) < len(issued) for done, issued in zip(found, calls, strict=True)):

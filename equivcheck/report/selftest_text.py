@@ -97,7 +97,7 @@ def _totals(found: SelftestResult) -> Iterator[Text]:
 
 
 def selftest_object(found: SelftestResult) -> dict[str, Any]:
-    """Convert a selftest's result to a JSON object. Rates are shares from 0 to 1."""
+    """Convert a selftest's result to a JSON object. Rates are fractions from 0 to 1."""
     return {
         "mutants": [_row_object(row) for row in found.rows],
         "kill_rate": round(found.kill_rate, 4),

@@ -76,8 +76,7 @@ _NAMED_LAYOUTS = 3
 def finding_lines(summary: Summary, room: int) -> list[str]:
     """Describe a campaign's findings in at most `room` lines if possible, findings in trainings first.
 
-    If there are too many, paragraphs are shortened, beginning with the last. If this is not enough, the last findings are only
-    counted.
+    If they need more lines, the last paragraphs are shortened first. If this is not enough, the last findings are only counted.
     """
     groups = sorted(group_findings(summary.findings), key=_is_of_program)
     if not groups:

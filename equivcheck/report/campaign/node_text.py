@@ -14,9 +14,9 @@ _MOST_SHOWN = 8
 
 
 def node_lines(nodes: Sequence[NodeWork]) -> Iterator[str]:
-    """Yield a line with each machine's progress, for the first few: ``node 10.0.0.2: 12.0 checks/s``.
+    """Yield a line such as ``node 10.0.0.2: 12.0 checks/s`` for each of the first few machines, then a count of the others.
 
-    If a machine is lost, the reason has its own line, printed when it happens.
+    Lost machines are only marked here. The reason is printed when it happens.
     """
     used = [node for node in nodes if node.num_workers]
     for node in used[:_MOST_SHOWN]:

@@ -48,7 +48,10 @@ class LaneBlock:
 
 
 def lane_blocks(calls: Sequence[Sequence[Call]], mesh: Mesh) -> list[LaneBlock]:
-    """Build a drawing for each step, the setup first. Consecutive equal steps share one. `calls` are each rank's calls."""
+    """Build a drawing for the setup, then for each step. `calls` are each rank's calls.
+
+    Consecutive steps with equal calls have one drawing.
+    """
     blocks, room = [], MAX_CALLS
     for steps, placed in placed_steps(calls, mesh):
         shown = tuple([one for one in placed if one.column < MAX_COLUMNS][: max(0, room)])

@@ -33,7 +33,10 @@ class RankBox:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshDrawing:
-    """The mesh as a drawing: the last axis runs across, the one before it down, and a third one makes panels."""
+    """The mesh as a drawing.
+
+    The last axis is horizontal, the axis before it is vertical, and a third axis gives separate panels.
+    """
 
     boxes: tuple[RankBox, ...]
     """Boxes for the ranks, in order."""

@@ -99,7 +99,10 @@ class Plot:
 
 
 def stack_parts(parts: Mapping[str, float], most: float) -> tuple[tuple[str, float, float], ...]:
-    """Return a stacked bar's parts: CSS class, start and width. The amount `most` has the width 100. Empty parts are left out."""
+    """Return the nonempty parts of a stacked bar, each as CSS class, start and width.
+
+    Widths are percentages of the amount `most`.
+    """
     found, begin = [], 0.0
     for name, amount in parts.items():
         width = 100 * amount / most if most else 0.0

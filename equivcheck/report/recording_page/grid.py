@@ -13,7 +13,7 @@ from equivcheck.worlds.trace.differences import Difference
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """Cell in a table. It has a mark, so that it can be read without its colour."""
+    """Cell in a table. In addition to its colour it has a text mark, such as for readers who cannot see the colour."""
 
     style: str
     """CSS class: ``same``, ``differs``, ``single`` (only one run has the value), ``undecided`` or ``unseen``."""

@@ -16,7 +16,7 @@ _MAX_LINES = 20
 
 
 def sample_tables(compared: Comparison) -> Iterator[Table]:
-    """Yield a table for each run: how many samples each rank had at each step. Nothing if neither run has samples."""
+    """Yield a table for each run with samples: how many samples each rank had at each step."""
     runs = compared.facts.runs
     steps, _ = shown_steps(compared)
     known = [[_samples(run, step) for step in steps] for run in runs]

@@ -50,7 +50,7 @@ class ShownFinding:
 
     @property
     def size(self) -> int:
-        """Approximate characters in HTML."""
+        """Approximate number of characters that the finding needs in HTML."""
         accepted = self.record.accepted.reason if self.record.accepted else ""
         texts = (self.text, self.code, self.cause, self.note, accepted, *self.commands)
         return _MARKUP + sum(len(html.escape(text)) for text in texts)
@@ -69,7 +69,10 @@ class ShownFindings:
 
 
 def shown_findings(store: Path, run: Run, decided: Sequence[Record], unkept: Mapping[str, Any]) -> ShownFindings:
-    """Return the findings for a campaign's page. `unkept` has cases as JSON values, for findings that could not be stored."""
+    """Return the findings for a campaign's page.
+
+    `unkept` has the cases of findings that could not be stored, as JSON values.
+    """
     order = sorted(decided, key=lambda record: (not fails(run, record), not record.standing.shows))
     shown, room = [], _MOST_TEXT
     for record in order:

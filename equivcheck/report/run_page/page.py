@@ -24,7 +24,10 @@ from equivcheck.system.files import replace_text
 
 
 def headline(past: PastRun, summary: Mapping[str, Any] | None, num_failing: int, num_shown: int) -> Headline:
-    """Return a campaign's result as a headline. Trouble with the campaign itself comes before its findings, as in exit codes."""
+    """Return a campaign's result as a headline.
+
+    Like exit codes, it names a problem with the campaign itself before its findings.
+    """
     text = _trouble(past, summary)
     if num_failing:
         found = f"fails: {count(num_failing, 'finding')}"

@@ -40,7 +40,7 @@ class LayoutRow:
 
     @property
     def stack(self) -> tuple[tuple[str, float, float], ...]:
-        """Each outcome with its start and width in a bar with length 100."""
+        """Parts of a stacked bar with one part for each outcome: its name, start and width in percent."""
         return stack_parts({outcome.value: number for outcome, number in self.outcomes.items()}, self.checks)
 
 
@@ -76,7 +76,7 @@ def all_layouts(rows: Sequence[LayoutRow]) -> LayoutRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairCell:
-    """Cell about the feature pairs between two parts of a scenario."""
+    """Table cell with the number of missing feature pairs between two parts of a scenario."""
 
     missing: int
     """How many possible pairs no scenario had."""
@@ -91,7 +91,7 @@ class PairCell:
 
 
 def pair_rows(parts: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[PairCell]]]:
-    """Return a triangular table's rows: each part of a scenario, with a cell for each part up to itself."""
+    """Return a triangular table's rows. Each part of a scenario has a row, with a cell for each part that is not after it."""
     cells = {frozenset((part["one"], part["other"])): part for part in parts}
     names = sorted({part["one"] for part in parts} | {part["other"] for part in parts})
     return [
