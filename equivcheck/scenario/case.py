@@ -14,13 +14,14 @@ class Checkable(Protocol):
 
     @property
     def name(self) -> str:
-        """Name that similar cases share, such as the layout's name; part of a finding's fingerprint."""
+        """Name for a group with similar cases, such as the layout's name. It belongs to a finding's fingerprint."""
 
     @property
     def summary_row(self) -> tuple[str, ...]:
         """Labels for this case's row in a summary.
 
-        The first is the layout's name, for example. An optional second label is finer, such as the optimizer.
+        The first is the layout's name, for example. An optional second label divides the first group further, such as by
+        optimizer.
         """
 
     @property

@@ -10,7 +10,7 @@ from equivcheck.system.choice import PrintableEnum
 
 
 class Compile(PrintableEnum):
-    """Backend for `torch.compile`, applied after the layout has wrapped the model.
+    """Backend for `torch.compile`. The model is compiled after the layout has wrapped it.
 
     The backward graph is compiled ahead of time.
     """

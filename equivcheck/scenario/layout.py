@@ -42,8 +42,8 @@ class Layout:
             parallelism.require_ranks(self.mesh.size(*axes))
             if isinstance(parallelism, FSDP1) and parallelism.strategy.is_hybrid != (len(axes) == 2):
                 raise InvalidScenario(
-                    f"FSDP1.strategy {parallelism.strategy!r} is not valid on the axes {axes}. Expected: with the axes "
-                    f"{REPLICATE} and {SHARD}, a HYBRID strategy; with a single axis, a strategy that is not hybrid."
+                    f"FSDP1.strategy {parallelism.strategy!r} is not valid on the axes {axes}. Expected a HYBRID strategy on the "
+                    f"two axes {REPLICATE} and {SHARD}, and any other strategy on a single axis."
                 )
 
     def axes_of(self, parallelism: Parallelism) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ class IgnoredLabels(PrintableEnum):
 
 
 class Normaliser(PrintableEnum):
-    """Unit over which a cross-entropy is averaged."""
+    """Whether a cross-entropy is averaged over all labels at once, or first within each sequence and then over sequences."""
 
     TOKEN = "token"
     """Mean over all counted labels."""

@@ -30,7 +30,7 @@ class ZeroGrad(PrintableEnum):
 
 
 class ParameterSelection(PrintableEnum):
-    """Rule for selecting a group's parameters."""
+    """Rule that selects the model's parameters for a parameter group."""
 
     VECTORS = "vectors"
     FIRST_LAYER = "first_layer"

@@ -25,8 +25,8 @@ def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 def code_to_end_with_parent(number: int = signal.SIGKILL) -> str:
     """Return Python code for a new interpreter.
 
-    If it runs this code first, it gets the signal `number` when the current thread ends. The new process can cancel this with
-    `outlive_parent`.
+    An interpreter that runs this code first gets the signal `number` when the thread that called this function ends. It can
+    cancel this with `outlive_parent`.
     """
     return f"from equivcheck.system.parent_death import end_with_parent; end_with_parent({os.getpid()}, {int(number)})"
 
@@ -38,7 +38,7 @@ def outlive_parent() -> None:
 
 
 def command_tied_to_parent(command: Sequence[str]) -> list[str]:
-    """Return a command that runs `command` and gets SIGTERM when the current thread ends."""
+    """Return a command that runs `command`. Its process gets SIGTERM when the thread that called this function ends."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     code = f"import os, sys; sys.path.insert(0, {root!r}); {code_to_end_with_parent(signal.SIGTERM)}; "
     return [sys.executable, "-I", "-c", code + "os.execvp(sys.argv[1], sys.argv[1:])", *command]

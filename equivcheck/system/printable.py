@@ -22,7 +22,8 @@ def screen_width() -> int:
 def wrap_lines(lines: Iterable[str]) -> list[str]:
     """Wrap lines to `screen_width`.
 
-    A labelled line such as `` why: ...`` continues under its text, other lines two columns further in.
+    Continuation lines are indented. They start below the text after a label such as `` why: ``, or two columns further right if
+    the line has no label.
     """
     return [part for line in lines for part in _wrapped(line, screen_width())]
 

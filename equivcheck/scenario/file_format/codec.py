@@ -53,7 +53,8 @@ def _(scenario: Scenario) -> str:
 def from_json(text: str, *, where: str = "scenario") -> Scenario:
     """Decode a scenario from JSON in this format or an older one. Fields with a default may be missing.
 
-    `where` names the source in error messages, such as a file name. Raises `InvalidScenario` with one line that names the path.
+    `where` names the source in error messages, such as a file name. Raises `InvalidScenario` with a message in one line that says
+    at which path in the JSON the problem is.
     """
     data = load(text, where=where)
     if not isinstance(data, dict):
@@ -120,9 +121,13 @@ def register_layer(kind: type[AnyLayer]) -> None:
 def _register(kind: type[T], base: type, tags: dict[str, type[T]], what: str) -> None:
     tag = getattr(kind, "tag", None)
     if not (is_dataclass(kind) and issubclass(kind, base) and isinstance(tag, str)):
-        raise UsageError(f"{what} {kind!r} is not valid. Expected a dataclass derived from {base.__name__} with a tag.")
+        raise UsageError(
+            f"{what} {kind!r} is not valid. Expected a dataclass derived from {base.__name__} that has a string as tag."
+        )
     if any(field.name == KIND for field in fields(kind)):
-        raise UsageError(f"{kind.__name__}.{KIND} is not a valid field: {KIND} holds the tag in JSON. Expected another name.")
+        raise UsageError(
+            f"{kind.__name__}.{KIND} is not a valid field name: {KIND} holds the tag in JSON. Expected another name."
+        )
     if tags.setdefault(tag, kind) is not kind:
         raise UsageError(f"{kind.__name__}.tag {tag!r} is not valid: it is taken. Expected a tag other than {', '.join(tags)}.")
 

@@ -22,7 +22,7 @@ SHOWN_CHARACTERS = 40
 
 
 class MisfitError(ValueError):
-    """Error about invalid data in a JSON object. `below` is the path to the invalid data, from the object that is being read."""
+    """Error about invalid data in a JSON object. `below` is the path from this object to the invalid data."""
 
     def __init__(self, problem: str, below: str = "") -> None:
         super().__init__(problem)

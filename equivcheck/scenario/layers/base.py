@@ -28,7 +28,7 @@ class Norm(PrintableEnum):
 
 
 class AuxiliaryLinear(PrintableEnum):
-    """Steps at which a layer's auxiliary linear runs."""
+    """Steps at which a layer runs its auxiliary linear, a second linear whose output is added to the first one's."""
 
     NEVER = "never"
     EVEN_STEPS = "even_steps"
@@ -51,7 +51,7 @@ class ShapeOp(PrintableEnum):
 class AnyLayer:
     """Base class for all kinds of layers.
 
-    A subclass declares fields for the options that it has. The defaults below hold for all other options.
+    A subclass declares its options as fields. For all other options, the properties here return defaults.
     """
 
     tag: ClassVar[str]

@@ -28,8 +28,8 @@ class Experts(AnyLayer):
     """Mixture of gated MLPs: a router selects `top_k` experts for each position by score.
 
     ``residual(dropout(sum(weight * expert(norm(x)) for selected experts) + shared(norm(x))))``. On equal scores, the expert with
-    the lower index wins. Each linear stores all experts in one parameter with the experts along dim 0. An expert that no position
-    selects therefore has a zero gradient, never None, on one device and on every rank.
+    the lower index wins. All experts' weights for one projection are stacked along dim 0 of one parameter. An expert that no
+    position selects therefore has a zero gradient, never None, on one device and on every rank.
     """
 
     tag: ClassVar[str] = "experts"

@@ -9,7 +9,7 @@ from equivcheck.system.choice import PrintableEnum
 
 
 class StagePosition(PrintableEnum):
-    """When a parallelism is applied in a layout with a pipeline."""
+    """Whether a layout with a pipeline applies another parallelism before or after the pipeline."""
 
     INSIDE = "inside"
     """Before the pipeline. The parallelism changes layers, and stages then contain the changed layers."""
@@ -64,7 +64,7 @@ class ParameterFacts(Protocol):
 
 @frozen_dataclass
 class Parallelism:
-    """Base class for all kinds of parallelism. Third parties subclass it and register a layout for it."""
+    """Base class for all kinds of parallelism. Third parties write a subclass, and register a layout that can run it."""
 
     tag: ClassVar[str]
     """Name in JSON, on the command line and in reports."""

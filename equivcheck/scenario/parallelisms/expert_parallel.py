@@ -23,11 +23,11 @@ class ExpertStorage(PrintableEnum):
 class ExpertParallel(Parallelism):
     """Each rank holds its own rows and its own experts. All-to-alls dispatch rows to experts and bring the results back.
 
-    If the number of experts is not divisible, the last ranks hold fewer or none. All other parameters are replicated and their
-    gradients are averaged explicitly after the last backward. Expert gradients already include the rows from all ranks, so they
-    are only divided by the number of ranks. An outer data parallelism replicates or shards the parameters that a rank holds,
-    experts included. Around DTensors, `fully_shard` wraps the experts in each layer separately and divides their gradients
-    itself.
+    If the number of experts is not divisible by the number of ranks, the last ranks hold fewer experts or none. All other
+    parameters are replicated, and their gradients are averaged explicitly after the last backward. Expert gradients already
+    include the rows from all ranks, so they are only divided by the number of ranks. An outer data parallelism replicates or
+    shards the parameters on each rank, experts included. If experts are DTensors, `fully_shard` wraps the experts in each layer
+    separately, and `fully_shard` divides their gradients.
     """
 
     tag: ClassVar[str] = "expert_parallel"
