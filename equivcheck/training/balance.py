@@ -28,7 +28,8 @@ def routing_loads(model: nn.Module) -> list[RoutingLoad]:
 def counts_of_microbatch(model: nn.Module, counts: Counts, batch: Batch, index: int) -> Counts:
     """Return the tokens per expert in each layer, over the full microbatch.
 
-    `counts` contains them for `batch`. If `batch` is only a part, its full microbatch is routed again at step `index`.
+    `counts` contains the numbers for `batch`. If `batch` is only this rank's part of a microbatch, the router runs again on the
+    full microbatch, at step `index`.
     """
     return counts if batch.whole is None else routing_counts(model, batch.whole, index)
 

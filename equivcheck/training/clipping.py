@@ -30,7 +30,7 @@ def clip_by_norm_of_norms(
 ) -> torch.Tensor:
     """Clip gradients by one norm over all gradients, even if they lie on different meshes. Return the norm before clipping.
 
-    `gradient_of` returns the part of a parameter's gradient that counts on this rank.
+    `gradient_of` returns the elements of a parameter's gradient that this rank adds to the norm; None if it adds none.
     """
     norm = norm_of_norms(parameters, clipping, gradient_of)
     clip_to_norm(parameters, clipping, norm)
@@ -42,7 +42,7 @@ def norm_of_norms(
 ) -> torch.Tensor:
     """Return the norm over the gradients on all ranks, as a plain tensor. Gradients may lie on different meshes.
 
-    `gradient_of` returns the part of a parameter's gradient that counts on this rank.
+    `gradient_of` returns the elements of a parameter's gradient that this rank adds to the norm; None if it adds none.
     """
     norm_type = float(clipping.norm_type.value)
     gradients = [gradient for gradient in map(gradient_of, parameters) if gradient is not None]
@@ -52,7 +52,10 @@ def norm_of_norms(
 
 
 def clip_to_norm(parameters: list[torch.Tensor], clipping: ClipNorm, norm: torch.Tensor) -> None:
-    """Scale all gradients, whose total norm is `norm`, so that it is at most the limit in `clipping`."""
+    """Scale all gradients by one factor, so that their total norm is at most the limit in `clipping`.
+
+    `norm` is the norm before.
+    """
     for kind in _kinds(parameters):
         nn.utils.clip_grads_with_norm_(kind, clipping.max_norm, norm)
 

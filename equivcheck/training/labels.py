@@ -55,9 +55,9 @@ def row_weights(rows: int) -> torch.Tensor:
 
 
 def label_weights(loss: CrossEntropy, classes: int, labels: torch.Tensor) -> torch.Tensor:
-    """Return a weight for each label: its row's weight, and for a mean per sequence divided by the sequence's counted labels.
+    """Return a weight for each label, in the shape of `labels`.
 
-    The shape is the same as for `labels`, (rows, ...).
+    It is the row's weight. For a mean per sequence, it is divided by the number of counted labels in the sequence.
     """
     rows = row_weights(len(labels)) if loss.row_weights else torch.ones(len(labels), dtype=torch.float64)
     if loss.per is Normaliser.SEQUENCE:
@@ -67,18 +67,19 @@ def label_weights(loss: CrossEntropy, classes: int, labels: torch.Tensor) -> tor
 
 
 def labels_two_ahead(labels: torch.Tensor, borders: torch.Tensor) -> torch.Tensor:
-    """Return labels for the token after the next, from labels for the next token, shape (rows, length).
+    """Return the labels for predicting two tokens ahead. `labels` are those for the next token, with shape (rows, length).
 
-    `borders` is a mask, (length,), with True at a document's last position.
+    `borders` is a mask over positions with True at the last position of a document.
     """
     following = torch.cat((labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)), 1)
     return following.masked_fill(borders, IGNORED)
 
 
 def weigh_predictions(loss: CrossEntropy, classes: int, labels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the weights for labels of two predictions, shape (rows, length, 2), for each microbatch.
+    """Return the label weights for two predictions. There is a tensor with shape (rows, length, 2) for each microbatch.
 
-    Unless the loss is a sum, the labels of both predictions weigh the same in total, so the second is divided by its own count.
+    Unless the loss is a sum, both predictions have the same total weight in a step. To this end, the second one's weights are
+    scaled.
     """
     weights = [torch.stack([label_weights(loss, classes, each) for each in batch.unbind(-1)], -1) for batch in labels]
     if not loss.summed:
@@ -91,7 +92,10 @@ def weigh_predictions(loss: CrossEntropy, classes: int, labels: Sequence[torch.T
 
 
 def count_labels(loss: CrossEntropy, classes: int, targets: torch.Tensor) -> float:
-    """Return how many labels count in the loss. Weighted labels count by the product of class weight and label weight."""
+    """Return the number by which the loss is divided: the sum of the labels' weights.
+
+    A label's weight is its class weight, times its own weight if it has one.
+    """
     counts, weights = _class_weights_of(loss, classes, labels_of(targets)), weights_of(targets)
     return float((counts if weights is None else counts * weights).sum())
 

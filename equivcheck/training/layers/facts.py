@@ -52,7 +52,7 @@ class LayerParameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerLinear:
-    """One linear inside a layer, and where it stands in the layer's computation."""
+    """One linear inside a layer, and its position between the layer's input and output."""
 
     name: str
     """Name within its layer."""
@@ -127,9 +127,9 @@ def linear_parameters_of(name: str, in_features: int, outputs: int, *, bias: boo
 
 
 def part_parameters(part: LayerLinear, in_features: int, outputs: int, *, bias: bool) -> tuple[LayerParameter, ...]:
-    """List the parameters in one linear, in a layer that is sharded by heads or hidden features.
+    """List the parameters of the linear `part`, in a layer that is sharded by heads or hidden features.
 
-    The first linears are column-parallel, the last one is row-parallel.
+    The linear is column-parallel if it takes the layer's input, and row-parallel otherwise.
     """
     found = linear_parameters_of(part.name, in_features, outputs, bias=bias)
     return tuple(
@@ -139,9 +139,9 @@ def part_parameters(part: LayerLinear, in_features: int, outputs: int, *, bias: 
 
 
 def ready_linears(parameters: Iterable[LayerParameter], linears: Iterable[str], *, autocast: bool) -> tuple[str, ...]:
-    """Return parameter names in the order in which backward computes their gradients. `linears` lists linears in backward order.
+    """Return parameter names in the order in which backward computes their gradients.
 
-    The norm comes last.
+    `linears` are the names of the linears in this order. The norm comes last.
     """
     attributes = ("weight", "bias") if autocast else ("bias", "weight")
     order = [f"{linear}.{attribute}" for linear in linears for attribute in attributes]

@@ -33,8 +33,9 @@ class LayerKind(ABC):
     def build(self, layer: Any, in_features: int) -> LayerModule:
         """Build the layer's module.
 
-        It maps (rows, length, inputs) or (rows, inputs) to the same shape with the layer's output features. Parameter values are
-        replaced later. The module must not draw them itself, because that would use the process-wide generator.
+        Its input has shape (rows, length, inputs) or (rows, inputs). In the output, the layer's output features replace the last
+        dim. Parameter values are assigned later. The module must not draw initial values, because that would use the process-wide
+        generator.
         """
 
     def linears(self, layer: Any) -> tuple[LayerLinear, ...]:  # noqa: ARG002 - used by overriding methods
@@ -70,7 +71,8 @@ class LayerKind(ABC):
     def gradient_order(self, layer: Any, in_features: int, *, autocast: bool = False) -> tuple[str, ...] | None:  # noqa: ARG002 - used by overriding methods
         """Return the layer's parameter names in the order in which backward produces gradients; None if it is unknown.
 
-        The last computation comes first. Under autocast each gradient is cast back first, which changes the order.
+        The last computation comes first. Under autocast, the order differs because each gradient is first cast back to the
+        parameter's dtype.
         """
         return None
 
@@ -94,7 +96,7 @@ class LayerKind(ABC):
         return found
 
     def with_divisible_units(self, layer: Any, multiple: int) -> AnyLayer:  # noqa: ARG002 - used by overriding methods
-        """Return the closest layer whose unit count (its heads, for example) is divisible by `multiple`.
+        """Return the closest layer whose number of units is divisible by `multiple`. Heads are an example of units.
 
         A layer without units is returned unchanged.
         """

@@ -75,10 +75,9 @@ class LayerModule(nn.Module):
         self.offloads = False
 
     def forward(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
-        """Map (rows, inputs) to (rows, outputs), or sequences of such rows.
+        """Compute the layer. Inputs have shape (rows, inputs) and outputs (rows, outputs), or rows are sequences.
 
-        With activation checkpointing, the layer's activations are computed again in backward. With offload, they are kept in
-        host memory.
+        With activation checkpointing, backward computes the layer's activations again.
         """
         if self.offloads:
             with save_on_cpu():

@@ -28,7 +28,7 @@ class AttentionModule(LayerModule):
         self.output = UninitializedLinear(wide, in_features, bias=layer.bias)
 
     def compute(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:  # noqa: ARG002 - of the base
-        """Map (rows, length, features) to the same shape."""
+        """Compute the layer. Input and output have shape (rows, length, features)."""
         layer = self.layer
         normed = inputs if self.norm is None else self.norm(inputs)
         query = _heads(self.query(normed), layer.head_dim)
@@ -39,31 +39,31 @@ class AttentionModule(LayerModule):
         return self.finish(self.output(attended.transpose(-2, -3).flatten(-2)), mask, inputs)
 
     def with_rotary(self, values: torch.Tensor) -> torch.Tensor:
-        """Apply rotary embeddings to query or key, (rows, heads, length, head_dim), at this rank's positions."""
+        """Apply rotary embeddings at this rank's positions to query or key. Their shape is (rows, heads, length, head_dim)."""
         positions = self.sequence.positions(values.shape[-2], values.device)
         return rotate(values, places_in_documents(positions, self.document_length))
 
     def repeat_kv_heads(self, values: torch.Tensor) -> torch.Tensor:
-        """Repeat key or value heads, (rows, heads, length, head_dim), so that each query head has its own copy."""
+        """Repeat key or value heads, so that each query head has its own copy. Their shape is (rows, heads, length, head_dim)."""
         groups = self.layer.num_heads // self.layer.num_kv_heads
         return values.repeat_interleave(groups, -3) if groups > 1 else values
 
     def unseen(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor | None:
-        """Return a mask, (queries, keys), with True if a query may not attend to a key; None if each query attends to each key.
+        """Return a mask with True if a query may not attend to a key; None if each query attends to each key.
 
-        Arguments are positions in the full sequence.
+        Its shape is (queries, keys). Arguments are positions in the full sequence.
         """
         return self.hide_other_documents(keys > queries[:, None] if self.layer.causal else None, queries, keys)
 
     def hide_other_documents(self, unseen: torch.Tensor | None, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor | None:
-        """Return the mask `unseen`, (queries, keys), with keys in other documents masked as well."""
+        """Return the mask `unseen` with keys in other documents masked too. Its shape is (queries, keys)."""
         if self.document_length is None:
             return unseen
         others = in_other_documents(queries, keys, self.document_length)
         return others if unseen is None else unseen | others
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Compute attention over a full sequence; all tensors are (rows, heads, length, head_dim)."""
+        """Compute attention over a full sequence. All tensors have shape (rows, heads, length, head_dim)."""
         if self.document_length is not None:
             positions = torch.arange(query.shape[-2], device=query.device)
             return self.attend_from(query, key, value, self.unseen(positions, positions))
@@ -78,7 +78,8 @@ class AttentionModule(LayerModule):
     ) -> torch.Tensor:
         """Compute attention from queries at some positions to keys at other positions.
 
-        Tensors are (rows, heads, positions, head_dim). `unseen` is the mask that the method `unseen` returned.
+        Query, key and value have shape (rows, heads, positions, head_dim). `unseen` is a mask with True if a query may not attend
+        to a key.
         """
         if self.layer.fused:
             return functional.scaled_dot_product_attention(query, key, value, attn_mask=None if unseen is None else ~unseen)
@@ -92,9 +93,9 @@ def _heads(values: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, unseen: torch.Tensor | None) -> torch.Tensor:
-    """Compute `scaled_dot_product_attention` with matmuls and a softmax on tensors (rows, heads, length, head_dim).
+    """Compute `scaled_dot_product_attention` with matmuls and a softmax. Tensors have shape (rows, heads, length, head_dim).
 
-    `unseen`, (queries, keys), is True if a query may not attend to a key; None masks nothing.
+    The mask `unseen` has shape (queries, keys), and True if a query may not attend to a key. None masks nothing.
     """
     scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
     if unseen is not None:

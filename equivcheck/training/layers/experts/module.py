@@ -31,7 +31,10 @@ class Router(UninitializedLinear):
         self.load: RoutingLoad | None = None
 
     def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
-        """Map (..., features) to two tensors (..., experts): whether each expert is selected, and its weight or zero."""
+        """Return whether each expert is selected, and its weight, which is 0 if it is not selected.
+
+        Both tensors have shape (..., experts). `inputs` have shape (..., features).
+        """
         logits = super().forward(inputs)
         scores = logits.softmax(-1) if self.layer.scores is ScoreFunction.SOFTMAX else logits.sigmoid()
         chosen = self.chosen(scores.detach())
@@ -47,9 +50,9 @@ class Router(UninitializedLinear):
         return RoutingLoad(self.layer.balance, chosen.to(scores.dtype).sum(positions), shares.sum(positions))
 
     def chosen(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return which scores, (..., experts), are among the `top_k` highest at their position.
+        """Return whether each score is among the `top_k` highest at its position. The shape is (..., experts).
 
-        A stable sort breaks ties, because `topk` may pick any.
+        Scores are sorted stably to break ties, because `topk` may pick any of equal scores.
         """
         order = torch.sort(scores, stable=True, dim=-1, descending=True)[1][..., : self.layer.top_k]
         experts = replicated_like(scores, torch.arange(self.layer.num_experts, device=scores.device))
@@ -138,7 +141,7 @@ class ExpertsModule(RoutedModule):
         return self.experts
 
     def compute(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:  # noqa: ARG002 - of the base
-        """Map (rows, features) or (rows, length, features) to the same shape."""
+        """Compute the layer. Output and input have the same shape: (rows, features) or (rows, length, features)."""
         normed = self.region.gather_input(inputs if self.norm is None else self.norm(inputs))
         chosen, weights = self.router(normed)
         normed, weights = self.region.copy_to_ranks(normed, weights)
@@ -149,7 +152,10 @@ class ExpertsModule(RoutedModule):
         return self.finish(self.region.reduce_output(outputs), mask, inputs)
 
     def routed(self, values: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Compute every expert on every position, (..., features), and add up the selected experts' outputs."""
+        """Compute every expert on every position, and add up the selected experts' outputs.
+
+        `values` have shape (..., features).
+        """
         outputs = torch.zeros_like(values)
         for expert in range(self.layer.num_experts):
             counts, weight = chosen[..., expert : expert + 1], weights[..., expert : expert + 1]
@@ -174,9 +180,9 @@ class ExpertsModule(RoutedModule):
         return made
 
     def weighted(self, values: torch.Tensor, weight: torch.Tensor, expert: int) -> torch.Tensor:
-        """Compute one expert on (..., features), with its router weights, (..., 1), multiplied.
+        """Compute one expert, and multiply its output by the router weights, or its input if the layer weighs inputs.
 
-        The weights multiply the output, or the input if the layer says so.
+        `values` have shape (..., features), and `weight` has shape (..., 1).
         """
         made: torch.Tensor = self.experts(values * weight if self.layer.weighs_input else values, expert)
         return made if self.layer.weighs_input else made * weight

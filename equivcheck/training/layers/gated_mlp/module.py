@@ -22,7 +22,7 @@ class GatedMLPModule(LayerModule):
         self.activation = ACTIVATIONS.get(layer.activation)
 
     def compute(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:  # noqa: ARG002 - of the base
-        """Map (rows, features) or (rows, length, features) to the same shape."""
+        """Compute the layer. Output and input have the same shape: (rows, features) or (rows, length, features)."""
         normed = inputs if self.norm is None else self.norm(inputs)
         gate = self.gate(normed) if self.activation is None else self.activation(self.gate(normed))
         return self.finish(self.down(gate * self.up(normed)), mask, inputs)

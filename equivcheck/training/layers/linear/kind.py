@@ -59,7 +59,7 @@ class LinearKind(LayerKind):
     def gradient_order(self, layer: Layer, in_features: int, *, autocast: bool = False) -> tuple[str, ...]:
         """List the parameters in reverse order of computation.
 
-        A shared weight belongs to the layer that uses it first, because its gradient is complete there.
+        If several layers share a weight, only the first of them lists it, because backward completes the gradient there.
         """
         linear = ("linear.weight", "linear.bias") if autocast else ("linear.bias", "linear.weight")
         order = ("auxiliary.weight", *linear, "norm.weight", "norm.bias")

@@ -24,7 +24,10 @@ class LayerFunctions:
 
 
 def layer_output(block: Block | LayerFunctions, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
-    """Compute a linear layer: map (rows, inputs) to (rows, width). Both may have model copies along a further dim 0."""
+    """Compute a linear layer. Inputs have shape (rows, inputs), and outputs have shape (rows, width).
+
+    Both may have model copies along an additional dim 0.
+    """
     normed = inputs if block.norm is None else block.norm(inputs)
     outputs: torch.Tensor = block.linear(normed)
     if block.auxiliary is not None and block.layer.auxiliary is AuxiliaryLinear.EVEN_STEPS and step % 2 == 0:
