@@ -451,12 +451,12 @@ OF_LAYOUTS: list[Invalid] = [
     (
         Layout,
         {"mesh": HYBRID, "parallelisms": (FSDP1(),)},
-        "FSDP1.strategy ShardingStrategy.FULL_SHARD is not valid on the axes ('dp_replicate', 'dp_shard'). Expected: ",
+        "FSDP1.strategy ShardingStrategy.FULL_SHARD is not valid on the axes ('dp_replicate', 'dp_shard'). Expected a HYBRID",
     ),
     (
         Layout,
         {"mesh": MESH, "parallelisms": (FSDP1(strategy=ShardingStrategy.HYBRID_SHARD),)},
-        "FSDP1.strategy ShardingStrategy.HYBRID_SHARD is not valid on the axes ('dp',). Expected: with the axes",
+        "FSDP1.strategy ShardingStrategy.HYBRID_SHARD is not valid on the axes ('dp',). Expected a HYBRID strategy",
     ),
     (a_scenario, {"schedule_seed": -1}, "Scenario.schedule_seed -1 is not valid. Expected 0 to 4294967295"),
     (Resume, {"layout": LAYOUT, "steps": 0}, "Resume.steps 0 is not valid. Expected at least 1"),
