@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 def take_rows(setup: Setup, mesh: DeviceMesh, *, propagates: bool = False) -> None:
     """Give this rank its rows of each microbatch. Outer parallelisms split the rows first.
 
-    Layers' counts over the whole microbatch, such as tokens per expert, are all-reduced. With `propagates`, activations are
-    DTensors, so DTensor reduces the counts.
+    Layers' counts over the whole microbatch, such as tokens per expert, are also all-reduced. Set `propagates` to True if
+    activations are DTensors: then DTensor reduces the counts.
     """
     if not propagates:
         for dim in range(mesh.ndim):
@@ -60,7 +60,10 @@ def rows_of(batch: Batch, rank: int, size: int) -> Batch:
 
 
 def local_masks(batch: Batch, plan: tuple[LayerPlan, ...], rank: int, size: int, num_chunks: int = 1) -> Batch:
-    """Return the batch with each dropout mask sharded like its layer's output under the plan, in each chunk of rows."""
+    """Return the batch with this rank's shard of each dropout mask. A mask is sharded like its layer's output under the plan.
+
+    If rows run in `num_chunks` chunks, the mask of each chunk is sharded separately.
+    """
     masks = tuple(_parts(mask, entry.output, rank, size, num_chunks) for mask, entry in zip(batch.masks, plan, strict=True))
     return replace(batch, masks=masks)
 

@@ -44,9 +44,9 @@ class LayoutKind(ABC, Generic[P]):
         """Change the setup again after all parallelisms in the layout have been applied."""
 
     def imports(self, parallelism: P) -> tuple[str, ...]:  # noqa: ARG002 - for subclasses
-        """Names of slow imports, which only this parallelism needs.
+        """Return the names of slow modules that only this parallelism needs.
 
-        They are imported before the ranks start, because ranks must not import them if ranks are threads.
+        They are imported before the ranks start, because ranks that are threads must not import them.
         """
         return ()
 

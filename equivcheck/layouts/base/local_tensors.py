@@ -33,9 +33,9 @@ def has_localized_tensors(model: nn.Module) -> bool:
 
 
 def local_tensor_slots(model: nn.Module) -> tuple[Slot, ...]:
-    """Return one slot for each distinct parameter, with this rank's pieces.
+    """Return one `Slot` for each distinct parameter. It says which elements of the full parameter this rank has.
 
-    The piece is the full parameter, or this rank's shard if the parameter was a DTensor.
+    A rank has all elements, or its shard if the parameter was a DTensor.
     """
     return tuple(
         Slot(parameter=parameter, pieces=(local_tensor_piece(canonical_name(name), parameter),))
@@ -44,7 +44,7 @@ def local_tensor_slots(model: nn.Module) -> tuple[Slot, ...]:
 
 
 def local_tensor_piece(name: str, parameter: torch.Tensor) -> Piece:
-    """Return this rank's piece of a parameter: the full parameter, or this rank's shard if the parameter was a DTensor."""
+    """Return which elements of a parameter this rank has: all, or its shard if the parameter was a DTensor."""
     spec = _spec(parameter)
     return piece_of(name, parameter) if spec is None else box_of(name, tuple(spec.shape), spec.mesh, spec.placements)
 
@@ -86,7 +86,7 @@ class _Part:
     """The shard's first index along that dim."""
 
     def place(self, piece: Piece) -> Piece:
-        """Convert a piece of this shard to a piece of the full parameter."""
+        """Convert a position in this shard (`Piece`) to the position in the full parameter."""
         start = list(piece.start or (0,) * len(self.shape))
         start[self.dim] += self.start
         return replace(piece, shape=self.shape, start=tuple(start), size=piece.size or piece.shape)

@@ -109,7 +109,10 @@ class Rounding:
 
     @property
     def gradient_scale(self) -> float:
-        """Factor for each part's loss before backward. Gradients then come out as if divided by the number of parts."""
+        """Factor by which each part's loss is multiplied before backward.
+
+        Gradients, summed over ranks and divided by `divisor`, are then the mean over parts.
+        """
         return 1.0 if self.divisor is None else self.divisor / self.num_parts
 
     @property

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 def make_unequal(model: nn.Module, mesh: DeviceMesh) -> None:
     """Change this rank's parameters and buffers in place, to make ranks start with different values.
 
-    The first rank stays unchanged. Parallelisms that broadcast initial values must undo this.
+    The first rank stays unchanged. The change tests parallelisms that broadcast initial values: the broadcast must undo it.
     """
     coordinate = mesh.get_coordinate()
     assert coordinate is not None, "every rank of the world is in the mesh"

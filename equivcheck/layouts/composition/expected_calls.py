@@ -33,7 +33,7 @@ UNPREDICTED_EXECUTION = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Collective calls expected on one rank, without those for setup and for reading values."""
+    """Collective calls expected on one rank in training. Calls for setup and for recording tensors are left out."""
 
     totals: Totals
     """Expected calls and bytes by step, stage, operation and axes. Empty without a prediction."""
@@ -45,7 +45,7 @@ class Prediction:
     """Operations whose calls are predicted but not their bytes."""
 
     def with_bytes_from(self, actual: Totals) -> Totals:
-        """Return the expected calls. If bytes depend on values, the recorded calls in `actual` determine them."""
+        """Return the expected calls. Bytes that depend on values in tensors are copied from the recorded calls, `actual`."""
         counted = {key: actual.get(key, (0, 0))[1] for key in self.totals if key[2] in self.open_bytes}
         return {key: (calls, counted.get(key, num_bytes)) for key, (calls, num_bytes) in self.totals.items()}
 

@@ -36,7 +36,7 @@ def _(scenario: Scenario, *, beyond: bool = False) -> Scenario | None:
 def fit_training(training: Training, *layouts: Layout, beyond: bool = False) -> Training:
     """Repair a training until the layout can run it.
 
-    With two layouts, repair until it can resume from the first under the second.
+    With two layouts, repair it until a checkpoint can be saved under the first layout and loaded under the second.
 
     With `beyond`, limits that torch enforces are ignored. Raises `BrokenLayout` if limits still apply after many repairs.
     """
@@ -58,7 +58,7 @@ def row_multiple(layout: Layout, *, over_all_ranks: bool = False) -> int:
 def multiply_rows(training: Training, multiple: int) -> Training:
     """Multiply the rows of all microbatches by `multiple`, unless all numbers of rows are multiples of it already.
 
-    Unequal microbatches stay unequal. The limits' own repair rounds to the nearest multiple, which can make them equal.
+    Unequal microbatches stay unequal. Repairs of limits (`with_rows`) round to a multiple instead, which can make them equal.
     """
     rows = training.data.microbatches
     if all(count % multiple == 0 for count in rows):

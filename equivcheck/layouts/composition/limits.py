@@ -84,7 +84,7 @@ def runs_sequences(layout: Layout) -> bool:
 
 
 def can_resume(layout: Layout) -> bool:
-    """Whether a training can save a checkpoint under a layout and resume under it."""
+    """Whether a training can save a checkpoint under this layout, and resume from a checkpoint under this layout."""
     return not any(limit.applies(layout) for limit in _here(CHECKPOINT_LAYOUT_LIMITS))
 
 

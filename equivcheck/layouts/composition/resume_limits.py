@@ -178,14 +178,14 @@ CHECKPOINT_LIMITS: tuple[Limit, ...] = (
 
 
 def flattenings(*layouts: Layout) -> tuple[bool, ...]:
-    """Return the values of `flatten_optimizer_state_dict` with which a checkpoint can move between these layouts."""
+    """Return the allowed values of `flatten_optimizer_state_dict` for a checkpoint between these layouts."""
     has_stages = any(layout.has(Pipeline) for layout in layouts)
     is_flat = any(isinstance(each, FSDP1) and not each.use_orig_params for layout in layouts for each in layout.parallelisms)
     return (*(() if has_stages else (False,)), *(() if is_flat else (True,)))
 
 
 def wrong_flattening(scenario: Scenario) -> str | None:
-    """Return the reason why the scenario's `flatten_optimizer_state_dict` cannot work between its layouts, or None."""
+    """Return the reason why the scenario's value of `flatten_optimizer_state_dict` is not allowed. None if it is allowed."""
     if scenario.resume is None or scenario.resume.flatten_optimizer_state_dict in flattenings(*scenario.layouts):
         return None
     if scenario.resume.flatten_optimizer_state_dict:

@@ -45,7 +45,7 @@ class Runner:
     """Function to plant a fault in each rank's setup. None for no fault."""
 
     def run(self, scenario: Scenario) -> RanksResult:
-        """Run the scenario on the ranks, twice if there is a checkpoint.
+        """Run the scenario on the ranks. If it has a checkpoint, run the steps before it and the steps after it separately.
 
         Raises `RanksFailed`, `UsageError` if the world does not exist or transfers no data, and `NoSpace`.
         """
@@ -98,7 +98,8 @@ class Runner:
         members = self.world if isinstance(self.world, Ranks) and self.world.size == size else ranks(name, size)
         if not members.has_data:
             raise UsageError(
-                f"world {name!r} is not valid: it has no data to compare. Expected one of {', '.join(WORLDS_WITH_DATA)}"
+                f"world {name!r} is not valid: its collectives transfer no data to compare. "
+                f"Expected one of {', '.join(WORLDS_WITH_DATA)}"
             )
         return members
 

@@ -39,7 +39,7 @@ def dtensor_clipping(view: RankView, axes: Iterable[str], kind: Iterable[Held]) 
 def sharded_clipping(view: RankView, axis: str, parts: Iterable[Held]) -> Totals:
     """Expected collective calls in all steps for clipping plain tensors sharded along an axis.
 
-    Each step reduces one norm, or two norms if some tensors are also sharded along another axis.
+    Tensors sharded along the same axes share one norm. Each step all-reduces every such norm.
     """
     clipping, ledger, cut = view.training.clipping, Ledger(Stage.CLIPPING), tuple(parts)
     if not isinstance(clipping, ClipNorm) or view.layout.mesh.size(axis) == 1:

@@ -11,7 +11,7 @@ from equivcheck.scenario import FSDP2, SGD, Adafactor, AdamW, Implementation, La
 
 
 def keeps_dtensors(layout: Layout) -> bool:
-    """Whether the optimizer gets DTensors, if the layout has DTensors at all."""
+    """Whether the optimizer updates DTensors themselves, and not their local tensors. True if the layout has no DTensors."""
     return not any(parallelism.trains_local_tensors for parallelism in layout.parallelisms)
 
 

@@ -36,7 +36,10 @@ LEAST_TOKENS = 3
 
 
 def with_model(training: Training, **changes: object) -> Training:
-    """Replace fields in the model. A model with one output gets a loss on real targets, because labels need two classes."""
+    """Replace fields in the model.
+
+    If the new model has one output, also use a loss on real targets, because labels need two classes.
+    """
     model = replace(training.model, **changes)  # type: ignore[arg-type]
     return replace(training if model.out_features > 1 else with_real_targets(training), model=model)
 
@@ -141,8 +144,8 @@ def with_positions(training: Training, multiple: int) -> Training:
 def with_widths(training: Training, multiple: int) -> Training:
     """Round features, widths, tokens and learned positions up to a multiple, so that equal sizes stay equal.
 
-    A size that would become too large is set to the multiple itself. If sizes were rounded down, repairs for two layouts with the
-    multiples 3 and 4 would alternate between 30 and 32. From the smallest multiple, sizes grow until both layouts accept them.
+    A size that would become too large is set to the multiple itself, and not rounded down. Otherwise, repairs for two layouts
+    with the multiples 3 and 4 would alternate between 30 and 32. Small sizes grow until both layouts accept them.
     """
     model = training.model
     features, *widths = (_fitted(width, multiple, MAX_WIDTH) for width in model.widths)

@@ -82,7 +82,7 @@ class Pass:
 
 
 class PlannedCalls:
-    """Predicts the collective calls of a tensor-parallel plan step by step.
+    """Predicts the collective calls of a tensor-parallel plan in each training step.
 
     Subclasses add calls for linears and gradients.
     """
@@ -253,7 +253,7 @@ class PlannedCalls:
         self.note(once, op, num_elements, times)
 
     def gathered_features(self, features: int, target: ActivationPlacement) -> int:  # noqa: ARG002 - used by overriding methods
-        """Return the size of the feature dim if ranks gather activations sharded by rows."""
+        """Return the size of the feature dim in activations that are sharded by rows, if ranks gather them."""
         return features
 
     def note(self, once: Pass, op: str, num_elements: int, times: int = 1) -> None:

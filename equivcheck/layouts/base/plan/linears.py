@@ -72,8 +72,8 @@ def head_plan(model: Model, parallelism: PlannedParallelism) -> LinearPlan:
 def linear_plan(model: Model, part: LayerLinear, plan: LayerPlan, sharding: ActivationSharding) -> LinearPlan:
     """Return the plan for one linear (`part`) in a layer with the entry `plan`. `sharding` is the placement of the layer's input.
 
-    Between the layer's linears, activations are sharded by heads or hidden features if the layer is split by heads or hidden
-    features, by rows if it computes on rows, and replicated otherwise.
+    Activations between the layer's linears are sharded in the same way as the layer: by heads or hidden features, or by rows.
+    Otherwise, they are replicated.
     """
     split, between = plan.split, ActivationSharding.REPLICATED
     if split is Split.HEADS_OR_HIDDEN:

@@ -63,7 +63,7 @@ def choice_of(layer: AnyLayer, split: Split) -> LayerSharding | None:
 
 
 def num_routing_weights(layer: AnyLayer, split: Split) -> int | None:
-    """Number of routing weights per position, if each rank computes a partial sum of the layer's output.
+    """Number of weights by which a position's expert outputs are multiplied, if ranks compute partial sums of the layer's output.
 
     None if ranks compute no partial sums.
     """
@@ -238,8 +238,8 @@ RULES: tuple[PlanRule, ...] = (
 def legal_plans(place: LayerSite, *, beyond: bool = False, repaired: bool = False, local: bool = False) -> tuple[LayerPlan, ...]:
     """Return the plan entries with which a layer and the layers after it can run.
 
-    The result is empty only if the input placement cannot occur. `beyond` ignores rules that torch enforces, `local` ignores
-    rules for DTensors only, and `repaired` ignores rules whose repair changes this layer only.
+    The result is empty if no plan gives the layer an input with this placement. `beyond` ignores rules that torch enforces,
+    `local` ignores rules for DTensors only, and `repaired` ignores rules whose repair changes this layer only.
     """
     left_out = (("upstream", beyond), ("is_within", repaired), ("of_dtensors", local))
     rules = tuple(rule for rule in RULES if not any(given and getattr(rule, name) for name, given in left_out))
@@ -308,7 +308,10 @@ def rows_dim(model: Model) -> int:
 
 
 def computes_own_rows(model: Model) -> bool:
-    """Whether a replicated linear computes each rank's rows separately. If rows are sequences, positions are gathered instead."""
+    """Whether a rank computes a replicated linear on its own rows only.
+
+    False if rows are sequences, because then each rank gathers all positions.
+    """
     return model.length is None
 
 
@@ -327,7 +330,7 @@ def has_partial_gradients(model: Model, parallelism: PlannedParallelism) -> bool
 def norms_made_trainable(model: Model, layout: Layout) -> set[int]:
     """Return the indices of frozen layers whose norms `SequenceParallel` makes trainable.
 
-    It handles norms with inputs sharded by rows.
+    The plan applies `SequenceParallel` to norms whose inputs are sharded by rows.
     """
     return {
         index

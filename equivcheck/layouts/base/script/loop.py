@@ -115,7 +115,7 @@ def _microbatch(draft: Draft) -> list[str]:
 
 
 def single_device_lines(draft: Draft) -> list[str]:
-    """Return lines for forward and backward on one device, if the parallel run has others."""
+    """Return lines for forward and backward on one device. A script needs them if the lines for ranks differ."""
     return [*_backward(draft), "total = total + loss.detach()" if has_several_microbatches(draft) else "total = loss.detach()"]
 
 
@@ -171,12 +171,12 @@ def _label_loss(draft: Draft, loss: CrossEntropy, outputs: str) -> str:
 
 
 def share(draft: Draft) -> str:
-    """Return code to multiply a microbatch's loss by its share in the step. Empty if the loss is a sum."""
+    """Return code to multiply a microbatch's mean loss by its rows' share in the step. Empty if the loss is a sum."""
     return part_of_step(draft) if draft.scenario.training.loss.is_mean else ""
 
 
 def part_of_step(draft: Draft) -> str:
-    """Return code to multiply a microbatch's mean by its share in the step's rows."""
+    """Return code to multiply a microbatch's mean by its number of rows, divided by the step's number of rows."""
     training = draft.scenario.training
     if not has_several_microbatches(draft):
         return ""

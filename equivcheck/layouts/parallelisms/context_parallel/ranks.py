@@ -53,7 +53,7 @@ class PositionRanks:
         return max(map(len, self.parts))
 
     def slots(self) -> torch.Tensor:
-        """Return the index of each position in the concatenation of all ranks' padded shards, shape (length,)."""
+        """Return the index of each position in the concatenation of all ranks' padded shards. The tensor has shape (length,)."""
         found = torch.empty(self.length, dtype=torch.int64)
         for rank, part in enumerate(self.parts):
             found[part] = rank * self.longest + torch.arange(len(part))
@@ -97,8 +97,9 @@ def wait_for(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def to_heads(values: torch.Tensor, ranks: PositionRanks, order: torch.Tensor) -> torch.Tensor:
-    """Exchange positions for heads: from all heads at this rank's positions to this rank's heads at all positions.
+    """Exchange positions for heads by an all-to-all. `values` has all heads, at this rank's positions.
 
+    The result has this rank's heads, at all positions.
     `order` contains the positions of all ranks, rank by rank.
     """
     rows, _, count, _, width = values.shape
@@ -109,8 +110,9 @@ def to_heads(values: torch.Tensor, ranks: PositionRanks, order: torch.Tensor) ->
 
 
 def to_positions(values: torch.Tensor, units: int, ranks: PositionRanks, order: torch.Tensor) -> torch.Tensor:
-    """Exchange heads for positions: from this rank's heads at all positions to all heads at this rank's positions.
+    """Exchange heads for positions by an all-to-all. `values` has this rank's heads, at all positions.
 
+    The result has all heads, at this rank's positions.
     `units` is the number of key-value heads on all ranks, and `order` contains the positions of all ranks, rank by rank.
     """
     rows, _, count, _, width = values.shape

@@ -34,7 +34,7 @@ class DDPKind(LayoutKind[DDP]):
     communication = DDP_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: DDP, mesh: DeviceMesh) -> None:
-        """Wrap the model in `DistributedDataParallel`, or each stage of a pipeline, and set options."""
+        """Wrap the model, or each pipeline stage, in `DistributedDataParallel`, and set its options."""
         import torch
         from torch.nn.parallel import DistributedDataParallel
 
@@ -75,11 +75,11 @@ class DDPKind(LayoutKind[DDP]):
         take_rows(setup, mesh)
 
     def imports(self, parallelism: DDP) -> tuple[str, ...]:
-        """Name of a slow import: `ZeroRedundancyOptimizer`'s module."""
+        """Return the name of the module that imports `ZeroRedundancyOptimizer`, which is slow. Empty if it is not used."""
         return ("equivcheck.layouts.parallelisms.ddp.zero_redundancy",) if parallelism.zero_redundancy else ()
 
     def when_reduced(self, parallelism: DDP, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
-        """Return that `no_sync` delays the reduction to the last microbatch. Each rank keeps full gradients."""
+        """Return when gradients are reduced: with `no_sync` at the last microbatch, else at each. Ranks keep full gradients."""
         return WhenReduced(once=parallelism.no_sync, whole=True)
 
     def rounding(self, parallelism: DDP, layout: Layout, precision: Precision) -> Rounding | None:  # noqa: ARG002

@@ -33,9 +33,9 @@ from equivcheck.scenario.mesh import TP
 
 
 def as_reduced(training: Training, layout: Layout) -> Training:
-    """Return the training with DDP's view of frozen layers.
+    """Return the training with frozen layers as DDP sees them.
 
-    Over tensor parallelism no parameter is frozen for DDP, because DDP gets trainable local tensors.
+    If tensor parallelism is applied first, no parameter is frozen for DDP, because DDP gets trainable local tensors.
     """
     return without_frozen(training) if layout.has(TensorParallel) else training
 

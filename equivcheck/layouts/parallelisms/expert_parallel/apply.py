@@ -52,9 +52,9 @@ class ExpertParallelKind(LayoutKind[ExpertParallel]):
             read_plain_shards(setup, parallelism, mesh)
 
     def when_reduced(self, parallelism: ExpertParallel, layout: Layout) -> WhenReduced | None:  # noqa: ARG002 - of the base class
-        """Return that gradients are reduced once, after the last microbatch.
+        """Return when gradients are reduced: once, after the last microbatch.
 
-        Returns None if data parallelism around the experts reduces gradients.
+        Returns None if another parallelism, applied after this one, reduces gradients.
         """
         return ONCE if layout.parallelisms[-1].tag == ExpertParallel.tag else None
 

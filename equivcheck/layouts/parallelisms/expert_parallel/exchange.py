@@ -60,19 +60,19 @@ class Exchange:
         return made[order.argsort()]
 
     def nothing(self) -> torch.Tensor:
-        """Return a zero that depends on this rank's empty parameters.
+        """Return a zero, computed as the sum over this rank's empty parameters.
 
-        With it, backward makes the same collective calls on every rank. During forward, a wrapper may have replaced the
-        parameters by plain tensors.
+        Because the output depends on them, backward makes the same collective calls on every rank. During forward, a wrapper
+        may have replaced the parameters by plain tensors.
         """
         held = [attrgetter(name)(self.layer.units()) for name in self.names]
         found: torch.Tensor = sum((each.to_local() if isinstance(each, DTensor) else each).sum() for each in held)  # type: ignore[assignment]
         return found
 
     def counts_of_arrivals(self, counts: torch.Tensor) -> torch.Tensor:
-        """Exchange row counts.
+        """Exchange row counts. `counts` says how many rows this rank sends to each expert.
 
-        Returns how many rows arrive from each rank for each of this rank's experts, shape (ranks, own experts).
+        Returns how many rows arrive from each rank for each expert on this rank. The tensor has shape (ranks, own experts).
         """
         own, ranks = self.num_units[self.rank], len(self.num_units)
         arriving = counts.new_empty(own * ranks)

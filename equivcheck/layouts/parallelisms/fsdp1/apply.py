@@ -46,7 +46,7 @@ class FSDP1Kind(LayoutKind[FSDP1]):
         take_rows(setup, mesh)
 
     def when_reduced(self, parallelism: FSDP1, layout: Layout) -> WhenReduced:
-        """Return that `no_sync` delays the reduction to the last microbatch.
+        """Return when gradients are reduced: with `no_sync` at the last microbatch, else at each.
 
         Ranks keep full gradients only if nothing is sharded.
         """

@@ -94,5 +94,7 @@ def test_a_rank_outside_the_world_is_refused() -> None:
 
 def test_nothing_is_checked_without_data() -> None:
     """A check needs real values, and the error names the worlds with them."""
-    with pytest.raises(UsageError, match=r"world 'fake' is not valid: it has no data to compare\. Expected one of sim, gloo"):
+    with pytest.raises(
+        UsageError, match=r"world 'fake' is not valid: its collectives transfer no data to compare\. Expected one of sim, gloo"
+    ):
         check(scenario(2, 2), world="fake")
