@@ -73,7 +73,7 @@ def keep_own_gradients(setup: Setup, chosen: Named) -> None:
 
 @fault(layouts=EXPERT_PARALLEL, applies=all_of(has_experts(), _has_ranks), causes=(Cause.SUMMED, Cause.SCALED))
 def expert_gradients_summed(setup: Setup) -> None:
-    """Bug: expert gradients are not divided by the number of expert-parallel ranks, although they sum over all their rows."""
+    """Bug: expert gradients are not divided by the number of expert-parallel ranks, although they add up all ranks' rows."""
     _multiply(setup, size_of(setup, EP), _names_of_experts(setup).__contains__)
 
 

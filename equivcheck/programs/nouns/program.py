@@ -185,7 +185,7 @@ class TensorProgram:
             raise InvalidScenario(f"{where} is not valid: it has {found}. Expected {len(self.mesh)}, one per mesh axis")
         wrong = next((distance for distance in arguments_of(statement) if not 1 <= distance <= number), None)
         if wrong is not None:
-            raise InvalidScenario(f"{where} is not valid: an argument is {wrong} statements back. Expected 1 to {number}")
+            raise InvalidScenario(f"{where} is not valid: an argument refers {wrong} statements back. Expected 1 to {number}")
 
     @property
     def num_ranks(self) -> int:

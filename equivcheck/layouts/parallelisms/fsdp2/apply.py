@@ -72,7 +72,7 @@ class FSDP2Kind(LayoutKind[FSDP2]):
         take_rows(setup, mesh, propagates=parallelism.mesh_dims is not None)
 
     def when_reduced(self, parallelism: FSDP2, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
-        """Return when gradients are reduced: with `no_sync` once, after the last microbatch.
+        """Return when gradients are reduced: with `no_sync`, only after the last microbatch.
 
         Ranks keep the reduced gradients sharded.
         """

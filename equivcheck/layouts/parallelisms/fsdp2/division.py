@@ -41,7 +41,7 @@ def expert_divide_factor(fsdp: FSDP2, layout: Layout) -> float:
 
 
 def division_of(fsdp: FSDP2, layout: Layout, element_type: ElementType) -> Division:
-    """Return when a sum of gradients of this dtype is divided."""
+    """Return at which point gradients of this dtype are divided, relative to the sums over ranks."""
     if not averages(element_type):
         return Division.AROUND
     if fsdp.sum_reductions:

@@ -48,7 +48,7 @@ class StageLayers(nn.Module):
     """Module with the consecutive layers of one pipeline stage.
 
     The first stage starts with the embedding, and the last stage ends with the head. All arguments are tensors, because torch
-    versions differ in how a stage passes on arguments of other types.
+    versions treat arguments of other types differently.
     """
 
     step: int

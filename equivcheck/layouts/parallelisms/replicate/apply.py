@@ -44,7 +44,7 @@ class ReplicateKind(LayoutKind[Replicate]):
         take_rows(setup, mesh)
 
     def when_reduced(self, parallelism: Replicate, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
-        """Return when gradients are reduced: with `no_sync` once, after the last microbatch.
+        """Return when gradients are reduced: with `no_sync`, only after the last microbatch.
 
         Ranks keep full gradients only with `Replicator.DDP`.
         """

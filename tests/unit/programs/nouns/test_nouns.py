@@ -74,7 +74,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "no leaf first": (lambda: TensorProgram(mesh=(2,), statements=(RoundTrip(),)), "first a leaf"),
     "a value before the first": (
         lambda: TensorProgram(mesh=(2,), statements=(LEAF, RoundTrip(argument=2))),
-        r"an argument is 2 statements back. Expected 1 to 1",
+        r"an argument refers 2 statements back. Expected 1 to 1",
     ),
     "placements of another mesh": (lambda: TensorProgram(mesh=(2, 2), statements=(LEAF,)), "1 placements. Expected 2"),
     "no rank": (lambda: TensorProgram(mesh=(0,), statements=(LEAF,)), "sizes of at least 1"),
