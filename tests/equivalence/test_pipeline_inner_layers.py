@@ -149,7 +149,7 @@ def test_a_script_computes_what_ranks_compute(around: tuple[Parallelism, ...], t
 
 def test_a_script_shards_no_rows_of_chunks() -> None:
     """The masks of each chunk would have to be sharded by themselves."""
-    with pytest.raises(CannotExport, match="dropout on shards of rows in a pipeline"):
+    with pytest.raises(CannotExport, match="dropout on sharded rows in a pipeline"):
         script_of(of_rows(Collectives.FUNCTIONAL))
 
 
