@@ -40,7 +40,7 @@ class _Commands(UserDict[str, Any]):
 @click.version_option(equivcheck.__version__, prog_name="equivcheck")
 @click.pass_context
 def main(context: click.Context) -> None:
-    """Check that a parallel training computes the same as on one device.
+    """Check that a parallel training computes the same values as one device.
 
     Exit codes: 0 nothing found, 1 findings, 2 wrong usage, 3 the checker itself failed.
     """

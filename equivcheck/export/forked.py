@@ -29,10 +29,10 @@ _PRELOADED = [
 
 
 def run_forked(script: Path, ranks: int, output: Path, seconds: float = SECONDS) -> tuple[int, str]:
-    """Run a script on `ranks` processes; return the exit code (1 if any rank's is not 0) and the output, rank after rank.
+    """Run a script on `ranks` processes. Returns an exit code and all ranks' output, sorted by rank.
 
-    While it runs, rank `i` prints to the file `i` in the folder `output`. A rank that exceeds `seconds` is killed, and its output
-    says so.
+    The exit code is 1 if any rank's exit code is not 0. While the script runs, rank `i` prints to the file `i` in the folder
+    `output`. A rank that exceeds `seconds` is killed, and its output says so.
     """
     port, start = _free_port(), _forks().Process
     processes = [start(target=_rank, args=(str(script), rank, ranks, port, str(output))) for rank in range(ranks)]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def doctor(as_json: bool) -> ExitCode:
     """Show which worlds and layouts work on this machine.
 
-    Prints installed versions, runs each layout on two ranks, and lists state of torch in which sim may differ from gloo.
+    Prints installed versions, runs each layout on two ranks, and lists global state in torch that may make sim differ from gloo.
     """
     from equivcheck.campaign.findings.environment import environment
     from equivcheck.scenario.file_format.codec import encode

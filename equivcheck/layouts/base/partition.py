@@ -34,7 +34,7 @@ def is_last_shard_empty(size: int, parts: int) -> bool:
 
 
 def shard_dim(parallelism: Parallelism, parameter: Parameter) -> int | None:
-    """Dim along which a parallelism shards a parameter. None for a replicated parameter and for scalars."""
+    """Dim along which a parallelism shards a parameter. None if the parameter is replicated or a scalar."""
     return parallelism.shard_dim(parameter) if parameter.shape else None
 
 

@@ -198,7 +198,7 @@ def with_real_targets(training: Training) -> Training:
 
 
 def with_loop(training: Training, _layout: Layout) -> Training:
-    """Use the optimizer's implementation with a loop over parameters (``foreach=False``)."""
+    """Let the optimizer update parameters in a loop, one after the other (``foreach=False``)."""
     return replace(training, optimizer=replace(training.optimizer, implementation=Implementation.FOR_LOOP))
 
 

@@ -41,7 +41,7 @@ def _scale(draft: Draft, parts: tuple[tuple[int, ...], ...]) -> None:
     if not draft.scenario.training.loss.is_mean:
         return
     if not all(parts):
-        raise refuse("LoadBalancer with ranks that have no positions", "a mean over no positions is NaN")
+        raise refuse("LoadBalancer that gives some ranks no positions", "the mean loss on such a rank is NaN")
     draft.add(LoopPosition.SCALE, "loss = loss * (len(ranks.own) / ranks.length)")
 
 
