@@ -85,7 +85,10 @@ class Layout:
         return max(getattr(parallelism, "num_chunks", 1) for parallelism in self.parallelisms)
 
     def rows_of_forwards(self, microbatches: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the rows that a rank's forward gets at once, from the rows of each microbatch over all ranks."""
+        """Return how many rows one forward on a rank gets, for each microbatch.
+
+        `microbatches` are the numbers of rows over all ranks.
+        """
         return tuple(rows // self.num_data_ranks // self.num_chunks for rows in microbatches)
 
     @property

@@ -47,7 +47,7 @@ class Model:
             raise InvalidScenario(f"Model.layers of length {len(self.layers)} is not valid. Expected 1 to {MAX_LAYERS} layers.")
         if all(layer.frozen or layer.shares is not None for layer in self.layers):
             raise InvalidScenario(
-                "Model.layers is not valid: no layer is trained and owns its weight. Expected at least one such layer."
+                "Model.layers is not valid: no layer is trained and also owns its weight. Expected at least one such layer."
             )
         for index in range(len(self.layers)):
             self._check_layer(index)

@@ -176,7 +176,7 @@ OF_MODELS: list[Invalid] = [
     (
         a_model,
         {"layers": (Layer(width=1, frozen=True),)},
-        "Model.layers is not valid: no layer is trained and owns its weight. Expected at least one such layer.",
+        "Model.layers is not valid: no layer is trained and also owns its weight. Expected at least one such layer.",
     ),
     (
         a_model,
