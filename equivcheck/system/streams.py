@@ -17,7 +17,7 @@ class OutputFailed(EquivCheckError):
 
 @contextlib.contextmanager
 def standard_streams() -> Iterator[None]:
-    """Inside this context, writing to stdout raises `OutputFailed` if it fails, and failures of stderr are ignored.
+    """Inside this context, a failed write to stdout raises `OutputFailed`, and a failed write to stderr is ignored.
 
     Both streams may be closed.
     """

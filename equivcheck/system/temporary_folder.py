@@ -65,7 +65,7 @@ def require_space() -> None:
 def clear_own() -> None:
     """Remove all temporary folders of this process, before it ends abruptly.
 
-    Other threads block if they create a folder from then on.
+    Afterwards no thread can create a folder: it blocks.
     """
     _making.acquire()
     for folder in tuple(_own):

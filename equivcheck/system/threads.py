@@ -35,7 +35,7 @@ _bootstrap: Any = importlib._bootstrap  # Python 3.10 to 3.14
 
 
 def holds_import_lock(thread: int | None) -> bool:
-    """Whether the thread with this id is importing a module, because it holds the module's import lock.
+    """Whether the thread with this id holds a module's import lock, because it is importing the module.
 
     The thread's stack frames would show it too, but walking the frames of a running thread is not safe.
     """

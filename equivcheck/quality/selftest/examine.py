@@ -203,7 +203,7 @@ def _shrunk(mutant: Mutant, effort: Effort, first: Verdict) -> ShrunkScenario:
 
 
 def has_effect(scenario: Scenario, mutant: Mutant, deadline: float) -> bool:
-    """Whether the mutant changes any bit in any rank's trace, or makes ranks fail that succeed without it.
+    """Whether the mutant has an effect on a scenario. It changes a bit in a rank's trace, or it alone makes ranks fail.
 
     If the mutant changes only communication, changed collective calls count too.
     """

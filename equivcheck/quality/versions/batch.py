@@ -43,7 +43,7 @@ def run_tasks(
 
 
 def serve_tasks(do: Callable[[str], Any]) -> None:
-    """Run each remaining task by `do`, and report its JSON result. The other interpreter calls this function."""
+    """Call `do` for each remaining task, and report its JSON result. The other interpreter calls this function."""
     tasks, results = (Path(sys.argv[1], name) for name in _NAMES)
     for task in tasks.read_text("utf-8").splitlines()[_num_lines(results) :]:
         _write(results, do(task))

@@ -37,7 +37,7 @@ _ASK = (
 
 
 class NoEnvironment(EquivCheckError):
-    """Error if no environment with a torch version can be created."""
+    """No Python environment with this torch version can be created."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

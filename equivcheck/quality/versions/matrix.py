@@ -88,7 +88,7 @@ class Matrix:
 
 
 def load_or_new(file: Path, new: Matrix) -> Matrix:
-    """Load results to continue with. Returns `new` if the file is missing, or has other code, scenarios or issues."""
+    """Load results to continue with. Return `new` if the file is missing, or was written with other code, scenarios or issues."""
     try:
         found = decode(Matrix, json.loads(read_text(file)), where=str(file))
     except (ValueError, RecursionError, EquivCheckError):

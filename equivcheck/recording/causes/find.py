@@ -39,8 +39,8 @@ def find_cause(
     """Find the mistake that explains the second run's values, or return None.
 
     A mistake is a linear relation between both runs. The relation must hold for each tensor at the first point with a difference.
-    It must fit far better than no mistake, and no other relation may fit. `tolerance` returns the distance allowed for a tensor
-    in the first run. `differences` are in training order.
+    It must fit far better than the assumption that there is no mistake, and no other relation may fit. `tolerance` returns the
+    distance allowed for a tensor in the first run. `differences` are in training order.
     """
     found = [each for each in differences if each.moment not in SHOWN_LATER]
     if not found:

@@ -54,9 +54,9 @@ def updated_copies(evidence: Evidence) -> Diagnosis | None:
 
 
 def untied_weights(evidence: Evidence, differences: Sequence[TensorDifference]) -> Diagnosis | None:
-    """Name a weight that is shared in the first run, and is two independent parameters in the second run; None if there is none.
+    """Name a weight that two modules share in the first run, but not in the second run; None if there is none.
 
-    The two gradients must add up to the shared weight's gradient.
+    In the second run, the gradients of the two parameters must add up to the shared weight's gradient.
     """
     first, second, step = evidence.first, evidence.second, evidence.step
     moment = next((each for each in GRADIENTS if (step, each) in first.moments & second.moments), None)

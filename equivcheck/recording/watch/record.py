@@ -32,9 +32,9 @@ def record(  # noqa: PLR0913 - options, all by keyword
 
     Each step contains the losses, gradients and parameters as sketches, with some hundred bytes for each tensor. The first step
     also has the initial parameters, the last one the optimizer state and buffers. `steps` and `from_step` choose the recorded
-    steps. A step ends with the first module call after an optimizer has stepped. If `from_step` is not 0, the parameters before
-    this step are recorded too. Nothing is communicated and no value changes. If recording fails, one line on stderr says so, and
-    the training goes on.
+    steps. A new step begins when a module is called after an optimizer has stepped. If `from_step` is not 0, the parameters
+    before this step are recorded too. Nothing is communicated and no value changes. If recording fails, one line on stderr says
+    so, and the training goes on.
 
     If `moved` is between 1 and 32, each element of the initial parameters is multiplied by 1 + eps or 1 - eps. Each number makes
     another random choice. Such runs measure how far rounding alone carries the training.

@@ -147,7 +147,7 @@ def step_rows(moments: Sequence[Compared]) -> list[StepRow]:
 
 
 def phases_of(rows: Sequence[StepRow]) -> list[Phase]:
-    """Return the phases with a value in any step, in order."""
+    """Return the phases with a value in any step, in training order."""
     return [phase for phase in Phase if any(phase in row.errors for row in rows)]
 
 

@@ -30,7 +30,7 @@ UNSEEN = Cell(style="unseen", text="-", title="not compared")
 def cell_of(found: Sequence[TensorDifference]) -> Cell:
     """Return one cell for several compared values.
 
-    A missing tensor, or one with another shape or dtype, goes before the largest error.
+    It shows a missing tensor or another shape or dtype, if there is one, and otherwise the largest error.
     """
     if not found:
         return UNSEEN

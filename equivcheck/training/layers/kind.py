@@ -54,7 +54,7 @@ class LayerKind(ABC):
         return ()
 
     def attention_shape(self, layer: Any) -> AttentionShape | None:  # noqa: ARG002 - used by overriding methods
-        """Return the layer's heads, if its module computes attention only through its `sequence`; None otherwise.
+        """Return the layer's heads if its module computes attention only through the module's `sequence`; None otherwise.
 
         If a layer needs the sequence length and returns None, context parallelism cannot run it.
         """

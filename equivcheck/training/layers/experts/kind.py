@@ -35,7 +35,8 @@ class ExpertsKind(LayerKind):
     def dispatch(self, layer: Experts) -> Dispatch:
         """Return how the layer sends rows to experts.
 
-        Sent rows need gradients if the trained layer has a norm before its experts, or multiplies rows by router weights.
+        Sent rows need gradients if the layer is trained, and has a norm before its experts or multiplies their inputs by router
+        weights.
         """
         trains_rows = not layer.frozen and (layer.norm is not None or layer.weighs_input)
         return Dispatch(trains_rows=trains_rows, num_counted=layer.num_experts if layer.balance else 0)
@@ -60,11 +61,14 @@ class ExpertsKind(LayerKind):
         return experts_script(layer, in_features)
 
     def with_dtensor_strategies(self, layer: Experts) -> AnyLayer:
-        """Return a layer whose experts each compute every position, as `with_known_shapes` does."""
+        """Return a layer in which every expert computes every position.
+
+        DTensor has sharding strategies for all its operations.
+        """
         return self.with_known_shapes(layer)
 
     def with_known_shapes(self, layer: Experts) -> AnyLayer:
-        """Return a layer whose experts each compute every position, because the number of routed rows depends on values."""
+        """Return a layer in which every expert computes every position, because the number of routed rows depends on values."""
         return layer.with_fields(dispatched=False)
 
 
