@@ -68,7 +68,7 @@ class Scenario:
 @singledispatch
 def describe_case(case: Checkable) -> str:
     """Describe a case: ``fsdp2 on 4 ranks, widths 4-8-2, AdamW, 2 microbatches of 4 + 3 rows, 3 steps, float64``."""
-    raise TypeError(f"{type(case).__name__} is not a scenario or a tensor program")
+    raise TypeError(f"case {type(case).__name__} is not valid: unknown class. Expected Scenario or TensorProgram")
 
 
 @describe_case.register

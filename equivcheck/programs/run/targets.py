@@ -42,7 +42,9 @@ def _typed() -> type[DTensorTarget]:
     try:
         from equivcheck.programs.run.plain.typed import TypedTarget
     except ModuleNotFoundError as error:
-        raise UsageError(f"target 'typed' is not valid: {error.name} is missing. Expected pip install spmd_types") from error
+        raise UsageError(
+            f"target 'typed' is not valid: {error.name} is missing. Expected it installed: pip install spmd_types"
+        ) from error
     return TypedTarget
 
 

@@ -42,7 +42,7 @@ T = TypeVar("T")
 @singledispatch
 def to_json(case: Checkable) -> str:
     """Encode a case as one line of JSON with every field."""
-    raise TypeError(f"{type(case).__name__} is not a scenario or a tensor program")
+    raise TypeError(f"case {type(case).__name__} is not valid: unknown class. Expected Scenario or TensorProgram")
 
 
 @to_json.register

@@ -67,7 +67,7 @@ class Head:
 
     def __post_init__(self) -> None:
         if self.predicts_two and self.tied:
-            raise invalid_field(self, "tied", "False if predicts_two is True", "the embedding has rows for one prediction")
+            raise invalid_field(self, "tied", "False if predicts_two is True", "the embedding has no second projection")
 
 
 @frozen_dataclass

@@ -129,7 +129,7 @@ OF_TOKEN_MODELS: list[Invalid] = [
     (
         Head,
         {"tied": True, "predicts_two": True},
-        "Head.tied True is not valid: the embedding has rows for one prediction. Expected False if predicts_two is True.",
+        "Head.tied True is not valid: the embedding has no second projection. Expected False if predicts_two is True.",
     ),
     (a_token_model, {"source": None, "head": Head()}, "Model.head Head() is not valid. Expected None if source is None"),
     (
