@@ -21,9 +21,9 @@ OPTIONAL = (Phase.STATE, Phase.BUFFER)
 
 
 def num_agreeing_moments(diverged: ComparedRanks, traces: Sequence[Trace]) -> int:
-    """Count the compared points, from the first on, at which the ranks have the same values as a training with a mistake.
+    """Count the compared points before the first at which the ranks' values differ from a training with a mistake.
 
-    `traces` are those of the training: one for each rank, or one for all ranks.
+    `traces` were recorded in this training: one for each rank, or one for all ranks.
     """
     made = list(zip(*map(moments, traces), strict=True))
     count = 0
@@ -43,9 +43,9 @@ def _is_recorded(found: Sequence[Moment]) -> bool:
 
 
 def differs_in_first_tensor(diverged: ComparedRanks, traces: Sequence[Trace]) -> bool:
-    """Whether a training with a mistake differs from one device in the same tensor in which the ranks differ first.
+    """Whether a training with a mistake also differs from one device in the tensor in which the ranks differ first.
 
-    A mistake within tolerance would otherwise fit ranks that only nearly diverged.
+    Without this check, a mistake with an effect below the tolerance could explain a small divergence.
     """
     first = (diverged.first.step, diverged.first.phase, diverged.first.tensor)
     return any((each.step, each.phase, each.tensor) == first for each in compare(diverged.reference, traces).divergences)

@@ -64,7 +64,7 @@ class DivergedRun(Evidence):
 
     @property
     def can_be_emulated(self) -> bool:
-        """Whether one device can emulate each rank. This is so if one layout runs all steps and rounds nothing."""
+        """Whether one device can emulate each rank. True if one layout runs all steps and rounds nothing."""
         return self.rounding is None and not self.resumes
 
     @property

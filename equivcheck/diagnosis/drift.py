@@ -30,7 +30,7 @@ FROM_REFERENCE = "when it starts from the reference's values"
 
 
 def drift_of(diverged: DivergedRun, alter: Callable[[Setup], None] | None, world: str | Ranks, deadline: float) -> str:
-    """Describe in one sentence which steps go wrong by themselves, or why steps cannot be examined."""
+    """Name the steps that differ even if they start from the reference's values, or say why steps cannot be examined."""
     if diverged.training.steps == 1:
         return "in the only step"
     if diverged.resumes:
@@ -126,8 +126,8 @@ def start_steps_from(
 ) -> Callable[[Setup], None]:
     """Return a change to a rank's `Setup`: each step starts from the reference's parameters.
 
-    With `state`, it also starts from the reference's optimizer state. `alter` is applied before. The hook runs last, so it also
-    restores values that `alter` loses between steps.
+    With `state`, it also starts from the reference's optimizer state. `alter` is applied first, so its hooks run before the one
+    that copies the reference's values.
     """
 
     def change(setup: Setup) -> None:
@@ -165,7 +165,7 @@ def _write(tensor: torch.Tensor, pieces: tuple[Piece, ...], wholes: Mapping[str,
     local = local_values(tensor)
     expected = sum(piece.numel for piece in pieces)
     if local.numel() != expected:
-        raise NotWritable(f"{pieces[0].name} has {local.numel()} elements on a rank, not {expected} as its layout says")
+        raise NotWritable(f"{pieces[0].name} has {local.numel()} elements on a rank, but its layout gives it {expected}")
     parts = [_part(piece, wholes) for piece in pieces]
     if all(part is None for part in parts):
         return

@@ -161,7 +161,7 @@ class Evidence(ComparedRanks, ABC):
         return {number: " or of ".join(words) for number, words in counts.items()}
 
     def call_counts(self, known: int) -> list[tuple[int, str]]:
-        """Return the number of microbatches in a step, with a phrase. Empty if it is 1 or the `known` number."""
+        """Return the number of microbatches in a step, with a phrase. Empty if the number is 1 or equals `known`."""
         count = self.num_microbatches
         return [] if count in (1, known) else [(count, f"the {count} microbatches")]
 
@@ -183,7 +183,7 @@ class Evidence(ComparedRanks, ABC):
     def num_moments(self) -> int:
         """Number of compared points up to the end of the first step that differs.
 
-        Final state and buffers count only if they differ first.
+        Optimizer state and buffers at the end of the training count only if no earlier value differs.
         """
         first, at_end = self.first, (Phase.STATE, Phase.BUFFER)
         return 1 + max(
@@ -223,7 +223,7 @@ class Evidence(ComparedRanks, ABC):
         return values
 
     def ratio(self, names: Sequence[str], phase: Phase) -> float | None:
-        """Return the ratio of the ranks' values to the expected values, if it is the same for all elements in `names`.
+        """Return the ratio of the ranks' values to the expected values, if all elements of the tensors `names` have the same.
 
         None otherwise, or if the ratio is 1. A ratio close to n or 1/n is rounded to it. A single element always has a ratio, so
         this ratio counts only if it is n or 1/n.

@@ -52,8 +52,8 @@ def explained(
     """
     if not isinstance(verdict, CaseVerdict):
         raise UsageError(
-            f"verdict {type(verdict).__name__} is not valid: causes are tried on scenarios only. Expected a verdict that check() "
-            "returned for a scenario; for your own training, describe() shows all findings"
+            f"verdict {type(verdict).__name__} is not valid: causes are tried on scenarios only. Expected one from check(); "
+            "for your own training, describe() shows all findings"
         )
     try:
         if isinstance(verdict, Verdict):
@@ -153,9 +153,9 @@ def _fits(diverged: DivergedRun) -> list[tuple[Mistake, int]]:
 def cause_by_ablation(
     scenario: Scenario, alter: Callable[[Setup], None] | None, world: str | Ranks, deadline: float
 ) -> Diagnosis | None:
-    """Run the ranks again without dropout, then without shared weights. If they agree with one device, this is the cause.
+    """Run the ranks again without dropout, then without shared weights. If a run agrees with one device, return its cause.
 
-    None if both still differ.
+    Returns None if both runs still differ.
     """
     training, without = scenario.training, []
     if any(layer.dropout for layer in training.model.layers):

@@ -97,9 +97,9 @@ GENERAL = (
 
 
 def facts_of(diverged: DivergedRun) -> StepFacts:
-    """Measure the facts about a scenario's step on which mistakes depend.
+    """Return the facts about a scenario's training step from which mistakes are chosen.
 
-    A reference that rounds to low precision computes all microbatches at once.
+    If the layout rounds to low precision, the reference runs one backward pass for all microbatches.
     """
     return StepFacts(
         own_rows=True,

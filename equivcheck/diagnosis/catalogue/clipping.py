@@ -141,7 +141,10 @@ def _clip_early(ranks: EmulatedRanks, *, clipping: ClipNorm | ClipValue, again: 
 
 
 def unscaled_after_clipping(diverged: DivergedRun, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield a mistake: gradients are unscaled after clipping. The factor is the constant ratio of the first wrong gradients."""
+    """Yield a mistake: gradients are clipped before they are unscaled.
+
+    The scale is the ratio of the first wrong gradients to the right ones, if it is constant.
+    """
     names = tuple(name for name in diverged.differing(Phase.GRADIENT) if name in diverged.updated)
     ratio = diverged.ratio(names, Phase.GRADIENT) if names else None
     if ratio is None:

@@ -32,7 +32,7 @@ _COMBINED: tuple[tuple[Combined, str], ...] = (
 
 
 def wrong_clippings(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield mistakes in gradient clipping. Nothing if the single-device step does not clip."""
+    """Yield mistakes in gradient clipping. Yields none if the single-device step does not clip."""
     if not facts.clips:
         return
     yield _scaling(Cause.NOT_CLIPPED, "gradients are not clipped", partial(_clip_on, on=()), is_quick=True)

@@ -24,7 +24,7 @@ def narrower_types(diverged: Evidence) -> list[tuple[torch.dtype, str]]:
 
 
 def lower_precision(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield mistakes: gradients are reduced, or gradients or parameters stored, with fewer digits."""
+    """Yield mistakes: in a narrower type, gradients are reduced, added up or stored, or parameters are stored."""
     for kind, name in narrower_types(diverged):
         times = (EACH, WHOLE, ONCE) if facts.num_backward > 1 else (EACH,)
         for when, before in product(times, (False, True)) if diverged.has_own_rows else ():

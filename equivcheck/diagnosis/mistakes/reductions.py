@@ -84,7 +84,7 @@ def subject(diverged: Evidence, masks: Masks | None) -> str:
 
 
 def wrong_gradient_shards(diverged: Evidence, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield mistakes: a rank has another rank's gradient shards, or they are reduced over ranks with other shards."""
+    """Yield mistakes: a rank has another rank's gradient shards, or shards of different elements are averaged or summed."""
     held = held_elements(diverged)
     for distance, sources in held.sources_by_distance() if held.is_sharded else ():
         change = partial(_exchange_shards, sources=sources)

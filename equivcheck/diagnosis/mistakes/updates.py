@@ -24,7 +24,7 @@ Who = tuple[Collection[int], str]
 
 
 def wrong_updates(diverged: Evidence, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield mistakes in updates: skipped, repeated or late, with lost or another rank's state, or with a wrong step count."""
+    """Yield mistakes in updates: skipped, repeated or late updates, lost state, another rank's state, or a wrong step count."""
     for span in spans(diverged):
         yield from _skipped(diverged, span)
         yield from _lost(diverged, span)

@@ -30,17 +30,17 @@ class SequenceShards:
 
     @property
     def owner(self) -> torch.Tensor:
-        """For each position, its rank, with shape (length,)."""
+        """The rank of each position. The tensor has shape (length,)."""
         return self._laid([torch.full_like(part, rank) for rank, part in enumerate(self.parts)])
 
     @property
     def local(self) -> torch.Tensor:
-        """For each position, its index within its rank's shard, with shape (length,)."""
+        """The index of each position within its rank's shard. The tensor has shape (length,)."""
         return self._laid([torch.arange(len(part)) for part in self.parts])
 
     @property
     def place(self) -> torch.Tensor:
-        """For each position, its index if all shards are concatenated in rank order, with shape (length,)."""
+        """The index of each position if all shards are concatenated by rank. The tensor has shape (length,)."""
         return self._laid([torch.arange(sum(map(len, self.parts)))])
 
     def _laid(self, values: list[torch.Tensor]) -> torch.Tensor:

@@ -67,12 +67,12 @@ class _Sent:
 
     @property
     def by_expert(self) -> torch.Tensor:
-        """Order in which each destination rank computes its rows."""
+        """Indices that sort rows by destination rank. Each rank computes its rows in this order."""
         return self.target.argsort(stable=True)
 
     @property
     def by_source(self) -> torch.Tensor:
-        """Order in which rows arrive at each destination: by source rank."""
+        """Indices that sort rows by destination rank, then by source rank. Rows arrive in this order."""
         order = self.block.argsort(stable=True)
         return order[self.target[order].argsort(stable=True)]
 

@@ -59,7 +59,7 @@ class _AddedOften(Region):
         self.times, self.counted = times, counted
 
     def bias_on_first_rank(self, bias: torch.Tensor) -> torch.Tensor:
-        """Return the bias, multiplied by the number of times."""
+        """Return the bias, multiplied by `times`."""
         return bias + (self.times - 1) * (bias if self.counted else bias.detach())
 
 

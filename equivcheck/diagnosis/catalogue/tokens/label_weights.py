@@ -21,9 +21,9 @@ Weigh = Callable[[torch.Tensor], torch.Tensor]
 
 
 def wrong_label_weights(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes: labels are weighted by token, by position, or without their row.
+    """Yield mistakes with label weights: an average over all tokens or positions, ignored row weights, another rank's weights.
 
-    In a second variant, the loss is also divided by the sum of the weights.
+    In a second variant, the loss is also divided by the sum of the wrong weights.
     """
     loss = diverged.training.loss
     if not isinstance(loss, CrossEntropy) or not loss.weighs_labels:
