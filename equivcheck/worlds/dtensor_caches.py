@@ -31,7 +31,10 @@ _forgotten = threading.local()
 
 
 def limit_sharding_cache() -> None:
-    """Clear this thread's sharding cache if it is large, or if this torch version would reuse wrong entries."""
+    """Clear this thread's sharding cache if it is large, or if this torch version would reuse wrong entries.
+
+    The cache is large if DTensor has computed more than `MAX_SHARDINGS` shardings since the cache was last cleared.
+    """
     are_many = num_propagations() - _forgotten.__dict__.get("num_worked_out", 0) > MAX_SHARDINGS
     if are_many or is_torch_in(REMEMBERS_ROWS_OF_EMBEDDINGS):
         forget_shardings()
@@ -72,7 +75,7 @@ def num_plans() -> int:
 def patchable_propagation() -> Iterator[None]:
     """Inside this context, let patches to DTensor's method for sharding propagation take effect.
 
-    torch 2.9 binds the method once and ignores later patches.
+    Without it, torch 2.9 ignores such a patch, because it keeps a reference to the original method.
     """
     if PROPAGATION not in sys.modules or _is_kept_in_cpp():
         yield

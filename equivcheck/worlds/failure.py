@@ -80,7 +80,7 @@ class Failure:
 
 
 def causes(error: BaseException) -> str:
-    """Describe the exceptions behind `error`: ``, caused by Type: message`` for each one in its chain; empty if there is none."""
+    """Describe an exception's chain of causes, each as ``, caused by Type: message``. Empty if `error` has no ``__cause__``."""
     cause = error.__cause__
     return "" if cause is None else f", caused by {type(cause).__name__}: {cause}{causes(cause)}"
 
@@ -101,7 +101,7 @@ class RanksFailed(EquivCheckError):
 
 
 class RanksDidNotStart(EquivCheckError):
-    """The ranks could not connect to each other, so the run says nothing about the program."""
+    """The ranks could not connect to each other, so the program did not run."""
 
 
 class RanksLost(RanksDidNotStart):

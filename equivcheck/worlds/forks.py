@@ -31,13 +31,13 @@ _one_copies = threading.RLock()
 
 
 class ProgramForked(EquivCheckError):
-    """A rank's program called `os.fork`, and the new process returned from the program or was left running."""
+    """A rank's program called `os.fork`, and the child process either returned from the program or outlived it."""
 
 
 class WatchedForks:
     """Context that watches for `os.fork` in a rank's thread while the rank's program runs.
 
-    Raises `ProgramForked` if a forked process returns from the program, or is still running after the program's end.
+    Raises `ProgramForked` if a child process returns from the program, or still runs after the program's end.
     """
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ def listen(listener: Listener) -> None:
 def mark(stage: Stage, step: int) -> None:
     """Announce that the calling rank begins this training stage in this step (from 0).
 
-    Recorded communication calls then carry both.
+    Communication calls recorded from now on have this stage and step.
     """
     listener: Listener | None = getattr(_listeners, "listener", None)
     if listener is not None:

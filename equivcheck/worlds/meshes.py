@@ -26,10 +26,10 @@ SUBMESH_ROOT_CHANGES = "<2.10"
 
 
 def device_mesh(shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
-    """Return a CPU mesh with this shape and these axis names. It is created at the first call on each rank, and cached.
+    """Return a CPU mesh with this shape and these axis names. Each rank creates it at the first call and caches it.
 
-    If the rank used another mesh before, DTensor's sharding cache is cleared, because DTensor treats equal submeshes of different
-    meshes as one.
+    If the rank used another mesh before, DTensor's sharding cache is cleared. Otherwise DTensor could reuse wrong entries,
+    because a submesh of one mesh may compare equal to a submesh of another.
     """
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -60,9 +60,9 @@ def submesh(mesh: DeviceMesh, axes: tuple[str, ...]) -> DeviceMesh:
 
 
 def group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup:
-    """Return the process group of these global ranks (in rising order). It is created at the first call on each rank, and cached.
+    """Return the process group for these global ranks (in rising order). Each rank creates it at the first call and caches it.
 
-    Every rank must call this function. A rank outside `ranks` gets a group of all remaining ranks. All ranks then have
+    Every rank must call this function. A rank outside `ranks` gets a group with all remaining ranks. All ranks then have
     equally many groups, so a world can tell whether a program created groups of its own.
     """
     kept: dict[tuple[int, ...], dist.ProcessGroup] = _kept.__dict__.setdefault("groups", {})
@@ -109,9 +109,9 @@ def numbers_of_groups() -> tuple[int, int]:
 def end_run(*, finished: bool = True) -> None:
     """Clear DTensor's caches if the program created process groups or did not finish; otherwise only if they are large.
 
-    Each rank calls this after joining its world and after each program. A program with its own groups has its own meshes, and
-    meshes in the next run may compare equal to these. After an unfinished program, DTensor may still hold the index mask of a
-    row-sharded embedding, and the next such embedding would raise.
+    Each rank calls this after joining its world and after each program. If a program creates groups, its meshes may compare
+    equal to meshes in the next run. After an unfinished program, DTensor may still hold the index mask of a row-sharded
+    embedding, and the next such embedding would raise.
     """
     if not finished or _num_groups() != _kept.__dict__.get("num_groups", 0):
         _kept.num_groups = _num_groups()

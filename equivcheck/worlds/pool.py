@@ -59,12 +59,15 @@ def open_ranks(world: str, size: int | None = None) -> Ranks:
     if world not in WORLDS:
         raise unknown_name("world", world, WORLDS)
     if size is None and world != TORCHRUN:
-        raise UsageError(f"size None is not valid for {world}. Expected a number of ranks, such as World({world!r}, size=2).")
+        raise UsageError(
+            f"size None is not valid for {world}: only torchrun knows the number of ranks. Expected World({world!r}, size=2)."
+        )
     if size is not None and size < 1:
         raise UsageError(f"size {size} is not valid: a world needs at least one rank. Expected 1 or more.")
     if world in LOCAL_WORLDS and size is not None and size > MAX_LOCAL_RANKS:
         raise UsageError(
-            f"size {size:,} is not valid: {world} runs every rank on this machine. Expected 1 to {MAX_LOCAL_RANKS}, or fake."
+            f"size {size:,} is not valid: {world} runs every rank on this machine. "
+            f"Expected 1 to {MAX_LOCAL_RANKS}, or the world fake."
         )
     return WORLDS[world](size)
 

@@ -33,7 +33,7 @@ RARE = (
 
 @functools.cache
 def preload() -> None:
-    """Import all modules needed by any check, as far as this torch version has them."""
+    """Import all modules needed by any check. Modules that this torch version does not have are skipped."""
     preload_common()
     _import(RARE)
 

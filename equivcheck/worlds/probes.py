@@ -24,9 +24,9 @@ NUM_RANKS = 4
 
 
 def check_redistributions(seed: int) -> list[bool]:
-    """Distribute a random tensor and redistribute it up to twice.
+    """Distribute a random tensor, and redistribute it up to two times.
 
-    Return for each result whether `full_tensor()` equals the tensor.
+    After each change, compare `full_tensor()` with the original tensor. Returns a list with True for each equal result.
     """
     chance = random.Random(seed)
     mesh = init_device_mesh("cpu", chance.choice(MESHES))
@@ -46,10 +46,10 @@ def _placements(chance: random.Random, num_axes: int, num_dims: int) -> list[Any
 
 
 def check_double_sharding(kind: str, rows: int) -> list[bool]:
-    """Shard dim 0 of a layer's weight twice, by tensor parallelism and by `fully_shard`.
+    """Shard dim 0 of a layer's weight by tensor parallelism and again by `fully_shard`.
 
-    Return whether weight and gradient are read correctly. `kind` is ``linear`` (column-parallel) or ``embedding``
-    (vocabulary-parallel); `rows` is the layer's output size or the vocabulary size.
+    Returns two bools: whether `full_tensor()` is right for the weight, and for its gradient. `kind` is ``linear``
+    (column-parallel) or ``embedding`` (vocabulary-parallel). `rows` is the layer's output size or the vocabulary size.
     """
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     alone, spread = _layer(kind, rows), nn.Sequential(_layer(kind, rows))
@@ -73,9 +73,9 @@ def _layer(kind: str, rows: int) -> Any:
 
 
 def check_loss_parallel() -> list[bool]:
-    """Test `loss_parallel` against a plain cross-entropy.
+    """Compare `loss_parallel` with a plain cross-entropy.
 
-    Return whether it gives the same loss and gradient, and whether it is off on each rank after its context.
+    Returns two bools: whether the loss is equal, and whether the gradient is equal. Ranks leave the context at different times.
     """
     mesh = init_device_mesh("cpu", (NUM_RANKS,))
     logits = (torch.arange(42, dtype=torch.float64).view(6, 7) * 5 % 8).requires_grad_()

@@ -15,9 +15,9 @@ The function should cache, because runs are frequent.
 
 @contextlib.contextmanager
 def replace_attributes(places: Sequence[Place]) -> Iterator[None]:
-    """Inside this context, replace attributes of modules or classes.
+    """Inside this context, replace attributes in modules or classes.
 
-    Each place gives the owner, the attribute's name, and a function that makes the new value from the old.
+    Each place has the owner, the attribute's name, and a function that gets the old value and returns the new one.
     """
     originals = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
     for owner, name, make in places:

@@ -19,10 +19,10 @@ _numbers = itertools.count()
 
 @contextmanager
 def prefixed_store_keys() -> Iterator[None]:
-    """Inside this context, put the run's number before each key in the default group's store.
+    """Inside this context, all keys in the default group's store begin with the run's number.
 
-    torch finds the members of a new group by the group's name, and a new group may get a destroyed group's name. Without a
-    prefix, ranks would find entries of an earlier run and wait for ranks that have left.
+    torch looks up a new group's members in the store by the group's name, and a new group may get a destroyed group's name.
+    Without the number, ranks would find an earlier run's entries and wait for ranks that have left.
     """
     number, group = next(_numbers), c10d.GroupMember.WORLD
     if group is None:  # this run makes it

@@ -17,7 +17,7 @@ AFTER = " > "
 
 
 def signature(run: Run) -> tuple[str, ...]:
-    """List all pairs of consecutive collectives and all shardings computed by DTensor in a run, together for all ranks.
+    """Summarize a run: list all pairs of consecutive collectives on any rank, and all shardings that DTensor computed.
 
     Examples: ``backward all_gather@2 > backward reduce_scatter.sum@2``, ``aten.mm.default (R,) (S(1),)``.
     """

@@ -36,22 +36,22 @@ class World:
         State is restored after each run: torch's per-process and per-thread state, functions and methods of torch, random
         generators, environment variables and the working directory. ``docs/explanation/reliability.md`` lists the exceptions.
 
-        In ``sim`` and ``fake`` ranks are threads of this process. A program that ends its process (`os._exit`, a fatal error in
-        native code) ends your process too; in ``gloo`` it ends only a rank, and `RanksFailed` says how. In ``sim`` a rank that
-        hangs in native code cannot be stopped: the error says so, and later runs warn, because its thread may still change shared
-        state.
+        In ``sim`` and ``fake`` ranks are threads in this process. If a program ends its process (`os._exit`, a fatal error in
+        native code), your process ends too. In ``gloo`` only this rank ends, and `RanksFailed` says how. If a rank in ``sim``
+        hangs in native code, it cannot be stopped. The error says so, and later runs warn, because the thread may still change
+        shared state.
 
         Ranks count as hung if they are idle, or compute without communicating, for `deadline` seconds.
 
         In ``gloo`` and ``torchrun`` the program and its arguments must be picklable. In ``torchrun`` every process calls this
-        method; all of them run the program of rank 0 and get the same `Run` or error, and a failed run is the last one. In
-        ``fake`` only the first rank runs: tensors that it receives have the right shape but no meaningful values, and `Run` holds
-        only its value.
+        method. All processes run the program from rank 0, and get the same `Run` or error. After a failed run, no further run
+        is possible. In ``fake`` only the first rank runs: tensors that it receives have the right shape but no meaningful
+        values, and `Run` contains only its value.
 
-        Raises `equivcheck.worlds.failure.RanksFailed` if a rank raises, hangs or dies, in ``gloo`` also if it is killed from
-        outside. Raises the same if a process that a rank forks returns from the program or is left running. The world can be used
-        again afterwards. Raises `equivcheck.worlds.failure.RanksDidNotStart` if ranks repeatedly end before they have formed
-        their world.
+        Raises `equivcheck.worlds.failure.RanksFailed` if a rank raises, hangs or dies, or if ``gloo`` loses a rank that was
+        killed from outside. Raises the same error if a rank forks a process, and this process returns from the program or is
+        left running. The world can be used again afterwards, except in ``torchrun``. Raises
+        `equivcheck.worlds.failure.RanksDidNotStart` if ranks repeatedly end before they have connected to each other.
         """
         return self.ranks.run(program, *arguments, schedule_seed=schedule_seed, deadline=deadline)
 
@@ -67,5 +67,5 @@ class World:
 
 
 def unwrap_world(world: str | Ranks | World) -> str | Ranks:
-    """Return the form of a world that checks accept: its name, or its `Ranks`."""
+    """Return a world in the form that checks take: the name, or the `Ranks` inside a `World`."""
     return world.ranks if isinstance(world, World) else world

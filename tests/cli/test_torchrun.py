@@ -84,7 +84,7 @@ def test_a_scenario_of_more_ranks_is_refused_once(hosts: tuple[Host, Host], tmp_
     file.write_text(to_json(scenario(4)))
     first, second = started(hosts, 1, ["check", str(file), "--world", "torchrun"])
     assert "size 4 is not valid: world torchrun has 2 ranks. " in first.stderr
-    assert "--nnodes times --nproc-per-node = 4" in first.stderr
+    assert "--nnodes times --nproc-per-node is 4" in first.stderr
     assert "error:" not in second.stderr
     assert first.stdout == second.stdout == ""
     assert set(first.exit_codes) == set(second.exit_codes) == {2}

@@ -23,7 +23,10 @@ _GLOBAL, _LOCAL = "global", "local"
 
 
 def assigned_variables(module: ModuleType) -> Iterator[tuple[Any, str]]:
-    """Yield each persistent variable assigned by a function in `module`: the owning object and the variable's name."""
+    """Yield variables assigned by functions in `module`, each as its owning object and its name.
+
+    Variables local to a call are left out.
+    """
     for code in _nested(_code(module)):
         if not _OPCODES.isdisjoint(code.co_code[::2]):
             for chain, name in _assignments(code):

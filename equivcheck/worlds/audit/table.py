@@ -51,7 +51,7 @@ def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
 
 @functools.cache
 def rows() -> tuple[StateRow, ...]:
-    """Return all rows: first rows for variables and flags kept separately for each rank, then the rows of `states.toml`."""
+    """Return all rows. Rows for variables and flags that each rank has separately come first, then the rows in `states.toml`."""
     text = files("equivcheck.worlds.audit").joinpath("states.toml").read_text("utf-8")
     return (*_switched(), *(row for kind, group in tomllib.loads(text).items() for row in _declared(kind, group)))
 

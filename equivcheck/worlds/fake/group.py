@@ -26,7 +26,7 @@ class LoneScheduler:
     def block(self, _rank: int, pending: RawCall) -> None:
         """Raise `EquivCheckError`, because the rank would wait for another rank, and no other rank exists."""
         raise EquivCheckError(
-            f"{pending[0]}: world fake is not supported: only one rank runs, so no rank can set the key. Use sim or gloo."
+            f"{pending[0]}: waiting in world fake is not supported: no other rank exists that can set the key. Use sim or gloo."
         )
 
     def wake(self, _rank: int) -> None:
@@ -45,7 +45,10 @@ class LoneGroup(SimGroup):
         return self._done(self._note("send", tensors, self.ranks[receiver]), tensors)
 
     def recv(self, tensors: Tensors, sender: int | None, tag: int = 0) -> SimWork:  # noqa: ARG002
-        """Record the call and leave `tensors` unchanged. If `sender` is None, the handle names the calling rank as the sender."""
+        """Record the call and leave `tensors` unchanged.
+
+        If `sender` is None, the returned handle's `source_rank` is the calling rank.
+        """
         raw = self._note("recv", tensors, None if sender is None else self.ranks[sender])
         meeting = self._met(raw)
         work = ReceiveWork(self, raw, meeting, [], tensors)

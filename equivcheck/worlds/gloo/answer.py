@@ -76,9 +76,9 @@ def answer(rank: int, load: Callable[[], Task]) -> bytes:
 
 
 def content(answered: bytes) -> Content:
-    """Decode the bytes that `answer` returned in a rank.
+    """Decode the bytes that `answer` returned on a rank.
 
-    If a value cannot be unpickled in this process, the rank counts as raised.
+    If the return value cannot be unpickled in this process, the result contains an exception instead.
     """
     has_raised = answered[:1] == RAISED_TAG
     try:
@@ -90,10 +90,10 @@ def content(answered: bytes) -> Content:
 
 
 def leave_ranks_changed(answers: Iterable[bytes]) -> bool:
-    """Whether the ranks behind these answers need to be restarted before they can run another program.
+    """Whether the ranks that sent these answers must be restarted before they can run another program.
 
-    They do if a program changed torch's state, or if ranks created unequal numbers of process groups. torch numbers groups, so
-    the next group would get different names on different ranks, and each rank would wait forever.
+    They must if a program changed torch's state, or if ranks created unequal numbers of process groups. In the latter case,
+    ranks would name the next group differently and wait for each other forever.
     """
     values = [answered for answered in answers if answered[:1] != RAISED_TAG]
     numbers = {NUMBERS_OF_GROUPS.unpack_from(answered, 1) for answered in values}

@@ -39,10 +39,10 @@ def unfinished_reports(members: Sequence[Member], threads: Sequence[int]) -> lis
 
 
 def failure_of(reports: Sequence[RankReport], times: Mapping[int, float], why: str | Mismatch) -> Failure:
-    """Build the failure of the run from the reports on all ranks.
+    """Build the `Failure` for a run from the reports on all ranks.
 
-    `times` says when each failed rank raised. `why` says why unfinished ranks were stopped: a text, or two
-    collectives that do not match.
+    `times` contains the time at which each failed rank raised. `why` is the reason why the other ranks were stopped: a text or
+    a `Mismatch`.
     """
     if isinstance(why, Mismatch):
         reports = _waiting(reports, why)
@@ -91,7 +91,7 @@ def _end_in_words(exit_code: int | None) -> str:
 def busy_report(rank: int, stack: Stack, asleep: bool) -> RankReport:
     """Return a report on a rank that has not finished.
 
-    `asleep` says whether its process was blocked, so that it may wait for other ranks.
+    `asleep` says whether its process was blocked. Only a blocked process is reported as waiting for other ranks.
     """
     pending = awaited_call(stack) if asleep else ""
     state = RankState.WAITING if pending else RankState.RUNNING

@@ -58,7 +58,7 @@ class ForkServer:
 
     @contextlib.contextmanager
     def started_early(self) -> Iterator[None]:
-        """Inside this context, keep the server running. It starts in the background, because its imports take seconds."""
+        """Inside this context, the server runs. It starts in the background, because its imports take seconds."""
         self.join()
         threading.Thread(target=self._try_to_start, name=EARLY_START, daemon=True).start()
         try:
@@ -87,7 +87,7 @@ class ForkServer:
     def prepare_to_compile(self) -> None:
         """Call `torch.compile` once in the server.
 
-        A rank forked later then needs a sixth of the time for its first compilation.
+        Ranks forked later inherit the compiler's modules, so their first compilation takes a sixth as long.
         """
         with self._lock, contextlib.suppress(*_TROUBLE):
             self._ensure_running()

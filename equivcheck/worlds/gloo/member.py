@@ -35,7 +35,10 @@ class Member:
 
     @classmethod
     def of(cls, rank: int, pid: int, channel: Channel) -> Member:
-        """Create the record for a started process. Its files have no names, so none is left behind if this process is killed."""
+        """Create a `Member` for a started process, with new files for its output and stacks.
+
+        The files have no names, so none is left on the disk if this process is killed.
+        """
         return cls(rank=rank, pid=pid, channel=channel, output=_appended_file(), stacks=_appended_file())
 
     def place(self, store: socket.socket, table: IO[bytes], size: int, *, until: float) -> None:

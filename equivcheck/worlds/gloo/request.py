@@ -106,7 +106,7 @@ def _is_found_elsewhere(name: str, file: str | None) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """Import path and environment variables in the ranks' parent process."""
+    """Import path and environment variables that ranks take over from their parent process."""
 
     path: tuple[str, ...]
     """`sys.path` with absolute entries."""
@@ -120,7 +120,10 @@ class Surroundings:
 
 
 def request(task: bytes, surroundings: Surroundings | None, *, is_user_code: bool = True) -> bytes:
-    """Pack a task from `pickle_task` into a message for all ranks. `surroundings` is None if the ranks already have them."""
+    """Pack a task from `pickle_task` into a message for all ranks.
+
+    `surroundings` is None if the ranks already have the current import path and environment variables.
+    """
     return pickle.dumps((surroundings, is_user_code, task), pickle.HIGHEST_PROTOCOL)
 
 

@@ -68,7 +68,7 @@ def of_program(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSumm
 
 
 def is_asleep(pid: int) -> bool:
-    """Whether the main thread of a process is blocked; also True if the system gives no information."""
+    """Whether the main thread of a process is blocked. True if the process has ended or its state cannot be read."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -77,10 +77,10 @@ def is_asleep(pid: int) -> bool:
 
 
 def awaited_call(stack: Stack) -> str:
-    """Guess from its stack in which call a blocked rank waits (``all_reduce``, ``wait``, ``backward``); empty if in none.
+    """Guess the call in which a blocked rank waits, such as ``all_reduce``, ``wait`` or ``backward``; empty if there is none.
 
-    The guess uses the innermost frames of torch.distributed or autograd, or a call of ``wait``. A private name is possible,
-    because DDP compares parameters in a private function.
+    `stack` is the rank's stack. The guess uses the innermost frames in torch.distributed or autograd, or a call to ``wait``. It
+    may be a private name, because DDP compares parameters in a private function.
     """
     private = ""
     for frame in reversed(stack):

@@ -23,9 +23,10 @@ _ATTEMPTS = 3
 
 
 class GlooRanks(Ranks):
-    """N ranks as processes. They start at the first run, and stay until a run fails or a program changes torch in them.
+    """N ranks as processes. The processes start at the first run.
 
-    The next run then starts new processes. Each rank gets its own copy of the program, its arguments and its closure.
+    They stay until a run fails or a program changes torch's state in a process. The next run then starts new processes. Each
+    rank gets its own copy of the program, its arguments and its closure.
     """
 
     name: ClassVar[str] = "gloo"

@@ -35,9 +35,9 @@ class DisagreementError(Exception):
 
 
 def fill_unset(output: torch.Tensor) -> None:
-    """Fill an output with values that show if a rank reads it before `wait`.
+    """Fill an output with conspicuous values, so that wrong results show if a rank reads it before `wait`.
 
-    The values are NaN, bytes of `UNSET_BYTE`, or True, depending on the dtype.
+    The values are NaN, bytes equal to `UNSET_BYTE`, or True, depending on the dtype.
     """
     (output._values() if output.is_sparse else output).fill_(unset_value(output.dtype))
 
@@ -78,7 +78,7 @@ def all_reduce(op: str) -> Combine:
 
 
 def sum_sparse(shares: Shares) -> Shares:
-    """Compute an all-reduce on coalesced sparse tensors: every member gets the sum."""
+    """Compute an all-reduce on coalesced sparse tensors: every member gets the sum. `shares` has each member's inputs."""
     total = shares[0][0]
     for (other,) in shares[1:]:
         total = total + other
@@ -113,7 +113,10 @@ def all_gather(shares: Shares) -> Shares:
 
 
 def all_gather_single(shares: Shares) -> Shares:
-    """Compute an all-gather into single tensors: for each tensor, all members get the concatenation over members, flattened."""
+    """Compute an all-gather into single tensors.
+
+    Every member gets one flat tensor for each input: the concatenation of this input from all members.
+    """
     gathered = [torch.cat([tensor.view(-1) for tensor in tensors]) for tensors in zip(*shares, strict=True)]
     return [gathered] * len(shares)
 
@@ -162,7 +165,8 @@ def scatter(root: int) -> Combine:
 def all_to_all(shares: list[tuple[list[torch.Tensor], list[int]]]) -> Shares:
     """Compute an all-to-all: member i gets the i-th tensor from every member.
 
-    Each share also contains the sizes expected by its member. Raises `DisagreementError` if other sizes are sent.
+    `shares` has each member's tensors, and the sizes that this member expects. Raises `DisagreementError` if a member sends
+    another size.
     """
     for receiver, (_, expected) in enumerate(shares):
         for sender, (tensors, _) in enumerate(shares):

@@ -21,9 +21,9 @@ _COMPUTE, _VERIFY = "compute_default_shard_order", "_verify_shard_order"
 
 @contextlib.contextmanager
 def cached_shard_orders() -> Iterator[None]:
-    """Inside this context, cache in which order mesh dims shard a tensor.
+    """Inside this context, cache DTensor's shard orders: the order in which mesh dims shard a tensor.
 
-    No effect if DTensor is not imported or does not use such orders.
+    No effect if DTensor is not imported, or if this torch version has no shard orders.
     """
     spec: Any = getattr(sys.modules.get(_SPEC), "DTensorSpec", None)
     compute, verify = (getattr(spec, "__dict__", {}).get(name) for name in (_COMPUTE, _VERIFY))

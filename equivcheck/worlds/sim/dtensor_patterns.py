@@ -36,7 +36,7 @@ class _Like:
 class Pattern:
     """An operation and its arguments, with symbols in place of sizes.
 
-    One traced result then serves arguments with other sizes.
+    A traced result can then be reused if only the sizes differ.
     """
 
     key: Hashable
@@ -45,7 +45,10 @@ class Pattern:
     """The distinct shapes among the arguments. In `key`, each shape is replaced by its index here."""
 
     def general(self, answer: Any) -> Any:
-        """Replace the sizes in a traced result (`answer`) with symbols, for the cache; `PARTICULAR` if this is not possible."""
+        """Replace sizes with symbols in `answer`, a traced result, so that it can be cached.
+
+        Returns `PARTICULAR` if a tensor in the result is not contiguous, or has a shape that no argument has.
+        """
         if answer is None:
             return None
         if _is_tensor(answer):
@@ -54,7 +57,7 @@ class Pattern:
         return PARTICULAR if PARTICULAR in parts else type(answer)(parts)
 
     def answer(self, general: Any) -> Any:
-        """Insert the sizes of these arguments into a cached result from `general`."""
+        """Replace symbols with this pattern's sizes in `general`, a cached result from the method `general`."""
         if general is None:
             return None
         if not isinstance(general, _Like):
@@ -70,7 +73,7 @@ class Pattern:
 
 
 def pattern_of(schema: Any) -> Pattern | None:
-    """Return the pattern for an operation and its arguments; None if other sizes may give another kind of result."""
+    """Return the pattern for an operation and its arguments; None if results for other sizes cannot be derived from this one."""
     name = schema.op._schema.name.partition("::")[2]
     on_lists = name.startswith(_ON_LISTS)
     if not (on_lists or name in _LIKE_THEIR_ARGUMENT or _is_elementwise(schema.op)):

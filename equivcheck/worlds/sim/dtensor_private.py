@@ -43,8 +43,8 @@ _shardings: dict[Hashable, Any] = {}
 def shared_propagation() -> Iterator[set[str]]:
     """Inside this context, let rank threads share the results of DTensor's sharding propagation.
 
-    No effect if DTensor is not imported. Yields a set, which collects each operation for which a sharding was requested, with the
-    placements of its arguments.
+    Yields a set. DTensor's requests for a sharding are added to it, each as the operation with its arguments' placements. No
+    effect if DTensor is not imported.
     """
     asked: set[str] = set()
     propagator = getattr(sys.modules.get(PROPAGATION), "ShardingPropagator", None)
@@ -63,7 +63,7 @@ def shared_propagation() -> Iterator[set[str]]:
 def is_unshared(schedule_seed: int) -> bool:
     """Whether ranks do not share DTensor's caches in a run with this schedule seed.
 
-    This is so for a few seeds, to find errors of sharing.
+    This is so for a few seeds, because such runs show whether the sharing itself causes errors.
     """
     return crc32(str(schedule_seed).encode()) % UNSHARED_ONE_IN == 0
 

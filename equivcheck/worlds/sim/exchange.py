@@ -28,7 +28,7 @@ RawCall = tuple[str, tuple[int, ...], int, tuple[torch.Size, ...], torch.dtype |
 
 @lru_cache(maxsize=KEPT_CALLS)
 def call_of(raw: RawCall) -> Call:
-    """Build a `Call` from the tuple that was saved when the rank made the call."""
+    """Build a `Call` from `raw`, the tuple that was recorded when the rank made the call."""
     op, ranks, index, shapes, dtype, peer, (stage, step) = raw
     num_bytes = 0 if dtype is None else sum(shape.numel() for shape in shapes) * dtype.itemsize
     name = "" if dtype is None else str(dtype).removeprefix("torch.")
@@ -99,7 +99,10 @@ class Parcel(PendingCollective):
 
 
 class CallMatcher:
-    """Matches the calls of all ranks in one process group: collectives by order, messages by sender, receiver and tag."""
+    """Matches the calls of all ranks in one process group.
+
+    The n-th collectives of all ranks belong together. Messages match if sender, receiver and tag are equal.
+    """
 
     def __init__(self, ranks: tuple[int, ...], scheduler: Scheduler) -> None:
         self.ranks = ranks
@@ -115,10 +118,10 @@ class CallMatcher:
         self._num_collectives = [0] * len(self.ranks)
 
     def join(self, member: int, raw: RawCall, agree: tuple[Hashable, ...], combine: Combine, share: Any) -> PendingCollective:
-        """Enter a member's call to a collective. When the last member has called, the results are computed for all.
+        """Register a member's call to a collective. After the last member's call, compute all members' outputs.
 
-        `agree` must be equal on all members, otherwise the run ends. `combine` computes the results from all members' inputs
-        (`share`).
+        `agree` must be equal on all members, otherwise the run ends. `share` has this member's inputs, and `combine` computes
+        the outputs from all members' inputs.
         """
         index = self._num_collectives[member]
         self._num_collectives[member] = index + 1
@@ -139,7 +142,10 @@ class CallMatcher:
         return meeting
 
     def send(self, member: int, receiver: int, tag: int, raw: RawCall, payload: list[torch.Tensor]) -> Parcel:
-        """Enter a message from `member`. It goes to the oldest matching receive, or waits until a matching receive is called."""
+        """Register a message from `member`.
+
+        It goes to the oldest matching receive, or waits until a matching receive is called.
+        """
         for parcel in self._parcels:
             if parcel.payload is None and parcel.receiver == receiver and parcel.tag == tag and parcel.sender in (member, None):
                 break
@@ -153,7 +159,7 @@ class CallMatcher:
         return parcel
 
     def receive(self, member: int, sender: int | None, tag: int, raw: RawCall) -> Parcel:
-        """Enter a receive by `member`. It gets the oldest matching message, or waits for one.
+        """Register a receive by `member`. It gets the oldest matching message, or waits for one.
 
         If `sender` is None, any sender matches.
         """

@@ -29,9 +29,9 @@ class AbortedRun:
 
 
 def failure_of(evidence: AbortedRun) -> Failure:
-    """Build the failure of a stopped run.
+    """Build the `Failure` for a stopped run.
 
-    Call it while the rank threads still have their stacks, because the failure describes them.
+    Call this before the rank threads end, because the `Failure` contains their stacks.
     """
     frames = sys._current_frames()
     size = evidence.scheduler.size
@@ -41,7 +41,7 @@ def failure_of(evidence: AbortedRun) -> Failure:
 
 
 def with_abandoned(failure: Failure, ranks: list[int]) -> Failure:
-    """Return the failure with a remark that these ranks could not be stopped and still run."""
+    """Return the failure with a remark about `ranks`, whose threads could not be stopped and still run."""
     if not ranks:
         return failure
     names = ", ".join(map(str, ranks))

@@ -43,7 +43,7 @@ def _raise_in(thread: threading.Thread, error: type[BaseException] | None) -> No
 
 
 def abandon(threads: Iterable[threading.Thread]) -> None:
-    """Remember these threads as still running, so that `abandoned_threads` names them, and forget threads that have ended."""
+    """Add threads that could not be stopped to the list for `abandoned_threads`, and remove ended threads from it."""
     _abandoned.update(threads)
     _abandoned.difference_update([thread for thread in _abandoned if not thread.is_alive()])
 

@@ -19,7 +19,10 @@ class SimGroup(Reductions, Moves, Messages):
 
 
 def take_seat(board: Switchboard, rank: int) -> None:
-    """Make the calling thread a rank in the simulated world that `board` describes. Groups created later belong to it."""
+    """Make the calling thread rank `rank` in the simulated world that `board` describes.
+
+    Process groups that the thread creates later belong to this world.
+    """
     _seat.board, _seat.rank = board, rank
     listen(lambda stage, step: board.marks.__setitem__(rank, (stage, step)))
 

@@ -48,7 +48,7 @@ Program = Callable[[], Any]
 
 
 class RankThreads:
-    """The threads that are the ranks of one simulated world. They serve several runs, until `dismiss` or until a run fails."""
+    """The rank threads of one simulated world. They can run several programs, until a run fails or `dismiss` is called."""
 
     def __init__(self, size: int, variables: RankVariables) -> None:
         self.scheduler = Scheduler(size, variables.save, variables.restore)
@@ -86,7 +86,10 @@ class RankThreads:
         join_world(self._store, rank, self.scheduler.size)
 
     def run(self, program: Program, schedule_seed: int, deadline: float) -> Run:
-        """Run the program on all ranks. The world's process groups stay from run to run. Raises `RanksFailed`."""
+        """Run the program on all ranks. The world's process groups stay from run to run.
+
+        Raises `RanksFailed` if a rank raises, or if ranks hang.
+        """
         self._program = program
         try:
             self.scheduler.start(schedule_seed)
@@ -189,10 +192,10 @@ class RankThreads:
 
 
 def close_frames(error: BaseException) -> None:
-    """Clear the local variables in an exception's traceback, so that its generators end on the calling thread.
+    """Clear the local variables in an exception's traceback, so that generators among them end now, on the calling thread.
 
-    A context inside a generator exits when the generator ends. If that happened later on another thread, its effect would stay on
-    this thread: before torch 2.13, the saved-tensor hooks of activation checkpointing would run in every later program.
+    A context inside a generator exits when the generator ends. If it exited later on another thread, its effect would stay on
+    this thread. For example, before torch 2.13 activation checkpointing's saved-tensor hooks would run in every later program.
     """
     pending: list[BaseException | None] = [error]
     seen: set[int] = set()

@@ -33,7 +33,7 @@ _one_run_at_a_time = threading.Lock()
 def threads_as_ranks(make_group: Callable[[Any, Any], Any], state: StateKeeper, *, is_user_code: bool = False) -> Iterator[None]:
     """Inside this context, threads can be ranks in `torch.distributed`. `make_group` creates their process groups.
 
-    On exit, `state` restores what the ranks changed in this process; if they ran a user's program, all state is restored.
+    On exit, `state` restores torch's variables. If the ranks ran a user's program, it also restores all other process state.
     """
     keep_device_guard()
     with (

@@ -89,7 +89,7 @@ def check_peer(op: str, member: int, peer: int | None) -> None:
 
 
 def check_contiguous(op: str, tensors: Sequence[torch.Tensor]) -> None:
-    """Raise `CallRefused` if a tensor is not contiguous. Only for calls that send tensors as raw memory."""
+    """Raise `CallRefused` if a tensor is not contiguous. Use this for calls that send tensors as raw memory."""
     for tensor in tensors:
         if not tensor.is_contiguous():
             raise CallRefused(
@@ -112,9 +112,9 @@ Order = tuple[int, ...]
 
 
 def orders_in_memory(tensors: Sequence[torch.Tensor]) -> tuple[Order, ...]:
-    """Return the order in which each tensor's dims lie in memory; empty if all tensors are contiguous.
+    """Return each tensor's dims, sorted from the widest to the smallest stride; empty if all tensors are contiguous.
 
-    The order must be equal on all ranks, because gloo sends raw memory.
+    All ranks must have the same order, because gloo sends raw memory.
     """
     if all(tensor.is_contiguous() for tensor in tensors):
         return ()
@@ -123,7 +123,7 @@ def orders_in_memory(tensors: Sequence[torch.Tensor]) -> tuple[Order, ...]:
 
 
 def common_order(op: str, tensors: Sequence[torch.Tensor]) -> tuple[Order, ...]:
-    """Return the memory order that all these tensors have, in the form of `orders_in_memory`.
+    """Return the memory order that all tensors have, in the same form as `orders_in_memory`.
 
     Raises `CallRefused` if two orders differ.
     """

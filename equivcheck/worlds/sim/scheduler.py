@@ -65,8 +65,8 @@ class Scheduler:
     def wait_until_quiet(self, limit: float, is_importing: Callable[[], bool] = lambda: False) -> str:
         """Wait until each rank has ended or waits for another rank, or until ranks count as hung after `limit` seconds.
 
-        Returns why ranks count as hung, else "". Imports and DTensor's planning count as progress: an import must not be
-        interrupted, and planning can take minutes but ends by itself.
+        Returns the reason if ranks count as hung, otherwise an empty text. Imports and DTensor's planning count as progress,
+        because an import must not be interrupted, and planning can take minutes but always ends.
         """
         importing = _Imports(is_importing)
         patience = Patience(limit, lambda: {0: time.process_time()}, lambda: self._moves + importing.num_seen() + num_plans())
@@ -127,7 +127,7 @@ class Scheduler:
         self._runnable.append(rank)
 
     def poll(self, rank: int, pending: Any) -> bool:
-        """Let other ranks run, because this rank asks repeatedly whether an event has come. `pending` describes the event.
+        """Let other ranks run. A rank calls this each time it asks whether an event has come; `pending` describes the event.
 
         Returns False after too many calls without progress; the rank should then wait for the event.
         """
@@ -149,7 +149,10 @@ class Scheduler:
         self._moves += 1
 
     def give_up(self, rank: int, pending: Any, mismatch: str) -> None:
-        """End the run on all ranks, because this rank's call does not match another rank's call. This method does not return."""
+        """End the run on all ranks, because this rank's call does not match another rank's call. This method does not return.
+
+        `pending` describes this rank's call, and `mismatch` describes both calls.
+        """
         if self.aborting:
             raise RankAborted
         self.mismatch = mismatch

@@ -38,7 +38,10 @@ class Switchboard:
         return works
 
     def works_with_futures(self, rank: int) -> list[SimWork]:
-        """Return the rank's unfinished `Work` handles whose future was requested, for each group in the order of the calls."""
+        """Return the rank's unfinished `Work` handles whose future was requested.
+
+        Handles on one group are in the order of the calls.
+        """
         works = [work for work in self.unwaited if work.group.global_rank == rank and work.has_future]
         return sorted(works, key=lambda work: work.raw[2])
 

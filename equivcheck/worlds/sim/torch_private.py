@@ -102,7 +102,7 @@ _thread_worlds = _ThreadWorlds()
 
 
 def prepare_rank_thread() -> None:
-    """Mark the calling thread as a rank, and make torch compute and differentiate only on this thread."""
+    """Mark the calling thread as a rank. Its later operations and backward passes use no other thread."""
     _marks.is_rank = True
     torch.autograd.set_multithreading_enabled(False)  # else backward may run on threads that are no ranks
     torch.get_num_threads()  # takes the process's number for this thread, which would otherwise undo the next line later
@@ -111,20 +111,20 @@ def prepare_rank_thread() -> None:
 
 
 def keep_device_guard() -> None:
-    """Create the device guard of fake tensors in the calling thread.
+    """Create the CUDA device guard that fake tensors use, in the calling thread.
 
-    If a rank thread created it, it would be freed together with the thread.
+    If a rank thread created it, it would be freed when this thread ends.
     """
     if is_torch_in(GUARD_OF_ONE_THREAD):
         torch._C._ensureCUDADeviceGuardSet()
 
 
 def drop_unfinished_backward() -> None:
-    """Remove what a failed backward pass left in the calling thread's autograd queue.
+    """Remove nodes that a failed backward pass left in the calling thread's autograd queue.
 
-    The rest would keep tensors alive. It would be freed after the thread's end without the interpreter's lock, and the process
-    would abort at exit. The queue returns newer nodes first and skips nodes of finished passes, so a backward through the oldest
-    node clears it.
+    Otherwise the nodes would keep tensors alive. They would be freed after the thread's end without the interpreter's lock, and
+    the process would abort at exit. The queue returns newer nodes first and skips nodes of finished passes, so a backward
+    through the oldest node clears it.
     """
     # `_marks.oldest` was made when the thread started, so its node is older than any of a program.
     leaf = _marks.oldest.grad_fn.next_functions[0][0].variable
@@ -222,20 +222,20 @@ for _key in ("ADInplaceOrView", "Python", "PythonTLSSnapshot"):
 
 
 def raw_memory() -> Any:
-    """Return a context in which writes to tensors are invisible to autograd, version counters and dispatch modes.
+    """Return a context in which autograd, version counters and dispatch modes do not see writes to tensors.
 
-    A network card writes to memory in this way.
+    Real collectives write in the same way, because a network card writes directly to memory.
     """
     return torch._C._ExcludeDispatchKeyGuard(_HIDDEN)
 
 
 def in_backward_node() -> bool:
-    """Whether the calling thread is running a backward node or its hooks. False in callbacks after all nodes."""
+    """Whether the calling thread is running a backward node or its hooks. False in callbacks, which run after all nodes."""
     return torch._C._current_graph_task_id() != -1 and torch._C._current_autograd_node() is not None
 
 
 def after_backward(callback: Callable[[], Any]) -> None:
-    """Call `callback` when the current backward pass has run all nodes, before callbacks queued later."""
+    """Call `callback` when the current backward pass has run all nodes. Callbacks queued later run after this one."""
     # DDP's reducer appends its own wait to the same queue.
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 

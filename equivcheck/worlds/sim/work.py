@@ -28,7 +28,10 @@ class Board(Protocol):
 
     @property
     def last_waited(self) -> Any:
-        """For each rank, the handle for which it waited last. C++ may ask it for its future next, so it must stay alive."""
+        """For each rank, the handle for which it waited last.
+
+        The handle must stay alive, because C++ may next request its future.
+        """
 
 
 class IssuingGroup(Protocol):
@@ -73,7 +76,10 @@ class SimWork(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Whether every member has made the call; if so, fill the outputs. If not, other ranks run before False is returned."""
+        """Whether every member has made the call. If True, the outputs have been filled.
+
+        Before this returns False, it lets other ranks run.
+        """
         meeting = self._meeting
         if meeting is None:
             return True
@@ -106,9 +112,9 @@ class SimWork(dist.Work):
     def get_future(self) -> WorkFuture:
         """Return a future for the outputs.
 
-        C++ waits for futures without letting other ranks run. Outside the nodes of a backward pass this method therefore waits
-        at once. Inside a node, the wait runs after all nodes, before callbacks queued later, such as DDP's wait for
-        its buckets.
+        C++ waits for futures without letting other ranks run. Outside a backward node, this method therefore waits for the call
+        before it returns. Inside a node, a callback waits after all nodes have run, before later callbacks such as DDP's wait
+        for its buckets.
         """
         if self._future is None:
             self._future = WorkFuture(self)

@@ -18,9 +18,9 @@ ENTRIES = OF_PROCESS + OF_THREAD
 
 
 class StateKeeper:
-    """Restores the process state after a program ran.
+    """Restores the process's state after a program ran.
 
-    It covers the entries in a table, torch's variables, and torch's functions, classes and methods.
+    It restores all state in `ENTRIES`, torch's variables, and torch's functions, classes and methods.
     """
 
     def __init__(self) -> None:
@@ -68,9 +68,9 @@ class StateKeeper:
 
 @contextlib.contextmanager
 def preserved_state(keeper: StateKeeper) -> Iterator[None]:
-    """Inside this context a program may change process state. On exit it is restored, with a warning about state that cannot be.
+    """Inside this context a program may change process state. On exit the state is restored.
 
-    Use this in a process that continues after the program.
+    A warning names state that cannot be restored. Use this in a process that continues after the program.
     """
     try:
         with keeper.kept():

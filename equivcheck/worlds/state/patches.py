@@ -41,7 +41,7 @@ FAMILIES = ("torch.nn", "torch.optim")
 
 
 class Patches:
-    """Finds functions, classes and methods in torch's modules replaced by a program, and restores them."""
+    """Finds functions, classes and methods that a program replaced in torch's modules, and restores them."""
 
     def __init__(self) -> None:
         self._owners: list[Any] = []

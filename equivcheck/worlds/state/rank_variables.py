@@ -106,9 +106,9 @@ Saved = tuple[torch.Tensor, tuple[Any, ...] | None, tuple[Any, ...] | None]
 class RankVariables:
     """Saves and restores torch's global variables when ranks take turns, so each rank has its own values.
 
-    Ranks rarely change a variable, so usually one comparison shows that there is nothing to save. Between two ranks, the
-    variables have the process's original values, with copied containers. If a module is imported while ranks run, its variables
-    are added when the next rank takes its turn, with their values at that time.
+    Ranks rarely change a variable, so usually one comparison shows that nothing must be saved. Each rank starts with the
+    process's values. Containers are copied, because a rank may change them in place. If a rank imports a module, the module's
+    variables are added when the next rank takes its turn.
     """
 
     def __init__(self) -> None:

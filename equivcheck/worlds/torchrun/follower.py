@@ -25,7 +25,7 @@ class Follower:
         """Whether another run is possible."""
 
     def do(self, work: Callable[[], T]) -> T:  # noqa: ARG002 - rank 0 does it
-        """Run rank 0's programs while rank 0 calls `work`, then return the result of `work` or raise its exception.
+        """Run programs from rank 0 until rank 0's `work` has finished. Then return its result or raise its exception.
 
         Raises `EquivCheckError` if the connection to rank 0 is lost.
         """

@@ -57,7 +57,7 @@ def _store_of_environment(place: Place) -> Any:
 
 
 def make_group(name: str) -> None:
-    """Create the default group. `name` separates its keys in the store from other worlds' keys.
+    """Create the default group. Its keys in the store begin with `name`, so they differ from other worlds' keys.
 
     Every rank calls this function.
     """

@@ -155,9 +155,10 @@ LOST_TEXT = "was lost: its process has ended (see torchrun's output) or its host
 def failure_of_hosts(
     answers: Answers, contents: Mapping[int, Content], busy: Mapping[int, RankReport], why: str, hosts: Mapping[int, str]
 ) -> Failure:
-    """Build the failure of a run on several hosts, and name the host with the first failed rank.
+    """Build the `Failure` for a run on several hosts. It names the host of the rank that failed first.
 
-    `contents` has the decoded answers, `busy` reports on ranks without an answer, and `why` the reason for stopping them.
+    `contents` has the decoded answers, and `busy` has reports on ranks without an answer. `why` is the reason for stopping
+    these ranks.
     """
     reports = [_report(rank, answers, contents.get(rank), busy.get(rank)) for rank in sorted(hosts)]
     times = {rank: place for place, rank in enumerate(answers)}  # clocks of hosts differ: in the order in which answers came

@@ -33,8 +33,8 @@ def place_of(environment: Mapping[str, str]) -> Place:
     missing = [name for name in NAMES if not environment.get(name)]
     if missing and "SLURM_PROCID" in environment:
         raise UsageError(
-            f"world torchrun: {', '.join(missing)} not set, and torch reads none of Slurm's variables. "
-            f"Use torchrun on each node, or in each task: export {_SLURM}"
+            f"world torchrun: {', '.join(missing)} not set: torch does not read Slurm's variables. "
+            f"Expected torchrun on each node, or in each task: export {_SLURM}"
         )
     if missing:
         raise UsageError(f"world torchrun: {', '.join(missing)} not set: no launcher has started this world. Expected: {_HOW}")
@@ -45,7 +45,7 @@ def place_of(environment: Mapping[str, str]) -> Place:
 
 
 def is_first_rank(environment: Mapping[str, str]) -> bool:
-    """Whether the environment variables say that this process is rank 0, or is no rank. Only this process prints."""
+    """Whether this process should print. True on rank 0, and if the environment variables contain no rank."""
     return environment.get("RANK", environment.get("SLURM_PROCID", "0")) in ("", "0")
 
 

@@ -49,7 +49,7 @@ class RankThread:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the program still waits for other ranks although their processes have had time to end."""
+        """Whether the program still runs two seconds after the other ranks' processes have ended."""
         return self.is_busy and not self.answers.poll(_WAKING_SECONDS)
 
     def cpu_seconds(self) -> float:
@@ -67,7 +67,10 @@ class RankThread:
         return busy_report(self.rank, traceback.StackSummary.from_list(frames), asleep)
 
     def end(self) -> None:
-        """End the thread after its last program. If it outlived the interpreter, the process would abort at exit."""
+        """Let the thread finish its last program, then end it.
+
+        If the thread still ran when the interpreter exits, the process would abort.
+        """
         self._requests.put(None)
         self._thread.join()
 

@@ -58,7 +58,7 @@ class TorchrunRanks(Ranks):
         if size not in (None, place.size):
             raise UsageError(
                 f"size {size} is not valid: world torchrun has {place.size} ranks. "
-                f"Expected torchrun with --nnodes times --nproc-per-node = {size}."
+                f"Expected a torchrun command in which --nnodes times --nproc-per-node is {size}."
             )
         super().__init__(place.size)
         self._joined()

@@ -16,7 +16,7 @@ from equivcheck.worlds.trace.trace import Piece, Snapshot, Step, Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """One rank's recorded tensors from one phase of one step."""
+    """One rank's recorded tensors at one compared point: a phase in a step."""
 
     step: int
     """Step, from 0; the last step for state and buffers."""
@@ -37,7 +37,10 @@ class ValueTrace:
 
 
 def moments(trace: Trace | ValueTrace) -> list[Moment]:
-    """Split a trace into its moments, in search order. Traces of the same training have equally many moments."""
+    """Split a trace into moments, in the order in which the first divergence is searched.
+
+    All traces of a training have the same number of moments.
+    """
     if isinstance(trace, ValueTrace):
         return list(trace.moments)
     last = len(trace.steps) - 1
@@ -48,7 +51,7 @@ def moments(trace: Trace | ValueTrace) -> list[Moment]:
 
 
 def moments_of_steps(traces: Sequence[Trace]) -> list[tuple[Moment, ...]]:
-    """Split the traces of all ranks into moments. For each moment, return a tuple with every rank's.
+    """Split all ranks' traces into moments. Each tuple has the same moment from every rank.
 
     The final optimizer state and buffers are left out.
     """

@@ -57,7 +57,7 @@ def fill(whole: npt.NDArray[Any], piece: Piece, values: npt.NDArray[Any]) -> Non
 
 
 def assemble_tensors(snapshots: Sequence[Snapshot]) -> TensorsByName:
-    """Assemble full tensors from all ranks' snapshots. An element on no rank is NaN.
+    """Assemble full tensors from all ranks' snapshots. If no rank has an element, it is NaN.
 
     If ranks disagree about an element, the lowest rank's value is used.
     """

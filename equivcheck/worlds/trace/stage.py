@@ -6,7 +6,7 @@ from equivcheck.system.choice import PrintableEnum
 
 
 class Stage(PrintableEnum):
-    """Stage of a training when a rank makes a communication call, in order of time."""
+    """Stage of a training, in chronological order. Each recorded communication call has the stage in which a rank made it."""
 
     SETUP = "setup"
     """Building the model, the layout and the optimizer, before the first step."""

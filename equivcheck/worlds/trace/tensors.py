@@ -69,7 +69,10 @@ def table_of(pieces: tuple[Piece, ...]) -> Table:
 
 
 def full_vector(table: Table, present: tuple[bool, ...], values: Numbers) -> Vector:
-    """Return `values` with zeros inserted for absent tensors. The shape is (elements,) or (runs, elements)."""
+    """Return `values` with zeros inserted for tensors that are not `present`.
+
+    `values` is one flat vector, or has a flat vector in each row.
+    """
     if all(present):
         return values.astype(np.float64, copy=False)
     full = np.zeros((*values.shape[:-1], table.total))

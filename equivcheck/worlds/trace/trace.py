@@ -16,7 +16,10 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Position of a rank's local elements in a full tensor: a box, or a range of the flattened box."""
+    """Position of a rank's local elements in a full tensor.
+
+    The elements form a box, or consecutive elements of the flattened box.
+    """
 
     name: str
     """Canonical name; empty for padding."""
@@ -41,7 +44,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """One parameter in a rank's optimizer, with the pieces that make up its local elements, in order."""
+    """One parameter in a rank's optimizer, and the positions of its local elements in full tensors, as pieces in order."""
 
     parameter: torch.Tensor
     """Plain parameter, DTensor or flat parameter."""

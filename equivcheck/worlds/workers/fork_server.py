@@ -29,7 +29,7 @@ UNKNOWN_CODE = -signal.SIGKILL
 class WorkerForkServer:
     """Starts a server process, and asks it to fork workers.
 
-    No method waits for the server's imports. If the server fails, workers start as new processes.
+    The constructor returns while the server still imports modules. If the server fails, workers start as new processes.
     """
 
     def __init__(self, warming: str, environment: Mapping[str, str]) -> None:
@@ -118,9 +118,9 @@ class Forked:
 
     @property
     def waits_for(self) -> Channel | None:
-        """Channel that becomes readable when the server is ready and `take_place` should be called.
+        """Channel to the server. Call `take_place` when this channel becomes readable.
 
-        None once the worker has started.
+        None if the worker has started.
         """
         return self._server.control if self._process is None and self.returncode is None else None
 

@@ -22,10 +22,10 @@ _LOOKS, _LOOK_SECONDS = 100, 0.02
 
 
 def serve(fd: int, warming: str) -> None:
-    """Call ``warm_up()`` of the module `warming`, then fork workers for the supervisor at the other end of the socket `fd`.
+    """Call ``warm_up()`` in the module `warming`, then fork workers for the supervisor at the other end of the socket `fd`.
 
-    The process ends when the supervisor disconnects, also during the warm-up. Workers notice by themselves if the supervisor has
-    ended.
+    The process ends when the supervisor disconnects, even during the warm-up. Workers continue and detect the supervisor's end
+    themselves.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = Channel.of(fd)

@@ -28,8 +28,8 @@ class Stop:
 class SupervisorLink:
     """A worker's connection to its supervisor. Create it first in the worker's main thread, which then ignores Ctrl-C.
 
-    A second thread reads messages, so a busy worker also notices a stop or the supervisor's death. Until this thread runs, the
-    worker is killed if the supervisor ends.
+    A second thread reads messages, so a busy worker also notices a stop or the supervisor's death. If the supervisor ends
+    before this thread has started, the system kills the worker.
     """
 
     def __init__(self, fd: int) -> None:

@@ -69,9 +69,9 @@ class WorkerProcess:
 
     @property
     def waits_for(self) -> Channel | None:
-        """Channel that becomes readable when the fork server is ready and `take_place` should be called.
+        """Channel to the fork server. Call `take_place` when this channel becomes readable.
 
-        None once the worker has started.
+        None if the worker has started.
         """
         return self._process.waits_for if isinstance(self._process, Forked) else None
 
@@ -133,7 +133,7 @@ class WorkerProcess:
             self.kill()
 
     def kill(self) -> None:
-        """Kill the worker and its child processes at once. Processes of its ranks end by themselves when the worker is gone."""
+        """Kill the worker and its child processes at once. If the worker runs gloo ranks, their processes end by themselves."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if isinstance(self._process, Forked):
                 self._process.kill_all()

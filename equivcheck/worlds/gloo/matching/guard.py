@@ -15,9 +15,10 @@ _LONG = 3600.0
 
 
 def guard_collectives(rank: int, table: int, channel: Channel) -> Journal:
-    """Start to compare each collective in this process with the other ranks' calls, and to report a mismatch through `channel`.
+    """Start a guard that compares each later collective in this process with the other ranks' calls.
 
-    `table` is the file descriptor of the shared table of calls.
+    If two calls do not match, a `Mismatch` is sent through `channel`, and the rank waits to be killed. `table` is the file
+    descriptor for the `Table` that all ranks share.
     """
     from equivcheck.worlds.gloo.matching.torch_private import listen_to_collectives
 

@@ -33,9 +33,9 @@ class Issued(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """Two ranks that called different collectives at the same position on one group.
+    """Two ranks called different collectives as the n-th call on the same group.
 
-    A rank sends this instead of its return value.
+    The rank that finds the mismatch sends this object instead of the program's return value.
     """
 
     calls: tuple[tuple[int, str], ...]
@@ -49,7 +49,7 @@ class Mismatch:
 
 
 class Journal:
-    """Numbers one rank's collectives on each group, and enters them in a table shared by all ranks."""
+    """Numbers one rank's collectives on each group, and writes them to a table that all ranks share."""
 
     def __init__(self, rank: int, table: Table) -> None:
         self._rank, self._table = rank, table
@@ -65,9 +65,9 @@ class Journal:
         self._groups.clear()
 
     def mismatch(self, issued: Issued, group: str, ranks: tuple[int, ...]) -> Mismatch | None:
-        """Number this call on the group with these global ranks, and enter it in the table.
+        """Number a call on a group, and write it to the table. `ranks` are the group's global ranks.
 
-        Returns a `Mismatch` if another rank entered a different call at this position, else None.
+        Returns a `Mismatch` if another rank's call with this number is different, else None.
         """
         digest, count = self._group(group, ranks)
         index = count[0]

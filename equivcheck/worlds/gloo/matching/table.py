@@ -35,11 +35,10 @@ class Entry(NamedTuple):
 
 
 class Table:
-    """Collective calls in memory shared by all ranks. Ranks find a different call without waiting for each other.
+    """Table of collective calls in memory shared by all ranks. Ranks detect a different call without waiting for each other.
 
-    Ranks may call on several groups in any order. Each call gets one slot, and a later call may overwrite the slot. Ranks that
-    make the overwritten call afterwards are not compared. This happens only after thousands of calls in which some ranks lag
-    behind.
+    The table has a slot for each call, and calls on several groups may come in any order. After thousands of calls a slot is
+    used again, and the earlier call is lost. If a slow rank makes the lost call later, this call is not compared.
     """
 
     def __init__(self, fd: int) -> None:
@@ -48,10 +47,10 @@ class Table:
         self._lock = threading.Lock()
 
     def enter(self, entry: Entry) -> tuple[int, bytes] | None:
-        """Enter a call by one rank in the table.
+        """Write one rank's call to the table.
 
-        If another rank has entered a different call at this position, return that rank and the description of its call, otherwise
-        None.
+        If another rank's call with this number on the group is different, return that rank and the description of its call.
+        Otherwise return None.
         """
         start = (int.from_bytes(entry.group[:4], "little") + entry.number) % _NUM_SLOTS * _SLOT_BYTES
         with self._lock:  # the lock on the file is the process's

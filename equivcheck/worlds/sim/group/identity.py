@@ -51,7 +51,7 @@ class GroupIdentity(_ProcessGroup):  # type: ignore[misc]  # torch's overloads d
     def complete(self, store: Any, desc: str) -> PatientStore:
         """Finish the group after torch has created it.
 
-        Return a store that replaces `store`, because torch's would block all ranks.
+        Returns a store for torch to use instead of `store`. While a rank waits in `store`, no other rank could run.
         """
         self.is_complete = True
         self._desc = desc
@@ -68,13 +68,16 @@ class GroupIdentity(_ProcessGroup):  # type: ignore[misc]  # torch's overloads d
         return len(self.ranks)
 
     def name(self) -> str:
-        """Name of the backend that Python sees: always ``gloo``, because results equal gloo's."""
+        """Name of the backend for callers in Python. It is always ``gloo``, because results equal gloo's."""
         return "gloo"
 
     _get_backend_name = name
 
     def getBackendName(self) -> str:  # noqa: N802
-        """Name of the backend that C++ sees. If it were ``gloo``, C++ would read fields that only a real gloo group has."""
+        """Name of the backend for torch's C++ code.
+
+        If it were ``gloo``, C++ would read fields that only a real gloo group has.
+        """
         return "equivcheck_sim"
 
     @property
@@ -130,11 +133,11 @@ class GroupIdentity(_ProcessGroup):  # type: ignore[misc]  # torch's overloads d
 
     def split_group(self, *_: Any, **__: Any) -> Never:
         """Raise `CallRefused`, because simulated groups cannot be split."""
-        raise CallRefused("split_group: a simulated group is not supported: use new_group, or run over gloo.")
+        raise CallRefused("split_group: splitting a simulated group is not supported: use new_group, or run over gloo.")
 
     def merge_remote_group(self, *_: Any, **__: Any) -> Never:
         """Raise `CallRefused`, because simulated groups cannot be merged."""
-        raise CallRefused("merge_remote_group: a simulated group is not supported: run over gloo.")
+        raise CallRefused("merge_remote_group: merging simulated groups is not supported: run over gloo.")
 
     splitGroup = split_group  # noqa: N815
     mergeRemoteGroup = merge_remote_group  # noqa: N815

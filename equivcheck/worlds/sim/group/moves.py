@@ -63,7 +63,10 @@ class Moves(GroupCalls):
         return self.all_gather_single_coalesced([output], [source], opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, _opts: Any = None) -> SimWork:
-        """Gather several tensors from each member. Each output gets one of them from all members, concatenated along dim 0."""
+        """Gather several tensors from each member.
+
+        Output i gets input i from all members, concatenated along dim 0.
+        """
         check_wholes("all_gather", inputs, outputs, len(self.ranks))
         check_strided("all_gather", inputs)
         return self._collective(Request("all_gather", inputs, copies_of(inputs), arithmetic.all_gather_single), outputs)
@@ -136,7 +139,7 @@ class Moves(GroupCalls):
         return list(torch.split(tensor, [tensor.shape[0] // size] * size))
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> SimWork:  # noqa: ARG002 - torch names them
-        """Wait until all members have called `barrier`, and for the calling rank's earlier collectives."""
+        """Wait until all members have called `barrier` and the calling rank's earlier collectives have completed."""
         return self._collective(Request("barrier", [], [], arithmetic.nothing), [], None, BarrierWork)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:  # noqa: ARG002 - torch names them

@@ -17,7 +17,7 @@ Tensors = Sequence[torch.Tensor]
 def check_one(op: str, tensors: Sequence[object]) -> None:
     """Raise `CallRefused` unless the list contains exactly one tensor.
 
-    For several tensors, gloo raises or adds up all of them.
+    If there are several tensors, some gloo calls raise, and others add up all tensors.
     """
     if len(tensors) != 1:
         raise CallRefused(
@@ -50,7 +50,7 @@ def check_list(op: str, what: str, tensors: Tensors, like: torch.Tensor, size: i
 
 
 def check_part(op: str, output: torch.Tensor, parts: Tensors, member: int, size: int) -> None:
-    """Raise `CallRefused` unless there is one input for each rank, and the output has the shape and dtype of input `member`.
+    """Raise `CallRefused` unless there are `size` inputs in `parts`, and `output` has the shape and dtype of ``parts[member]``.
 
     `size` is the number of ranks in the group.
     """
@@ -64,7 +64,7 @@ def check_part(op: str, output: torch.Tensor, parts: Tensors, member: int, size:
 
 
 def check_wholes(op: str, parts: Tensors, wholes: Tensors, size: int) -> None:
-    """Raise `CallRefused` unless each full tensor in `wholes` is `size` times as long along dim 0 as its part."""
+    """Raise `CallRefused` unless each full tensor in `wholes` has its part's dtype and shape, with `size` times as many rows."""
     if len(parts) != len(wholes):
         raise CallRefused(f"{op}: got {len(parts)} parts for {len(wholes)} tensors. Expected one part for each tensor.")
     for part, whole in zip(parts, wholes, strict=True):

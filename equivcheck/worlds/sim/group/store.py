@@ -58,7 +58,7 @@ class PatientStore(Store):  # type: ignore[misc]  # torch says nothing of its ty
 
     @property
     def timeout(self) -> Any:
-        """Timeout that was set on torch's store."""
+        """The timeout configured on torch's store."""
         return self.store.timeout
 
 

@@ -31,9 +31,9 @@ _put_later: list[Any] = []
 
 
 def place() -> Place:
-    """Return the replacement. It makes compiled functions raise in a rank.
+    """Return the replacement with which compiled functions raise on a rank.
 
-    If the compiler is already imported, its callback setter is replaced, otherwise `torch.compile`.
+    It replaces the compiler's callback setter if the compiler is already imported, otherwise `torch.compile`.
     """
     module = sys.modules.get(_EVAL_FRAME)
     return (torch, "compile", _compiling_later) if module is None else (module, _CALLBACK, _refusing)

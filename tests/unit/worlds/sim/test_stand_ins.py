@@ -123,10 +123,10 @@ def test_a_future_of_another_is_waited_for(world: World) -> None:
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: dist.group.WORLD.split_group([0, 1]), "split_group: a simulated group is not supported"),
+        (lambda: dist.group.WORLD.split_group([0, 1]), "split_group: splitting a simulated group is not supported"),
         (
             lambda: dist.group.WORLD.merge_remote_group(dist.HashStore(), 2),
-            "merge_remote_group: a simulated group is not supported",
+            "merge_remote_group: merging simulated groups is not supported",
         ),
         (lambda: dist.gather(torch.ones(4), [torch.ones(2, 2)] * 2 if not dist.get_rank() else None), "gather: outputs torch"),
         (lambda: dist.scatter(torch.ones(4), [torch.ones(2, 2)] * 2 if not dist.get_rank() else None), "scatter: inputs torch"),

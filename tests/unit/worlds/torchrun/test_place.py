@@ -25,7 +25,7 @@ def test_a_place_is_read() -> None:
             "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT not set: no launcher .*: start it by torchrun",
         ),
         (STARTED | {"MASTER_ADDR": ""}, "MASTER_ADDR not set"),
-        ({"SLURM_PROCID": "3"}, r"torch reads none of Slurm's variables. Use torchrun .* export RANK=\$SLURM_PROCID"),
+        ({"SLURM_PROCID": "3"}, r"torch does not read Slurm's variables. Expected torchrun .* export RANK=\$SLURM_PROCID"),
         (STARTED | {"WORLD_SIZE": "two"}, "WORLD_SIZE 'two' is not valid. Expected a number, at least 1"),
         (STARTED | {"RANK": "4"}, "RANK 4 is not valid for WORLD_SIZE 4. Expected 0 to 3"),
     ],
