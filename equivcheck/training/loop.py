@@ -21,7 +21,7 @@ from equivcheck.worlds.trace.trace import Piece, Slot, Snapshot, Step, Trace
 
 
 class Pause(PrintableEnum):
-    """Point in a step at which a training waits, if several trainings run in turns."""
+    """Point in a step at which a training pauses, so that other trainings can run in turns with it."""
 
     ZEROED = "zeroed"
     """Before forward."""

@@ -25,7 +25,10 @@ class HeadModule(nn.Module):
         self.linear = UninitializedLinear(inputs, outputs * (1 + head.predicts_two), bias=head.bias)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Map features to logits (..., classes). If the head predicts two tokens, logits are (..., 2, classes)."""
+        """Map features to logits.
+
+        Logits have the shape (..., classes), or (..., 2, classes) if the head predicts two tokens.
+        """
         return self.project(inputs if self.norm is None else self.norm(inputs))
 
     def project(self, normed: torch.Tensor) -> torch.Tensor:
@@ -69,11 +72,10 @@ class MLP(nn.Module):
             self.scale = nn.Parameter(torch.ones((), dtype=dtype))
 
     def forward(self, inputs: torch.Tensor, masks: tuple[torch.Tensor | None, ...], step: int) -> torch.Tensor:
-        """Map (rows, features) to (rows, outputs), both transposed if the batch dim is 1.
+        """Map inputs to outputs. `step` decides whether auxiliary linears run.
 
-        `step` decides if auxiliary linears run.
-
-        Sequences are (rows, length, features) or (length, rows, features); tokens have no last dim.
+        Shapes are (rows, features) for inputs and (rows, outputs) for outputs. Sequences have a further dim: (rows, length,
+        features). Token inputs have no feature dim. If the batch dim is 1, rows are the second dim.
         """
         if "forwards" in self._buffers:
             self.forwards += 1
@@ -81,7 +83,7 @@ class MLP(nn.Module):
         return values.transpose(0, 1) if self.batch_dim else values
 
     def through_layers(self, inputs: torch.Tensor, masks: tuple[torch.Tensor | None, ...], step: int) -> torch.Tensor:
-        """Run embedding and layers without head, scale and offset. The output has rows along dim 0."""
+        """Run embedding and layers, but not the head, the scale and the offset. Rows are dim 0 in the output."""
         values = self.embed(inputs.transpose(0, 1) if self.batch_dim else inputs)
         for layer, mask in zip(self.layers, masks, strict=True):
             values = layer(values, mask, step)
@@ -105,7 +107,7 @@ class MLP(nn.Module):
         return self.scale_outputs(values if self.head is None else self.head(values))
 
     def project(self, values: torch.Tensor) -> torch.Tensor:
-        """Apply the head's linear, scale and offset. `forward` leaves them out if `defers_head` is set."""
+        """Apply the head's linear, the scale and the offset. If `defers_head` is set, `forward` leaves this out."""
         assert self.head is not None, "a model without a head defers nothing"
         return self.scale_outputs(self.head.project(values))
 

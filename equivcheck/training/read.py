@@ -45,7 +45,7 @@ def canonical_name(name: str) -> str:
 
 
 def default_slots(model: nn.Module) -> tuple[Slot, ...]:
-    """Return a `Slot` for each distinct parameter in a model. A slot says which elements of the parameter this rank has."""
+    """Return a `Slot` for each distinct parameter in a model, with the elements that this rank has."""
     return tuple(
         Slot(parameter=parameter, pieces=(piece_of(canonical_name(name), parameter),))
         for name, parameter in model.named_parameters()
@@ -65,8 +65,8 @@ def piece_of(name: str, tensor: torch.Tensor) -> Piece:
 def pieces_of(name: str, tensor: torch.Tensor) -> tuple[Piece, ...]:
     """Return which elements of the full tensor this rank has, as one or more boxes.
 
-    There are several boxes if one parameter packs several weights, and tensor parallelism shards each of them. An example is one
-    parameter for gate and up projections.
+    A parameter has several boxes if it packs several weights and tensor parallelism shards each weight. An example is one
+    parameter for the gate and up projections.
     """
     dim, count = _packing(tensor)
     if count == 1:
@@ -140,10 +140,10 @@ def local_values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def redistribute_like(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Redistribute a parameter's gradient or optimizer state to the parameter's placements, which communicates.
+    """Redistribute a parameter's gradient or optimizer state to the parameter's placements. This is a collective call.
 
-    Sharding propagation may give a gradient other placements, and momentum starts as a gradient. Other tensors are returned
-    unchanged.
+    Sharding propagation may give a gradient other placements. Momentum has the gradient's placements. Plain tensors, and
+    tensors with another shape or mesh, are returned unchanged.
     """
     if not (isinstance(parameter, DTensor) and isinstance(tensor, DTensor)):
         return tensor
@@ -155,7 +155,7 @@ def redistribute_like(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Te
 
 
 def snapshot(slots: Sequence[Slot], pieces: tuple[Piece, ...], tensors: Iterable[torch.Tensor | None]) -> Snapshot:
-    """Copy one tensor's local values for each `Slot`, such as the parameter or its gradient."""
+    """Copy the local values of `tensors`, which has one tensor for each `Slot`: for example its parameter or gradient."""
     present: list[bool] = []
     fits: list[bool] = []
     dtypes: list[str] = []
@@ -178,8 +178,8 @@ def snapshot(slots: Sequence[Slot], pieces: tuple[Piece, ...], tensors: Iterable
 def full_snapshot(slots: Sequence[Slot], tensors: Iterable[torch.Tensor | None]) -> Snapshot:
     """Call `full_tensor()` on each DTensor in `tensors` that exists on all ranks, and copy its values.
 
-    The call communicates, so a missing rank would block the others. Packed parameters are left out, because their full tensor is
-    only a part.
+    `full_tensor()` is a collective, so it would hang if the tensor were missing on a rank. Packed parameters are left out,
+    because each contains several weights.
     """
     named = [
         (slot.pieces[0].name, tensor)
@@ -201,8 +201,8 @@ def full_snapshot(slots: Sequence[Slot], tensors: Iterable[torch.Tensor | None])
 def state_snapshot(state: State, slots: Sequence[Slot]) -> Snapshot:
     """Copy this rank's optimizer state.
 
-    A tensor with its parameter's shape has the parameter's placement; all other tensors count as replicated. A rank without
-    elements of a parameter contributes no state for it.
+    A tensor with its parameter's shape has the parameter's placement; all other tensors count as replicated. If this rank has
+    no elements of a parameter, the parameter's state is left out.
     """
     # All ranks redistribute, because those without elements must join the collectives too.
     placed = {
@@ -218,7 +218,7 @@ def state_snapshot(state: State, slots: Sequence[Slot]) -> Snapshot:
 
 
 def state_slots(state: State, slots: Sequence[Slot]) -> list[tuple[Slot, torch.Tensor]]:
-    """Return each tensor in the optimizer state with a `Slot`, whose pieces are named ``parameter/key``."""
+    """Return each tensor in the optimizer state with a `Slot`. The pieces in this slot are named ``parameter/key``."""
     found: list[tuple[Slot, torch.Tensor]] = []
     for slot in slots:
         for key, value in state.get(slot.parameter, {}).items():
@@ -242,6 +242,6 @@ def buffer_snapshot(model: nn.Module) -> Snapshot:
 
 
 def buffer_slots(model: nn.Module) -> list[Slot]:
-    """Return a `Slot` for each buffer in a model. A slot says which elements of the buffer this rank has."""
+    """Return a `Slot` for each buffer in a model, with the elements that this rank has."""
     named = ((canonical_name(name), buffer) for name, buffer in model.named_buffers())
     return [Slot(parameter=buffer, pieces=(piece_of(name, buffer),)) for name, buffer in named]

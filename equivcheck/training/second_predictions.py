@@ -16,9 +16,9 @@ LabelsOf = Callable[[torch.Tensor], torch.Tensor]
 
 
 def relabel_second(training: Training, second: LabelsOf, batches: Sequence[Batch]) -> list[Batch]:
-    """Replace the labels for the second prediction, and compute weights and divisor again.
+    """Replace the labels for the head's second prediction, and compute weights and divisor again.
 
-    `second` computes labels from the first's.
+    `second` computes these labels from the labels for the first prediction.
     """
     loss, classes, dim = _loss_of(training), training.model.out_features, training.data.batch_dim
     first = [labels_of(batch.targets)[..., 0].transpose(0, dim) for batch in batches]
@@ -34,7 +34,7 @@ def relabel_second(training: Training, second: LabelsOf, batches: Sequence[Batch
 
 
 def weigh_second_as_first(training: Training, batches: Sequence[Batch]) -> list[Batch]:
-    """Give labels for the second prediction the same weights as labels for the first."""
+    """Give each label for the head's second prediction the weight of the label for the first prediction."""
     loss, classes = _loss_of(training), training.model.out_features
 
     def weigh(labels: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,8 @@ FLAGS = ("amsgrad", "decoupled_weight_decay", "maximize", "nesterov")
 def settings_of(optimizers: Sequence[torch.optim.Optimizer], slots: Sequence[Slot], flags: Collection[str] = ()) -> Settings:
     """Return the numeric optimizer options for each parameter, by name. Parameters in one group share one dict.
 
-    If an optimizer wraps another one, the inner options count. `flags` names boolean options to include, as 1 and 0.
+    If an optimizer wraps another one, the inner optimizer's options are returned. `flags` names boolean options to include, as
+    1 and 0.
     """
     groups = [
         (group["params"], dict(_numbers(group)) | {key: float(group[key]) for key in flags if isinstance(group.get(key), bool)})

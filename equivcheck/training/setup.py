@@ -36,7 +36,7 @@ def optimizer_step(optimizer: torch.optim.Optimizer) -> None:
 class Setup:
     """Model and functions that the train loop uses on one rank.
 
-    At first, the functions train on a single device. Then each layout replaces some of them.
+    The default functions train on a single device. Each layout replaces some of them.
     """
 
     training: Training
@@ -114,5 +114,5 @@ class Setup:
 
     @property
     def module(self) -> nn.Module:
-        """The module with all parameters on this rank: the called module, or the model if pipeline stages are called."""
+        """The module with all parameters on this rank: the module that is called, or the model if pipeline stages are called."""
         return self.model if self.has_stages else self.parts[0]

@@ -151,7 +151,10 @@ def replicated_like(values: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
 
 
 def local_like(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return a DTensor parameter's local tensor if `values` is a plain tensor; otherwise the parameter itself."""
+    """Return `parameter` in the same kind as `values`.
+
+    If only `parameter` is a DTensor, return its local tensor; otherwise `parameter` itself.
+    """
     if isinstance(values, DTensor) or not isinstance(parameter, DTensor):
         return parameter
     part: torch.Tensor = parameter.to_local()

@@ -18,7 +18,7 @@ KEPT_MODELS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter(LayerParameter):
-    """One parameter in a model, with its layer. If the model itself owns it, `name` is the full name."""
+    """One parameter in a model. Its `name` is the name within its layer, or the full name if no layer owns it."""
 
     layer: int | None
     """Index of the layer that owns the parameter; None if the model itself owns it."""
@@ -68,7 +68,10 @@ def layer_of(full_name: str) -> int | None:
 
 @lru_cache(maxsize=KEPT_MODELS)
 def parameters_of(model: Model) -> tuple[Parameter, ...]:
-    """List distinct parameters in the order of `torch.nn.Module.named_parameters`: scale, embedding, layers, head."""
+    """List distinct parameters in the order of `torch.nn.Module.named_parameters`.
+
+    The order is: the model's scale, embeddings, layers, head.
+    """
     embeds = model.source is not None and not model.source.frozen
     head = (replace(parameter, name=f"head.{parameter.name}") for parameter in head_parameters(model))
     return (

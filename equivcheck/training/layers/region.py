@@ -6,13 +6,13 @@ import torch
 
 
 class Region:
-    """Communication around a mixture of experts under tensor parallelism.
+    """Communication that a mixture of experts needs under tensor parallelism.
 
-    This base class communicates nothing; it is used if experts are replicated.
+    This base class is for replicated experts, so it communicates nothing.
     """
 
     def gather_input(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the layer's input as a replicated tensor. Here it is replicated already."""
+        """Return the layer's input as a replicated tensor. This base class returns it unchanged, because it is replicated."""
         return values
 
     def copy_to_ranks(self, values: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -23,13 +23,16 @@ class Region:
         return values, weights
 
     def reduce_output(self, addend: torch.Tensor) -> torch.Tensor:
-        """Reduce the ranks' partial sums to the layer's output. Here the argument is already the output."""
+        """Reduce the ranks' partial sums to the layer's output.
+
+        This base class returns its argument, which is the full output.
+        """
         return addend
 
     def bias_on_first_rank(self, bias: torch.Tensor) -> torch.Tensor:
         """Return the bias that this rank adds to its partial sum: the bias on the first rank, zeros on others.
 
-        The reduced output then contains the bias once. Here it is returned unchanged.
+        The reduced output then contains the bias once. This base class returns the bias unchanged.
         """
         return bias
 

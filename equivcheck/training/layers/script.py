@@ -10,7 +10,7 @@ from equivcheck.training.layers.facts import LayerParameter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerScript:
-    """Code for one layer's class in an exported script."""
+    """Source code for the module class that an exported script uses for one layer."""
 
     name: str
     """Preferred class name. Layers with identical code share a class."""

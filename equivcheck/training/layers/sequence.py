@@ -8,13 +8,16 @@ import torch
 
 
 class AttentionHooks(Protocol):
-    """Methods of an attention module that `Sequence` calls. All tensors are (rows, heads, positions, head_dim)."""
+    """Methods that `Sequence` calls on an attention module. All tensors have the shape (rows, heads, positions, head_dim)."""
 
     def repeat_kv_heads(self, values: torch.Tensor) -> torch.Tensor:
         """Repeat key or value heads so that each query head has its own copy."""
 
     def unseen(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor | None:
-        """Return a mask, (queries, keys), with True if a query position may not attend to a key position; None masks nothing."""
+        """Return a mask that is True if a query position may not attend to a key position. None masks nothing.
+
+        Its shape is (queries, keys).
+        """
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Compute attention over a full sequence."""
@@ -26,21 +29,21 @@ class AttentionHooks(Protocol):
 
 
 class Sequence:
-    """Positions of a sequence on this rank, and attention over them. Here the rank has all positions.
+    """Positions of a sequence on this rank, and attention over them.
 
-    Context parallelism replaces it with a subclass.
+    This base class is for ranks that have all positions. Context parallelism uses a subclass.
     """
 
     def positions(self, count: int, device: torch.device) -> torch.Tensor:
-        """Return this rank's `count` positions, as indices in the full sequence, shape (count,)."""
+        """Return the indices of this rank's `count` positions in the full sequence. The shape is (count,)."""
         return torch.arange(count, device=device)
 
     def attend_from_local(
         self, looks: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        """Compute attention from this rank's positions to the full sequence. `looks` is the attention module.
+        """Compute attention from this rank's positions to the full sequence, with the attention module `looks`.
 
-        All tensors are (rows, heads, local positions, head_dim).
+        All tensors have the shape (rows, heads, local positions, head_dim).
         """
         return looks.attend(query, looks.repeat_kv_heads(key), looks.repeat_kv_heads(value))
 
