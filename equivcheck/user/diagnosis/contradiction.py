@@ -22,7 +22,7 @@ NEARLY = 1e-3
 
 
 class Contradicted(EquivCheckError):
-    """The values of an emulation clearly differ from those of the real ranks, so its mistake is not the cause."""
+    """Emulated values clearly differ from those on the real ranks, so the emulated mistake is not the cause."""
 
 
 class RealValues:
@@ -47,7 +47,7 @@ class RealValues:
             with np.errstate(invalid="ignore", over="ignore"):
                 is_far = np.linalg.norm(real - other) > SLACK * self._limit(expected, piece.name, real, other)
             if is_far:  # false for NaN, which the complete comparison judges
-                raise Contradicted(f"step {step}, {phase.value} of {piece.name} on rank {rank}")
+                raise Contradicted(f"step {step}, {phase.value} of {piece.name} on rank {rank}: the emulated values differ")
 
     def _limit(self, expected: Expected, name: str, real: Vector, other: Vector) -> float:
         """Return a bound that is at least the tolerance in the complete comparison of these values."""
@@ -60,7 +60,10 @@ class RealValues:
 
 
 def are_gradients_scaled(diverged: DivergedTraining) -> bool:
-    """Whether each rank's gradients at the first wrong step may be multiples of the right ones. False if one clearly is not."""
+    """Whether a wrong factor may explain the gradients at the first wrong step.
+
+    False if a gradient on any rank is clearly not a multiple of the right gradient.
+    """
     step = diverged.first.step
     right = diverged.expected_values(step, Phase.GRADIENT)
     for expected, found in zip(diverged.reference.moments, diverged.found, strict=True):

@@ -66,9 +66,9 @@ class DivergedTraining(Evidence):
 
     @property
     def fractions(self) -> dict[float, str]:
-        """Quotients by which values may wrongly be multiplied, each with a phrase.
+        """Factors by which values may wrongly be multiplied. Each has a phrase that describes the factor.
 
-        They are numbers of labels at the first wrong step, divided by numbers of ranks.
+        The factors are numbers of labels at the first wrong step, divided by numbers of ranks.
         """
         found: dict[float, str] = {}
         for values in tensors_of(self.task.batches[self.first.step]):
@@ -81,9 +81,9 @@ class DivergedTraining(Evidence):
         return found
 
     def call_counts(self, known: int) -> list[tuple[int, str]]:
-        """Return how many microbatches, backward passes and module calls a step has, each with a phrase.
+        """Return how many microbatches, backward passes and module calls a step has.
 
-        Leaves out 1 and the `known` number.
+        Each count has a phrase that describes it. Counts equal to 1 or `known` are left out.
         """
         passes = max((run.num_backward for run in self.observed.ranks), default=1)
         named = [(self.num_microbatches, f"the {self.num_microbatches} microbatches")]
@@ -132,7 +132,10 @@ def split_dim(diverged: DivergedTraining, name: str, axis: str) -> int | None:
 
 
 def held_indices(diverged: DivergedTraining, name: str, axis: str, dim: int) -> list[torch.Tensor]:
-    """Return which indices of a parameter's dim ranks hold, for each index on `axis`."""
+    """Return which indices in dim `dim` of a parameter ranks hold.
+
+    The list has a tensor for each index on the mesh axis `axis`.
+    """
     found = []
     for index in range(diverged.size((axis,))):
         ranks = [rank.rank for rank in diverged.coordinates if rank.indices[axis] == index]

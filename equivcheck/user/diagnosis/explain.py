@@ -122,7 +122,10 @@ NOT_TRIED = "no known fault was tried: your step, run on one device for each ran
 
 
 def explanation_of(diverged: DivergedTraining) -> UserDiagnosis:
-    """Search the mistake that reproduces all values on the ranks. If none does, return a pattern in the differences as a hint."""
+    """Find the mistake that reproduces all values on the ranks.
+
+    If there is none, return a pattern in the differences as a hint.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fits: Sequence[Mistake | Diagnosis] = wrong_reported_values(diverged) or wrong_averages_outside(diverged)

@@ -26,7 +26,7 @@ _is_observed = threading.Event()
 
 @contextlib.contextmanager
 def observe_clipping() -> Iterator[None]:
-    """Inside the context, `call_before_clipping` works in every thread. A second such context inside it does nothing."""
+    """Inside the context, `call_before_clipping` works in every thread. Nested contexts have no further effect."""
     if _is_observed.is_set():
         yield
         return
@@ -62,7 +62,7 @@ def call_before_clipping(function: Callable[[], None]) -> Iterator[None]:
 def intercept_backward(backward: Backward) -> Iterator[None]:
     """Inside the context, every `Tensor.backward()` calls `backward`, in all threads.
 
-    It gets the loss, and a function for the original pass.
+    The function `backward` gets the loss, and a function that runs the original pass.
     """
     own_backward, own_run = torch.autograd.backward, autograd_private.run_backward
 
@@ -80,8 +80,8 @@ def intercept_backward(backward: Backward) -> Iterator[None]:
 def intercept_clipping(clip: Clip) -> Iterator[None]:
     """Inside the context, `clip` replaces `clip_grad_norm_` and `torch.nn.utils.clip_grads_with_norm_`.
 
-    The latter is replaced only if it gets the norm of its gradients: `torch.nn.utils.get_total_norm` returned it, or it is the
-    2-norm of all these gradients.
+    A call to `clip_grads_with_norm_` is replaced only if the passed norm comes from `torch.nn.utils.get_total_norm`, or equals
+    the 2-norm of all passed gradients.
     """
     own_norm, own_scaling = clip_grad._get_total_norm, clip_grad._clip_grads_with_norm_
     kinds: dict[int, tuple[torch.Tensor, float]] = {}

@@ -27,7 +27,7 @@ class _Pass:
 
 
 class KnownBackward:
-    """Cache of backward passes on emulated ranks without a mistake.
+    """Cache of gradients from correct backward passes on emulated ranks.
 
     Most mistakes come after the backward pass, and the pass takes most of an emulation's time. A cached pass is used if loss,
     parameters and buffers are equal.
@@ -40,7 +40,7 @@ class KnownBackward:
         self._num_bytes = 0
 
     def add(self, place: Place, loss: torch.Tensor, model: nn.Module, gradients: Gradients) -> None:
-        """Add a backward pass to the cache. Does nothing if all passes are cached or the memory is used up."""
+        """Add a backward pass to the cache. Does nothing if the correct ranks have finished, or if the cache is full."""
         if self.is_complete:
             return
         given = _given(model)
@@ -54,7 +54,7 @@ class KnownBackward:
             self._passes[place] = _Pass(loss.detach().clone(), kept, copies)
 
     def gradients(self, place: Place, loss: torch.Tensor, model: nn.Module) -> Gradients | None:
-        """Return a cached backward pass's gradients; None if it is not cached. The caller must not change them."""
+        """Return the gradients of a cached backward pass; None if the pass is not cached. The caller must not change them."""
         known = self._passes.get(place)
         if known is None or not _are_equal([known.loss, *known.given], [loss, *_given(model)]):
             return None
@@ -73,10 +73,10 @@ def _are_equal(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> 
 
 
 def computation(models: Sequence[nn.Module], others: Sequence[Any]) -> tuple[Any, ...] | None:
-    """Return a key for the code that a backward pass runs: modules, parameters, hooks and other objects, by identity.
+    """Return a cache key for the code that a backward pass runs: modules, parameters, hooks and other objects, by identity.
 
-    An emulation with a mistake in the model has another key. None if hooks see the backward pass, because a cached pass does not
-    call them.
+    An emulation with a mistake in the model has another key. None if the model has backward hooks, because hooks would not run
+    in a cached pass.
     """
     modules = [module for model in models for module in model.modules()]
     parameters = [parameter for model in models for parameter in model.parameters()]

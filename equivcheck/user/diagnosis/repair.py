@@ -37,7 +37,7 @@ CONFIRMED = "(with {}, your ranks agree with one device in every step)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduction:
-    """A reduction of gradients over mesh axes, which may be missing on the ranks."""
+    """A reduction of gradients over mesh axes. Each object is a candidate for the reduction that ranks left out."""
 
     axes: tuple[str, ...]
     """Mesh axes along which the ranks' gradients are added up."""
@@ -56,7 +56,7 @@ class MissingReduction:
 
 
 def missing_reductions(diverged: DivergedTraining) -> list[Diagnosis]:
-    """Search the reductions that ranks left out: with them, ranks agree with one device in every step.
+    """Find gradient reductions that ranks left out. If ranks add them, they agree with one device in every step.
 
     Empty if there are none.
     """

@@ -27,9 +27,9 @@ Values = npt.NDArray[np.float64]
 
 
 def wrong_reported_values(diverged: DivergedTraining) -> list[Diagnosis]:
-    """Return why a number that the step returns is wrong.
+    """Explain why a number that the step returns is wrong.
 
-    Empty unless only this number differs, and one mistake gives all ranks' values at all steps.
+    Empty if another value differs too, or if no single mistake reproduces all ranks' numbers at all steps.
     """
     first = diverged.first
     is_only = all((each.phase, each.tensor) == (first.phase, first.tensor) for each in diverged.divergences)

@@ -48,7 +48,7 @@ NOTHING_LOST = (
 
 
 def loss_at_restart(run: SingleDeviceRun, reference: Reference, result: RanksResult) -> RestartLoss:
-    """Search the state that ranks lost between saving and loading a checkpoint."""
+    """Find the state that ranks lost between saving and loading a checkpoint."""
     lost = _lost_between(*(_checkpoints(traces) for traces in (result.before, result.run.values)))
     items = lost.items
     if not items:

@@ -32,10 +32,10 @@ ACCEPTS = f"{CHECKER} accepts your step: the error is in values, or in tensors w
 
 
 def opinion_of_types(task: Task) -> str:
-    """Return the type checker's error with its line in the code, or a sentence that the checker accepts the step.
+    """Return the spmd_types checker's error with its line in the code, or a sentence that the checker accepts the step.
 
-    Empty if parameters have no types, or if the step fails for another reason. The built-in step with data ranks is skipped,
-    because the checker rejects backward from a loss over a rank's own rows.
+    Empty if no parameter has such a type, or if the step fails for another reason. The built-in step with data ranks is
+    skipped, because the checker rejects backward from a loss over a rank's own rows.
     """
     if CHECKER not in sys.modules or (task.rank_step is None and task.num_data_ranks > 1):
         return ""

@@ -24,7 +24,7 @@ Shape: (..., positions, positions)."""
 
 
 def wrong_masks(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield mistakes in attention masks: attention across packed documents, or a mask that fits a rank's own positions only."""
+    """Yield mistakes in attention masks: positions attend to other documents, or ranks ignore other ranks' positions."""
     words = "attention crosses the borders of packed documents: a position also attends to other documents in its row"
     yield Mistake(Cause.ATTENTION_MASK, words, partial(_change_masks, change=without_documents))
     for axis in diverged.same_row_axes:
@@ -44,7 +44,10 @@ def lost_key_gradients(diverged: DivergedTraining, _facts: StepFacts) -> Iterato
 
 
 def without_documents(visible: torch.Tensor) -> torch.Tensor:
-    """Return a mask with which positions see all documents in their row. Other kinds of masks are returned unchanged."""
+    """Return a mask in which positions also see other documents in their row.
+
+    If the mask does not separate documents, it is returned unchanged.
+    """
     first, is_used = visible.int().argmax(-1), visible.any(-1)
     is_causal = not visible.triu(1).any()
     all_ = torch.ones_like(visible).tril() if is_causal else torch.ones_like(visible)
@@ -54,15 +57,15 @@ def without_documents(visible: torch.Tensor) -> torch.Tensor:
 
 
 def within_ranks(visible: torch.Tensor, *, count: int) -> torch.Tensor:
-    """Return a mask with which queries see only keys on their own rank. `count` ranks share the positions."""
+    """Return a mask in which queries see only keys on their own rank, if the positions are sharded over `count` ranks."""
     owner = torch.arange(visible.shape[-1]) * count // visible.shape[-1]
     return visible & (owner[:, None] == owner)
 
 
 def from_first_position(visible: torch.Tensor, *, count: int) -> torch.Tensor:
-    """Return a mask with which each rank uses the first rank's rows, as if its own positions were the first.
+    """Return a mask in which each rank's queries use the mask of the first rank's queries.
 
-    `count` ranks share the positions.
+    Then each rank computes as if its own positions were the first. Positions are sharded over `count` ranks.
     """
     size = visible.shape[-1]
     return visible if size % count else visible[..., torch.arange(size) % (size // count), :]
@@ -77,7 +80,7 @@ def _keep_local_keys(ranks: EmulatedUserRanks, *, count: int) -> None:
 
 
 def enter_in_forward(ranks: EmulatedUserRanks, mode_for: Callable[[nn.Module], TorchFunctionMode]) -> None:
-    """Run each forward on the emulated ranks under a torch function mode, which `mode_for` returns for a model."""
+    """Run each forward on the emulated ranks under the torch function mode returned by ``mode_for(model)``."""
     for model in ranks.models:
         module: Any = model
         module.forward = partial(_call_in, module, module.forward, mode_for)

@@ -24,7 +24,7 @@ FIT = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Average:
-    """A running average of a parameter: after each update, it moves towards the parameter by a constant share."""
+    """A running average of a parameter: each update moves it towards the parameter by a constant fraction of the distance."""
 
     source: str
     """Name of the parameter."""
@@ -33,7 +33,10 @@ class Average:
 
 
 def wrong_averages(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield mistakes: running averages are updated in each microbatch, too early, several times or never."""
+    """Yield mistakes in updates of running averages.
+
+    The averages are updated after each microbatch, before the optimizer's update, several times, or never.
+    """
     averages = _averages(diverged)
     if not averages:
         return
@@ -59,7 +62,10 @@ def _ways(diverged: DivergedTraining, num_backward: int) -> list[tuple[int, int,
 
 
 def wrong_averages_outside(diverged: DivergedTraining) -> list[Diagnosis]:
-    """Return why running averages outside the model are wrong, if one mistake gives their values at all steps."""
+    """Explain why running averages outside the model are wrong.
+
+    Empty if no single mistake reproduces their values at all steps.
+    """
     names = tuple(dict.fromkeys(each.tensor for each in diverged.divergences))
     if any(each.phase is not Phase.REPORTED for each in diverged.divergences):
         return []

@@ -48,16 +48,20 @@ Orders = Mapping[str, _Order]
 
 
 def component_sizes(size: int, num_ranks: int) -> Iterator[tuple[int, ...]]:
-    """Yield the possible sizes of components in a fused dim with `size` indices, if ranks can split each evenly."""
+    """Yield possible component sizes in a fused dim with `size` indices, such as query, key and value.
+
+    `num_ranks` ranks must be able to split each component evenly.
+    """
     for shares in (*((1,) * count for count in EQUAL), *((times, 1, 1) for times in QUERIES)):
         if size % (sum(shares) * num_ranks) == 0:
             yield tuple(size // sum(shares) * share for share in shares)
 
 
 def order_in_blocks(sizes: Sequence[int], num_ranks: int) -> torch.Tensor:
-    """Return a fused dim's indices in the order in which ranks compute if they split it as one block.
+    """Return the order of indices that a fused dim has on ranks, if ranks split it as one block.
 
-    On one device the dim holds the components one after the other. Each rank takes its block for a part of every component.
+    On one device the components follow each other in the dim. Each rank treats its block as if it contained a part of every
+    component.
     """
     blocks = torch.arange(sum(sizes)).chunk(num_ranks)
     parts = [torch.split(block, [size // num_ranks for size in sizes]) for block in blocks]
@@ -65,7 +69,7 @@ def order_in_blocks(sizes: Sequence[int], num_ranks: int) -> torch.Tensor:
 
 
 def fused_as_one_block(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield a mistake: ranks split a fused weight as one block, but compute with parts of its components.
+    """Yield a mistake: ranks split a fused weight as one block, but compute as if they had a part of each component.
 
     Each fused weight is tried.
     """

@@ -128,9 +128,9 @@ RIGHT = "your ranks train correctly, but the loss that they return is"
 
 
 def wrong_losses(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield mistakes in the loss that the step returns. Nothing unless only the loss differs.
+    """Yield mistakes in the loss that the step returns. If anything else differs too, yield nothing.
 
-    Examples: multiplied, wrong on one rank, or from one microbatch or rank only.
+    Examples: the loss is multiplied, is wrong on one rank, or comes from only one microbatch or rank.
     """
     if any(found.phase is not Phase.LOSS for found in diverged.divergences):
         return

@@ -42,7 +42,7 @@ class Addition:
 def wrong_loss_terms(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
     """Yield a mistake: a term of the loss is multiplied by a wrong factor. Each term is tried.
 
-    The last addition comes first, because it is nearest to the loss.
+    The terms in the last addition are tried first, because this addition is nearest to the loss.
     """
     changes_loss = diverged.first.phase is Phase.LOSS
     for number, addition in list(enumerate(_additions(diverged)))[: -MAX_ADDITIONS - 1 : -1]:

@@ -24,7 +24,7 @@ SYNC_OFF = "as FSDP2 leaves gradients while their sync is off (`set_requires_gra
 
 
 def missing_gradients(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield mistakes that make gradients None on ranks. Nothing unless ranks step with such gradients.
+    """Yield mistakes that make gradients None on ranks, if the first divergence is a gradient that is None.
 
     The missing gradients are either lost, or added to the gradients of a later step.
     """
@@ -137,7 +137,7 @@ def _state_in_shape(ranks: EmulatedUserRanks, rank: int, value: torch.Tensor) ->
 
 
 def wrong_sharing(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield a mistake: one module has its own copy of a shared weight, which is updated separately or never."""
+    """Yield a mistake: a weight is shared on one device, but on ranks one module has a copy, updated separately or never."""
     places: dict[int, list[str]] = {}
     for name, parameter in build_model(diverged.task).named_parameters(remove_duplicate=False):
         places.setdefault(id(parameter), []).append(name)

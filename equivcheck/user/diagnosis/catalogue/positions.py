@@ -41,7 +41,7 @@ def restarted_positions(diverged: DivergedTraining, _facts: StepFacts) -> Iterat
 
 
 def losses_of_parts(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield a mistake: each rank averages the loss over its own positions, perhaps without its last label."""
+    """Yield a mistake: each rank divides the loss by its own number of labels, or ignores the last label in its part."""
     for axis in diverged.same_row_axes:
         count, where = diverged.size((axis,)), diverged.ranks_text((axis,))
         words = f"each of {where} divides its loss by its own number of labels, and the results are averaged"
@@ -67,7 +67,7 @@ def _split_losses(ranks: EmulatedUserRanks, *, count: int, loses: bool, borders:
 
 
 def shifted_labels(_diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield a mistake: labels belong to the next or the previous position, as after a second shift."""
+    """Yield a mistake: labels belong to the next or the previous position, for example because they are shifted twice."""
     for by, words in ((-1, "the label of the next position"), (1, "the label of the previous position")):
         sentence = f"labels are shifted: each position is compared with {words}"
         yield Mistake(Cause.ANOTHER_LABEL, sentence, partial(_shift_labels, by=by), is_quick=True)
@@ -85,7 +85,7 @@ def _shift_labels(ranks: EmulatedUserRanks, *, by: int) -> None:
 def _class_numbers(labels: torch.Tensor) -> torch.Tensor:
     """Copy the labels. Raises `TypeError` if the targets are not class numbers."""
     if labels.is_floating_point():
-        raise TypeError("only numbers of classes can be ignored")
+        raise TypeError("only class numbers can be ignored, but these targets are floating-point numbers")
     return labels.clone()
 
 

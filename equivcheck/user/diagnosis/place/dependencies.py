@@ -14,7 +14,7 @@ _NONE: _Sources = (frozenset(), frozenset())
 
 
 class Dependencies:
-    """Records from which earlier inputs and outputs of modules each later one is computed, in one step."""
+    """Dependencies between the inputs and outputs of modules in one step: which earlier tensors each tensor is computed from."""
 
     def __init__(self, seen: Sequence[ModuleTensor], parameters: Mapping[str, torch.Tensor]) -> None:
         """`seen` lists recorded tensors in execution order, with their autograd nodes. `parameters` are the model's, by name."""
@@ -44,7 +44,7 @@ class Dependencies:
     def nearest_parameters(self, key: Key) -> frozenset[str]:
         """Return the names of the parameters used between a module tensor and the recorded tensors before it.
 
-        If no parameter is used there, take the nearest earlier tensor for which some are.
+        If none is used there, return the names for the nearest earlier tensor that has any.
         """
         tensor = key._replace(is_gradient=False)
         before = sorted(self._sources.get(tensor, _NONE)[0], key=self._order.__getitem__, reverse=True)

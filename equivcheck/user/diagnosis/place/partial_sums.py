@@ -24,7 +24,7 @@ from equivcheck.user.traces.settings import UserTrace
 
 
 def missing_sum(diverged: DivergedTraining, place: Where) -> UserDiagnosis | None:
-    """Search the sum that ranks left out between two modules: with it, ranks agree with one device in every step.
+    """Find the sum that ranks left out between two modules. If ranks add it, they agree with one device in every step.
 
     `place` is the first place with wrong values. Returns None if there is no such sum.
     """
@@ -81,12 +81,12 @@ class _Reduced(torch.autograd.Function):
 
     @staticmethod
     def forward(_context: Any, groups: Sequence[dist.ProcessGroup], divisor: int, value: torch.Tensor) -> torch.Tensor:
-        """Return the sum or mean."""
+        """Return the sum of the ranks' values, divided by `divisor`."""
         return _reduce(value, groups, divisor)
 
     @staticmethod
     def backward(_context: Any, gradient: torch.Tensor) -> tuple[None, None, torch.Tensor]:
-        """Return the gradient unchanged."""
+        """Return the gradient unchanged, because only the value is reduced."""
         return None, None, gradient
 
 
@@ -95,11 +95,11 @@ class _ReducedGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, groups: Sequence[dist.ProcessGroup], divisor: int, value: torch.Tensor) -> torch.Tensor:
-        """Return the value unchanged."""
+        """Return the value unchanged, because only its gradient is reduced."""
         context.groups, context.divisor = groups, divisor
         return value.view_as(value)
 
     @staticmethod
     def backward(context: Any, gradient: torch.Tensor) -> tuple[None, None, torch.Tensor]:
-        """Return the sum or mean."""
+        """Return the sum of the ranks' gradients, divided by the `divisor` from forward."""
         return None, None, _reduce(gradient, context.groups, context.divisor)

@@ -73,8 +73,9 @@ class Agreement:
 class PartComparer:
     """Compares the tensors on ranks with full tensors, one tensor after the other.
 
-    A comparer remembers how earlier tensors with right values were split. A later tensor with the same split is wrong if its
-    values differ. Otherwise its ranks may split it in a new way.
+    If ranks' values equal parts of the full tensor, they are right, and the comparer remembers this split. If a later tensor
+    could have a remembered split but other values, it is wrong. Without a remembered split the status is unknown, because ranks
+    may split the tensor in a new way.
     """
 
     def __init__(self, task: Task, coordinates: Sequence[RankCoordinate], eps: float) -> None:

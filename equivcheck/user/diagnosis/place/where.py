@@ -52,8 +52,8 @@ class Where:
 def where_of(diverged: DivergedTraining) -> Where:
     """Find the first module with wrong values, and describe it.
 
-    Empty if the update or a reported value differs first, if the second run differs in another place, or if no single module is
-    first.
+    Returns an empty `Where` if the update or a reported value differs first, if the repeated run differs elsewhere, or if no
+    single module is first.
     """
     if diverged.first.phase not in (Phase.LOSS, Phase.GRADIENT):
         return Where()
