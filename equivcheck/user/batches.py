@@ -60,7 +60,7 @@ def perturbation_factors(tensor: torch.Tensor, eps: float, generator: np.random.
 
 
 def rank_batch(task: Task, batch: Any, mesh: DeviceMesh) -> Any:
-    """Return this rank's part of a batch: the result of the user's `shard`, or an equal part of the rows.
+    """Return this rank's part of a batch: an equal part of the rows, or the part that the user's `shard` returns.
 
     Parts are numbered in row-major order over the data axes.
     """

@@ -85,7 +85,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
         ``named_parameters``. Returns an optimizer. For your own `step` it may return several, in a list, tuple, dict or object.
     :param trainer: An adapter for a trainer that owns backward, clipping and updates; see `equivcheck.Trainer`. It takes the
         place of `parallelize`, `step` and `rank_step`.
-    :param name: Stands in the first line of the verdict.
+    :param name: Name of this training, for the first line of the verdict.
     :param reduction: ``"mean"`` or ``"sum"``. A sum is multiplied by the number of data ranks before backward, because data ranks
         average gradients.
     :param scheduler: Called with the optimizer. Its ``step()`` runs after each training step.
@@ -105,17 +105,18 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
         be a pattern; the first match counts. Shards are chunks as `torch.chunk` makes them, split along outer axes first. If
         ranks split each component of a fused dim, add the number of components, ``(dim, axis, 3)``, or their sizes.
     :param dtype: Model and batches are converted to this type. None leaves them unchanged.
-    :param precision: Precision that ranks round to, so that one device rounds at the same points: a `LowPrecision` for autocast
-        (applied here unless you pass `step`; needs `dtype=torch.float32` or None), a `MixedPrecision` for an FSDP policy.
-    :param keep_dtype: Replace float32 by float64 if the model asks for float32, on one device and on ranks.
+    :param precision: Low precision that ranks use. One device then rounds at the same points. Pass a `MixedPrecision` for an FSDP
+        policy, or a `LowPrecision` for autocast. Autocast needs `dtype=torch.float32` or None. It is applied here, unless you
+        pass `step`.
+    :param keep_dtype: If the model's code casts to float32, cast to float64 instead, on one device and on ranks.
     :param dropout_masks: Draw the masks of `torch.nn.Dropout` (1d, 2d, 3d) for all rows, and give each rank its part.
     :param resume: A `Restart`: ranks save a checkpoint, start again, load it and train on.
-    :param batch_splits: Check the training again with its batches split over data ranks in up to eight other ways, such as 1 and
-        n - 1 rows, or a rank without labels. Needs your own `step`; pass batches as lists of microbatches if it takes such lists.
-        A `BatchSplits` says how batches are taken apart.
+    :param batch_splits: If True, check again with up to eight other splits of the batches over data ranks, such as 1 and n - 1
+        rows, or a rank without labels. Needs your own `step`; pass batches as lists of microbatches if it takes such lists. Pass
+        a `BatchSplits` instead of True if the default splits do not fit your batches.
     :param seed: Seed for torch, numpy and random before each call of `model`, for dropout masks, and for the single-device run.
     :param world: ``"sim"``, ``"gloo"``, ``"torchrun"``, or ranks that are already running.
-    :param schedule_seed: Order in which simulated ranks take turns.
+    :param schedule_seed: Seed for the order in which simulated ranks take turns.
     :param deadline: Seconds after which ranks count as hung, if they are idle or compute without communicating.
     :param explain: Search for the cause of a divergence when the verdict is first read. No search takes place under `precision`.
     :raises UsageError: An argument is not valid, or two runs on one device differ.

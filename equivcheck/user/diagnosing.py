@@ -135,9 +135,9 @@ def _unshared(task: Task) -> Task:
 
 
 def diagnosis_of(hint: str, task: Task, values: Values) -> UserDiagnosis:
-    """Diagnose a training: search the mistake or a pattern, and the first wrong module, and run the spmd_types type checker.
+    """Diagnose a training: find the mistake or at least a pattern, and the first wrong module.
 
-    `hint` is a possible explanation found before.
+    Also run the spmd_types type checker. `hint` is a possible explanation found before.
     """
     # Imported here because most trainings are right.
     from equivcheck.user.diagnosis.diverged import diverged_training

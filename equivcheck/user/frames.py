@@ -79,9 +79,10 @@ def _lines(frame: _Frame) -> list[str]:
 
 @contextlib.contextmanager
 def module_in_errors(names: TensorNames, module: nn.Module) -> Iterator[None]:
-    """Inside the context, add a module's name to an exception raised in its forward, or while torch parallelized it.
+    """Inside the context, add a note with a module's name to an exception.
 
-    The printed stack contains the note, so it also arrives from another process.
+    The module is the one whose forward raised, or that torch was parallelizing. The printed stack contains the note, so another
+    process can read it.
     """
     try:
         yield

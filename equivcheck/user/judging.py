@@ -186,7 +186,10 @@ _ABOUT_LOSSES = (
 
 
 class UserCase:
-    """A user's training, as the judge needs it: the single-device run, with only those tensors that ranks have, too."""
+    """A user's training, prepared for comparison with the ranks.
+
+    It has the single-device run, without tensors that ranks do not have.
+    """
 
     def __init__(self, run: SingleDeviceRun, traces: Sequence[UserTrace], before: Sequence[UserTrace] = ()) -> None:
         self.left_out = phases_left_out(run.trace, (*before, *traces))
@@ -205,7 +208,7 @@ class UserCase:
         """The single-device run."""
 
     def judge_case(self) -> ExpectedRun:
-        """Return the references for the judge. It must reach a decision about every step."""
+        """Return references for the comparison. The outcome is EQUIVALENT only if every step could be compared."""
         return ExpectedRun(
             reference=lambda: self._readable(self._quick),
             confirming_reference=lambda: self._readable(self.run.confirming_reference(None if self._far else self._parts)),
@@ -232,14 +235,17 @@ class UserCase:
 
     @property
     def apart_in_parts(self) -> str:
-        """Clause: one device gets other values if it processes the ranks' rows part by part. Empty if it does not."""
+        """Clause that says that one device gets other values if it processes the ranks' rows part by part.
+
+        Empty if the values are equal.
+        """
         where = self.first_moment_apart
         apart = f"{NO_MEAN}: one device that processes the ranks' rows part by part computes something else ({where})"
         return apart if where else ""
 
     @property
     def first_moment_apart(self) -> str:
-        """First step and phase at which one device gets other values if it processes the rows part by part; else empty."""
+        """First step and phase at which values differ if one device processes the rows part by part. Empty if none differs."""
         return "" if self._far is None else f"step {self._far.step}, {self._far.phase.value}"
 
     def measures(self, calls: Sequence[Sequence[Call]]) -> Measures | None:

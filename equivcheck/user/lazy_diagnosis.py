@@ -32,7 +32,8 @@ class UserDiagnosis:
 class LazyDiagnosis:
     """Diagnosis of one verdict, which runs when it is first read, and only once.
 
-    If it is interrupted, the next read starts it again. Pickling runs it first, because the training cannot be pickled with it.
+    If it is interrupted, the next read starts it again. Pickling runs the diagnosis first, because a pickle contains the result
+    but not the training.
     """
 
     def __init__(self, diagnose: Callable[[], UserDiagnosis] | None = None, result: UserDiagnosis | None = None) -> None:

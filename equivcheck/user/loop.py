@@ -42,7 +42,9 @@ def train(  # noqa: PLR0913, PLR0917 - the training, its place, and the part to 
     optimizer = build_optimizer(task, reader.names, reader.module)
     if step is None and not callable(getattr(optimizer, "step", None)):
         raise invalid(
-            f"optimizer with a {type(optimizer).__name__}", "the built-in step needs one optimizer", "one, or step= for several"
+            f"optimizer with a {type(optimizer).__name__}",
+            "the built-in step calls only one",
+            "an optimizer, or step=fn to call several",
         )
     scheduler = None if task.scheduler is None else task.scheduler(optimizer)
     read = GradientReader(reader, optimizers_in(optimizer))
@@ -196,7 +198,7 @@ def _loss_and_others(value: Any) -> tuple[float | None, dict[str, torch.Tensor]]
 
 def _state_outside(objects: Any) -> dict[str, torch.Tensor]:
     if not isinstance(objects, Mapping):
-        raise invalid("also", f"it returned {objects!r:.100}", "a dict of objects by name")
+        raise invalid("`also`", f"it returned {objects!r:.100}", "a dict of objects by name")
     named = ((name, named_tensors(value)) for name, value in objects.items())
     return {f"{key}/{name}" if key else str(name): tensor for name, tensors in named for key, tensor in tensors.items()}
 

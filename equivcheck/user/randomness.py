@@ -107,7 +107,11 @@ class Masked:
         if len(shape) != len(full) or (*full[:dim], full[dim] // cut.count, *full[dim + 1 :]) != shape:
             name = f"{type(self._module).__name__} {self._name!r}"
             why = f"{name} has inputs {list(shape)} on a rank and {list(full)} on one device"
-            raise invalid("dropout_masks True", why, f"1/{cut.count} of one dim, or DTensors. Otherwise use p=0 or eval()")
+            raise invalid(
+                "dropout_masks True",
+                why,
+                f"inputs with 1/{cut.count} of one dim on each rank, or DTensors. Otherwise use p=0 or eval()",
+            )
         return mask.chunk(cut.count, dim)[number] if mask.shape[dim] == full[dim] else mask
 
 

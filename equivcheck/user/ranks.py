@@ -53,7 +53,7 @@ def reader_and_batches(task: Task, mesh: DeviceMesh) -> tuple[Reader, list[Any]]
 def process_trace(task: Task, part: Part = WHOLE) -> UserTrace:
     """Train on this rank, return its trace, and reset Dynamo.
 
-    The process also runs later trainings. Dynamo counts recompilations per function and falls back to eager after a few.
+    The process also runs later trainings. Without the reset, Dynamo would stop compiling functions after a few recompilations.
     """
     import torch._dynamo
 

@@ -88,7 +88,10 @@ class SingleDeviceRun:
             return self.train(seed=task.seed, batches=batches, model=build_model(task, cut))
 
     def far_moment(self, reference: Reference, parts: Trace | None) -> Expected | None:
-        """Return the first compared point at which the run `parts` loses more than half its digits; None if there is none."""
+        """Return the first compared point at which `parts` differs from the reference in more than half of the digits.
+
+        None if there is none. `parts` is the run that processes the ranks' rows part by part.
+        """
         return None if parts is None else far_moment(reference, parts)
 
     def _reference(self, num_copies: int, parts: Trace | None) -> Reference:
@@ -107,8 +110,8 @@ def reference_from(
 ) -> Reference:
     """Return a reference with tolerances. Its noise is the spread of `copies`, in units of `eps`.
 
-    `others` are further runs of the same training. A value is in doubt if its noise exceeds `limit`, by default half of its
-    digits.
+    `others` are further runs of the same training. If a value's noise exceeds `limit`, the check cannot decide about this
+    value. By default `limit` is half of the digits.
     """
     limit, groups = float(np.sqrt(eps)) if limit is None else limit, same_loss_ranks(task)
     before, groups = (groups, same_loss_ranks(second_part(task))) if task.resume is not None else ((), groups)
@@ -125,7 +128,10 @@ def reference_from(
 
 
 def far_moment(reference: Reference, trace: Trace) -> Expected | None:
-    """Return the first compared point at which another single-device run, `trace`, loses more than half its digits; else None."""
+    """Return the first compared point at which `trace` differs from the reference in more than half of the digits.
+
+    Returns None if there is none. `trace` is another single-device run.
+    """
     for expected, moment in zip(reference.moments, moments(trace), strict=True):
         if moment.snapshot.present != expected.present:
             return expected
@@ -146,9 +152,10 @@ def trace_of(  # noqa: PLR0913 - the training, and the changes in one run
     spread: Callable[[nn.Module], tuple[nn.Module, Task]] | None = None,
     part: Part = WHOLE,
 ) -> UserTrace:
-    """Train on one device, and return the trace. `spread` returns the module to call and the task, if these are replaced.
+    """Train on one device, and return the trace.
 
-    Exceptions from the user's code get a note about the single-device run.
+    `spread` gets the model, and returns the module to call and the task to train. None leaves both unchanged. Exceptions from
+    the user's code get a note about the single-device run.
     """
     try:
         module = build_model(task) if model is None else model
@@ -204,7 +211,9 @@ def _require_same_training(model: nn.Module, first: Trace, second: Trace) -> Non
     """Raise `UsageError` if two runs that differ only in random state are not bitwise equal."""
     expected = "values that depend only on the model, the batch and the optimizer. Leave out times and random numbers"
     if any(step.reported for step in first.steps) != any(step.reported for step in second.steps):
-        raise invalid("the result of step or also", "only one of two runs on one device contains values to compare", expected)
+        raise invalid(
+            "the result from `step` or `also`", "only one of two runs on one device contains values to compare", expected
+        )
     for one, other in zip(moments(first), moments(second), strict=True):
         if one.snapshot.present != other.snapshot.present or not np.array_equal(
             one.snapshot.values, other.snapshot.values, equal_nan=True
@@ -212,13 +221,13 @@ def _require_same_training(model: nn.Module, first: Trace, second: Trace) -> Non
             if one.phase is Phase.REPORTED:
                 name = _first_differing(one.snapshot, other.snapshot)
                 why = f"two runs on one device differ at step {one.step} in {name!r}"
-                raise invalid("the result of step or also", why, expected)
+                raise invalid("the result from `step` or `also`", why, expected)
             raise invalid(
                 "the training",
                 f"two runs on one device differ at step {one.step} ({one.phase.value}), probably because it draws random numbers"
                 f"{_drawn_by(model)}",
-                "a training without random numbers, because each rank would draw its own: use dropout_masks=True for dropout "
-                "modules, p=0, eval(), or masks in the batches",
+                "a training without random numbers, because each rank would draw its own. Use dropout_masks=True for dropout "
+                "modules, or p=0, or eval(), or masks in the batches",
             )
 
 

@@ -149,7 +149,7 @@ class Task:
 
     @property
     def reads_unclipped(self) -> bool:
-        """Whether gradients are compared as they are before clipping. If not, they are compared as the optimizer gets them."""
+        """Whether gradients are compared before clipping. If False, the gradients that the optimizer gets are compared."""
         return self.trainer is not None and self.trainer.gradients_are == "unclipped"
 
     @property
@@ -192,7 +192,7 @@ def steps_of(
     given = {"parallelize": parallelize, "step": step, "rank_step": rank_step}
     for name, value in given.items():
         if value is not None:
-            raise invalid(f"{name} together with trainer", "the trainer does this", "one of them")
+            raise invalid(f"{name} together with trainer", "the trainer takes its place", "one of them")
     return trainer.reference_step(), None, leave_unchanged  # a trainer wraps the model by itself
 
 
@@ -234,7 +234,7 @@ def with_mesh(function: Any, mesh: DeviceMesh | None) -> Any:
 def loss_axes_of(mesh: tuple[tuple[str, int], ...], data_axes: Sequence[str], *, knows_rows: bool) -> tuple[str, ...]:
     """Return the axes whose ranks get the same rows, and must return the same loss.
 
-    Empty if not `knows_rows`, because the user's `shard` decides which rows a rank gets.
+    If `knows_rows` is False, returns no axes, because the user's `shard` decides which rows a rank gets.
     """
     return tuple(name for name, _ in mesh if knows_rows and name not in (*data_axes, *POSITION_AXES))
 
@@ -257,8 +257,8 @@ def mesh_of(mesh: Any) -> tuple[tuple[str, int], ...]:
 def data_axes_of(mesh: tuple[tuple[str, int], ...], given: Sequence[str] | None, *, user_shards: bool) -> tuple[str, ...]:
     """Return the axes whose ranks get different rows.
 
-    These are the axes in `given`, if there are any. Otherwise axis names decide, and unknown names raise `UsageError` unless the
-    user shards batches.
+    These are the axes in `given`, if there are any. Otherwise axis names decide. Unknown names raise `UsageError`, unless the
+    user passes `shard` (`user_shards`).
     """
     names = tuple(name for name, _ in mesh)
     if given is not None:

@@ -25,7 +25,7 @@ def invalid(argument: str, why: str, expected: str, *, hint: str = "", api: str 
 
 @contextlib.contextmanager
 def named_in_errors(api: str) -> Iterator[None]:
-    """Inside the context, errors name the function `api` instead of ``check_training``, because the user called that one."""
+    """Inside the context, errors name the function `api` instead of ``check_training``, because the user called `api`."""
     try:
         yield
     except UsageError as error:

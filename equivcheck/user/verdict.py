@@ -49,7 +49,7 @@ class UserVerdict(Judgement):
 
     @property
     def kinds(self) -> tuple[Cause, ...]:
-        """Codes for `cause`; several if several faults fit."""
+        """Codes for the mistakes in `cause`. There are several if several mistakes fit."""
         return self.diagnosis.result.kinds
 
     @property

@@ -30,8 +30,9 @@ class Smallest:
 def smallest(**arguments: Any) -> Smallest:
     """Shrink a training that diverged or failed: fewer steps, microbatches, rows, and ranks along each axis.
 
-    Takes the arguments of `check_training`. A smaller training must have the same outcome and the same kinds of cause. Without a
-    known cause, the same phase of the step must differ first. A training without a finding is returned unchanged::
+    Takes the arguments of `check_training`. A smaller training is kept if it has the same outcome and the same kinds of
+    cause. If no cause is known, the first difference must be in the same phase of the step, such as the gradients. If the
+    given training is equivalent, it is returned unchanged::
 
         found = smallest(**arguments)
         print(found.verdict.describe())

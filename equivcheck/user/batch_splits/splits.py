@@ -33,7 +33,7 @@ _NUM_MORE = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSplits:
-    """How `check_training(batch_splits=...)` takes batches apart into rows, if its defaults do not fit."""
+    """How `check_training(batch_splits=...)` splits your batches into rows. Pass it if the defaults do not fit your batches."""
 
     pad_id: int = 0
     """Token id in padding."""
@@ -86,7 +86,9 @@ def _require_splittable(task: Task) -> None:
     }
     for name, value in refused.items():
         if value is not None:
-            raise invalid(f"batch_splits together with {name}", "both decide which rows a rank gets, or when", "only one of them")
+            raise invalid(
+                f"batch_splits together with {name}", "both decide which rows a rank gets in a step", "only one of them"
+            )
     if task.step is None or task.rank_step is None:
         why = "the built-in step averages the ranks' means, so rows in an uneven split weigh differently"
         raise invalid("batch_splits without step", why, "step=fn, which counts tokens or rows over all ranks")

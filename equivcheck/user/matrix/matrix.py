@@ -130,7 +130,7 @@ class _Layout:
         given |= {"parallelize"} if "trainer" in given else set()
         missing = [key for key in REQUIRED if key not in given]
         if missing:
-            expected = f"values for {', '.join(REQUIRED)}, in the layout or shared"
+            expected = f"values for {', '.join(REQUIRED)}, in the layout or in the arguments that all layouts share"
             raise _invalid(f"layout {name!r}", f"it has no {', no '.join(missing)}", expected)
         self.name = name
         self.options = {key: value for key, value in options.items() if key != EXPECTED}

@@ -63,7 +63,7 @@ class MatrixResult:
 
 
 def print_matrix(console: Console, found: MatrixResult, *, verbose: bool = False) -> None:
-    """Print the table, first differences, a verdict for each unexpected outcome, and the totals."""
+    """Print the table, each layout's first difference, a verdict for each unexpected outcome, and the totals."""
     for part in _parts(found, console.width, verbose=verbose):
         console.print(part, soft_wrap=True)
 

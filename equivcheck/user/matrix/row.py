@@ -40,7 +40,7 @@ class LayoutRow:
 
     @property
     def axes(self) -> str:
-        """Text about the mesh: ``dp 2 x tp 2``."""
+        """Mesh axes with their sizes as text: ``dp 2 x tp 2``."""
         return axes_in_words(self.mesh)
 
     @property

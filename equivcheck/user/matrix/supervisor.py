@@ -92,7 +92,9 @@ class _Supervisor:
     def _report_lost(self, checker: _Checker) -> None:
         how = checker.how_it_ended()
         if not checker.name or self._known is None:
-            raise invalid(f"{self._order.recipe}", f"its process {how}", "a file that can be imported", api="recipe")
+            raise invalid(
+                f"{self._order.recipe}", f"the process that imported it {how}", "a file that can be imported", api="recipe"
+            )
         self._record(replace(self._known[checker.name], error=f"the process that checked it {how}"))
         self._next(checker, is_spent=True)
 

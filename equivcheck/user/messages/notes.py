@@ -40,8 +40,9 @@ def notes_on(  # noqa: PLR0913 - a run, and where it ran
 ) -> tuple[str, ...]:
     """Return the notes for a verdict: what this check could not show.
 
-    `left` has the ranks' results. `asked` are the ranks that the user asked for, `ran` those that ran. `outside` names objects
-    with state that is not compared. `has_restarted`: the failed ranks had loaded a checkpoint.
+    `left` is the result: the finished run, or the failure. The user requested the ranks `asked`, but `ran` may be others.
+    `outside` names objects whose state is not compared. If ranks failed, `has_restarted` says whether they had loaded a
+    checkpoint before.
     """
     fails = task.resume is not None and isinstance(left, Failure)
     notes = {

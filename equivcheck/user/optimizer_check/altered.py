@@ -38,7 +38,10 @@ class Alteration:
 
 
 class Altered(torch.optim.Optimizer):
-    """Optimizer that runs the user's optimizer with a mistake, on copies of parameters or shards, and copies the result back."""
+    """Optimizer that imitates a mistake.
+
+    It runs the user's optimizer on copies of the parameters or shards, then copies the result back.
+    """
 
     def __init__(self, named: list[tuple[str, nn.Parameter]], build: Callable[..., Any], alteration: Alteration) -> None:
         super().__init__([parameter for _, parameter in named], {})
@@ -118,7 +121,7 @@ class Altered(torch.optim.Optimizer):
 
 
 def set_weight_decay(groups: list[dict[str, Any]], *, value: float | None = None) -> None:
-    """Set the weight decay in all parameter groups that have one. By default, each gets the largest."""
+    """Set the weight decay in all parameter groups that have one. If `value` is None, all get the largest weight decay."""
     found = [group for group in groups if "weight_decay" in group]
     largest = max((float(group["weight_decay"]) for group in found), default=0.0)
     for group in found:

@@ -63,7 +63,7 @@ class OptimizerCase:
         return f"{self.placed.value}: {shapes}{again}"
 
     def model(self) -> nn.Module:
-        """Build a module with these parameters. It cannot be called."""
+        """Build a module that holds these parameters. It has no forward."""
         generator = np.random.default_rng(self.seed)
         root = nn.Module()
         for name, shape in self.shapes:

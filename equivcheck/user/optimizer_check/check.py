@@ -53,21 +53,22 @@ def check_optimizer(  # noqa: PLR0913 - one for each thing that users bring, all
 
     :param optimizer: Called on each rank with a list of parameters, or of pairs ``(name, parameter)`` if its own parameter is
         called ``named_parameters``. If it has a parameter ``mesh``, it gets the mesh. Returns an optimizer.
-    :param reference: The same optimizer for one device. None for `optimizer`, with None as its ``mesh``.
+    :param reference: The same optimizer for one device. If None, `optimizer` is used, and gets None as its ``mesh``.
     :param mesh: Axis names and sizes. Gradients are equal on all ranks, as after a reduction.
     :param placements: How ranks hold parameters, from ``"replicated"``, ``"fsdp2"`` (dim 0) and ``"dim 1"``.
-    :param parallelize: Called as ``parallelize(model, mesh)`` instead. `model` has the parameters only.
+    :param parallelize: Called as ``parallelize(model, mesh)`` to distribute the parameters. It replaces `placements`. The model
+        has parameters but no forward.
     :param shapes: Names and shapes of all parameters, instead of drawn parameters.
     :param cases: Number of drawn cases.
-    :param steps: Number of steps in each.
+    :param steps: Number of steps in each case.
     :param save: Called as ``save(model, optimizer, None, folder)`` in half of the cases, after half of the steps. By default the
         optimizer's ``state_dict()`` and parameters are copied on each rank.
     :param load: Called as ``load(model, optimizer, None, folder)`` with a new model and a new optimizer.
-    :param name: Stands in the verdict's first line.
+    :param name: Name of this check, for the verdict's first line.
     :param dtype: Type for parameters and gradients. None for float64.
     :param seed: Seed for shapes, parameters and gradients.
     :param world: ``"sim"``, ``"gloo"``, or ranks that are already running.
-    :param schedule_seed: Order in which simulated ranks take turns.
+    :param schedule_seed: Seed for the order in which simulated ranks take turns.
     :param deadline: Seconds after which ranks count as hung.
     :param explain: Shrink the first case that differs, and search for its cause.
     :raises UsageError: An argument is not valid.

@@ -83,7 +83,9 @@ class OptimizerCheck:
         for placement in self.placements:
             if placement not in values:
                 raise _invalid(
-                    f"placements {self.placements!r}", f"there is no {placement!r}", f"values from {', '.join(values)}"
+                    f"placements {self.placements!r}",
+                    f"the placement {placement!r} does not exist",
+                    f"values from {', '.join(values)}",
                 )
         if self.shapes is not None and not self.shapes:
             raise _invalid("shapes {}", "there is no parameter", "names and shapes, or None for drawn ones")
@@ -99,7 +101,9 @@ class OptimizerCheck:
                 raise _invalid(f"{name} {value}", "nothing would be checked", "at least 1")
         if (self.save is None) != (self.load is None):
             raise _invalid(
-                "save without load" if self.load is None else "load without save", "a checkpoint needs both", "both, or neither"
+                "save without load" if self.load is None else "load without save",
+                "half of the cases save a checkpoint and load it",
+                "both, or neither",
             )
 
     def run(self) -> OptimizerVerdict:
@@ -209,7 +213,7 @@ def _all(batch: Any, mesh: Any) -> Any:  # noqa: ARG001 - the form of `shard`
 
 
 def _no_loss(outputs: Any, targets: Any) -> torch.Tensor:  # noqa: ARG001 - the form of a loss
-    raise AssertionError("the step has no loss")
+    raise AssertionError("check_optimizer trains without a loss, but its step has called the loss function")
 
 
 def _keep(state: dict[int, Any], model: nn.Module, optimizer: Any, _scheduler: Any, _folder: Path) -> None:

@@ -34,7 +34,7 @@ def on_narrowing(run: SingleDeviceRun) -> tuple[str, ...]:
 
 
 def on_precision(task: Task, traces: tuple[UserTrace, ...], outcome: Outcome) -> tuple[str, ...]:
-    """Return a note with the ranks' `precision`, if the check used another one and the outcome is not EQUIVALENT."""
+    """Return a note with the `precision` that ranks use. No note if the check used it too, or if the outcome is EQUIVALENT."""
     seen = next((trace.low_precision for trace in traces if trace.low_precision is not None), None)
     if outcome not in (Outcome.DIVERGED, Outcome.INCONCLUSIVE) or seen is None or _agree(seen, task.precision):
         return ()
@@ -54,9 +54,10 @@ def _agree(seen: Precision, given: Precision | None) -> bool:
 
 
 def narrowing_modules(run: SingleDeviceRun) -> tuple[str, ...]:
-    """Return the modules that compute in a narrower type, with the functions that returned it, in execution order.
+    """Return the modules that compute in a narrower type than `dtype`, in execution order.
 
-    Trains one more step with hooks on every module, but only if the run has already seen such a type.
+    Each text also names the function that returned the narrower type. Trains one more step with hooks on every module, but only
+    if the run has already seen such a type.
     """
     task = run.task
     if task.dtype is None or eps_of(run.precision) <= eps_of(task.dtype):

@@ -27,7 +27,7 @@ def run_backward(  # noqa: PLR0913, PLR0917 - those of `Tensor.backward`, behind
     create_graph: bool = False,
     inputs: torch.Tensor | Sequence[torch.Tensor] | None = None,
 ) -> None:
-    """Run `Tensor.backward` so that `mode` also sees calls inside it, such as modules repeated by activation checkpointing."""
+    """Run `Tensor.backward` so that `mode` also sees calls during backward, such as recomputation by activation checkpointing."""
     gradients = (torch.ones_like(tensor) if gradient is None else gradient,)
     leaves = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs or ())
     keeps = create_graph if retain_graph is None else retain_graph

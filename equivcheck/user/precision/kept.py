@@ -31,7 +31,7 @@ def require_kept(task: Task) -> None:
 
 @contextlib.contextmanager
 def widened_float32(task: Task, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
-    """Inside the context, replace float32 by a wider type if the task has `keep_dtype`. Optimizer states keep their types."""
+    """Inside the context, replace float32 by the task's `dtype` if its `keep_dtype` is set. Optimizer states keep their types."""
     if not task.keep_dtype or task.dtype is None:
         yield
         return
@@ -52,7 +52,7 @@ def widened_float32(task: Task, optimizers: Sequence[torch.optim.Optimizer]) -> 
 
 
 class WidenFloat32(TorchFunctionMode):
-    """Torch function mode: if a function is called with float32 or complex64 as its dtype, it gets the wider type."""
+    """Torch function mode: if a function is called with the dtype float32, it gets a wider dtype. Complex64 is replaced too."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()

@@ -169,16 +169,16 @@ def _cast(module: nn.Module, rounding: Rounding) -> nn.Module:
 
 
 def has_own_parameters(unit: nn.Module, units: Sequence[nn.Module]) -> bool:
-    """Whether an FSDP unit has parameters that no inner unit has. FSDP2 changes the backward of such units only."""
+    """Whether an FSDP unit has parameters that no inner unit has. FSDP2 changes backward only in such units."""
     inner = {parameter for other in unit.modules() if other is not unit and other in units for parameter in other.parameters()}
     return any(parameter not in inner for parameter in unit.parameters())
 
 
 def sum_gradients_inside(inputs: Any) -> Any:
-    """Return the inputs, changed so that backward adds up a module's gradients for an input before those of other modules.
+    """Return the inputs, changed so that backward sums their gradients inside the module first.
 
-    FSDP2 adds in this order, because it passes a unit's inputs through an autograd function. In low precision the order matters
-    if several units read one activation, such as an encoder's output.
+    Gradients from other modules are added afterwards. FSDP2 adds in this order, because it passes a unit's inputs through an
+    autograd function. In low precision the order matters if several units read one activation, such as an encoder's output.
     """
     watched = [tensor for tensor in tensors_of(inputs) if tensor.requires_grad]
     if not watched or not torch.is_grad_enabled():
@@ -258,11 +258,14 @@ class _Joined(torch.autograd.Function):
 
 
 class Total(torch.autograd.Function):
-    """Autograd function: mean or sum of the parts' losses in float64. Backward gives each part the gradient times `factor`."""
+    """Autograd function for the mean or sum of the parts' losses, in float64.
+
+    In backward, each part's loss gets the gradient multiplied by `factor`.
+    """
 
     @staticmethod
     def forward(ctx: Any, share: float, factor: float, *losses: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the losses, multiplied by `share`."""
+        """Return the sum of the losses, multiplied by `share`: 1 for a sum, or one divided by the number of parts for a mean."""
         ctx.factor, ctx.kinds = factor, [loss.dtype for loss in losses]
         return torch.stack([loss.double() for loss in losses]).sum() * share
 

@@ -76,7 +76,7 @@ def sums_in_parts(task: Task) -> bool:
 
 
 def computes_in_few_digits(rounding: Rounding) -> bool:
-    """Whether matrix products are computed from bfloat16 or float16.
+    """Whether the operands of matrix products are bfloat16 or float16.
 
     Such products accumulate in float32, in any memory layout.
     """

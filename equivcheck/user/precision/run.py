@@ -41,9 +41,9 @@ _OTHER_DIVISIONS = (Division.BEFORE, Division.SCALED, Division.AROUND)
 class RoundedRun(SingleDeviceRun):
     """Single-device run that rounds as the ranks do. It trains a `RoundedModel`.
 
-    To measure noise, copies of the run add gradients in another order. Copies for confirmation also round differently at random
-    points. All copies start from equal bits if all products are in bfloat16 or float16, because equal operands then give equal
-    products. Only updated parameters are then perturbed, by one unit in the last place.
+    To measure noise, copies of the run add gradients in another order. Copies that confirm a divergence also round differently
+    at random points. If all matrix products are in bfloat16 or float16, copies start from the same values, because equal
+    operands give equal products. Then only updated parameters are perturbed, by one unit in the last place.
     """
 
     def __init__(self, task: Task, exact_run: SingleDeviceRun, casting: Collection[str], *, in_parts: bool = True) -> None:
@@ -70,9 +70,10 @@ class RoundedRun(SingleDeviceRun):
     def train(
         self, *, division: Division | None = None, jitter: Jitter | None = None, drift: Drift = torch.clone, **given: Any
     ) -> UserTrace:
-        """Train on one device with the ranks' rounding. `division` says when gradients are divided; None means as on the ranks.
+        """Train on one device with the ranks' rounding.
 
-        `jitter` perturbs rounding, and `drift` perturbs updates.
+        `division` says at which point of a step gradients are divided; None for the same point as on the ranks. `jitter`
+        perturbs rounding, and `drift` perturbs updates.
         """
         rounding = self._rounding if division is None else replace(self._rounding, division=division)
 
@@ -89,7 +90,7 @@ class RoundedRun(SingleDeviceRun):
     def confirming_reference(self, parts: Trace | None) -> Reference:  # noqa: ARG002 - this run is in parts itself
         """Return the reference. Its noise is measured with many copies of the run whose rounding is perturbed.
 
-        The noise also covers runs that divide gradients at another point of the step.
+        The noise also covers runs that divide gradients before or after other operations in the step.
         """
         with one_thread():
             others = [self.train(seed=self.task.seed, division=division) for division in _OTHER_DIVISIONS]
@@ -100,9 +101,9 @@ class RoundedRun(SingleDeviceRun):
         return None
 
     def far_moment(self, reference: Reference, parts: Trace | None) -> Expected | None:  # noqa: ARG002 - of runs of its own
-        """Return the first compared point at which runs over parts and over full batches differ clearly, without rounding.
+        """Return the first compared point at which values depend on how rows are split, even without rounding.
 
-        Returns None if there is none.
+        Runs that process the rows part by part and all at once differ clearly there. Returns None if there is no such point.
         """
         exact, limit = self._exact_run.task, float(np.sqrt(self._exact_run.eps))
 

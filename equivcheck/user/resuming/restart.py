@@ -17,7 +17,7 @@ Checkpointing = Callable[["nn.Module", Any, Any, Path], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
-    """A checkpoint for `resume` in `check_training`: ranks save it, end, start again, load it and train the remaining steps.
+    """A checkpoint for `resume` in `check_training`. Ranks save it and end; new ranks load it and train the remaining steps.
 
     The single-device run trains all steps without a break::
 

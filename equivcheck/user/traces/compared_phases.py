@@ -52,8 +52,8 @@ def _updates(trace: UserTrace) -> bool:
 def without_phases(trace: UserTrace, phases: Collection[Phase], *, reports: bool, buffers: bool) -> UserTrace:
     """Return the trace without the losses or gradients in `phases`.
 
-    `reports` and `buffers` tell whether the single-device run has reported values and buffers at every step. If it has, a rank
-    without any gets empty snapshots. If it has no buffers at every step, buffers are compared after the last step only.
+    `reports` and `buffers` say whether the single-device run has reported values and buffers at every step. If it has, a step
+    without them gets an empty snapshot. If `buffers` is False, buffers are compared only after the last step.
     """
     if reports:
         trace = replace(trace, steps=with_reports_at_all_steps(trace.steps))
@@ -83,4 +83,4 @@ def require_same_reports(single: UserTrace, traces: Sequence[UserTrace]) -> None
     for name in sorted(names[0] ^ set().union(*names[1:])):
         where = "on one device" if name in names[0] else "on ranks"
         expected = "the same names on one device and on at least one rank"
-        raise invalid("the result of step or also", f"it contains {name!r} only {where}", expected)
+        raise invalid("the result from `step` or `also`", f"it contains {name!r} only {where}", expected)

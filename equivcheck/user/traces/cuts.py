@@ -60,9 +60,10 @@ def _is_int(value: Any) -> bool:
 
 
 class ShardBoxes:
-    """Positions of this rank's shards in the full parameters, according to `cuts`: one box for each component.
+    """Positions of this rank's shards in the full parameters, according to `cuts`.
 
-    Shards are chunks as `torch.chunk` makes them, split along outer axes first.
+    A shard of a fused parameter has one box for each component, such as query, key and value. Shards are chunks as
+    `torch.chunk` makes them, split along outer axes first.
     """
 
     def __init__(self, cuts: Cuts, shapes: Mapping[str, tuple[int, ...]], mesh: Mesh) -> None:
@@ -83,17 +84,17 @@ class ShardBoxes:
                 self._boxes[name] = dim, tuple(_in_full(*each, shape, dim) for each in zip(boxes, starts, strict=True))
 
     def boxes_of(self, name: str) -> tuple[int, tuple[Piece, ...]]:
-        """Return this rank's boxes in the full parameter called `name`, and the dim along which its shard joins them.
+        """Return this rank's boxes in the full parameter `name`, and the dim along which the local shard concatenates them.
 
         The parameter must be in `cuts`.
         """
         return self._boxes[name]
 
     def place(self, piece: Piece) -> tuple[Piece, ...]:
-        """Return the positions of a local tensor's piece in the full tensor.
+        """Return the positions in the full tensor for `piece`, a piece of a local parameter or its optimizer state.
 
-        There is one piece for each component and leading index. Works for parameters and optimizer state. Raises `UsageError` if
-        the local shape does not fit.
+        If the parameter is fused, elements that are consecutive locally may lie in several boxes. Then there is a piece for
+        each box. Raises `UsageError` if the local shape does not fit.
         """
         if piece.name.partition("/")[0] not in self._boxes:
             return (piece,)
@@ -150,7 +151,7 @@ def _components(name: str, shape: tuple[int, ...], entries: Sequence[Cut]) -> tu
         return dim, [shape[dim]]
     if any(each != (dim, *components) for each in known if len(each) > 1 or each[0] == dim):
         raise invalid(
-            f"cuts entry {name!r}", "its entries disagree on components", f"equal components in all entries for dim {dim}"
+            f"cuts entry {name!r}", f"its entries for dim {dim} have different components", "equal components in all of them"
         )
     (parts,) = components
     sizes = [shape[dim] // parts] * parts if isinstance(parts, int) else list(parts)

@@ -30,7 +30,8 @@ class TensorNames:
     def parameters(self, module: nn.Module) -> list[tuple[str, torch.Tensor]]:
         """Return each distinct parameter in `module` with its name.
 
-        A shared parameter has its first name, unless this belongs to another one.
+        A parameter that the original model shares gets its first name there. If another parameter has this name already, it
+        gets the name from its own module.
         """
         return self._named(module, "named_parameters")
 

@@ -56,9 +56,10 @@ def hook_steps(optimizer: Any, hook: Callable[..., None]) -> None:
 
 
 class GradientReader:
-    """Reads the gradients of each optimizer's parameters when that optimizer steps; the last step in a batch counts.
+    """Reads the gradients of each optimizer's parameters when the optimizer steps.
 
-    Under a closure (LBFGS) the gradients do not exist yet, so they are read at the end of the batch.
+    If an optimizer steps several times in a batch, the last step is used. If it gets a closure (LBFGS), the gradients do not
+    exist yet, so they are read at the end of the batch.
     """
 
     def __init__(self, reader: Reader, optimizers: Sequence[Optimizer]) -> None:
@@ -93,7 +94,10 @@ class GradientReader:
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
-        """Inside the context, read gradients when the user's optimizers step, or other optimizers step on parameters in hooks."""
+        """Inside the context, read gradients whenever an optimizer steps.
+
+        This may be the user's optimizer, or another optimizer that a hook calls on the same parameters.
+        """
         with ExitStack() as handles:
             for number, each in enumerate(self.optimizers):
                 if has_hooks(each):

@@ -29,9 +29,9 @@ Place = Callable[[Piece], tuple[Piece, ...]]
 
 
 def own_slots(slots: Sequence[Slot], tensors: Sequence[torch.Tensor | None], place: Place) -> list[Slot]:
-    """Return a slot (tensor with its position) for each tensor.
+    """Return a `Slot` for each tensor, such as a gradient: the tensor with its position.
 
-    This is the parameter's slot, unless the tensor has other placements.
+    If the tensor has its parameter's placements, this is the parameter's slot.
     """
     own = list(slots)
     for index, (slot, tensor) in enumerate(zip(slots, tensors, strict=True)):
@@ -65,7 +65,8 @@ def reduce_partials(state: State) -> State:
 def in_place_of_parameters(module: nn.Module, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     """Inside the context, a module's parameters are replaced by `tensors`, in the same order and shapes.
 
-    DTensors are swapped as full parameters because their placements may differ. For plain parameters only the data is swapped.
+    Each DTensor parameter is replaced by a new parameter, because the tensor's placements may differ. Plain parameters stay,
+    and only their data is replaced.
     """
     parameters = list(module.parameters())
     kept = [(parameter, parameter.data) for parameter in parameters if not isinstance(parameter, DTensor)]
@@ -96,8 +97,9 @@ FullTensors = Callable[[nn.Module], Mapping[str, torch.Tensor]]
 class Reader:
     """Reads a rank's parameters, gradients, optimizer state and buffers, with their positions in full tensors.
 
-    Plain tensors count as replicated. DTensors and FSDP1 parameters know their positions. For other shards the user passes `cuts`
-    or `full_tensors`. The function `full_tensors` gathers only parameters, so gradients and state take their place while it runs.
+    Plain tensors count as replicated. DTensors and FSDP1 parameters know their positions. For other shards the user passes
+    `cuts` or `full_tensors`. The function `full_tensors` gathers only parameters. To gather gradients or state, the reader puts
+    them in the parameters' place during the call.
     """
 
     def __init__(
@@ -119,7 +121,7 @@ class Reader:
     def gradients(self, parameters: Collection[int] | None = None) -> Snapshot:
         """Return the current gradients.
 
-        With `parameters`, only those of parameters with these ids; others are recorded as missing.
+        `parameters` selects parameters by id; all other gradients are recorded as missing. None selects all.
         """
         if parameters is None:
             return self._read_each(lambda parameter: parameter.grad)
@@ -130,10 +132,10 @@ class Reader:
         return {id(slot.parameter) for slot in self._slots}
 
     def state(self, optimizers: Sequence[torch.optim.Optimizer]) -> Snapshot:
-        """Return all optimizers' state. If an optimizer wraps another one, the inner one's state counts.
+        """Return the state of all optimizers. If an optimizer wraps another one, the inner optimizer's state is returned.
 
-        With `full_tensors`, entries in the shape of their parameter are gathered; other entries are read if their names are
-        known.
+        If the user passes `full_tensors`, tensors with their parameter's shape are gathered. Other entries are read if the
+        parameter's name is known.
         """
         state: dict[torch.Tensor, dict[str, Any]] = {}
         for optimizer in optimizers:
@@ -185,9 +187,9 @@ class Reader:
         return pieces_of(name, tensor) if isinstance(tensor, DTensor) else self._place(piece_of(name, tensor))
 
     def slots(self) -> tuple[Slot, ...]:
-        """Return a slot (parameter with its position) for each parameter. A replaced parameter gets a new slot.
+        """Return a `Slot` for each parameter: the parameter with its position. A replaced parameter gets a new slot.
 
-        `DistributedDataParallel` over tensor parallelism temporarily hides shards behind other tensors. Then the old slots stay.
+        `DistributedDataParallel` over tensor parallelism temporarily replaces shards by other tensors. Then the old slots stay.
         """
         found = self._known | dict(self.names.parameters(self.module))
         if found.keys() != self._known.keys() or any(self._known[name] is not parameter for name, parameter in found.items()):

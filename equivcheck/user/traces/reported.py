@@ -53,7 +53,7 @@ def reported_snapshot(values: Mapping[str, torch.Tensor]) -> Snapshot:
 
 
 def with_reports_at_all_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """Return the steps with a snapshot of reported values in each; it is empty if a step reported none.
+    """Return the steps, with an empty snapshot of reported values in each step that reported none.
 
     All runs then have the same number of compared points.
     """

@@ -43,11 +43,11 @@ UNREAD_OPTIMIZERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepSpeed:
-    """Adapter for `deepspeed.initialize`. Takes a configuration, as in ``ds.json``.
+    """Adapter for `deepspeed.initialize`. Takes a DeepSpeed configuration as a dict.
 
     The number of microbatches in an update comes from `batches`, and the optimizer from `check_training`. All other fields stay
-    as they are. If the mesh has an axis ``pp``, the model is a `torch.nn.Sequential`, whose layers DeepSpeed's `PipelineModule`
-    splits into stages.
+    as they are. If the mesh has an axis ``pp``, the model must be a `torch.nn.Sequential`. DeepSpeed's `PipelineModule` then
+    splits its layers into stages.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict)

@@ -27,8 +27,9 @@ WAITS_FOR_ALL = Version("0.19.8")
 def import_deepspeed() -> ModuleType:
     """Import DeepSpeed for the CPU, and let it use this process's group.
 
-    Its first start compiles shared-memory collectives for some minutes, and waits forever for the lock of a killed start. gloo
-    does not need these collectives. DeepSpeed refuses float16 on most CPUs, although torch computes in float16.
+    DeepSpeed would compile shared-memory collectives for some minutes at its first start. If that start is killed, later starts
+    wait forever for its lock. The compilation is skipped, because gloo does not need these collectives. DeepSpeed also refuses
+    float16 on most CPUs; here it is allowed, because torch can compute in float16.
     """
     deepspeed = import_framework("DeepSpeed", "deepspeed", "deepspeed", DS_ACCELERATOR="cpu", DS_BUILD_OPS="0")
     comm = import_module("deepspeed.comm.torch")  # `from deepspeed.comm import torch` gives torch itself

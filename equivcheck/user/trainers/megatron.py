@@ -42,8 +42,9 @@ USUAL = {
 class MegatronCore:
     """Adapter for megatron-core's schedules, `DistributedDataParallel` and optimizers.
 
-    `check_training` gets the same model in plain PyTorch, with Megatron's parameter names and full shapes. Sizes for tensor and
-    pipeline parallelism come from the mesh axes ``tp`` and ``pp``, and the number of microbatches in an update from `batches`.
+    Pass the same model in plain PyTorch to `check_training`, with Megatron's parameter names and full shapes. The mesh axes
+    ``tp`` and ``pp`` give the sizes for tensor and pipeline parallelism. The number of microbatches in an update comes from
+    `batches`.
     """
 
     build: Callable[..., nn.Module]

@@ -33,9 +33,9 @@ class Placed:
     """For each band, its first row and first column in the full tensor. All bands have equally many rows."""
 
     def parts(self, tensor: torch.Tensor, start: int = 0, suffix: str = "") -> Iterator[LocalPart]:
-        """Yield the positions of some consecutive elements as boxes in the full tensor.
+        """Yield the elements in `tensor` as boxes in the full tensor, with their positions.
 
-        They begin at element `start` of the flattened shard. `tensor` has their values. `suffix` is added to the name.
+        The first element in `tensor` is element `start` of the flattened shard. `suffix` is added to the name.
         """
         num_rows, num_columns = _rows_and_columns(self.parameter)
         rows_of_band = num_rows // len(self.bands)
@@ -145,7 +145,7 @@ def _owners(one: Any) -> Iterator[tuple[Any, Any, int]]:
 def gradient_runs(optimizer: Any, placed: list[Placed]) -> Iterator[LocalPart]:
     """Yield the gradients in ``main_grad`` on this rank.
 
-    With DistributedOptimizer, only its own consecutive elements are reduced.
+    Megatron's DistributedOptimizer reduces only the consecutive elements that this rank updates, so only these are yielded.
     """
     by_parameter = {id(each.parameter): each for each in placed}
     for one in getattr(optimizer, "chained_optimizers", [optimizer]):

@@ -85,11 +85,11 @@ class Record(Protocol):
 
 
 class Trainer(Protocol):
-    """Adapter for a trainer that owns backward, reduction, clipping and step.
+    """Adapter for a trainer that runs backward, reduction, clipping and optimizer step itself.
 
-    equivcheck owns initial weights, batches, the optimizer, ranks, the single-device run, and tolerances. The adapter owns the
-    trainer's configuration. The adapter decides when values are read and gives the positions of a rank's elements in the full
-    tensor, but does not gather tensors.
+    equivcheck provides initial weights, batches, the optimizer, ranks, the single-device run, and tolerances. The adapter
+    provides the trainer's configuration. It decides when values are read, and gives the positions of a rank's elements in the
+    full tensor. It does not gather tensors.
     """
 
     @property

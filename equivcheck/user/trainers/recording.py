@@ -47,7 +47,7 @@ class _RankRecord:
     state: Snapshot = NOTHING
 
     def before_update(self, parts: Sequence[LocalPart], *, scale: float = 1.0) -> None:
-        """Keep gradients for the next update."""
+        """Record the gradients for the next update."""
         if self.gradients is not None:
             why = f"it called record.before_update twice before update {len(self.steps)}"
             raise invalid("trainer", why, "one call for each update, with the parts of all optimizers")
@@ -57,7 +57,7 @@ class _RankRecord:
         mark(Stage.UPDATE, len(self.steps))
 
     def after_update(self, loss: float | None, parts: Sequence[LocalPart], *, norm: float | None = None) -> None:
-        """Keep an update."""
+        """Record a finished update: its loss, gradients, parameters and norm."""
         mark(Stage.READING, len(self.steps))
         reported = {} if norm is None else {"norm": norm}
         self.steps.append(
@@ -74,7 +74,7 @@ class _RankRecord:
         mark(Stage.COMPUTE, len(self.steps))
 
     def at_end(self, parts: Sequence[LocalPart]) -> None:
-        """Keep the state."""
+        """Record the optimizer state at the end."""
         self.state = _snapshot(parts)
 
     def trace(self) -> UserTrace:
@@ -102,5 +102,5 @@ def _located(part: LocalPart) -> tuple[torch.Tensor, tuple[Piece, ...]]:
         return tensor, (Piece(name=part.name, shape=part.shape, start=part.start, size=tuple(tensor.shape)),)
     if tuple(tensor.shape) != part.shape:
         why = f"its tensor has the shape {tuple(tensor.shape)} and no place in {part.shape}"
-        raise invalid(f"part {part.name!r}", why, "the full tensor, or start or offset")
+        raise invalid(f"part {part.name!r}", why, "the full tensor, or a start or offset for a part of it")
     return tensor, (Piece(name=part.name, shape=part.shape),)

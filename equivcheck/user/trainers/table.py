@@ -46,10 +46,10 @@ class TrainerKind:
 def configurations(
     kind: TrainerKind, name: str, config: Mapping[str, Any], stages: Sequence[int]
 ) -> dict[str, Mapping[str, Any]]:
-    """Return a copy of the configuration for each sharding stage, by name.
+    """Return the configuration for each sharding stage, by name, such as DeepSpeed's ZeRO stages.
 
-    Without given `stages`, use the configuration's own stage, or all stages if it has none. Raises `UsageError` if stages are
-    given for a trainer without stages.
+    If `stages` is empty, use the stage in `config`, or all stages if it has none. Raises `UsageError` if stages are given for a
+    trainer without stages.
     """
     if kind.with_stage is None:
         if stages:

@@ -45,7 +45,7 @@ def replace_attention(config: Any) -> None:
 
 
 def let_fsdp_add(modules: Iterable[nn.Module]) -> None:
-    """Let FSDP reduce these modules' gradients with a sum, because gloo has no sum with a factor."""
+    """Make FSDP reduce these modules' gradients with a plain sum, because gloo has no reduction that also divides."""
     for part in modules:
         for module in part.modules():
             if isinstance(module, FSDPModule):

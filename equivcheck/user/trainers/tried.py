@@ -20,7 +20,10 @@ class Tried:
     """Newest version. ``5.24`` includes 5.24.1."""
 
     def note(self) -> str:
-        """Say that the installed version was not tried. Empty if it was, or if a source tree has no version."""
+        """Return a note that the installed version was not tried.
+
+        Empty if it was tried, or if the package has no installed version.
+        """
         try:
             installed = metadata.version(self.package)
         except metadata.PackageNotFoundError:
@@ -39,6 +42,6 @@ def _is_at_most(version: str, limit: str) -> bool:
 
 
 def untried_versions(trainer: object) -> tuple[str, ...]:
-    """Notes on packages in the adapter's attribute `tried`, if it has one."""
+    """Return notes about packages whose installed version was not tried. The adapter's attribute `tried` lists tried versions."""
     tried: tuple[Tried, ...] = getattr(trainer, "tried", ())
     return tuple(filter(None, (each.note() for each in tried)))

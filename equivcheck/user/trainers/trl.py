@@ -41,11 +41,11 @@ WEIGHTED_BY_TOKENS = ("cispo", "dapo", "vespo")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TRL:
-    """Adapter for a TRL trainer. Takes its configuration's arguments.
+    """Adapter for a TRL trainer. Takes the arguments for its configuration.
 
-    Each microbatch is a pair ``(batch, None)``. The `loss` for `check_training` gets the model's output and the batch: the module
-    `trl_losses` has one for each trainer. The number of microbatches in an update comes from `batches`. All other arguments stay
-    as they are.
+    Each microbatch is a pair ``(batch, None)``. Pass a `loss` to `check_training` that takes the model's output and the batch.
+    The module `trl_losses` has such a function for each trainer. The number of microbatches in an update comes from `batches`.
+    All other arguments stay as they are.
     """
 
     kind: Literal["SFT", "DPO", "Reward", "GRPO"]
