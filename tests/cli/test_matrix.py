@@ -160,7 +160,10 @@ def test_a_recipe_that_ends_its_process_is_named(tmp_path: Path) -> None:
     path.write_text("import os\nos._exit(3)")
     result = run(path, "-n", 1)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert f"{path} is not valid: its process exited with code 3. Expected a file that can be imported" in result.stderr
+    assert (
+        f"{path} is not valid: the process that imported it exited with code 3. Expected a file that can be imported"
+        in result.stderr
+    )
     assert result.stderr.count("\n") == 1
 
 

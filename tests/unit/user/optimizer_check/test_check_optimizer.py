@@ -190,7 +190,7 @@ def test_an_optimizer_that_fails_is_a_finding() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"placements": ("rows",)}, "placements ('rows',) is not valid: there is no 'rows'"),
+        ({"placements": ("rows",)}, "placements ('rows',) is not valid: the placement 'rows' does not exist"),
         ({"placements": ()}, "placements () is not valid"),
         ({"cases": 0}, "cases 0 is not valid"),
         ({"steps": 0}, "steps 0 is not valid"),

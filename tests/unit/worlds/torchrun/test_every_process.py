@@ -70,7 +70,8 @@ def test_a_training_of_a_user_is_that_of_rank_0(seen: list[dict[str, Any]]) -> N
 
 def test_a_world_of_another_size_is_refused(seen: list[dict[str, Any]]) -> None:
     """The line names the actual and the required number of ranks."""
-    assert both(seen, "too small").startswith("size 4 is not valid: world torchrun has 2 ranks. Expected torchrun with --nnodes")
+    expected = "size 4 is not valid: world torchrun has 2 ranks. Expected a torchrun command in which --nnodes"
+    assert both(seen, "too small").startswith(expected)
 
 
 def test_a_rank_that_raises_is_told_with_its_host(seen: list[dict[str, Any]]) -> None:
