@@ -118,7 +118,7 @@ def test_the_table_of_known_issues_takes_what_was_measured(
     monkeypatch.setattr(showing, "table_path", lambda: table)
     code, _, err = run(capsys, "--write-shows")
     assert (code, measured.times) == (2, 0)
-    assert "Expected a checkout of equivcheck" in err
+    assert "Expected a source checkout" in err
     (tmp_path / "pyproject.toml").touch()
     run(capsys, "--write-shows")
     now = showing.read_table(table.read_text("utf-8"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import sys
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -17,7 +18,7 @@ from zlib import crc32
 
 import torch
 
-from equivcheck.worlds.dtensor_caches import PROPAGATION, forget_shardings
+from equivcheck.worlds.dtensor_caches import PROPAGATION, forget_shardings, num_plans
 from equivcheck.worlds.sim.dtensor_meta import UNKNOWN, answer_on_meta
 from equivcheck.worlds.sim.dtensor_orders import cached_shard_orders
 from equivcheck.worlds.sim.dtensor_patterns import PARTICULAR, pattern_of
@@ -30,6 +31,8 @@ MAX_SHARED = 2_000
 """Entries in each shared cache before it is cleared; a shape takes about half a kilobyte, a sharding two kilobytes."""
 
 _FAKE_TENSORS = "torch._subclasses.fake_tensor"
+_DECOMPOSITIONS = "torch.distributed.tensor._decompositions"
+"""torch 2.11 and later. An operation without a strategy is traced once for each combination of its arguments' placements."""
 _SHAPES = "_propagate_tensor_meta_non_cached"
 _SHARDINGS = "propagate_op_sharding_non_cached"
 _STATELESS = ("Shard", "Replicate", "Partial", "_NormPartial", "_StridedShard")
@@ -37,6 +40,8 @@ _STATELESS = ("Shard", "Replicate", "Partial", "_NormPartial", "_StridedShard")
 _shapes: dict[Hashable, Any] = {}
 _patterns: dict[Hashable, Any] = {}
 _shardings: dict[Hashable, Any] = {}
+_work: Counter[str] = Counter()
+"""How many decompositions DTensor traced in this process, for all ranks together."""
 
 
 @contextlib.contextmanager
@@ -53,11 +58,39 @@ def shared_propagation() -> Iterator[set[str]]:
     for name, original in originals.items():
         setattr(propagator, name, wrappers[name](original))
     try:
-        with cached_shard_orders():
+        with cached_shard_orders(), _counted_decompositions():
             yield asked
     finally:
         for name, original in originals.items():
             setattr(propagator, name, original)
+
+
+def num_planning_steps() -> int:
+    """Count redistributions that DTensor planned, and decompositions that it traced to find a sharding.
+
+    The scheduler takes them for progress: one attention on a mesh with two axes can take half a minute of CPU time.
+    """
+    return num_plans() + _work[_DECOMPOSITIONS]
+
+
+@contextlib.contextmanager
+def _counted_decompositions() -> Iterator[None]:
+    """Inside this context, count the decompositions that DTensor traces."""
+    strategy = getattr(sys.modules.get(_DECOMPOSITIONS), "DecompShardingStrategy", None)
+    original: Any = None if strategy is None else vars(strategy)["_propagate_through_decomp"]  # a static method on torch 2.11
+    if strategy is None:
+        yield
+        return
+
+    def count_and_trace(*args: Any, **kwargs: Any) -> Any:
+        _work[_DECOMPOSITIONS] += 1
+        return getattr(original, "__func__", original)(*args, **kwargs)
+
+    strategy._propagate_through_decomp = staticmethod(count_and_trace) if isinstance(original, staticmethod) else count_and_trace
+    try:
+        yield
+    finally:
+        strategy._propagate_through_decomp = original
 
 
 def is_unshared(schedule_seed: int) -> bool:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from equivcheck.worlds.dtensor_caches import num_plans
 from equivcheck.worlds.patience import Patience
+from equivcheck.worlds.sim.dtensor_private import num_planning_steps
 
 POLLS_IN_VAIN = 10_000
 """Consecutive unsuccessful `is_completed` calls on all ranks after which polling counts as waiting; about half a second."""
@@ -69,7 +69,9 @@ class Scheduler:
         because an import must not be interrupted, and planning can take minutes but always ends.
         """
         importing = _Imports(is_importing)
-        patience = Patience(limit, lambda: {0: time.process_time()}, lambda: self._moves + importing.num_seen() + num_plans())
+        patience = Patience(
+            limit, lambda: {0: time.process_time()}, lambda: self._moves + importing.num_seen() + num_planning_steps()
+        )
         while not self._quiet.acquire(timeout=min(patience.tick, threading.TIMEOUT_MAX)):
             if why := patience.exhausted():
                 return why

@@ -140,6 +140,21 @@ def test_planning_redistributions_is_no_hang(world: World) -> None:
     assert world(1).run(plan_redistributions, 1.0, deadline=0.2).values == (True,)
 
 
+def test_tracing_decompositions_is_no_hang(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DTensor traces an operation without a strategy once for each combination of placements, which can take half a minute."""
+    decompositions = pytest.importorskip("torch.distributed.tensor._decompositions", reason="torch before 2.11 has none")
+    strategy = decompositions.DecompShardingStrategy
+    monkeypatch.setattr(strategy, "_propagate_through_decomp", lambda *_: None)
+
+    def trace(seconds: float) -> bool:
+        end = time.process_time() + seconds
+        while time.process_time() < end:
+            strategy._propagate_through_decomp(strategy)
+        return True
+
+    assert world(1).run(trace, 1.0, deadline=0.2).values == (True,)
+
+
 def test_an_import_that_computes_is_no_hang(world: World, module: Callable[[str, str], str]) -> None:
     """Time in an import does not count as a rank's computing."""
     name = module("imported_by_computing", COMPUTING)
