@@ -42,8 +42,8 @@ def train(  # noqa: PLR0913, PLR0917 - the training, its place, and the part to 
     optimizer = build_optimizer(task, reader.names, reader.module)
     if step is None and not callable(getattr(optimizer, "step", None)):
         raise invalid(
-            f"optimizer with a {type(optimizer).__name__}",
-            "the built-in step calls only one",
+            f"optimizer {type(optimizer).__name__}",
+            "the built-in step calls only one optimizer",
             "an optimizer, or step=fn to call several",
         )
     scheduler = None if task.scheduler is None else task.scheduler(optimizer)

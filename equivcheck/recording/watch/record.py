@@ -54,7 +54,9 @@ def record(  # noqa: PLR0913 - options, all by keyword
     Raises `UsageError` if an argument is not valid, or if this process already records.
     """
     if not 0 <= moved <= NUM_SUMS:
-        raise UsageError(f"moved {moved} is not valid: only {NUM_SUMS} random perturbations exist. Expected 0 to {NUM_SUMS}.")
+        raise UsageError(
+            f"moved {moved} is not valid: it numbers a random perturbation. Expected 0 for none, or 1 to {NUM_SUMS}."
+        )
     if steps is not None and steps < 1:
         raise UsageError(f"steps {steps} is not valid: nothing would be recorded. Expected at least 1.")
     if from_step < 0:

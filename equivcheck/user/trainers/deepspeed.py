@@ -70,7 +70,9 @@ class DeepSpeed:
         for config in (self.config, self.restart or self.config):
             if "gradient_clipping" not in config:  # 0.18.3 does not clip then, 0.19.8 clips at 1.0
                 why = "its config has no gradient_clipping, whose default depends on DeepSpeed's version"
-                raise invalid("trainer DeepSpeed", why, "a limit, or 0.0 for none")
+                raise invalid(
+                    "trainer DeepSpeed", why, "gradient_clipping with the largest gradient norm, or 0.0 for no clipping"
+                )
             _require_readable(config)
         return self._step
 

@@ -133,7 +133,7 @@ class MegatronCore:
         for each in placed:
             if each.name not in full or tuple(full[each.name].shape) != each.shape:
                 why = f"Megatron's parameter {each.name} with the full shape {each.shape} has no equal in it"
-                raise invalid("model", why, "the same names and shapes")
+                raise invalid("model", why, "parameters with the same names and shapes on one device and on ranks")
             each.load(full[each.name])
         ddp = megatron.distributed.DistributedDataParallelConfig(**self.ddp)
         return megatron.distributed.DistributedDataParallel(config, ddp, module), placed

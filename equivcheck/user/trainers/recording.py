@@ -50,7 +50,9 @@ class _RankRecord:
         """Record the gradients for the next update."""
         if self.gradients is not None:
             why = f"it called record.before_update twice before update {len(self.steps)}"
-            raise invalid("trainer", why, "one call for each update, with the parts of all optimizers")
+            raise invalid(
+                "trainer", why, "one call of record.before_update for each update, with the gradients of all optimizers"
+            )
         mark(Stage.READING, len(self.steps))
         found = _snapshot(parts)
         self.gradients = found if scale == 1.0 else replace(found, values=found.values / scale)

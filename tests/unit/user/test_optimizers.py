@@ -141,7 +141,7 @@ def test_the_state_and_the_settings_of_every_optimizer_are_compared() -> None:
 
 def test_the_built_in_step_needs_one_optimizer() -> None:
     """Without `step`, nobody knows in which order several optimizers step."""
-    with pytest.raises(UsageError, match=r"optimizer with a list .* step="):
+    with pytest.raises(UsageError, match=r"optimizer list .* step="):
         check_training(**brought(optimizer=lambda parameters: [torch.optim.SGD(parameters, lr=0.1)]))
     with pytest.raises(UsageError, match="optimizer"):
         check_training(**gan(optimizer=lambda _: [1, "sgd"]))
