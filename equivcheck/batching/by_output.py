@@ -25,9 +25,9 @@ _MIN_INDEPENDENT = 5
 
 
 def cause_by_output(runs: Runs, plain: Sequence[Presentation], window: int | None) -> str:
-    """Say in clauses how the step weighs examples, for each model output. Empty if gradients of outputs are unknown.
+    """Return clauses about how the step weighs examples in the gradients of each model output. Empty if this is unknown.
 
-    `plain` are presentations without additional padding.
+    `plain` are ways to split, pad and pack the batch (presentations) without additional padding.
     """
     whole = runs.observation(runs.whole)
     shown = [each for each in plain if each is not runs.whole and not each.has_blank]
@@ -41,11 +41,10 @@ def cause_by_output(runs: Runs, plain: Sequence[Presentation], window: int | Non
 
 
 def fits_by_output(runs: Runs, normaliser: Normaliser, window: int | None) -> bool:
-    """Whether a normaliser predicts the gradients of each model output from steps on single examples.
+    """Whether a normaliser explains the gradients of each model output in the whole batch, given steps on single examples.
 
-    The number of counted tokens is taken from each output's own gradients.
-
-    False if parameters also have gradients from a loss that is not computed from the outputs.
+    Positions with a gradient count as tokens, separately for each output. Returns False if parameters also have gradients from a
+    loss on other tensors than the outputs.
     """
     if not runs.observation(runs.whole).names or not _come_through_outputs(runs):
         return False

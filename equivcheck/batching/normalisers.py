@@ -20,7 +20,7 @@ from equivcheck.worlds.trace.tensors import Vector
 
 
 class Unit(PrintableEnum):
-    """Unit counted by a step, to divide the sum over token losses by their number."""
+    """Unit in which a step counts, such as tokens or rows. The sum over token losses is divided by this count."""
 
     TOKENS = "the counted tokens"
     EXAMPLES = "the examples (each the mean over its tokens)"
@@ -51,7 +51,7 @@ class Over(PrintableEnum):
 
 
 class Across(PrintableEnum):
-    """How the losses of several ranks are combined. It has no effect on one device."""
+    """How a step combines the losses of several ranks. On one device, all members mean the same."""
 
     JOINT = ""
     """Ranks count like further microbatches on one device."""
@@ -203,10 +203,10 @@ def fits(
 
 
 def fits_within_example(normaliser: Normaliser, runs: Runs, window: int | None) -> bool:
-    """Whether a normaliser predicts an example's gradients from two steps, each on one half of its labels.
+    """Whether a normaliser predicts an example's gradients from two steps, each with one half of its labels.
 
-    This distinguishes a mean over tokens from a sum. True if no example has two labels. Also True if the example's gradients are
-    no weighted sum over those of its halves, because its loss, such as the DPO loss, is not a sum over tokens.
+    This distinguishes a mean over tokens from a sum. Returns True if no example has two labels, or if the loss, such as the DPO
+    loss, is not a sum over tokens.
     """
     if runs.halves is None:
         return True

@@ -85,7 +85,7 @@ class Watch:
         ]
 
     def observation(self, presentation: Presentation, is_by_row: Callable[[torch.Tensor, Rows], bool]) -> Observed:
-        """Return each example's outputs and gradients.
+        """Split the recorded outputs and gradients by example. `presentation` is the one on which the model trained.
 
         ``is_by_row(tensor, rows)`` returns whether a tensor has one row for each row in a microbatch.
         """

@@ -102,7 +102,7 @@ class Runs:
         return watch
 
     def is_by_row(self, output: torch.Tensor, rows: Rows) -> bool:
-        """Whether a model output has one row for each row in the microbatch `rows`, and no positions."""
+        """Whether a model output has one row for each row in the microbatch `rows`, but no dim for token positions."""
         has_positions = self._format.has_tokens and rows.length in output.shape[1:]
         return len(output) == len(rows.rows) and not has_positions
 
@@ -122,9 +122,9 @@ class Runs:
 
     @property
     def rounding(self) -> float:
-        """Relative limit below which a difference in one tensor counts as rounding.
+        """Relative limit for differences within one tensor: smaller ones count as rounding.
 
-        Other inputs give outputs with larger differences.
+        Outputs for different inputs differ by more.
         """
         return float(eps_of(self.precision) ** 0.75)
 
@@ -135,10 +135,8 @@ class Runs:
     def ratios_by_output(self, one: Presentation, other: Presentation) -> list[dict[int, float]] | None:
         """Return the factors by which gradients in `one` are larger than in `other`: a dict for each model output.
 
-        Its keys are the examples' ids.
-
-        None if gradients at one position are not multiples of each other, or if an example's positions have different factors. An
-        example without gradients has no factor.
+        Each dict maps an example's id to its factor. An example without gradients has no factor. Returns None if an example's
+        gradients in `one` are not a multiple of those in `other`.
         """
         first, second = self.observation(one).gradients, self.observation(other).gradients
         found: list[dict[int, float]] = [{} for _ in self.observation(other).names]

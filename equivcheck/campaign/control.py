@@ -56,7 +56,10 @@ def choose_control(plan: Plan) -> ControlRun | None:
 
 
 def applicable_mutants(plan: Plan) -> tuple[Mutant, ...]:
-    """Mutants for the plan's layouts. Mutants whose simplest layout is among these are preferred."""
+    """Return mutants to plant in the plan's layouts.
+
+    If the simplest layout of any such mutant is in the plan, mutants with another simplest layout are left out.
+    """
     from equivcheck.layouts.composition.registry import layout_names
     from equivcheck.mutants.registry import mutants_of
 

@@ -85,7 +85,7 @@ class Shrinkers:
         return tuple(mark for mark, other in self._at.items() if other == place)
 
     def leave(self, mark: str) -> None:
-        """Release a finding, because its worker is lost. Another worker gets it by finding it, or from `take`."""
+        """Release a finding whose worker is lost. Another worker may then reserve it by `claim` or `take`."""
         del self._at[mark]
         self._left.append(mark)
 

@@ -18,7 +18,7 @@ VERDICTS: dict[type, tuple[type[CaseVerdict], str]] = {Scenario: (Verdict, CASE)
 def verdict_on(case: Checkable, **values: Any) -> CaseVerdict:
     """Build the verdict on a case: a `Verdict` for a scenario, a `ProgramVerdict` for a tensor program.
 
-    `values` are its fields.
+    `values` are the verdict's other fields.
     """
     verdict, field = VERDICTS[type(case)]
     return verdict(**{field: case, **values})

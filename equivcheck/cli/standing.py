@@ -15,10 +15,10 @@ from equivcheck.worlds.torchrun.place import is_first_rank, place_of
 
 
 def on_all_ranks(command: Callable[[], ExitCode]) -> ExitCode:
-    """Run a command in rank 0's process, with ranks in all processes, and end each process with the same exit code.
+    """Run a command under torchrun: rank 0's process runs it and prints, and the other processes only run ranks.
 
-    This function returns only if torchrun did not start the processes. Then it raises `UsageError` in the first process, and
-    returns `ExitCode.USAGE` in the others.
+    All processes end with the same exit code. If torchrun did not start them, the first process raises `UsageError`, and the
+    others return `ExitCode.USAGE`.
     """
     first = is_first_rank(os.environ)
     try:

@@ -19,9 +19,10 @@ MOSTLY = 0.75
 
 
 def wrong_elements(diverged: Evidence, phase: Phase) -> dict[str, torch.Tensor]:
-    """Return a mask for each tensor, of elements that differ on any rank in this phase of the first wrong step.
+    """Return a mask for each tensor: the elements with a difference on any rank in this phase of the first wrong step.
 
-    Only tensors that the comparison reports count, because an element's tolerance is only its part of the tensor's tolerance.
+    Tensors without a reported difference are left out, because single elements may exceed their small part of a tensor's
+    tolerance.
     """
     masks: dict[str, np.ndarray] = {}
     differing = diverged.differing(phase)

@@ -106,7 +106,8 @@ class ClusterWorkers:
     def start(self, plan: Plan, place: tuple[int, int], suspect: CaseVerdict | None = None) -> None:
         """Start a worker on the node with the most free cores.
 
-        `place` and `suspect` have the same meaning as in `RemoteWorker`.
+        `place` has the worker's number, and how many processes this worker had before. `suspect` is a verdict on a case to check
+        again; None if the worker draws cases.
         """
         node = max((node for node in self.nodes if not node.lost), key=self._room_of)
         worker = RemoteWorker(bridge=self._bridge, node=node.name, place=place, suspect=suspect)

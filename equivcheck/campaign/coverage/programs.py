@@ -43,7 +43,7 @@ class ProgramReach:
         self.refused.update(each.name for each in refused if isinstance(each, Operation))
 
     def gain(self, program: TensorProgram) -> int:
-        """How many placements a program would add. Each argument in each operation has its own placements."""
+        """How many new placements a program would add. Placements are counted separately for each argument of each operation."""
         return len({*places_of(program)} - self.places)
 
     def merge(self, other: ProgramReach) -> None:

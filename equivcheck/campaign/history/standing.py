@@ -185,13 +185,16 @@ def records_decided_by(run: Run, records: Iterable[Record]) -> tuple[Record, ...
 
 
 def fails(run: Run, record: Record) -> bool:
-    """Whether a finding makes a campaign fail. This depends on its mode. Accepted findings make no campaign fail."""
+    """Whether a finding makes a campaign fail, which depends on the campaign's mode. Findings accepted by the user never do."""
     counts = can_make_run_fail(run, record.name)
     return counts and record.decided_by == run.id and record.is_open and record.standing in _FAILING[run.mode]
 
 
 def can_make_run_fail(run: Run, name: str) -> bool:
-    """Whether a finding in a case with this name can make the campaign fail at all."""
+    """Whether any finding of one kind can make the campaign fail.
+
+    `name` is the name of the finding's case: a layout's name, or `TensorProgram.tag`.
+    """
     return bool(_FAILING[run.mode]) and (run.fail_on is FailOn.ALL or name != TensorProgram.tag)
 
 

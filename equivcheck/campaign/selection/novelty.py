@@ -85,8 +85,8 @@ class Selection:
     def wants(self, scenario: Scenario, *, may_be_known: bool = False) -> bool:
         """Return whether to check a scenario, and remember it if so.
 
-        `may_be_known` says whether the scenario could show a known issue.
-        Hypothesis draws one scenario in several ways, and begins each batch with simple scenarios.
+        `may_be_known` says whether the scenario could show a known issue. Scenarios are remembered because Hypothesis draws some
+        of them again, such as the simple ones at the start of each batch.
         """
         mark = hash(scenario)
         if mark in self._checked or not all(budget.allows(scenario) for budget in self._budgets):

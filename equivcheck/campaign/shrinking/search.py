@@ -77,9 +77,9 @@ class Shrinking:
         return self._clock.seconds > self._seconds or self._stopped()
 
     def offer(self, verdict: CaseVerdict) -> bool:
-        """Pass the verdict on a case proposed by Hypothesis, and keep it if the case is smaller.
+        """Keep the verdict on a case proposed by Hypothesis if it has the same failure and a smaller case.
 
-        Returns whether it is the same failure.
+        Returns whether it has the same failure.
         """
         self._clock.wait(_seconds_waited(verdict))
         if not self._same(verdict):

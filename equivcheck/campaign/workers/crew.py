@@ -73,7 +73,11 @@ class CampaignWorkers(Protocol[W]):
         """Whether a core is free for one more worker."""
 
     def start(self, plan: Plan, place: tuple[int, int], suspect: CaseVerdict | None = None) -> None:
-        """Start a worker, even if no core is free. `place` and `suspect` have the same meaning as in `Worker`."""
+        """Start a worker, even if no core is free.
+
+        `place` has the worker's number, and how many processes this worker had before. `suspect` is a verdict on a case to check
+        again; None if the worker draws cases.
+        """
 
     def messages(self) -> Iterator[tuple[W, Any]]:
         """Wait briefly, and yield each new message with the worker that sent it.
@@ -104,14 +108,21 @@ class LocalWorkers(Pool[CheckingProcess]):
             super().__exit__(kind, error, trace)
 
     def start(self, plan: Plan, place: tuple[int, int], suspect: CaseVerdict | None = None) -> None:
-        """Start a worker process. `place` and `suspect` have the same meaning as in `Worker`."""
+        """Start a worker process.
+
+        `place` has the worker's number, and how many processes this worker had before. `suspect` is a verdict on a case to check
+        again; None if the worker draws cases.
+        """
         if plan.check is oracle_check and not self._forks:
             self._forks = True
             self._forking.enter_context(forked_workers(_WARMING, worker_environment()))
         self.workers.append(CheckingProcess(plan, place, suspect))
 
     def messages(self) -> Iterator[tuple[CheckingProcess, Any]]:
-        """Wait briefly, and yield each new message with the worker that sent it; see `CampaignWorkers.messages`."""
+        """Wait briefly, and yield each new message with the worker that sent it.
+
+        A worker's last message is `Ended`, or `Lost` if its process died or was stuck.
+        """
         for worker, message in super().messages():
             if isinstance(message, Ended | Stuck):
                 yield worker, self._ended(worker, message)

@@ -15,7 +15,7 @@ from equivcheck.scenario.mesh import CP, PP
 
 
 def wrong_microbatches(diverged: DivergedRun, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield accumulated gradients that are summed again after each microbatch."""
+    """Yield mistakes: accumulated gradients are summed over ranks again after each microbatch."""
     if facts.num_backward == 1:
         return
     model, num_parts = diverged.training.model, diverged.mesh.size(CP)

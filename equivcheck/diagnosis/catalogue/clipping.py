@@ -28,7 +28,10 @@ MAX_SETS = 4096
 
 
 def wrong_clippings_of_scenario(diverged: DivergedRun, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield mistakes in clipping. In each, clipping returns the wrong norm or, in a second variant, the right one."""
+    """Yield mistakes in gradient clipping.
+
+    Mistakes with a wrong norm have a second variant: it clips by this norm, but returns the right one.
+    """
     clipping = diverged.training.clipping
     if isinstance(clipping, ClipValue):
         change = _with_clipping(ClipValue(clip_value=1e300))

@@ -19,7 +19,10 @@ from equivcheck.training.setup import Setup
 
 
 def local_statistics(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield a mistake: the optimizer computes its statistics from each shard. Yields none if the optimizer is elementwise."""
+    """Yield a mistake: the optimizer computes its statistics from each rank's shard, and not from the full tensor.
+
+    Yields none if the optimizer is elementwise or all tensors are replicated.
+    """
     if not diverged.training.optimizer.elementwise and held_elements(diverged).is_sharded:
         words = "the optimizer treats each rank's shard as the full tensor, so its statistics cover one shard only"
         yield on_one_device(Cause.LOCAL_STATISTICS, words, partial(_by_shards, held=held_elements(diverged)))

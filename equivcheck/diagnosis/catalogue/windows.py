@@ -18,7 +18,7 @@ from equivcheck.worlds.trace.differences import Phase
 
 
 def wrong_windows(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes: a last, shorter step divides its loss by a full step's rows or labels, or makes no update."""
+    """Yield mistakes in a last step with fewer microbatches: its values are divided as in a full step, or it makes no update."""
     training = diverged.training
     if not training.has_trailing_window:
         return

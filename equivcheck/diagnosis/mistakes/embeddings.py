@@ -13,9 +13,10 @@ NO_ROW = -1
 
 
 def wrong_lookups(shards: Sequence[torch.Tensor], name: str, where: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield mistakes in words, with the rows whose sum each token gets, (rows per token, vocabulary).
+    """Yield mistakes in a sharded embedding, each as a phrase with the wrong row indices for each token.
 
-    `shards` has each rank's rows, in order. `name` is the weight, and `where` describes the ranks.
+    The indices have shape (rows per token, vocabulary), and a token is embedded as the sum of its rows. `shards` has each rank's
+    row indices, `name` is the weight's name, and `where` describes the ranks.
     """
     shards = [shard for shard in shards if len(shard)]
     tokens = torch.cat(list(shards))
@@ -36,7 +37,10 @@ def wrong_lookups(shards: Sequence[torch.Tensor], name: str, where: str) -> Iter
 
 
 def look_up(embedding: nn.Embedding, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Embed each token as the sum of its rows."""
+    """Embed each token as the sum of its rows in the embedding's weight.
+
+    `rows` has their indices, (rows per token, vocabulary). `NO_ROW` in it stands for zeros.
+    """
     chosen = rows[:, tokens]
     padding = embedding.padding_idx if len(rows) == 1 else None
     found = functional.embedding(chosen.clamp(min=0), embedding.weight, padding)

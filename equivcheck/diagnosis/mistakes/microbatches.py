@@ -47,7 +47,7 @@ def _rows(diverged: Evidence, facts: StepFacts) -> Sequence[int]:
 
 
 def updates_in_microbatches(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield optimizers that step after each microbatch, with its gradients or those accumulated so far."""
+    """Yield mistakes: the optimizer steps after each microbatch, with its gradients or with all gradients accumulated so far."""
     count, rows = facts.num_backward, _rows(diverged, facts)
     words = "the optimizer steps after each microbatch, not once after all"
     full = tuple(sum(rows) / each for each in rows)

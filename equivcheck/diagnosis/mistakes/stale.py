@@ -26,7 +26,7 @@ DIGITS = 1e-12
 
 
 def stale_values(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield mistakes with values from an earlier step: parameters in forward, gradients, or shards after an update."""
+    """Yield mistakes with values from an earlier step: parameters in forward, gradients, or updated shards of other ranks."""
     if diverged.num_steps == 1:
         return
     if diverged.first.phase is Phase.LOSS or (diverged.first.phase is Phase.GRADIENT and not _is_loss_right(diverged)):

@@ -29,7 +29,10 @@ def dtensor_experts(model: Model, layout: Layout) -> list[Parameter]:
 
 
 def has_expert_units(layout: Layout) -> bool:
-    """Whether each layer's experts are a separate `fully_shard` unit. Its gradients are divided by the number of all ranks."""
+    """Whether each layer's experts are a separate `fully_shard` unit.
+
+    If so, their gradients are divided by the number of all ranks.
+    """
     return layout.has(FSDP2) and has_dtensor_experts(layout)
 
 

@@ -84,7 +84,7 @@ class _Progress:
         self._schedule = schedule
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the part of the schedule's state that all ranks share."""
+        """Return the part of the schedule's state that is equal on all ranks."""
         return {name: value for name, value in self._schedule.state_dict().items() if name not in _BY_GROUP}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -77,7 +77,7 @@ class _UpdatesInBackward:
         parameter.grad = None
 
     def show_gradients(self, _optimizer: torch.optim.Optimizer, _step: int) -> None:
-        """Set the gradients again for the loop to read."""
+        """Restore the gradients removed by the hooks, because the training loop reads them after the update."""
         for parameter, gradient in self._gradients.items():
             parameter.grad = gradient
         self._gradients.clear()

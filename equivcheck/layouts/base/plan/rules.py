@@ -58,12 +58,12 @@ UNFREEZES = "<2.11"
 
 
 def choice_of(layer: AnyLayer, split: Split) -> LayerSharding | None:
-    """Return how this kind of layer can be sharded with `split`. None if it does not support this split."""
+    """Return how a layer is sharded if its plan entry has `split`. None if this kind of layer does not support this split."""
     return next((choice for choice in layer_kind(layer).shardings(layer) if choice.split is split), None)
 
 
 def num_routing_weights(layer: AnyLayer, split: Split) -> int | None:
-    """Number of weights by which a position's expert outputs are multiplied, if ranks compute partial sums of the layer's output.
+    """Number of routing weights for each position, if ranks multiply their partial sums of the layer's output by them.
 
     None if ranks compute no partial sums.
     """
@@ -104,7 +104,7 @@ class LayerSite:
         return self.model.in_features(self.index + 1)
 
     def choice(self, split: Split) -> LayerSharding | None:
-        """Return how the layer can be sharded with `split`. None if it does not support this split."""
+        """Return how the layer is sharded if its plan entry has `split`. None if it does not support this split."""
         return choice_of(self.layer, split)
 
     def supports(self, split: Split) -> bool:
@@ -236,9 +236,9 @@ RULES: tuple[PlanRule, ...] = (
 
 
 def legal_plans(place: LayerSite, *, beyond: bool = False, repaired: bool = False, local: bool = False) -> tuple[LayerPlan, ...]:
-    """Return the plan entries with which a layer and the layers after it can run.
+    """Return the plan entries with which the layer at `place` and all later layers can run.
 
-    The result is empty if no plan gives the layer an input with this placement. `beyond` ignores rules that torch enforces,
+    The result is empty if no entry accepts the placement of the layer's input. `beyond` ignores rules that torch enforces,
     `local` ignores rules for DTensors only, and `repaired` ignores rules whose repair changes this layer only.
     """
     left_out = (("upstream", beyond), ("is_within", repaired), ("of_dtensors", local))

@@ -72,8 +72,8 @@ class ScriptedClass:
 def linear_class(layer: Layer, *, recomputes: bool, keeps_products: bool, offloads: bool) -> LinearClass:
     """Return the options of the script's class for a linear layer.
 
-    With `recomputes`, backward runs the layer's forward again. With `keeps_products`, it then keeps the results of matrix
-    products. With `offloads`, host memory keeps the tensors that backward needs.
+    With `recomputes`, backward runs the layer's forward again. With `keeps_products`, forward saves the results of matrix
+    products, and backward does not recompute them. With `offloads`, tensors saved for backward stay in host memory.
     """
     return LinearClass(
         norm=layer.norm,

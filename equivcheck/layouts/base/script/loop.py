@@ -171,12 +171,18 @@ def _label_loss(draft: Draft, loss: CrossEntropy, outputs: str) -> str:
 
 
 def share(draft: Draft) -> str:
-    """Return code to multiply a microbatch's mean loss by its rows' share in the step. Empty if the loss is a sum."""
+    """Return code to multiply a microbatch's mean loss by the microbatch's share of the step's rows.
+
+    Empty if the loss is a sum.
+    """
     return part_of_step(draft) if draft.scenario.training.loss.is_mean else ""
 
 
 def part_of_step(draft: Draft) -> str:
-    """Return code to multiply a microbatch's mean by its number of rows, divided by the step's number of rows."""
+    """Return code to multiply a mean over one microbatch by the microbatch's share of the step's rows.
+
+    Empty if a step has one microbatch.
+    """
     training = draft.scenario.training
     if not has_several_microbatches(draft):
         return ""

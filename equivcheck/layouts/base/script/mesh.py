@@ -90,7 +90,7 @@ def for_each_part(draft: Draft, line: str) -> list[str]:
 
 
 def sum_gradients(draft: Draft, group: str, *then: str) -> None:
-    """Let the script sum each local gradient over a group, and then run the lines `then` for each.
+    """Let the script sum each local gradient over a group, and then run the lines `then` for each gradient.
 
     In these lines the gradient is called ``gradient``.
     """

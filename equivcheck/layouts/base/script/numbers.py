@@ -14,7 +14,7 @@ from equivcheck.training.material import Batch, material
 
 
 class Numbers(PrintableEnum):
-    """How the script gets its parameters and data: as literals, or drawn from a seed."""
+    """How the script gets its parameters and data: written out as literals, or drawn from a seed."""
 
     EXACT = "exact"
     DRAWN = "drawn"
@@ -25,9 +25,9 @@ MOST_LITERALS = 120
 
 
 def choose_numbers(training: Training) -> Numbers:
-    """Choose between literals and values drawn from a seed.
+    """Choose how the script gets its values: as at most `MOST_LITERALS` literals, or else drawn from a seed.
 
-    Literals repeat the finding exactly. Losses on labels always use literals.
+    Only literals repeat the finding exactly. Losses on labels always use literals.
     """
     if isinstance(training.loss, CrossEntropy):
         return Numbers.EXACT

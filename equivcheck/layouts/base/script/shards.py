@@ -16,7 +16,7 @@ from equivcheck.training.layers.parameters import parameters_of
 def read_local_shards(draft: Draft) -> None:
     """Let the script gather each parameter along its sharded dim, and clip by the norm over all shards.
 
-    If several parallelisms call this function, the first call does everything.
+    If several parallelisms call this function, only the first call changes the script.
     """
     if draft.reading:
         return

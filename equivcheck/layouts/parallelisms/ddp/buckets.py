@@ -42,7 +42,7 @@ class Bucketing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reductions:
-    """The all-reduces in one backward pass that reduces gradients."""
+    """The all-reduces in one backward pass with gradient reduction."""
 
     buckets: tuple[int, ...]
     """Bytes in each bucket, in call order."""
