@@ -45,7 +45,7 @@ _KINDS = (Kind.SPLIT, Kind.BLANK, Kind.PADDED)
 def evaluations(
     evaluate: Evaluate, task: Task, given: Format, whole: Presentation, shown: Sequence[Presentation]
 ) -> list[PresentationResult]:
-    """Evaluate the model on each presentation in `shown`, and compare the loss with that for the whole batch."""
+    """Evaluate the model on each split or padded presentation in `shown`, and compare the loss with that for the whole batch."""
     with one_thread():
         expected, tolerance = _measured(evaluate, task, _batches(task, given, whole))
         return [

@@ -290,7 +290,10 @@ class Runs:
 
     @cached_property
     def is_additive(self) -> bool:
-        """Whether an example's gradients are a weighted sum over those of its halves. True if no example has two labels."""
+        """Whether the gradients of the example in `halves` are a weighted sum over those of its halves.
+
+        True if no example has two labels.
+        """
         if self.halves is None:
             return True
         example, *parts = (self.gradients(each) for each in self.halves)

@@ -122,7 +122,10 @@ class Step:
         )
 
     def taken_apart(self) -> tuple[Format, Sequence[Example]]:
-        """Return the description of the user's batch (its tensors and their roles), and the examples in it."""
+        """Split the user's batch into examples.
+
+        Returns a description of the batch (its tensors and their roles) and the examples.
+        """
         if self.examples is not None and self.collate is not None:
             found = opaque_examples(self.batch, self.examples, self.weight)
             require_collated(self.batch, self.collate([each.value for each in found]), found)

@@ -17,19 +17,19 @@ CONFIRMING_SECONDS = 15.0
 
 
 def may_be_confirmed(verdict: CaseVerdict) -> bool:
-    """Whether the verdict is a finding from another world than gloo, and was not checked again there."""
+    """Whether the verdict is a finding from another world than gloo, without a second check in gloo so far."""
     return verdict.outcome.is_finding and verdict.world != CONFIRMING and not verdict.confirmed
 
 
 def add_confirmation(verdict: V, again: CaseVerdict) -> V:
-    """Add to a finding's verdict how the same case ended in another world. `again` is the verdict there."""
+    """Add the result of a second check in another world to a finding's verdict. `again` is the second verdict."""
     return replace(verdict, confirmed=_comparison(verdict.outcome, again))
 
 
 def confirmed_by(verdict: V, check: Callable[[], CaseVerdict]) -> V:
     """Call `check`, which repeats a finding's check in another world, and add the result to the finding's verdict.
 
-    If the second check itself fails, the first verdict stays and says why.
+    If the second check itself fails, the first verdict is returned, with the error in `unfinished`.
     """
     try:
         return add_confirmation(verdict, check())

@@ -71,7 +71,7 @@ def choice_option(name: str, default: Enum, text: str) -> Option:
 def world_option(default: str | None, text: str = "How ranks run.", *, may_stand: bool = False) -> Option:
     """Return the option ``--world``, with the help `text`.
 
-    If `may_stand`, it also accepts torchrun. Then torchrun has started several processes, and each runs the command.
+    If `may_stand`, the option also accepts torchrun: each process started by torchrun then runs the command.
     """
     worlds = click.Choice(WORLDS_WITH_DATA) if may_stand else _WorldOfItsOwn(LOCAL_WORLDS)
     return click.option("--world", type=worlds, default=default, show_default=default is not None, help=text)

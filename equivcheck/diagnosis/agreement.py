@@ -21,9 +21,9 @@ OPTIONAL = (Phase.STATE, Phase.BUFFER)
 
 
 def num_agreeing_moments(diverged: ComparedRanks, traces: Sequence[Trace]) -> int:
-    """Count the compared points before the first at which the ranks' values differ from a training with a mistake.
+    """Count the compared points before the ranks' values first differ from the values in `traces`.
 
-    `traces` were recorded in this training: one for each rank, or one for all ranks.
+    `traces` come from a training with a mistake: one trace for each rank, or one for all ranks.
     """
     made = list(zip(*map(moments, traces), strict=True))
     count = 0

@@ -153,9 +153,9 @@ def _fits(diverged: DivergedRun) -> list[tuple[Mistake, int]]:
 def cause_by_ablation(
     scenario: Scenario, alter: Callable[[Setup], None] | None, world: str | Ranks, deadline: float
 ) -> Diagnosis | None:
-    """Run the ranks again without dropout, then without shared weights. If a run agrees with one device, return its cause.
+    """Run the ranks again without dropout, then without shared weights.
 
-    Returns None if both runs still differ.
+    If a run agrees with one device, return a diagnosis with the part that it left out. Returns None if all runs still differ.
     """
     training, without = scenario.training, []
     if any(layer.dropout for layer in training.model.layers):

@@ -47,7 +47,7 @@ def comparison_functions(draft: Draft) -> list[list[str]]:
 
 
 def main_lines(draft: Draft) -> list[str]:
-    """Return lines for the script's function ``main``, and the call."""
+    """Return lines to define the script's function ``main``, and to call it."""
     draft.need("sys")
     draft.need("datetime", "timedelta")
     return [

@@ -129,9 +129,9 @@ _COMPARED = (Phase.LOSS, Phase.GRADIENT, Phase.CLIPPING, Phase.UPDATE)
 
 
 def tolerance_of(scenario: Scenario, verdict: Verdict | None = None) -> float:
-    """Return the script's tolerance: the largest among the compared tensors.
+    """Return the script's tolerance: the largest tolerance among the compared tensors.
 
-    If it would hide the divergence, return the tolerance of the tensor that diverged.
+    If this would hide the verdict's divergence, return the tolerance of the tensor with the divergence.
     """
     moments = ReferenceRun.of(scenario).confirming_reference().moments
     compared = (moment for moment in moments if moment.phase in _COMPARED)

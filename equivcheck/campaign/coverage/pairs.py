@@ -88,7 +88,7 @@ def family_of(feature: Feature) -> ModelFamily:
 
 
 def by_families(pairs: Pairs) -> dict[ModelFamily, int]:
-    """Count the pairs for each kind of model input. Each pair counts for its more demanding feature."""
+    """Count the pairs for each kind of model input. A pair counts for the kind that its more demanding feature needs."""
     order = tuple(ModelFamily)
     families = [order.index(family_of(feature)) for feature in pairs.features]
     masks = [sum(1 << number for number, family in enumerate(families) if family == each) for each in range(len(order))]

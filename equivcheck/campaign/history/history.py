@@ -77,7 +77,10 @@ class History:
             db.executemany("INSERT OR REPLACE INTO cost VALUES (?, ?, ?)", costs)
 
     def see(self, run: Run, fingerprint: str, kept: CaseVerdict, seen: Recheck = Recheck.SHOWS) -> None:
-        """Write whether a finding's case failed in a campaign. After `SHOWS`, later calls for this campaign change nothing."""
+        """Write whether a finding's case failed in a campaign: the answer `seen`.
+
+        After `SHOWS`, a later call for this finding and campaign does not change the answer.
+        """
         row = (fingerprint, kept.case.name, kept.outcome.value, kept.reason)
         with self.open() as db:
             db.execute("INSERT OR REPLACE INTO finding VALUES (?, ?, ?, ?)", row)

@@ -102,12 +102,12 @@ class Selection:
 
 
 class Novelty:
-    """Chooses the scenario with the most new features for its cost, compared with recent scenarios in its group.
+    """Chooses a scenario if it has at least as many new features for its cost as all recent scenarios in its group.
 
-    New feature pairs and triples count relative to all pairs and triples in the scenario. Without this, models over
-    sequences would be preferred, because these have the most features and cost twice as much. If no scenario brings anything new,
-    every scenario is chosen. Compiled scenarios, traced ones, and those with possible known issues are separate groups, because
-    only few such scenarios should be checked.
+    New feature pairs and triples count relative to all pairs and triples in the scenario. Without this, models over sequences
+    would be preferred, because these have the most features and cost twice as much. If no scenario brings anything new, every
+    scenario is chosen. Compiled scenarios, traced ones, and those with possible known issues are separate groups, because only
+    few such scenarios should be checked.
     """
 
     def __init__(self) -> None:

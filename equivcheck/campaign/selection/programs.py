@@ -14,9 +14,9 @@ _REMEMBERED = 100_000
 
 
 class ProgramSelection:
-    """Chooses each tensor program with new combinations of operation and placement, unless it was checked before.
+    """Chooses a tensor program if no recent one had more new combinations of operation and placement per statement.
 
-    It must have at least as many new combinations per statement as the best recent program.
+    A program is not chosen if it was checked before.
     """
 
     def __init__(self) -> None:

@@ -70,7 +70,10 @@ class HeldElements:
         return have_equal_sizes and any((mask != each[0]).any() for each in masks for mask in each)
 
     def add_up_shards(self, name: str, value: torch.Tensor, axes: Sequence[str], divisor: int) -> None:
-        """Overwrite each rank's elements in `value` by the sum of all shards along these axes, divided by `divisor`."""
+        """Overwrite each rank's elements in `value` by the sum of all shards along these axes, divided by `divisor`.
+
+        A rank is skipped if these shards have unequal sizes.
+        """
         before = value.clone()
         for rank in range(self.num_ranks):
             shards = [before[self.by(name, peer)] for peer in peers_of(self._coordinates, rank, axes)]
@@ -93,7 +96,10 @@ class HeldElements:
                     each[name][chosen] = before[source][chosen]
 
     def take_from_owners(self, tensors: Sequence[Mapping[str, torch.Tensor]]) -> None:
-        """Copy each tensor that only one rank updates to all other ranks, in place. `tensors` has each rank's tensors by name."""
+        """Copy tensors in place to all other ranks from the only rank that updates them.
+
+        `tensors` has each rank's tensors by name. Tensors updated by several ranks stay unchanged.
+        """
         for name, owner in self._owners.items():
             for each in tensors:
                 each[name].copy_(tensors[owner][name])

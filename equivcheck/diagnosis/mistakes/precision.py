@@ -66,7 +66,7 @@ def _accumulate_in(ranks: EmulatedRanks, *, kind: torch.dtype, of_each: bool, of
     sums: list[Gradients] = [{} for _ in ranks.models]
 
     def add(total: Gradients, fresh: Gradients) -> Gradients:
-        """Add gradients to a sum in the narrower type, and return how the sum changes."""
+        """Add gradients to the sum `total` in the narrower type, and return by how much the sum changes."""
         added = {}
         for name, value in fresh.items():
             before = total.get(name, torch.zeros_like(value))

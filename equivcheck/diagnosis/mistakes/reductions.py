@@ -43,7 +43,7 @@ def wrong_reductions(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
 
 
 def wrong_factors(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield a mistake: gradients are multiplied or divided by the size of an axis whose ranks have the same rows."""
+    """Yield mistakes: gradients are multiplied or divided by the size of an axis whose ranks have the same rows."""
     for span, masks in product(spans(diverged), suspects(diverged)):
         yield from _multiplied(diverged, masks, span, _numbers_of_ranks(diverged, facts, same_rows=True), facts)
 

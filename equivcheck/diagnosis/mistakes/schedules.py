@@ -73,7 +73,7 @@ def differing_settings(single: Steps, steps: Steps) -> list[tuple[int, str, str]
 
 
 def describe_schedule(expected: Sequence[Any], actual: Sequence[Any], describe_count: Callable[[float], str]) -> str:
-    """Describe how a schedule's values are those expected at other steps, such as one step late. Empty if they are not."""
+    """Describe a schedule whose values are those expected at other steps, such as one step late. Empty for other schedules."""
     count = len(expected)
     if None in expected or None in actual or len({*expected}) == 1:
         return ""

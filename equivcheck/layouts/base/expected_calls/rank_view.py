@@ -45,7 +45,7 @@ class Held:
         return math.prod(self.shape)
 
     def padded_part(self, dim: int, parts: int) -> int:
-        """Number of elements in each shard if a dim is split into `parts` shards and all are padded to the first shard's size."""
+        """Number of elements in each shard if a dim is split into `parts` shards, each padded to the first shard's size."""
         return math.prod((*self.shape[:dim], chunk_size(self.shape[dim], parts), *self.shape[dim + 1 :]))
 
 

@@ -11,7 +11,10 @@ from equivcheck.scenario import FSDP2, SGD, Adafactor, AdamW, Implementation, La
 
 
 def keeps_dtensors(layout: Layout) -> bool:
-    """Whether the optimizer updates DTensors themselves, and not their local tensors. True if the layout has no DTensors."""
+    """Whether the optimizer updates DTensors directly: no parallelism gives it their local tensors.
+
+    Also True if the layout has no DTensors.
+    """
     return not any(parallelism.trains_local_tensors for parallelism in layout.parallelisms)
 
 

@@ -253,7 +253,10 @@ class PlannedCalls:
         self.note(once, op, num_elements, times)
 
     def gathered_features(self, features: int, target: ActivationPlacement) -> int:  # noqa: ARG002 - used by overriding methods
-        """Return the size of the feature dim in activations that are sharded by rows, if ranks gather them."""
+        """Return the number of features if ranks gather activations sharded by rows.
+
+        Subclasses may return a padded number, depending on the placement `target` after the gather.
+        """
         return features
 
     def note(self, once: Pass, op: str, num_elements: int, times: int = 1) -> None:

@@ -22,13 +22,16 @@ class PlannedLayer:
 
     @property
     def num_parts(self) -> int:
-        """Number of shards of the input's positions. 1 if each rank has all positions, or if rows are not sequences."""
+        """Number of shards into which the input's positions are split.
+
+        1 if each rank has all positions, or if rows are not sequences.
+        """
         is_cut = self.site.input is ActivationSharding.ROWS and self.site.model.length is not None
         return self.site.tp if is_cut else 1
 
     @property
     def part_length(self) -> int:
-        """Number of positions in each shard. The last shard may be shorter."""
+        """Number of positions in each shard of the layer's input. The last shard may be shorter."""
         return -(-(self.site.model.length or 1) // self.num_parts)
 
 

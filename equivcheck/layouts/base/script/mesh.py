@@ -11,7 +11,10 @@ from equivcheck.scenario.mesh import CP, DP, EP, PP, REPLICATE, SHARD, TP
 
 
 def mesh_of(draft: Draft, parallelism: Parallelism, *, named: bool = False) -> str:
-    """Return an expression for a parallelism's submesh, and add a line to build the mesh. With `named`, axes get their names."""
+    """Return code for a parallelism's submesh, and add a line to the script to build the mesh.
+
+    If the mesh has one axis, its name is passed only if `named`.
+    """
     mesh, axes = draft.scenario.layout.mesh, draft.scenario.layout.axes_of(parallelism)
     draft.need("torch.distributed.device_mesh", "init_device_mesh")
     names = f", mesh_dim_names={tuple_code([repr_of(name) for name in mesh.names])}" if named or len(mesh.names) > 1 else ""

@@ -65,14 +65,14 @@ def ddp_totals(view: RankView, ddp: DDP, axes: str, *, has_buffers: bool = True)
 
 
 def reductions_before_rebuild(ddp: DDP) -> int:
-    """Number of reduced backward passes before DDP rebuilds its buckets; -1 if DDP never rebuilds them."""
+    """Number of backward passes with gradient reduction before DDP rebuilds its buckets; -1 if DDP never rebuilds them."""
     if ddp.static_graph:
         return 2
     return -1 if ddp.find_unused_parameters else 1
 
 
 def bucketing_of(view: RankView, ddp: DDP) -> Bucketing:
-    """Return the sizes and options that decide about DDP's buckets on a rank."""
+    """Return a rank's gradient sizes and options, to predict DDP's buckets from them."""
     model = view.training.model
     names = trained_parameters(model)
     sizes = {held.parameter.full_name: held.numel * view.item_bytes for held in view.held}

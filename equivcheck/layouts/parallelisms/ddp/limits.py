@@ -33,9 +33,9 @@ from equivcheck.scenario.mesh import TP
 
 
 def as_reduced(training: Training, layout: Layout) -> Training:
-    """Return the training with frozen layers as DDP sees them.
+    """Return the training with the frozen layers that DDP sees.
 
-    If tensor parallelism is applied first, no parameter is frozen for DDP, because DDP gets trainable local tensors.
+    With tensor parallelism, DDP gets trainable local tensors, so the result has no frozen layers.
     """
     return without_frozen(training) if layout.has(TensorParallel) else training
 
