@@ -45,9 +45,9 @@ def judge(verdict: V, case: ExpectedRun, result: RanksResult) -> tuple[V, Doubt 
     """Judge a run in which all ranks finished.
 
     Return `verdict` with its outcome, and the first step whose agreement proves nothing. A difference counts only if the
-    confirming reference shows it, too. Three kinds of difference do not count. If the reference is in doubt, a difference within
-    the noise limit counts only before the doubtful step. If noise exceeds the values in some step, no difference counts in this
-    or a later step. The same holds if the uncertain sign of a near-zero gradient may explain a step's updates.
+    confirming reference shows it, too. If all differences are within the noise limit, they count only before the first step in
+    doubt. If noise exceeds the values in some step, no difference counts from this step on. The same holds if the uncertain sign
+    of a near-zero gradient may explain a step's updates.
     """
     reference = case.reference()
     found, doubt = _compared(reference, result, Comparison(divergences=(), worst_error=0.0, largest_share=0.0)), reference.doubt

@@ -37,7 +37,7 @@ def _first_place(values: list[int], wanted: list[int], start: int) -> int | None
 
 
 def require_collated(batch: Any, collated: Any, examples: Sequence[Example]) -> None:
-    """Raise `UsageError` if the user's function dropped or reordered examples when it put them together to a batch."""
+    """Raise `UsageError` if the user's collate function dropped or reordered examples."""
     found = dict(tensors_in(collated))
     for path, tensor in tensors_in(batch):
         name, other = ".".join(map(str, path)), found.get(path)

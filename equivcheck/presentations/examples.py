@@ -68,7 +68,7 @@ def _cut(given: Format, row: int, start: int, end: int, num_rows: int) -> int:
 def opaque_examples(batch: Any, examples: Callable[[Any], Sequence[Any]], weight: Callable[[Any], float] | None) -> list[Example]:
     """Take a batch apart with the user's functions `examples` and `weight`.
 
-    Raises `UsageError` if `examples` returns something else than a sequence.
+    Raises `UsageError` if `examples` does not return a sequence.
     """
     found = examples(batch)
     if not isinstance(found, Sequence) or isinstance(found, str):

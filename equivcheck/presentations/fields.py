@@ -13,7 +13,10 @@ from equivcheck.system.choice import PrintableEnum
 
 
 class Role(PrintableEnum):
-    """How a tensor is cut, padded and packed. All tensors but ROW have the shape (rows, positions, ...)."""
+    """How a tensor is cut, padded and packed.
+
+    A ROW tensor has one item for each row; all others have shape (rows, positions, ...).
+    """
 
     TOKENS = "tokens"
     LABELS = "labels"
@@ -42,7 +45,7 @@ class Field:
 
     @property
     def has_row_labels(self) -> bool:
-        """Whether the field has labels of another length than the tokens, such as a translation."""
+        """Whether the field has labels that do not belong to tokens one by one, such as a class or a translation for each row."""
         return self.role is Role.ROW and str(self.path[-1] if self.path else "").lower() in _NAMES[Role.LABELS]
 
 

@@ -27,7 +27,7 @@ class Kind(PrintableEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Presentation:
-    """The examples of one step, put together in another way."""
+    """One arrangement of a batch's examples: in microbatches, with padding or packing, and on ranks."""
 
     name: str
     """Phrase for the verdict, such as ``2 even microbatches``."""
@@ -43,7 +43,10 @@ class Presentation:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Constraints:
-    """Facts about a step. They decide which presentations must agree."""
+    """Properties of the user's training step, such as its microbatches per update.
+
+    They decide which presentations are checked.
+    """
 
     window: int | None
     """Number of microbatches per update; None if any number is possible."""
@@ -66,7 +69,10 @@ def single_example(given: Format, example: Example) -> Presentation:
 
 
 def presentations(given: Format, examples: Sequence[Example], constraints: Constraints) -> Iterator[Presentation]:
-    """Yield presentations with the same gradients as `whole_batch`. Gradients of `Kind.TWICE` may be twice as large."""
+    """Yield presentations with the same gradients as `whole_batch`.
+
+    `Kind.TWICE` repeats the batch, so its gradients may double.
+    """
     if not constraints.has_microbatch_terms:
         yield from _splits(given, examples, constraints)
         yield from _blanks(given, examples, constraints)

@@ -73,7 +73,7 @@ class Rows:
 
     @property
     def positions(self) -> tuple[tuple[int, int, Example], ...]:
-        """Return each example with its row and its first position there, as triples (row, position, example)."""
+        """Return a triple (row, position, example) for each example: its row, and its first position in this row."""
         found = []
         for number, row in enumerate(self.rows):
             start = self.length - sum(example.length for example in row) if self.side is Side.LEFT else 0

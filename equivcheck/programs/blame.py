@@ -41,9 +41,9 @@ def with_culprit(plan: ProgramPlan, run: Callable[[ProgramPlan], object], failur
 def failure_if_refusals_raise(run: Callable[[frozenset[str]], object], hung: Failure) -> Failure:
     """Find out whether ranks hang because only some ranks refuse a statement, and the others wait for them.
 
-    `run` takes the statements that ranks may refuse, and runs the program. It raises `RanksFailed` if a rank refuses another
-    statement. If all ranks refuse this statement, the program runs again and may refuse it. Returns a failure that names the
-    statement, or `hung` if ranks never differ.
+    `run` takes the statements that ranks may refuse, and raises `RanksFailed` if a rank refuses another one. A statement that all
+    ranks refuse may be refused in the next run. Returns a failure that names a statement refused by only some ranks, or `hung` if
+    there is none.
     """
     allowed: frozenset[str] = frozenset()
     while hung.hung and all(report.state is not RankState.RUNNING for report in hung.reports):

@@ -16,7 +16,7 @@ from equivcheck.worlds.trace.trace import Piece, Snapshot
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assembled:
-    """Full tensors assembled from all ranks' pieces, at one compared point of a training."""
+    """Full tensors assembled from all ranks' pieces, at one point in a training, such as the gradients in step 2."""
 
     values: Vector
     """All elements, each from the first rank that holds it. NaN if no rank holds an element."""
@@ -27,7 +27,7 @@ class Assembled:
 
 
 class Assembler:
-    """Assembles full tensors from all ranks' pieces, at each compared point of a training.
+    """Assembles full tensors from all ranks' pieces, separately at each point in a training, such as the gradients in step 2.
 
     A piece has the same position in the full tensor at every step, so positions are cached.
     """
@@ -37,7 +37,7 @@ class Assembler:
         self._alive: list[object] = []
 
     def assemble(self, expected: Expected, snapshots: Sequence[Snapshot]) -> Assembled:
-        """Assemble the full tensors at one compared point. `snapshots` holds each rank's recorded values, in rank order."""
+        """Assemble the full tensors at one point in a training. `snapshots` holds each rank's recorded values, in rank order."""
         canvas = _Canvas(expected)
         for rank, snapshot in enumerate(snapshots):
             located = self._locate(expected.table, snapshot.pieces)
@@ -65,9 +65,9 @@ class _Canvas:
         self.placed: list[Positions] = []
 
     def note(self, misfits: Iterable[Misfit]) -> None:
-        """Keep the misfit farthest from the reference for each tensor and kind of difference.
+        """Keep one misfit for each tensor and kind of difference: the one farthest from the reference.
 
-        Ranks without the tensor, or with the same wrong shape or type, share one misfit.
+        If several ranks lack the tensor, or have the same wrong shape or type, the misfit names all of them.
         """
         for misfit in misfits:
             key = misfit.name, misfit.difference
@@ -78,7 +78,10 @@ class _Canvas:
                 self.misfits[key] = replace(kept, ranks=tuple(dict.fromkeys((*kept.ranks, *misfit.ranks))))
 
     def place(self, where: Positions, local: Vector) -> DifferingElements:
-        """Add a rank's local values at these positions. Return the elements that differ in some bit from an earlier rank's."""
+        """Add a rank's local values at the positions `where`.
+
+        Return the elements that differ in some bit from an earlier rank's.
+        """
         if len(where) and where.min() < 0:
             where, local = where[where >= 0], local[where >= 0]
         self.placed.append(where)

@@ -74,10 +74,10 @@ def comparison_before(step: int, found: Comparison) -> Comparison:
 
 
 def snapshots_of(found: list[Moment], phase: Phase, groups: Sequence[Sequence[int]] = ()) -> list[Snapshot]:
-    """Return the ranks' snapshots from one moment, ready to be assembled to full tensors.
+    """Return all ranks' snapshots from `found`, ready to be assembled to full tensors.
 
-    In the loss phase this is one snapshot with the mean over all ranks that have a loss. Ranks in one of `groups` have the same
-    loss, so each group counts once.
+    In the loss phase, return one snapshot with the mean over all ranks that have a loss. Each of `groups` counts once, because
+    its ranks have the same loss.
     """
     snapshots = [moment.snapshot for moment in found]
     if phase is not Phase.LOSS:

@@ -54,9 +54,9 @@ def disagreements(
 ) -> list[Misfit]:
     """Return the tensors on which the last rank in `snapshots` disagrees with earlier ranks.
 
-    `differing` holds the elements whose bits differ. If all ranks hold the same parts of a tensor, each of these elements counts.
-    Otherwise an element counts only if its difference exceeds the tolerance. Kernels may then round elements differently, for
-    example at the end of a vectorized loop. `placed` holds the positions of each rank's elements.
+    `differing` holds the elements whose bits differ, and `placed` the positions of each rank's elements. If all ranks hold the
+    same parts of a tensor, a different bit is enough. Otherwise the difference must exceed the tolerance, because kernels may
+    round elements differently in different shards.
     """
     table, found = expected.table, []
     # Ranks may compute a reported value in different orders, such as a norm.

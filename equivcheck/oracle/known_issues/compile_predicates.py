@@ -74,7 +74,8 @@ def compiled_units_among_others_over_tensor_parallel(scenario: Scenario) -> bool
 def shards_heads_of_symbolic_width(scenario: Scenario) -> bool:
     """Whether attention heads are sharded and have a symbolic width in compiled code.
 
-    The backward pass must also need the full size over all ranks, for a trained weight's gradient.
+    The layer must also be trained, and use `scaled_dot_product_attention` or repeat key and value heads. Its backward then needs
+    the full size over all ranks.
     """
     return scenario.layout.mesh.size(TP) > 1 and any(
         split is Split.HEADS_OR_HIDDEN and not layer.frozen and (layer.fused or layer.num_heads > layer.num_kv_heads)

@@ -106,7 +106,7 @@ def two_features_cut_after_others(scenario: Scenario) -> bool:
 
 @need
 def viewed_sequences_of_another_size(scenario: Scenario) -> bool:
-    """Whether a compiled hook gets the output of a linear with a bias on sequences, after compilation for another number of rows.
+    """Whether a hook, compiled for one number of rows, gets sequences with another number from a linear with a bias.
 
     The sequence length must not be one or equal to the rows or features, because Dynamo uses one symbol for equal sizes.
     """
@@ -118,10 +118,10 @@ def viewed_sequences_of_another_size(scenario: Scenario) -> bool:
 
 @need
 def viewed_sequences_of_other_features(scenario: Scenario) -> bool:
-    """Whether compiled hooks get outputs of linears with a bias on sequences, with two new numbers of features after the first.
+    """Whether the number of output features changes twice between compiled hooks on sequences.
 
-    The first compiled hook must get no such output, or the second number must equal the rows or positions. Dynamo uses one symbol
-    for equal sizes.
+    The linear with the second number must have a bias. The first linear must have none, unless the second number equals the rows
+    or positions, for which Dynamo uses one symbol.
     """
     rows, length, found = _rows(scenario), scenario.training.model.length, _linears_compiled_together(scenario)
     index = next((index for index, each in enumerate(found) if each.outputs not in (1, found[0].outputs)), None)
@@ -143,7 +143,7 @@ def pending_before_a_compiled_hook(scenario: Scenario) -> bool:
 def before_a_compiled_hook(scenario: Scenario, divergence: Divergence) -> bool:
     """Whether the diverged tensor belongs to the layer with the unfinished all-reduce, or to an earlier layer.
 
-    Gradients are missing only if each layer is an FSDP1 unit.
+    A missing gradient counts only if each layer is an FSDP1 unit.
     """
     last, layer = _last_pending(scenario), layer_of(divergence.tensor)
     has_units = any(parallelism.wrapping is Wrapping.PER_LAYER for parallelism in scenario.layout.of(FSDP1))

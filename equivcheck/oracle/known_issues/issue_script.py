@@ -38,7 +38,7 @@ if __name__ == "__main__":
 def issue_script(issue: KnownIssue) -> str:
     """Return the text of a script that exits with 1 if the installed torch has a known issue.
 
-    The script prints the difference, or raises.
+    If the issue gives wrong numbers, the script prints the difference. Otherwise it may raise torch's error.
     """
     text = (SCRIPTS / f"{issue.id}.py").read_text("utf-8")
     _, explanation, code = text.split('"""', maxsplit=2)

@@ -46,7 +46,7 @@ class Showing:
         return f"{self.shows.value}: {self.reason}" if self.reason else self.shows.value
 
     def agrees(self, *, is_in_range: bool) -> bool:
-        """Whether the script shows the issue exactly if the torch version is in the issue's version range (`is_in_range`)."""
+        """Whether the result fits the issue's version range: the script shows the issue exactly if `is_in_range` is True."""
         return (self.shows is Shows.SHOWS) == is_in_range
 
 
@@ -57,8 +57,8 @@ Table = dict[str, dict[str, Showing]]
 def showing(error: str, code: int, printed: str) -> Showing:
     """Decide from exit code and output whether a script shows its known issue.
 
-    The script shows the issue if it exits with 1, and prints `error` or a difference. `error` is the issue's pattern. It is empty
-    for an issue that gives wrong numbers.
+    The script shows the issue if it exits with 1, and prints the issue's error or a difference. `error` is a regular expression
+    for the error. It is empty for an issue that gives wrong numbers.
     """
     return judge_output(code, printed, has_evidence=re.search(error or _WRONG_NUMBER, printed) is not None)
 

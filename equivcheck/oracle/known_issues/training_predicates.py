@@ -108,7 +108,7 @@ def adafactor(scenario: Scenario) -> bool:
 
 @need
 def muon(scenario: Scenario) -> bool:
-    """Whether the optimizer is Muon, which divides a matrix's rows by its columns."""
+    """Whether the optimizer is Muon, which divides a matrix's number of rows by its number of columns."""
     return isinstance(scenario.training.optimizer, Muon)
 
 
@@ -172,7 +172,7 @@ def adafactor_of_shards(scenario: Scenario) -> bool:
 def times_data_ranks(scenario: Scenario, divergence: Divergence) -> bool:
     """Whether the wrong value is about the expected value times the number of data-parallel ranks.
 
-    A deviation of 5 % of the error is allowed.
+    It may deviate by 5 % of the difference between the wrong and the expected value.
     """
     expected, actual = float(divergence.expected), float(divergence.actual)
     return abs(actual - scenario.layout.num_data_ranks * expected) <= 0.05 * abs(actual - expected)

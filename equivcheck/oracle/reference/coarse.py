@@ -15,10 +15,9 @@ from equivcheck.worlds.trace.trace import Trace
 
 
 def coarse_moments(reference: Trace, limit: float) -> tuple[Expected, ...]:
-    """Return the values in a single-device trace, with coarse tolerances.
+    """Return the values in a single-device trace, with coarse tolerances: `limit` times the largest tensor of the same kind.
 
-    The tolerance is `limit` times the largest tensor of the same kind. The full judgement accepts no larger error either, because
-    such noise puts the reference in doubt.
+    A difference above this tolerance also counts in the full judgement, even if the reference is in doubt.
     """
     unperturbed = expected_of(reference, repeat(None), limit)
     return tuple(replace(moment, tolerances=limit * moment.scales) for moment in unperturbed)

@@ -31,7 +31,8 @@ def doubt_about(
     """Return the first step whose agreement with the reference proves nothing, and the reason. None if there is no such step.
 
     A step is in doubt if noise exceeds `limit` times the largest tensor of the same kind. It is also in doubt if one of the
-    perturbed `copies` sends a token to other experts. `needs_gradients=False` allows runs without any gradient.
+    perturbed `copies` chooses other experts for a token than the unchanged copy. `needs_gradients=False` allows runs without any
+    gradient.
     """
     gradients = [moment.step for moment in found if moment.phase is Phase.GRADIENT and moment.norms.any()]
     if needs_gradients and not gradients:

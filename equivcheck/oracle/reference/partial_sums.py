@@ -21,7 +21,10 @@ _NUM_RUNS = 8
 
 
 def partial_sum_traces(training: Training, num_partial_sums: int) -> tuple[Trace, ...]:
-    """Train several times on one device. In each update, every partial sum is moved by up to one unit in the last place."""
+    """Train several times on one device, with rounding errors like those of an optimizer on each rank's partial sums.
+
+    Each update is changed at random: by up to one unit in the last place of each partial sum.
+    """
     generator, steps = np.random.default_rng(training.seed), split_steps(training, num_partial_sums)
     return tuple(train(_setup(training, generator), steps) for _ in range(_NUM_RUNS))
 
@@ -55,17 +58,20 @@ class _PartialSums:
         self._size += partial_sum.abs()
 
     def clear(self, _optimizer: torch.optim.Optimizer, _step: int) -> None:
-        """Forget the partial sums of the last step."""
+        """Forget the partial sums of the previous step."""
         self._size.zero_()
 
     def measure(self, _optimizer: torch.optim.Optimizer, _step: int) -> None:
-        """Store the size of the partial sums relative to the gradient, before clipping. It is 0 if the gradient is zero."""
+        """Store the partial sums' added sizes divided by the gradient's size, before clipping.
+
+        It is 0 if the gradient is zero.
+        """
         gradient = self.parameter.grad
         self._share = torch.zeros_like(self._size) if gradient is None else self._size / gradient.abs()
         self._share[~self._share.isfinite()] = 0.0
 
     def move(self, before: torch.Tensor, generator: np.random.Generator) -> None:
-        """Change the parameter's last update by rounding errors as large as those of its partial sums."""
+        """Add random rounding errors to the parameter's last update, as large as the rounding errors of its partial sums."""
         units = torch.from_numpy(generator.uniform(-1.0, 1.0, before.shape)).to(before.dtype)
         with torch.no_grad():
             self.parameter.add_((self.parameter - before) * self._share * units * torch.finfo(before.dtype).eps)

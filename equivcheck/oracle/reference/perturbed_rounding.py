@@ -23,22 +23,22 @@ class Jitter:
         """Called at the start of each step."""
 
     def ordered(self, parts: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the gradients from all ranks in the order in which they are added. Here the order stays."""
+        """Return the gradients from all ranks in the order in which they are added. The base class keeps the order."""
         return parts
 
     def rounded(self, exact: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:  # noqa: ARG002 - used by overriding methods
-        """Return a tensor after rounding, perhaps changed. `exact` holds the values before rounding. Here nothing changes."""
+        """Return `rounded`, which subclasses may change. `exact` holds the values before rounding."""
         return rounded
 
     def flip(self, cast: Mapping[str, torch.Tensor], masters: Mapping[str, torch.Tensor]) -> None:
-        """Change parameters in place after they were cast. `masters` holds them before the cast. Here nothing changes."""
+        """Change cast parameters in place. `masters` holds the parameters before the cast. The base class changes nothing."""
 
 
 class Shuffled(Jitter):
     """Changes only the order in which gradients from several ranks are added.
 
-    The first copies add around a ring, from each rank in rising and in falling order. Later copies add in random order. gloo adds
-    in falling order, and each rank adds its own part last.
+    The first copies add in ring order: from each rank upwards, then from each rank downwards. Later copies add in random order.
+    gloo adds downwards, and each rank adds its own part last.
     """
 
     def __init__(self, generator: np.random.Generator, copy: int) -> None:

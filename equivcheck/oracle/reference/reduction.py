@@ -84,7 +84,7 @@ class Averaging:
         return self.mean_of_sums(self.sums(parts))
 
     def sums(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the sums in the first stage: one for each group of `shards` ranks, or one for all ranks."""
+        """Return the first stage's sums: one for each group of `shards` ranks, or one over all ranks if there is one stage."""
         before, between, _ = self._divisors()
         is_scaled, size = self.division is Division.SCALED, self.shards or len(parts)
         divided = [part * (1.0 / before) if is_scaled else part / before for part in parts]

@@ -225,7 +225,8 @@ def _computing(rounding: Rounding | None) -> Iterator[None]:
 def noise_limit(training: Training, rounding: Rounding | None = None) -> float:
     """Return the largest noise at which a decision is possible, relative to the largest tensor of the same kind.
 
-    The limit is the square root of eps for the coarsest element type in the training. Half of its digits must be correct.
+    The limit is the square root of eps for the coarsest element type in the training, so half of this type's digits must be
+    correct.
     """
     own = (training.precision.value, training.optimizer.rounds_to)
     kinds = (*filter(None, own), *(rounding.element_types if rounding is not None else ()))

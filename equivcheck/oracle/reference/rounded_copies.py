@@ -23,11 +23,10 @@ from equivcheck.worlds.trace.trace import Trace
 
 
 def unit_of(training: Training, rounding: Rounding) -> float:
-    """Return the rounding unit by which correct runs may differ.
+    """Return the machine epsilon of the element type in which correct runs may round differently.
 
-    The unit belongs to the training's precision, or to float32 if the layout computes in float32. The memory layout of its
-    operands changes the rounding of a float32 matrix product. A product in lower precision is summed in float32 and rounded
-    afterwards, so equal rows give equal bits.
+    This is the training's precision, or float32 if the layout computes in float32. A float32 matrix product rounds differently if
+    its operands have another memory layout. A product in lower precision is summed in float32, so equal rows give equal bits.
     """
     kind = ElementType.FLOAT32 if rounding.compute is ElementType.FLOAT32 else training.precision
     return max(eps_of(kind.value), eps_of(training.precision.value))

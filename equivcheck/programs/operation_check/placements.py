@@ -20,7 +20,7 @@ MOST = 2000
 
 
 def all_placements(task: OperationTask, reductions: Sequence[str]) -> list[Placements]:
-    """Combine all placements for the task's tensors. The first tensor's placement varies slowest.
+    """Return all combinations of placements for the task's tensors. The first tensor's placement varies slowest.
 
     `reductions` are used in partial placements. Only floating-point tensors can be partial.
     """

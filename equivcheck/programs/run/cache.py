@@ -16,12 +16,12 @@ _NUM_KEPT = 16
 
 
 def cached_plan(program: TensorProgram) -> ProgramPlan:
-    """Return the same as `plan_of`, from a cache if a program with other placements has already run on one device."""
+    """Return the same as `plan_of`, from a cache if the program has already run on one device, perhaps with other placements."""
     return replace(_plan(with_replicated_leaves(program)), program=program)
 
 
 def cached_reference(plan: ProgramPlan, refused: frozenset[int], num_copies: int) -> Reference:
-    """Return the same as `reference_of`, from a cache if a program with other placements has already run on one device."""
+    """Return the same as `reference_of`, from a cache if the program has already run, perhaps with other placements."""
     return _reference(
         with_replicated_leaves(plan.program), (plan.every_gradient, plan.fills_gradients, plan.only_sinks), refused, num_copies
     )

@@ -42,7 +42,7 @@ def results_of(name: str, tensors: list[Any], dim: int) -> tuple[Any, ...]:
 
 
 def call(function: Callable[..., Any], name: str, tensors: list[Any], dim: int) -> tuple[Any, ...]:
-    """Run `function` instead of operation `name`, and return all its results as a tuple of tensors."""
+    """Call `function` with the arguments of operation `name`, and return all its results as a tuple of tensors."""
     found = function(*tensors, *((dim,) if OPERATIONS[name].takes_dim else ()))
     several = found if isinstance(found, (tuple, list)) else (found,)
     return tuple(each if isinstance(each, torch.Tensor) else torch.tensor(each) for each in several)

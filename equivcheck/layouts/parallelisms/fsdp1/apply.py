@@ -46,14 +46,14 @@ class FSDP1Kind(LayoutKind[FSDP1]):
         take_rows(setup, mesh)
 
     def when_reduced(self, parallelism: FSDP1, layout: Layout) -> WhenReduced:
-        """Return when gradients are reduced: with `no_sync` at the last microbatch, else at each.
+        """Return when gradients are reduced: with `no_sync` only at the last microbatch, otherwise at each one.
 
-        Ranks keep full gradients only if nothing is sharded.
+        The result also says whether ranks keep full gradients. They do if nothing is sharded.
         """
         return WhenReduced(once=parallelism.no_sync, whole=not is_sharded(layout))
 
     def rounding(self, parallelism: FSDP1, layout: Layout, precision: Precision) -> Rounding | None:
-        """Return how `mixed_precision` rounds."""
+        """Return how `mixed_precision` rounds parameters, activations and gradients. None without mixed precision."""
         policy = parallelism.mixed_precision
         if policy is None:
             return None
@@ -67,7 +67,7 @@ class FSDP1Kind(LayoutKind[FSDP1]):
         )
 
     def write_script(self, draft: Draft, parallelism: FSDP1) -> None:
-        """Wrap the script's model in `FullyShardedDataParallel`."""
+        """Let the exported script wrap its model in `FullyShardedDataParallel`."""
         from equivcheck.layouts.parallelisms.fsdp1.export import write
 
         write(draft, parallelism)

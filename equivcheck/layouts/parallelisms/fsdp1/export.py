@@ -14,7 +14,7 @@ from equivcheck.training.layers.parameters import parameters_of
 
 
 def write(draft: Draft, parallelism: FSDP1) -> None:
-    """Wrap the script's model in `FullyShardedDataParallel`, or each layer and then the model."""
+    """Let the exported script wrap its model in `FullyShardedDataParallel`, or each layer and then the model."""
     layout, form = draft.scenario.layout, draft.form
     if parallelism.mixed_precision is not None:
         raise refuse("FSDP1.mixed_precision", ROUNDS)

@@ -38,7 +38,10 @@ def flat_slots(root: nn.Module) -> tuple[Slot, ...]:
 
 
 def release(root: FullyShardedDataParallel) -> None:
-    """Remove the flat parameters' references to modules, because a C++ hook can keep a flat parameter alive forever."""
+    """Remove the flat parameters' references to modules, so that the modules can be freed.
+
+    A C++ hook can keep a flat parameter alive forever.
+    """
     for _, handle in list(_handles(root)):
         handle.flat_param.__dict__.clear()
 

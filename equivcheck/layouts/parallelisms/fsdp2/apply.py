@@ -72,9 +72,9 @@ class FSDP2Kind(LayoutKind[FSDP2]):
         take_rows(setup, mesh, propagates=parallelism.mesh_dims is not None)
 
     def when_reduced(self, parallelism: FSDP2, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
-        """Return when gradients are reduced: with `no_sync`, only after the last microbatch.
+        """Return when gradients are reduced: with `no_sync` only after the last microbatch, otherwise after each one.
 
-        Ranks keep the reduced gradients sharded.
+        The result also says that ranks keep no full gradients, but only shards.
         """
         return WhenReduced(once=parallelism.no_sync, whole=False)
 
@@ -99,7 +99,7 @@ class FSDP2Kind(LayoutKind[FSDP2]):
         )
 
     def write_script(self, draft: Draft, parallelism: FSDP2) -> None:
-        """Call `fully_shard` on the script's model."""
+        """Let the exported script call `fully_shard` on its model."""
         from equivcheck.layouts.parallelisms.fsdp2.export import write
 
         write(draft, parallelism)

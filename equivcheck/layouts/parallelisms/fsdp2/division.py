@@ -15,9 +15,9 @@ Later versions average over shards if it is the number of shards, and sum over r
 
 
 def averaging_ranks(layout: Layout) -> int:
-    """Return the number of ranks over which `fully_shard` averages gradients.
+    """Return the number of data-parallel ranks, over which `fully_shard` averages gradients.
 
-    Other parallelisms may distribute rows over more ranks.
+    Ranks along another mesh axis are not counted, even if they have different rows.
     """
     return layout.mesh.size(DP, REPLICATE, SHARD)
 
@@ -41,7 +41,7 @@ def expert_divide_factor(fsdp: FSDP2, layout: Layout) -> float:
 
 
 def division_of(fsdp: FSDP2, layout: Layout, element_type: ElementType) -> Division:
-    """Return at which point gradients of this dtype are divided, relative to the sums over ranks."""
+    """Return when `fully_shard` divides gradients of this dtype: before or after the sums over ranks, or partly at each point."""
     if not averages(element_type):
         return Division.AROUND
     if fsdp.sum_reductions:
@@ -51,7 +51,7 @@ def division_of(fsdp: FSDP2, layout: Layout, element_type: ElementType) -> Divis
 
 
 def backend_divides(fsdp: FSDP2, factor: float | None, layout: Layout) -> bool:
-    """Whether an averaging reduction or a separate operation divides by `factor`.
+    """Whether an averaging reduction or a separate operation divides gradients by the divide factor `factor`.
 
     Otherwise the reduction is a premultiplied sum.
     """

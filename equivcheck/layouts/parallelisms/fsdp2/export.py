@@ -16,7 +16,7 @@ from equivcheck.scenario.mesh import REPLICATE, SHARD
 
 
 def write(draft: Draft, parallelism: FSDP2) -> None:
-    """Call `fully_shard` on the script's model or its layers, and set the units' options."""
+    """Let the exported script call `fully_shard` on its model or layers, and set the units' options."""
     if parallelism.mixed_precision is not None:
         raise refuse("FSDP2.mixed_precision", ROUNDS)
     if parallelism.loss_chunks > 1 and draft.scenario.training.model.head is not None:

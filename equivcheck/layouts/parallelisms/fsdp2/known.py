@@ -53,7 +53,10 @@ def sums_norms_of_shards(scenario: Scenario) -> bool:
 
 @show
 def off_by_epsilons(scenario: Scenario, divergence: Divergence) -> bool:
-    """Whether the clipped value is off by at most the epsilon of `clip_grad_norm_`, multiplied by the number of ranks."""
+    """Whether the clipped value's error is as small as the epsilon in `clip_grad_norm_` allows.
+
+    The largest relative error is this epsilon, divided by `max_norm` and multiplied by the number of ranks.
+    """
     clipping, expected = scenario.training.clipping, float(divergence.expected)
     assert isinstance(clipping, ClipNorm), clipping
     largest = scenario.layout.mesh.num_ranks * _EPSILON / clipping.max_norm
@@ -148,7 +151,7 @@ def weight_in_two_units(scenario: Scenario) -> bool:
 
 @need
 def last_dims_cut_unevenly(scenario: Scenario) -> bool:
-    """Whether `fully_shard` splits a parameter's last dim into unequal shards."""
+    """Whether `fully_shard` splits a parameter along a dim other than the first, into unequal shards."""
     return scenario.layout.has(FSDP2) and cuts_last_dims_unevenly(scenario.training, scenario.layout)
 
 

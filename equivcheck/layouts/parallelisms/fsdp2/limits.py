@@ -92,7 +92,7 @@ NOTHING_REDUCED = (NOTHING_TO_REDUCE, NOTHING_UNFROZEN_TO_REDUCE)
 
 
 def cuts_last_dims_unevenly(training: Training, layout: Layout) -> bool:
-    """Whether `fully_shard` shards a dim other than the first into unequal shards."""
+    """Whether `fully_shard` splits a parameter along a dim other than the first, into unequal shards."""
     fsdp, shards = parallelism_of(layout, FSDP2), layout.mesh.size(DP, SHARD)
     found = ((parameter, shard_dim(fsdp, parameter)) for parameter in parameters_of(training.model))
     sizes = ((parameter.shape[dim], shards * _tp_parts(layout, parameter, dim)) for parameter, dim in found if dim)

@@ -46,7 +46,7 @@ class LocalDataParallelKind(LayoutKind[LocalDataParallel]):
         return ONCE
 
     def write_script(self, draft: Draft, parallelism: LocalDataParallel) -> None:
-        """Average the script's gradients explicitly after backward."""
+        """Let the exported script average gradients explicitly after backward."""
         from equivcheck.layouts.parallelisms.local_data_parallel.export import write
 
         write(draft, parallelism)

@@ -9,7 +9,7 @@ from equivcheck.scenario.mesh import DP
 
 
 def write(draft: Draft, parallelism: LocalDataParallel) -> None:
-    """Let the script average gradients explicitly, before they are read."""
+    """Let the exported script average gradients explicitly, before it reads them."""
     layout = draft.scenario.layout
     draft.loss_scale = layout.num_data_ranks
     group, size = f"{mesh_of(draft, parallelism)}.get_group()", layout.mesh.size(DP)

@@ -44,13 +44,13 @@ class LocalTensorParallelKind(LayoutKind[LocalTensorParallel]):
         setup.take = take
 
     def finish(self, setup: Setup, parallelism: LocalTensorParallel, mesh: DeviceMesh) -> None:
-        """Read plain tensors as shards of full parameters, and clip by the norm over all shards."""
+        """Make the setup read each plain tensor as a shard of its full parameter, and clip by the norm over all shards."""
         from equivcheck.layouts.base.local_tensors import read_plain_shards
 
         read_plain_shards(setup, parallelism, mesh)
 
     def write_script(self, draft: Draft, parallelism: LocalTensorParallel) -> None:
-        """Replace the script's modules by sharded modules like those on the ranks."""
+        """Let the exported script replace its model's modules by sharded modules, like the ranks of a check."""
         from equivcheck.layouts.parallelisms.local_tensor_parallel.export import write
 
         write(draft, parallelism)

@@ -35,7 +35,7 @@ class LocalCalls(PlannedCalls):
             self.note(once, "all_gather", chunk_size(once.width, self.parts), times=once.trains_bias)
 
     def loss(self, step: int, rows: int) -> None:
-        """Count the reduction of each row's maximum logit, and one reduction for all sums over classes."""
+        """Count one call for the maximum logits of all rows, and one for sums over classes, such as sums of exponentials."""
         loss = self.view.training.loss
         assert isinstance(loss, CrossEntropy), "a limit leaves no other"
         if self.parts > 1:

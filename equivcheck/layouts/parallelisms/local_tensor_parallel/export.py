@@ -30,7 +30,7 @@ from equivcheck.scenario import (
 
 
 def write(draft: Draft, parallelism: LocalTensorParallel) -> None:
-    """Replace the script's modules by sharded modules as the plan says, and shard dropout masks."""
+    """Let the exported script replace its model's modules by sharded modules as the plan says, and shard dropout masks."""
     layout, training = draft.scenario.layout, draft.scenario.training
     if layout.has(FSDP2):
         raise refuse("LocalTensorParallel inside FSDP2", "gathering two kinds of shards takes too much code for a short script")

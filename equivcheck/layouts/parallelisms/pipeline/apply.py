@@ -41,7 +41,7 @@ class PipelineKind(LayoutKind[Pipeline]):
         return ("equivcheck.layouts.parallelisms.pipeline.schedules",)
 
     def write_script(self, draft: Draft, parallelism: Pipeline) -> None:
-        """Let a pipeline schedule run the script's steps."""
+        """Let the exported script run its steps by a pipeline schedule."""
         from equivcheck.layouts.parallelisms.pipeline.export import write
 
         write(draft, parallelism)

@@ -21,7 +21,7 @@ from equivcheck.scenario.mesh import PP
 
 
 def write(draft: Draft, parallelism: Pipeline) -> None:
-    """Keep each rank's stages in the script's model, and let a schedule run them."""
+    """Let the exported script keep only each rank's stages of its model, and run them by a schedule."""
     layout, training = draft.scenario.layout, draft.scenario.training
     if not all(isinstance(each, WRITTEN) for each in layout.parallelisms):
         raise refuse(

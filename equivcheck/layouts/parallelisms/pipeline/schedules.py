@@ -196,7 +196,10 @@ class Pipe:
         return lambda outputs, targets: self.loss(outputs, targets, counted)
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor, rows: int) -> torch.Tensor:
-        """Return the part that `rows` rows add to the step's loss, multiplied by the gradient scale for backward."""
+        """Return the loss on `rows` rows, scaled so that the sum over all rows is the step's loss.
+
+        The result is also multiplied by the gradient scale, because the schedule calls backward on it.
+        """
         setup = self.setup
         loss = scale_loss(setup, setup.loss(setup.training, outputs, targets, self.divisor), rows, self.step)
         return loss if setup.gradient_scale == 1.0 else loss * setup.gradient_scale

@@ -108,7 +108,7 @@ def stages_behind_frozen_layers(model: Model, layout: Layout) -> set[int]:
 
 
 def uses_of_weights(model: Model, pipeline: Pipeline, ranks: int) -> tuple[tuple[Use, ...], ...]:
-    """Return the modules using each shared weight, with their stages. The owning module comes first."""
+    """Return for each shared weight the modules that use it, with their stages. The module that owns the weight comes first."""
     spans = layers_of_stages(pipeline, ranks, len(model.layers))
     stages = [stage for stage, span in enumerate(spans) for _ in span]
     found: dict[str, list[Use]] = {}

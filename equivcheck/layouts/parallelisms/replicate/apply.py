@@ -44,14 +44,14 @@ class ReplicateKind(LayoutKind[Replicate]):
         take_rows(setup, mesh)
 
     def when_reduced(self, parallelism: Replicate, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
-        """Return when gradients are reduced: with `no_sync`, only after the last microbatch.
+        """Return when gradients are reduced: with `no_sync` only after the last microbatch, otherwise after each one.
 
-        Ranks keep full gradients only with `Replicator.DDP`.
+        The result also says whether ranks keep full gradients. They do with `Replicator.DDP`.
         """
         return WhenReduced(once=parallelism.no_sync, whole=parallelism.implementation is Replicator.DDP)
 
     def rounding(self, parallelism: Replicate, layout: Layout, precision: Precision) -> Rounding | None:  # noqa: ARG002
-        """Return how gradient compression rounds."""
+        """Return how gradient compression rounds gradients. None without compression."""
         reduce = SENT_AS.get(parallelism.compression)
         if reduce is None:
             return None
@@ -59,7 +59,7 @@ class ReplicateKind(LayoutKind[Replicate]):
         return Rounding(replicas=1, shards=layout.mesh.size(DP), when=when, reduce=reduce)
 
     def write_script(self, draft: Draft, parallelism: Replicate) -> None:
-        """Call `replicate` or `replicate_with_fsdp` on the script's model."""
+        """Let the exported script call `replicate` or `replicate_with_fsdp` on its model."""
         from equivcheck.layouts.parallelisms.replicate.export import write
 
         write(draft, parallelism)

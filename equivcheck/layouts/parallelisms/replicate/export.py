@@ -12,7 +12,7 @@ from equivcheck.scenario.parallelisms.data_parallel import DEFAULT_BUCKET_MB
 
 
 def write(draft: Draft, parallelism: Replicate) -> None:
-    """Call `replicate` or `replicate_with_fsdp` on the script's model."""
+    """Let the exported script call `replicate` or `replicate_with_fsdp` on its model."""
     if parallelism.compression is not Compression.NONE:
         raise refuse("Replicate.compression", ROUNDS)
     draft.loss_scale = draft.scenario.layout.num_data_ranks

@@ -23,7 +23,7 @@ def replicate_model(model: nn.Module, parallelism: Replicate, mesh: DeviceMesh) 
 
 
 def synchronises_only(model: Any, last: bool) -> AbstractContextManager[object]:
-    """Context manager for a replicated model: gradients are reduced only if `last` is True."""
+    """Let a replicated model reduce gradients in the next backward only if `last` is True. Returns an empty context manager."""
     model.set_requires_gradient_sync(last)
     return nullcontext()
 

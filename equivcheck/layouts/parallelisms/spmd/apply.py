@@ -35,7 +35,7 @@ class SPMDKind(LayoutKind[SPMD]):
         take_rows(setup, mesh, propagates=True)
 
     def write_script(self, draft: Draft, parallelism: SPMD) -> None:
-        """Make the script's parameters and batches DTensors."""
+        """Let the exported script make its parameters and batches DTensors."""
         from equivcheck.layouts.parallelisms.spmd.export import write
 
         write(draft, parallelism)

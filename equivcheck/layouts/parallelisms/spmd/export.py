@@ -16,7 +16,7 @@ _REDISTRIBUTE_GRADIENTS = (
 
 
 def write(draft: Draft, parallelism: SPMD) -> None:
-    """Make the script's parameters and batches DTensors."""
+    """Let the exported script make its parameters and batches DTensors."""
     placement = "Replicate()" if parallelism.distribution is Distribution.REPLICATE else "Shard(0)"
     mesh, training = mesh_of(draft, parallelism), draft.scenario.training
     draft.need("torch.distributed.tensor", placement.partition("(")[0])
@@ -30,7 +30,7 @@ def write(draft: Draft, parallelism: SPMD) -> None:
 
 
 def redistribute_gradients(draft: Draft) -> None:
-    """Let the script redistribute gradients to their parameters' placements, because DTensor may leave gradients partial."""
+    """Let the exported script redistribute each gradient to its parameter's placements, because DTensor may leave it partial."""
     draft.need("functools", "partial")
     draft.need("torch.distributed.tensor", "DTensor")
     draft.add(LoopPosition.WRAP, *_REDISTRIBUTE_GRADIENTS)

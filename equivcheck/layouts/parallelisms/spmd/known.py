@@ -54,7 +54,7 @@ def sharded_by_batch(scenario: Scenario) -> bool:
 
 @need
 def flattened_between_transpositions(scenario: Scenario) -> bool:
-    """Whether inputs have rows along dim 1, and a layer flattens its output or its input sequences.
+    """Whether inputs have rows along dim 1, and the model flattens a layer's output, or sequences before a linear.
 
     The loss must also give different rows different gradients.
     """
@@ -89,9 +89,9 @@ def features_viewed_unevenly(scenario: Scenario) -> bool:
 
 @need
 def one_row_or_feature_on_one_rank(scenario: Scenario) -> bool:
-    """Whether the mesh has one rank, and some layer flattens a single row or is a linear with one output and a bias.
+    """Whether the mesh has one rank, and a dim has one element: rows that a layer flattens, or a biased linear's outputs.
 
-    Such a linear counts only if its weight is sharded along dim 0.
+    The outputs count only if the linear's weight is sharded along dim 0.
     """
     layers, microbatches = scenario.training.model.linears, scenario.training.data.microbatches
     rows = 1 in microbatches and any(layer.shape_op is ShapeOp.FLATTEN for layer in layers)

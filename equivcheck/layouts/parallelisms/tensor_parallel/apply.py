@@ -63,7 +63,7 @@ class TensorParallelKind(LayoutKind[TensorParallel]):
         setup.take = lambda batch: local_masks(inner(batch), parallelism.plan, rank, size)
 
     def write_script(self, draft: Draft, parallelism: TensorParallel) -> None:
-        """Call `parallelize_module` on the script's model."""
+        """Let the exported script call `parallelize_module` on its model."""
         from equivcheck.layouts.parallelisms.tensor_parallel.export import write
 
         write(draft, parallelism)

@@ -49,9 +49,9 @@ class TensorParallelCalls(PlannedCalls):
         return super().computes_as(plan, once)
 
     def gathered_features(self, features: int, target: ActivationPlacement) -> int:
-        """Return the number of features if ranks gather activations sharded by rows.
+        """Return the number of features per row if ranks gather activations that are sharded by rows.
 
-        It is padded if features are sharded afterwards.
+        If features are sharded afterwards, the number is padded to a multiple of the ranks.
         """
         return chunk_size(features, self.parts) * self.parts if target is ActivationPlacement.FEATURES else features
 

@@ -32,7 +32,7 @@ _REPLICATED = (
 
 
 def write(draft: Draft, parallelism: TensorParallel) -> None:
-    """Parallelize each layer of the script as the plan says, and shard dropout masks."""
+    """Let the exported script parallelize each layer as the plan says, and shard dropout masks."""
     parameters = parameters_of(draft.scenario.training.model)
     draft.mixes_tensors = len({is_outside(parallelism, parameter) for parameter in parameters}) > 1
     mesh = mesh_of(draft, parallelism)
