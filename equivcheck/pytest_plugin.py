@@ -19,13 +19,13 @@ PROPERTY = "equivcheck"
 
 
 class ScenarioSummary:
-    """Sums the counts in all test reports and prints them when pytest ends."""
+    """Counts the checks in all tests by layout, world and outcome, and prints the counts when pytest ends."""
 
     def __init__(self) -> None:
         self.checked: Counter[TallyRow] = Counter()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Add the counts of one test."""
+        """Add the counts of checks in one test, from the test's report."""
         if report.when != "call":
             return
         for name, value in report.user_properties:
@@ -55,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Attach a test's counts to its report, even if the test fails."""
+    """Attach a test's counts of checks to its report, even if the test fails."""
     try:
         return (yield)
     finally:

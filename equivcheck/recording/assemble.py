@@ -17,7 +17,7 @@ from equivcheck.worlds.trace.trace import Piece
 
 
 class Additive(Protocol):
-    """Protocol for values that can be added: the sum over two disjoint parts is the value for both."""
+    """Protocol for values that can be added. For two disjoint parts of a tensor, the sum is the value for both together."""
 
     def __add__(self, other: Self) -> Self: ...
 

@@ -62,7 +62,7 @@ def hash_columns(columns: Indices) -> Hashes:
 
 
 def splitmix64(values: Hashes) -> Hashes:
-    """Return SplitMix64's pseudo-random output for each value in `values`. A value is the generator's state."""
+    """Return SplitMix64's pseudo-random output for each generator state in `values`."""
     mixed = values + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

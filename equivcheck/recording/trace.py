@@ -82,7 +82,8 @@ class Entry:
 class Output:
     """The output of a module for one microbatch, on one rank.
 
-    The sketch does not depend on the order of samples, nor on their ranks. The sample's hash selects the signs in the sketch.
+    Each sample's hash selects the sample's signs in the sketch. The sketch therefore does not depend on the samples' order or
+    ranks.
     """
 
     module: str

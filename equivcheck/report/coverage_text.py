@@ -25,7 +25,7 @@ _MAX_FEATURES, _MAX_PAIRS, _MAX_NAMES = 12, 20, 40
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class MeasuredCoverage:
-    """Result from `equivcheck coverage`: the drawn feature pairs, with the plan."""
+    """Result from `equivcheck coverage`: the pairs of features in drawn scenarios, and the plan for drawing."""
 
     reach: Reach
     """Feature pairs in the drawn scenarios."""
@@ -36,9 +36,9 @@ class MeasuredCoverage:
 
 
 def print_coverage(console: Console, measured: MeasuredCoverage) -> None:
-    """Print a table of drawn feature pairs, with an entry for any two parts of a scenario.
+    """Print how many feature pairs were drawn, with a row for any two parts of a scenario.
 
-    Then print the features with the most missing pairs, and some missing pairs.
+    A feature is one value of a field. Then print the features with the most missing pairs, and some missing pairs.
     """
     reach = measured.reach
     console.print(_table(reach))
@@ -58,7 +58,10 @@ def signatures_line(signatures: Collection[str]) -> str:
 
 
 def families_line(reach: Reach) -> str:
-    """Return the line ``tokens 20,000 of 22,000 (90.9 %), sequences ..., rows ...`` about drawn pairs, by model input."""
+    """Return the line ``tokens 20,000 of 22,000 (90.9 %), sequences ..., rows ...``.
+
+    It says how many feature pairs were drawn for each kind of model input.
+    """
     return ", ".join(
         f"{each['family']} {each['drawn']:,} of {each['legal']:,} ({100 * each['drawn'] / max(1, each['legal']):.1f} %)"
         for each in _families(reach)

@@ -99,7 +99,7 @@ def _key(one: PlacedCall) -> tuple[object, ...]:
 
 
 def steps_in_words(steps: Sequence[int]) -> str:
-    """Name steps: ``setup``, ``step 0`` or ``steps 1 to 3, each``."""
+    """Return a text for step numbers: ``setup``, ``step 0`` or ``steps 1 to 3, each``."""
     if steps[0] == BEFORE_STEPS:
         return "setup"
     return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}, each"

@@ -23,7 +23,7 @@ def print_selftest(console: Console, found: SelftestResult) -> None:
 
 
 def mutant_line(row: MutantResult) -> str:
-    """Describe one mutant in a line.
+    """Describe the result for one mutant in a line, with the shrunk model's widths in parentheses.
 
     Example: ``lost_bucket: caught in 5 of 6, first after 3 examples, 0.4 s; shrunk to 2 ranks, 1 layer (1-1)``.
     """

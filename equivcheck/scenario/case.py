@@ -10,7 +10,10 @@ from typing import Protocol
 
 
 class Checkable(Protocol):
-    """Frozen value that can be checked and that reproduces a failure by itself."""
+    """Protocol for cases, such as scenarios and tensor programs.
+
+    A case is frozen, can be checked, and reproduces a failure by itself.
+    """
 
     @property
     def name(self) -> str:

@@ -38,7 +38,7 @@ KEPT_PRODUCTS = ("mm", "addmm", "bmm")
 
 @frozen_dataclass
 class Execution:
-    """Compilation, checkpointing and time of the update for each rank."""
+    """How ranks execute a step: compilation, checkpointing, and whether the optimizer updates parameters during backward."""
 
     compile: Compile = Compile.NONE
     """Backend for `torch.compile` on the model, or on each layer if `per_layer` is set."""

@@ -54,7 +54,7 @@ def norm_of_norms(
 def clip_to_norm(parameters: list[torch.Tensor], clipping: ClipNorm, norm: torch.Tensor) -> None:
     """Scale all gradients by one factor, so that their total norm is at most the limit in `clipping`.
 
-    `norm` is the norm before.
+    `norm` is the total norm before clipping.
     """
     for kind in _kinds(parameters):
         nn.utils.clip_grads_with_norm_(kind, clipping.max_norm, norm)

@@ -34,7 +34,10 @@ def change_labels(targets: torch.Tensor, change: Change) -> torch.Tensor:
 
 
 def change_weights(targets: torch.Tensor, batch_dim: int, weigh: Change) -> torch.Tensor:
-    """Return targets with new weights. `weigh` computes them from the labels, with rows along dim 0."""
+    """Return targets with new weights, computed from the labels by `weigh`.
+
+    `weigh` gets and returns rows along dim 0. In `targets`, rows are along `batch_dim`.
+    """
     labels = labels_of(targets)
     return with_weights(labels, weigh(labels.movedim(batch_dim, 0)).movedim(0, batch_dim).to(targets.dtype))
 
@@ -55,9 +58,9 @@ def row_weights(rows: int) -> torch.Tensor:
 
 
 def label_weights(loss: CrossEntropy, classes: int, labels: torch.Tensor) -> torch.Tensor:
-    """Return a weight for each label, in the shape of `labels`.
+    """Return each label's weight in the shape of `labels`: its row's weight, or 1 if rows have no weights.
 
-    It is the row's weight. For a mean per sequence, it is divided by the number of counted labels in the sequence.
+    For a mean per sequence, it is divided by the sequence's number of counted labels, or by their total class weight.
     """
     rows = row_weights(len(labels)) if loss.row_weights else torch.ones(len(labels), dtype=torch.float64)
     if loss.per is Normaliser.SEQUENCE:

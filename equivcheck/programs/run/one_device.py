@@ -34,7 +34,7 @@ Disturb = Callable[[torch.Tensor, list[torch.Tensor], float], torch.Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProgramPlan:
-    """A tensor program with its results on one device. Ranks need these results to run the program."""
+    """A tensor program with its results on one device, and settings for ranks to run the program."""
 
     program: TensorProgram
     """The tensor program to run."""
@@ -152,7 +152,10 @@ def _says_something(found: torch.Tensor) -> bool:
 
 
 def value_of(statement: Statement, outputs: Outputs, applies: bool) -> torch.Tensor:
-    """Return a statement's value: the output that later statements take as their argument."""
+    """Return a statement's value: the output taken by later statements.
+
+    If torch cannot run the statement (`applies` is false), the value is a copy of its first argument.
+    """
     return outputs[statement.output] if applies and isinstance(statement, Operation) else outputs[0]
 
 

@@ -59,9 +59,9 @@ def _shapes(copy: tuple[Moment, ...]) -> list[tuple[int, ...]]:
 
 
 def disturbance(seed: int) -> Disturb:
-    """Return a function to change a value's elements by a few units in the last place.
+    """Return a function to add a random rounding error to each element of a value.
 
-    The unit is relative to the largest element among value and arguments.
+    The error is at most a few machine epsilons, relative to the largest element in the value and its arguments.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -86,9 +86,9 @@ def _moments(plan: ProgramPlan, run: PlainRun, *, with_gradients: bool) -> tuple
 
 
 def doubt_of(expected: Sequence[Expected]) -> Doubt | None:
-    """Return a `Doubt` if noise is as large as the values, so that agreement with the reference would prove nothing.
+    """Return a `Doubt` if rounding noise in any value is above `NOISE_LIMIT`; otherwise None.
 
-    Returns None if agreement is evidence.
+    Agreement with so much noise would prove nothing.
     """
     for each in expected:
         lost = each.tolerances > NOISE_LIMIT * np.maximum(each.scales, 1.0)

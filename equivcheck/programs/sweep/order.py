@@ -26,7 +26,7 @@ Features = Iterator[Hashable]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """How many programs in one part of a sweep have run, and how many are left."""
+    """How many programs or pairs of operations have run in one pass of a sweep, and how many are left."""
 
     name: str
     """Feature in this part's programs that is new, such as placements or shapes."""

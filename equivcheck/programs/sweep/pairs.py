@@ -25,7 +25,10 @@ MAX_SHAPES = 4
 
 
 class Novelty(PrintableEnum):
-    """Property by which a result is new to the second operation in a pair. Pairs are tried in the order of the members."""
+    """Property by which a first operation's result is new as an argument of a second operation.
+
+    A sweep first tries pairs with novelty `KIND`, then `SPEC`, then `FIRST`.
+    """
 
     KIND = "placements and dtypes"
     """Placements and dtype of the result."""
@@ -65,7 +68,7 @@ class Pairs:
     _right: dict[TensorProgram, bool] = field(default_factory=dict)
 
     def total(self, novelty: Novelty) -> int:
-        """Return how many pairs (result, argument of a second operation) are new by `novelty`."""
+        """Return how many pairs (result, argument of a second operation) a sweep tries for one kind of novelty."""
         return len(self._by_key(novelty)) * len(self.places)
 
     def coverage(self) -> tuple[Coverage, ...]:

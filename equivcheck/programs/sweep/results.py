@@ -91,7 +91,7 @@ class Result:
 def first_programs(sweep: Sweep, seed: int = 0) -> Iterator[TensorProgram]:
     """Yield the programs whose results become arguments of second operations.
 
-    They are a few programs for each operation in the sweep, and one redistribution for each pair of placements.
+    For each operation in the sweep, `seed` selects a few programs at random. Redistributions between any two placements follow.
     """
     by_operation: dict[str, list[TensorProgram]] = defaultdict(list)
     for program in sweep.programs():

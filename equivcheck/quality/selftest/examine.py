@@ -58,9 +58,10 @@ class Effort:
 
 
 def examine(mutant: Mutant, effort: Effort, tell: Tell = lambda _row: None) -> MutantResult:
-    """Draw scenarios with a mutant within the budget `effort`, then shrink the best catch and diagnose it.
+    """Draw scenarios with a mutant within the budget `effort`, then shrink one caught scenario and diagnose it.
 
-    `tell` is called with the intermediate result after each change.
+    If possible, the caught scenario is small, and equivalent without the mutant. `tell` is called with the intermediate result
+    after each change.
     """
     drawing = _Drawing(mutant, effort, tell)
     run_batch(_scenarios(mutant), _seed(mutant, effort), drawing.take)
@@ -203,7 +204,7 @@ def _shrunk(mutant: Mutant, effort: Effort, first: Verdict) -> ShrunkScenario:
 
 
 def has_effect(scenario: Scenario, mutant: Mutant, deadline: float) -> bool:
-    """Whether the mutant has an effect on a scenario. It changes a bit in a rank's trace, or it alone makes ranks fail.
+    """Whether the mutant has an effect on a scenario: it changes a bit in a rank's trace, or ranks fail only with the mutant.
 
     If the mutant changes only communication, changed collective calls count too.
     """

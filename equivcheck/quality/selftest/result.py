@@ -63,7 +63,7 @@ class ShrunkScenario:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutResult:
-    """Counts for one mutant under one layout."""
+    """Counts of scenarios with one mutant under one layout."""
 
     name: str
     """Layout name."""

@@ -74,7 +74,9 @@ class Search:
     def of_finding(self, finding: Finding) -> ShownIn:
         """Find the torch versions in which a finding shows.
 
-        Its script runs on each version. If the script shows the finding on no version, the finding is replayed instead.
+        The finding's script runs on the measured versions. If it does not show the finding on the version of the finding's
+        discovery, the finding is replayed instead. If this version is not among `versions`, the oldest and newest version are
+        tried.
         """
         found_in = Version(Version(finding.environment.torch).public)
         first = (found_in,) if found_in in self.versions else ()

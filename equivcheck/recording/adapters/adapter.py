@@ -151,7 +151,7 @@ class Adapter:
         return tuple(found)
 
     def entries(self, moment: Moment, rows: Sequence[Row], *, exactly: bool = False) -> Iterator[Entry]:
-        """Sketch the tensors in `rows`, and yield each sketch with the tensor's name and position in the full model.
+        """Compute a sketch of each tensor in `rows`, and yield it with the tensor's name and position in the full model.
 
         With `exactly`, also hash the tensors' bits.
         """

@@ -90,7 +90,10 @@ class _Way:
     """Function for the other run's names."""
 
     def pairs(self, first: Iterable[str], other: Iterable[str], *, is_module: bool = False) -> dict[str, str]:
-        """Return the first run's name for each name in the other run. If two names match one, the later of them is used."""
+        """Map each name in the other run to the first run's name, if both are equal without wrappers.
+
+        If several names in one run become equal, the last one is used.
+        """
         end = "." if is_module else ""
         own = {self.first(name + end).strip("."): name for name in first}
         others = {self.other(name + end).strip("."): name for name in other}

@@ -40,7 +40,7 @@ def _with_chosen(run: RecordedRun, other: RecordedRun) -> RecordedRun:
 
 
 def rounding_of(key: Key, first: RecordedRun, second: RecordedRun) -> float:
-    """Return how far a tensor in one run may be from the tensor in the other run because of one machine epsilon.
+    """Estimate the distance between a tensor in one run and in the other, if rounding changes values by one machine epsilon.
 
     If both runs update copies, only the change since the start is rounded to the model's coarser dtype.
     """

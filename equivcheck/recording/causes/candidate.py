@@ -53,10 +53,10 @@ def make_candidate(  # noqa: PLR0913 - a cause, its words, and its relation
     found: Tensors | None = None,
     fitted: int = 0,
 ) -> Candidate:
-    """Compare `predicted` signed sums with the second run's, and return the errors as a candidate.
+    """Compare `predicted` signed sums with the second run's, and return a candidate with each tensor's error.
 
-    `size` is the sum over the coefficients' absolute values. `found` replaces the second run's signed sums, for example by the
-    replicas' means. Without `found`, the distance between replicas counts as error.
+    If a prediction is a linear combination, `size` is the sum over its coefficients' absolute values. `found` replaces the second
+    run's signed sums, for example by the replicas' means. Without `found`, the distance between replicas counts as error.
     """
     size = max(size, 1.0)
     actual, errors = evidence.found_sums if found is None else found, {}
@@ -69,9 +69,10 @@ def make_candidate(  # noqa: PLR0913 - a cause, its words, and its relation
 
 
 def choose(evidence: Evidence, candidates: Iterable[Candidate]) -> Candidate | None:
-    """Return the candidate that explains the second run's values, or None if no candidate or several different ones do.
+    """Return the candidate that explains the second run's values best.
 
-    Candidates with fitted coefficients count only if no other candidate explains the values.
+    Returns None if no candidate explains them, or if candidates with different causes explain them about equally well. Candidates
+    with fitted coefficients count only if no other candidate explains the values.
     """
     found = list(candidates)
     for own in ([each for each in found if not each.fitted], [each for each in found if each.fitted]):

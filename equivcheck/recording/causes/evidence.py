@@ -115,7 +115,7 @@ def ranks_with_other_values(evidence: Evidence, name: str) -> set[int]:
 
 
 def only_rank(run: RecordedRun, rank: int, step: int) -> RecordedRun:
-    """Return a run that contains only one rank's records, for `step` and its neighbours."""
+    """Return the run with only one rank's records. Tensors are kept for `step`, and for the steps right before and after it."""
     at = [trace.header.rank for trace in run.ranks].index(rank)
     tensors = {}
     for key, tensor in run.tensors.items():
@@ -147,12 +147,12 @@ def linear_combination(*terms: tuple[float, Tensors]) -> dict[str, Sums]:
 
 
 def mean_of_replicas(tensor: Assembled[Sketch]) -> Sums | None:
-    """Signed sums for a full tensor, with the mean over replicas as values; None if elements are missing."""
+    """Signed sums for a full tensor whose elements are means over replicas; None if elements are missing."""
     return _with_replicas(tensor, lambda group: np.mean(group, axis=0))
 
 
 def sum_of_replicas(tensor: Assembled[Sketch]) -> Sums | None:
-    """Signed sums for a full tensor, with the sum over replicas as values; None if elements are missing."""
+    """Signed sums for a full tensor whose elements are sums over replicas; None if elements are missing."""
     return _with_replicas(tensor, lambda group: np.sum(group, axis=0))
 
 

@@ -52,7 +52,10 @@ def pairs_at(evidence: Evidence, step: int) -> list[Pair]:
 
 
 def differing(pair: Pair) -> list[str]:
-    """Names whose values differ between the two runs in a pair."""
+    """Return the names of settings that differ in a pair of parameter groups, one from each run.
+
+    Settings without an effect on values are left out.
+    """
     one, other = pair
     return [name for name in one if name in other and one[name] != other[name] and name not in NO_MISTAKES]
 
@@ -135,7 +138,7 @@ def _schedule(evidence: Evidence) -> str:
 def differing_settings(evidence: Evidence) -> Diagnosis | None:
     """Name optimizer settings that differ in the second run, if their effect on the update is not linear.
 
-    The sketches cannot prove that they are the cause.
+    The sketches cannot prove that these settings are the cause.
     """
     pairs = pairs_at(evidence, evidence.step)
     if evidence.moment in (Moment.UPDATE, Moment.STATE) and (other := _other_class(pairs)):

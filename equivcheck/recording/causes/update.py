@@ -26,9 +26,10 @@ class Update:
     """The change of run A's parameters by the update one step before. Empty in the first recorded step."""
 
     def candidate(self, cause: Cause, words: str, moves: Sequence[Tensors], *, size: float = 1.0, fitted: int = 0) -> Candidate:
-        """Return the mistake `cause`, after comparing run B's parameters with the predictions in `moves`.
+        """Return a candidate for the mistake `cause`.
 
-        Each prediction is a possible update. For each tensor, only the prediction with the smallest error counts.
+        Its errors are distances between run B's parameters and predicted parameters. Each item in `moves` is a possible update,
+        and gives one prediction. For each tensor, only the prediction with the smallest error counts.
         """
         evidence = self.evidence
         candidates = [

@@ -44,9 +44,9 @@ class Comparison:
     """Outcome, first difference and the mistake that explains it."""
 
     def clues(self, step: int) -> list[TensorDifference]:
-        """Compare samples, module outputs, loss and gradient norm in one step. The result shows where an error begins.
+        """Compare samples, module outputs, loss and gradient norm in one step, to show where an error begins.
 
-        `tensors` holds these comparisons only up to the first step with a difference.
+        The field `tensors` has these comparisons only up to the first step with a difference.
         """
         return list(_clues(self.facts, step, self.tolerance))
 

@@ -166,10 +166,10 @@ class RecordedRun:
         return next((step for step, name in names if name == "Muon"), None)
 
     def size(self, key: Key) -> float:
-        """Return a size to which the tolerance is relative: the tensor's norm plus its part of the norm over all tensors.
+        """Return a size to which the tolerance is relative: a tensor's norm, plus the norm of equally many average elements.
 
-        The tensor's own norm is not enough, because a gradient may be zero apart from rounding. An example is a bias right before
-        a normalization layer.
+        The average is over all tensors. A gradient's own norm is not enough, because the gradient may be zero apart from
+        rounding. An example is a bias right before a normalization layer.
         """
         tensor = self.tensors[key]
         assert tensor.sketch.value is not None

@@ -24,7 +24,7 @@ GRADIENTS = (Moment.UNCLIPPED, Moment.GRADIENT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """Function that returns the largest distance between both runs that rounding explains."""
+    """Function that returns the allowed distance between both runs for a tensor: the largest distance explained by rounding."""
 
     first: RecordedRun
     """Run A."""

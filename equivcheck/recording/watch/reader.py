@@ -38,7 +38,7 @@ class Reader:
     def watch_called(self, module: nn.Module, *, is_wanted: bool) -> None:
         """Find and record the initial parameters of a module when it is called for training.
 
-        If this is a moved run, also perturb them. Nothing is recorded unless `is_wanted`.
+        In a run recorded with ``moved``, also perturb these parameters. Nothing is recorded unless `is_wanted`.
         """
         before = self.models.slots
         if new := self.models.add_called(module):

@@ -35,7 +35,7 @@ class FindingGroup:
 
     @property
     def example(self) -> KeptFinding:
-        """The finding printed for the group."""
+        """The finding printed for the group: if possible one with an exact cause and a shrunk case, then the smallest."""
         return self.findings[0]
 
     @property

@@ -17,7 +17,7 @@ from equivcheck.user.matrix.text import HEADINGS, numbers, outcome_text
 
 
 def write_html(path: Path, name: str, found: MatrixResult) -> None:
-    """Write the HTML page about a matrix to `path`. Each layout's row can be opened for all details."""
+    """Write an HTML page about a training checked under many layouts. Each layout's row can be opened for all details."""
     page = render(
         "matrix/matrix.html.jinja",
         title=name,
@@ -35,7 +35,7 @@ def write_html(path: Path, name: str, found: MatrixResult) -> None:
 
 
 def write_junit(path: Path, name: str, found: MatrixResult) -> None:
-    """Write a matrix's result as JUnit XML.
+    """Write a JUnit XML file about a training checked under many layouts, with a test case for each layout.
 
     An unexpected outcome is a failure, and a layout that could not be checked is an error.
     """
@@ -61,7 +61,7 @@ def _case(suite: ET.Element, row: LayoutRow, name: str) -> None:
 
 
 def matrix_object(found: MatrixResult) -> dict[str, Any]:
-    """Convert a matrix's result to a JSON object, with an entry for each layout."""
+    """Convert the result for a training checked under many layouts to a JSON object, with an entry for each layout."""
     return {
         "layouts": [_row(row) for row in found.rows],
         "asked": found.asked,

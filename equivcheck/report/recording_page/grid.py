@@ -13,7 +13,7 @@ from equivcheck.worlds.trace.differences import Difference
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """Cell in a table. In addition to its colour it has a text mark, such as for readers who cannot see the colour."""
+    """Cell in a table. Its text begins with a mark such as ✓ or ✗, for readers who cannot see the cell's colour."""
 
     style: str
     """CSS class: ``same``, ``differs``, ``single`` (only one run has the value), ``undecided`` or ``unseen``."""

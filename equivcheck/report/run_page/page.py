@@ -26,7 +26,7 @@ from equivcheck.system.files import replace_text
 def headline(past: PastRun, summary: Mapping[str, Any] | None, num_failing: int, num_shown: int) -> Headline:
     """Return a campaign's result as a headline.
 
-    Like exit codes, it names a problem with the campaign itself before its findings.
+    A problem with the campaign itself comes first, then the number of findings that make the campaign fail.
     """
     text = _trouble(past, summary)
     if num_failing:

@@ -91,7 +91,10 @@ class PairCell:
 
 
 def pair_rows(parts: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[PairCell]]]:
-    """Return a triangular table's rows. Each part of a scenario has a row, with a cell for each part that is not after it."""
+    """Return the rows of a table with missing feature pairs.
+
+    It is triangular, because each two parts of a scenario share one cell.
+    """
     cells = {frozenset((part["one"], part["other"])): part for part in parts}
     names = sorted({part["one"] for part in parts} | {part["other"] for part in parts})
     return [

@@ -61,7 +61,7 @@ FAMILIES: dict[type, Mapping[str, type]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Features:
-    """JSON form of `Model.features`, used as the model's source if rows are real numbers."""
+    """JSON form of a model's input size `Model.features`, if rows are real numbers instead of tokens."""
 
     tag: ClassVar[str] = "features"
     features: int

@@ -113,8 +113,8 @@ class Attention(AnyLayer):
     def rounded_up(self, multiple: int) -> Attention:
         """Copy with more or larger heads, so that `num_heads` times `head_dim` is a multiple of `multiple`.
 
-        Both increase as little as possible. If no allowed sizes are large enough, smaller ones are used. Key and value heads stay
-        grouped if `num_kv_heads` times `head_dim` is a multiple too.
+        This product increases as little as possible. If no allowed sizes are large enough, smaller ones are used. Key and value
+        heads stay grouped if `num_kv_heads` times `head_dim` is a multiple too.
         """
         step = 1 + self.rotary
         sizes = [(heads, width) for heads in range(1, MAX_HEADS + 1) for width in range(step, MAX_HEAD_WIDTH + 1, step)]

@@ -93,7 +93,7 @@ class Parallelism:
 
     @property
     def completes_gradients(self) -> bool:
-        """Whether a gradient is complete when hooks run after its accumulation, so that they can update the parameter."""
+        """Whether hooks that run after gradient accumulation get complete gradients, and can therefore update the parameters."""
         return False
 
     @property

@@ -52,7 +52,7 @@ class LayerParameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerLinear:
-    """One linear inside a layer, and its position between the layer's input and output."""
+    """One linear inside a layer: its name, and whether it takes the layer's input or returns the layer's output."""
 
     name: str
     """Name within its layer."""

@@ -27,7 +27,7 @@ SHOWING = ("wrong", "raises", "hangs")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownDifference:
-    """A known DTensor error: wrong values, or a message that does not name an unsupported placement."""
+    """A known DTensor error: DTensor computes wrong values, or fails without saying which placement is not supported."""
 
     id: str
     """Short unique name."""
@@ -85,11 +85,14 @@ class KnownDifference:
         return is_it and self.could_show(program)
 
     def seen_on(self) -> tuple[str, ...]:
-        """Return the torch versions with the error."""
+        """Return the tested torch versions with the error."""
         return tuple(version for version, found in self.shows.items() if found in SHOWING)
 
     def unseen_on(self) -> tuple[str, ...]:
-        """Return the torch versions without the error. On these, the program is right, is refused, or fails in another way."""
+        """Return the tested torch versions without the error.
+
+        On these, the error's smallest program is right, is refused, or fails in another way.
+        """
         return tuple(version for version, found in self.shows.items() if found not in SHOWING)
 
     def _is_raised(self, program: TensorProgram, failure: Failure) -> bool:

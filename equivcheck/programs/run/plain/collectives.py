@@ -96,14 +96,14 @@ class Collectives:
         return _waited(functional.all_gather_tensor_autograd(rows, 0, self.group))
 
     def sum(self, partial: torch.Tensor) -> torch.Tensor:
-        """Sum a tensor over ranks."""
+        """Sum a contiguous tensor over ranks. The backward pass also sums the gradients over ranks."""
         if is_torch_in(SUM_HAS_DERIVATIVE):
             return sum_over_group(partial, self.group)
         found: torch.Tensor = Sum.apply(partial, self.group)  # type: ignore[no-untyped-call]
         return found
 
     def sum_parts(self, partial: torch.Tensor) -> torch.Tensor:
-        """Sum a tensor over ranks, and return this rank's part of its rows. All parts have equally many rows."""
+        """Sum a tensor over ranks, and return this rank's rows of the sum. Rows along dim 0 are divided equally among ranks."""
         return _waited(functional.reduce_scatter_tensor_autograd(partial, "sum", 0, self.group))
 
     def exchange(self, sent: torch.Tensor, sizes: list[int], received: list[int], largest: int) -> torch.Tensor:  # noqa: ARG002
@@ -114,14 +114,17 @@ class Collectives:
         return _waited(functional.all_to_all_single_autograd(sent, received, sizes, self.group))
 
     def as_varying(self, whole: torch.Tensor) -> torch.Tensor:
-        """Return a replicated tensor unchanged, before ranks use it differently.
+        """Return a replicated tensor unchanged, before each rank takes a different part.
 
-        A subclass gives it the type for a type checker.
+        A subclass also marks the tensor as varying, for the type checker of the package spmd_types.
         """
         return whole
 
     def as_partial(self, part: torch.Tensor) -> torch.Tensor:
-        """Return a rank's result unchanged, to be used as a partial value. A subclass gives it the type for a type checker."""
+        """Return this rank's tensor unchanged, to be used as a partial value.
+
+        A subclass also marks the tensor as partial, for the type checker of the package spmd_types.
+        """
         return part
 
 

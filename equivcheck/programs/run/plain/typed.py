@@ -26,7 +26,7 @@ from equivcheck.worlds.fake.ranks import FakeRanks
 
 
 class TypedCollectives(Collectives):
-    """Collectives from spmd_types along one mesh axis. They change the placement of plain tensors along this axis."""
+    """Collectives from the package spmd_types along one mesh axis. They change the placement of plain tensors along this axis."""
 
     def __init__(self, mesh: Any, axis: int) -> None:
         super().__init__(mesh, axis)
@@ -58,7 +58,10 @@ class TypedCollectives(Collectives):
 
 
 class TypedTarget(PlainTarget):
-    """Runs a program's statements with the collectives of spmd_types. Its type checker runs separately, in `type_errors`."""
+    """Runs a program's statements with the collectives from spmd_types.
+
+    This package's type checker runs separately, in `type_errors`.
+    """
 
     collectives = TypedCollectives
 
@@ -134,8 +137,8 @@ def _tensor(value: Any) -> torch.Tensor:
 def refused_by_types(plan: ProgramPlan, target: type[TypedTarget]) -> str:
     """Return the first statement rejected by the type checker, with its message; empty if it accepts all statements.
 
-    Only one rank runs, because types do not depend on numbers. Its numbers are wrong. If they make a statement fail, later
-    statements are not checked.
+    Only one rank runs, because types do not depend on numbers. Without other ranks, all numbers are wrong. If wrong numbers make
+    a statement fail, later statements are not checked.
     """
     checked = type(target.__name__, (TypeChecks, target), {})
     try:

@@ -31,9 +31,10 @@ class Router(UninitializedLinear):
         self.load: RoutingLoad | None = None
 
     def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
-        """Return whether each expert is selected, and its weight, which is 0 if it is not selected.
+        """Return a mask with True for each selected expert, and all experts' weights.
 
-        Both tensors have shape (..., experts). `inputs` have shape (..., features).
+        The weight is 0 for an expert that is not selected. Both tensors have shape (..., experts). `inputs` have shape (...,
+        features).
         """
         logits = super().forward(inputs)
         scores = logits.softmax(-1) if self.layer.scores is ScoreFunction.SOFTMAX else logits.sigmoid()

@@ -59,7 +59,8 @@ class LinearKind(LayerKind):
     def gradient_order(self, layer: Layer, in_features: int, *, autocast: bool = False) -> tuple[str, ...]:
         """List the parameters in reverse order of computation.
 
-        If several layers share a weight, only the first of them lists it, because backward completes the gradient there.
+        If several layers share a weight, only the first layer lists it, because the weight's gradient is complete after this
+        layer's backward.
         """
         linear = ("linear.weight", "linear.bias") if autocast else ("linear.bias", "linear.weight")
         order = ("auxiliary.weight", *linear, "norm.weight", "norm.bias")
