@@ -38,7 +38,10 @@ def compiled_original_parameters(scenario: Scenario) -> bool:
 
 @need
 def recompiled_with_gradients(scenario: Scenario) -> bool:
-    """Whether the forward is compiled again while parameters have gradients, for a second microbatch size or for another step."""
+    """Whether the forward is compiled again while parameters have gradients.
+
+    The reason is a second microbatch size, or an auxiliary linear that runs at even steps only and has gradients set to zero.
+    """
     training = scenario.training
     alternates = training.steps > 1 and any(layer.auxiliary is AuxiliaryLinear.EVEN_STEPS for layer in training.model.layers)
     return len(set(training.data.microbatches)) > 1 or (alternates and training.zero_grad is ZeroGrad.ZERO)
@@ -145,7 +148,7 @@ def _compiles_whole(layout: Layout) -> bool:
 
 @need
 def compiled_with_equal_shards(scenario: Scenario) -> bool:
-    """Whether compiled layers have two sharded dims with different sizes, but equally large shards of both on some rank."""
+    """Whether compiled layers have two sharded dims with different sizes, and both have equally large shards on some rank."""
     layout, ranks = scenario.layout, scenario.layout.mesh.size(TP)
     sizes = {size for parallelism in layout.of(TensorParallel) for _, size in cuts(scenario.training.model, parallelism)}
     compiles = layout.execution.compile is not Compile.NONE

@@ -135,7 +135,7 @@ def viewed_sequences_of_other_features(scenario: Scenario) -> bool:
 
 @need
 def pending_before_a_compiled_hook(scenario: Scenario) -> bool:
-    """Whether a recomputed layer returns its output before the all-reduce has finished, and a compiled hook takes this output."""
+    """Whether a compiled hook takes the output of a recomputed layer whose all-reduce has not finished."""
     return _last_pending(scenario) is not None
 
 

@@ -102,7 +102,7 @@ def inf_norm(scenario: Scenario) -> bool:
 
 @need
 def adafactor(scenario: Scenario) -> bool:
-    """Whether the optimizer is Adafactor, which divides by a parameter's number of elements."""
+    """Whether the optimizer is Adafactor, which divides by the number of elements in a parameter."""
     return isinstance(scenario.training.optimizer, Adafactor)
 
 
@@ -193,5 +193,5 @@ def of_a_shared_weight(scenario: Scenario, divergence: Divergence) -> bool:
 
 @show
 def norm_of_an_earlier_step(_scenario: Scenario, divergence: Divergence) -> bool:
-    """Whether the diverged value is a gradient norm that is too large, at a step after the first."""
+    """Whether the diverged value is a gradient norm, at a step after the first, and larger than expected."""
     return divergence.step > 0 and divergence.tensor == "norm" and float(divergence.actual) > float(divergence.expected)

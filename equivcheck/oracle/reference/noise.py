@@ -122,9 +122,9 @@ def expected_of(
 ) -> tuple[Expected, ...]:
     """Return the reference's values with tolerances, measured from perturbed runs.
 
-    Each item of `moved` has one row per copy, and the first copy is unchanged. An item is None if its values are not rounded.
-    `others` are runs with other summation orders. `eps` is the rounding unit. If it is None, each tensor's element type sets it,
-    with 0 for integers and booleans.
+    Each item of `moved` holds the values of all copies at one point of the run, one row per copy. The first copy is unchanged.
+    None stands for values that are not rounded. `others` are runs with other summation orders. `eps` is the rounding unit. If it
+    is None, each tensor's element type sets it, with 0 for integers and booleans.
     """
     tables: dict[int, Table] = {}
     found = []

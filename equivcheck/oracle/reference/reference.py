@@ -61,7 +61,7 @@ NUM_ROUNDED_CONFIRMATIONS = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reference:
-    """Values from a single-device run with tolerances, and the steps in which they can decide a check."""
+    """Values from a single-device run with tolerances, and the first step from which on they cannot decide a check."""
 
     moments: tuple[Expected, ...]
     """Values with tolerances at all compared points in the run."""

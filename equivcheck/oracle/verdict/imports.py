@@ -13,7 +13,7 @@ from typing import Any
 
 
 def import_lines(case: Any, code: str, width: int) -> list[str]:
-    """Return import lines for all classes named in `code`, sorted by module. No lines if the code cannot be parsed."""
+    """Return import lines for all classes that `code` names, sorted by module. Returns no lines if `code` cannot be parsed."""
     try:
         named = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
     except SyntaxError:  # a third party's repr

@@ -124,7 +124,7 @@ class CaseVerdict(Judgement):
 
     @property
     def is_clear(self) -> bool:
-        """Whether the outcome is EQUIVALENT and every step is decided."""
+        """Whether the outcome is EQUIVALENT, and the reference could decide every step."""
         return self.outcome is Outcome.EQUIVALENT and not self.undecided
 
     def describe(self) -> str:

@@ -25,7 +25,7 @@ class FSDP1Calls(UnitCalls[FSDP1]):
         self.is_sharded = fsdp.strategy is not ShardingStrategy.NO_SHARD and self.parts > 1
 
     def totals(self) -> Totals:
-        """Expected collective calls in all steps, including clipping by norm."""
+        """Return the expected collective calls in all steps, including clipping by norm."""
         return super().totals() | (one_norm(self.view, self.shard_axis, NORM_BYTES) if self.is_sharded else {})
 
     def _forward(self, step: int) -> None:

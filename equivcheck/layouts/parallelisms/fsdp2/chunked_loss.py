@@ -19,7 +19,7 @@ POSITIONS = 1
 def compute_in_chunks(setup: Setup, num_chunks: int) -> None:
     """Compute the model's last linear and the loss for one chunk of positions at a time.
 
-    The forward then ends before this linear, and the loss function calls it on each chunk.
+    The model's forward stops before this linear. The loss function applies the linear to each chunk.
     """
     model: Any = setup.model
     model.defers_head, inner = True, setup.loss

@@ -80,7 +80,7 @@ class UnitCalls(ABC, Generic[F]):
         self.units = units_of(view, fsdp.wrapping, layers_per_unit)
 
     def totals(self) -> Totals:
-        """Expected collective calls in all steps, without clipping."""
+        """Return the expected collective calls in all steps, without clipping."""
         training = self.view.training
         for step in range(training.steps):
             last = len(training.microbatches_at(step)) - 1

@@ -117,7 +117,7 @@ def _divide_factors(fsdp: FSDP2, scenario: Scenario) -> list[float | None]:
 def sums_of_head_wait(scenario: Scenario) -> bool:
     """Whether FSDP2 all-reduces over replicas only after the last microbatch, and computes the loss in chunks.
 
-    The gradient of the head's norm is then reduced separately from the gradient of the head's linear.
+    The gradient of the norm before the head's linear is then reduced separately from this linear's gradient.
     """
     training, head = scenario.training, scenario.training.model.head
     return (
@@ -131,7 +131,7 @@ def sums_of_head_wait(scenario: Scenario) -> bool:
 
 @need
 def one_element_of_head_norm(scenario: Scenario) -> bool:
-    """Whether the first rank holds a single element of the weight of the head's norm."""
+    """Whether the first rank's shard of the head's norm weight has a single element."""
     ranks = scenario.layout.mesh.size(DP, SHARD)
     return -(-scenario.training.model.in_features(len(scenario.training.model.layers)) // ranks) == 1
 

@@ -13,7 +13,7 @@ from equivcheck.scenario import SPMD, Activation, Distribution, Layout, Training
 
 
 def replicated_totals(view: RankView, spmd: SPMD) -> Totals:
-    """Expected collective calls of SPMD in all steps, if its parameters are replicated."""
+    """Return the expected collective calls in all steps for SPMD with replicated parameters."""
     ledger, names = Ledger(), view.layout.axes_of(spmd)
     for step in range(view.training.steps if view.layout.mesh.size(*names) > 1 else 0):
         num_microbatches = len(view.training.microbatches_at(step))

@@ -194,7 +194,7 @@ def trains_local_tensors(scenario: Scenario) -> bool:
 
 @need
 def column_of_one_on_one_rank(scenario: Scenario) -> bool:
-    """Whether tensor parallelism on one rank has a colwise layer with one output and a trained bias."""
+    """Whether tensor parallelism has one rank, and a column-parallel layer has one output and a trained bias."""
     if scenario.layout.mesh.size(TP) != 1:
         return False
     unfreezes = not keeps_dtensors(scenario.layout)
@@ -207,7 +207,7 @@ def column_of_one_on_one_rank(scenario: Scenario) -> bool:
 
 @need
 def activations_cut_unevenly(scenario: Scenario) -> bool:
-    """Whether a tensor-parallel plan splits some layer's input or output into unequal shards."""
+    """Whether a tensor-parallel plan shards some layer's input or output, and the shards have unequal sizes."""
     layout, ranks = scenario.layout, scenario.layout.mesh.size(TP)
     rows = tuple(rows // layout.num_data_ranks for rows in scenario.training.data.microbatches)
     found = [
