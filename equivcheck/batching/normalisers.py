@@ -91,8 +91,8 @@ class Normaliser:
     def shares(self, runs: Runs, presentation: Presentation, window: int | None, single: Normaliser | None = None) -> Vector:
         """Return each example's weight in a presentation, relative to its weight in a step on this example only.
 
-        `single` is the normaliser in steps on single examples; None if it is this one. `window` is the number of microbatches in
-        an update.
+        `single` is the normaliser in steps on single examples; None if it is `self`. `window` is the number of microbatches in an
+        update.
         """
         weights, of_single = self.weights(presentation, window), self if single is None else single
         own = [of_single.weights(step, window)[id(example)] for example, step in zip(runs.examples, runs.singles, strict=True)]

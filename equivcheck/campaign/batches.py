@@ -54,7 +54,7 @@ class EndBatch(BaseException):
 def run_batch(strategy: SearchStrategy[C], batch_seed: int, take: Callable[[C], None]) -> None:
     """Draw a batch of cases from `strategy`, and call `take` with each. The batch ends early if `take` raises `EndBatch`.
 
-    If `take` raises `FaultShown`, its case is shrunk.
+    If `take` raises `FaultShown`, Hypothesis shrinks the case passed to it.
     """
     with contextlib.suppress(EndBatch, FaultShown, Flaky):
         for number in range(_BATCH // FRESH):

@@ -36,7 +36,10 @@ class KeptFindings:
         return self._found[mark].verdict
 
     def keep(self, verdict: CaseVerdict) -> KeptFinding | None:
-        """Keep a failing verdict if it is new, has a better case, or adds information. Otherwise, return None."""
+        """Keep a failing verdict if its fault is new, its case is better, or it adds information.
+
+        Returns the finding, or None if the verdict was not kept.
+        """
         mark = fingerprint(verdict)
         kept = self._stored(verdict)
         before = self._found.get(mark)
@@ -90,7 +93,7 @@ class Shrinkers:
         self._left.append(mark)
 
     def take(self, place: Place) -> str | None:
-        """Reserve the finding that was released first for a worker.
+        """Reserve a released finding for a worker: the one that was released first.
 
         Returns its fingerprint, or None if no finding is free.
         """

@@ -36,7 +36,7 @@ def is_examined(verdict: CaseVerdict) -> bool:
 
 
 def is_shrunk(verdict: CaseVerdict) -> bool:
-    """Whether the search for a smaller case ended before the campaign did."""
+    """Whether the search for a smaller case was completed, and not cut short by the campaign's end."""
     return NOT_SHRUNK not in verdict.unfinished
 
 

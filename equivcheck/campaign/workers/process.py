@@ -46,7 +46,7 @@ class CheckingProcess(WorkerProcess):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the process takes longer for a check than any check may take."""
+        """Whether the current check has used up its time, `allowed_seconds`."""
         if self._recorder.num_begun != self._last_count:
             self._begin()
         if not self._patience.exhausted():

@@ -17,7 +17,7 @@ _BESIDE = (
 
 
 def distribute_model(draft: Draft, mesh: str, placement: str) -> None:
-    """Let the script make parameters DTensors. `placement` is their placement along each axis of the mesh."""
+    """Let the script replace parameters by DTensors. `placement` is their placement along each axis of the mesh."""
     draft.need("torch.distributed.tensor", "DTensor", "distribute_tensor")
     draft.need("torch.distributed.device_mesh", "DeviceMesh")
     draft.has_dtensors, draft.averages_loss = True, False
@@ -26,7 +26,7 @@ def distribute_model(draft: Draft, mesh: str, placement: str) -> None:
 
 
 def distribute_rows(draft: Draft, mesh: str) -> None:
-    """Let the script make batches DTensors that are sharded by rows."""
+    """Let the script turn each rank's batches into DTensors that are sharded by rows."""
     training = draft.scenario.training
     draft.need("torch.distributed.tensor", "Shard")
     draft.definitions.append(_by_rows(draft))
