@@ -73,7 +73,7 @@ def probe(world: str, tag: str, parallelism: type[Parallelism]) -> Probe:
 
 
 def probe_program(world: str, subject: str, runs: Runs) -> Probe:
-    """Run a program in a world once for each tuple of arguments. Return whether all results were right."""
+    """Run a small test program on ranks in a world, once for each tuple of arguments. Return whether all results were right."""
     start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's warnings say nothing about this machine

@@ -61,7 +61,10 @@ class SweepResult:
         return sum(group.outcome.is_finding for group in self.groups.values())
 
     def add(self, verdict: ProgramVerdict) -> None:
-        """Count the verdict on one program, and add it to its group if the program failed."""
+        """Count a program's outcome. If the outcome is a finding or a known error, also add the program to its group.
+
+        A program that tested nothing is counted in `num_clones` only.
+        """
         if verdict.clones:
             self.num_clones += 1
             return

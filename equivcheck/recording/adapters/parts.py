@@ -92,8 +92,8 @@ def _boxes_of_run(start: Ints, size: Ints, offset: int, length: int) -> Iterator
 class Move:
     """Function that gives a tensor's parts their positions in a larger tensor.
 
-    It splits the tensor along `dim`. The first slice goes to the first box in `boxes`, the second slice to the second box, and so
-    on.
+    The smaller tensor is split along `dim`. The first slice goes to the first box in `boxes`, the second slice to the second box,
+    and so on.
     """
 
     dim: int
