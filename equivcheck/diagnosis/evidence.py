@@ -223,10 +223,10 @@ class Evidence(ComparedRanks, ABC):
         return values
 
     def ratio(self, names: Sequence[str], phase: Phase) -> float | None:
-        """Return the ratio of the ranks' values to the expected values, if all elements of the tensors `names` have the same.
+        """Return the ratio of the ranks' values to the expected values, if all elements in the tensors `names` share it.
 
-        None otherwise, or if the ratio is 1. A ratio close to n or 1/n is rounded to it. A single element always has a ratio, so
-        this ratio counts only if it is n or 1/n.
+        None otherwise, or if the ratio is 1. A ratio close to n or 1/n is rounded to it. With one element, only a ratio n or 1/n
+        counts.
         """
         found, expected = self.found_values(self.first.step, phase), self.expected_values(self.first.step, phase)
         ratios = [
