@@ -14,7 +14,8 @@ from equivcheck.presentations.rows import Example, Rows
 def distributions(given: Format, examples: Sequence[Example], constraints: Constraints, num_ranks: int) -> Iterator[Presentation]:
     """Yield presentations on `num_ranks` data ranks, with the same gradients as the whole batch on one device.
 
-    All ranks have equally many microbatches, because data parallelism communicates once for each microbatch.
+    Gradients of `Kind.TWICE` may be larger, because each rank gets all rows. All ranks have equally many microbatches, because
+    data parallelism communicates once for each microbatch.
     """
     count = len(examples)
     if not constraints.has_microbatch_terms and count >= num_ranks:

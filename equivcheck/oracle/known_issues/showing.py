@@ -106,8 +106,8 @@ def measured_results() -> Table:
 def version_range(row: Mapping[str, Showing]) -> str:
     """Return a PEP 440 specifier for the torch versions that show an issue.
 
-    Versions after the newest measured version are treated like this version. If nothing was measured, the specifier is empty and
-    allows every version.
+    Versions newer than all measured ones are treated like the newest measured one. If nothing was measured, the specifier is
+    empty and allows every version.
     """
     minors = [".".join(version.split(".")[:2]) for version in sorted(row, key=Version)]
     shows = [row[version].shows is Shows.SHOWS for version in sorted(row, key=Version)]

@@ -80,7 +80,8 @@ def _real(tensors: Tensors) -> Tensors:
 def run_on_rank(task: OperationTask, placements: Placements, raises: bool) -> OperationRun:
     """Run the user's operation on this rank with these placements.
 
-    If torch refuses them with a clear error, the error is returned as the refusal, or raised if `raises` is True.
+    If torch refuses the placements with a clear error, the result contains this error. With `raises`, `OperationFailed` is raised
+    instead.
     """
     if task.setup is None:
         return _run(task, placements, raises=raises)

@@ -175,7 +175,7 @@ class FSDP2Calls(UnitCalls[FSDP2]):
 
 
 def reduce_op(view: RankView) -> str:
-    """Name of the operation for reducing gradients over data-parallel ranks in the training's precision."""
+    """Return ``avg`` or ``sum``: the reduction of gradients over data-parallel ranks in the training's precision."""
     return "avg" if averages(ElementType(view.training.precision.value)) and averaging_ranks(view.layout) > 1 else "sum"
 
 
@@ -199,7 +199,7 @@ def units_of(view: RankView, wrapping: Wrapping, count: int = 1) -> tuple[Unit, 
 def split_expert_units(units: Iterable[Unit], layout: Layout) -> Iterator[Unit]:
     """Yield all units, with DTensor experts moved from their layer's unit into a separate unit.
 
-    The unit of the experts comes before the unit of the layer, because its forward ends earlier.
+    The unit of the experts comes before the unit of the layer, because the experts' forward ends earlier.
     """
     for unit in units:
         experts = [held for held in unit.held if is_dtensor_expert(layout, held.parameter)]

@@ -46,7 +46,7 @@ class LocalCalls(PlannedCalls):
             self.ledger.note(step, "all_reduce.sum", self.axes, num_sums * rows * self.view.item_bytes)
 
     def after_backward(self, step: int) -> None:
-        """Count sums of gradients for norm layers on sharded rows."""
+        """Count the calls that sum gradients of norm layers on sharded rows."""
         times = len(self.view.training.microbatches_at(step))
         for held in self.view.held:
             if held.parameter.is_norm_parameter and self._is_of_own_rows(held) and self._is_differentiated(held, step):

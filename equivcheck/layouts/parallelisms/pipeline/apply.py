@@ -31,7 +31,7 @@ class PipelineKind(LayoutKind[Pipeline]):
         build_pipeline(setup, parallelism, mesh)
 
     def finish(self, setup: Setup, parallelism: Pipeline, mesh: DeviceMesh) -> None:  # noqa: ARG002 - of the base class
-        """Clip by the norm over all stages, and name weights shared by several stages."""
+        """Clip by the norm over all stages, and give shared weights their names in the full model."""
         from equivcheck.layouts.parallelisms.pipeline.schedules import finish_pipeline
 
         finish_pipeline(setup)

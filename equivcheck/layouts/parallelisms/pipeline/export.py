@@ -322,7 +322,7 @@ SUM_GRADIENTS = (
 
 
 def copy_weights(draft: Draft, shared: Sequence[SharedWeight]) -> None:
-    """Name each copy of a shared weight as in the full model, and sum the copies' gradients."""
+    """Let the exported script name each copy of a shared weight as in the full model, and sum the copies' gradients."""
     entries = [
         (
             draft.form.paths.get(weight.owner, weight.owner),

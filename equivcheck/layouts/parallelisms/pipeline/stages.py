@@ -42,7 +42,7 @@ class SharedWeight:
 
     @property
     def first_rank(self) -> int:
-        """Rank that uses the weight first. Only the copy on this rank counts as a parameter of the full model."""
+        """Rank with the module that owns the weight. Only the copy on this rank counts as a parameter of the full model."""
         return self.uses[0][1]
 
     @property

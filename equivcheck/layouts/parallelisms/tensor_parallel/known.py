@@ -137,13 +137,13 @@ def columns_cut_again_unevenly(scenario: Scenario) -> bool:
 
 @need
 def weights_split_over_ranks(scenario: Scenario) -> bool:
-    """Whether a plan for DTensors shards some weight over several ranks."""
+    """Whether a tensor-parallel plan on DTensors shards some weight over several ranks."""
     return scenario.layout.mesh.size(TP) > 1 and any(map(splits_weights, scenario.layout.of(TensorParallel)))
 
 
 @need
 def plan_splits_weights(scenario: Scenario) -> bool:
-    """Whether a plan shards some weight over several ranks, with DTensors or plain tensors."""
+    """Whether a tensor-parallel plan, on DTensors or plain tensors, shards some weight over several ranks."""
     return scenario.layout.mesh.size(TP) > 1 and any(map(splits_weights, scenario.layout.of(PlannedParallelism)))
 
 
