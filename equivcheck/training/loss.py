@@ -22,9 +22,10 @@ def loss_of(training: Training, outputs: torch.Tensor, targets: torch.Tensor, di
 
 
 def cross_entropy(loss: CrossEntropy, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Sum the cross-entropy over all labels except ignored ones. If labels have weights, multiply each addend by its weight.
+    """Sum the cross-entropy over all labels except ignored ones.
 
-    `outputs` are logits with the shape (..., classes). Labels have the shape (...).
+    Labels have the shape (...), and `outputs` are logits with the shape (..., classes). If labels have weights, each label's
+    cross-entropy is multiplied by its weight.
     """
     logits, flat, weights = outputs.flatten(0, -2), labels_of(targets).flatten(), weights_of(targets)
     by_class = replicated_like(logits, class_weights(logits.shape[-1], logits.dtype)) if loss.class_weights else None

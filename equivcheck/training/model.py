@@ -40,7 +40,10 @@ class HeadModule(nn.Module):
 
 
 class MLP(nn.Module):
-    """Stack of layers, optionally with embedding and head. It transposes its input and output if the batch dim is 1."""
+    """Module for a scenario's model: a stack of layers, optionally with embedding and head.
+
+    If the batch dim is 1, the module transposes its input and output.
+    """
 
     forwards: torch.Tensor
     offset: torch.Tensor
@@ -72,7 +75,7 @@ class MLP(nn.Module):
             self.scale = nn.Parameter(torch.ones((), dtype=dtype))
 
     def forward(self, inputs: torch.Tensor, masks: tuple[torch.Tensor | None, ...], step: int) -> torch.Tensor:
-        """Map inputs to outputs. `step` decides whether auxiliary linears run.
+        """Map inputs to outputs. `step` is the step's index, because auxiliary linears run only in some steps.
 
         Shapes are (rows, features) for inputs and (rows, outputs) for outputs. Sequences have a further dim: (rows, length,
         features). Token inputs have no feature dim. If the batch dim is 1, rows are the second dim.

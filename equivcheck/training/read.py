@@ -94,7 +94,10 @@ def _packing(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def in_order_of_pieces(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    """Return a DTensor's local elements, flattened, in the order of `pieces_of`."""
+    """Return a DTensor's local elements, flattened, in the order of the boxes from `pieces_of`.
+
+    If a parameter packs several weights, the elements are reordered so that each weight's elements are consecutive.
+    """
     dim, count = _packing(tensor)
     if count == 1:
         return local.reshape(-1)
@@ -155,7 +158,10 @@ def redistribute_like(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Te
 
 
 def snapshot(slots: Sequence[Slot], pieces: tuple[Piece, ...], tensors: Iterable[torch.Tensor | None]) -> Snapshot:
-    """Copy the local values of `tensors`, which has one tensor for each `Slot`: for example its parameter or gradient."""
+    """Copy the local values of `tensors`, which has one tensor for each `Slot`, such as the slot's parameter or its gradient.
+
+    `pieces` are the pieces of all slots, in order.
+    """
     present: list[bool] = []
     fits: list[bool] = []
     dtypes: list[str] = []

@@ -23,7 +23,7 @@ from equivcheck.worlds.trace.trace import Slot
 
 
 def unsharded_state(optimizer: torch.optim.Optimizer) -> State:
-    """Return the optimizer's own state by parameter, without communication."""
+    """Return `optimizer.state` unchanged, without communication. This is the default for `Setup.state_of`."""
     return optimizer.state
 
 
@@ -114,5 +114,8 @@ class Setup:
 
     @property
     def module(self) -> nn.Module:
-        """The module with all parameters on this rank: the module that is called, or the model if pipeline stages are called."""
+        """Module with all of this rank's parameters.
+
+        It is the model if the rank calls pipeline stages, otherwise the module that the rank calls.
+        """
         return self.model if self.has_stages else self.parts[0]

@@ -85,7 +85,10 @@ def part_number_at(task: Task, indices: Mapping[str, int]) -> int:
 
 
 def same_loss_ranks(task: Task) -> tuple[tuple[int, ...], ...]:
-    """Return groups of ranks that get the same rows and must return the same loss. They differ only along `Task.loss_axes`."""
+    """Return groups of ranks that get the same rows and must return the same loss.
+
+    The ranks in a group differ only in their indices along `Task.loss_axes`.
+    """
     groups: dict[tuple[int, ...], list[int]] = {}
     for rank, place in enumerate(product(*map(range, task.shape))):
         others = zip(task.axis_names, place, strict=True)
@@ -99,7 +102,7 @@ def rows_part(batch: Any, number: int, count: int) -> Any:
 
 
 def split(batch: Any, count: int) -> list[Any]:
-    """Split each microbatch of a step into `count` equal parts."""
+    """Split each microbatch of a step into `count` equal parts. Returns the parts as a list of smaller microbatches."""
     return [rows_part(microbatch, number, count) for microbatch in microbatches(batch) for number in range(count)]
 
 

@@ -186,9 +186,9 @@ _ABOUT_LOSSES = (
 
 
 class UserCase:
-    """A user's training, prepared for comparison with the ranks.
+    """A user's training, prepared for comparison: the single-device run and the ranks' traces.
 
-    It has the single-device run, without tensors that ranks do not have.
+    Phases that cannot be compared are left out.
     """
 
     def __init__(self, run: SingleDeviceRun, traces: Sequence[UserTrace], before: Sequence[UserTrace] = ()) -> None:
@@ -208,7 +208,7 @@ class UserCase:
         """The single-device run."""
 
     def judge_case(self) -> ExpectedRun:
-        """Return references for the comparison. The outcome is EQUIVALENT only if every step could be compared."""
+        """Return the references for the comparison, and the number of steps that must be compared for the outcome EQUIVALENT."""
         return ExpectedRun(
             reference=lambda: self._readable(self._quick),
             confirming_reference=lambda: self._readable(self.run.confirming_reference(None if self._far else self._parts)),
@@ -217,7 +217,7 @@ class UserCase:
 
     @property
     def confirming_reference(self) -> Reference:
-        """Reference that confirms a divergence. Its noise comes from more runs, and it has only tensors that ranks have, too."""
+        """Reference that confirms a divergence: more runs measure its noise. Tensors that ranks do not have are left out."""
         return self.judge_case().confirming_reference()
 
     def hint(self, first: Divergence) -> str:

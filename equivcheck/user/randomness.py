@@ -38,7 +38,7 @@ class MaskShapes:
 
 @dataclass(slots=True)
 class RowShard:
-    """One of several equal parts of the rows, with which a model is called."""
+    """The part of the rows with which a model is called. Rows are divided into equal parts."""
 
     number: int = 0
     """Number of the part, from 0."""
@@ -123,7 +123,7 @@ def mask_dropout(model: nn.Module, seed: int, shapes: MaskShapes, cut: RowShard)
 
 
 def set_row_shard(model: nn.Module, number: int, count: int) -> None:
-    """Choose for which part of the rows a model's dropout modules use their masks from now on."""
+    """Make a model's dropout modules use part `number` of their masks, whose rows are divided into `count` equal parts."""
     for module in model.modules():
         if isinstance(module.forward, Masked):
             module.forward.cut = RowShard(number, count)

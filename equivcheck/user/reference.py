@@ -64,13 +64,13 @@ class SingleDeviceRun:
         return trace_of(self.task, seed=seed, model=model, batches=batches)
 
     def reference(self) -> Reference:
-        """Return the reference. Its noise is measured with a few perturbed copies of the run."""
+        """Return the quick reference, whose noise is measured with only a few perturbed copies of the run."""
         return self._reference(NUM_PERTURBATIONS, None)
 
     def confirming_reference(self, parts: Trace | None) -> Reference:
-        """Return the reference.
+        """Return the reference that confirms a divergence. Many perturbed copies of the run measure its noise.
 
-        Its noise is measured with many perturbed copies of the run, and with the run `parts` if given.
+        If `parts` is given, it is the trace of a further run that counts for the noise, too.
         """
         return self._reference(NUM_PERTURBATIONS + NUM_CONFIRMATIONS, parts)
 

@@ -24,9 +24,9 @@ MOST_LIMITS = 10
 class Patience:
     """Watches all ranks in one run, and decides when they count as hung.
 
-    Ranks hang if they are idle for `limit` seconds, or if they compute for `limit` CPU seconds without progress, such as a
-    communication call. Ranks that make progress hang after `MOST_LIMITS` times `limit` CPU seconds. The first observation comes
-    after `tick` seconds, because most runs end sooner.
+    Ranks count as hung after `limit` idle seconds, or after `limit` CPU seconds without progress, such as a communication call.
+    With progress, they count as hung after `MOST_LIMITS` times `limit` CPU seconds. The first observation comes after `tick`
+    seconds, because most runs end sooner.
     """
 
     def __init__(

@@ -37,9 +37,9 @@ class World:
         generators, environment variables and the working directory. ``docs/explanation/reliability.md`` lists the exceptions.
 
         In ``sim`` and ``fake`` ranks are threads in this process. If a program ends its process (`os._exit`, a fatal error in
-        native code), your process ends too. In ``gloo`` only this rank ends, and `RanksFailed` says how. If a rank in ``sim``
-        hangs in native code, it cannot be stopped. The error says so, and later runs warn, because the thread may still change
-        shared state.
+        native code), your process ends too. In ``gloo`` only the rank's own process ends, and `RanksFailed` says how. If a rank
+        in ``sim`` hangs in native code, it cannot be stopped. The error says so, and later runs warn, because the thread may
+        still change shared state.
 
         Ranks count as hung if they are idle, or compute without communicating, for `deadline` seconds.
 
@@ -49,8 +49,8 @@ class World:
         values, and `Run` contains only its value.
 
         Raises `equivcheck.worlds.failure.RanksFailed` if a rank raises, hangs or dies, or if ``gloo`` loses a rank that was
-        killed from outside. Raises the same error if a rank forks a process, and this process returns from the program or is
-        left running. The world can be used again afterwards, except in ``torchrun``. Raises
+        killed from outside. Raises the same error if a rank's program forks a process, and the new process returns from the
+        program or outlives it. The world can be used again afterwards, except in ``torchrun``. Raises
         `equivcheck.worlds.failure.RanksDidNotStart` if ranks repeatedly end before they have connected to each other.
         """
         return self.ranks.run(program, *arguments, schedule_seed=schedule_seed, deadline=deadline)

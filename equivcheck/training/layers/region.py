@@ -12,20 +12,24 @@ class Region:
     """
 
     def gather_input(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the layer's input as a replicated tensor. This base class returns it unchanged, because it is replicated."""
+        """Return the layer's full input on every rank.
+
+        In this base class it is replicated already, so it is returned unchanged.
+        """
         return values
 
     def copy_to_ranks(self, values: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the replicated input and router weights unchanged. In backward, their gradients are summed over ranks.
 
-        Megatron calls this "copy to tensor-parallel region". Router weights need the sum too, because they multiply partial sums.
+        Megatron calls this "copy to tensor-parallel region". Gradients of router weights need the sum too, because router weights
+        multiply partial sums.
         """
         return values, weights
 
     def reduce_output(self, addend: torch.Tensor) -> torch.Tensor:
-        """Reduce the ranks' partial sums to the layer's output.
+        """Reduce `addend`, this rank's partial sum, over ranks to the layer's output.
 
-        This base class returns its argument, which is the full output.
+        This base class returns `addend` unchanged, because it is the full output already.
         """
         return addend
 

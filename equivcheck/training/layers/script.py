@@ -50,7 +50,7 @@ ACTIVATIONS: dict[Activation, tuple[str, str]] = {
 
 
 def norm_line(norm: Norm | None, features: int) -> tuple[str, ...]:
-    """Return the script line that creates a norm; none if there is no norm."""
+    """Return a tuple with the script line that creates a norm; an empty tuple if there is no norm."""
     return () if norm is None else (f"self.norm = {NORMS[norm]}({features})",)
 
 

@@ -23,7 +23,7 @@ def embedding_parameters(model: Model) -> tuple[LayerParameter, ...]:
 
 
 def head_parameters(model: Model) -> tuple[LayerParameter, ...]:
-    """List the head's parameters: norm and linear. A tied weight belongs to the embedding."""
+    """List the head's parameters: those of its norm and its linear. A tied weight is left out, because the embedding owns it."""
     if model.head is None:
         return ()
     inputs = model.in_features(len(model.layers))

@@ -32,7 +32,7 @@ from equivcheck.worlds.trace.trace import Snapshot
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class DivergedTraining(Evidence):
-    """Evidence about a user's training: the ranks differ from one device."""
+    """Evidence about a user's training whose ranks differ from one device."""
 
     task: Task
     """The training."""
@@ -81,9 +81,10 @@ class DivergedTraining(Evidence):
         return found
 
     def call_counts(self, known: int) -> list[tuple[int, str]]:
-        """Return how many microbatches, backward passes and module calls a step has.
+        """Return counts greater than 1 from one step, such as the number of microbatches, each with a phrase that describes it.
 
-        Each count has a phrase that describes it. Counts equal to 1 or `known` are left out.
+        A count equal to `known` is left out. Other counts are backward passes, and a rank's calls of a module for each call on
+        one device.
         """
         passes = max((run.num_backward for run in self.observed.ranks), default=1)
         named = [(self.num_microbatches, f"the {self.num_microbatches} microbatches")]
@@ -132,10 +133,7 @@ def split_dim(diverged: DivergedTraining, name: str, axis: str) -> int | None:
 
 
 def held_indices(diverged: DivergedTraining, name: str, axis: str, dim: int) -> list[torch.Tensor]:
-    """Return which indices in dim `dim` of a parameter ranks hold.
-
-    The list has a tensor for each index on the mesh axis `axis`.
-    """
+    """Return which of a parameter's indices along `dim` ranks hold, as one tensor for each index on the mesh axis `axis`."""
     found = []
     for index in range(diverged.size((axis,))):
         ranks = [rank.rank for rank in diverged.coordinates if rank.indices[axis] == index]

@@ -26,7 +26,10 @@ _is_observed = threading.Event()
 
 @contextlib.contextmanager
 def observe_clipping() -> Iterator[None]:
-    """Inside the context, `call_before_clipping` works in every thread. Nested contexts have no further effect."""
+    """Inside the context, torch's clipping by norm first calls the function passed to `call_before_clipping`.
+
+    This holds in every thread. A nested context has no further effect.
+    """
     if _is_observed.is_set():
         yield
         return

@@ -40,7 +40,10 @@ class KnownBackward:
         self._num_bytes = 0
 
     def add(self, place: Place, loss: torch.Tensor, model: nn.Module, gradients: Gradients) -> None:
-        """Add a backward pass to the cache. Does nothing if the correct ranks have finished, or if the cache is full."""
+        """Add a backward pass to the cache, while the emulated ranks train without a mistake.
+
+        Does nothing after their training has ended, or if the cache is full.
+        """
         if self.is_complete:
             return
         given = _given(model)

@@ -37,7 +37,7 @@ CONFIRMED = "(with {}, your ranks agree with one device in every step)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduction:
-    """A reduction of gradients over mesh axes. Each object is a candidate for the reduction that ranks left out."""
+    """Reduction of gradients over mesh axes: a candidate for the one that ranks left out."""
 
     axes: tuple[str, ...]
     """Mesh axes along which the ranks' gradients are added up."""

@@ -25,7 +25,7 @@ _HINTS = {
 
 
 class InvalidLoss(UsageError):
-    """Backward cannot start from this loss. On one device this is an invalid argument; on ranks, their training has failed."""
+    """Backward cannot start from this loss. On one device the user gets this error; on ranks it counts as a failed training."""
 
 
 def note_on(error: Exception, dtype: torch.dtype | None) -> str:

@@ -43,7 +43,7 @@ class _WatchedSteps:
             each.register_step_pre_hook(lambda optimizer, *_: self._read(optimizer))
 
     def why(self) -> str:
-        """Return the reason as a clause without its consequence; empty if the reason is unknown."""
+        """Return a clause that says why no parameter changes; empty if the reason is unknown."""
         held = {parameter for each in self._optimizers for group in each.param_groups for parameter in group["params"]}
         if self._optimizers and not held & self._parameters:
             return OTHER_PARAMETERS

@@ -40,9 +40,9 @@ def notes_on(  # noqa: PLR0913 - a run, and where it ran
 ) -> tuple[str, ...]:
     """Return the notes for a verdict: what this check could not show.
 
-    `left` is the result: the finished run, or the failure. The user requested the ranks `asked`, but `ran` may be others.
-    `outside` names objects whose state is not compared. If ranks failed, `has_restarted` says whether they had loaded a
-    checkpoint before.
+    `left` is the finished run, or the failure that ended it. The user requested the ranks `asked`, but the training may have run
+    on other ranks, `ran`. `outside` names objects whose state is not compared. If ranks failed, `has_restarted` says whether they
+    had loaded a checkpoint before.
     """
     fails = task.resume is not None and isinstance(left, Failure)
     notes = {

@@ -200,9 +200,9 @@ class _Identity(torch.autograd.Function):
 
 
 def part(value: Any, number: int, count: int, rows: int | None = None) -> Any:
-    """Return part `number` of every tensor with `rows` rows, which are divided into `count` equal parts.
+    """Return `value` with part `number` of each tensor that has `rows` rows. There are `count` equal parts, which are copies.
 
-    If `rows` is None, every tensor with divisible rows is split. The parts are copies.
+    If `rows` is None, every tensor whose rows can be split evenly is split. Other tensors stay unchanged.
     """
 
     def cut(tensor: torch.Tensor) -> torch.Tensor:
@@ -260,7 +260,7 @@ class _Joined(torch.autograd.Function):
 class Total(torch.autograd.Function):
     """Autograd function for the mean or sum of the parts' losses, in float64.
 
-    In backward, each part's loss gets the gradient multiplied by `factor`.
+    In backward, each part's loss gets the total's gradient, multiplied by `factor`.
     """
 
     @staticmethod
@@ -271,5 +271,5 @@ class Total(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """Return the gradient for each loss, multiplied by `factor`, in the loss's type."""
+        """Return the gradient for each loss: the total's gradient multiplied by `factor`, in the loss's type."""
         return None, None, *((gradients[0] * ctx.factor).to(kind) for kind in ctx.kinds)

@@ -84,11 +84,11 @@ class RoundedRun(SingleDeviceRun):
         return trace_of(self.task, **given, spread=spread)
 
     def reference(self) -> Reference:
-        """Return the reference. Its noise is measured with a few perturbed copies of the run."""
+        """Return the quick reference, whose noise is measured with only a few perturbed copies of the run."""
         return self._from_copies(NUM_ROUNDED, Shuffled)
 
     def confirming_reference(self, parts: Trace | None) -> Reference:  # noqa: ARG002 - this run is in parts itself
-        """Return the reference. Its noise is measured with many copies of the run whose rounding is perturbed.
+        """Return the reference that confirms a divergence. Many copies of the run with perturbed rounding measure its noise.
 
         The noise also covers runs that divide gradients before or after other operations in the step.
         """

@@ -52,8 +52,8 @@ def _updates(trace: UserTrace) -> bool:
 def without_phases(trace: UserTrace, phases: Collection[Phase], *, reports: bool, buffers: bool) -> UserTrace:
     """Return the trace without the losses or gradients in `phases`.
 
-    `reports` and `buffers` say whether the single-device run has reported values and buffers at every step. If it has, a step
-    without them gets an empty snapshot. If `buffers` is False, buffers are compared only after the last step.
+    If `reports` is True, steps without reported values get an empty snapshot for them. If `buffers` is True, steps without
+    buffers get an empty snapshot, too. Otherwise the steps' buffers are dropped, so only the final buffers are compared.
     """
     if reports:
         trace = replace(trace, steps=with_reports_at_all_steps(trace.steps))

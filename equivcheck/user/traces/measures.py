@@ -50,7 +50,10 @@ def measures_of(
     calls: Sequence[Sequence[Call]],
     loss_groups: Sequence[Sequence[int]],
 ) -> Measures:
-    """Compute the summary numbers, if all ranks finished. `gradients` are those on one device at the first step."""
+    """Compute the `Measures` of a training whose ranks have all finished.
+
+    `gradients` are the expected gradients at the first step, from one device.
+    """
     assembled = Assembler().assemble(gradients, [trace.steps[0].gradients for trace in traces])
     losses = snapshots_of([moments(trace)[0] for trace in traces], Phase.LOSS, loss_groups)[0]
     counted = [_calls_per_step(rank, len(expected.steps)) for rank in calls]

@@ -30,8 +30,8 @@ class TensorNames:
     def parameters(self, module: nn.Module) -> list[tuple[str, torch.Tensor]]:
         """Return each distinct parameter in `module` with its name.
 
-        A parameter that the original model shares gets its first name there. If another parameter has this name already, it
-        gets the name from its own module.
+        If several modules of the original model share a parameter, it gets the first of its names. If another parameter has this
+        name already, it is named by the path of its own module.
         """
         return self._named(module, "named_parameters")
 

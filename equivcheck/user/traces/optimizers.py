@@ -44,7 +44,7 @@ def optimizers_in(value: Any) -> list[Optimizer]:
 def has_hooks(optimizer: Optimizer) -> bool:
     """Whether hooks can be registered on an optimizer.
 
-    This fails for `PostLocalSGDOptimizer`, which never calls `Optimizer.__init__`.
+    They cannot be registered on `PostLocalSGDOptimizer`, because it never calls `Optimizer.__init__`.
     """
     return hasattr(optimizer, "_optimizer_step_pre_hooks")
 

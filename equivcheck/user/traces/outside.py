@@ -15,7 +15,7 @@ from equivcheck.user.traces.optimizers import optimizers_in
 
 
 def state_outside(task: Task, model: nn.Module) -> tuple[str, ...]:
-    """Return descriptions of objects with state in the user's steps, such as a moving average of the weights.
+    """Return descriptions of objects with state that the user's step functions keep, such as a moving average of the weights.
 
     `model`, its modules and the optimizers do not count. Empty if `also` is given, because the user then chose the objects to
     compare.

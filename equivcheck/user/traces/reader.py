@@ -128,7 +128,10 @@ class Reader:
         return self._read_each(lambda parameter: parameter.grad if id(parameter) in parameters else None, is_in_step=True)
 
     def known_parameters(self) -> set[int]:
-        """Return the ids of the parameters between steps. Within a step, FSDP2 replaces them by unsharded parameters."""
+        """Return the ids of the parameters that the module has between steps.
+
+        Within a step, FSDP2 replaces them by unsharded parameters, which have other ids.
+        """
         return {id(slot.parameter) for slot in self._slots}
 
     def state(self, optimizers: Sequence[torch.optim.Optimizer]) -> Snapshot:

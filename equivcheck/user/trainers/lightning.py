@@ -164,7 +164,7 @@ def _reader_class(lightning: ModuleType) -> Any:
         def on_train_batch_end(self, _trainer: Any, _module: Any, outputs: Any, *_given: Any) -> None:
             """Read the loss, and parameters after an update.
 
-            Lightning calls this for each microbatch, with its loss divided by their number.
+            Lightning calls this for each microbatch. The microbatch's loss is already divided by the number of microbatches.
             """
             self.loss += float(outputs["loss"])
             if self.has_gradients:

@@ -44,10 +44,10 @@ class LocalPart:
 
 
 def import_framework(trainer: str, module: str, packages: str, **environment: str) -> ModuleType:
-    """Import a trainer's framework on a rank.
+    """Import a trainer's framework on a rank. Before the import, set environment variables, such as those in `environment`.
 
-    Before that, set environment variables for this process, and those in `environment`. Raises `UsageError` if the framework is
-    not installed, or if ranks are simulated, because a framework keeps state for the process.
+    Raises `UsageError` if the framework is not installed; the error names the `packages` to install. Raises it also if ranks are
+    simulated, because a framework keeps state for the process.
     """
     import torch.distributed as dist
 

@@ -31,7 +31,7 @@ def model_inputs(batch: Batch) -> dict[str, torch.Tensor]:
 
 
 def forward_inputs(batch: Batch) -> dict[str, torch.Tensor]:
-    """Return the model's keywords for the single-device run."""
+    """Return the keywords that the single-device run passes to the model: token ids and the attention mask."""
     return {key: value for key, value in model_inputs(batch).items() if key in {"input_ids", "attention_mask"}}
 
 

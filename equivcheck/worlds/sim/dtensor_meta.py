@@ -32,8 +32,8 @@ _OF_FAKE_TENSORS = ("_foreach_", "_fused_", "copy")
 def answer_on_meta(schema: Any) -> Any:
     """Compute the sizes, strides and dtypes of an operation's result on meta tensors. Return them as DTensor caches them.
 
-    `schema` is DTensor's description of the operation and its arguments. Returns `UNKNOWN` if the operation is not listed here
-    or fails.
+    `schema` is DTensor's description of the operation and its arguments. Returns `UNKNOWN` if this module does not cover the
+    operation, or if the operation fails.
     """
     name = schema.op._schema.name.partition("::")[2]
     if not (name in _OPERATIONS or _is_elementwise(schema.op, name)):

@@ -73,7 +73,10 @@ class Pattern:
 
 
 def pattern_of(schema: Any) -> Pattern | None:
-    """Return the pattern for an operation and its arguments; None if results for other sizes cannot be derived from this one."""
+    """Return the pattern for an operation and its arguments.
+
+    None if the result for these sizes does not determine the results for other sizes.
+    """
     name = schema.op._schema.name.partition("::")[2]
     on_lists = name.startswith(_ON_LISTS)
     if not (on_lists or name in _LIKE_THEIR_ARGUMENT or _is_elementwise(schema.op)):

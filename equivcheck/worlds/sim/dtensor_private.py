@@ -68,7 +68,8 @@ def shared_propagation() -> Iterator[set[str]]:
 def num_planning_steps() -> int:
     """Count redistributions that DTensor planned, and decompositions that it traced to find a sharding.
 
-    The scheduler takes them for progress: one attention on a mesh with two axes can take half a minute of CPU time.
+    The scheduler counts them as progress, because planning one attention on a mesh with two axes can take half a minute of CPU
+    time.
     """
     return num_plans() + _work[_DECOMPOSITIONS]
 

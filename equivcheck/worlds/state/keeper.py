@@ -89,7 +89,7 @@ def read(entries: tuple[Entry, ...]) -> tuple[Any, ...]:
 def changes(entries: tuple[Entry, ...], before: tuple[Any, ...]) -> list[tuple[Entry, Any]]:
     """Return the entries whose value differs now from `before`, each with its old value.
 
-    Entries without an old value are left out.
+    Entries that had no value before are left out.
     """
     now = read(entries)
     if now == before:

@@ -135,7 +135,10 @@ class RankVariables:
             torch.default_generator.set_state(generator)
 
     def save(self) -> Saved:
-        """Return the running rank's random generator state, variables and flags, and reset the latter two for the next rank."""
+        """Return the running rank's random generator state, variables and flags.
+
+        Then reset variables and flags to the process's values, for the next rank.
+        """
         if len(sys.modules) != self._num_modules:
             self._find()
         generator, values, flags = torch.default_generator.get_state(), self._values(), self._flags.save()

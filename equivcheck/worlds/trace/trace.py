@@ -18,7 +18,7 @@ import torch
 class Piece:
     """Position of a rank's local elements in a full tensor.
 
-    The elements form a box, or consecutive elements of the flattened box.
+    The elements form a box in the full tensor, or a consecutive part of such a box after flattening.
     """
 
     name: str
@@ -44,7 +44,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """One parameter in a rank's optimizer, and the positions of its local elements in full tensors, as pieces in order."""
+    """One parameter in a rank's optimizer, with the positions of its local elements in full tensors.
+
+    The positions are pieces, in the order of the local elements.
+    """
 
     parameter: torch.Tensor
     """Plain parameter, DTensor or flat parameter."""

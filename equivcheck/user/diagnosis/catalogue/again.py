@@ -15,7 +15,10 @@ from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 
 
 def repeated_forwards(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield a mistake: a forward pass runs again, in a module that ranks call more often than one device, or in its parent."""
+    """Yield mistakes: a module's forward runs several times for each call on one device.
+
+    Two modules are tried: the outermost module that ranks call more often than one device does, and its parent.
+    """
     repeated = diverged.repeated_module()
     if repeated is None:
         return

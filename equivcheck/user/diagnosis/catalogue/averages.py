@@ -35,7 +35,7 @@ class Average:
 def wrong_averages(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
     """Yield mistakes in updates of running averages.
 
-    The averages are updated after each microbatch, before the optimizer's update, several times, or never.
+    Examples: averages are updated after each microbatch, before the optimizer's update, several times in a step, or never.
     """
     averages = _averages(diverged)
     if not averages:

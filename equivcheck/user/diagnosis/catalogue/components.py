@@ -48,9 +48,9 @@ Orders = Mapping[str, _Order]
 
 
 def component_sizes(size: int, num_ranks: int) -> Iterator[tuple[int, ...]]:
-    """Yield possible component sizes in a fused dim with `size` indices, such as query, key and value.
+    """Yield possible sizes for the components of a fused dim, such as query, key and value.
 
-    `num_ranks` ranks must be able to split each component evenly.
+    Each yielded tuple adds up to `size`, and `num_ranks` ranks can split each of its components evenly.
     """
     for shares in (*((1,) * count for count in EQUAL), *((times, 1, 1) for times in QUERIES)):
         if size % (sum(shares) * num_ranks) == 0:
@@ -58,10 +58,10 @@ def component_sizes(size: int, num_ranks: int) -> Iterator[tuple[int, ...]]:
 
 
 def order_in_blocks(sizes: Sequence[int], num_ranks: int) -> torch.Tensor:
-    """Return the order of indices that a fused dim has on ranks, if ranks split it as one block.
+    """Return a fused dim's indices in the order in which ranks use them, if they split the dim as one block.
 
-    On one device the components follow each other in the dim. Each rank treats its block as if it contained a part of every
-    component.
+    Each rank treats its block as if it contained a part of every component. The order lists all ranks' parts of the first
+    component, then of the next.
     """
     blocks = torch.arange(sum(sizes)).chunk(num_ranks)
     parts = [torch.split(block, [size // num_ranks for size in sizes]) for block in blocks]

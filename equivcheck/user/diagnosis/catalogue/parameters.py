@@ -24,9 +24,9 @@ SYNC_OFF = "as FSDP2 leaves gradients while their sync is off (`set_requires_gra
 
 
 def missing_gradients(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield mistakes that make gradients None on ranks, if the first divergence is a gradient that is None.
+    """Yield mistakes that lose or delay gradients, if the first divergence is a gradient that is None on ranks.
 
-    The missing gradients are either lost, or added to the gradients of a later step.
+    Delayed gradients are added to those of a later step.
     """
     if diverged.first.difference is not Difference.MISSING or diverged.first.phase is not Phase.GRADIENT:
         return
@@ -87,7 +87,10 @@ def _unfreeze(ranks: EmulatedUserRanks, *, names: Sequence[str]) -> None:
 
 
 def local_statistics(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield a mistake: an optimizer computes norms, means and factors from its shard, not from the full tensor."""
+    """Yield a mistake: an optimizer treats a rank's shard as the full tensor.
+
+    Statistics such as norms and means then cover only this shard.
+    """
     if held_elements(diverged).is_sharded and diverged.first.phase in (Phase.UPDATE, Phase.STATE):
         words = "the optimizer treats each rank's shard as the full tensor, so its statistics cover one shard only"
         yield Mistake(Cause.LOCAL_STATISTICS, words, _update_shards)

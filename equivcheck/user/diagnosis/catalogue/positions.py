@@ -28,7 +28,7 @@ MAX_LINES = 4
 def restarted_positions(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
     """Yield a mistake: positions start at 0 again on each rank.
 
-    It is tried for each line that counts positions, then for all lines.
+    Each line of code that counts positions is tried separately, then all such lines together.
     """
     for axis in diverged.same_row_axes:
         count, where = diverged.size((axis,)), diverged.ranks_text((axis,))

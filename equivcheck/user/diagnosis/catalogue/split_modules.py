@@ -27,7 +27,10 @@ MAX_MODULES = 16
 
 
 def wrong_embeddings(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield mistakes in embeddings whose rows are sharded over ranks: looking up wrong rows, such as for other ranks' tokens."""
+    """Yield mistakes in embeddings whose rows are sharded over ranks.
+
+    Examples: a rank does not mask tokens that belong to other ranks, or looks up the row next to the right one.
+    """
     modules = build_model(diverged.task).named_modules()
     names = [name for name, module in modules if isinstance(module, nn.Embedding)][:MAX_MODULES]
     for axis in diverged.same_row_axes:
@@ -93,7 +96,10 @@ def _normalized_parts(module: Any, forward: Callable[..., Any], count: int, inpu
 
 
 def wrong_heads(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield a mistake: key and value heads are repeated in the wrong order, on all heads or on each rank's heads."""
+    """Yield mistakes: key and value heads are repeated in the wrong order.
+
+    Two cases are tried for each axis: the order is wrong among all heads, or among the heads on each rank.
+    """
     for axis in diverged.same_row_axes:
         for shards in (1, diverged.size((axis,))):
             words = "key and value heads are repeated in the wrong order, so query heads use the wrong ones"

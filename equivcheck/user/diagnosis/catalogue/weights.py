@@ -24,7 +24,7 @@ MAX_DENOMINATOR = 1000
 
 
 def wrong_weights(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
-    """Measure each microbatch's weight in the ranks' gradients. If the weights differ, yield this as the mistake."""
+    """Yield a mistake: microbatches have unequal weights in the ranks' gradients or losses. The weights are measured."""
     if facts.num_backward == 1 or facts.clips:
         return
     change = _weigh_losses if diverged.first.phase is Phase.LOSS else _weigh_gradients

@@ -26,7 +26,7 @@ from equivcheck.worlds.trace.trace import Piece, Snapshot
 
 
 class Key(NamedTuple):
-    """Names one tensor of a module in a step: an input, an output, or a gradient."""
+    """Key for one tensor of a module in a step: an input, an output, or the gradient of either."""
 
     module: str
     """The module's name; empty for the full model."""
@@ -84,7 +84,7 @@ class _Watch:
             return self._step(*arguments)
 
     def run(self, trace: UserTrace) -> WatchedRun:
-        """Return the trace with everything recorded."""
+        """Return the watched run: its trace, and the module tensors and gradients recorded at the selected step."""
         return WatchedRun(trace=trace, seen=tuple(self.seen), unclipped=self.unclipped)
 
     @contextmanager

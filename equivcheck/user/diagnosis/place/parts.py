@@ -47,7 +47,7 @@ class Split(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """A tensor of which ranks have partial sums, over a mesh axis."""
+    """A tensor that must be added up over a mesh axis, because ranks have partial sums."""
 
     is_mean: bool
     """Whether the sum is divided by the number of ranks."""
@@ -73,9 +73,9 @@ class Agreement:
 class PartComparer:
     """Compares the tensors on ranks with full tensors, one tensor after the other.
 
-    If ranks' values equal parts of the full tensor, they are right, and the comparer remembers this split. If a later tensor
-    could have a remembered split but other values, it is wrong. Without a remembered split the status is unknown, because ranks
-    may split the tensor in a new way.
+    If ranks' values equal parts of the full tensor, they are right, and the comparer remembers this split. If a later tensor's
+    shapes fit a remembered split but its values differ, it is wrong. Without a remembered split the status is unknown, because
+    ranks may split the tensor in a new way.
     """
 
     def __init__(self, task: Task, coordinates: Sequence[RankCoordinate], eps: float) -> None:

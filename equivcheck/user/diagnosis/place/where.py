@@ -50,10 +50,10 @@ class Where:
 
 
 def where_of(diverged: DivergedTraining) -> Where:
-    """Find the first module with wrong values, and describe it.
+    """Find the first module with wrong values, and describe it. The ranks train again to record module tensors.
 
-    Returns an empty `Where` if the update or a reported value differs first, if the repeated run differs elsewhere, or if no
-    single module is first.
+    Returns an empty `Where` if the update or a reported value differs first, or if no single module is first. Also empty if the
+    new run's first difference is not the same.
     """
     if diverged.first.phase not in (Phase.LOSS, Phase.GRADIENT):
         return Where()

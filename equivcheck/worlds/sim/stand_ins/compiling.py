@@ -31,7 +31,7 @@ _put_later: list[Any] = []
 
 
 def place() -> Place:
-    """Return the replacement with which compiled functions raise on a rank.
+    """Return a replacement for a function of torch's compiler. With it, compiled functions raise on a rank.
 
     It replaces the compiler's callback setter if the compiler is already imported, otherwise `torch.compile`.
     """
