@@ -50,7 +50,7 @@ class ObservedRuns:
 
     @cached_property
     def ranks(self) -> tuple[ObservedRun, ...]:
-        """All ranks' runs in `sim`. Empty if they fail."""
+        """Runs of all ranks in a simulated world. Empty if a rank fails."""
         counts = Counter[int]()
         with _counting(counts), warnings.catch_warnings():
             warnings.simplefilter("ignore")

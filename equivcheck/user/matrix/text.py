@@ -31,7 +31,7 @@ def outcome_text(row: LayoutRow) -> str:
 
 
 def numbers(row: LayoutRow) -> dict[str, str]:
-    """Return a row's numbers by column: norm ratio, first loss, collective calls and bytes in a step, and CPU time."""
+    """Return a row's numbers by column: gradient norm ratio, first loss, collective calls and bytes in a step, and CPU time."""
     found = row.measures
     if found is None:
         measured = (NOTHING,) * 4

@@ -70,7 +70,7 @@ def _reduced_in(policy: MixedPrecision) -> ElementType | None:
 def sums_in_parts(task: Task) -> bool:
     """Whether ranks may round partial sums that do not exist on one device.
 
-    Reasons are a mesh axis without data parallelism, and the user's `shard`.
+    They may if the mesh has an axis without data parallelism, or if the user passes `shard`.
     """
     return task.shard is not None or any(size > 1 for name, size in task.mesh if name not in task.data_axes)
 

@@ -29,9 +29,9 @@ Place = Callable[[Piece], tuple[Piece, ...]]
 
 
 def own_slots(slots: Sequence[Slot], tensors: Sequence[torch.Tensor | None], place: Place) -> list[Slot]:
-    """Return a `Slot` for each tensor, such as a gradient: the tensor with its position.
+    """Return a `Slot` for each tensor in `tensors`, such as a parameter's gradient.
 
-    If the tensor has its parameter's placements, this is the parameter's slot.
+    A DTensor with other placements than its parameter gets a new slot. All other tensors get the slots of their parameters.
     """
     own = list(slots)
     for index, (slot, tensor) in enumerate(zip(slots, tensors, strict=True)):

@@ -113,7 +113,7 @@ def prepare_rank_thread() -> None:
 def keep_device_guard() -> None:
     """Create the CUDA device guard that fake tensors use, in the calling thread.
 
-    If a rank thread created it, it would be freed when this thread ends.
+    If a rank thread created the guard, the guard would be freed when the rank thread ends.
     """
     if is_torch_in(GUARD_OF_ONE_THREAD):
         torch._C._ensureCUDADeviceGuardSet()

@@ -141,7 +141,10 @@ _DIMS = (1, 0)
 
 
 def wrong_positions(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield a mistake: gradients are not summed over positions. Each axis whose ranks have the same rows is tried."""
+    """Yield mistakes: ranks split a dim such as the positions, but do not sum gradients over their parts.
+
+    Each axis whose ranks have the same rows is tried.
+    """
     names = tuple(name for name in wrong_elements(diverged, Phase.GRADIENT) if name in diverged.updated)
     for axis in diverged.same_row_axes:
         for dim in _DIMS if names else ():
