@@ -36,6 +36,7 @@ from equivcheck.scenario import (
     Model,
     Norm,
     Parallelism,
+    Pipeline,
     Scenario,
     ShardingStrategy,
     Split,
@@ -111,7 +112,8 @@ def test_drawn_token_models_equal_one_device(layout: str) -> None:
         predictions.append(not verdict.unmodelled)
 
     equivalent()
-    assert sum(predictions) > LEAST_PREDICTED * len(predictions)
+    if Pipeline.tag not in layout:  # calls of layers inside stages are never predicted
+        assert sum(predictions) > LEAST_PREDICTED * len(predictions)
 
 
 HALVES = [

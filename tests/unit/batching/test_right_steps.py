@@ -13,7 +13,7 @@ NORMALISERS = {
     "tokens, packed": "mean over the counted tokens of all microbatches",
     "sequences": "mean over the examples (each the mean over its tokens) of all microbatches",
     "sum": "sum over the counted tokens",
-    "weighted rows": "weighted",
+    "weighted rows": "its weight from the batch",
     "DPO": "mean over the examples of all microbatches",
     "completions": "mean over the labels before the shift of all microbatches",
 }
