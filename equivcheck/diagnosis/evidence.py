@@ -225,8 +225,8 @@ class Evidence(ComparedRanks, ABC):
     def ratio(self, names: Sequence[str], phase: Phase) -> float | None:
         """Return the ratio of the ranks' values to the expected values, if all elements in the tensors `names` share it.
 
-        None otherwise, or if the ratio is 1. A ratio close to n or 1/n is rounded to it. With one element, only a ratio n or 1/n
-        counts.
+        None otherwise, or if the ratio is 1. A ratio close to n or 1/n, for a whole number n, is rounded to it. If there is only
+        one element, all other ratios give None.
         """
         found, expected = self.found_values(self.first.step, phase), self.expected_values(self.first.step, phase)
         ratios = [

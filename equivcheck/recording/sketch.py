@@ -94,9 +94,10 @@ EMPTY = Sketch(sums=np.zeros(NUM_SUMS), squares=0.0, minimum=math.inf, maximum=-
 
 
 def sketch_parts(parts: Sequence[tuple[Piece, torch.Tensor]]) -> list[Sketch]:
-    """Return the sketch of each local tensor. All are on one device, and each has its position in a full tensor.
+    """Return a sketch of each local tensor: random sums of its values in float64, and their squares and extremes.
 
-    All sums are in float64. The results are copied from the device together, however many tensors there are.
+    `parts` holds each tensor with its position in the full tensor. All tensors must be on one device, because one copy from the
+    device fetches all results.
     """
     order: list[int] = []
     tables = []

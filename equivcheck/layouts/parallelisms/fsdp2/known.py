@@ -53,9 +53,9 @@ def sums_norms_of_shards(scenario: Scenario) -> bool:
 
 @show
 def off_by_epsilons(scenario: Scenario, divergence: Divergence) -> bool:
-    """Whether the clipped value's error is as small as the epsilon in `clip_grad_norm_` allows.
+    """Whether the epsilon in `clip_grad_norm_` can explain the clipped value's error.
 
-    The largest relative error is this epsilon, divided by `max_norm` and multiplied by the number of ranks.
+    If so, the relative error is at most the epsilon, divided by `max_norm` and multiplied by the number of ranks.
     """
     clipping, expected = scenario.training.clipping, float(divergence.expected)
     assert isinstance(clipping, ClipNorm), clipping

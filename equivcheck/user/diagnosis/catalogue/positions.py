@@ -41,7 +41,7 @@ def restarted_positions(diverged: DivergedTraining, _facts: StepFacts) -> Iterat
 
 
 def losses_of_parts(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield a mistake: each rank divides the loss by its own number of labels, or ignores the last label in its part."""
+    """Yield two possible mistakes: each rank divides its loss by its own number of labels, or ignores its last label."""
     for axis in diverged.same_row_axes:
         count, where = diverged.size((axis,)), diverged.ranks_text((axis,))
         words = f"each of {where} divides its loss by its own number of labels, and the results are averaged"
