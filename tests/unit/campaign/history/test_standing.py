@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import date, timedelta
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,13 @@ from equivcheck.errors import UsageError
 from unit.campaign import fakes
 from unit.campaign.history.runs import MARK, nights, run
 
-TODAY = datetime.now(UTC).date()
+TODAY = date(2030, 5, 17)
+
+
+@pytest.fixture(autouse=True)
+def _one_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no midnight fall between two lines of a test."""
+    monkeypatch.setattr("equivcheck.campaign.history.standing._today", lambda: TODAY)
 
 
 def only(history: History) -> Record:
