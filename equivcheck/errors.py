@@ -20,7 +20,7 @@ class UsageError(EquivCheckError, ValueError):
 def unknown_name(kind: str, name: str, names: Iterable[str]) -> UsageError:
     """Return the error for a name that does not exist. It suggests similar names first, then lists all.
 
-    `kind` says in the message what is named, such as ``layout``.
+    `kind` is the noun before the name in the message, such as ``layout``.
     """
     allowed = tuple(names)
     hint = did_you_mean(name, allowed)

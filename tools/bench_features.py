@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import random
 import resource
+import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -78,7 +79,7 @@ def measure(drawn: Sequence[Scenario], seed: int) -> list[Pair]:
         processes: list[Executor] = [
             stack.enter_context(ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))) for _ in range(2)
         ]
-        for scenario in drawn:
+        for scenario in stack.enter_context(click.progressbar(drawn, label="checks", file=sys.stderr)):
             seconds = [0.0, 0.0]
             for place in order.sample(range(2), 2):
                 checked = without_features(scenario) if place else scenario

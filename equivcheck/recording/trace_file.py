@@ -128,7 +128,7 @@ def _encoded(sketches: Sequence[Sketch]) -> str:
 def _decoded(text: str, count: int) -> list[Sketch]:
     numbers = np.frombuffer(base64.b64decode(text, validate=True), dtype="<f8")
     if len(numbers) != count * (NUM_SUMS + 3):
-        raise ValueError(f"{count} sketches have {len(numbers)} numbers in total, instead of {NUM_SUMS + 3} each")
+        raise ValueError(f"expected {count * (NUM_SUMS + 3)} numbers for {count} sketches, but found {len(numbers)} numbers")
     return sketches_in(numbers.reshape(count, NUM_SUMS + 3))
 
 

@@ -208,4 +208,4 @@ def _loss_value(value: Any) -> float | None:
         return value
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return scalar_value(value)
-    raise invalid("step", f"it returned {value!r:.100}", "the loss as a tensor with one element or a number, a dict, or None")
+    raise invalid("step", f"it returned {value!r:.100}", "the loss (a number, or a tensor with one element), a dict, or None")

@@ -63,9 +63,7 @@ class EmulatedRanks(ABC):
         """Function called with each new learning-rate schedule."""
         self.before_step: list[Event] = []
         self.between_microbatches: list[Event] = []
-        """Functions called after each backward pass in a step, except the last."""
-        self.updates_between = False
-        """Whether the optimizer also steps between microbatches, with gradients that no trace has."""
+        """Functions called after each backward pass in a step, except the last. They update, with gradients that no trace has."""
         self.after_backward: list[Event] = []
         """Function called after the last backward pass in a step, before clipping."""
         self.after_clipping: list[Event] = []

@@ -65,7 +65,6 @@ def _step_in_microbatches(ranks: EmulatedRanks, *, zeroes: bool, weights: Sequen
                 each.zero_grad()
 
     ranks.multiply_gradients(lambda _name, microbatch, _step: weights[microbatch])
-    ranks.updates_between = True
     ranks.between_microbatches.append(update)
 
 

@@ -66,7 +66,7 @@ class OperationTask:
 
 
 def invalid(argument: str, why: str, expected: str) -> UsageError:
-    """Return the error for an invalid argument to `check_operation`, with the reason and what was expected."""
+    """Return the error for an invalid argument to `check_operation`, with the reason and the expected form."""
     return UsageError(f"check_operation: {argument} is not valid: {why}. Expected {expected}")
 
 

@@ -41,7 +41,7 @@ LONGEST = 300
 
 
 def refusal(error: BaseException) -> str | None:
-    """Return the error as one line if it clearly says what is not supported; None for any other error."""
+    """Return the error as one line if it clearly names an unsupported use; None for any other error."""
     text = f"{type(error).__name__}: {error}{causes(error)}"
     if "CallRefused" in text:  # a simulated collective refused the call, and DTensor should not have called it
         return None

@@ -180,7 +180,7 @@ def _moves(source: Source, target: str, names: Sequence[str | None], shapes: Map
     own = [swap_last_dims(shapes[name]) if source.is_transposed and len(shapes[name]) > 1 else shapes[name] for name in present]
     dims = {len(shape) for shape in own}
     if len(dims) > 1 or not -min(dims) <= source.dim < min(dims):
-        raise refuse(f"shapes {', '.join(map(str, own))} do not have equally many dims, or no dim {source.dim}")
+        raise refuse(f"shapes {', '.join(map(str, own))} have no dim {source.dim}, or differ in their number of dims")
     dim = source.dim % min(dims)
     if len({(*shape[:dim], *shape[dim + 1 :]) for shape in own}) > 1:
         raise refuse(f"shapes {', '.join(map(str, own))} differ along other dims than {dim}")

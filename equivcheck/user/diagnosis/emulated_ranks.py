@@ -138,7 +138,7 @@ class EmulatedUserRanks(EmulatedRanks):
     def _begin_update(self, rank: int, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
         has_closure = any(map(callable, (*arguments[1:], *keywords.values())))
         self.num_updates[rank] += math.nan if has_closure or len(self.each_optimizer(rank)) > 1 else 1.0
-        if not (self.task.reads_unclipped or self.updates_between):
+        if not (self.task.reads_unclipped or self.between_microbatches):
             self._check(rank, self._step[rank], Phase.GRADIENT, self.gradients(rank))
         self._call_events(self.before_update, rank)
 

@@ -1,6 +1,6 @@
 """A gloo world's processes, and runs on them.
 
-In each run, every rank gets the same request and sends an answer. If the run fails, the failure says what each rank did.
+In each run, every rank gets the same request and sends an answer. If the run fails, the failure has a report for each rank.
 """
 
 from __future__ import annotations

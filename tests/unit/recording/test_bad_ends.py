@@ -159,7 +159,9 @@ def test_two_jobs_do_not_share_a_folder(tmp_path: Path, capsys: pytest.CaptureFi
     train(tmp_path, 2, lambda: None)
     assert (tmp_path / "rank0.ecr").read_bytes() == before
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"equivcheck: recording ended at step 0: file {tmp_path / 'rank0.ecr'} is not valid")
+    assert line.startswith(
+        f"equivcheck: recording ended at step 0: file {tmp_path / 'rank0.ecr'} is not valid: it already exists"
+    )
 
 
 @pytest.mark.parametrize(

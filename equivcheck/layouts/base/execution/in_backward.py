@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
@@ -29,7 +29,7 @@ def update_in_backward(setup: Setup) -> None:
     setup.update = _skip_gradients(setup)
 
 
-def _skip_gradients(setup: Setup) -> Any:
+def _skip_gradients(setup: Setup) -> Callable[[torch.optim.Optimizer], None]:
     """Return an update that changes no parameter, because the hooks have updated them."""
     inner = setup.update
 

@@ -44,7 +44,7 @@ def distribute_rows(draft: Draft, mesh: str) -> None:
 
 
 def define_beside(draft: Draft) -> None:
-    """Define the function ``beside`` in the script: it makes a tensor a replicated DTensor if the other operand is a DTensor."""
+    """Write the script's function ``beside``: it makes a tensor a replicated DTensor if the other operand is a DTensor."""
     draft.need("torch.distributed.tensor", "DTensor", "Replicate")
     draft.definitions.insert(0, list(_BESIDE))
 

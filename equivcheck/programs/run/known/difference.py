@@ -36,7 +36,7 @@ class KnownDifference:
     torch: str
     """torch versions with the error, as a PEP 440 specifier."""
     shows: Mapping[str, str]
-    """For each torch version, what the smallest program with the error did over gloo. Oldest version first.
+    """For each torch version, the result of the smallest program with the error over gloo. Oldest version first.
 
     Each is one of `SHOWING`, or right, refused, "wrong otherwise" or "raises otherwise".
     """

@@ -130,7 +130,7 @@ def test_a_name_map_of_another_form_is_refused(names: Any, text: str) -> None:
         ({"n.a": "c", "n.*": "*"}, "'a' and 'c' would both be 'n.a'"),
         ({"q": {"parts": ["a", "none"]}}, "the model has 'a', but no tensor 'none'"),
         ({"q": {"parts": ["a", "c"], "dim": 1}}, "shapes (4, 3), (2, 3) differ along other dims than 1"),
-        ({"q": {"parts": ["a", "b"]}}, "shapes (4, 3), (3,) do not have equally many dims, or no dim 0"),
+        ({"q": {"parts": ["a", "b"]}}, "shapes (4, 3), (3,) have no dim 0, or differ in their number of dims"),
         ({"q": {"parts": ["a", "c"], "groups": 4}}, "shapes (4, 3), (2, 3) have no 4 equal groups along dim 0"),
         ({"q": {"name": "b", "transpose": True}}, "shape (3,) cannot be transposed"),
     ],
