@@ -25,7 +25,7 @@ _STYLES = {
 
 
 def print_standings(console: Console, records: Sequence[Record], fails: Callable[[Record], bool]) -> None:
-    """Print a line with counts, then three lines for each finding.
+    """Print how many findings have each standing, such as "new", then three lines for each finding.
 
     Findings that make a campaign fail are marked and come first.
     """
@@ -54,7 +54,10 @@ def _lines(record: Record, fails: bool) -> Iterator[Text]:
 
 
 def where_seen(sighting: Sighting) -> str:
-    """Describe the campaign in which a finding was seen: ``2026-01-31 with torch 2.14.0 (1a2b3c4d) at 9f8e7d6c``."""
+    """Describe the campaign in which a finding was seen, with the commits of torch and of the user's repository.
+
+    Example: ``2026-01-31 with torch 2.14.0 (1a2b3c4d) at 9f8e7d6c``.
+    """
     built = f" ({sighting.torch_commit[:8]})" if sighting.torch_commit else ""
     at = f" at {sighting.revision[:8]}" if sighting.revision else ""
     return f"{sighting.began[:10]} with torch {sighting.torch}{built}{at}"

@@ -13,7 +13,7 @@ from equivcheck.scenario.file_format.codec import encode
 
 
 def print_sweep(console: Console, found: SweepResult, coverage: Sequence[Coverage] = ()) -> None:
-    """Print a sweep's counts, then a paragraph for each group of programs with the same result."""
+    """Print a sweep's coverage and counts, then a paragraph for each group of programs with the same result."""
     for part in coverage:
         console.print(f"{part.name}: {part.num_covered:,} covered, {part.num_left:,} left")
     counts = ", ".join(f"{number:,} {outcome.value}" for outcome, number in found.outcomes.most_common())

@@ -11,7 +11,7 @@ from pathlib import Path
 def own_command(*arguments: str) -> str:
     """Return a command for the reader's shell, such as ``equivcheck replay 1a2b3c``.
 
-    Under tox, it has the program's path, because tox's environment is not on the reader's PATH.
+    Under tox, the command contains the program's path, because tox's environment is not on the reader's PATH.
     """
     return shlex.join([_program(), *arguments])
 

@@ -12,7 +12,7 @@ from typing import Protocol
 class Checkable(Protocol):
     """Protocol for cases, such as scenarios and tensor programs.
 
-    A case is frozen, can be checked, and reproduces a failure by itself.
+    A case is immutable and can be checked. It contains everything that is needed to reproduce a failure.
     """
 
     @property

@@ -29,7 +29,7 @@ class ClipNorm:
 
 @frozen_dataclass
 class ClipValue:
-    """Clamp each gradient element, like `torch.nn.utils.clip_grad_value_`."""
+    """Clamp each gradient element to at most `clip_value` in absolute value, like `torch.nn.utils.clip_grad_value_`."""
 
     clip_value: float = 0.1
     """Largest absolute value that stays unclamped, above 0."""

@@ -12,7 +12,7 @@ from equivcheck.system.choice import PrintableEnum
 class Compile(PrintableEnum):
     """Backend for `torch.compile`. The model is compiled after the layout has wrapped it.
 
-    The backward graph is compiled ahead of time.
+    Both backends use AOTAutograd, so they also compile the backward graph.
     """
 
     NONE = "none"
@@ -21,7 +21,10 @@ class Compile(PrintableEnum):
 
 
 class Checkpointing(PrintableEnum):
-    """Layers with activation checkpointing. Such a layer keeps no activations and runs its forward again during backward."""
+    """Layers to which activation checkpointing applies.
+
+    Such a layer keeps no activations and runs its forward again during backward.
+    """
 
     NONE = "none"
     ODD_LAYERS = "odd_layers"

@@ -57,7 +57,7 @@ class Layout:
         )
 
     def of(self, *kinds: type[P]) -> tuple[P, ...]:
-        """Parallelisms in this layout that are instances of the given classes, innermost first."""
+        """Parallelisms in this layout that are instances of the given classes, innermost first as in `parallelisms`."""
         return tuple(parallelism for parallelism in self.parallelisms if isinstance(parallelism, kinds))
 
     def has(self, *kinds: type[Parallelism]) -> bool:

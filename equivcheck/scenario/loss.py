@@ -56,7 +56,7 @@ class Normaliser(PrintableEnum):
 class CrossEntropy:
     """Cross-entropy over all labels in a step, divided by the number of labels or rows that are not ignored.
 
-    The divisor covers all microbatches and ranks, so it is known before the first forward.
+    All microbatches and ranks use the same divisor. It is computed from all labels in the step, before the first forward.
     """
 
     tag: ClassVar[str] = "cross_entropy"

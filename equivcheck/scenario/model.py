@@ -112,13 +112,16 @@ class Model:
 
     @property
     def has_matrices_only(self) -> bool:
-        """Whether all parameters have exactly two dims: no bias, norm or scale."""
+        """Whether all parameters have exactly two dims.
+
+        False if the model has biases, norms, stacked experts or an output scale.
+        """
         head = self.head is None or not (self.head.bias or self.head.norm)
         return not self.scale and head and all(layer.has_matrices_only for layer in self.layers)
 
     @property
     def predicts_two(self) -> bool:
-        """Whether the outputs have a dim for two predictions before the features."""
+        """Whether the head makes two predictions. Outputs then have a dim with size 2 before the last dim."""
         return self.head is not None and self.head.predicts_two
 
     @property

@@ -24,7 +24,7 @@ def option(*, default: T, limits: bool = True, calls: bool = True) -> T:
         limits: False if no documented restriction depends on the option.
         calls: False if the collectives that a run should call do not depend on the option.
 
-    `tests/unit/test_options.py` compares both flags with the modules that read the field.
+    `tests/unit/test_options.py` fails if a flag does not agree with the modules that read the field.
     """
     found: T = field(default=default, metadata={"limits": limits, "calls": calls})
     return found
@@ -84,21 +84,21 @@ def short_repr(value: object) -> str:
 
 
 def require_between(noun: object, field: str, low: float, high: float) -> None:
-    """Raise `InvalidScenario` if a number is outside ``[low, high]`` or NaN."""
+    """Raise `InvalidScenario` if the number in `field` is outside ``[low, high]`` or NaN."""
     value: Any = getattr(noun, field)
     if not low <= value <= high:
         raise invalid_field(noun, field, f"{low} to {high}")
 
 
 def require_positive(noun: object, *names: str) -> None:
-    """Raise `InvalidScenario` if a number is not finite or not above zero."""
+    """Raise `InvalidScenario` if a field in `names` is not finite or not above zero."""
     for name in names:
         if not (math.isfinite(getattr(noun, name)) and getattr(noun, name) > 0):
             raise invalid_field(noun, name, "a finite number above 0")
 
 
 def require_not_negative(noun: object, *names: str) -> None:
-    """Raise `InvalidScenario` if a number is not finite or is negative."""
+    """Raise `InvalidScenario` if a field in `names` is not finite or is negative."""
     for name in names:
         if not (math.isfinite(getattr(noun, name)) and getattr(noun, name) >= 0):
             raise invalid_field(noun, name, "a finite number of at least 0")

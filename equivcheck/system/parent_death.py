@@ -23,10 +23,9 @@ def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 
 
 def code_to_end_with_parent(number: int = signal.SIGKILL) -> str:
-    """Return Python code for a new interpreter.
+    """Return Python code that a new interpreter runs first.
 
-    An interpreter that runs this code first gets the signal `number` when the thread that called this function ends. It can
-    cancel this with `outlive_parent`.
+    The interpreter then gets the signal `number` when the thread that started it ends. It can cancel this with `outlive_parent`.
     """
     return f"from equivcheck.system.parent_death import end_with_parent; end_with_parent({os.getpid()}, {int(number)})"
 

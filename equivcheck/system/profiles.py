@@ -16,8 +16,8 @@ def register_profiles(prefix: str = PREFIX) -> None:
     """Register three Hypothesis profiles whose names begin with `prefix`: `ci`, `dev` and `nightly`.
 
     `ci` runs fixed examples without a database, `dev` runs few examples, and `nightly` runs many with a database. `ci` inherits
-    from Hypothesis's `ci`, the other profiles from its default, so changes to these two profiles apply. No profile has a deadline
-    because a check takes as long as its ranks need.
+    from Hypothesis's profile `ci`, and the others from its profile `default`, so they follow changes to these. No profile has a
+    deadline because a check takes as long as its ranks need.
     """
     # Not above: Hypothesis imports this module while it is being imported itself.
     from hypothesis import settings

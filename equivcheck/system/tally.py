@@ -16,7 +16,7 @@ _checked: Counter[TallyRow] = Counter()
 def record_check(layout: str, world: str, outcome: str) -> None:
     """Count one check of a layout (named as in `Layout.name`) in a world.
 
-    `outcome` is the outcome's value in JSON, or `IN_PART` if the check is equivalent but later steps are undecided.
+    `outcome` is the outcome's value in JSON, or `IN_PART` if the outcome is EQUIVALENT but later steps are undecided.
     """
     _checked[layout, world, outcome] += 1
 

@@ -16,7 +16,7 @@ OLDEST = Version("2.9")
 
 
 def installed_torch() -> Version:
-    """Return the version of the installed torch. A nightly build counts as its next release.
+    """Return the version of the installed torch. A nightly build before a release counts as that release.
 
     The version is read from package metadata, because importing torch is slow.
     """

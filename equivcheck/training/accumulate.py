@@ -30,7 +30,8 @@ def accumulate(setup: Setup, microbatches: Sequence[Batch], index: int) -> float
 def microbatch_loss(setup: Setup, batch: Batch, index: int, rows: int) -> torch.Tensor:
     """Run forward for a microbatch, or this rank's part of it, and return the scaled loss.
 
-    `rows` is the size of the full microbatch. The sum over microbatches, averaged over ranks, is the loss of step `index`.
+    `rows` is the size of the full microbatch. These losses, added up over microbatches and averaged over ranks, give the loss of
+    step `index`.
     """
     training = setup.training
     with setup.forward_context():

@@ -26,10 +26,10 @@ def routing_loads(model: nn.Module) -> list[RoutingLoad]:
 
 
 def counts_of_microbatch(model: nn.Module, counts: Counts, batch: Batch, index: int) -> Counts:
-    """Return the tokens per expert in each layer, over the full microbatch.
+    """Return the number of tokens for each expert in each layer, over the full microbatch.
 
-    `counts` contains the numbers for `batch`. If `batch` is only this rank's part of a microbatch, the router runs again on the
-    full microbatch, at step `index`.
+    `counts` contains these numbers for `batch`. If `batch` is only this rank's part of a microbatch, the full microbatch is
+    routed again, as in step `index`.
     """
     return counts if batch.whole is None else routing_counts(model, batch.whole, index)
 
@@ -45,7 +45,8 @@ def routing_counts(model: nn.Module, batch: Batch, index: int) -> Counts:
 def balance_loss(loads: Sequence[RoutingLoad], counts: Counts, positions: int) -> torch.Tensor:
     """Add up all layers' load-balancing losses.
 
-    `loads` contains the routing statistics for this rank's rows. `counts` and `positions` belong to the whole microbatch.
+    `loads` contains the routing statistics for this rank's rows. `counts` are the tokens per expert, and `positions` the number
+    of positions, in the full microbatch.
     """
     return torch.stack(list(_losses(loads, counts))).sum() / positions
 

@@ -61,7 +61,7 @@ def clip_to_norm(parameters: list[torch.Tensor], clipping: ClipNorm, norm: torch
 
 
 def clip_by_value(parameters: list[torch.Tensor], clipping: ClipValue) -> None:
-    """Clip each gradient element, also if some parameters are plain tensors or on other meshes."""
+    """Clamp each gradient element to the limit in `clipping`, also if some parameters are plain tensors or on other meshes."""
     kinds = _kinds(parameters)
     for kind in kinds:
         # It raises if no parameter has a gradient. That is an error only if no other kind has one either.

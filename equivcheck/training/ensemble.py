@@ -60,7 +60,7 @@ class EnsembleStep:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class EnsembleTrace:
-    """Values from a whole run for all model copies. Buffers are left out, because they do not depend on values."""
+    """Values from a whole run for all model copies. Buffers are left out, because they do not depend on parameters or data."""
 
     steps: tuple[EnsembleStep, ...]
     """One entry for each training step."""
@@ -70,9 +70,9 @@ class EnsembleTrace:
     """Optimizer state, shape (copies, elements of all state tensors). Scalars such as step counts are repeated for each copy."""
 
     def moments(self) -> Iterator[Array | None]:
-        """Yield all copies' values at each moment in a trace, in the same order as the function `moments`.
+        """Yield all copies' values for each moment that the function `moments` returns for a trace, in the same order.
 
-        None stands for the buffers.
+        The last value is None, because buffers are not recorded.
         """
         for step in self.steps:
             yield step.loss[:, None]

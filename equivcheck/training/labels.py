@@ -60,7 +60,8 @@ def row_weights(rows: int) -> torch.Tensor:
 def label_weights(loss: CrossEntropy, classes: int, labels: torch.Tensor) -> torch.Tensor:
     """Return each label's weight in the shape of `labels`: its row's weight, or 1 if rows have no weights.
 
-    For a mean per sequence, it is divided by the sequence's number of counted labels, or by their total class weight.
+    For a mean per sequence, each weight is divided by the number of counted labels in its sequence, or by their total class
+    weight.
     """
     rows = row_weights(len(labels)) if loss.row_weights else torch.ones(len(labels), dtype=torch.float64)
     if loss.per is Normaliser.SEQUENCE:
@@ -79,10 +80,10 @@ def labels_two_ahead(labels: torch.Tensor, borders: torch.Tensor) -> torch.Tenso
 
 
 def weigh_predictions(loss: CrossEntropy, classes: int, labels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the label weights for two predictions. There is a tensor with shape (rows, length, 2) for each microbatch.
+    """Return the label weights for the head's two predictions: a tensor with shape (rows, length, 2) for each microbatch.
 
-    Unless the loss is a sum, both predictions have the same total weight in a step. To this end, the second one's weights are
-    scaled.
+    Unless the loss is a sum, the second prediction's weights are scaled, so that both predictions have the same total weight in a
+    step.
     """
     weights = [torch.stack([label_weights(loss, classes, each) for each in batch.unbind(-1)], -1) for batch in labels]
     if not loss.summed:
@@ -95,9 +96,9 @@ def weigh_predictions(loss: CrossEntropy, classes: int, labels: Sequence[torch.T
 
 
 def count_labels(loss: CrossEntropy, classes: int, targets: torch.Tensor) -> float:
-    """Return the number by which the loss is divided: the sum of the labels' weights.
+    """Return the number by which the loss is divided: a sum over all labels that are not ignored.
 
-    A label's weight is its class weight, times its own weight if it has one.
+    Each label adds the weight of its class, multiplied by its own weight if `targets` has weights. Without any weights it adds 1.
     """
     counts, weights = _class_weights_of(loss, classes, labels_of(targets)), weights_of(targets)
     return float((counts if weights is None else counts * weights).sum())

@@ -93,7 +93,10 @@ class MLP(nn.Module):
         return values
 
     def embed(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Replace tokens by their token and position embeddings, added. Other inputs are returned unchanged."""
+        """Replace each token by its embedding, plus its position's embedding if the model has any.
+
+        Return other inputs unchanged.
+        """
         if self.embedding is None:
             return inputs
         values: torch.Tensor = self.embedding(inputs)

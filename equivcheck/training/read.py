@@ -45,7 +45,7 @@ def canonical_name(name: str) -> str:
 
 
 def default_slots(model: nn.Module) -> tuple[Slot, ...]:
-    """Return a `Slot` for each distinct parameter in a model, with the elements that this rank has."""
+    """Return a `Slot` for each distinct parameter in a model: the parameter, and the positions of this rank's elements."""
     return tuple(
         Slot(parameter=parameter, pieces=(piece_of(canonical_name(name), parameter),))
         for name, parameter in model.named_parameters()
@@ -145,7 +145,7 @@ def local_values(tensor: torch.Tensor) -> torch.Tensor:
 def redistribute_like(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """Redistribute a parameter's gradient or optimizer state to the parameter's placements. This is a collective call.
 
-    Sharding propagation may give a gradient other placements. Momentum has the gradient's placements. Plain tensors, and
+    Sharding propagation may give a gradient other placements, and momentum then has the gradient's placements. Plain tensors, and
     tensors with another shape or mesh, are returned unchanged.
     """
     if not (isinstance(parameter, DTensor) and isinstance(tensor, DTensor)):
@@ -160,7 +160,7 @@ def redistribute_like(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Te
 def snapshot(slots: Sequence[Slot], pieces: tuple[Piece, ...], tensors: Iterable[torch.Tensor | None]) -> Snapshot:
     """Copy the local values of `tensors`, which has one tensor for each `Slot`, such as the slot's parameter or its gradient.
 
-    `pieces` are the pieces of all slots, in order.
+    A missing tensor is None. `pieces` contains the pieces from all `slots`, in the same order.
     """
     present: list[bool] = []
     fits: list[bool] = []
@@ -182,7 +182,7 @@ def snapshot(slots: Sequence[Slot], pieces: tuple[Piece, ...], tensors: Iterable
 
 
 def full_snapshot(slots: Sequence[Slot], tensors: Iterable[torch.Tensor | None]) -> Snapshot:
-    """Call `full_tensor()` on each DTensor in `tensors` that exists on all ranks, and copy its values.
+    """Call `full_tensor()` on each DTensor in `tensors`, unless it is missing on another rank, and copy its values.
 
     `full_tensor()` is a collective, so it would hang if the tensor were missing on a rank. Packed parameters are left out,
     because each contains several weights.
@@ -224,7 +224,10 @@ def state_snapshot(state: State, slots: Sequence[Slot]) -> Snapshot:
 
 
 def state_slots(state: State, slots: Sequence[Slot]) -> list[tuple[Slot, torch.Tensor]]:
-    """Return each tensor in the optimizer state with a `Slot`. The pieces in this slot are named ``parameter/key``."""
+    """Return each tensor in the optimizer state, paired with a `Slot` for its position.
+
+    Its pieces are named ``parameter/key``.
+    """
     found: list[tuple[Slot, torch.Tensor]] = []
     for slot in slots:
         for key, value in state.get(slot.parameter, {}).items():

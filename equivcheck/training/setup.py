@@ -116,6 +116,7 @@ class Setup:
     def module(self) -> nn.Module:
         """Module with all of this rank's parameters.
 
-        It is the model if the rank calls pipeline stages, otherwise the module that the rank calls.
+        If the rank calls its pipeline stages one by one, it is the model with these stages. Otherwise it is the only module that
+        the rank calls.
         """
         return self.model if self.has_stages else self.parts[0]

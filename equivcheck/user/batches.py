@@ -43,7 +43,7 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
 
 
 def convert_batch(batch: Any, dtype: torch.dtype | None) -> Any:
-    """Copy a batch, with floating-point and complex tensors converted to `dtype`. None changes no type."""
+    """Copy a batch. Floating-point and complex tensors get the precision of `dtype`; None changes no type."""
     return map_tensors(batch, lambda tensor: convert_tensor(tensor, dtype))
 
 

@@ -59,7 +59,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     """Check whether a parallel training computes the same losses, gradients and parameters as one device.
 
     The training runs on one device and on all ranks. Further runs on one device measure the tolerance. The verdict compares
-    every step with its buffers, then optimizer state::
+    each step's values and buffers, then the final optimizer state::
 
         verdict = check_training(
             model=lambda: nn.Linear(4, 2),
@@ -74,7 +74,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     A rank that fails is a verdict, not an exception. An exception in the single-device run is raised unchanged. In world
     ``torchrun`` every process calls this function: rank 0 sends its arguments to all, and all return its verdict.
 
-    :param model: A function that builds the same model at each call, or a module, copied.
+    :param model: A function that builds the same model at each call, or a module. Each run trains a copy of the module.
     :param parallelize: Called on each rank as ``parallelize(model, mesh)``. Returns the module to train, or None if it changes
         the model in place. Required, unless you pass a `trainer`.
     :param mesh: Axis names and sizes, outermost first.
@@ -106,9 +106,9 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
         ranks split each component of a fused dim, add the number of components, ``(dim, axis, 3)``, or their sizes.
     :param dtype: Model and batches are converted to this type. None leaves them unchanged.
     :param precision: Low precision that ranks use. One device then rounds at the same points. Pass a `MixedPrecision` for an FSDP
-        policy, or a `LowPrecision` for autocast. Autocast needs `dtype=torch.float32` or None. It is applied here, unless you
-        pass `step`.
-    :param keep_dtype: If the model's code casts to float32, cast to float64 instead, on one device and on ranks.
+        policy, or a `LowPrecision` for autocast. Autocast needs `dtype=torch.float32` or None. If you pass `step`, it must enter
+        autocast itself.
+    :param keep_dtype: If the model's code casts to float32, replace this by a cast to float64, on one device and on ranks.
     :param dropout_masks: Draw the masks of `torch.nn.Dropout` (1d, 2d, 3d) for all rows, and give each rank its part.
     :param resume: A `Restart`: ranks save a checkpoint, start again, load it and train on.
     :param batch_splits: If True, check again with up to eight other splits of the batches over data ranks, such as 1 and n - 1

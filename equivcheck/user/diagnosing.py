@@ -135,9 +135,9 @@ def _unshared(task: Task) -> Task:
 
 
 def diagnosis_of(hint: str, task: Task, values: Values) -> UserDiagnosis:
-    """Diagnose a training: find the mistake, or a hint if no known mistake fits, and the first wrong module.
+    """Diagnose a training: find the user's mistake and the first wrong module, and run the spmd_types type checker.
 
-    Also run the spmd_types type checker. `hint` is a possible explanation that was found before the diagnosis.
+    If no known mistake fits, the result has a hint instead. `hint` is a possible explanation that was found before the diagnosis.
     """
     # Imported here because most trainings are right.
     from equivcheck.user.diagnosis.diverged import diverged_training

@@ -217,7 +217,10 @@ class UserCase:
 
     @property
     def confirming_reference(self) -> Reference:
-        """Reference that confirms a divergence: more runs measure its noise. Tensors that ranks do not have are left out."""
+        """Reference for confirming a divergence: its noise is measured with more runs.
+
+        Tensors that ranks do not have are left out.
+        """
         return self.judge_case().confirming_reference()
 
     def hint(self, first: Divergence) -> str:

@@ -64,7 +64,7 @@ def process_trace(task: Task, part: Part = WHOLE) -> UserTrace:
 
 
 def rank_reader(task: Task, names: TensorNames, module: nn.Module, mesh: DeviceMesh) -> Reader:
-    """Return a reader for this rank's tensors. Raises `UsageError` if `cuts`, which shard plain tensors, do not fit the model."""
+    """Return a reader for this rank's tensors. Raises `UsageError` if the user's argument `cuts` does not fit the model."""
     parts = None if task.cuts is None else ShardBoxes(task.cuts, names.shapes, mesh)
     return Reader(names, module, task.full_tensors, parts)
 

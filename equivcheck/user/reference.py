@@ -64,13 +64,16 @@ class SingleDeviceRun:
         return trace_of(self.task, seed=seed, model=model, batches=batches)
 
     def reference(self) -> Reference:
-        """Return the quick reference, whose noise is measured with only a few perturbed copies of the run."""
+        """Return the reference for a first comparison.
+
+        It is quick, because only a few perturbed copies of the run measure its noise.
+        """
         return self._reference(NUM_PERTURBATIONS, None)
 
     def confirming_reference(self, parts: Trace | None) -> Reference:
-        """Return the reference that confirms a divergence. Many perturbed copies of the run measure its noise.
+        """Return the reference for confirming a divergence. Many perturbed copies of the run measure its noise.
 
-        If `parts` is given, it is the trace of a further run that counts for the noise, too.
+        `parts` is the trace from `parts()`; if it is not None, its differences count as noise, too.
         """
         return self._reference(NUM_PERTURBATIONS + NUM_CONFIRMATIONS, parts)
 
@@ -110,8 +113,8 @@ def reference_from(
 ) -> Reference:
     """Return a reference with tolerances. Its noise is the spread of `copies`, in units of `eps`.
 
-    `others` are further runs of the same training. If a value's noise exceeds `limit`, the check cannot decide about this
-    value. By default `limit` is half of the digits.
+    `others` are further runs of the same training. If a value's noise exceeds `limit`, the check cannot decide about this value.
+    The limit is relative; by default it is the square root of `eps`, half of the digits.
     """
     limit, groups = float(np.sqrt(eps)) if limit is None else limit, same_loss_ranks(task)
     before, groups = (groups, same_loss_ranks(second_part(task))) if task.resume is not None else ((), groups)
@@ -128,7 +131,7 @@ def reference_from(
 
 
 def far_moment(reference: Reference, trace: Trace) -> Expected | None:
-    """Return the first compared point at which `trace` differs from the reference in more than half of the digits.
+    """Return the first compared point at which `trace` and the reference agree in less than half of the digits.
 
     Returns None if there is none. `trace` is another single-device run.
     """

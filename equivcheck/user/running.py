@@ -34,8 +34,8 @@ OWN_MESH = (
 def members_of(task: Task, world: str | Ranks) -> Ranks:
     """Return the ranks in a world, after checking that they can run the training.
 
-    Raises `UsageError` if the mesh has another number of ranks, if the world transfers no data, or if an argument cannot be
-    copied.
+    Raises `UsageError` if the mesh has another number of ranks, if collectives transfer no data (world ``fake``), or if an
+    argument cannot be copied to the ranks.
     """
     if isinstance(world, Ranks) and world.size != task.num_ranks:
         raise invalid("world", f"it has {world.size} ranks", f"{task.num_ranks} ranks, as in the mesh")

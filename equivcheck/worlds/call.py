@@ -35,7 +35,10 @@ class Call:
     """Step from 0; `BEFORE_STEPS` during setup."""
 
     def describe(self) -> str:
-        """Describe the call in one line, such as ``all_reduce.sum float64[3, 4] on ranks (0, 1), call 7``."""
+        """Describe the call in one line, such as ``all_reduce.sum float64[3, 4] on ranks (0, 1), call 7``.
+
+        The last number is the call's index among the rank's calls on this group.
+        """
         tensors = " ".join(f"{self.dtype}{list(shape)}" for shape in self.shapes)
         peer = "" if self.peer is None else f" with rank {self.peer}"
         return " ".join(part for part in (self.op + peer, tensors, f"on ranks {self.ranks}, call {self.index}") if part)

@@ -132,9 +132,9 @@ class _Copy:
         self.out: set[int] = set()
 
     def is_left(self) -> bool:
-        """Read new messages from the forked process, and return whether it may still run.
+        """Read new messages from the forked process, and return whether it, or a process that it forked, may still run.
 
-        Processes of `multiprocessing` are not counted.
+        Processes started by `multiprocessing` are not counted.
         """
         while select.select([self.pipe], [], [], 0)[0]:
             message = os.read(self.pipe, _MESSAGE.size)

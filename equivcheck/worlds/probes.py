@@ -75,7 +75,8 @@ def _layer(kind: str, rows: int) -> Any:
 def check_loss_parallel() -> list[bool]:
     """Compare `loss_parallel` with a plain cross-entropy.
 
-    Returns two bools: whether the loss is equal, and whether the gradient is equal. Ranks leave the context at different times.
+    Returns two bools: whether the loss is equal, and whether the gradient is equal. Ranks enter `loss_parallel` at different
+    times.
     """
     mesh = init_device_mesh("cpu", (NUM_RANKS,))
     logits = (torch.arange(42, dtype=torch.float64).view(6, 7) * 5 % 8).requires_grad_()

@@ -61,7 +61,7 @@ def tiles(past: PastRun) -> Iterator[tuple[str, str]]:
 
 
 def facts(past: PastRun, summary: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
-    """Yield other facts about a campaign, by name."""
+    """Yield name and text for each fact about a campaign, such as its seed or its torch version."""
     run = past.run
     yield "began", moment(run.began)
     yield "took", f"{past.seconds:,.1f} s"

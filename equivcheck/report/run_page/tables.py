@@ -76,7 +76,7 @@ def all_layouts(rows: Sequence[LayoutRow]) -> LayoutRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairCell:
-    """Table cell with the number of missing feature pairs between two parts of a scenario."""
+    """Table cell for two parts of a scenario, such as model and optimizer: how many possible feature pairs no scenario had."""
 
     missing: int
     """How many possible pairs no scenario had."""
@@ -85,7 +85,10 @@ class PairCell:
 
     @property
     def percent(self) -> int:
-        """Percentage of the possible pairs that no scenario had. It is 0 or 100 only if none or all are missing."""
+        """Percentage of the possible pairs that no scenario had, rounded.
+
+        It is 0 only if no pair is missing, and 100 only if all are.
+        """
         exact = 100 * self.missing / self.legal
         return round(exact) if exact in {0, 100} else min(99, max(1, round(exact)))
 

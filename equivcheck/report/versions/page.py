@@ -25,8 +25,8 @@ def write_page(
 ) -> None:
     """Write the page from the `results` that ``versions --json`` prints.
 
-    `wrong` has lines about known issues that disagree with the table, by version. `is_bad` makes the headline say that some
-    results are not as expected.
+    `wrong` has lines about problems, by version: failed probes, findings, and scripts that contradict a known issue's versions.
+    `is_bad` makes the headline say that some results are not as expected.
     """
     versions = results["versions"]
     values = {

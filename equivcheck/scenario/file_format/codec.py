@@ -51,10 +51,10 @@ def _(scenario: Scenario) -> str:
 
 
 def from_json(text: str, *, where: str = "scenario") -> Scenario:
-    """Decode a scenario from JSON in this format or an older one. Fields with a default may be missing.
+    """Decode a scenario from JSON in the current format or an older one. Fields with a default may be missing.
 
-    `where` names the source in error messages, such as a file name. Raises `InvalidScenario` with a message in one line that says
-    at which path in the JSON the problem is.
+    `where` names the source in error messages, such as a file name. Raises `InvalidScenario` with one line: the source, the path
+    in the JSON, and the problem.
     """
     data = load(text, where=where)
     if not isinstance(data, dict):

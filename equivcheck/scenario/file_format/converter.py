@@ -61,7 +61,7 @@ FAMILIES: dict[type, Mapping[str, type]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Features:
-    """JSON form of a model's input size `Model.features`, if rows are real numbers instead of tokens."""
+    """JSON form of `Model.features` in a model on real numbers. A model on tokens has its `Tokens` in the same place."""
 
     tag: ClassVar[str] = "features"
     features: int

@@ -43,7 +43,7 @@ def wrong_type(value: object, expected: str) -> MisfitError:
 
 
 def unknown_field(name: str, known: Sequence[str]) -> MisfitError:
-    """Return the error for a key that the class does not have."""
+    """Return the error for a field `name` that a JSON object may not have. `known` are the fields that it may have."""
     place = name if name.isidentifier() and len(name) <= SHOWN_CHARACTERS else quote(name)
     return MisfitError(
         f"unknown field. Expected one of: {', '.join(known)}." if known else "unknown field. Expected no other field.",

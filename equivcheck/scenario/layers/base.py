@@ -81,7 +81,7 @@ class AnyLayer:
 
     @property
     def dropout(self) -> float:
-        """Probability of zeroing an output element. Masks are drawn with the data."""
+        """Probability of zeroing an output element. Dropout masks are drawn from the training's seed, like the data."""
         return 0.0
 
     @property
@@ -114,16 +114,16 @@ class AnyLayer:
         return in_features
 
     def refusal(self, in_features: int) -> tuple[str, str] | None:  # noqa: ARG002 - used by overriding methods
-        """Return the name of a field that does not allow `in_features`, and its allowed values; None if all fields allow it."""
+        """Return the name of a field whose value does not fit `in_features`, and values that do; None if all fields fit."""
         return None
 
     def with_fields(self, **changes: object) -> Self:
-        """Copy with changed fields; fields that this kind of layer does not have are ignored."""
+        """Return a copy with changed fields. Fields that this kind of layer does not have are ignored."""
         names = {field.name for field in fields(self)}
         return replace(self, **{name: value for name, value in changes.items() if name in names})
 
     def rounded_up(self, multiple: int) -> Self:  # noqa: ARG002 - used by overriding methods
-        """Copy with all inner sizes, such as hidden features, rounded up to multiples of `multiple`."""
+        """Return a copy with all inner sizes, such as hidden features, rounded up to multiples of `multiple`."""
         return self
 
     def without_routing(self) -> AnyLayer:

@@ -98,9 +98,9 @@ class Experts(AnyLayer):
         return False
 
     def rounded_up(self, multiple: int) -> Experts:
-        """Copy with hidden features and number of experts rounded up to multiples of `multiple`.
+        """Return a copy with hidden features and number of experts rounded up to multiples of `multiple`.
 
-        A number that would exceed its maximum is set to `multiple` itself.
+        If a rounded number exceeds its maximum, `multiple` is used instead, or the maximum if that is smaller.
         """
         hidden, experts = -(-self.hidden // multiple) * multiple, -(-self.num_experts // multiple) * multiple
         return replace(

@@ -40,9 +40,9 @@ class Tokens:
             raise invalid_field(self, "padding", f"None or a token from 0 to {self.vocabulary - 1}")
 
     def rounded_up(self, multiple: int) -> Tokens:
-        """Copy with the vocabulary rounded up to a multiple of `multiple`.
+        """Return a copy with the vocabulary rounded up to a multiple of `multiple`.
 
-        If it would exceed the maximum, it is `multiple` itself.
+        If the result exceeds the maximum, `multiple` is used instead, or the maximum if that is smaller.
         """
         up = -(-self.vocabulary // multiple) * multiple
         vocabulary = up if up <= MAX_VOCABULARY else min(multiple, MAX_VOCABULARY)
@@ -111,10 +111,11 @@ class Attention(AnyLayer):
             raise invalid_field(self, "head_dim", "an even number if rotary is True")
 
     def rounded_up(self, multiple: int) -> Attention:
-        """Copy with more or larger heads, so that `num_heads` times `head_dim` is a multiple of `multiple`.
+        """Return a copy with more or larger heads, so that `num_heads` times `head_dim` is a multiple of `multiple`.
 
-        This product increases as little as possible. If no allowed sizes are large enough, smaller ones are used. Key and value
-        heads stay grouped if `num_kv_heads` times `head_dim` is a multiple too.
+        This product increases as little as possible. It decreases only if no allowed sizes are large enough. `num_kv_heads` is
+        kept if it divides the new `num_heads`, and `num_kv_heads` times `head_dim` is a multiple, too. Otherwise each query head
+        gets its own key and value head.
         """
         step = 1 + self.rotary
         sizes = [(heads, width) for heads in range(1, MAX_HEADS + 1) for width in range(step, MAX_HEAD_WIDTH + 1, step)]
@@ -151,9 +152,9 @@ class GatedMLP(AnyLayer):
         require_between(self, "dropout", 0.0, MAX_DROPOUT)
 
     def rounded_up(self, multiple: int) -> GatedMLP:
-        """Copy with the hidden features rounded up to a multiple of `multiple`.
+        """Return a copy with the hidden features rounded up to a multiple of `multiple`.
 
-        If they would exceed the maximum, they are `multiple`.
+        If the result exceeds the maximum, `multiple` is used instead, or the maximum if that is smaller.
         """
         up = -(-self.hidden // multiple) * multiple
         return replace(self, hidden=up if up <= MAX_HIDDEN else min(multiple, MAX_HIDDEN))

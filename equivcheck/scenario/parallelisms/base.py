@@ -27,7 +27,7 @@ class ParameterOwner(PrintableEnum):
 
 
 class ParameterFacts(Protocol):
-    """Properties of a parameter that a parallelism uses."""
+    """Properties of a parameter, with which a parallelism decides how to shard it."""
 
     @property
     def owner(self) -> ParameterOwner:
@@ -64,7 +64,7 @@ class ParameterFacts(Protocol):
 
 @frozen_dataclass
 class Parallelism:
-    """Base class for all kinds of parallelism. Third parties write a subclass, and register a layout that can run it."""
+    """Base class for all kinds of parallelism. Third parties write a subclass, and register code that applies it to a model."""
 
     tag: ClassVar[str]
     """Name in JSON, on the command line and in reports."""

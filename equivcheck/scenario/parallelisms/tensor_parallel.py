@@ -14,7 +14,7 @@ from equivcheck.system.choice import PrintableEnum
 
 
 class Split(PrintableEnum):
-    """How tensor parallelism shards a layer. A layer that is not in the plan keeps plain tensors."""
+    """How a plan for tensor parallelism shards a layer. A layer that is not in the plan keeps plain tensors."""
 
     REPLICATED = "replicated"
     COLWISE = "colwise"
@@ -124,7 +124,7 @@ class PlannedParallelism(Parallelism):
         return True
 
     def split_of(self, parameter: ParameterFacts) -> Split:
-        """How the module with this parameter is sharded. Parameters of the model itself are never in the plan."""
+        """How the plan shards the module with this parameter; `Split.NOT_IN_PLAN` for parameters that the model itself owns."""
         if parameter.layer is not None:
             # A plan that does not fit the model has a limit of its own.
             return self.plan[parameter.layer].split if parameter.layer < len(self.plan) else Split.NOT_IN_PLAN
@@ -144,7 +144,7 @@ class TensorParallel(PlannedParallelism):
 
 
 class Collectives(PrintableEnum):
-    """Collectives for moving activations between modules with plain tensors, from torch or from spmd_types."""
+    """Implementation of the collectives with which modules on plain tensors pass activations: from torch or from spmd_types."""
 
     FUNCTIONAL = "functional"
     """torch's functional collectives inside autograd functions."""

@@ -19,7 +19,7 @@ class LayerKind(ABC):
     """Base class for layer kinds: everything that equivcheck needs to know about one scenario layer class.
 
     Third parties subclass it, with a subclass of `AnyLayer`, and register it as an entry point. Importing its module must not
-    import torch, because generating scenarios only needs the properties.
+    import torch, because scenarios are generated without torch.
     """
 
     layer_class: ClassVar[type[AnyLayer]]
@@ -54,7 +54,7 @@ class LayerKind(ABC):
         return ()
 
     def attention_shape(self, layer: Any) -> AttentionShape | None:  # noqa: ARG002 - used by overriding methods
-        """Return the layer's heads if its module computes attention only through the module's `sequence`; None otherwise.
+        """Return how many heads the layer has, and their size. None if its module does not use its `sequence` for all attention.
 
         If a layer needs the sequence length and returns None, context parallelism cannot run it.
         """
@@ -71,8 +71,8 @@ class LayerKind(ABC):
     def gradient_order(self, layer: Any, in_features: int, *, autocast: bool = False) -> tuple[str, ...] | None:  # noqa: ARG002 - used by overriding methods
         """Return the layer's parameter names in the order in which backward produces gradients; None if it is unknown.
 
-        The last computation comes first. Under autocast, the order differs because each gradient is first cast back to the
-        parameter's dtype.
+        The parameters used last in forward come first. Under autocast, the order differs because each gradient is first cast back
+        to the parameter's dtype.
         """
         return None
 

@@ -75,7 +75,7 @@ class LayerModule(nn.Module):
         self.offloads = False
 
     def forward(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
-        """Compute the layer. Inputs have shape (rows, inputs) and outputs (rows, outputs), or rows are sequences.
+        """Compute the layer. Inputs have shape (rows, inputs) or (rows, length, inputs); in outputs, only the last dim differs.
 
         With activation checkpointing, backward computes the layer's activations again.
         """
@@ -151,10 +151,7 @@ def replicated_like(values: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
 
 
 def local_like(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return `parameter` in the same kind as `values`.
-
-    If only `parameter` is a DTensor, return its local tensor; otherwise `parameter` itself.
-    """
+    """Return the parameter's local tensor if `parameter` is a DTensor and `values` is not, otherwise `parameter` itself."""
     if isinstance(values, DTensor) or not isinstance(parameter, DTensor):
         return parameter
     part: torch.Tensor = parameter.to_local()

@@ -33,7 +33,10 @@ _NUM_MORE = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSplits:
-    """How `check_training(batch_splits=...)` splits your batches into rows. Pass it if the defaults do not fit your batches."""
+    """Options for `check_training(batch_splits=...)`, which splits your batches in other ways.
+
+    Pass it if the defaults do not fit.
+    """
 
     pad_id: int = 0
     """Token id in padding."""
@@ -46,7 +49,10 @@ class BatchSplits:
 
 
 def check_splits(task: Task, given: BatchSplits, world: str | Ranks | World, check: Callable[[Task], UserVerdict]) -> UserVerdict:
-    """Check a training as given, then with each other split of its batches, until an outcome is not EQUIVALENT."""
+    """Check a training with its batches as given, then with each other split, until an outcome is not EQUIVALENT.
+
+    If `given.only` names splits, only these are checked.
+    """
     _require_splittable(task)
     tasks = dict(_tasks(task, given, can_grow=world in LOCAL_WORLDS))
     if not tasks:

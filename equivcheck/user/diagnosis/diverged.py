@@ -66,9 +66,9 @@ class DivergedTraining(Evidence):
 
     @property
     def fractions(self) -> dict[float, str]:
-        """Factors by which values may wrongly be multiplied. Each has a phrase that describes the factor.
+        """Factors by which values may wrongly be multiplied, each with a description.
 
-        The factors are numbers of labels at the first wrong step, divided by numbers of ranks.
+        A factor is the number of labels in a batch at the first wrong step, or this number divided by a number of ranks.
         """
         found: dict[float, str] = {}
         for values in tensors_of(self.task.batches[self.first.step]):
@@ -81,10 +81,10 @@ class DivergedTraining(Evidence):
         return found
 
     def call_counts(self, known: int) -> list[tuple[int, str]]:
-        """Return counts greater than 1 from one step, such as the number of microbatches, each with a phrase that describes it.
+        """Return counts in one step that may explain a wrong factor, each with a phrase that describes it.
 
-        A count equal to `known` is left out. Other counts are backward passes, and a rank's calls of a module for each call on
-        one device.
+        Microbatches and backward passes are counted, and a rank's calls of a module for each call on one device. Counts of 1, and
+        counts equal to `known`, are left out.
         """
         passes = max((run.num_backward for run in self.observed.ranks), default=1)
         named = [(self.num_microbatches, f"the {self.num_microbatches} microbatches")]

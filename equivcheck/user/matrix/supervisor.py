@@ -17,7 +17,7 @@ from equivcheck.worlds.workers.supervision import Interruption, Pool
 
 
 def check_recipe(order: Order, names: Sequence[str], *, num_workers: int, listener: Listener) -> MatrixResult:
-    """Check the layouts in `names`, or all layouts of a recipe file, in `num_workers` processes.
+    """Check layouts of a recipe in `num_workers` processes: those in `names`, or all if `names` is empty.
 
     After SIGINT or SIGTERM, return the rows known so far. Raises `UsageError` if the recipe defines no matrix or a layout name is
     unknown.

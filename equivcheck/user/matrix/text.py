@@ -79,7 +79,7 @@ def _style(row: LayoutRow) -> str:
 
 
 def difference_line(row: LayoutRow) -> str:
-    """Return a line with a row's first difference and cause: ``no reduction: step 0 gradient 0.weight; no gradient is reduced``.
+    """Return a line with a row's layout, first difference and cause: ``ddp: step 0 gradient 0.weight; no gradient is reduced``.
 
     Empty if there is no difference.
     """

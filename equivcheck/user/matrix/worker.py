@@ -52,7 +52,7 @@ class LayoutDone:
 
 
 def main(fd: int) -> None:
-    """Run a worker process: check layouts for the supervisor at the other end of the socket `fd`, until it ends."""
+    """Run a worker process: check layouts for the supervisor at the other end of the socket `fd`, until the supervisor ends."""
     link = SupervisorLink(fd)
     order: Order = link.task
     sys.path.insert(0, str(order.recipe.resolve().parent))  # layouts may import the recipe's neighbours when they run

@@ -61,8 +61,8 @@ def check_optimizer(  # noqa: PLR0913 - one for each thing that users bring, all
     :param shapes: Names and shapes of all parameters, instead of drawn parameters.
     :param cases: Number of drawn cases.
     :param steps: Number of steps in each case.
-    :param save: Called as ``save(model, optimizer, None, folder)`` in half of the cases, after half of the steps. By default the
-        optimizer's ``state_dict()`` and parameters are copied on each rank.
+    :param save: Called as ``save(model, optimizer, None, folder)`` in half of the cases, after half of the steps. None stands
+        for a scheduler. By default the optimizer's ``state_dict()`` and parameters are copied on each rank.
     :param load: Called as ``load(model, optimizer, None, folder)`` with a new model and a new optimizer.
     :param name: Name of this check, for the verdict's first line.
     :param dtype: Type for parameters and gradients. None for float64.

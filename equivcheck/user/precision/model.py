@@ -200,9 +200,10 @@ class _Identity(torch.autograd.Function):
 
 
 def part(value: Any, number: int, count: int, rows: int | None = None) -> Any:
-    """Return `value` with part `number` of each tensor that has `rows` rows. There are `count` equal parts, which are copies.
+    """Return `value` with each tensor that has `rows` rows replaced by part `number`.
 
-    If `rows` is None, every tensor whose rows can be split evenly is split. Other tensors stay unchanged.
+    Its rows are divided into `count` equal parts. If `rows` is None, every tensor whose rows can be split evenly is split. Parts
+    are copies; other tensors stay unchanged.
     """
 
     def cut(tensor: torch.Tensor) -> torch.Tensor:

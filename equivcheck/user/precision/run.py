@@ -41,9 +41,9 @@ _OTHER_DIVISIONS = (Division.BEFORE, Division.SCALED, Division.AROUND)
 class RoundedRun(SingleDeviceRun):
     """Single-device run that rounds as the ranks do. It trains a `RoundedModel`.
 
-    To measure noise, copies of the run add gradients in another order. Copies that confirm a divergence also round differently
-    at random points. If all matrix products are in bfloat16 or float16, copies start from the same values, because equal
-    operands give equal products. Then only updated parameters are perturbed, by one unit in the last place.
+    Copies of the run measure noise. They start from perturbed values, perturb updated parameters, and add gradients in another
+    order. Copies that confirm a divergence also round differently at random points. Copies may start from the same values if all
+    matrix products are in bfloat16 or float16, because equal operands give equal products.
     """
 
     def __init__(self, task: Task, exact_run: SingleDeviceRun, casting: Collection[str], *, in_parts: bool = True) -> None:
@@ -72,7 +72,7 @@ class RoundedRun(SingleDeviceRun):
     ) -> UserTrace:
         """Train on one device with the ranks' rounding.
 
-        `division` says at which point of a step gradients are divided; None for the same point as on the ranks. `jitter`
+        `division` says when a step divides gradients by the number of ranks; None for the same time as on the ranks. `jitter`
         perturbs rounding, and `drift` perturbs updates.
         """
         rounding = self._rounding if division is None else replace(self._rounding, division=division)
@@ -84,11 +84,14 @@ class RoundedRun(SingleDeviceRun):
         return trace_of(self.task, **given, spread=spread)
 
     def reference(self) -> Reference:
-        """Return the quick reference, whose noise is measured with only a few perturbed copies of the run."""
+        """Return the reference for a first comparison.
+
+        It is quick, because only a few perturbed copies of the run measure its noise.
+        """
         return self._from_copies(NUM_ROUNDED, Shuffled)
 
     def confirming_reference(self, parts: Trace | None) -> Reference:  # noqa: ARG002 - this run is in parts itself
-        """Return the reference that confirms a divergence. Many copies of the run with perturbed rounding measure its noise.
+        """Return the reference for confirming a divergence. Many copies of the run with perturbed rounding measure its noise.
 
         The noise also covers runs that divide gradients before or after other operations in the step.
         """
@@ -103,7 +106,8 @@ class RoundedRun(SingleDeviceRun):
     def far_moment(self, reference: Reference, parts: Trace | None) -> Expected | None:  # noqa: ARG002 - of runs of its own
         """Return the first compared point at which values depend on how rows are split, even without rounding.
 
-        Runs that process the rows part by part and all at once differ clearly there. Returns None if there is no such point.
+        Runs that process the rows part by part and all at once agree in less than half of the digits there. Returns None if there
+        is no such point.
         """
         exact, limit = self._exact_run.task, float(np.sqrt(self._exact_run.eps))
 

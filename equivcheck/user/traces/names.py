@@ -31,7 +31,7 @@ class TensorNames:
         """Return each distinct parameter in `module` with its name.
 
         If several modules of the original model share a parameter, it gets the first of its names. If another parameter has this
-        name already, it is named by the path of its own module.
+        name already, it is named by its path in `module`.
         """
         return self._named(module, "named_parameters")
 

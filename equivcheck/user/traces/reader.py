@@ -29,7 +29,7 @@ Place = Callable[[Piece], tuple[Piece, ...]]
 
 
 def own_slots(slots: Sequence[Slot], tensors: Sequence[torch.Tensor | None], place: Place) -> list[Slot]:
-    """Return a `Slot` for each tensor in `tensors`, such as a parameter's gradient.
+    """Return a `Slot`, with the local elements' positions, for each tensor in `tensors`, such as a parameter's gradient.
 
     A DTensor with other placements than its parameter gets a new slot. All other tensors get the slots of their parameters.
     """
@@ -192,7 +192,8 @@ class Reader:
     def slots(self) -> tuple[Slot, ...]:
         """Return a `Slot` for each parameter: the parameter with its position. A replaced parameter gets a new slot.
 
-        `DistributedDataParallel` over tensor parallelism temporarily replaces shards by other tensors. Then the old slots stay.
+        `DistributedDataParallel` over tensor parallelism temporarily replaces shards by other tensors. Meanwhile the slots stay
+        unchanged.
         """
         found = self._known | dict(self.names.parameters(self.module))
         if found.keys() != self._known.keys() or any(self._known[name] is not parameter for name, parameter in found.items()):

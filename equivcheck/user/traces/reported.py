@@ -20,7 +20,7 @@ NOTHING = Snapshot(pieces=(), present=(), fits=(), dtypes=(), values=np.empty(0)
 
 
 def named_tensors(value: Any, name: str = "") -> dict[str, torch.Tensor]:
-    """Return all numbers and tensors in nested dicts, lists and state dicts, by dotted name after `name`.
+    """Return all numbers and tensors in nested dicts, lists and state dicts, by dotted path. Each path begins with `name`.
 
     Other values are left out. Names of wrappers are dropped, because on ranks a model may have more wrappers than on one device.
     """

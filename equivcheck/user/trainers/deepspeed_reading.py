@@ -23,7 +23,10 @@ Found = tuple[torch.Tensor, int | None] | None
 
 
 class EngineReader:
-    """Reads a rank's own elements in a DeepSpeed engine. It does not gather tensors."""
+    """Reads this rank's elements of parameters, gradients and optimizer state in a DeepSpeed engine.
+
+    It does not gather tensors.
+    """
 
     def __init__(self, engine: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """`shapes` has the full shapes by parameter name."""

@@ -44,10 +44,11 @@ class LocalPart:
 
 
 def import_framework(trainer: str, module: str, packages: str, **environment: str) -> ModuleType:
-    """Import a trainer's framework on a rank. Before the import, set environment variables, such as those in `environment`.
+    """Import a trainer's framework on a rank.
 
-    Raises `UsageError` if the framework is not installed; the error names the `packages` to install. Raises it also if ranks are
-    simulated, because a framework keeps state for the process.
+    Before the import, set RANK, LOCAL_RANK, WORLD_SIZE and the variables in `environment`. Raises `UsageError` if the framework
+    is not installed; the error names the `packages` to install. Raises it also if ranks are simulated, because a framework keeps
+    state for the process.
     """
     import torch.distributed as dist
 

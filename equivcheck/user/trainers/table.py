@@ -46,7 +46,7 @@ class TrainerKind:
 def configurations(
     kind: TrainerKind, name: str, config: Mapping[str, Any], stages: Sequence[int]
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the configuration for each sharding stage, by name, such as DeepSpeed's ZeRO stages.
+    """Return the configuration for each sharding stage, such as a ZeRO stage in DeepSpeed, by the stage's name.
 
     If `stages` is empty, use the stage in `config`, or all stages if it has none. Raises `UsageError` if stages are given for a
     trainer without stages.

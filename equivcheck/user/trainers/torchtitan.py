@@ -40,9 +40,9 @@ NEWER_TORCH = {"spmd_types": "fully_shard refuses its parameters", "pp": "schedu
 class TorchTitan:
     """Adapter for `torchtitan.trainer.Trainer`. Takes a function from your config registry.
 
-    Each microbatch is a pair of tokens and labels. The mesh axes ``pp``, ``dp_replicate``, ``dp`` and ``tp`` give the degrees
-    of parallelism. Sizes and the number of microbatches in an update come from `batches`. The optimizer comes from
-    `check_training`. Parameters are in float32. All other fields stay as they are.
+    Each microbatch is a pair of tokens and labels. The mesh axes ``pp``, ``dp_replicate``, ``dp`` and ``tp`` give the degrees of
+    parallelism. Batch size, sequence length and the number of microbatches in an update come from `batches`. The optimizer comes
+    from `check_training`. Parameters are in float32. All other fields stay as they are.
     """
 
     config: Callable[[], Any]

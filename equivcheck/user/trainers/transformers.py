@@ -27,8 +27,8 @@ IGNORED = -100
 class HFTrainer:
     """Adapter for `transformers.Trainer`. Takes arguments for `TrainingArguments`.
 
-    Each microbatch is a pair ``(batch, None)``: keywords for the model, with ``labels`` among them. The model returns its loss.
-    The number of microbatches in an update comes from `batches`. All other arguments stay as they are.
+    Each microbatch is a pair ``(batch, None)``. A batch is a dict with the model's keywords, including ``labels``. The model
+    returns its loss. The number of microbatches in an update comes from `batches`. All other arguments stay as they are.
     """
 
     arguments: Mapping[str, Any] = field(default_factory=dict)

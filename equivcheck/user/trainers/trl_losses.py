@@ -69,9 +69,9 @@ def dpo_loss(output: Any, batch: Batch, beta: float = 0.1) -> torch.Tensor:
 
 
 def grpo_loss(output: Any, batch: Batch, *, mean_over: str = "tokens") -> torch.Tensor:
-    """Return GRPO's loss. `mean_over` is ``tokens`` for the mean over all tokens (dapo).
+    """Return GRPO's loss. If `mean_over` is ``tokens``, it is the mean over all tokens (loss type dapo).
 
-    Otherwise it is the mean over each row's mean (grpo). Ratios are 1, because each batch is trained on once.
+    Otherwise it is the mean of the rows' means (loss type grpo). Ratios are 1, because each batch is trained on once.
     """
     tokens, mask = model_inputs(batch)["input_ids"], batch["completion_mask"]
     found = _log_probabilities(output.logits, tokens)[:, -mask.shape[1] :]

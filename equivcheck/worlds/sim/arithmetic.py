@@ -55,7 +55,7 @@ def unset_value(dtype: torch.dtype) -> float | int | bool:
 def fold(op: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Reduce the tensors in rank order with the reduction `op`, such as ``sum``, and return the result.
 
-    The first tensor is overwritten.
+    The result is written into the first tensor.
     """
     total = tensors[0]
     step = _FOLDS[op]

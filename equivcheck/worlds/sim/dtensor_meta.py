@@ -30,10 +30,10 @@ _OF_FAKE_TENSORS = ("_foreach_", "_fused_", "copy")
 
 
 def answer_on_meta(schema: Any) -> Any:
-    """Compute the sizes, strides and dtypes of an operation's result on meta tensors. Return them as DTensor caches them.
+    """Compute an operation on meta tensors.
 
-    `schema` is DTensor's description of the operation and its arguments. Returns `UNKNOWN` if this module does not cover the
-    operation, or if the operation fails.
+    Return its result's sizes, strides and dtypes in the form in which DTensor caches them. `schema` is DTensor's description of
+    the operation and its arguments. Returns `UNKNOWN` if this module does not cover the operation, or if the operation fails.
     """
     name = schema.op._schema.name.partition("::")[2]
     if not (name in _OPERATIONS or _is_elementwise(schema.op, name)):

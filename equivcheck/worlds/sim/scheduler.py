@@ -27,9 +27,8 @@ class RankAborted(BaseException):
 class Scheduler:
     """Lets one rank thread run at a time, in an order that depends only on the schedule seed.
 
-    The running rank holds a baton (a lock), and passes it on when it waits. Ranks call some methods, and do so while they hold
-    the baton. The thread that started the run calls the other methods while no rank runs. So the scheduler's own data needs no
-    lock.
+    The running rank holds a baton (a lock), and passes it on when it waits. A rank calls methods only while it holds the baton.
+    The thread that started the run calls methods only while no rank runs. So the scheduler's own data needs no lock.
     """
 
     def __init__(self, size: int, save_state: Callable[[], Any], restore_state: Callable[[Any], Any]) -> None:

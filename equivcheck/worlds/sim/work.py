@@ -113,8 +113,8 @@ class SimWork(dist.Work):
         """Return a future for the outputs.
 
         C++ waits for futures without letting other ranks run. Outside a backward node, this method therefore waits for the call
-        before it returns. Inside a node, a callback waits after all nodes have run, before later callbacks such as DDP's wait
-        for its buckets.
+        before it returns. Inside a node, a callback waits for the call after all nodes have run. It comes before callbacks queued
+        later, such as DDP's, which waits for its buckets.
         """
         if self._future is None:
             self._future = WorkFuture(self)

@@ -8,7 +8,7 @@ from equivcheck.system.choice import PrintableEnum
 
 
 class Phase(PrintableEnum):
-    """Part of a step whose values are compared, ordered as in the search for the first divergence."""
+    """Part of a step whose values are compared. Members are in the order of the search for the first divergence."""
 
     LOSS = "loss"
     VALUE = "value"

@@ -71,7 +71,7 @@ def table_of(pieces: tuple[Piece, ...]) -> Table:
 def full_vector(table: Table, present: tuple[bool, ...], values: Numbers) -> Vector:
     """Return `values` with zeros inserted for tensors that are not `present`.
 
-    `values` is one flat vector, or has a flat vector in each row.
+    `values` is one flat vector, or several stacked along dim 0.
     """
     if all(present):
         return values.astype(np.float64, copy=False)

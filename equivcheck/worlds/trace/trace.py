@@ -44,7 +44,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """One parameter in a rank's optimizer, with the positions of its local elements in full tensors.
+    """One parameter on a rank, or another tensor such as a buffer, with the positions of its local elements in full tensors.
 
     The positions are pieces, in the order of the local elements.
     """

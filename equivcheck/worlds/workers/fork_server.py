@@ -29,7 +29,7 @@ UNKNOWN_CODE = -signal.SIGKILL
 class WorkerForkServer:
     """Starts a server process, and asks it to fork workers.
 
-    The constructor returns while the server still imports modules. If the server fails, workers start as new processes.
+    The constructor does not wait until the server has imported its modules. If the server fails, workers start as new processes.
     """
 
     def __init__(self, warming: str, environment: Mapping[str, str]) -> None:

@@ -35,8 +35,8 @@ class ExpertsKind(LayerKind):
     def dispatch(self, layer: Experts) -> Dispatch:
         """Return how the layer sends rows to experts.
 
-        Sent rows need gradients if the layer is trained, and has a norm before its experts or multiplies their inputs by router
-        weights.
+        Sent rows need gradients if the layer trains parameters that act on them before the experts: a norm's, or the router's if
+        router weights multiply the experts' inputs.
         """
         trains_rows = not layer.frozen and (layer.norm is not None or layer.weighs_input)
         return Dispatch(trains_rows=trains_rows, num_counted=layer.num_experts if layer.balance else 0)
@@ -63,7 +63,7 @@ class ExpertsKind(LayerKind):
     def with_dtensor_strategies(self, layer: Experts) -> AnyLayer:
         """Return a layer in which every expert computes every position.
 
-        DTensor has sharding strategies for all its operations.
+        DTensor has sharding strategies for all operations in this layer.
         """
         return self.with_known_shapes(layer)
 

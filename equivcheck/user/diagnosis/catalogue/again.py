@@ -15,7 +15,7 @@ from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 
 
 def repeated_forwards(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield mistakes: a module's forward runs several times for each call on one device.
+    """Yield possible mistakes: ranks run a module's forward several times for each run on one device.
 
     Two modules are tried: the outermost module that ranks call more often than one device does, and its parent.
     """

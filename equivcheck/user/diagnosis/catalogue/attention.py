@@ -36,7 +36,7 @@ def wrong_masks(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mista
 
 
 def lost_key_gradients(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield a mistake: keys and values get no gradients from queries on other ranks."""
+    """Yield a possible mistake: keys and values get no gradients from queries on other ranks."""
     for axis in diverged.same_row_axes:
         words = f"keys and values get no gradients from the queries of the other {axis} ranks"
         change = partial(_keep_local_keys, count=diverged.size((axis,)))

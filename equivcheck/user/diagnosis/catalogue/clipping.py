@@ -19,7 +19,7 @@ from equivcheck.worlds.trace.differences import Phase
 
 
 def clipped_otherwise(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield mistakes: gradients are clipped by value, clipped after each microbatch, or multiplied after clipping."""
+    """Yield possible mistakes: gradients are clipped by value, after each microbatch, or before they are scaled."""
     if not facts.clips or diverged.first.phase is not Phase.GRADIENT:
         return
     found = diverged.found_values(diverged.first.step, Phase.GRADIENT).values()

@@ -58,7 +58,7 @@ def component_sizes(size: int, num_ranks: int) -> Iterator[tuple[int, ...]]:
 
 
 def order_in_blocks(sizes: Sequence[int], num_ranks: int) -> torch.Tensor:
-    """Return a fused dim's indices in the order in which ranks use them, if they split the dim as one block.
+    """Return a fused dim's indices in the order in which ranks use them, if ranks wrongly split the dim as one block.
 
     Each rank treats its block as if it contained a part of every component. The order lists all ranks' parts of the first
     component, then of the next.
@@ -69,7 +69,7 @@ def order_in_blocks(sizes: Sequence[int], num_ranks: int) -> torch.Tensor:
 
 
 def fused_as_one_block(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield a mistake: ranks split a fused weight as one block, but compute as if they had a part of each component.
+    """Yield a possible mistake: ranks split a fused weight as one block, but compute as if they had a part of each component.
 
     Each fused weight is tried.
     """

@@ -15,7 +15,7 @@ from equivcheck.worlds.trace.differences import Phase
 
 
 def wrong_in_backward(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield mistakes: gradients are scaled, or not reduced, before an optimizer uses them inside backward."""
+    """Yield possible mistakes: gradients are scaled, or not reduced, before an optimizer uses them inside backward."""
     if not facts.updates_in_backward:
         return
     ratio = diverged.ratio(diverged.updated, Phase.GRADIENT)

@@ -141,7 +141,7 @@ _DIMS = (1, 0)
 
 
 def wrong_positions(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield mistakes: ranks split a dim such as the positions, but do not sum gradients over their parts.
+    """Yield possible mistakes: ranks split a module's output, such as by positions, but do not sum gradients over their parts.
 
     Each axis whose ranks have the same rows is tried.
     """

@@ -40,7 +40,7 @@ class Addition:
 
 
 def wrong_loss_terms(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield a mistake: a term of the loss is multiplied by a wrong factor. Each term is tried.
+    """Yield a possible mistake: a term of the loss is multiplied by a wrong factor. Each term is tried.
 
     The terms in the last addition are tried first, because this addition is nearest to the loss.
     """

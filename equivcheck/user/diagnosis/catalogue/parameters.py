@@ -71,7 +71,7 @@ def _lose_gradients(ranks: EmulatedUserRanks, *, missing: Sequence[Sequence[set[
 
 
 def trained_frozen(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield a mistake: frozen parameters are trained."""
+    """Yield a possible mistake: ranks train parameters that are frozen on one device."""
     found = diverged.found_values(diverged.first.step, Phase.GRADIENT)
     names = tuple(name for name in diverged.differing(Phase.GRADIENT) if name in found and name not in diverged.updated)
     if diverged.first.difference is Difference.EXTRA and names:
@@ -87,7 +87,7 @@ def _unfreeze(ranks: EmulatedUserRanks, *, names: Sequence[str]) -> None:
 
 
 def local_statistics(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield a mistake: an optimizer treats a rank's shard as the full tensor.
+    """Yield a possible mistake: an optimizer treats a rank's shard as the full tensor.
 
     Statistics such as norms and means then cover only this shard.
     """
@@ -140,7 +140,7 @@ def _state_in_shape(ranks: EmulatedUserRanks, rank: int, value: torch.Tensor) ->
 
 
 def wrong_sharing(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield a mistake: a weight is shared on one device, but on ranks one module has a copy, updated separately or never."""
+    """Yield a possible mistake: ranks have a copy of a weight that is shared on one device, and update it separately or never."""
     places: dict[int, list[str]] = {}
     for name, parameter in build_model(diverged.task).named_parameters(remove_duplicate=False):
         places.setdefault(id(parameter), []).append(name)

@@ -26,7 +26,7 @@ MAX_LINES = 4
 
 
 def restarted_positions(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield a mistake: positions start at 0 again on each rank.
+    """Yield a possible mistake: positions start at 0 again on each rank.
 
     Each line of code that counts positions is tried separately, then all such lines together.
     """
@@ -67,7 +67,7 @@ def _split_losses(ranks: EmulatedUserRanks, *, count: int, loses: bool, borders:
 
 
 def shifted_labels(_diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield a mistake: labels belong to the next or the previous position, for example because they are shifted twice."""
+    """Yield a possible mistake: labels belong to the next or previous position, for example because they are shifted twice."""
     for by, words in ((-1, "the label of the next position"), (1, "the label of the previous position")):
         sentence = f"labels are shifted: each position is compared with {words}"
         yield Mistake(Cause.ANOTHER_LABEL, sentence, partial(_shift_labels, by=by), is_quick=True)

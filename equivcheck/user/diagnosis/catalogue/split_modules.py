@@ -49,7 +49,7 @@ def _replace_lookup(ranks: EmulatedUserRanks, *, name: str, rows: torch.Tensor) 
 
 
 def norms_of_parts(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield a mistake: norm layers normalize over one rank's features.
+    """Yield a possible mistake: norm layers normalize over one rank's features.
 
     Layers whose names differ only in numbers are tried together.
     """
@@ -96,7 +96,7 @@ def _normalized_parts(module: Any, forward: Callable[..., Any], count: int, inpu
 
 
 def wrong_heads(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield mistakes: key and value heads are repeated in the wrong order.
+    """Yield possible mistakes: key and value heads are repeated in the wrong order.
 
     Two cases are tried for each axis: the order is wrong among all heads, or among the heads on each rank.
     """

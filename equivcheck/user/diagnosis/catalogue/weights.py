@@ -24,7 +24,10 @@ MAX_DENOMINATOR = 1000
 
 
 def wrong_weights(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield a mistake: microbatches have unequal weights in the ranks' gradients or losses. The weights are measured."""
+    """Yield a possible mistake: microbatches have unequal weights in gradients or losses.
+
+    They are fitted to the ranks' gradients.
+    """
     if facts.num_backward == 1 or facts.clips:
         return
     change = _weigh_losses if diverged.first.phase is Phase.LOSS else _weigh_gradients

@@ -17,7 +17,7 @@ ORDINALS = ("first", "second", "third", "fourth")
 
 
 def skipped_zeroing(_diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield mistakes: one of several `zero_grad` calls in each step has no effect. Each call is tried."""
+    """Yield possible mistakes: one of several `zero_grad` calls in each step has no effect. Each call is tried."""
     for number, name in enumerate(ORDINALS if facts.num_backward > 1 else ()):
         words = f"gradients are not zeroed at the {name} `zero_grad` of each step: the next backward pass adds to older gradients"
         yield Mistake(Cause.NOT_ZEROED, words, partial(_skip_zeroing, number=number), is_quick=True)

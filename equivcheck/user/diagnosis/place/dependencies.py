@@ -42,9 +42,9 @@ class Dependencies:
         return earlier in self._sources[later][0] if known else True
 
     def nearest_parameters(self, key: Key) -> frozenset[str]:
-        """Return the names of the parameters used to compute a module tensor from the recorded tensors before it.
+        """Return the names of the parameters used to compute a module tensor from the module tensors recorded before it.
 
-        If no parameter is used, the earlier tensors are tried in the same way, the latest first.
+        If no parameter is used, the earlier tensors are looked up in the same way, from the latest to the first.
         """
         tensor = key._replace(is_gradient=False)
         before = sorted(self._sources.get(tensor, _NONE)[0], key=self._order.__getitem__, reverse=True)

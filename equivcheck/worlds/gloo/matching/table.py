@@ -35,10 +35,11 @@ class Entry(NamedTuple):
 
 
 class Table:
-    """Table of collective calls in memory shared by all ranks. Ranks detect a different call without waiting for each other.
+    """Table of collective calls in memory shared by all ranks.
 
-    The table has a slot for each call, and calls on several groups may come in any order. After thousands of calls a slot is
-    used again, and the earlier call is lost. If a slow rank makes the lost call later, this call is not compared.
+    Ranks compare their calls through it, without waiting for each other. The table has a slot for each call, and calls on several
+    groups may come in any order. After thousands of calls a slot is used again, and the earlier call is lost. If a slow rank
+    makes the lost call later, this call is not compared.
     """
 
     def __init__(self, fd: int) -> None:

@@ -21,7 +21,7 @@ _CPU = [torch.device("cpu")]
 class GroupIdentity(_ProcessGroup):  # type: ignore[misc]  # torch's overloads differ from version to version
     """Base class with name, rank and size of a simulated process group.
 
-    Its methods have the names that torch 2.9 to 2.15 call.
+    Its methods have the names by which torch 2.9 to 2.15 calls them.
     """
 
     supports_coalescing = False
@@ -49,9 +49,9 @@ class GroupIdentity(_ProcessGroup):  # type: ignore[misc]  # torch's overloads d
             raise UsedByOtherRank("process group")
 
     def complete(self, store: Any, desc: str) -> PatientStore:
-        """Finish the group after torch has created it.
+        """Mark the group as registered with torch, and return a store.
 
-        Returns a store for torch to use instead of `store`. While a rank waits in `store`, no other rank could run.
+        torch must use this store instead of `store`. While a rank waits in `store`, no other rank could run.
         """
         self.is_complete = True
         self._desc = desc

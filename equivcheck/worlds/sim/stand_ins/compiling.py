@@ -31,9 +31,9 @@ _put_later: list[Any] = []
 
 
 def place() -> Place:
-    """Return a replacement for a function of torch's compiler. With it, compiled functions raise on a rank.
+    """Return a replacement for a function of torch's compiler, so that compiled functions raise on a rank.
 
-    It replaces the compiler's callback setter if the compiler is already imported, otherwise `torch.compile`.
+    If the compiler is already imported, its callback setter is replaced, otherwise `torch.compile`.
     """
     module = sys.modules.get(_EVAL_FRAME)
     return (torch, "compile", _compiling_later) if module is None else (module, _CALLBACK, _refusing)
