@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 
 class EquivCheckError(Exception):
-    """Base class for all errors raised on purpose."""
+    """Base class for errors that equivcheck raises on purpose."""
 
 
 class InvalidScenario(EquivCheckError, ValueError):

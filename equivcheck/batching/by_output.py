@@ -25,9 +25,10 @@ _MIN_INDEPENDENT = 5
 
 
 def cause_by_output(runs: Runs, plain: Sequence[Presentation], window: int | None) -> str:
-    """Return clauses about how the step weighs examples in the gradients of each model output. Empty if this is unknown.
+    """Explain, for each model output, how the step weighs examples in this output's gradients.
 
-    `plain` are ways to split, pad and pack the batch (presentations) without additional padding.
+    Returns an empty text if this is unknown. `plain` are presentations (ways to split, pad and pack the batch) without additional
+    padding.
     """
     whole = runs.observation(runs.whole)
     shown = [each for each in plain if each is not runs.whole and not each.has_blank]
@@ -41,10 +42,10 @@ def cause_by_output(runs: Runs, plain: Sequence[Presentation], window: int | Non
 
 
 def fits_by_output(runs: Runs, normaliser: Normaliser, window: int | None) -> bool:
-    """Whether a normaliser explains the gradients of each model output in the whole batch, given steps on single examples.
+    """Whether a normaliser predicts each model output's gradients in the whole batch from steps on single examples.
 
-    Positions with a gradient count as tokens, separately for each output. Returns False if parameters also have gradients from a
-    loss on other tensors than the outputs.
+    In each output, positions with a gradient count as tokens. Returns False if parameters also get gradients from a loss on
+    tensors other than these outputs.
     """
     if not runs.observation(runs.whole).names or not _come_through_outputs(runs):
         return False

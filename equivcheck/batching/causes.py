@@ -27,7 +27,7 @@ _PLAIN = (Kind.WHOLE, Kind.SPLIT, Kind.BLANK, Kind.TWICE)
 
 
 def cause_of(runs: Runs, given: Format, window: int | None, shown: Sequence[Presentation], wrong: Sequence[Presentation]) -> str:
-    """Explain in clauses why the presentations in `wrong` differ from the whole batch. Empty if this is unknown.
+    """Explain why the presentations in `wrong` differ from the whole batch. Returns an empty text if this is unknown.
 
     A presentation is one way to split, pad and pack the examples. `shown` are all presentations that ran. `given` says which
     tensors the batch has.

@@ -78,7 +78,7 @@ def check_batching(  # noqa: PLR0913 - one for each thing that users bring, all 
     :param normaliser: How `step` weighs examples: ``"token"`` for the mean over all counted tokens, ``"sequence"`` for the mean
         over examples, each the mean over its tokens, ``"none"`` for the sum over tokens. By default presentations are compared
         with each other only, and the verdict says which normaliser fits.
-    :param window: Number of microbatches expected by `step` in an update. If a call gets fewer, it is the last, shorter update.
+    :param window: Number of microbatches in each update of `step`. A call with fewer microbatches is the last, shorter update.
     :param microbatches: ``"even"`` if `step` needs the same number of rows in each microbatch, else ``"any"``.
     :param microbatch_loss: Names for loss terms that rows in a microbatch share, such as ``("router",)``: rows stay together.
     :param packing: How documents in one row are marked: ``"position_ids"``, ``"cu_seqlens"``, ``"document_ids"``, or a function
@@ -87,13 +87,13 @@ def check_batching(  # noqa: PLR0913 - one for each thing that users bring, all 
     :param pad_id: Token in padding.
     :param ignore_index: Label without a loss.
     :param fields: Roles, if names and values do not show them, such as ``{"2": "loss_mask"}``: one of
-        tokens, labels, mask, loss_mask, positions, token (another value for each position), row (a value for each row).
+        tokens, labels, mask, loss_mask, positions, token (any other value for each position), row (a value for each row).
     :param examples: Called as ``examples(batch)`` if the batch cannot be taken apart by rows, such as pairs of answers. Returns a
         list of examples, which are only split and reordered.
     :param collate: Called as ``collate(examples)``. Returns a batch. Needed with `examples`.
     :param weight: Called as ``weight(example)``. Returns its weight in the loss, by default 1.
     :param dtype: Model and batches are converted to this type. None leaves them unchanged.
-    :param keep_dtype: Replace float32 by float64 if the model asks for float32.
+    :param keep_dtype: If the model's code casts to float32, cast to float64 instead.
     :param seed: Seed for torch, numpy and random before `model` is called.
     :param explain: Search for the cause if a presentation differs.
     :param mesh: Axis names and sizes. The examples are then also distributed over ranks, in up to eight ways.

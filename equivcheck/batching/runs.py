@@ -122,9 +122,9 @@ class Runs:
 
     @property
     def rounding(self) -> float:
-        """Relative limit for differences within one tensor: smaller ones count as rounding.
+        """Relative limit within one tensor: smaller differences count as rounding.
 
-        Outputs for different inputs differ by more.
+        Outputs for different inputs differ by more than this limit.
         """
         return float(eps_of(self.precision) ** 0.75)
 
@@ -226,7 +226,10 @@ class Runs:
         return replace(reference, moments=tuple(moment for moment in found if moment.phase in phases))
 
     def only_loss_differs(self, presentation: Presentation) -> bool:
-        """Whether a presentation's gradients and parameters agree with those of the whole batch."""
+        """Whether a presentation's gradients and parameters agree with those of the whole batch.
+
+        Returns False if the presentation repeats the batch (`Kind.TWICE`).
+        """
         return presentation.kind is not Kind.TWICE and not self.compare(presentation, (Phase.GRADIENT, Phase.UPDATE)).divergences
 
     def has_nan(self, presentation: Presentation) -> bool:
@@ -254,7 +257,10 @@ class Runs:
         return [] if has_shards else [np.where(each.covered, each.values, 0.0) for each in found]
 
     def would_be_right(self, gradients: Vector, presentation: Presentation) -> bool:
-        """Whether `gradients` equal the gradients from a correct step on this presentation."""
+        """Whether `gradients` agree with those of the whole batch, up to rounding.
+
+        If the presentation has an additional row without labels, the whole batch also gets this row.
+        """
         (expected,) = self._expected(self.confirming_reference, presentation, (Phase.GRADIENT,), 1.0).moments
         return self.fits(gradients, expected.values)
 
@@ -290,7 +296,7 @@ class Runs:
 
     @cached_property
     def is_additive(self) -> bool:
-        """Whether the gradients of the example in `halves` are a weighted sum over those of its halves.
+        """Whether the gradients in the first of the `halves` are a weighted sum of the gradients in the other two.
 
         True if no example has two labels.
         """

@@ -80,7 +80,7 @@ def batch_seed(campaign_seed: int, *place: int) -> int:
 def draw(plan: Plan, take: Callable[[Any], None]) -> float:
     """Draw the same cases as the campaign's first worker, and call `take` with each, for `plan.seconds`.
 
-    Within a batch, equal cases count once. Returns the seconds spent on drawing.
+    Returns the seconds spent on drawing.
     """
     started = time.monotonic()
     assert plan.strategy is not None

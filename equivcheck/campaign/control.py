@@ -58,7 +58,7 @@ def choose_control(plan: Plan) -> ControlRun | None:
 def applicable_mutants(plan: Plan) -> tuple[Mutant, ...]:
     """Return mutants to plant in the plan's layouts.
 
-    If the simplest layout of any such mutant is in the plan, mutants with another simplest layout are left out.
+    Returns only mutants whose simplest layout is in the plan. If there are none, returns all mutants for the plan's layouts.
     """
     from equivcheck.layouts.composition.registry import layout_names
     from equivcheck.mutants.registry import mutants_of
@@ -139,7 +139,7 @@ class ControlRun:
     def is_due(self, seconds: float, *, is_late: bool = False) -> bool:
         """Whether `step` should run now, after `seconds` of work in the campaign.
 
-        Steps get at most 10 % of this time, but as much as they need at the end of the campaign (`is_late`).
+        Steps get at most 10 % of this time. At the campaign's end (`is_late`), this limit does not apply.
         """
         has_time = is_late or self._seconds_before + self._control.seconds <= seconds * _SHARE
         return self.has_waiting and not self._control.caught and has_time
@@ -153,7 +153,7 @@ class ControlRun:
         self._drawn += _CHUNK
 
     def step(self, check: CheckWithFault) -> None:
-        """Check the next drawn case with the planted bug. `check` runs the check."""
+        """Check the next drawn case with the planted bug, by calling `check`."""
         clock = WorkClock()
         verdict = check(self._waiting.popleft(), self._fault.plant)
         self._control = replace(

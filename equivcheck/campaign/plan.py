@@ -40,7 +40,7 @@ class Fault(Protocol):
 
     @property
     def plant(self) -> Any:
-        """The bug, as the argument `alter` of a check."""
+        """Value for a check's argument `alter`, which plants the bug."""
 
 
 class Check(Protocol):

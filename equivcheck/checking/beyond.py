@@ -15,7 +15,7 @@ def check_beyond(scenario: Scenario, *, world: str = "sim", deadline: float = 60
     """Check a scenario without regard to torch's known limits. A scenario within all limits is checked as usual.
 
     If a limit is violated, UNSUPPORTED means that every rank raises, and KNOWN means that a known issue explains the failure.
-    Silently wrong values, hangs, and errors on only some ranks are findings. The verdict's reason then names the limit.
+    Silently wrong values, hangs, and errors on only some ranks are findings; their reason names the limit.
     """
     limit = why_unsupported(scenario)
     verdict = check(scenario, world=world, deadline=deadline, coarse=coarse, beyond=limit is not None)

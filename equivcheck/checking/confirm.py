@@ -17,7 +17,7 @@ CONFIRMING_SECONDS = 15.0
 
 
 def may_be_confirmed(verdict: CaseVerdict) -> bool:
-    """Whether the verdict is a finding from another world than gloo, without a second check in gloo so far."""
+    """Whether a second check in gloo can confirm the verdict: a finding from another world, not checked again so far."""
     return verdict.outcome.is_finding and verdict.world != CONFIRMING and not verdict.confirmed
 
 

@@ -45,7 +45,7 @@ class ExitCode(IntEnum):
 class Shell(click.Group):
     """The command group `equivcheck`.
 
-    Commands return an `ExitCode`. Errors are printed in one line, and only a bug has a traceback.
+    Commands return an `ExitCode`. Errors are printed in one line. A traceback is printed only for a bug in equivcheck.
     """
 
     def __init__(self, *args: Any, sections: Mapping[str, Sequence[str]] | None = None, **extra: Any) -> None:

@@ -21,9 +21,10 @@ OPTIONAL = (Phase.STATE, Phase.BUFFER)
 
 
 def num_agreeing_moments(diverged: ComparedRanks, traces: Sequence[Trace]) -> int:
-    """Count the compared points before the ranks' values first differ from the values in `traces`.
+    """Count the compared points at which the ranks' values equal those in `traces`, up to the first difference.
 
-    `traces` come from a training with a mistake: one trace for each rank, or one for all ranks.
+    A point is one phase in one step, such as the gradients. `traces` come from a training with a mistake: one trace for each
+    rank, or one for all ranks.
     """
     made = list(zip(*map(moments, traces), strict=True))
     count = 0
@@ -43,7 +44,7 @@ def _is_recorded(found: Sequence[Moment]) -> bool:
 
 
 def differs_in_first_tensor(diverged: ComparedRanks, traces: Sequence[Trace]) -> bool:
-    """Whether a training with a mistake also differs from one device in the tensor in which the ranks differ first.
+    """Whether the ranks' first divergence also occurs in a training with a mistake: at the same step, phase and tensor.
 
     Without this check, a mistake with an effect below the tolerance could explain a small divergence.
     """

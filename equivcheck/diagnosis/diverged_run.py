@@ -69,7 +69,7 @@ class DivergedRun(Evidence):
 
     @property
     def has_own_rows(self) -> bool:
-        """Whether ranks have different rows, and one device can compute each rank's part."""
+        """Whether ranks have different rows, and one device can emulate each rank."""
         return bool(self.data_axes) and self.can_be_emulated
 
     @property

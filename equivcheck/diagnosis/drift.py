@@ -30,7 +30,7 @@ FROM_REFERENCE = "when it starts from the reference's values"
 
 
 def drift_of(diverged: DivergedRun, alter: Callable[[Setup], None] | None, world: str | Ranks, deadline: float) -> str:
-    """Name the steps that differ even if they start from the reference's values, or say why steps cannot be examined."""
+    """Start each step from the reference's values, and name the steps that still differ. Else say why this is not possible."""
     if diverged.training.steps == 1:
         return "in the only step"
     if diverged.resumes:

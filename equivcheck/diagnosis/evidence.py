@@ -93,7 +93,7 @@ class Evidence(ComparedRanks, ABC):
     @property
     @abstractmethod
     def has_own_rows(self) -> bool:
-        """Whether ranks have different rows, and one device can compute each rank's part."""
+        """Whether ranks have different rows, and one device can emulate each rank."""
 
     @property
     @abstractmethod
@@ -150,7 +150,7 @@ class Evidence(ComparedRanks, ABC):
 
     @property
     def counts(self) -> dict[int, str]:
-        """Whole numbers by which values may wrongly be multiplied, such as axis sizes, each with a phrase.
+        """Maps each whole number by which values may wrongly be multiplied, such as an axis size, to a phrase for it.
 
         If several numbers are equal, such as axis size and microbatches, one phrase names them all.
         """
@@ -161,13 +161,16 @@ class Evidence(ComparedRanks, ABC):
         return {number: " or of ".join(words) for number, words in counts.items()}
 
     def call_counts(self, known: int) -> list[tuple[int, str]]:
-        """Return the number of microbatches in a step, with a phrase. Empty if the number is 1 or equals `known`."""
+        """Return the number of microbatches in a step, and a phrase for it, as a list with one pair.
+
+        The list is empty if the number is 1 or equals `known`.
+        """
         count = self.num_microbatches
         return [] if count in (1, known) else [(count, f"the {count} microbatches")]
 
     @property
     def fractions(self) -> dict[float, str]:
-        """Quotients of whole numbers by which values may wrongly be multiplied, each with a phrase."""
+        """Maps each quotient by which values may wrongly be multiplied to a phrase for it. Empty unless a subclass knows some."""
         return {}
 
     def size(self, axes: Sequence[str]) -> int:
@@ -181,9 +184,9 @@ class Evidence(ComparedRanks, ABC):
 
     @property
     def num_moments(self) -> int:
-        """Number of compared points up to the end of the first step that differs.
+        """Number of compared points up to the end of the first step that differs. A point is one phase in one step.
 
-        Optimizer state and buffers at the end of the training count only if no earlier value differs.
+        Optimizer state and buffers at the end of the training count only if the first divergence is in them.
         """
         first, at_end = self.first, (Phase.STATE, Phase.BUFFER)
         return 1 + max(
@@ -226,7 +229,7 @@ class Evidence(ComparedRanks, ABC):
         """Return the ratio of the ranks' values to the expected values, if all elements in the tensors `names` share it.
 
         None otherwise, or if the ratio is 1. A ratio close to n or 1/n, for a whole number n, is rounded to it. If there is only
-        one element, all other ratios give None.
+        one element, returns None for any other ratio.
         """
         found, expected = self.found_values(self.first.step, phase), self.expected_values(self.first.step, phase)
         ratios = [

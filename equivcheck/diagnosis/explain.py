@@ -45,10 +45,10 @@ def explained(
 ) -> V:
     """Return the verdict with a diagnosis, if a known fault reproduces the ranks' values, and with the steps that go wrong.
 
-    `alter` must be the function with which the verdict was found, because the scenario's ranks run again in `world`. If nothing
-    differs there, they run in the verdict's world, with gloo instead of torchrun. `deadline` is in seconds per run. Verdicts
-    without a finding and verdicts on tensor programs are returned unchanged. An error during the diagnosis is kept in
-    `unfinished`. Raises `UsageError` for a verdict of `check_training`.
+    `alter` must be the function with which the verdict was found, because the scenario's ranks run again in `world`. If they
+    agree with one device there, they run in the verdict's world, or in gloo if that is torchrun. `deadline` is in seconds per
+    run. Verdicts without a finding and verdicts on tensor programs are returned unchanged. An error during the diagnosis is kept
+    in `unfinished`. Raises `UsageError` for a verdict of `check_training`.
     """
     if not isinstance(verdict, CaseVerdict):
         raise UsageError(
@@ -155,7 +155,7 @@ def cause_by_ablation(
 ) -> Diagnosis | None:
     """Run the ranks again without dropout, then without shared weights.
 
-    If a run agrees with one device, return a diagnosis with the part that it left out. Returns None if all runs still differ.
+    If the ranks then agree with one device, return a diagnosis that names the removed part. Returns None if they still differ.
     """
     training, without = scenario.training, []
     if any(layer.dropout for layer in training.model.layers):

@@ -21,8 +21,8 @@ MOSTLY = 0.75
 def wrong_elements(diverged: Evidence, phase: Phase) -> dict[str, torch.Tensor]:
     """Return a mask for each tensor: the elements with a difference on any rank in this phase of the first wrong step.
 
-    Tensors without a reported difference are left out, because single elements may exceed their small part of a tensor's
-    tolerance.
+    Tensors without a reported difference are left out. Their tolerance holds for the full tensor, so single elements may exceed
+    the limit for one element.
     """
     masks: dict[str, np.ndarray] = {}
     differing = diverged.differing(phase)
@@ -44,7 +44,7 @@ def wrong_elements(diverged: Evidence, phase: Phase) -> dict[str, torch.Tensor]:
 
 
 def suspects(diverged: Evidence) -> tuple[Masks | None, ...]:
-    """Return the sets of elements whose gradients may be wrong: those that differ first, and all elements (None)."""
+    """Return the sets of elements whose gradients may be wrong: those in the first divergence, and all elements (None)."""
     if diverged.first.phase is not Phase.GRADIENT:
         return (None,)
     masks = {name: mask for name, mask in wrong_elements(diverged, Phase.GRADIENT).items() if name in diverged.updated}

@@ -35,7 +35,10 @@ _DISTANCE = (
 
 
 def comparison_functions(draft: Draft) -> list[list[str]]:
-    """Return definitions for the script's helpers ``full`` and ``distance``, if the script needs them."""
+    """Return definitions for the script's helpers ``full`` (copies a full tensor) and ``distance`` (compares two tensors).
+
+    Helpers that the script does not need are left out.
+    """
     found = []
     none = may_lack_gradients(draft.scenario.training)
     if draft.has_dtensors:

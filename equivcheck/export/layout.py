@@ -13,7 +13,7 @@ from equivcheck.scenario import ClipNorm, ClipValue, Compile
 
 
 def write_layout(draft: Draft) -> None:
-    """Add all parallelisms, innermost first, and `torch.compile` to the script.
+    """Add code for the layout to the script: for all parallelisms, innermost first, and for `torch.compile`.
 
     Raises `CannotExport` if the script cannot express an option.
     """

@@ -131,7 +131,7 @@ _COMPARED = (Phase.LOSS, Phase.GRADIENT, Phase.CLIPPING, Phase.UPDATE)
 def tolerance_of(scenario: Scenario, verdict: Verdict | None = None) -> float:
     """Return the script's tolerance: the largest tolerance among the compared tensors.
 
-    If this would hide the verdict's divergence, return the tolerance of the tensor with the divergence.
+    If the verdict's divergence is not larger than that, return the tolerance for the tensor with the divergence.
     """
     moments = ReferenceRun.of(scenario).confirming_reference().moments
     compared = (moment for moment in moments if moment.phase in _COMPARED)

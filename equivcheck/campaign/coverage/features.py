@@ -46,8 +46,8 @@ def features(scenario: Scenario) -> frozenset[Feature]:
 def located_features(scenario: Scenario) -> Iterator[tuple[Feature, Path]]:
     """Yield each feature of a scenario, with the path to its field. Seeds and constant fields are left out.
 
-    In a resumed scenario, the first layout counts only by name, because its options also occur as final layouts of other
-    scenarios.
+    In a resumed scenario, the layout before the checkpoint counts only by name, because other scenarios already cover its
+    options.
     """
     for top in ("training", "layout"):
         yield from _of_noun(getattr(scenario, top), top, (top,))

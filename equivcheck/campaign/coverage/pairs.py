@@ -61,7 +61,10 @@ def format_pairs(pairs: Pairs) -> str:
 
 
 class ModelFamily(PrintableEnum):
-    """Kind of model input that a feature needs. `TOKENS` is the most demanding kind, and any model meets `ROWS`."""
+    """Kind of model input that a feature needs, the most demanding kind first.
+
+    Every model can have a feature that needs `ROWS`.
+    """
 
     TOKENS = "tokens"
     SEQUENCES = "sequences"

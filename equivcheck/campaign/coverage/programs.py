@@ -33,9 +33,9 @@ class ProgramReach:
         self.places.update(places_of(program, leaving_out=leaving_out))
 
     def add_checked(self, verdict: ProgramVerdict) -> None:
-        """Count the operations in a checked program, and those refused by all ranks.
+        """Count the operations in a checked program. Record separately which operations all ranks refused.
 
-        Statements are left out if they could not be applied.
+        Statements that did not apply to their arguments are left out.
         """
         self.add(verdict.program, leaving_out=verdict.clones)
         statements = verdict.program.statements

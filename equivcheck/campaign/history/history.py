@@ -110,10 +110,10 @@ class History:
 
     @contextlib.contextmanager
     def open(self, *, writes: bool = True) -> Iterator[sqlite3.Connection]:
-        """Open the history file in one transaction.
+        """Open the history file in one transaction. Raises `HistoryFailed` if the file cannot be used.
 
         If `writes` is True, a missing file is created. Otherwise, the file must exist; it may be write-protected, and readers do
-        not wait for writers. Raises `HistoryFailed`.
+        not wait for writers.
         """
         try:
             if writes:

@@ -191,9 +191,9 @@ def fails(run: Run, record: Record) -> bool:
 
 
 def can_make_run_fail(run: Run, name: str) -> bool:
-    """Whether any finding of one kind can make the campaign fail.
+    """Whether a finding in a case called `name` could make the campaign fail.
 
-    `name` is the name of the finding's case: a layout's name, or `TensorProgram.tag`.
+    `name` is a layout's name, or `TensorProgram.tag` for all tensor programs.
     """
     return bool(_FAILING[run.mode]) and (run.fail_on is FailOn.ALL or name != TensorProgram.tag)
 
@@ -201,7 +201,7 @@ def can_make_run_fail(run: Run, name: str) -> bool:
 def failing(history: History, runs: Iterable[Run]) -> tuple[Record, ...]:
     """Return the findings that make any of the campaigns fail.
 
-    Each finding has its status after the first campaign that it makes fail.
+    Each finding occurs once, with its status after the first campaign that fails because of it.
     """
     found: dict[str, Record] = {}
     for run in runs:

@@ -30,10 +30,10 @@ class Candidate:
     """Ids of known issues that the case could show before the change. Empty if it was not changed."""
 
     def issues_decided_by(self, verdict: CaseVerdict) -> frozenset[str]:
-        """Return the ids of known issues about which the verdict says whether they still exist.
+        """Return the ids of known issues for which the verdict shows whether they still exist.
 
-        KNOWN says this about one issue only, because that issue may hide others. EQUIVALENT says it about all issues that the
-        case could show.
+        A verdict KNOWN decides only the issue that it names, because this issue may hide others. EQUIVALENT decides all issues
+        that the case could show.
         """
         if verdict.outcome is Outcome.KNOWN:
             return frozenset((verdict.known,))

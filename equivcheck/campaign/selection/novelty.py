@@ -102,7 +102,7 @@ class Selection:
 
 
 class Novelty:
-    """Chooses a scenario if it has at least as many new features for its cost as all recent scenarios in its group.
+    """Chooses a scenario if no recent scenario in its group had more new features for its cost.
 
     New feature pairs and triples count relative to all pairs and triples in the scenario. Without this, models over sequences
     would be preferred, because these have the most features and cost twice as much. If no scenario brings anything new, every

@@ -36,9 +36,9 @@ def same_fingerprint(first: CaseVerdict) -> Callable[[CaseVerdict], bool]:
 class Shrinking:
     """Search for a smaller case with the same failure, limited to `seconds` of work (`WorkClock`).
 
-    Callers pass the verdicts on Hypothesis's proposals to `offer`; `finish` then tries single changes. If a coarse check
-    (see `equivcheck.check`) finds the failure in the first case, smaller cases also get coarse checks. The final case gets a
-    full check.
+    Callers pass the verdicts on Hypothesis's proposals to `offer`; `finish` then tries single changes. Coarse checks are faster,
+    because they do not measure rounding noise (see `equivcheck.check`). Smaller cases get coarse checks if such a check finds the
+    failure in the first case. The final case gets a full check.
     """
 
     def __init__(

@@ -60,7 +60,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Message from a worker: a finding, or a smaller case for one."""
+    """Message from a worker: a new finding, or a smaller case for an earlier finding."""
 
     verdict: CaseVerdict
     """Verdict on the finding, with its case."""
@@ -70,7 +70,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InDoubt:
-    """Message from a worker: it is about to check a failed case again in a new process, or this check is done."""
+    """Message from a worker, before and after it checks a failed case again in a new process."""
 
     verdict: CaseVerdict | None
     """Verdict to be confirmed by the second run; None if this run is done."""

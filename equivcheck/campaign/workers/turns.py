@@ -105,7 +105,7 @@ class Part:
 
     @property
     def expected_seconds(self) -> float:
-        """Expected duration of all checks of this kind so far, in seconds."""
+        """Expected duration, in seconds, of all checks of this kind that have run."""
         return self.num_checks * self.seconds
 
     def count(self, case: Any) -> None:
@@ -115,7 +115,7 @@ class Part:
         self.reach.add(case)
 
     def end_batch(self) -> None:
-        """End the current batch, and compute its `gain`."""
+        """End the current batch, and set `gain` to the batch's share of cases with a new feature."""
         if self.checks_of_batch:
             self.gain, self.checks_of_batch, self.new_of_batch = self.new_of_batch / self.checks_of_batch, 0, 0
 

@@ -62,7 +62,8 @@ class CheckerBroke(BaseException):
 class Worker:
     """Draws and checks cases for one worker of a campaign, inside its process.
 
-    `place` has the worker's number and its process number. They change the seeds, so each process draws other cases.
+    `place` has the worker's number, and how many processes this worker had before. Both change the seeds, so each process draws
+    other cases.
     """
 
     def __init__(self, plan: Plan, place: tuple[int, int], link: Supervisor, recorder: Recorder) -> None:
@@ -135,7 +136,7 @@ class Worker:
     def is_spent(self) -> bool:
         """Whether this process must end, because a rank still runs in it and cannot be stopped.
 
-        Later findings here would prove nothing.
+        This rank may disturb later checks, so their findings would prove nothing.
         """
         return bool(abandoned_threads())
 

@@ -91,7 +91,10 @@ def _of_programs(seconds: float, seed: int | None, *, as_json: bool) -> ExitCode
 
 
 def write_legal(examples: Examples, file: Path) -> None:
-    """Write the table of legal feature pairs to `file`. For each pair never drawn, search a scenario with both features."""
+    """Write the table of legal feature pairs to `file`.
+
+    A pair that was never drawn is also legal if a scenario with both features can be constructed.
+    """
     from equivcheck.campaign.coverage.legality import witness
     from equivcheck.campaign.coverage.pairs import format_pairs
 

@@ -60,7 +60,7 @@ def report(  # noqa: PLR0913, PLR0917 - options
 
     Without FINDING it is about a run of fuzz, read from the store's history. With FINDING (a folder, or the first digits of a
     fingerprint), its ranks run once more in a separate process, and the page shows their tensors and calls. Pages are single
-    files. A finding's page contains a script. torchrun may run it once, to choose weights and inputs that show the failure.
+    files. A finding's page contains a script. The command may run it once, to choose weights and inputs that show the failure.
     """
     if since is not None and (run or form != "issue"):
         raise UsageError("--since is not valid with --run or without --format issue. Expected --since DATE --format issue")

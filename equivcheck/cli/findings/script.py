@@ -26,10 +26,10 @@ class NumberSource(PrintableEnum):
 
 
 def script_text(verdict: CaseVerdict, wanted: NumberSource, *, name: str, seen_on: str) -> str:
-    """Return a script that reproduces the verdict with torch only. `seen_on` is the torch version named in its docstring.
+    """Return a script that reproduces the verdict with torch only. The script's docstring names the torch version `seen_on`.
 
-    `wanted` chooses the numbers; with AUTO, the script may run once to choose them. Raises `UsageError` if no script can express
-    the case.
+    `wanted` chooses the source of weights and inputs. With AUTO, the script may run once to choose it. Raises `UsageError` if no
+    script can express the case.
     """
     from equivcheck.export.script import script_of
     from equivcheck.layouts.base.script.numbers import Numbers, choose_numbers

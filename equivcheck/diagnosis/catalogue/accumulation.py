@@ -15,7 +15,7 @@ from equivcheck.scenario.mesh import CP, PP
 
 
 def wrong_microbatches(diverged: DivergedRun, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield mistakes: accumulated gradients are summed over ranks again after each microbatch."""
+    """Yield mistakes: after each microbatch, the gradients accumulated so far are summed over ranks again."""
     if facts.num_backward == 1:
         return
     model, num_parts = diverged.training.model, diverged.mesh.size(CP)

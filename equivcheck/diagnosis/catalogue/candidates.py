@@ -97,9 +97,9 @@ GENERAL = (
 
 
 def facts_of(diverged: DivergedRun) -> StepFacts:
-    """Return the facts about a scenario's training step from which mistakes are chosen.
+    """Return facts about a scenario's training step. They decide which mistakes are tried.
 
-    If the layout rounds to low precision, the reference runs one backward pass for all microbatches.
+    If the layout rounds to lower-precision dtypes, the single-device run has one backward pass for all microbatches.
     """
     return StepFacts(
         own_rows=True,
@@ -110,7 +110,7 @@ def facts_of(diverged: DivergedRun) -> StepFacts:
 
 
 def candidates(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield the mistakes to try for a diverged run, in this order."""
+    """Yield the mistakes to try for a diverged run, in the order of `CATALOGUE`."""
     facts = facts_of(diverged)
     for wrong, phases in CATALOGUE:
         if diverged.first.phase in phases:

@@ -30,7 +30,8 @@ MAX_SETS = 4096
 def wrong_clippings_of_scenario(diverged: DivergedRun, facts: StepFacts) -> Iterator[Mistake]:
     """Yield mistakes in gradient clipping.
 
-    Mistakes with a wrong norm have a second variant: it clips by this norm, but returns the right one.
+    Each mistake with a wrong norm is tried in two variants. Both clip by the wrong norm, but the second one returns the right
+    norm.
     """
     clipping = diverged.training.clipping
     if isinstance(clipping, ClipValue):

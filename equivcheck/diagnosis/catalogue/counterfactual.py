@@ -24,7 +24,7 @@ Item = TypeVar("Item")
 
 
 def on_one_device(cause: Cause, sentence: str, change: Change) -> Mistake:
-    """Return a mistake, the same on all ranks. One training on one device, with `change`, reproduces it."""
+    """Return a mistake with the same effect on all ranks. One training on one device, with `change`, reproduces it."""
 
     def change_all(ranks: ScenarioRanks) -> None:
         for setup in ranks.setups:
@@ -34,7 +34,7 @@ def on_one_device(cause: Cause, sentence: str, change: Change) -> Mistake:
 
 
 def on_emulated_ranks(cause: Cause, sentence: str, change: Callable[[ScenarioRanks], None]) -> Mistake:
-    """Return a mistake with differences between ranks. One emulated training for each rank, with `change`, reproduces it."""
+    """Return a mistake with different effects on ranks. One emulated training for each rank, with `change`, reproduces it."""
     return Mistake(cause, sentence, change, own_rows=True)
 
 

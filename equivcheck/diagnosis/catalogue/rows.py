@@ -26,7 +26,7 @@ Take = Callable[[ScenarioRanks, RankCoordinate, Batch], Batch]
 def wrong_rows(diverged: DivergedRun) -> Iterator[Mistake]:
     """Yield mistakes with rows: the same rows on several ranks, rows that are duplicated or left out.
 
-    Dropout masks may also belong to other rows, or be missing.
+    Also yields mistakes with dropout masks: no masks, or the first rank's masks on every rank.
     """
     mesh, axes = diverged.mesh, diverged.data_axes
     if axes:

@@ -61,7 +61,7 @@ def _through(linear: nn.Linear, weight: Callable[[], torch.Tensor], values: torc
 
 
 def detached_weight(linear: nn.Linear) -> Callable[[], torch.Tensor]:
-    """Return a function that returns the module's weight without a gradient."""
+    """Return a function that returns the module's detached weight, so that it gets no gradient."""
     return linear.weight.detach
 
 

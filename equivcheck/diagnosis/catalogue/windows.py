@@ -18,7 +18,7 @@ from equivcheck.worlds.trace.differences import Phase
 
 
 def wrong_windows(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes in a last step with fewer microbatches: its values are divided as in a full step, or it makes no update."""
+    """Yield mistakes in a last step with fewer microbatches: a divisor as if it had all microbatches, or no update."""
     training = diverged.training
     if not training.has_trailing_window:
         return

@@ -28,10 +28,11 @@ Scale = Callable[[list[torch.Tensor], torch.Tensor], None]
 
 
 class EmulatedRanks(ABC):
-    """Ranks emulated in one process. They compute the same as one device, until a `Mistake` changes them.
+    """Ranks emulated in one process. They compute the same as one device, unless a `Mistake` changes them.
 
-    A mistake changes attributes before `train`. Every rank has full parameters. With `own_rows`, a rank computes on its own rows,
-    else on all rows. With `one`, only rank 0 trains, and its trace stands for all ranks.
+    A mistake changes attributes before `train`. Every rank has full parameters. With `own_rows`, each rank computes on its own
+    rows, and gradients are averaged. Otherwise, each rank computes on all rows. With `one`, only rank 0 trains, and its trace
+    stands for all ranks.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class EmulatedRanks(ABC):
         return peers_of(self.coordinates, rank, axes)
 
     def mean(self, gradients: list[Gradients], _microbatch: int, _step: int) -> list[Gradients]:
-        """Average each rank's gradients over the ranks with other rows.
+        """Return the gradients, averaged over ranks with different rows: one result for each rank.
 
         Ranks share the results, so the caller must not change them.
         """
@@ -111,7 +112,10 @@ class EmulatedRanks(ABC):
         return {name: value.div_(len(ranks)) for name, value in means.items()}
 
     def multiply_gradients(self, factor: Callable[[str, int, int], float]) -> None:
-        """Multiply averaged gradients by `factor`, which gets the parameter's name, the microbatch and the step."""
+        """Change the reduction: averaged gradients are multiplied by ``factor(name, microbatch, step)``.
+
+        `name` is the parameter's name.
+        """
         self.reduce = lambda all_, microbatch, step: [
             {name: value * factor(name, microbatch, step) for name, value in each.items()}
             for each in self.mean(all_, microbatch, step)
@@ -137,9 +141,9 @@ class EmulatedRanks(ABC):
         return self.turns.meet(rank, given, together)
 
     def clip_rank(self, rank: int, tensors: list[torch.Tensor], kind: float, scale: Scale) -> torch.Tensor:
-        """Clip a rank's gradients with `scale`, by the norm that `self.norm` computes, and return the norm.
+        """Clip a rank's gradients by the norm that `self.norm` computes, and return the norm.
 
-        `kind` is the norm type.
+        ``scale(tensors, norm)`` clips the gradients of tensors with this norm. `kind` is the norm type.
         """
         own = [(tensor, tensor.grad) for tensor in tensors if tensor.grad is not None]
         names = {id(value): name for name, value in self.parameters[rank].items()}

@@ -53,7 +53,7 @@ class HeldElements:
         return torch.from_numpy(np.asarray(np.any([self._held[name][rank] for rank in ranks], axis=0)))
 
     def exchange(self, name: str, value: torch.Tensor, sources: Sequence[int]) -> None:
-        """Overwrite each rank's elements in `value` by those of another rank, `sources[rank]`.
+        """Overwrite each rank's elements in `value` by the elements of another rank, whose number is `sources[rank]`.
 
         A rank is skipped if the other rank does not hold equally many elements of the tensor `name`.
         """
@@ -81,7 +81,7 @@ class HeldElements:
                 value[self.by(name, rank)] = torch.stack(shards).sum(0) / divisor
 
     def sources_by_distance(self) -> Iterator[tuple[int, list[int]]]:
-        """Yield each distance between ranks, with a list of the ranks at this distance from each rank."""
+        """Yield each distance between ranks, with a list: for each rank, the rank that follows at this distance, cyclically."""
         for distance in range(1, self.num_ranks):
             yield distance, [(rank + distance) % self.num_ranks for rank in range(self.num_ranks)]
 

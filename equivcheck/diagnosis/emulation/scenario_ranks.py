@@ -49,7 +49,7 @@ class ScenarioRanks(EmulatedRanks):
                 setup.full_counts = lambda *_given: self._counts
 
     def take_rows(self, rank: RankCoordinate, batch: Batch) -> Batch:
-        """Return a rank's rows of a batch. All ranks have nearly the same number of rows."""
+        """Return a rank's rows of a batch. All ranks get equally many rows, but the last ranks may get fewer."""
         index, count = self._part(rank)
         size = -(-batch.rows // count)
         start = min(index * size, batch.rows)

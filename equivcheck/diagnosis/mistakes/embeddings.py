@@ -13,7 +13,7 @@ NO_ROW = -1
 
 
 def wrong_lookups(shards: Sequence[torch.Tensor], name: str, where: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield mistakes in a sharded embedding, each as a phrase with the wrong row indices for each token.
+    """Yield mistakes in a sharded embedding: for each a phrase, and the rows that each token then looks up, as indices.
 
     The indices have shape (rows per token, vocabulary), and a token is embedded as the sum of its rows. `shards` has each rank's
     row indices, `name` is the weight's name, and `where` describes the ranks.
@@ -39,7 +39,7 @@ def wrong_lookups(shards: Sequence[torch.Tensor], name: str, where: str) -> Iter
 def look_up(embedding: nn.Embedding, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """Embed each token as the sum of its rows in the embedding's weight.
 
-    `rows` has their indices, (rows per token, vocabulary). `NO_ROW` in it stands for zeros.
+    `rows` has each token's row indices, with shape (rows per token, vocabulary). The index `NO_ROW` stands for a row of zeros.
     """
     chosen = rows[:, tokens]
     padding = embedding.padding_idx if len(rows) == 1 else None

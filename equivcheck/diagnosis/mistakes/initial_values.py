@@ -18,7 +18,7 @@ from equivcheck.worlds.trace.tensors import Vector
 
 
 def wrong_start(diverged: Evidence, _facts: StepFacts | None = None) -> Iterator[Mistake]:
-    """Yield a mistake: ranks start with other values than one device, or with values at wrong positions."""
+    """Yield a mistake: ranks start with other values than one device, or with the right values in wrong places."""
     right = diverged.right_initial_values
     wrong = [
         (piece.name, rank)

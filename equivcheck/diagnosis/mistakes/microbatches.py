@@ -16,7 +16,7 @@ from equivcheck.oracle.verdict.cause import Cause
 
 
 def wrong_accumulations(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield mistakes in gradient accumulation, for the first wrong gradients and for all gradients.
+    """Yield mistakes in gradient accumulation. They are tried for the elements that differ first, and for all elements.
 
     Also yields the mistake that gradients are never zeroed.
     """

@@ -24,7 +24,7 @@ def narrower_types(diverged: Evidence) -> list[tuple[torch.dtype, str]]:
 
 
 def lower_precision(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield mistakes: in a narrower type, gradients are reduced, added up or stored, or parameters are stored."""
+    """Yield mistakes: gradients are reduced, accumulated or stored in a narrower type, or parameters are stored in it."""
     for kind, name in narrower_types(diverged):
         times = (EACH, WHOLE, ONCE) if facts.num_backward > 1 else (EACH,)
         for when, before in product(times, (False, True)) if diverged.has_own_rows else ():
@@ -66,7 +66,7 @@ def _accumulate_in(ranks: EmulatedRanks, *, kind: torch.dtype, of_each: bool, of
     sums: list[Gradients] = [{} for _ in ranks.models]
 
     def add(total: Gradients, fresh: Gradients) -> Gradients:
-        """Add gradients to the sum `total` in the narrower type, and return by how much the sum changes."""
+        """Add gradients to the sums in `total`, in the narrower type. Returns how much each sum changes."""
         added = {}
         for name, value in fresh.items():
             before = total.get(name, torch.zeros_like(value))

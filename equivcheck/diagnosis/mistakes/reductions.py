@@ -31,7 +31,7 @@ LEAST_SCALE = 16.0
 def wrong_reductions(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
     """Yield mistakes in the gradient reduction over ranks with different rows.
 
-    Each is tried for the first wrong gradients, and for all gradients.
+    Each is tried for the elements that differ first, and for all elements.
     """
     for span, masks in product(spans(diverged), suspects(diverged)):
         what = subject(diverged, masks)
@@ -77,7 +77,10 @@ def _multiplied(
 
 
 def subject(diverged: Evidence, masks: Masks | None) -> str:
-    """Return subject and verb for a sentence about the gradients of the elements in `masks`. None stands for all elements."""
+    """Return the start of a sentence about the gradients of some elements, such as ``all gradients are``.
+
+    `masks` selects the elements. None stands for all elements.
+    """
     if masks is None or all(mask.all() for mask in masks.values()):
         return gradients(diverged, diverged.updated if masks is None else tuple(masks))
     return f"the gradients of {rows_of_tensor({name: mask.numpy() for name, mask in masks.items()})} are"
@@ -122,9 +125,9 @@ def _reduce_again(ranks: EmulatedRanks, *, change: Change) -> None:
 
 
 def reduce_by(wrong: Wrong, masks: Masks | None, span: Span, microbatches: Sequence[int] | None = None) -> Change:
-    """Return a change to emulated ranks: gradients are reduced by `wrong`, for some elements, steps and microbatches.
+    """Return a change to emulated ranks: `wrong` replaces the gradient reduction for some elements, steps and microbatches.
 
-    `masks` selects elements and `microbatches` selects microbatches; None selects all. `span` says in which steps.
+    `masks` selects elements and `microbatches` selects microbatches; None selects all. `span` selects steps.
     """
 
     def change(ranks: EmulatedRanks) -> None:
@@ -248,7 +251,7 @@ def _scaled_losses(diverged: Evidence) -> Iterator[Mistake]:
 
 
 def weigh_losses(ranks: EmulatedRanks, *, weights: Sequence[float]) -> None:
-    """Bug: multiply each microbatch's loss by its weight."""
+    """Bug: multiply each microbatch's loss by its entry in `weights`."""
     ranks.loss_weights = weights
 
 

@@ -41,7 +41,7 @@ def equal_settings(diverged: Evidence) -> set[str]:
 def settings_at_steps(diverged: Evidence) -> Iterator[Mistake]:
     """Yield a mistake: ranks have other optimizer settings than one device.
 
-    It is tried with the ranks' settings at each update.
+    To reproduce it, emulated ranks get the real ranks' settings at each update.
     """
     single, runs = diverged.right_settings_at_steps, diverged.settings_at_steps
     wrong = {rank: found for rank, steps in enumerate(runs) if (found := differing_settings(single, steps))}

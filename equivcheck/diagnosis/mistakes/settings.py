@@ -22,7 +22,7 @@ Others = dict[str, dict[str, tuple[float, float]]]
 
 
 def wrong_settings(diverged: Evidence, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield mistakes in optimizer settings: the ranks' own settings, then schedules, then common mistakes.
+    """Yield mistakes in optimizer settings: settings recorded on the ranks, wrong schedules, and common mistakes.
 
     Settings that are the same on ranks and one device are left out.
     """
@@ -148,7 +148,7 @@ def _repeat_step(scheduler: Any, *, times: int) -> None:
 
 
 def wrong_decays(diverged: Evidence, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield mistakes: weight decay is coupled instead of decoupled, or the reverse, or is applied twice."""
+    """Yield mistakes: weight decay is added to gradients and not subtracted from parameters, or the reverse, or applied twice."""
     if not any(numbers.get("weight_decay") for numbers in diverged.right_settings.values()):
         return
     for cause, words, coupled, extra in (

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 def take_rows(setup: Setup, mesh: DeviceMesh, *, propagates: bool = False) -> None:
     """Give this rank its rows of each microbatch. Outer parallelisms split the rows first.
 
-    Layers' counts over the whole microbatch, such as tokens per expert, are also all-reduced. Set `propagates` to True if
-    activations are DTensors: then DTensor reduces the counts.
+    Counts in layers, such as tokens per expert, are summed over ranks. Set `propagates` to True if activations are DTensors,
+    because DTensor then sums the counts.
     """
     if not propagates:
         for dim in range(mesh.ndim):

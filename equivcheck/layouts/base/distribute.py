@@ -34,7 +34,7 @@ def distribute_parameters(model: nn.Module, mesh: DeviceMesh, distribution: Dist
 def redistribute_gradients(parameters: Iterable[torch.Tensor]) -> None:
     """Register hooks to redistribute each gradient to its parameter's placements before accumulation.
 
-    DTensor's propagation may leave a gradient partial or sharded along another dim, and then refuses in-place operations on it.
+    DTensor's propagation may leave a gradient partial or sharded along another dim. In-place operations on such a gradient fail.
     """
     for parameter in parameters:
         if isinstance(parameter, DTensor) and parameter.requires_grad:
@@ -46,7 +46,7 @@ def _redistributed(placements: tuple[Placement, ...], gradient: DTensor) -> DTen
 
 
 def distribute_batch(batch: Batch, mesh: DeviceMesh) -> Batch:
-    """Make a batch from each rank's rows: DTensors that are sharded by rows, without communication."""
+    """Convert this rank's rows to DTensors sharded by rows. The rows become the rank's local shards, without communication."""
     inputs, targets = (_by_rows(values, mesh, batch.batch_dim) for values in (batch.inputs, batch.targets))
     masks = tuple(None if mask is None else _by_rows(mask, mesh, 0) for mask in batch.masks)
     return replace(batch, inputs=inputs, targets=targets, masks=masks)

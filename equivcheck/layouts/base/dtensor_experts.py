@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def has_dtensor_experts(layout: Layout) -> bool:
-    """Whether a layout stores experts as DTensors, even over one rank and even if the model has no experts."""
+    """Whether a layout would store experts as DTensors. The model need not have experts, and the axis may have one rank."""
     return any(each.storage is ExpertStorage.DTENSOR for each in layout.of(ExpertParallel))
 
 
@@ -24,7 +24,7 @@ def is_dtensor_expert(layout: Layout, parameter: Parameter) -> bool:
 
 
 def dtensor_experts(model: Model, layout: Layout) -> list[Parameter]:
-    """All expert parameters, if the layout stores experts as DTensors."""
+    """Parameters of all experts, if the layout stores experts as DTensors. Otherwise the list is empty."""
     return [parameter for parameter in parameters_of(model) if is_dtensor_expert(layout, parameter)]
 
 

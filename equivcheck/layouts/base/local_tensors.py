@@ -149,8 +149,8 @@ def norm_over_groups(
 ) -> torch.Tensor:
     """Return the gradients' norm over all ranks' shards.
 
-    `cuts` has, for each parallelism with shards, the sharded parameters and their shards' process group. Parameters sharded by
-    the same parallelisms share one norm, combined over their groups. Replicated parameters share another norm.
+    `cuts` has, for each parallelism with shards, the sharded parameters and their shards' process group. One norm is computed for
+    all parameters sharded by the same parallelisms, and one for replicated parameters. The result combines these norms.
     """
     norm_type = float(clipping.norm_type.value)
     kinds: dict[tuple[bool, ...], list[torch.Tensor]] = {}

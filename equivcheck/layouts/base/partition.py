@@ -44,7 +44,7 @@ def shard_shape(shape: Shape, dim: int, parts: int, part: int) -> Shape:
 
 
 def local_shape(layout: Layout, parameter: Parameter, coordinates: Mapping[str, int]) -> Shape:
-    """Return the shape of a parameter's local tensor on a rank, if the layout shards along dims.
+    """Return the shape of a parameter's local tensor on a rank, for parameters sharded along dims or replicated.
 
     `coordinates` maps mesh axes to the rank's indices. For flat parameters see
     `equivcheck.layouts.parallelisms.fsdp1.flat_layout`.
@@ -59,7 +59,7 @@ def local_shape(layout: Layout, parameter: Parameter, coordinates: Mapping[str, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedDim:
-    """A sharded dim of a DTensor parameter, even if it has only one shard."""
+    """A dim along which a DTensor parameter is sharded, perhaps over a single rank."""
 
     size: int
     """Length before sharding."""

@@ -104,14 +104,14 @@ class Rounding:
 
     @property
     def num_parts(self) -> int:
-        """Number of parts in a microbatch, one for each data-parallel rank."""
+        """Number of parts into which data-parallel ranks split a microbatch: one part for each rank."""
         return self.replicas * self.shards
 
     @property
     def gradient_scale(self) -> float:
         """Factor by which each part's loss is multiplied before backward.
 
-        Gradients, summed over ranks and divided by `divisor`, are then the mean over parts.
+        It compensates for `divisor`: the sum over ranks, divided by `divisor`, is then the mean over parts.
         """
         return 1.0 if self.divisor is None else self.divisor / self.num_parts
 

@@ -45,7 +45,10 @@ class Prediction:
     """Operations whose calls are predicted but not their bytes."""
 
     def with_bytes_from(self, actual: Totals) -> Totals:
-        """Return the expected calls. Bytes that depend on values in tensors are copied from the recorded calls, `actual`."""
+        """Return the expected calls.
+
+        If their bytes depend on values in tensors, the bytes of the recorded calls `actual` are used.
+        """
         counted = {key: actual.get(key, (0, 0))[1] for key in self.totals if key[2] in self.open_bytes}
         return {key: (calls, counted.get(key, num_bytes)) for key, (calls, num_bytes) in self.totals.items()}
 

@@ -13,6 +13,6 @@ FULL_TENSORS_ONE_IN = 8
 def asks_full_tensors(scenario: Scenario) -> bool:
     """Whether to compare DTensor's `full_tensor()` with the full tensor that equivcheck assembles from shards.
 
-    The decision depends only on the training's seed, so that shrinking can keep it.
+    The decision depends only on the training's seed. A smaller scenario with this seed gets the same decision.
     """
     return crc32(scenario.training.seed.to_bytes(8)) % FULL_TENSORS_ONE_IN == 0

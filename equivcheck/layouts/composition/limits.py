@@ -84,7 +84,7 @@ def runs_sequences(layout: Layout) -> bool:
 
 
 def can_resume(layout: Layout) -> bool:
-    """Whether a training can save a checkpoint under this layout, and resume from a checkpoint under this layout."""
+    """Whether checkpoints can be saved and loaded under this layout."""
     return not any(limit.applies(layout) for limit in _here(CHECKPOINT_LAYOUT_LIMITS))
 
 
@@ -103,7 +103,7 @@ def repair_layout_for_resume(layout: Layout) -> Layout:
 
 
 def repair_training_for_resume(training: Training, *layouts: Layout) -> Training:
-    """Repair a training until it can resume from one layout under the other.
+    """Repair a training until a checkpoint can be saved under one of the layouts and loaded under the other.
 
     Raises `BrokenLayout` if limits still apply after many repairs.
     """

@@ -71,7 +71,7 @@ class BrokenLayout(EquivCheckError):
 
 
 def kind_of(parallelism: P) -> LayoutKind[P]:
-    """Return the `LayoutKind` of a parallelism. For a built-in parallelism, no other kind is imported.
+    """Return the `LayoutKind` of a parallelism. For a built-in parallelism, only its own modules are imported.
 
     Raises `UsageError` if the parallelism is not registered. For a third-party parallelism, raises `BrokenLayout` if any entry
     point is broken.

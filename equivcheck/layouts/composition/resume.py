@@ -47,7 +47,10 @@ def _resume(scenario: Scenario) -> Resume:
 
 
 def save(resume: Resume, setup: Setup, optimizer: Optimizer, schedule: LRScheduler | None, folder: str) -> None:
-    """Save model, optimizer and schedule as a checkpoint, by names that all layouts share. Every rank must call it."""
+    """Save model, optimizer and schedule as a checkpoint, with names that are the same under all layouts.
+
+    Every rank must call this function.
+    """
     state_dict_saver.save(_state(resume, setup, optimizer, schedule), checkpoint_id=folder)
 
 
@@ -84,11 +87,11 @@ class _Progress:
         self._schedule = schedule
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the part of the schedule's state that is equal on all ranks."""
+        """Return the schedule's state without values for parameter groups. The rest is equal on all ranks."""
         return {name: value for name, value in self._schedule.state_dict().items() if name not in _BY_GROUP}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the schedule's step. Learning rates come back with the optimizer's state."""
+        """Restore the schedule's state, such as its step. Learning rates come back with the optimizer's state."""
         self._schedule.load_state_dict(state)
 
 

@@ -47,8 +47,8 @@ class Runner:
     def run(self, scenario: Scenario) -> RanksResult:
         """Run the scenario on the ranks. If it has a checkpoint, run the steps before it and the steps after it separately.
 
-        Raises `RanksFailed` if a rank fails, `UsageError` if the world does not exist or transfers no data between ranks, and
-        `NoSpace` if the disk is full.
+        Raises `RanksFailed` if a rank fails, and `NoSpace` if the disk is full. Raises `UsageError` if the world does not exist,
+        or if its ranks cannot exchange data.
         """
         with warnings.catch_warnings():
             # Generated scenarios trigger many torch warnings, which must not become errors under -W error.
@@ -133,7 +133,7 @@ def world_for(scenario: Scenario, world: str | Ranks) -> str | Ranks:
 
 
 def single_process_world(world: str) -> str:
-    """Return `world` if a single process can open it, else the name of the world with local processes."""
+    """Return `world` if one process can start its ranks, else the name of the world with local processes."""
     return world if world in LOCAL_WORLDS else PROCESSES
 
 

@@ -40,7 +40,7 @@ class SequenceShards:
 
     @property
     def place(self) -> torch.Tensor:
-        """The index of each position if all shards are concatenated by rank. The tensor has shape (length,)."""
+        """The index of each position in the concatenation of all shards, in rank order. The tensor has shape (length,)."""
         return self._laid([torch.arange(sum(map(len, self.parts)))])
 
     def _laid(self, values: list[torch.Tensor]) -> torch.Tensor:
@@ -53,7 +53,7 @@ class SequenceShards:
 def sequence_shards(diverged: DivergedRun) -> SequenceShards | None:
     """Return each context-parallel rank's positions.
 
-    Returns None if the layout has only one such rank, or rounds to another type.
+    Returns None if the layout has only one such rank, or rounds to a lower-precision dtype.
     """
     found, size, length = diverged.layout.of(ContextParallel), diverged.mesh.size(CP), diverged.training.model.length
     if not found or size == 1 or length is None or diverged.rounding is not None:
@@ -63,7 +63,7 @@ def sequence_shards(diverged: DivergedRun) -> SequenceShards | None:
 
 
 def attention_layers(diverged: DivergedRun, **having: bool) -> Iterator[tuple[int, ...]]:
-    """Yield all attention layers whose fields have the values in `having`, then each of them alone, as layer indices."""
+    """Yield indices of attention layers: all layers whose fields have the values in `having`, then each of them alone."""
     return all_then_each(
         [
             index

@@ -26,7 +26,7 @@ from equivcheck.training.setup import Setup
 
 
 def wrong_shard_sums(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes with sequence shards: wrong labels, losses averaged or counted on each rank, unsummed gradients."""
+    """Yield mistakes if sequences are sharded: wrong labels, losses averaged or divided on each rank, gradients not summed."""
     shards, loss = sequence_shards(diverged), diverged.training.loss
     if shards is None:
         return

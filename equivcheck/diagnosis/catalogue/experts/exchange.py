@@ -67,7 +67,7 @@ class _Sent:
 
     @property
     def by_expert(self) -> torch.Tensor:
-        """Indices that sort rows by destination rank, then by expert. Each rank computes its rows in this order."""
+        """Indices that sort rows by destination rank, then by expert. Each destination rank computes its rows in this order."""
         return self.target.argsort(stable=True)
 
     @property

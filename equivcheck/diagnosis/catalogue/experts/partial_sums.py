@@ -30,7 +30,10 @@ Routed = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def wrong_partial_sums(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes with partial sums in experts. Each is tried in all layers with such sums, then in each layer alone."""
+    """Yield mistakes in experts with partial sums: a bias added on each rank, or gradients not summed over ranks.
+
+    Each is tried in all layers with such sums, then in each layer alone.
+    """
     planned = planned_layers(diverged.training.model, diverged.layout)
     found = {index: num_routing_weights(each.site.layer, each.plan.split) for index, each in enumerate(planned)}
     split = [index for index in layers_of_experts(diverged) if found[index] is not None]
@@ -59,7 +62,7 @@ class _AddedOften(Region):
         self.times, self.counted = times, counted
 
     def bias_on_first_rank(self, bias: torch.Tensor) -> torch.Tensor:
-        """Return the bias, multiplied by `times`."""
+        """Return `times` times the bias, as if each rank added it."""
         return bias + (self.times - 1) * (bias if self.counted else bias.detach())
 
 

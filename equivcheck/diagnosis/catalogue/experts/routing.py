@@ -179,7 +179,7 @@ def _unlearning() -> Iterator[_ExpertFault]:
 
 
 def routing(module: ExpertsModule, *, route: Route) -> None:
-    """Change the router of an expert layer: `route` computes its output from the scores."""
+    """Change the router of an expert layer: `route` computes its output from scores, chosen experts and routing weights."""
     layer, router = module.layer, module.router
 
     def forward(inputs: torch.Tensor) -> Routed:
@@ -232,7 +232,10 @@ CAPACITY_FACTORS = (1.0, 1.25, 1.5, 2.0)
 
 
 def dropped_rows(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield a mistake: each rank drops an expert's rows above its own capacity, in all layers or in one."""
+    """Yield a mistake: each expert drops rows that exceed its capacity for one rank, with several capacity factors.
+
+    It is tried in all layers, then in each layer alone.
+    """
     for layers in choices(diverged) if diverged.can_be_emulated else ():
         for factor in CAPACITY_FACTORS:
             words = f"in {layers_by_name(layers)} each expert drops a rank's rows beyond capacity factor {factor:g}"

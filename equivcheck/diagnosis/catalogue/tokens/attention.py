@@ -59,7 +59,7 @@ def _altering(places: Sequence[PlannedLayer], alter: Alter) -> Change:
 
 
 def replace_mask(module: AttentionModule, unseen: torch.Tensor | None) -> None:
-    """Change an attention module: it uses `unseen` as its mask. None for no mask."""
+    """Change an attention module: it masks the keys for which `unseen` is True. None for no mask."""
     module.attend = lambda query, key, value: attention(query, key, value, unseen)  # type: ignore[method-assign]
 
 
@@ -152,7 +152,10 @@ Grouped = Callable[[int, torch.Tensor], torch.Tensor]
 
 
 def wrong_keys_and_values(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes with keys and values in attention. Each is tried in all layers, then in each layer alone."""
+    """Yield mistakes in attention: wrong gradients of shared key-value heads, or wrong rotary positions of keys.
+
+    Each is tried in all layers, then in each layer alone.
+    """
     layers = diverged.training.model.layers
     for chosen in all_then_each([index for index, layer in enumerate(layers) if isinstance(layer, Attention)]):
         which = [layer for index in chosen if isinstance(layer := layers[index], Attention)]

@@ -21,9 +21,9 @@ Weigh = Callable[[torch.Tensor], torch.Tensor]
 
 
 def wrong_label_weights(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes with label weights: an average over all tokens or positions, ignored row weights, another rank's weights.
+    """Yield mistakes with label weights: averages over all tokens or positions, no row weights, or the first rank's row weights.
 
-    In a second variant, the loss is also divided by the sum of the wrong weights.
+    A second variant also divides the loss by the sum of the wrong weights.
     """
     loss = diverged.training.loss
     if not isinstance(loss, CrossEntropy) or not loss.weighs_labels:

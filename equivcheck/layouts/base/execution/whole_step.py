@@ -46,7 +46,7 @@ class _Graph:
 def trace_steps(setup: Setup) -> None:
     """Change a setup so that each step runs as one traced graph.
 
-    A step with new shapes, a new learning rate or other gradients needs a new graph.
+    A step needs a new graph if shapes or learning rates change, or if gradients exist for other parameters.
     """
     steps = _WholeSteps(setup)
     setup.before_step.append(steps.prepare)
@@ -75,7 +75,10 @@ class _WholeSteps:
         self.optimizer = optimizer
 
     def compute(self, setup: Setup, microbatches: Sequence[Batch], index: int) -> float:
-        """Run the graph of the whole step and set the gradients. Keep its other outputs for `clip_norm` and `update`."""
+        """Run the graph of the whole step, set the gradients, and return the loss.
+
+        The graph's other outputs are kept for `clip_norm` and `update`.
+        """
         given = self._given([setup.take(batch) for batch in microbatches])
         plan, tensors = _taken_apart(given)
         key = self._key(given, index), len(microbatches), microbatches[0].divisor

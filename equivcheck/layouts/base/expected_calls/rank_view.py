@@ -102,7 +102,7 @@ class RankView:
         return any(held.trained for unit in units for held in unit)
 
     def trains(self, index: int, step: int) -> bool:
-        """Whether a layer uses a trained parameter in a step, either its own or a shared one."""
+        """Whether a layer uses a trained parameter in a step: its own parameter, or a weight of another layer."""
         layers = self.training.model.layers
         shares = layers[index].shares
         if shares is not None and not layers[shares].frozen:
@@ -124,7 +124,7 @@ class Ledger:
 
 
 def runs(when: AuxiliaryLinear | None, step: int) -> bool:
-    """Whether an auxiliary linear runs at `step`, if it runs at the steps `when`. None means every step."""
+    """Whether an auxiliary linear runs at `step`. `when` says at which steps it runs; None means every step."""
     return when is None or (when is AuxiliaryLinear.EVEN_STEPS and step % 2 == 0)
 
 

@@ -17,7 +17,7 @@ from equivcheck.worlds.trace.stage import Stage
 
 
 def dtensor_clipping(view: RankView, axes: Iterable[str], kind: Iterable[Held]) -> Totals:
-    """Expected collective calls in all steps to clip the gradients of the parameters `kind`, all DTensors.
+    """Expected collective calls in all steps to clip the gradients of the DTensor parameters in `kind`.
 
     `axes` are the mesh axes along which any of these gradients is sharded. torch stacks all gradients' norms into one tensor and
     reduces it over one axis after another. Some torch versions combine the norms before they reduce. If no gradient exists,
@@ -39,7 +39,7 @@ def dtensor_clipping(view: RankView, axes: Iterable[str], kind: Iterable[Held]) 
 def sharded_clipping(view: RankView, axis: str, parts: Iterable[Held]) -> Totals:
     """Expected collective calls in all steps for clipping plain tensors sharded along an axis.
 
-    Tensors sharded along the same axes share one norm. Each step all-reduces every such norm.
+    One norm is computed for all tensors sharded along the same axes. Each step all-reduces each such norm.
     """
     clipping, ledger, cut = view.training.clipping, Ledger(Stage.CLIPPING), tuple(parts)
     if not isinstance(clipping, ClipNorm) or view.layout.mesh.size(axis) == 1:
@@ -79,7 +79,7 @@ def has_kept_gradient(view: RankView, held: Held, step: int) -> bool:
 
 
 def gradient_reductions(view: RankView, axis: str, kind: Iterable[Held], *, flat: bool = False) -> Totals:
-    """Expected collective calls in all steps to sum gradients over an axis.
+    """Expected collective calls in all steps to sum the gradients of the parameters in `kind` over an axis.
 
     There is one all-reduce for each gradient, or one for all gradients together if `flat`. A rank sends nothing for an empty
     local gradient.

@@ -11,7 +11,7 @@ from equivcheck.scenario import FSDP2, SGD, Adafactor, AdamW, Implementation, La
 
 
 def keeps_dtensors(layout: Layout) -> bool:
-    """Whether the optimizer updates DTensors directly: no parallelism gives it their local tensors.
+    """Whether the optimizer updates DTensors, and not local tensors in place of DTensors.
 
     Also True if the layout has no DTensors.
     """
@@ -19,7 +19,7 @@ def keeps_dtensors(layout: Layout) -> bool:
 
 
 def has_units_of_dtensors(layout: Layout) -> bool:
-    """Whether all parameters are DTensors, because of `fully_shard` or `replicate` built on it."""
+    """Whether all parameters are DTensors, because the layout uses `fully_shard` or `replicate_with_fsdp`."""
     return layout.has(FSDP2) or any(each.implementation is Replicator.FSDP for each in layout.of(Replicate))
 
 
@@ -70,7 +70,7 @@ def is_distributed_muon(training: Training, layout: Layout) -> bool:
 
 
 def rounds_shards(training: Training, layout: Layout) -> bool:
-    """Whether ranks round different parts of a matrix to a lower precision.
+    """Whether the optimizer rounds a matrix to a lower precision, and ranks hold different parts of the matrix.
 
     If each rank has the full matrix, all ranks round in the same way.
     """

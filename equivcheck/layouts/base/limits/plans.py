@@ -21,7 +21,7 @@ def _first_broken(rule: PlanRule, training: Training, layout: Layout) -> LayerSi
 
 
 def limit_of(rule: PlanRule) -> Limit:
-    """Convert a rule for entries of tensor-parallel plans to a limit for whole scenarios."""
+    """Convert a rule about one layer's entry in a tensor-parallel plan to a limit for whole scenarios."""
 
     def applies(training: Training, layout: Layout) -> bool:
         return _first_broken(rule, training, layout) is not None

@@ -38,7 +38,7 @@ LEAST_TOKENS = 3
 def with_model(training: Training, **changes: object) -> Training:
     """Replace fields in the model.
 
-    If the new model has one output, also use a loss on real targets, because labels need two classes.
+    If the new model has one output, also replace a loss on labels by the mean squared error, because labels need two classes.
     """
     model = replace(training.model, **changes)  # type: ignore[arg-type]
     return replace(training if model.out_features > 1 else with_real_targets(training), model=model)
@@ -136,13 +136,13 @@ def with_equal_rows(training: Training) -> Training:
 
 
 def with_positions(training: Training, multiple: int) -> Training:
-    """Round the sequence length to a multiple of `multiple`."""
+    """Round the sequence length up to a multiple of `multiple`, or down if the result would be too large."""
     length = training.model.length
     return with_model(training, length=None if length is None else round_to_multiple(length, multiple, max(MAX_LENGTH, multiple)))
 
 
 def with_widths(training: Training, multiple: int) -> Training:
-    """Round features, widths, tokens and learned positions up to a multiple, so that equal sizes stay equal.
+    """Round features, widths, vocabulary and learned positions up to a multiple. Equal sizes stay equal.
 
     A size that would become too large is set to the multiple itself, and not rounded down. Otherwise, repairs for two layouts
     with the multiples 3 and 4 would alternate between 30 and 32. Small sizes grow until both layouts accept them.
@@ -210,9 +210,9 @@ def with_stable_lr(optimizer: Optimizer, loss: Loss | CrossEntropy) -> Optimizer
 
 
 def with_summed_squares(training: Training, *, also_linear: bool = False) -> Training:
-    """Use a loss that sums squared errors instead of averaging them, and lower the learning rate to match.
+    """Replace a mean of squared errors by their sum, and lower the learning rate to match.
 
-    With `also_linear`, squared errors replace linear losses, too.
+    With `also_linear`, replace linear losses by this sum, too.
     """
     if training.loss is not Loss.MSE_MEAN and not (also_linear and training.loss.is_linear):
         return training
@@ -264,7 +264,7 @@ def has_ties(model: Model) -> bool:
 
 
 def trained_auxiliaries(model: Model) -> set[AuxiliaryLinear]:
-    """Return the steps at which trained auxiliary linears run."""
+    """Return at which steps trained auxiliary linears run: one value for each different choice."""
     return {layer.auxiliary for layer in model.layers if layer.auxiliary is not None and not layer.frozen}
 
 

@@ -113,13 +113,13 @@ class PlannedCalls:
         """Add the calls for a loss on vocabulary-parallel logits."""
 
     def after_linear(self, once: Pass, plan: LinearPlan, linear: LinearPlacements) -> None:
-        """Add a linear's calls other than redistributions of activations. Subclasses override this method."""
+        """Add a linear's calls, except those that redistribute activations. Subclasses override this method."""
 
     def after_backward(self, step: int) -> None:
         """Add the calls for gradients at the end of a step. Subclasses override this method."""
 
     def computes_as(self, plan: LinearPlan, once: Pass) -> LinearPlacements:  # noqa: ARG002 - used by overriding methods
-        """Return the placements that a linear has under the plan: for its input, its output and the input's gradient."""
+        """Return the placements of a linear's input, output and input gradient under the plan."""
         if plan.is_by_rows:
             return BY_ROWS
         return {Split.COLWISE: COLUMN, Split.ROWWISE: ROW}.get(plan.split, WHOLE)

@@ -72,8 +72,8 @@ def head_plan(model: Model, parallelism: PlannedParallelism) -> LinearPlan:
 def linear_plan(model: Model, part: LayerLinear, plan: LayerPlan, sharding: ActivationSharding) -> LinearPlan:
     """Return the plan for one linear (`part`) in a layer with the entry `plan`. `sharding` is the placement of the layer's input.
 
-    Activations between the layer's linears are sharded in the same way as the layer: by heads or hidden features, or by rows.
-    Otherwise, they are replicated.
+    If the layer is sharded by heads or hidden features, activations between its linears are sharded by features. If the layer
+    computes its own rows, they are sharded by rows. Otherwise, they are replicated.
     """
     split, between = plan.split, ActivationSharding.REPLICATED
     if split is Split.HEADS_OR_HIDDEN:

@@ -63,7 +63,7 @@ def choice_of(layer: AnyLayer, split: Split) -> LayerSharding | None:
 
 
 def num_routing_weights(layer: AnyLayer, split: Split) -> int | None:
-    """Number of routing weights for each position, if ranks multiply their partial sums of the layer's output by them.
+    """Number of routing weights for each position by which ranks multiply their partial sums of the layer's output.
 
     None if ranks compute no partial sums.
     """
@@ -119,7 +119,7 @@ class LayerSite:
         return choice is not None and choice.units is not None and choice.units % self.tp != 0
 
     def splits_units(self, split: Split) -> bool:
-        """Whether equal shards would end within a head, or within another indivisible unit."""
+        """Whether some shard would end within a head, or within another unit that must stay on one rank."""
         choice = self.choice(split)
         if choice is None or choice.units is None:
             return False
@@ -238,8 +238,8 @@ RULES: tuple[PlanRule, ...] = (
 def legal_plans(place: LayerSite, *, beyond: bool = False, repaired: bool = False, local: bool = False) -> tuple[LayerPlan, ...]:
     """Return the plan entries with which the layer at `place` and all later layers can run.
 
-    The result is empty if no entry accepts the placement of the layer's input. `beyond` ignores rules that torch enforces,
-    `local` ignores rules for DTensors only, and `repaired` ignores rules whose repair changes this layer only.
+    The result is empty if no entry accepts the placement of the layer's input. `beyond` ignores rules that torch enforces, and
+    `local` ignores rules for DTensors only. `repaired` ignores rules that a repair of this layer alone can satisfy.
     """
     left_out = (("upstream", beyond), ("is_within", repaired), ("of_dtensors", local))
     rules = tuple(rule for rule in RULES if not any(given and getattr(rule, name) for name, given in left_out))
@@ -354,7 +354,10 @@ def frozen_shards(model: Model, layout: Layout) -> set[str]:
 
 
 def has_empty_units(model: Model, parallelism: PlannedParallelism, tp: int) -> list[bool]:
-    """Return whether the last rank's shards are all empty: one value for each layer, then one for parameters outside layers."""
+    """Return for each layer whether all its shards on the last rank are empty.
+
+    The last value is for parameters outside layers.
+    """
     cut = {parameter.full_name: size for parameter, size in cuts(model, parallelism)}
     return [
         all(parameter.full_name in cut and is_last_shard_empty(cut[parameter.full_name], tp) for parameter in unit)

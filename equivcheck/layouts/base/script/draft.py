@@ -94,7 +94,10 @@ class Draft:
     """Lines after wrapping, also on one device."""
 
     def need(self, module: str, *names: str) -> None:
-        """Import names from a module. To import the module itself, pass one name: ``as ALIAS`` or an empty string."""
+        """Import names from a module.
+
+        To import the module itself, pass an empty string as the only name, or ``as ALIAS`` to rename the module.
+        """
         self.imports.setdefault(module, set()).update(names)
 
     def add(self, place: LoopPosition, *lines: str) -> None:

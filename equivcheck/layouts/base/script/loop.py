@@ -115,7 +115,7 @@ def _microbatch(draft: Draft) -> list[str]:
 
 
 def single_device_lines(draft: Draft) -> list[str]:
-    """Return lines for forward and backward on one device. A script needs them if the lines for ranks differ."""
+    """Return lines for forward and backward on one device. A script needs them if ranks run other lines."""
     return [*_backward(draft), "total = total + loss.detach()" if has_several_microbatches(draft) else "total = loss.detach()"]
 
 
@@ -208,7 +208,10 @@ def may_lack_gradients(training: Training) -> bool:
 
 
 def reading(draft: Draft, label: str, attribute: str) -> list[str]:
-    """Return lines to save one full tensor for each parameter, such as its gradient. `label` names it in the script's result."""
+    """Return lines to save one full tensor for each parameter, such as its gradient.
+
+    `attribute` is an expression for the tensor. `label` is part of its key in the script's results.
+    """
     if draft.reading:
         return [line.format(label=label, attribute=attribute) for line in draft.reading]
     variables, everything = draft.names

@@ -13,7 +13,7 @@ from equivcheck.scenario.mesh import CP, DP, EP, PP, REPLICATE, SHARD, TP
 def mesh_of(draft: Draft, parallelism: Parallelism, *, named: bool = False) -> str:
     """Return code for a parallelism's submesh, and add a line to the script to build the mesh.
 
-    If the mesh has one axis, its name is passed only if `named`.
+    If the mesh has one axis, the script gives the axis a name only if `named`.
     """
     mesh, axes = draft.scenario.layout.mesh, draft.scenario.layout.axes_of(parallelism)
     draft.need("torch.distributed.device_mesh", "init_device_mesh")

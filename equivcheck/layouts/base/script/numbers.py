@@ -27,7 +27,7 @@ MOST_LITERALS = 120
 def choose_numbers(training: Training) -> Numbers:
     """Choose how the script gets its values: as at most `MOST_LITERALS` literals, or else drawn from a seed.
 
-    Only literals repeat the finding exactly. Losses on labels always use literals.
+    Only literals give the exact values of the finding. Losses on labels always use literals.
     """
     if isinstance(training.loss, CrossEntropy):
         return Numbers.EXACT

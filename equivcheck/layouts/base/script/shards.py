@@ -41,7 +41,7 @@ def read_local_shards(draft: Draft) -> None:
 
 
 def define_full_tensor(draft: Draft) -> None:
-    """Define the function ``whole`` in the script, to gather a full tensor."""
+    """Define the script's function ``whole``. It gathers a full tensor from shards."""
     layout = draft.scenario.layout
     size = inner_ranks(layout) * layout.mesh.size(EP)
     draft.has_dtensors = False

@@ -83,7 +83,7 @@ class DDPKind(LayoutKind[DDP]):
         return WhenReduced(once=parallelism.no_sync, whole=True)
 
     def rounding(self, parallelism: DDP, layout: Layout, precision: Precision) -> Rounding | None:  # noqa: ARG002
-        """Return how autocast and gradient compression round.
+        """Return how autocast and gradient compression round. None if neither is used.
 
         DDP multiplies gradients by the reciprocal of the world size while it copies them to a bucket. If gradients are views of
         the bucket, DDP divides them (reducer.cpp), and so do compression hooks (`default_hooks`).
@@ -114,7 +114,7 @@ class DDPKind(LayoutKind[DDP]):
 
 @contextmanager
 def no_sync(wrappers: Iterable[DistributedDataParallel]) -> Iterator[None]:
-    """Context manager without gradient reductions in any wrapper."""
+    """Context manager to run backward without gradient reductions in these wrappers."""
     with ExitStack() as stack:
         for wrapper in wrappers:
             stack.enter_context(wrapper.no_sync())

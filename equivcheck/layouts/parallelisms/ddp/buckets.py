@@ -111,7 +111,7 @@ def trained_parameters(model: Model) -> tuple[str, ...]:
 
 
 def ready_parameters(model: Model, *, autocast: bool = False) -> tuple[str, ...]:
-    """Trainable parameters in the order in which the first eager backward completes their gradients, unused ones last.
+    """Trainable parameters in the order in which their gradients are ready in the first eager backward, unused ones last.
 
     With autocast, the gradients of cast weights are cast back, which changes the order in the head.
     """

@@ -18,7 +18,7 @@ def static_graph_without_sync(scenario: Scenario) -> bool:
 
 @need
 def reduction_changes_gradients(scenario: Scenario) -> bool:
-    """Whether reduced gradients differ from local ones: there are several ranks, or a communication hook rounds."""
+    """Whether reduced gradients differ from local ones: there are several ranks, or gradients are compressed."""
     compressions = [each.compression for each in scenario.layout.parallelisms if isinstance(each, DDP | Replicate)]
     return scenario.layout.num_data_ranks > 1 or any(each is not Compression.NONE for each in compressions)
 

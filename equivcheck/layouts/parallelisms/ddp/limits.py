@@ -33,9 +33,9 @@ from equivcheck.scenario.mesh import TP
 
 
 def as_reduced(training: Training, layout: Layout) -> Training:
-    """Return the training with the frozen layers that DDP sees.
+    """Return the training as DDP sees it.
 
-    With tensor parallelism, DDP gets trainable local tensors, so the result has no frozen layers.
+    With tensor parallelism, DDP gets only trainable local tensors, so the result has no frozen layers.
     """
     return without_frozen(training) if layout.has(TensorParallel) else training
 

@@ -54,7 +54,7 @@ class ExpertParallelKind(LayoutKind[ExpertParallel]):
     def when_reduced(self, parallelism: ExpertParallel, layout: Layout) -> WhenReduced | None:  # noqa: ARG002 - of the base class
         """Return when gradients are reduced: once, after the last microbatch.
 
-        Returns None if another parallelism, applied after this one, reduces gradients.
+        Returns None if an outer parallelism reduces gradients.
         """
         return ONCE if layout.parallelisms[-1].tag == ExpertParallel.tag else None
 

@@ -16,7 +16,7 @@ ALIGNMENT_BYTES = 16
 
 
 def alignment_of(training: Training, fsdp: FSDP1) -> int:
-    """Return the alignment of parameters in a flat parameter, in elements. The alignment is 1 without `use_orig_params`."""
+    """Return the alignment, in elements, of parameters within a flat parameter. It is 1 without `use_orig_params`."""
     computed = computed_in(training.precision, fsdp.mixed_precision)
     return ALIGNMENT_BYTES // ITEM_BYTES[computed.value] if fsdp.use_orig_params else 1
 

@@ -30,10 +30,10 @@ def unit_of_nothing(scenario: Scenario) -> bool:
 
 @show
 def left_unreduced(scenario: Scenario, divergence: Divergence) -> bool:
-    """Whether the divergence looks like a missing reduction.
+    """Whether the divergence looks like a missing reduction over replicas.
 
-    Without the reduction, replicas disagree. If their gradients are equal, the value is instead too small by a factor: the number
-    of replicas.
+    Without the reduction, replicas disagree. If all replicas have the same gradient, it is too small: divided by the number of
+    replicas.
     """
     if divergence.difference is Difference.RANKS_DISAGREE:
         return True
@@ -43,7 +43,7 @@ def left_unreduced(scenario: Scenario, divergence: Divergence) -> bool:
 
 @need
 def unit_of_a_frozen_tie(scenario: Scenario) -> bool:
-    """Whether FSDP1 has `use_orig_params`, and its frozen, unsharded root unit contains an embedding with a tied head."""
+    """Whether FSDP1 has `use_orig_params`, and its root unit is frozen, not sharded, and has an embedding tied to the head."""
     uses_originals = any(fsdp.use_orig_params for fsdp in scenario.layout.of(FSDP1))
     return is_tied(scenario.training.model) and uses_originals and outermost_unit_is_frozen(scenario)
 

@@ -180,9 +180,9 @@ def reduce_op(view: RankView) -> str:
 
 
 def units_of(view: RankView, wrapping: Wrapping, count: int = 1) -> tuple[Unit, ...]:
-    """Return the FSDP units, sorted by the end of their forward. The root unit comes last.
+    """Return the FSDP units in the order in which their forward ends. The root unit comes last.
 
-    With `Wrapping.PER_LAYER`, each of the other units has `count` layers.
+    With `Wrapping.PER_LAYER`, each of the other units has up to `count` consecutive layers.
     """
     last = len(view.training.model.layers) - 1
     if wrapping is Wrapping.ROOT_ONLY:

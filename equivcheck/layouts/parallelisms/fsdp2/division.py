@@ -23,7 +23,7 @@ def averaging_ranks(layout: Layout) -> int:
 
 
 def hooks_replicas(fsdp: FSDP2, layout: Layout) -> bool:
-    """Whether a hook reduces gradients over replicas, so that `fully_shard` only sees the sharding axis."""
+    """Whether a hook reduces gradients over replicas, so that `fully_shard` itself reduces over the sharding axis only."""
     return fsdp.replica_hook and REPLICATE in layout.mesh.names
 
 
@@ -41,7 +41,7 @@ def expert_divide_factor(fsdp: FSDP2, layout: Layout) -> float:
 
 
 def division_of(fsdp: FSDP2, layout: Layout, element_type: ElementType) -> Division:
-    """Return when `fully_shard` divides gradients of this dtype: before or after the sums over ranks, or partly at each point."""
+    """Return when `fully_shard` divides gradients of this dtype: before the sums over ranks, after them, or both."""
     if not averages(element_type):
         return Division.AROUND
     if fsdp.sum_reductions:
@@ -51,9 +51,9 @@ def division_of(fsdp: FSDP2, layout: Layout, element_type: ElementType) -> Divis
 
 
 def backend_divides(fsdp: FSDP2, factor: float | None, layout: Layout) -> bool:
-    """Whether an averaging reduction or a separate operation divides gradients by the divide factor `factor`.
+    """Whether gradients are divided by the divide factor `factor` in an averaging reduction or a separate operation.
 
-    Otherwise the reduction is a premultiplied sum.
+    Otherwise the reduction is a premultiplied sum, which includes the division.
     """
     if is_torch_in(FACTOR_OF_ALL_RANKS) and not hooks_replicas(fsdp, layout):
         return factor in (None, averaging_ranks(layout))

@@ -55,7 +55,7 @@ def sums_norms_of_shards(scenario: Scenario) -> bool:
 def off_by_epsilons(scenario: Scenario, divergence: Divergence) -> bool:
     """Whether the epsilon in `clip_grad_norm_` can explain the clipped value's error.
 
-    If so, the relative error is at most the epsilon, divided by `max_norm` and multiplied by the number of ranks.
+    It can if the relative error is at most epsilon / `max_norm`, times the number of ranks.
     """
     clipping, expected = scenario.training.clipping, float(divergence.expected)
     assert isinstance(clipping, ClipNorm), clipping
@@ -117,7 +117,7 @@ def _divide_factors(fsdp: FSDP2, scenario: Scenario) -> list[float | None]:
 def sums_of_head_wait(scenario: Scenario) -> bool:
     """Whether FSDP2 all-reduces over replicas only after the last microbatch, and computes the loss in chunks.
 
-    The gradient of the norm before the head's linear is then reduced separately from this linear's gradient.
+    The gradients of the head's norm layer and of its linear are then reduced separately.
     """
     training, head = scenario.training, scenario.training.model.head
     return (

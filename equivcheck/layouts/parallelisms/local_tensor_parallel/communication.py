@@ -24,7 +24,8 @@ class LocalCalls(PlannedCalls):
     def after_linear(self, once: Pass, plan: LinearPlan, linear: LinearPlacements) -> None:
         """Count the calls in backward for gradients of replicated parameters in a linear.
 
-        Weight and bias are replicated if the linear gets sharded rows. The bias is also replicated if the output is sharded.
+        If the linear computes sharded rows, weight and bias are replicated. In a row-parallel linear with a sharded output, only
+        the bias is replicated.
         """
         if linear is BY_ROWS:
             self.note(once, "all_reduce.sum", once.width * once.inputs, times=once.trains_weight)
@@ -35,7 +36,7 @@ class LocalCalls(PlannedCalls):
             self.note(once, "all_gather", chunk_size(once.width, self.parts), times=once.trains_bias)
 
     def loss(self, step: int, rows: int) -> None:
-        """Count one call for the maximum logits of all rows, and one for sums over classes, such as sums of exponentials."""
+        """Count two calls: for each row's maximum logit, and for its sums over classes, such as the sum of exponentials."""
         loss = self.view.training.loss
         assert isinstance(loss, CrossEntropy), "a limit leaves no other"
         if self.parts > 1:

@@ -34,7 +34,7 @@ _LINEARS = {Split.COLWISE: COLUMN, Split.ROWWISE: ROW}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redistribution:
-    """Placements of an activation before and after redistribution, and those of its gradient in backward."""
+    """Placements of an activation before and after redistribution, and of the activation's gradient in backward."""
 
     source: ActivationPlacement
     """Placement of the input, the activation before redistribution."""

@@ -136,13 +136,13 @@ def stage_ends_in_view(scenario: Scenario) -> bool:
 
 @need
 def weight_shared_around_others(scenario: Scenario) -> bool:
-    """Whether a trained weight is used twice in a stage other than the first, with a trained parameter between the uses."""
+    """Whether a stage other than the first uses a trained weight twice, and a trained parameter between these uses."""
     return any(map(_has_trained, _between_uses(scenario)))
 
 
 @need
 def weight_shared_in_a_row(scenario: Scenario) -> bool:
-    """Whether a trained weight is used twice in a stage other than the first, with no trained parameter between the uses."""
+    """Whether a stage other than the first uses a trained weight twice, and no trained parameter between these uses."""
     return not all(map(_has_trained, _between_uses(scenario)))
 
 
@@ -162,7 +162,7 @@ def _has_trained(layers: tuple[AnyLayer, ...]) -> bool:
 
 
 def rank_of_stages_without_gradients(scenario: Scenario) -> bool:
-    """Whether all stages on some rank are without gradients, because their layers or all layers before them are frozen."""
+    """Whether no stage on some rank gets gradients, because its layers or all layers before it are frozen."""
     pipeline = _pipeline(scenario)
     if pipeline is None:
         return False

@@ -188,9 +188,9 @@ class Pipe:
         return kind(made, parallelism.num_chunks, loss_fn=self.loss_of_chunk(rows), scale_grads=parallelism.scale_grads)
 
     def loss_of_chunk(self, rows: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-        """Return a loss function for the schedule, which computes one chunk's part of the step's loss.
+        """Return a loss function for the schedule: it computes the share of one chunk in the step's loss.
 
-        Each microbatch has `rows` rows.
+        The schedule splits each microbatch, with `rows` rows, into chunks.
         """
         counted = rows if self.parallelism.scale_grads else rows // self.parallelism.num_chunks
         return lambda outputs, targets: self.loss(outputs, targets, counted)
@@ -249,8 +249,7 @@ def build_pipeline(setup: Setup, parallelism: Pipeline, mesh: DeviceMesh) -> Non
 def finish_pipeline(setup: Setup) -> None:
     """Clip by the norm over all stages, and give shared weights their names in the full model.
 
-    It runs after the other parallelisms, because they may replace parameters and the function that computes the norm over one
-    stage.
+    It runs after the other parallelisms. They may replace parameters, and the function for the norm over one stage.
     """
     pipe = pipe_of(setup)
     assert pipe is not None, "the pipeline is applied before it is finished"

@@ -78,7 +78,8 @@ def rank_of_stages(pipeline: Pipeline, ranks: int) -> dict[int, int]:
 def layers_of_stages(pipeline: Pipeline, ranks: int, num_layers: int) -> tuple[range, ...]:
     """Return the range of layers in each stage.
 
-    Layers are split at the given boundaries, or else as evenly as possible, with the longer stages first.
+    Layers are split at the given boundaries, or else as evenly as possible. If the numbers of layers differ, the first stages
+    have one more.
     """
     if pipeline.boundaries:
         starts: Sequence[int] = (0, *pipeline.boundaries)
@@ -149,9 +150,9 @@ def has_fsdp_stages(layout: Layout) -> bool:
 
 
 def has_lost_gradients(layout: Layout) -> bool:
-    """Whether stages are resharded after forward under a schedule with separate weight gradients.
+    """Whether stages are resharded after forward, and the schedule computes weight gradients in a separate pass.
 
-    The weight gradients then get lost.
+    These weight gradients then get lost.
     """
     is_split = any(pipeline.schedule in SPLIT for pipeline in layout.of(Pipeline))
     return is_split and any(fsdp.reshard_after_forward for fsdp in layout.of(FSDP2))

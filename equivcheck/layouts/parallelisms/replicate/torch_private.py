@@ -23,7 +23,10 @@ def replicate_model(model: nn.Module, parallelism: Replicate, mesh: DeviceMesh) 
 
 
 def synchronises_only(model: Any, last: bool) -> AbstractContextManager[object]:
-    """Let a replicated model reduce gradients in the next backward only if `last` is True. Returns an empty context manager."""
+    """Let a replicated model reduce gradients in the next backward if `last` is True, and not reduce them otherwise.
+
+    Returns a context manager that does nothing.
+    """
     model.set_requires_gradient_sync(last)
     return nullcontext()
 

@@ -21,7 +21,7 @@ def sharded_by_rows(scenario: Scenario) -> bool:
 
 @need
 def gradients_as_propagated(scenario: Scenario) -> bool:
-    """Whether gradients under SPMD keep the placements that propagation chose."""
+    """Whether gradients under SPMD keep the placements from DTensor's sharding propagation."""
     return any(not spmd.redistribute_gradients for spmd in scenario.layout.of(SPMD))
 
 
@@ -47,16 +47,16 @@ def one_row_after_several(scenario: Scenario) -> bool:
 
 @need
 def sharded_by_batch(scenario: Scenario) -> bool:
-    """Whether parameters are replicated DTensors in forward. Activations then stay sharded by rows."""
+    """Whether parameters are replicated DTensors in forward, so that activations stay sharded by rows."""
     is_replicated = any(spmd.distribution is Distribution.REPLICATE for spmd in scenario.layout.of(SPMD))
     return is_replicated or any(fsdp.mesh_dims is not None for fsdp in scenario.layout.of(FSDP2))
 
 
 @need
 def flattened_between_transpositions(scenario: Scenario) -> bool:
-    """Whether inputs have rows along dim 1, and the model flattens a layer's output, or sequences before a linear.
+    """Whether inputs have rows along dim 1, and the model flattens dims: in a layer's output, or before a linear on sequences.
 
-    The loss must also give different rows different gradients.
+    Also, the loss must give different rows different gradients.
     """
     training = scenario.training
     flattens = any(layer.shape_op is ShapeOp.FLATTEN for layer in training.model.linears) or training.model.length is not None
@@ -89,7 +89,7 @@ def features_viewed_unevenly(scenario: Scenario) -> bool:
 
 @need
 def one_row_or_feature_on_one_rank(scenario: Scenario) -> bool:
-    """Whether the mesh has one rank, and a dim has one element: rows that a layer flattens, or a biased linear's outputs.
+    """Whether the mesh has one rank, and a dim has size 1: rows before a layer that flattens, or outputs of a linear with bias.
 
     The outputs count only if the linear's weight is sharded along dim 0.
     """
@@ -116,7 +116,7 @@ def traced_steps(scenario: Scenario) -> bool:
 
 @show
 def mean_of_uneven_means(scenario: Scenario, divergence: Divergence) -> bool:
-    """Whether the divergent loss can be the mean of the ranks' means, although ranks hold unequal numbers of output features."""
+    """Whether the divergent loss lies between the bounds for a mean of the ranks' means over unequal numbers of features."""
     outputs, ranks = scenario.training.model.out_features, scenario.layout.num_data_ranks
     sizes = chunk_sizes(outputs, ranks)
     if not all(sizes):

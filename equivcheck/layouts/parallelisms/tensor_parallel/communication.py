@@ -33,8 +33,8 @@ from equivcheck.system.torch_version import is_torch_in
 class TensorParallelCalls(PlannedCalls):
     """Predicts the collective calls of DTensor under a tensor-parallel plan.
 
-    DTensor never computes a linear with empty shards. It sums the gradients of replicated parameters at the end of the backward
-    pass.
+    If a linear has empty shards, DTensor gathers them before it computes. At the end of the backward pass, it sums the gradients
+    of replicated parameters.
     """
 
     def computes_as(self, plan: LinearPlan, once: Pass) -> LinearPlacements:
@@ -56,7 +56,7 @@ class TensorParallelCalls(PlannedCalls):
         return chunk_size(features, self.parts) * self.parts if target is ActivationPlacement.FEATURES else features
 
     def after_linear(self, once: Pass, plan: LinearPlan, linear: LinearPlacements) -> None:  # noqa: ARG002 - of the base class
-        """Count all-gathers for a linear with fewer features than ranks."""
+        """Count all-gathers of weight, bias and input for a linear with fewer features than ranks."""
         again = once.completed + once.differentiates if is_torch_in(WEIGHT_GATHERED_FOR_INPUT_GRADIENT) else once.recomputed
         if linear is NARROW_COLUMN:
             self.note(once, "all_gather", chunk_size(once.width, self.parts) * once.inputs, times=1 + again)
@@ -67,7 +67,7 @@ class TensorParallelCalls(PlannedCalls):
             self.note(once, "all_gather", inputs * once.rows, times=1 + once.completed + once.trained)
 
     def loss(self, step: int, rows: int) -> None:
-        """Count the reductions of each row's maximum logit, sum of exponentials and label logit, even on one rank.
+        """Count the reductions of each row's maximum logit, sum of exponentials and label logit. They also run on one rank.
 
         A z-loss also gathers the logits, because DTensor computes `logsumexp` on full rows.
         """

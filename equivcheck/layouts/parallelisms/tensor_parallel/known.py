@@ -54,7 +54,7 @@ def fully_shard_reduces(scenario: Scenario) -> bool:
 
 @need
 def fully_shard_manages_no_column(scenario: Scenario) -> bool:
-    """Whether some rank has no columns of a tensor-parallel weight under `fully_shard` or `replicate_with_fsdp`."""
+    """Whether `fully_shard` or `replicate_with_fsdp` manages a weight with no tensor-parallel columns on some rank."""
     return any(
         dim > 0 and any(_fully_shards(each, parameter) for each in scenario.layout.parallelisms)
         for dim, parameter in _cut_to_nothing(scenario)
@@ -85,7 +85,7 @@ def smooths_labels_in_parts(scenario: Scenario) -> bool:
 
 @need
 def fully_shard_cuts_columns_of_no_row(scenario: Scenario) -> bool:
-    """Whether some rank has no rows of a tensor-parallel weight whose columns `fully_shard` shards."""
+    """Whether a weight's tensor-parallel shard has no rows on some rank, and `fully_shard` shards the weight's columns."""
     return any(
         (shard_dim(fsdp, parameter) or 0) > dim
         for dim, parameter in _cut_to_nothing(scenario)
@@ -110,7 +110,7 @@ def _fully_shards(parallelism: Parallelism, parameter: Parameter) -> bool:
 
 @need
 def clips_norm_of_pending_gradients(scenario: Scenario) -> bool:
-    """Whether gradients keep partial placements over several ranks and are clipped by norm."""
+    """Whether gradients may keep partial placements, and are clipped by norm on several ranks."""
     layout, model = scenario.layout, scenario.training.model
     pends = any(
         not parallelism.redistribute_gradients and has_partial_gradients(model, parallelism)
@@ -122,7 +122,7 @@ def clips_norm_of_pending_gradients(scenario: Scenario) -> bool:
 
 @need
 def columns_cut_again_unevenly(scenario: Scenario) -> bool:
-    """Whether `fully_shard` splits tensor- or expert-parallel shards along dim 0 again, into unequal shards."""
+    """Whether `fully_shard` shards parameters unevenly along dim 0, and tensor or expert parallelism also shards this dim."""
     model, layout = scenario.training.model, scenario.layout
     parts = layout.mesh.size(DP, SHARD) * layout.mesh.size(TP, EP)
     rows = [
@@ -165,7 +165,7 @@ def _replicates_by_fsdp(parallelism: object) -> bool:
 
 @need
 def frozen_over_tensor_parallel(scenario: Scenario) -> bool:
-    """Whether a frozen layer has DTensors, but an outer parallelism replaces them by local tensors."""
+    """Whether an outer parallelism replaces a frozen layer's DTensors by local tensors."""
     if any(_replicates_by_fsdp(parallelism) for parallelism in scenario.layout.parallelisms):
         return False
     kinds = {type(parallelism) for parallelism in scenario.layout.parallelisms}
@@ -188,13 +188,13 @@ def frozen_columns_leave_nothing(scenario: Scenario) -> bool:
 
 @need
 def trains_local_tensors(scenario: Scenario) -> bool:
-    """Whether a parallelism replaces DTensors by local tensors. The optimizer may then get empty local tensors."""
+    """Whether a parallelism replaces DTensors by local tensors, so that the optimizer may get empty tensors."""
     return not keeps_dtensors(scenario.layout)
 
 
 @need
 def column_of_one_on_one_rank(scenario: Scenario) -> bool:
-    """Whether tensor parallelism has one rank, and a column-parallel layer has one output and a trained bias."""
+    """Whether tensor parallelism has only one rank, and shards a bias with one element that is trained or made trainable."""
     if scenario.layout.mesh.size(TP) != 1:
         return False
     unfreezes = not keeps_dtensors(scenario.layout)
