@@ -41,8 +41,8 @@ from equivcheck.scenario import (
 from equivcheck.scenario.file_format.codec import encode
 from equivcheck.strategies import scenarios
 from equivcheck.worlds.pool import ranks
+from equivcheck.worlds.processes.spawn import run_spawned
 from equivcheck.worlds.ranks import Ranks, Run
-from equivcheck.worlds.spawn import run_spawned
 
 _SEED = 20_240
 _DRAWN_PER_SCENARIO = 8

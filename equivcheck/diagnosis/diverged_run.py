@@ -20,8 +20,8 @@ from equivcheck.scenario import Layout, Mesh, Scenario, Training
 from equivcheck.scenario.mesh import DP, EP, REPLICATE, SHARD
 from equivcheck.training.loop import single_device_setup, train
 from equivcheck.training.read import buffer_slots, snapshot
-from equivcheck.training.settings import FLAGS, Settings, settings_of
 from equivcheck.training.setup import Setup
+from equivcheck.training.update.settings import FLAGS, Settings, settings_of
 from equivcheck.worlds.ranks import Ranks
 from equivcheck.worlds.trace.moments import moments, moments_of_steps
 from equivcheck.worlds.trace.pieces import TensorsByName, full_tensors_of

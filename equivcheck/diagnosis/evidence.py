@@ -11,7 +11,7 @@ from math import isclose, prod
 import numpy as np
 
 from equivcheck.oracle.reference.reference import Reference
-from equivcheck.training.settings import Settings
+from equivcheck.training.update.settings import Settings
 from equivcheck.worlds.trace.differences import Divergence, Phase
 from equivcheck.worlds.trace.moments import Moment
 from equivcheck.worlds.trace.pieces import TensorsByName, assemble_tensors

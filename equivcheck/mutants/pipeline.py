@@ -19,9 +19,9 @@ from equivcheck.mutants.rank import layout_of
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ClipNorm, Layout, Model, NormType, Pipeline, PlannedParallelism, Scenario
 from equivcheck.scenario.mesh import PP
-from equivcheck.training.clipping import clip_to_norm
 from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
+from equivcheck.training.update.clipping import clip_to_norm
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

@@ -30,7 +30,7 @@ from equivcheck.training.layers.registry import layer_kind
 from equivcheck.training.loss import loss_of
 from equivcheck.training.material import Batch
 from equivcheck.training.model import build_model, offset_of
-from equivcheck.training.optimizer import build_optimizer, build_schedule
+from equivcheck.training.update.optimizer import build_optimizer, build_schedule
 
 Array = npt.NDArray[np.floating]
 

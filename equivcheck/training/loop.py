@@ -10,12 +10,12 @@ import torch
 from equivcheck.scenario import ClipNorm, ClipValue, Training, ZeroGrad
 from equivcheck.system.choice import PrintableEnum
 from equivcheck.training.accumulate import accumulate, scalar_value
-from equivcheck.training.clipping import clip_by_value
 from equivcheck.training.material import Batch, material
 from equivcheck.training.model import build_model
-from equivcheck.training.optimizer import build_schedule
 from equivcheck.training.read import buffer_snapshot, full_snapshot, snapshot, state_snapshot
 from equivcheck.training.setup import Setup
+from equivcheck.training.update.clipping import clip_by_value
+from equivcheck.training.update.optimizer import build_schedule
 from equivcheck.worlds.trace.stage import Stage
 from equivcheck.worlds.trace.trace import Piece, Slot, Snapshot, Step, Trace
 

@@ -13,11 +13,11 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from equivcheck.scenario import ClipNorm, Layout, Training
 from equivcheck.training.balance import Counts, counts_of_microbatch
-from equivcheck.training.clipping import clip_by_norm, norm_of_norms
 from equivcheck.training.loss import loss_of
 from equivcheck.training.material import Batch
-from equivcheck.training.optimizer import build_optimizer
 from equivcheck.training.read import State, default_slots
+from equivcheck.training.update.clipping import clip_by_norm, norm_of_norms
+from equivcheck.training.update.optimizer import build_optimizer
 from equivcheck.worlds.trace.stage import Stage
 from equivcheck.worlds.trace.trace import Slot
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from equivcheck.scenario import LowPrecision
 from equivcheck.training.accumulate import scalar_value
-from equivcheck.training.settings import settings_of
+from equivcheck.training.update.settings import settings_of
 from equivcheck.user.batches import microbatches
 from equivcheck.user.diagnosis.interception import call_before_clipping, observe_clipping
 from equivcheck.user.messages.hints import invalid_loss, note_on_outputs

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from equivcheck.worlds.dtensor_caches import forget_shardings
-from equivcheck.worlds.sim.dtensor_private import forget_shared
+from equivcheck.worlds.sim.dtensor.private import forget_shared
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from equivcheck.layouts.composition.registry import imports_of, layout_kinds
 from equivcheck.quality.doctor import smallest_scenario
 from equivcheck.scenario import DDP
 from equivcheck.scenario.file_format.codec import to_json
-from equivcheck.worlds.preload import RARE
+from equivcheck.worlds.processes.preload import RARE
 
 UNUSED = (
     "equivcheck.diagnosis",

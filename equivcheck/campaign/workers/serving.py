@@ -13,7 +13,7 @@ from equivcheck.campaign.workers.recorder import Recorder
 from equivcheck.campaign.workers.worker import CheckerBroke, Worker
 from equivcheck.errors import EquivCheckError, UsageError
 from equivcheck.system.collection import COLLECTION_THRESHOLDS
-from equivcheck.worlds.preload import preload
+from equivcheck.worlds.processes.preload import preload
 from equivcheck.worlds.workers.link import SupervisorLink
 
 

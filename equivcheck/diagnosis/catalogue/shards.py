@@ -14,8 +14,8 @@ from equivcheck.diagnosis.emulation.held_elements import HeldElements, held_elem
 from equivcheck.diagnosis.mistake import Mistake
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Training
-from equivcheck.training.optimizer import build_optimizer
 from equivcheck.training.setup import Setup
+from equivcheck.training.update.optimizer import build_optimizer
 
 
 def local_statistics(diverged: DivergedRun) -> Iterator[Mistake]:

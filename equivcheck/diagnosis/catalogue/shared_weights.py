@@ -15,9 +15,9 @@ from equivcheck.diagnosis.mistake import Mistake
 from equivcheck.diagnosis.words import join_words
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Training
-from equivcheck.training.optimizer import build_optimizer
 from equivcheck.training.read import default_slots
 from equivcheck.training.setup import Setup
+from equivcheck.training.update.optimizer import build_optimizer
 
 
 def wrong_sharing(diverged: DivergedRun) -> Iterator[Mistake]:

@@ -18,11 +18,11 @@ from equivcheck.oracle.reference.rounded import rounded_setup
 from equivcheck.scenario import ClipNorm
 from equivcheck.training.accumulate import microbatch_loss, scalar_value
 from equivcheck.training.balance import Counts, routing_counts
-from equivcheck.training.clipping import clip_by_norm
 from equivcheck.training.loop import single_device_setup, train
 from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
 from equivcheck.training.threads import one_thread
+from equivcheck.training.update.clipping import clip_by_norm
 from equivcheck.worlds.trace.trace import Trace
 
 

@@ -13,7 +13,7 @@ from equivcheck.diagnosis.evidence import Evidence
 from equivcheck.diagnosis.mistake import Mistake
 from equivcheck.diagnosis.words import count_description, name_ranks, tensors
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.training.settings import FLAGS, Settings, set_number
+from equivcheck.training.update.settings import FLAGS, Settings, set_number
 
 NEAR = 1e-14
 """Relative difference below which settings count as equal. It is small because settings are not computed by sums."""

@@ -15,7 +15,7 @@ from equivcheck.diagnosis.mistake import Mistake, StepFacts
 from equivcheck.diagnosis.mistakes.schedules import differing_settings, equal_settings, settings_at_steps
 from equivcheck.diagnosis.words import count_description, tensors
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.training.settings import set_number
+from equivcheck.training.update.settings import set_number
 
 Others = dict[str, dict[str, tuple[float, float]]]
 """Settings that differ for each parameter, as pairs of single-device value and rank value."""

@@ -20,10 +20,10 @@ from torch.distributed.tensor import DTensor
 
 from equivcheck.layouts.base.partition import chunk_size, shard_dim
 from equivcheck.scenario import ClipNorm, NormType, Parallelism
-from equivcheck.training.clipping import clip_by_norm_of_norms, norm_of_norms
 from equivcheck.training.layers.parameters import parameters_of
 from equivcheck.training.read import box_of, canonical_name, piece_of
 from equivcheck.training.setup import Setup
+from equivcheck.training.update.clipping import clip_by_norm_of_norms, norm_of_norms
 from equivcheck.worlds.trace.trace import Piece, Slot
 
 

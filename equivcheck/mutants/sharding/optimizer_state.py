@@ -20,9 +20,9 @@ from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import FSDP2, SPMD, Adafactor, Distribution, Muon, Scenario, TensorParallel, Training, ZeroGrad
 from equivcheck.scenario.mesh import DP, SHARD, TP
 from equivcheck.training.layers.parameters import parameters_of
-from equivcheck.training.optimizer import build_optimizer
 from equivcheck.training.read import State, local_values
 from equivcheck.training.setup import Setup
+from equivcheck.training.update.optimizer import build_optimizer
 from equivcheck.worlds.trace.stage import Stage
 
 

@@ -14,7 +14,7 @@ from equivcheck.diagnosis.evidence import Evidence, axis_combinations
 from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.reference.reference import Reference
 from equivcheck.training.labels import IGNORED
-from equivcheck.training.settings import Settings
+from equivcheck.training.update.settings import Settings
 from equivcheck.user.batches import convert_batch, microbatches, rank_batch, tensors_of
 from equivcheck.user.diagnosis.observed import ObservedRuns
 from equivcheck.user.ranks import build_model, rank_module, rank_reader

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from equivcheck.training.settings import FLAGS, Settings, settings_of
+from equivcheck.training.update.settings import FLAGS, Settings, settings_of
 from equivcheck.user.batches import convert_batch
 from equivcheck.user.diagnosis.interception import intercept_backward
 from equivcheck.user.loop import default_step, train

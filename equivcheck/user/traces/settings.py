@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from equivcheck.scenario import LowPrecision, MixedPrecision
-from equivcheck.training.settings import Settings, is_number
+from equivcheck.training.update.settings import Settings, is_number
 from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
 from equivcheck.worlds.trace.trace import Snapshot, Trace
 

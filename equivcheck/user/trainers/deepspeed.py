@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.utils import clip_grad_norm_
 
 from equivcheck.user.loop import call_model
-from equivcheck.user.trainers.deepspeed_engine import RecordedEngine, import_deepspeed, restarted_engine
+from equivcheck.user.trainers.frameworks.deepspeed_engine import RecordedEngine, import_deepspeed, restarted_engine
 from equivcheck.user.trainers.protocol import Record, number_of_microbatches
 from equivcheck.user.trainers.tried import Tried
 from equivcheck.user.usage import invalid

@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 from equivcheck.user.loop import call_model
-from equivcheck.user.trainers.megatron_parts import Placed, gradient_runs, placed_parameters, state_parts_of
-from equivcheck.user.trainers.megatron_stand_ins import import_megatron, megatron_on_cpu
+from equivcheck.user.trainers.frameworks.megatron_parts import Placed, gradient_runs, placed_parameters, state_parts_of
+from equivcheck.user.trainers.frameworks.megatron_stand_ins import import_megatron, megatron_on_cpu
 from equivcheck.user.trainers.protocol import Record, number_of_microbatches
 from equivcheck.user.trainers.tried import Tried
 from equivcheck.user.usage import invalid

@@ -17,9 +17,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils import clip_grad_norm_
 
 from equivcheck.system.torch_version import installed_torch, is_torch_in
+from equivcheck.user.trainers.frameworks.torchtitan_stand_ins import let_fsdp_add, replace_attention, torchtitan_on_cpu
 from equivcheck.user.trainers.local_parts import gradient_parts, local_parts, state_parts
 from equivcheck.user.trainers.protocol import Record, import_framework, number_of_microbatches
-from equivcheck.user.trainers.torchtitan_stand_ins import let_fsdp_add, replace_attention, torchtitan_on_cpu
 from equivcheck.user.trainers.tried import Tried
 from equivcheck.user.usage import invalid
 

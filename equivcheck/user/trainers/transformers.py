@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from equivcheck.user.trainers.hf_loop import HFLoop
+from equivcheck.user.trainers.frameworks.hf_loop import HFLoop
 from equivcheck.user.trainers.protocol import Record, import_framework
 from equivcheck.user.trainers.tried import Tried
 from equivcheck.user.usage import invalid

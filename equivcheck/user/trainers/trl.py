@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from equivcheck.user.trainers.hf_loop import HFLoop
+from equivcheck.user.trainers.frameworks.hf_loop import HFLoop
 from equivcheck.user.trainers.protocol import Record, import_framework
 from equivcheck.user.trainers.tried import Tried
 from equivcheck.user.trainers.trl_losses import PAIRS, count_labels, forward_inputs, model_inputs

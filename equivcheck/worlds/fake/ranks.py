@@ -11,9 +11,9 @@ import torch.distributed as dist
 from equivcheck.errors import EquivCheckError, UsageError
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RanksFailed, RankState
 from equivcheck.worlds.fake.group import LoneGroup, LoneScheduler
-from equivcheck.worlds.forks import WatchedForks
 from equivcheck.worlds.marks import listen
 from equivcheck.worlds.meshes import end_run
+from equivcheck.worlds.processes.forks import WatchedForks
 from equivcheck.worlds.ranks import Ranks, Run
 from equivcheck.worlds.sim.exchange import call_of
 from equivcheck.worlds.sim.ranks import threads_as_ranks

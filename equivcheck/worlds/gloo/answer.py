@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from equivcheck.worlds.failure import causes
-from equivcheck.worlds.forks import WatchedForks
+from equivcheck.worlds.processes.forks import WatchedForks
 
 if TYPE_CHECKING:
     from equivcheck.worlds.state.keeper import StateKeeper
@@ -58,7 +58,7 @@ def answer(rank: int, load: Callable[[], Task]) -> bytes:
     import torch
 
     from equivcheck.worlds.meshes import end_run, groups_of_rank, has_lost_groups, numbers_of_groups
-    from equivcheck.worlds.run_store import prefixed_store_keys
+    from equivcheck.worlds.processes.run_store import prefixed_store_keys
 
     torch.default_generator.manual_seed(rank)
     try:

@@ -50,7 +50,7 @@ def _preload_error() -> str:
     """Import everything, and return the traceback if that fails; else empty."""
     try:
         from equivcheck.worlds.gloo import rank  # noqa: F401
-        from equivcheck.worlds.preload import preload
+        from equivcheck.worlds.processes.preload import preload
 
         preload()
     except Exception:
@@ -77,7 +77,7 @@ def _import(names: tuple[str, ...]) -> None:
 
 def _compile() -> None:
     """Compile once. If that fails here, the ranks compile themselves and report the error."""
-    from equivcheck.worlds.preload import compile_once
+    from equivcheck.worlds.processes.preload import compile_once
 
     with contextlib.suppress(Exception):
         compile_once()

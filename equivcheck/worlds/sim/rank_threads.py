@@ -14,8 +14,8 @@ import torch.distributed as dist
 from equivcheck.system.threads import wait_for_end_of
 from equivcheck.worlds.call import Call
 from equivcheck.worlds.failure import RanksDidNotStart, RanksFailed
-from equivcheck.worlds.forks import WatchedForks
 from equivcheck.worlds.meshes import end_run, groups_of_rank, has_lost_groups, numbers_of_groups
+from equivcheck.worlds.processes.forks import WatchedForks
 from equivcheck.worlds.ranks import Run
 from equivcheck.worlds.sim.exchange import call_of
 from equivcheck.worlds.sim.failures import AbortedRun, failure_of, with_abandoned

@@ -13,9 +13,9 @@ from typing import Any
 
 from equivcheck.errors import EquivCheckError
 from equivcheck.worlds.dtensor_caches import patchable_propagation
-from equivcheck.worlds.preload import preload, preload_common
+from equivcheck.worlds.processes.preload import preload, preload_common
 from equivcheck.worlds.ranks import Ranks, Run
-from equivcheck.worlds.sim.dtensor_private import is_unshared, shared_propagation, without_caches
+from equivcheck.worlds.sim.dtensor.private import is_unshared, shared_propagation, without_caches
 from equivcheck.worlds.sim.interruption import abandoned_threads
 from equivcheck.worlds.sim.mesh_private import per_thread_meshes
 from equivcheck.worlds.sim.process_group import make_group

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from equivcheck.worlds.patience import Patience
-from equivcheck.worlds.sim.dtensor_private import num_planning_steps
+from equivcheck.worlds.sim.dtensor.private import num_planning_steps
 
 POLLS_IN_VAIN = 10_000
 """Consecutive unsuccessful `is_completed` calls on all ranks after which polling counts as waiting; about half a second."""

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from equivcheck.errors import UsageError
 from equivcheck.worlds.failure import RanksDidNotStart, RanksFailed
 from equivcheck.worlds.gloo.request import pickle_task
-from equivcheck.worlds.preload import preload
+from equivcheck.worlds.processes.preload import preload
 from equivcheck.worlds.ranks import Ranks, Run
 from equivcheck.worlds.torchrun.follower import Follower
 from equivcheck.worlds.torchrun.group import end_group, make_group, own_place, world_store

@@ -10,7 +10,7 @@ from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.base.script.text import block, call, tuple_code
 from equivcheck.scenario import ParameterGroup, Training
 from equivcheck.training.material import material
-from equivcheck.training.optimizer import OptimizerParts, group_of, optimizer_parts
+from equivcheck.training.update.optimizer import OptimizerParts, group_of, optimizer_parts
 
 
 def optimizer_lines(draft: Draft) -> list[str]:

@@ -145,7 +145,7 @@ def _parts(view: RankView, num_ranks: int) -> list[list[Held]]:
 
 
 def _groups(view: RankView) -> list[list[Held]]:
-    from equivcheck.training.optimizer import group_of
+    from equivcheck.training.update.optimizer import group_of
 
     training = view.training
     order = {group: number for number, group in enumerate((None, *dict.fromkeys(training.groups)))}

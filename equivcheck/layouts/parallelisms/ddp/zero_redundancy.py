@@ -9,9 +9,9 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from equivcheck.scenario import Training
-from equivcheck.training.optimizer import optimizer_parts
 from equivcheck.training.read import State
 from equivcheck.training.setup import Setup
+from equivcheck.training.update.optimizer import optimizer_parts
 
 with warnings.catch_warnings():
     # Other optimizers in this package call the deprecated torch.jit.script during import.

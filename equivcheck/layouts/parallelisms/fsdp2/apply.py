@@ -209,7 +209,7 @@ def _reduce_by_hook(model: nn.Module, experts: Sequence[nn.Module], fsdp: FSDP2,
 def _deal_out_matrices(setup: Setup, mesh: DeviceMesh) -> None:
     """Distributed Muon: assign each matrix to a rank in turn, which orthogonalizes the full matrix."""
     from equivcheck.layouts.parallelisms.fsdp2.distributed_muon import DistributedMuon
-    from equivcheck.training.optimizer import optimizer_parts
+    from equivcheck.training.update.optimizer import optimizer_parts
 
     if not isinstance(setup.training.optimizer, Muon):
         return

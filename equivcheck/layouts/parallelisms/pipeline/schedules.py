@@ -25,10 +25,10 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
 from equivcheck.scenario import ClipNorm, Pipeline, PipelineSchedule
 from equivcheck.scenario.mesh import PP
 from equivcheck.training.accumulate import scalar_value, scale_loss
-from equivcheck.training.clipping import clip_to_norm
 from equivcheck.training.material import Batch
 from equivcheck.training.model import MLP
 from equivcheck.training.setup import Setup
+from equivcheck.training.update.clipping import clip_to_norm
 from equivcheck.worlds.meshes import group_of
 from equivcheck.worlds.trace.stage import Stage
 

@@ -23,7 +23,7 @@ from equivcheck.worlds.gloo import fork_server, world
 from equivcheck.worlds.gloo.channel import Channel
 from equivcheck.worlds.gloo.fork_server import EARLY_START, FORK_SERVER, ForkServer
 from equivcheck.worlds.gloo.world import GlooRanks
-from equivcheck.worlds.spawn import run_spawned
+from equivcheck.worlds.processes.spawn import run_spawned
 from support.processes import end_soon
 from unit.worlds.gloo import programs
 
@@ -224,7 +224,7 @@ fork_server._command = lambda fd: command(fd).replace("from equivcheck.worlds", 
 world.GlooRanks(2).run(print)
 """,
     "a spawned rank": """
-from equivcheck.worlds import spawn
+from equivcheck.worlds.processes import spawn
 command = spawn._command
 spawn._command = lambda fd: command(fd).replace("from equivcheck.worlds", "import unit.worlds.gloo.endless_import #")
 spawn.run_spawned(print, size=1)

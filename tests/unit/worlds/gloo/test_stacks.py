@@ -9,7 +9,7 @@ import traceback
 import pytest
 
 from equivcheck.worlds.gloo.stacks import awaited_call, parse_dump
-from equivcheck.worlds.preload import COMMON, RARE
+from equivcheck.worlds.processes.preload import COMMON, RARE
 
 TORCH = os.path.join(os.sep, "site-packages", "torch")
 USER = ("/home/user/model.py", 3, "step")

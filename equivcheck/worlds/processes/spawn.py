@@ -56,7 +56,7 @@ def _start(undo: contextlib.ExitStack) -> tuple[subprocess.Popen[bytes], Channel
 
 
 def _command(fd: int) -> str:
-    serve = f"from equivcheck.worlds.spawn import serve_once; serve_once({fd})"
+    serve = f"from equivcheck.worlds.processes.spawn import serve_once; serve_once({fd})"
     return f"import sys; sys.path[:] = {import_path()!r}; {code_to_end_with_parent()}; {serve}"
 
 

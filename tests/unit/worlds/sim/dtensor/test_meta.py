@@ -16,7 +16,7 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._pytree import tree_map_only
 
 from equivcheck.worlds.meshes import device_mesh
-from equivcheck.worlds.sim.dtensor_meta import UNKNOWN, answer_on_meta
+from equivcheck.worlds.sim.dtensor.meta import UNKNOWN, answer_on_meta
 from equivcheck.worlds.sim.ranks import SimRanks
 from unit.worlds.sim.schemas import answer, schema
 

@@ -8,7 +8,7 @@ import pytest
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
-from equivcheck.worlds.sim.dtensor_orders import cached_shard_orders
+from equivcheck.worlds.sim.dtensor.orders import cached_shard_orders
 
 MESH: Any = None
 pytestmark = pytest.mark.torch(">=2.10", "earlier versions have no orders of mesh dims")

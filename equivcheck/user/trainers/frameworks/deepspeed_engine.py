@@ -17,7 +17,7 @@ from packaging.version import Version
 
 from equivcheck.user.batches import map_tensors
 from equivcheck.user.loop import call_model
-from equivcheck.user.trainers.deepspeed_reading import EngineReader
+from equivcheck.user.trainers.frameworks.deepspeed_reading import EngineReader
 from equivcheck.user.trainers.protocol import Record, import_framework
 
 WAITS_FOR_ALL = Version("0.19.8")

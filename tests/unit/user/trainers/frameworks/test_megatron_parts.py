@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 
-from equivcheck.user.trainers.megatron_parts import Placed
+from equivcheck.user.trainers.frameworks.megatron_parts import Placed
 
 FULL = torch.arange(24.0).reshape(8, 3)
 PLACES: dict[str, tuple[torch.Tensor, tuple[tuple[int, int], ...]]] = {

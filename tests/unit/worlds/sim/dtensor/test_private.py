@@ -20,8 +20,8 @@ from equivcheck.programs.nouns import Leaf, Operation, TensorProgram
 from equivcheck.system.torch_version import is_torch_in
 from equivcheck.worlds import dtensor_caches
 from equivcheck.worlds.meshes import device_mesh
-from equivcheck.worlds.sim import dtensor_private
-from equivcheck.worlds.sim.dtensor_meta import UNKNOWN
+from equivcheck.worlds.sim.dtensor import private as dtensor_private
+from equivcheck.worlds.sim.dtensor.meta import UNKNOWN
 from equivcheck.worlds.sim.ranks import SimRanks
 
 World = Callable[[int], SimRanks]

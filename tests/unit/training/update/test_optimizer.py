@@ -35,7 +35,7 @@ from equivcheck.scenario.optimizer import OPTIMIZERS
 from equivcheck.system.choice import PrintableEnum
 from equivcheck.training.loop import single_device_setup, train
 from equivcheck.training.material import material
-from equivcheck.training.optimizer import build_optimizer, build_schedule
+from equivcheck.training.update.optimizer import build_optimizer, build_schedule
 
 MODEL = Model(features=2, layers=(Layer(width=2, norm=Norm.LAYER), Layer(width=2), Layer(width=2, shares=1)))
 MATRICES = Model(features=2, layers=(Layer(width=2, bias=False), Layer(width=3, bias=False)))

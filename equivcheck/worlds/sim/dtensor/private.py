@@ -19,9 +19,9 @@ from zlib import crc32
 import torch
 
 from equivcheck.worlds.dtensor_caches import PROPAGATION, forget_shardings, num_plans
-from equivcheck.worlds.sim.dtensor_meta import UNKNOWN, answer_on_meta
-from equivcheck.worlds.sim.dtensor_orders import cached_shard_orders
-from equivcheck.worlds.sim.dtensor_patterns import PARTICULAR, pattern_of
+from equivcheck.worlds.sim.dtensor.meta import UNKNOWN, answer_on_meta
+from equivcheck.worlds.sim.dtensor.orders import cached_shard_orders
+from equivcheck.worlds.sim.dtensor.patterns import PARTICULAR, pattern_of
 
 T = TypeVar("T")
 

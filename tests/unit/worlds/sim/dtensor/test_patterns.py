@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equivcheck.worlds.sim.dtensor_patterns import PARTICULAR, pattern_of
+from equivcheck.worlds.sim.dtensor.patterns import PARTICULAR, pattern_of
 from unit.worlds.sim.schemas import answer, schema
 
 aten = torch.ops.aten

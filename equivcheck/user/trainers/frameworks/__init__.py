@@ -1,0 +1,1 @@
+"""Parts of adapters that read or replace a framework's private attributes."""

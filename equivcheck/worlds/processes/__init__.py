@@ -1,0 +1,1 @@
+"""Creates processes, and prepares them for ranks."""
