@@ -14,7 +14,7 @@ WIDTH = 80
 def screen_width() -> int:
     """Return how many columns the user's terminal has, but at least `WIDTH`.
 
-    If the variable COLUMNS is set, it gives the number.
+    If the variable COLUMNS is set, its value replaces the terminal's width.
     """
     return max(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
 

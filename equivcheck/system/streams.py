@@ -19,7 +19,7 @@ class OutputFailed(EquivCheckError):
 def standard_streams() -> Iterator[None]:
     """Inside this context, a failed write to stdout raises `OutputFailed`, and a failed write to stderr is ignored.
 
-    Both streams may be closed.
+    This also works if the process started with closed streams.
     """
     _reserve_numbers()
     before = sys.stdout, sys.stderr

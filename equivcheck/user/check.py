@@ -71,7 +71,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
         )
         verdict.assert_equivalent()
 
-    A rank that fails is a verdict, not an exception. An exception in the single-device run is raised unchanged. In world
+    If a rank fails, the verdict says so. An exception in the single-device run is raised unchanged. In world
     ``torchrun`` every process calls this function: rank 0 sends its arguments to all, and all return its verdict.
 
     :param model: A function that builds the same model at each call, or a module. Each run trains a copy of the module.
@@ -102,8 +102,8 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     :param full_tensors: Called with the module on each rank. Returns full tensors by name, for plain shards that `cuts` cannot
         describe.
     :param cuts: Layout of parameters that are plain shards, neither DTensor nor FSDP: ``{name: ((dim, axis), ...)}``. A name may
-        be a pattern; the first match counts. Shards are chunks as `torch.chunk` makes them, split along outer axes first. If
-        ranks split each component of a fused dim, add the number of components, ``(dim, axis, 3)``, or their sizes.
+        be an `fnmatch` pattern; the first match counts. Shards are chunks as `torch.chunk` makes them, split along outer axes
+        first. If ranks split each component of a fused dim, add the number of components, ``(dim, axis, 3)``, or their sizes.
     :param dtype: Model and batches are converted to this type. None leaves them unchanged.
     :param precision: Low precision that ranks use. One device then rounds at the same points. Pass a `MixedPrecision` for an FSDP
         policy, or a `LowPrecision` for autocast. Autocast needs `dtype=torch.float32` or None. If you pass `step`, it must enter
@@ -112,7 +112,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     :param dropout_masks: Draw the masks of `torch.nn.Dropout` (1d, 2d, 3d) for all rows, and give each rank its part.
     :param resume: A `Restart`: ranks save a checkpoint, start again, load it and train on.
     :param batch_splits: If True, check again with up to eight other splits of the batches over data ranks, such as 1 and n - 1
-        rows, or a rank without labels. Needs your own `step`; pass batches as lists of microbatches if it takes such lists. Pass
+        rows, or a rank without labels. Needs your own `step`; pass lists of microbatches if `step` takes such lists. Pass
         a `BatchSplits` instead of True if the default splits do not fit your batches.
     :param seed: Seed for torch, numpy and random before each call of `model`, for dropout masks, and for the single-device run.
     :param world: ``"sim"``, ``"gloo"``, ``"torchrun"``, or ranks that are already running.

@@ -91,7 +91,7 @@ class SingleDeviceRun:
             return self.train(seed=task.seed, batches=batches, model=build_model(task, cut))
 
     def far_moment(self, reference: Reference, parts: Trace | None) -> Expected | None:
-        """Return the first compared point at which `parts` differs from the reference in more than half of the digits.
+        """Return the first compared point at which `parts` and the reference agree in less than half of the digits.
 
         None if there is none. `parts` is the run that processes the ranks' rows part by part.
         """

@@ -109,12 +109,18 @@ def load(text: str, *, where: str = "data") -> Any:
 
 
 def register_parallelism(kind: type[Parallelism]) -> None:
-    """Let `from_json` read a third-party parallelism by its tag. Raises `UsageError` if the class or its tag is not valid."""
+    """Let `from_json` read a third-party parallelism, which JSON names by its tag.
+
+    Raises `UsageError` if class or tag is not valid.
+    """
     _register(kind, Parallelism, PARALLELISM_TAGS, "parallelism")
 
 
 def register_layer(kind: type[AnyLayer]) -> None:
-    """Let `from_json` read a third-party layer kind by its tag. Raises `UsageError` if the class or its tag is not valid."""
+    """Let `from_json` read a third-party kind of layer, which JSON names by its tag.
+
+    Raises `UsageError` if class or tag is not valid.
+    """
     _register(kind, AnyLayer, LAYER_TAGS, "layer")
 
 

@@ -41,7 +41,7 @@ class Sequence:
     def attend_from_local(
         self, looks: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        """Compute attention from this rank's positions to the full sequence. `looks` is the attention module.
+        """Compute attention from this rank's positions to the full sequence, with the attention module `looks`.
 
         All tensors have the shape (rows, heads, local positions, head_dim).
         """

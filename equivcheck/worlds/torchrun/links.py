@@ -103,7 +103,7 @@ def _link(end: socket.socket) -> Link:
 
 
 def send_message(link: Link, verb: str, payload: Any = None) -> bool:
-    """Send a message, and return whether the connection was still open."""
+    """Send a message, and return whether the connection was still open. `verb` is the kind of message, such as ``run``."""
     try:
         link.send((verb, payload))
     except OSError:

@@ -182,9 +182,10 @@ class ExpertsModule(RoutedModule):
         return made
 
     def weighted(self, values: torch.Tensor, weight: torch.Tensor, expert: int) -> torch.Tensor:
-        """Compute one expert, and multiply its output by the router weights, or its input if the layer weighs inputs.
+        """Compute one expert, with its output multiplied by the router weights.
 
-        `values` have shape (..., features), and `weight` has shape (..., 1).
+        If the layer weighs inputs, multiply its input instead. `values` have shape (..., features), and `weight` has shape (...,
+        1).
         """
         made: torch.Tensor = self.experts(values * weight if self.layer.weighs_input else values, expert)
         return made if self.layer.weighs_input else made * weight
