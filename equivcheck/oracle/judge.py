@@ -27,7 +27,7 @@ MAX_FOLLOWERS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedRun:
-    """The values and communication calls that a correct run has. References are functions, because computing one takes time."""
+    """The values and communication calls that a correct run has. References are computed only when they are needed."""
 
     reference: Callable[[], Reference]
     """Function that returns the reference for the first comparison."""
@@ -44,10 +44,10 @@ class ExpectedRun:
 def judge(verdict: V, case: ExpectedRun, result: RanksResult) -> tuple[V, Doubt | None]:
     """Judge a run in which all ranks finished.
 
-    Return `verdict` with its outcome, and the first step whose agreement proves nothing. A difference counts only if the
-    confirming reference shows it, too. If all differences are within the noise limit, they count only before the first step in
-    doubt. If noise exceeds the values in some step, no difference counts from this step on. The same holds if the uncertain sign
-    of a near-zero gradient may explain a step's updates.
+    Return `verdict` with its outcome, and a `Doubt` if agreement proves nothing from some step on. A difference counts only if
+    the confirming reference shows it, too. If all differences are within the noise limit, they count only before the step in
+    doubt. If noise exceeds the values in some step, differences from this step on do not count. If the uncertain sign of a
+    near-zero gradient may explain the first differences, no difference counts.
     """
     reference = case.reference()
     found, doubt = _compared(reference, result, Comparison(divergences=(), worst_error=0.0, largest_share=0.0)), reference.doubt
@@ -76,7 +76,10 @@ def _doubt_by_uncertain_signs(reference: Reference, confirming: Reference, found
 
 
 def judge_coarsely(verdict: V, coarse: Reference, result: RanksResult, calls: tuple[Divergence, ...]) -> V | None:
-    """Judge by a reference from a single run. Return None if a difference is so small that it may be rounding noise."""
+    """Return the verdict if a difference is too large to be rounding noise; otherwise None.
+
+    `coarse` is a reference from a single run, and `calls` contains differences between communication calls.
+    """
     found = compare(coarse, result.run.values, result.before)
     return _diverged(verdict, found, calls) if is_large(found.divergences) else None
 

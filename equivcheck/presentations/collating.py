@@ -15,7 +15,11 @@ _ALL = "a batch with all examples, in the given order"
 
 
 def require_packed(batch: Any, path: tuple[Any, ...], tokens: Sequence[torch.Tensor]) -> None:
-    """Raise `UsageError` if the user's packed batch does not contain all examples' tokens, one example after the other."""
+    """Raise `UsageError` if the user's packed batch does not contain all examples' tokens, one example after the other.
+
+    `tokens` are the examples' tokens, and `path` leads to the packed tokens in the batch. If there is no tensor at `path`,
+    nothing is checked.
+    """
     packed = dict(tensors_in(batch)).get(path)
     if packed is None:
         return

@@ -47,7 +47,7 @@ class Format:
         return is_shifted_by_model(self.tensor(tokens), self.tensor(labels), self.ignore_index)
 
     def field_with(self, role: Role) -> Field | None:
-        """Return the first field with a role."""
+        """Return the first field with this role; None if no field has it."""
         return next((field for field in self.fields if field.role is role), None)
 
     def tensor(self, field: Field) -> torch.Tensor:

@@ -19,11 +19,11 @@ AT_ONCE = (FailureKind.MISMATCH, FailureKind.DEADLOCK)
 
 
 def with_culprit(plan: ProgramPlan, run: Callable[[ProgramPlan], object], failure: Failure) -> Failure:
-    """Add to the failure the name of the statement that causes it. To find the statement, the program runs again.
+    """Return the failure with the name of the statement or value that caused it. The program runs again to find the name.
 
-    `run` runs a plan on all ranks. If the local shapes of a value contradict its placements, this value is named. If ranks
-    hang, shorter programs run, to find the first statement at which ranks hang. If no shorter program hangs, the backward pass is
-    the cause.
+    `run` runs a plan on all ranks. If a value's local shapes contradict its placements, this value is named. If ranks hang,
+    longer and longer parts of the program run, until one hangs at its last statement. If no part hangs, the backward pass is
+    named.
     """
     if failure.kind not in (*AT_ONCE, FailureKind.RAISED):
         return failure
@@ -41,9 +41,9 @@ def with_culprit(plan: ProgramPlan, run: Callable[[ProgramPlan], object], failur
 def failure_if_refusals_raise(run: Callable[[frozenset[str]], object], hung: Failure) -> Failure:
     """Find out whether ranks hang because only some ranks refuse a statement, and the others wait for them.
 
-    `run` takes the statements that ranks may refuse, and raises `RanksFailed` if a rank refuses another one. A statement that all
-    ranks refuse may be refused in the next run. Returns a failure that names a statement refused by only some ranks, or `hung` if
-    there is none.
+    The program runs again, and refusals raise. After a run in which all ranks refused the same statement, this refusal no longer
+    raises. `run` takes the statements that ranks may refuse, and raises `RanksFailed` if a rank refuses another one. Returns a
+    failure that names a statement refused by only some ranks, or `hung` if there is none.
     """
     allowed: frozenset[str] = frozenset()
     while hung.hung and all(report.state is not RankState.RUNNING for report in hung.reports):

@@ -37,14 +37,14 @@ def check_program(
 ) -> ProgramVerdict:
     """Check whether ranks with a tensor program on DTensors compute the same as one device with plain tensors.
 
-    `world` is a world's name, or a world with the right size. `deadline` is in seconds. `target` says how ranks run
-    statements: a name in `TARGETS`, or a class, for example with a planted bug. A target that compiles runs in gloo instead of
-    sim. With `only_sinks`, ranks read only values that no statement takes.
+    `world` is a world's name, or a world with as many ranks as the program's mesh. `deadline` is in seconds. `target` says how
+    ranks run statements: a name in `TARGETS`, or a class, for example with a planted bug. A target that compiles runs in gloo
+    instead of sim. With `only_sinks`, ranks read only values that no statement takes as an argument.
 
     If a gradient differs, the program runs again, and the verdict names the first wrong gradient in the backward pass. If a value
-    differs, the program runs again to find the first value whose local shapes contradict its placements. If a rank raises
-    after a value has differed, the verdict reports this value. A failure on a rank gives a verdict, not an exception. Raises
-    `UsageError` for an unknown world or target.
+    differs, the program runs again to find the first value whose local shapes contradict its placements. If a rank raises after a
+    value has differed, the verdict reports this value. A failure on a rank gives a verdict, not an exception. Raises `UsageError`
+    for an unknown world or target.
     """
     started = time.perf_counter()
     on = target_of(target) if isinstance(target, str) else target

@@ -52,7 +52,7 @@ class Probe:
 
 
 def probe_everything() -> Iterator[Probe]:
-    """Try each layout and each program in each world, one after another."""
+    """Try each layout and each test program in each world, one after another."""
     for world in LOCAL_WORLDS:
         for tag, kind in layout_kinds().items():
             yield probe(world, tag, kind.parallelism)
@@ -73,7 +73,7 @@ def probe(world: str, tag: str, parallelism: type[Parallelism]) -> Probe:
 
 
 def probe_program(world: str, subject: str, runs: Runs) -> Probe:
-    """Run a small test program on ranks in a world, once for each tuple of arguments. Return whether all results were right."""
+    """Run the test program called `subject` on ranks, once for each tuple of arguments. Return whether all results were right."""
     start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's warnings say nothing about this machine

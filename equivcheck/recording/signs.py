@@ -89,8 +89,8 @@ def _signs(hashes: Hashes) -> Signs:
 def rectangles_of(shape: Ints, start: Ints = (), size: Ints = (), run: tuple[int, int] | None = None) -> tuple[Rectangle, ...]:
     """Split a local tensor's elements into matrices, in their order in memory.
 
-    Elements that form a box are one matrix, and a flat run becomes at most three. `shape` is the full tensor's shape. The other
-    arguments are a `Piece`'s fields.
+    A box with several dims is one matrix. Other consecutive elements become at most three: a row's end, full rows, and a row's
+    beginning. `shape` is the full tensor's shape. The other arguments are a `Piece`'s fields.
     """
     start, size = (start, size) if start else ((0,) * len(shape), shape)
     if math.prod(shape) <= VECTOR_WIDTH:

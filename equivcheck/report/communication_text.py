@@ -22,7 +22,7 @@ _STEPLESS = (Stage.SETUP, Stage.READING)
 
 
 def print_communication(console: Console, verdict: Verdict) -> None:
-    """Print actual and expected collective calls and bytes for each step, then each rank's calls as a lane.
+    """Print actual and expected collective calls and bytes for each step, then a line with each rank's calls in order.
 
     Ranks with the same numbers share a table.
     """

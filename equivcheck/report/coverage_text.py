@@ -36,9 +36,9 @@ class MeasuredCoverage:
 
 
 def print_coverage(console: Console, measured: MeasuredCoverage) -> None:
-    """Print how many feature pairs were drawn, with a row for any two parts of a scenario.
+    """Print how many feature pairs were drawn, in a table with a row for each two parts, such as model and optimizer.
 
-    A feature is one value of a field. Then print the features with the most missing pairs, and some missing pairs.
+    A feature is one value of a field. Below the table are the features with the most missing pairs, and some missing pairs.
     """
     reach = measured.reach
     console.print(_table(reach))
@@ -176,9 +176,10 @@ def _missing(reach: Reach) -> list[tuple[str, str]]:
 
 
 def print_program_coverage(console: Console, reach: ProgramReach, found: Overloads, seed: int) -> None:
-    """Print how many operations occurred with each placement, operations not drawn, and overloads.
+    """Print how many operations occurred with each placement, then the operations not drawn.
 
-    `seed` is the seed for the programs.
+    Then print the overloads with a DTensor rule that no operation calls, and called overloads without a rule. `seed` is the seed
+    for the programs.
     """
     table = Table("placement of an argument", box=None, pad_edge=False, header_style="bold")
     table.add_column("operations", justify="right")

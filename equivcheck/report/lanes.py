@@ -55,7 +55,7 @@ class PlacedCall:
 
 
 def group_names(calls: Sequence[Sequence[Call]], mesh: Mesh) -> tuple[str, ...]:
-    """Return names for the process groups in the calls, by mesh axes, in order of first use."""
+    """Return the names of the process groups in the calls, in order of first use. Names consist of mesh axes."""
     return tuple(dict.fromkeys(axes_of(call.ranks, mesh) for rank in calls for call in rank))
 
 
@@ -66,9 +66,9 @@ def used_letters(calls: Sequence[Sequence[Call]]) -> list[tuple[str, str]]:
 
 
 def placed_steps(calls: Sequence[Sequence[Call]], mesh: Mesh) -> list[tuple[list[int], list[PlacedCall]]]:
-    """Return the setup and each step, with the calls and their columns.
+    """Return pairs (step numbers, calls with their columns), for the setup and for each step.
 
-    Consecutive steps with equal calls share an entry, which lists their numbers.
+    Consecutive steps with equal calls share a pair.
     """
     found: list[tuple[list[int], list[PlacedCall]]] = []
     names = group_names(calls, mesh)

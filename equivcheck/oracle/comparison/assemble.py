@@ -78,9 +78,9 @@ class _Canvas:
                 self.misfits[key] = replace(kept, ranks=tuple(dict.fromkeys((*kept.ranks, *misfit.ranks))))
 
     def place(self, where: Positions, local: Vector) -> DifferingElements:
-        """Add a rank's local values at the positions `where`.
+        """Store a rank's local values at the positions `where`. Values stored by earlier ranks stay.
 
-        Return the elements that differ in some bit from an earlier rank's.
+        Return the elements with bits that differ from the stored ones.
         """
         if len(where) and where.min() < 0:
             where, local = where[where >= 0], local[where >= 0]

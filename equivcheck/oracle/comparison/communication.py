@@ -31,7 +31,10 @@ class CallComparison:
 
 
 def compare_calls(scenario: Scenario, world: str, run: Run) -> CallComparison:
-    """Compare each rank's communication calls in `run` with the calls predicted from the scenario."""
+    """Compare each rank's communication calls in `run` with the calls predicted from the scenario.
+
+    `world` is the world's name. If it records no calls, the result has this reason and no divergences.
+    """
     if not run.calls:
         return CallComparison(unmodelled=f"world {world} does not see calls")
     prediction = predict_calls(scenario.training, scenario.layout)

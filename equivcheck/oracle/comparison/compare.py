@@ -68,7 +68,7 @@ def compare(reference: Reference, traces: Sequence[Trace | ValueTrace], before: 
 
 
 def comparison_before(step: int, found: Comparison) -> Comparison:
-    """Return the comparison with only the divergences before `step`, because the reference cannot decide later steps."""
+    """Return the comparison with only the divergences before `step`, because the reference cannot judge later ones."""
     before = tuple(divergence for divergence in found.divergences if divergence.step < step)
     return replace(found, divergences=before, worst_error=found.worst_error if before else min(found.worst_error, 1.0))
 
@@ -76,8 +76,8 @@ def comparison_before(step: int, found: Comparison) -> Comparison:
 def snapshots_of(found: list[Moment], phase: Phase, groups: Sequence[Sequence[int]] = ()) -> list[Snapshot]:
     """Return all ranks' snapshots from `found`, ready to be assembled to full tensors.
 
-    In the loss phase, return one snapshot with the mean over all ranks that have a loss. Each of `groups` counts once, because
-    its ranks have the same loss.
+    In the loss phase, return one snapshot with the mean over all ranks that have a loss. The ranks in each item of `groups` have
+    the same loss, so a group counts once in this mean.
     """
     snapshots = [moment.snapshot for moment in found]
     if phase is not Phase.LOSS:

@@ -40,7 +40,8 @@ def compiled_original_parameters(scenario: Scenario) -> bool:
 def recompiled_with_gradients(scenario: Scenario) -> bool:
     """Whether the forward is compiled again while parameters have gradients.
 
-    The reason is a second microbatch size, or an auxiliary linear that runs at even steps only and has gradients set to zero.
+    This happens if microbatches have different sizes. It also happens if a layer runs its second linear at even steps only, and
+    `zero_grad` sets gradients to zero instead of None.
     """
     training = scenario.training
     alternates = training.steps > 1 and any(layer.auxiliary is AuxiliaryLinear.EVEN_STEPS for layer in training.model.layers)
@@ -75,10 +76,10 @@ def compiled_units_among_others_over_tensor_parallel(scenario: Scenario) -> bool
 
 @need
 def shards_heads_of_symbolic_width(scenario: Scenario) -> bool:
-    """Whether attention heads are sharded and have a symbolic width in compiled code.
+    """Whether an attention layer's heads are sharded and have a symbolic width in compiled code.
 
-    The layer must also be trained, and use `scaled_dot_product_attention` or repeat key and value heads. Its backward then needs
-    the full size over all ranks.
+    The attention layer must also be trained, and use `scaled_dot_product_attention` or repeat key and value heads. Its backward
+    then needs the full size over all ranks.
     """
     return scenario.layout.mesh.size(TP) > 1 and any(
         split is Split.HEADS_OR_HIDDEN and not layer.frozen and (layer.fused or layer.num_heads > layer.num_kv_heads)
@@ -88,7 +89,7 @@ def shards_heads_of_symbolic_width(scenario: Scenario) -> bool:
 
 @need
 def transposes_heads_of_symbolic_width(scenario: Scenario) -> bool:
-    """Whether attention heads have a symbolic width in compiled code, and strides of transposed gradients contain this width."""
+    """Whether attention heads have a symbolic width in compiled code, on which strides of transposed gradients depend."""
     several_ranks = scenario.layout.mesh.size(TP) > 1
     return any(
         (several_ranks and split is Split.HEADS_OR_HIDDEN)

@@ -96,7 +96,7 @@ def _rows(scenario: Scenario) -> list[int]:
 
 @need
 def two_features_cut_after_others(scenario: Scenario) -> bool:
-    """Whether a compiled hook shards a linear's two input features over two ranks, after it was compiled for another number."""
+    """Whether a hook shards two input features over two ranks, after it was compiled for another number of features."""
     found, recompiled = _linears_compiled_together(scenario), len(set(_rows(scenario))) > 1
     return scenario.layout.mesh.size(TP) == 2 and any(
         each.is_split and each.inputs == 2 and any(other.inputs != 2 for other in (found if recompiled else found[:index]))
@@ -106,9 +106,10 @@ def two_features_cut_after_others(scenario: Scenario) -> bool:
 
 @need
 def viewed_sequences_of_another_size(scenario: Scenario) -> bool:
-    """Whether a hook, compiled for one number of rows, gets sequences with another number from a linear with a bias.
+    """Whether compiled hooks run again with a second number of rows, and a linear with a bias returns sequences.
 
-    The sequence length must not be one or equal to the rows or features, because Dynamo uses one symbol for equal sizes.
+    The second number of rows must not be 1 or the sequence length. The sequence length must not be 1 or the number of output
+    features. Dynamo uses one symbol for equal sizes.
     """
     rows, length = _rows(scenario), scenario.training.model.length
     again = {size for index, size in enumerate(rows) if set(rows[:index]) - {size}} - {1, length}
@@ -118,10 +119,10 @@ def viewed_sequences_of_another_size(scenario: Scenario) -> bool:
 
 @need
 def viewed_sequences_of_other_features(scenario: Scenario) -> bool:
-    """Whether the number of output features changes twice between compiled hooks on sequences.
+    """Whether the number of output features changes twice between compiled hooks on sequences: for a second linear and later.
 
-    The linear with the second number must have a bias. The first linear must have none, unless the second number equals the rows
-    or positions, for which Dynamo uses one symbol.
+    The second linear must have a bias. The first must have none, unless the second has as many output features as there are rows
+    or positions. Dynamo uses one symbol for equal sizes.
     """
     rows, length, found = _rows(scenario), scenario.training.model.length, _linears_compiled_together(scenario)
     index = next((index for index, each in enumerate(found) if each.outputs not in (1, found[0].outputs)), None)
@@ -141,9 +142,10 @@ def pending_before_a_compiled_hook(scenario: Scenario) -> bool:
 
 @show
 def before_a_compiled_hook(scenario: Scenario, divergence: Divergence) -> bool:
-    """Whether the diverged tensor belongs to the layer with the unfinished all-reduce, or to an earlier layer.
+    """Whether the diverged tensor belongs to a recomputed layer in front of a compiled hook, or to an earlier layer.
 
-    A missing gradient counts only if each layer is an FSDP1 unit.
+    The recomputed layer's all-reduce has not finished when the hook runs. A missing gradient counts only if each layer is an
+    FSDP1 unit.
     """
     last, layer = _last_pending(scenario), layer_of(divergence.tensor)
     has_units = any(parallelism.wrapping is Wrapping.PER_LAYER for parallelism in scenario.layout.of(FSDP1))

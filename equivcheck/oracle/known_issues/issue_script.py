@@ -38,7 +38,8 @@ if __name__ == "__main__":
 def issue_script(issue: KnownIssue) -> str:
     """Return the text of a script that exits with 1 if the installed torch has a known issue.
 
-    If the issue gives wrong numbers, the script prints the difference. Otherwise it may raise torch's error.
+    If the issue gives wrong numbers, the script prints the difference. For other issues, it raises torch's error, or catches it
+    and exits with 1.
     """
     text = (SCRIPTS / f"{issue.id}.py").read_text("utf-8")
     _, explanation, code = text.split('"""', maxsplit=2)

@@ -71,7 +71,7 @@ def loss_of_full_batch(scenario: Scenario) -> bool:
 
 @need
 def mean_of_outputs(scenario: Scenario) -> bool:
-    """Whether the loss is the mean of outputs minus targets."""
+    """Whether the loss is the mean over all differences (output minus target)."""
     return scenario.training.loss is Loss.LINEAR_MEAN
 
 
@@ -180,7 +180,7 @@ def times_data_ranks(scenario: Scenario, divergence: Divergence) -> bool:
 
 @show
 def of_a_matrix(_scenario: Scenario, divergence: Divergence) -> bool:
-    """Whether the diverged tensor has two dims, so its memory layout may differ."""
+    """Whether the diverged tensor has two dims, so that its gradient may have other strides than the parameter."""
     return len(divergence.index) == 2
 
 

@@ -91,7 +91,7 @@ def no_inductor_cache(layout: Layout) -> Layout:
 
 @_in_layouts
 def forward_not_compiled(layout: Layout) -> Layout:
-    """Compile no forward."""
+    """Run every forward without `torch.compile`."""
     return with_execution(layout, compile=Compile.NONE, per_layer=False)
 
 
@@ -103,7 +103,7 @@ def no_checkpointing(layout: Layout) -> Layout:
 
 @_in_training
 def summed_outputs(training: Training) -> Training:
-    """Use a loss that sums outputs minus targets instead of averaging them."""
+    """Use the sum over all differences (output minus target) as loss, instead of their mean."""
     return replace(training, loss=Loss.LINEAR_SUM)
 
 
@@ -184,7 +184,7 @@ def _without_view(layer: AnyLayer) -> AnyLayer:
 
 @_in_training
 def rows_along_first_dim(training: Training) -> Training:
-    """Make rows dim 0 of the inputs."""
+    """Put rows along dim 0 of the inputs."""
     return replace(training, data=replace(training.data, batch_dim=0))
 
 
@@ -207,7 +207,7 @@ def no_size_of_one(training: Training) -> Training:
 
 @_workaround
 def even_shards(scenario: Scenario) -> Scenario:
-    """Make features and widths multiples of the ranks that split them."""
+    """Make features and widths multiples of the number of ranks that shard them."""
     # FSDP2 shards the parts of tensor parallelism once more.
     sizes = (each.mesh.size(TP) * (each.mesh.size(DP, SHARD) if each.has(FSDP2) else 1) for each in scenario.layouts)
     parts = math.lcm(*sizes)
@@ -272,7 +272,7 @@ def nothing_resharded(layout: Layout) -> Layout:
 
 @_in_layouts
 def divided_by_ranks(layout: Layout) -> Layout:
-    """Let FSDP2 divide gradient sums by the number of ranks, also for experts."""
+    """Let FSDP2 divide gradient sums by the number of ranks, and store experts as plain tensors."""
     divided = with_options(layout, FSDP2, gradient_divide_factor=None)
     return with_options(divided, ExpertParallel, storage=ExpertStorage.PLAIN) if layout.has(FSDP2) else divided
 

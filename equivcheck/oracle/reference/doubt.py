@@ -30,9 +30,9 @@ def doubt_about(
 ) -> Doubt | None:
     """Return the first step whose agreement with the reference proves nothing, and the reason. None if there is no such step.
 
-    A step is in doubt if noise exceeds `limit` times the largest tensor of the same kind. It is also in doubt if one of the
-    perturbed `copies` chooses other experts for a token than the unchanged copy. `needs_gradients=False` allows runs without any
-    gradient.
+    A step is in doubt if noise exceeds `limit` times the largest tensor of the same kind. It is also in doubt if a perturbed copy
+    in `copies` chooses other experts for a token than the unchanged copy. If no gradient differs from zero, all steps are in
+    doubt, unless `needs_gradients` is False.
     """
     gradients = [moment.step for moment in found if moment.phase is Phase.GRADIENT and moment.norms.any()]
     if needs_gradients and not gradients:

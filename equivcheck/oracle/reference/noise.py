@@ -66,7 +66,8 @@ class Expected:
 def perturbed_copies(training: Training, num_copies: int, make_setup: MakeSetup = single_device_setup) -> EnsembleTrace:
     """Train copies of the model on one device: one unchanged, then `num_copies` with inputs changed in the last bit.
 
-    All copies run at once if `make_setup` is the default and the optimizer is elementwise.
+    All copies run at once if `make_setup` is the default and the optimizer is elementwise. Otherwise they run one after the
+    other.
     """
     parameters, steps = perturbed_material(training, num_copies, eps_of(training.precision.value))
     if training.optimizer.elementwise and make_setup is single_device_setup:
@@ -185,7 +186,8 @@ def _blocks(copies: Copies) -> Iterator[Numbers]:
 def scales_of(phase: Phase, table: Table, own: Vector) -> Vector:
     """Return for each tensor the largest norm among tensors of the same kind, such as all gradients.
 
-    `own` contains the tensors' norms. Each key in optimizer state and each reported value is its own kind.
+    `own` contains the tensors' norms. In optimizer state, tensors with the same key are one kind, such as all ``exp_avg``. Each
+    reported value is a kind by itself.
     """
     if not len(own):
         return own

@@ -21,9 +21,10 @@ _NUM_RUNS = 8
 
 
 def partial_sum_traces(training: Training, num_partial_sums: int) -> tuple[Trace, ...]:
-    """Train several times on one device, with rounding errors like those of an optimizer on each rank's partial sums.
+    """Train several times on one device, each time with random rounding errors in the optimizer's updates.
 
-    Each update is changed at random: by up to one unit in the last place of each partial sum.
+    The errors are as large as if the optimizer ran on partial sums: up to one unit in the last place of each sum. The gradient
+    from a microbatch has `num_partial_sums` of them.
     """
     generator, steps = np.random.default_rng(training.seed), split_steps(training, num_partial_sums)
     return tuple(train(_setup(training, generator), steps) for _ in range(_NUM_RUNS))
@@ -62,9 +63,9 @@ class _PartialSums:
         self._size.zero_()
 
     def measure(self, _optimizer: torch.optim.Optimizer, _step: int) -> None:
-        """Store the partial sums' added sizes divided by the gradient's size, before clipping.
+        """Store the sum over the partial sums' absolute values, divided by the gradient's absolute value before clipping.
 
-        It is 0 if the gradient is zero.
+        It is 0 for elements with a zero gradient.
         """
         gradient = self.parameter.grad
         self._share = torch.zeros_like(self._size) if gradient is None else self._size / gradient.abs()

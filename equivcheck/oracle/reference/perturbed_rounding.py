@@ -37,8 +37,8 @@ class Jitter:
 class Shuffled(Jitter):
     """Changes only the order in which gradients from several ranks are added.
 
-    The first copies add in ring order: from each rank upwards, then from each rank downwards. Later copies add in random order.
-    gloo adds downwards, and each rank adds its own part last.
+    The first copies add in ring order, each from another rank on: first in ascending order, then in descending order. Later
+    copies add in random order. gloo adds in descending order, and each rank adds its own part last.
     """
 
     def __init__(self, generator: np.random.Generator, copy: int) -> None:
@@ -72,16 +72,19 @@ class PerturbedRounding(Shuffled):
         self.step = step
 
     def rounded(self, exact: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
-        """Change one element by one unit in the last place, if `exact` has a higher precision.
+        """Change one element in `rounded` by one unit in the last place, if `exact` has a more precise dtype.
 
-        If the exact values have a low precision, nothing is changed, because equal bits round equally.
+        If `exact` is not float32 or float64, nothing is changed, because equal bits round equally.
         """
         if exact.dtype in (torch.float32, torch.float64) and _may_flip(exact.dtype, rounded.dtype):
             self._flip_one(rounded.detach(), rounded.dtype)
         return rounded
 
     def flip(self, cast: Mapping[str, torch.Tensor], masters: Mapping[str, torch.Tensor]) -> None:
-        """Change one element in one trained parameter by one unit in the last place."""
+        """Change one element in one trained parameter in `cast` by one unit in the last place.
+
+        `masters` holds the parameters before the cast. Nothing is changed at the first step or in norms.
+        """
         if self.step and _may_flip(self.precision, self.to):
             # Autocast casts no norm's weights; with any other casts a matrix tells most.
             names = [name for name, master in masters.items() if master.requires_grad and ".norm." not in name]

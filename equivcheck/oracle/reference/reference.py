@@ -136,9 +136,9 @@ class ReferenceRun:
     def confirming_reference(self) -> Reference:
         """Return the reference that must confirm a divergence before it is reported.
 
-        It has many more perturbed runs, and runs in other summation orders, such as the order under data parallelism. Only other
-        orders change a gradient that is zero by cancellation inside an operation. Some runs also round inside the optimizer, like
-        an optimizer on shards.
+        It has many more perturbed runs, and runs in other summation orders, such as the order under data parallelism. A gradient
+        that is zero by cancellation inside an operation changes only in other orders. Some runs also round inside the optimizer,
+        like an optimizer on shards.
         """
         return _confirming_reference(self)
 

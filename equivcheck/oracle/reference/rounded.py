@@ -78,7 +78,7 @@ class MixedPrecisionModel(nn.Module):
         return self.jitter.rounded(outputs, outputs.to(_dtype(self.rounding.output)))
 
     def compute(self, setup: Setup, microbatches: Sequence[Batch], index: int) -> float:
-        """Compute gradients for one step like the layout's ranks, and return the mean loss over these ranks."""
+        """Compute gradients for step `index` like the layout's ranks, and return the mean loss over these ranks."""
         self.jitter.begin(index)
         masters = dict(setup.model.named_parameters())
         self._load(masters)

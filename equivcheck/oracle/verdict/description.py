@@ -26,14 +26,17 @@ def axes_in_words(mesh: Iterable[tuple[str, int]]) -> str:
 def heading(outcome: str, name: str, kind: str, *about: str) -> str:
     """Return the first line of a verdict on a user's code, such as ``DIVERGED: your training on dp 2, float64, in sim``.
 
-    `kind` (here ``training``) is used if the code has no `name`.
+    `kind` (here ``training``) is used if the code has no `name`. `about` contains the texts after "on", here three.
     """
     whose = f"'{name}'" if name else f"your {kind}"
     return f"{outcome.upper()}: {whose} on {', '.join(about)}"
 
 
 def divergence_lines(first: Divergence, followers: tuple[str, ...], num_unnamed: int = 0) -> list[str]:
-    """Return lines about the first divergence: its place, both values, and further tensors that differ (`followers`)."""
+    """Return lines about the first divergence: its place, both values, and further tensors that differ (`followers`).
+
+    `num_unnamed` counts the differing tensors that `followers` leaves out.
+    """
     is_loss = first.phase is Phase.LOSS and first.tensor == LOSS
     tensor = "" if is_loss else f", {first.tensor}{list(first.index) if first.index else ''}"
     lines = [

@@ -13,7 +13,10 @@ from typing import Any
 
 
 def import_lines(case: Any, code: str, width: int) -> list[str]:
-    """Return import lines for all classes that `code` names, sorted by module. Returns no lines if `code` cannot be parsed."""
+    """Return import lines for all classes in `case` that `code` names, sorted by module.
+
+    Lines are wrapped to `width` characters. Returns no lines if `code` cannot be parsed.
+    """
     try:
         named = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
     except SyntaxError:  # a third party's repr

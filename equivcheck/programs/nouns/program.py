@@ -156,8 +156,8 @@ MAX_RANKS = 64
 class TensorProgram:
     """A few torch operations, run on DTensors on ranks and on plain tensors on one device. All values and gradients are compared.
 
-    Each statement computes a value, and every rank reads it. The backward pass starts from a weighted sum over all values that no
-    other statement takes.
+    Each statement computes a value, and every rank gathers it as a full tensor. The backward pass starts from a weighted sum over
+    all values that no other statement takes.
     """
 
     tag: ClassVar[str] = "tensor_program"

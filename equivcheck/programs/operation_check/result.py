@@ -40,7 +40,7 @@ class PlacementRow(Judgement):
         return REFUSED if self.is_refused else self.outcome.value
 
     def evidence(self) -> list[str]:
-        """Return lines about this row's divergence, its failure, or else its reason."""
+        """Return lines about this row's divergence or failure. If it has neither, return the reason for its outcome."""
         if self.divergence is not None:
             return divergence_lines(self.divergence, self.followers, self.num_unnamed)
         return rank_lines(self.failure) if self.failure is not None else [shorten_to_line(self.reason)]

@@ -46,7 +46,7 @@ class OperationRun:
 
 
 def run_operation(task: OperationTask, function: Function, tensors: list[torch.Tensor], moved: Callable[..., Any]) -> ValueTrace:
-    """Call a function with the task's arguments, but with `tensors` in place of its tensors, and run backward.
+    """Call a function with the task's arguments, and run backward. `tensors` replace the tensors among these arguments.
 
     `moved` is applied to each result, each gradient, and each weight of the backward pass. On ranks, it returns the full tensor.
     On one device, it may perturb the tensor.

@@ -30,5 +30,5 @@ class ProgramBuilder:
         self.statements.append(statement)
 
     def shape(self, back: int) -> tuple[int, ...]:
-        """Return the shape of an earlier value: 1 stands for the last value, 2 for the value before it."""
+        """Return the shape of an earlier value. `back` is 1 for the last value, 2 for the value before it."""
         return tuple(self._values[-back].shape)

@@ -28,7 +28,7 @@ _TABLES = ("op_strategy_funcs", "op_single_dim_strategy_funcs", "op_to_rules")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overloads:
-    """Names of torch's operator overloads, as torch prints them: ``aten.add.Tensor``."""
+    """Names of operator overloads that have a DTensor rule, or that tensor programs call, such as ``aten.add.Tensor``."""
 
     registered: frozenset[str]
     """Overloads with a DTensor rule or handler."""

@@ -160,8 +160,8 @@ class DTensorTarget:
 def run_on_rank(plan: ProgramPlan, target_class: type[DTensorTarget], raising: frozenset[str] | None = None) -> RankResult:
     """Run a program's statements and its backward pass on this rank.
 
-    `raising` contains the statements that may be refused; None allows all. If any other statement is refused, `StatementFailed`
-    is raised.
+    `raising` contains the statements that ranks may refuse; None allows all. A refusal of any other statement raises
+    `StatementFailed`.
     """
     return _RankRun(plan, target_class(plan.program), raising).result()
 

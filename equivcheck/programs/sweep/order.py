@@ -38,7 +38,7 @@ class Coverage:
 
 @dataclass(slots=True, kw_only=True)
 class Passes:
-    """All programs in a sweep, divided into passes that run one after the other. It counts the programs already run."""
+    """All programs in a sweep, divided into passes that run one after the other, and how many have already run."""
 
     programs: Mapping[str, Sequence[TensorProgram]]
     """Programs in each pass, by the pass's name."""

@@ -25,7 +25,7 @@ MAX_SHAPES = 4
 
 
 class Novelty(PrintableEnum):
-    """Property by which a first operation's result is new as an argument of a second operation.
+    """Property by which a sweep selects results as arguments for second operations: each distinct property is tried.
 
     A sweep first tries pairs with novelty `KIND`, then `SPEC`, then `FIRST`.
     """
@@ -38,7 +38,7 @@ class Novelty(PrintableEnum):
     """A full `ResultSpec` together with the first operation."""
 
     def feature(self, result: Result) -> Hashable:
-        """Return the result's property that must be new; None if a sweep over single operations already has such arguments."""
+        """Return a result's property; None if a sweep over single operations already has arguments with this property."""
         kind, spec = result.spec.kind, result.spec
         if self is Novelty.KIND:
             return None if spec.has_kind_of_leaves else kind
@@ -68,7 +68,7 @@ class Pairs:
     _right: dict[TensorProgram, bool] = field(default_factory=dict)
 
     def total(self, novelty: Novelty) -> int:
-        """Return how many pairs (result, argument of a second operation) a sweep tries for one kind of novelty."""
+        """Return how many pairs (result, argument of a second operation) a sweep tries with this novelty."""
         return len(self._by_key(novelty)) * len(self.places)
 
     def coverage(self) -> tuple[Coverage, ...]:

@@ -91,7 +91,8 @@ class Result:
 def first_programs(sweep: Sweep, seed: int = 0) -> Iterator[TensorProgram]:
     """Yield the programs whose results become arguments of second operations.
 
-    For each operation in the sweep, `seed` selects a few programs at random. Redistributions between any two placements follow.
+    For each operation in the sweep, `seed` selects a few programs at random. The last programs redistribute a leaf, between any
+    two placements.
     """
     by_operation: dict[str, list[TensorProgram]] = defaultdict(list)
     for program in sweep.programs():

@@ -27,9 +27,9 @@ def argument_positions(operations: Iterable[str]) -> tuple[ArgumentPosition, ...
 
 
 def programs_taking(result: Result, place: ArgumentPosition, chance: random.Random) -> Iterator[TensorProgram]:
-    """Yield programs whose last operation takes `result` as an argument. One device may refuse some of them.
+    """Yield programs that pass `result` to a last operation as an argument. One device may refuse some of them.
 
-    `place` is the name of this operation and the argument's number.
+    `place` is the last operation's name and the argument's number. `chance` draws the other arguments.
     """
     facts, position = OPERATIONS[place[0]], place[1]
     calls = list(_calls(facts, position, result.shape))

@@ -58,10 +58,10 @@ class Effort:
 
 
 def examine(mutant: Mutant, effort: Effort, tell: Tell = lambda _row: None) -> MutantResult:
-    """Draw scenarios with a mutant within the budget `effort`, then shrink one caught scenario and diagnose it.
+    """Draw scenarios with a mutant within the budget `effort`. Then shrink one in which it was caught, and diagnose it.
 
-    If possible, the caught scenario is small, and equivalent without the mutant. `tell` is called with the intermediate result
-    after each change.
+    If possible, the shrunk scenario is small, and equivalent without the mutant. `tell` is called with the result so far after
+    each drawn scenario and after shrinking.
     """
     drawing = _Drawing(mutant, effort, tell)
     run_batch(_scenarios(mutant), _seed(mutant, effort), drawing.take)

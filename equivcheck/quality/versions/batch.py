@@ -24,8 +24,8 @@ def run_tasks(
 ) -> list[Any]:
     """Run tasks with another interpreter, and return their JSON results in the order of `tasks`.
 
-    The interpreter calls the module's `main()`, which calls `serve_tasks`. It gets `seconds` for each task on average. If a task
-    makes the process end, `ended(reason)` returns the task's result.
+    The interpreter imports `module` and calls its `main()`, which calls `serve_tasks`. Tasks get `seconds` each, on average. If
+    the process ends during a task, `ended(reason)` returns this task's result.
     """
     with temporary_folder() as folder:
         results = _start(Path(folder), tasks)
@@ -43,7 +43,7 @@ def run_tasks(
 
 
 def serve_tasks(do: Callable[[str], Any]) -> None:
-    """Call `do` for each remaining task, and report its JSON result. The other interpreter calls this function."""
+    """Call `do` for each task without a result, and write its JSON result. It runs in a process started by `run_tasks`."""
     tasks, results = (Path(sys.argv[1], name) for name in _NAMES)
     for task in tasks.read_text("utf-8").splitlines()[_num_lines(results) :]:
         _write(results, do(task))

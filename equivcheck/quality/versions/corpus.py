@@ -29,7 +29,7 @@ class CorpusResult:
 
 
 def draw_scenarios(count: int, seed: int) -> tuple[Scenario, ...]:
-    """Draw `count` different scenarios by seed. None of the scenarios compiles, and the installed torch supports all."""
+    """Draw `count` different scenarios by seed. The installed torch supports all of them, and none uses `torch.compile`."""
     from equivcheck.strategies import scenarios
     from equivcheck.strategies.scenario import MORE_RESUMES
 

@@ -119,7 +119,7 @@ class Environments:
     def find_versions(self, text: str) -> tuple[Version, ...]:
         """Return the versions named by a text such as ``2.9..2.15``.
 
-        pip looks up newer releases in the package index if they can change the answer.
+        If they depend on the latest releases, pip looks these up in the package index.
         """
         if not needs_index(text):
             return chosen_releases(text, RELEASED, self.given)
@@ -200,7 +200,7 @@ _NOT_FOR_OTHERS = ("PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNC
 
 
 def run_python(python: Path, arguments: Sequence[str], *, seconds: float) -> FinishedCommand:
-    """Run an interpreter that can import this equivcheck, but no other package from this environment.
+    """Run another environment's interpreter. It can import this equivcheck, but no other package from this environment.
 
     The process and its children end after `seconds`, or if this process is interrupted.
     """

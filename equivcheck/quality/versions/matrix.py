@@ -45,9 +45,9 @@ class VersionResult:
         return Counter(result.outcome for result in self.corpus)
 
     def disagreements(self, issues: Iterable[KnownIssue]) -> dict[str, Showing]:
-        """Return the scripts' unexpected results by issue id.
+        """Return the results, by issue id, of all scripts that contradict their issue's version range.
 
-        An issue shows on a torch version outside its recorded range, or it does not show on a version inside.
+        Such a script shows the issue on a torch version outside the range, or does not show it on a version inside.
         """
         return {
             issue.id: self.scripts[issue.id]

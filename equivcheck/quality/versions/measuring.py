@@ -24,7 +24,7 @@ Measure = Callable[[Version], Showing]
 
 
 def bisect_versions(versions: Sequence[Version], measure: Measure, first: Iterable[Version] = ()) -> tuple[VersionAnswer, ...]:
-    """Measure both ends and the versions in `first`, then bisect between neighbours with different answers.
+    """Measure the first and last version and those in `first`, then bisect between neighbours with different answers.
 
     If no measured version shows the failure, all versions are measured. A failure that appears and disappears between two
     versions with the same answer is missed.
@@ -74,9 +74,9 @@ class Search:
     def of_finding(self, finding: Finding) -> ShownIn:
         """Find the torch versions in which a finding shows.
 
-        The finding's script runs on the measured versions. If it does not show the finding on the version of the finding's
-        discovery, the finding is replayed instead. If this version is not among `versions`, the oldest and newest version are
-        tried.
+        The finding's script runs on the measured versions. It must show the finding on the version of its discovery. If
+        `versions` lacks this version, it must show the finding on the oldest or newest one. Otherwise, the finding is replayed
+        instead.
         """
         found_in = Version(Version(finding.environment.torch).public)
         first = (found_in,) if found_in in self.versions else ()

@@ -66,7 +66,7 @@ def of_issue(issue: KnownIssue) -> Script:
 def of_finding(finding: Finding) -> Script | None:
     """Return a script for a finding, with its exact numbers.
 
-    None if no script can reproduce the finding, or if the script's output cannot prove it.
+    None if no script can reproduce the finding, or if a script's output would not prove it, such as for a hang.
     """
     verdict = finding.verdict
     if not isinstance(verdict, Verdict):

@@ -43,7 +43,7 @@ def _cells(found: VersionResult, issues: tuple[KnownIssue, ...]) -> Iterator[str
 
 
 def wrong_in(found: VersionResult, issues: tuple[KnownIssue, ...]) -> Iterator[str]:
-    """Yield a line for each problem on a version: failed probes, findings and contradicting scripts."""
+    """Yield a line for each problem on a version: failed probes, findings, and scripts with unexpected results."""
     for probe in found.probes:
         if not probe.works:
             yield f"doctor {probe.world} {probe.subject}: {probe.reason[:_REASON]}"

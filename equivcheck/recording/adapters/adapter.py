@@ -23,7 +23,8 @@ from equivcheck.worlds.trace.trace import Piece, Slot
 class Adapter:
     """Gives recorded tensors their names and positions in the full model.
 
-    A tensor that no cut, attribute or name map mentions keeps its own name and position.
+    These come from `record`'s arguments `cuts` and `names`, and from Megatron's attributes. Other tensors keep their own names
+    and positions.
     """
 
     def __init__(self, declared: DeclaredCuts, sources: Sequence[Source]) -> None:
@@ -140,7 +141,8 @@ class Adapter:
     def notes(self) -> tuple[str, ...]:
         """Remarks in a verdict about names and positions, as clauses.
 
-        One says how many parameters Megatron's attributes mark as shards. Another names a declared tensor that does not exist.
+        One says how many parameters Megatron's attributes mark as shards. Another gives a name in `cuts` or `names` that no
+        tensor has.
         """
         found = []
         if self._attributed:

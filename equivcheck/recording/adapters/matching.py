@@ -23,8 +23,9 @@ def match_names(
 ) -> tuple[tuple[RankTrace, ...], tuple[str, ...]]:
     """Rename the tensors in the run `other`, so that each has the same name as in the run `first`.
 
-    Returns the renamed run, and a clause if prefixes of wrappers were ignored. Raises `UsageError` if a name in the name map
-    `sources` does not exist, or if its tensors have different shapes.
+    `sources` is the user's name map. Returns the renamed run, and a clause if wrappers' prefixes were ignored. Raises
+    `UsageError` if an entry names a tensor that its run does not have, names tensors with different shapes, or fuses or
+    transposes tensors.
     """
     known, own = _shapes(first), _shapes(other)
     names = _mapped(sources, own, known)
@@ -90,9 +91,9 @@ class _Way:
     """Function for the other run's names."""
 
     def pairs(self, first: Iterable[str], other: Iterable[str], *, is_module: bool = False) -> dict[str, str]:
-        """Map each name in the other run to the first run's name, if both are equal without wrappers.
+        """Map names in the other run to names in the first run: two names match if they are equal without wrappers.
 
-        If several names in one run become equal, the last one is used.
+        If several names in one run become equal without wrappers, only the last one is used.
         """
         end = "." if is_module else ""
         own = {self.first(name + end).strip("."): name for name in first}

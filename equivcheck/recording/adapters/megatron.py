@@ -72,8 +72,8 @@ def expert_names(
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return a new name for each expert-parallel parameter, with the expert's number in the full model.
 
-    Its own name has the expert's number on this rank. Also returns the names for which the number in the full model is not known.
-    `declared` is the rank and size in the expert-parallel group, if the user passed a mesh.
+    The old name has the expert's number on this rank. Also returns the old names for which the number in the full model is not
+    known. `declared` is the rank and size in the expert-parallel group, if the user passed a mesh.
     """
     own = [name for name, parameter in parameters.items() if not getattr(parameter, "allreduce", True)]
     place = _place_in("expert_model") or declared

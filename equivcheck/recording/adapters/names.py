@@ -65,7 +65,7 @@ class Place:
 def require_names(names: Any) -> tuple[Source, ...]:
     """Check the argument `names`, a name map.
 
-    Raises `UsageError` if an entry has a wrong form, or if two entries name one tensor.
+    Raises `UsageError` if an entry has a wrong form, or if two entries contain the same tensor name.
     """
     if names is None:
         return ()
@@ -126,7 +126,7 @@ def places_of(sources: Sequence[Source], shapes: Mapping[str, Ints]) -> dict[str
     """Return the name and position in the other run for each tensor that the name map `sources` mentions.
 
     `shapes` are full shapes by name. If several entries match a tensor, the first one counts. Raises `UsageError` if two tensors
-    get one name, or if tensors with these shapes cannot be fused.
+    get the same name, or if tensors with these shapes cannot be fused.
     """
     matched: dict[tuple[Source, tuple[str, ...]], dict[int, str]] = {}
     for name in shapes:

@@ -15,7 +15,7 @@ def match_copies(
     """Choose which tensors are compared for each parameter: the optimizer's copies, or the model's own parameters.
 
     If both runs have copies, the copies are compared, and the model's parameters too. If only one run has copies, they are
-    compared with the other run's parameters, unless these have the model's dtype. `noisy` are the runs with perturbed initial
+    compared with the other run's parameters, but only if both have the same dtype. `noisy` are the runs with perturbed initial
     parameters. Returns all three arguments with the chosen tensors, and clauses about copies in one run only.
     """
     one, other = _with_chosen(first, second), _with_chosen(second, first)
@@ -42,7 +42,8 @@ def _with_chosen(run: RecordedRun, other: RecordedRun) -> RecordedRun:
 def rounding_of(key: Key, first: RecordedRun, second: RecordedRun) -> float:
     """Estimate the distance between a tensor in one run and in the other, if rounding changes values by one machine epsilon.
 
-    If both runs update copies, only the change since the start is rounded to the model's coarser dtype.
+    If both runs update copies, the tensor is rounded to the copies' dtype, and its change since the start to the model's coarser
+    dtype.
     """
     one, other = first.tensors[key], second.tensors[key]
     coarse, start = max(one.eps, other.eps), first.tensors.get((0, Moment.START, key[2]))

@@ -57,6 +57,7 @@ def make_candidate(  # noqa: PLR0913 - a cause, its words, and its relation
 
     If a prediction is a linear combination, `size` is the sum over its coefficients' absolute values. `found` replaces the second
     run's signed sums, for example by the replicas' means. Without `found`, the distance between replicas counts as error.
+    `cause`, `words` and `fitted` are fields in `Candidate`.
     """
     size = max(size, 1.0)
     actual, errors = evidence.found_sums if found is None else found, {}

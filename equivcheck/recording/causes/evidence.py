@@ -41,7 +41,7 @@ class Evidence:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Names to compare at `step` and `moment`.
+        """Names of the tensors to compare at `step` and `moment`.
 
         Both runs recorded all elements in these tensors, in floating point and without NaN.
         """

@@ -16,7 +16,7 @@ Samples = tuple[int, ...]
 def wrong_samples(first: RecordedRun, second: RecordedRun, step: int) -> Diagnosis | None:
     """Name ranks or microbatches that train on the same samples, or samples that no rank has.
 
-    None if the second run has additional samples, or if some samples count more often than others.
+    None if the second run has additional samples, or if it repeats some samples more often than others.
     """
     groups = [_ranks_by_samples(run, step) for run in (first, second)]
     one, other = (Counter(sample for samples in own for sample in samples) for own in groups)

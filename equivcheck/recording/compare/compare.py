@@ -63,11 +63,11 @@ def compare(
 
     `moved` are runs like the first one, recorded with ``record(..., moved=1)``. They measure the rounding noise. Without them, a
     difference is DIVERGED only if rounding cannot make it: other initial parameters, missing tensors, NaN in one run, or first
-    gradients that are wrong by more than sqrt(eps) times their norm. `steps` limits the comparison to the first steps, also of
-    runs that were killed later.
+    gradients that are wrong by more than sqrt(eps) times their norm. `steps` limits the comparison to the first steps. With
+    `steps`, runs that were killed after these steps can be compared, too.
 
     `names` maps names in the first run to names in the second, with ``*`` for any text. If names differ only by a wrapper in one
-    run, they match without it. Fused and transposed tensors need ``record(..., names=...)``.
+    run, such as ``module.``, the wrapper is ignored. Fused and transposed tensors need ``record(..., names=...)``.
 
     Raises `UsageError` if a folder is not a complete trace, or if the runs have no tensor or no step in common. Also raises it if
     a moved run has other tensors or steps than the first run, or if `names` does not fit the runs.

@@ -23,8 +23,9 @@ def judge(
 ) -> tuple[Outcome, TensorDifference | None]:
     """Return the outcome and the first difference, from all differing values and all gaps.
 
-    Without measured noise (`is_measured`), only differences that rounding never makes are DIVERGED. `output_eps` is the machine
-    epsilon for the coarsest module output, and `first_step` the first compared step.
+    `gaps` are needed values that a trace lacks. They make the outcome INCONCLUSIVE instead of EQUIVALENT. Without measured noise
+    (`is_measured`), only differences that rounding never makes are DIVERGED. `output_eps` is the machine epsilon for the coarsest
+    module output, and `first_step` the first compared step.
     """
     effects = [each for each in differences if each.moment not in CLUES]
     starts_equal = not any(each.moment is Moment.START for each in effects)

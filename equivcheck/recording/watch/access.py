@@ -30,7 +30,7 @@ def has_values() -> bool:
 def leave_no_mark() -> Iterator[None]:
     """Inside this context, operations track no gradients.
 
-    The training's torch modes, such as an operation counter, do not see them.
+    The training's own dispatch modes, such as an operation counter, do not see these operations.
     """
     with torch.no_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
         yield

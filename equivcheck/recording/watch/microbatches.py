@@ -71,9 +71,10 @@ class Microbatches:
         return True
 
     def close(self, module: nn.Module, inputs: Any, output: Any, *, is_wanted: bool) -> None:
-        """Record that a module call ends. If `is_wanted`, its samples count as soon as a backward pass goes through its output.
+        """Record that a module call ends.
 
-        Only outermost calls to trainable modules count.
+        If `is_wanted`, the samples in `inputs` count as soon as a backward pass goes through `output`. Only outermost calls to
+        trainable modules count.
         """
         call = self.call
         if call is None or call.module is not module:
@@ -144,10 +145,10 @@ class Microbatches:
         self._found.append(sorted(calls, key=lambda call: call.number))
 
     def take(self, roots: Container[int]) -> list[list[Call]]:
-        """Return the module calls with samples in each microbatch, and begin a new step.
+        """Return each microbatch's module calls that got samples, and begin a new step.
 
-        Only calls to modules whose ids are in `roots` are returned. If a microbatch has no such call, its first call with data is
-        returned, because later calls get activations or positions.
+        Only calls to modules whose ids are in `roots` are returned. If a microbatch has no such call, only its first call with
+        samples is returned, because later calls get activations or positions.
         """
         found, self._found, self.num_backwards = self._found, [], 0
         with_data = [[call for call in calls if call.hashes is not None] for calls in found]

@@ -46,10 +46,10 @@ class Models:
         return [slot for slot in self.slots if id(slot.parameter) not in known]
 
     def add_optimized(self, parameters: Collection[torch.Tensor]) -> list[Slot]:
-        """Find the module that owns an optimizer's `parameters`.
+        """Find the module that owns an optimizer's `parameters`, and return slots for the new ones.
 
-        If no module does, match them as copies with the models' parameters. Returns slots for new parameters or copies. Raises
-        `UsageError` if neither is found.
+        If no module owns them, they must be copies of the models' parameters, and slots for the copies are returned. Raises
+        `UsageError` if a tensor is a copy of no parameter.
         """
         known = {id(slot.parameter) for slot in self.trained_slots}
         unknown = [parameter for parameter in parameters if id(parameter) not in known]

@@ -48,8 +48,8 @@ class Outputs:
     def sign_rows(self, hashes: torch.Tensor) -> Iterator[tuple[str, tuple[int, ...], str, Sketch]]:
         """Yield each output's name, shape for one sample, element type and sketch. `hashes` are the samples' hashes.
 
-        Outputs without one row for each sample are left out. With tensor or sequence parallelism, a rank returns only a part of
-        each row. Its shapes are then smaller than on one device.
+        Outputs without one row for each sample are left out. With tensor or sequence parallelism, a rank may return only a part
+        of each row. The output's shape is then smaller than on one device.
         """
         for name, table, shape, dtype in self._tables:
             if len(table) == len(hashes):

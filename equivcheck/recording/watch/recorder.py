@@ -26,8 +26,8 @@ from equivcheck.recording.watch.reader import Reader
 class Recorder:
     """Follows a training process step by step, and writes its trace. The recorder changes no value in the training.
 
-    `hooks.install_hooks` arranges the calls to its public methods. A method with the argument `own` replaces a function in torch,
-    and `own` is this function.
+    `hooks.install_hooks` arranges the calls to its public methods. A method with the argument `own` replaces a function in torch;
+    `own` is torch's original function.
     """
 
     is_active = False

@@ -16,7 +16,7 @@ _MOST_SHOWN = 8
 def node_lines(nodes: Sequence[NodeWork]) -> Iterator[str]:
     """Yield a line such as ``node 10.0.0.2: 12.0 checks/s`` for each of the first few machines, then a count of the others.
 
-    Lost machines are only marked here. The reason is printed when it happens.
+    A lost machine has the word ``lost`` instead of its rate. The reason is printed when the machine is lost.
     """
     used = [node for node in nodes if node.num_workers]
     for node in used[:_MOST_SHOWN]:

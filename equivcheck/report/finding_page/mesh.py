@@ -95,7 +95,7 @@ class Placement:
 
 
 def placements(layout: Layout, model: Model, held: Mapping[str, tuple[str, ...]]) -> list[Placement]:
-    """Return how the layout shards each parameter. `held` has the local shapes on the ranks, by parameter."""
+    """Return how the layout shards each parameter. `held` contains each parameter's local shapes, one for each rank."""
     return [
         Placement(
             name=parameter.full_name,

@@ -159,7 +159,7 @@ def _wrong_ranks(verdict: Verdict, tensors: Sequence[DrawnTensor]) -> frozenset[
 
 
 def tiles(verdict: CaseVerdict) -> Iterator[tuple[str, str]]:
-    """Yield the main figures by name, for the boxes at the page's top."""
+    """Yield the most important facts as pairs (name, value), for the boxes at the page's top."""
     first = verdict.divergence
     if first is not None:
         yield "first in", f"step {first.step}, {first.phase.value}"

@@ -53,7 +53,7 @@ def _trouble(past: PastRun, summary: Mapping[str, Any] | None) -> str:
 
 
 def tiles(past: PastRun) -> Iterator[tuple[str, str]]:
-    """Yield a campaign's main figures, by name."""
+    """Yield a campaign's most important numbers as pairs (name, value)."""
     yield "checks", f"{past.checks:,}"
     yield "checks a second", f"{past.rate:.1f}"
     yield "pairs of features covered", f"{100 * past.share:.1f} %"

@@ -52,7 +52,7 @@ class Argument:
 class OperationFacts:
     """The call and the arguments of one torch operation. Programs may pass any finite inputs that one device accepts.
 
-    Results have no description here, because one device computes them.
+    Expected results are not stored here, because one device computes them.
     """
 
     name: str

@@ -60,7 +60,7 @@ class TypedCollectives(Collectives):
 class TypedTarget(PlainTarget):
     """Runs a program's statements with the collectives from spmd_types.
 
-    This package's type checker runs separately, in `type_errors`.
+    The type checker of spmd_types runs separately, in `type_errors`.
     """
 
     collectives = TypedCollectives
@@ -137,8 +137,8 @@ def _tensor(value: Any) -> torch.Tensor:
 def refused_by_types(plan: ProgramPlan, target: type[TypedTarget]) -> str:
     """Return the first statement rejected by the type checker, with its message; empty if it accepts all statements.
 
-    Only one rank runs, because types do not depend on numbers. Without other ranks, all numbers are wrong. If wrong numbers make
-    a statement fail, later statements are not checked.
+    Only one rank runs, because types do not depend on values. Its values are wrong, because it gets nothing from other ranks. If
+    a wrong value makes a statement fail, later statements are not checked.
     """
     checked = type(target.__name__, (TypeChecks, target), {})
     try:
