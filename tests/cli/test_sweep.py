@@ -20,7 +20,7 @@ from equivcheck.programs.verdict import ProgramVerdict
 
 def test_a_sweep_without_differences_is_one_object() -> None:
     """JSON has counts of programs; the exit code is 0."""
-    result = CliRunner().invoke(main, ["sweep", "--operation", "neg", "--seconds", "60", "--json"])
+    result = CliRunner().invoke(main, ["sweep", "--operation", "neg", "--json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found["differ"] == []
@@ -31,19 +31,19 @@ def test_a_sweep_without_differences_is_one_object() -> None:
 
 def test_what_is_on_file_is_shown_and_is_no_finding() -> None:
     """Known errors are printed with the property that their programs share."""
-    result = CliRunner().invoke(main, ["sweep", "--operation", "item", "--seconds", "20"])
+    result = CliRunner().invoke(main, ["sweep", "--operation", "item"])
     assert result.exit_code == 0, result.output
     assert "item: known, dtensor_item_of_addends" in result.output
 
 
 def test_pairs_say_what_they_have_covered_and_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each shard has its own second operations. `--seconds` also ends a sweep over pairs."""
+    """Each shard has its own second operations, and the shards together have all."""
     of_few = Sweep(operations=("to_int", "t"))
     monkeypatch.setattr(results, "first_programs", lambda _, seed: first_programs(of_few, seed))
     totals = {}
     for shard in ("1/1", "1/2", "2/2"):
         arguments = ["--operation", "square", "--operation", "add", "--shard", shard]
-        result = CliRunner().invoke(main, ["sweep", "--pairs", *arguments, "--seconds", "2", "--json"])
+        result = CliRunner().invoke(main, ["sweep", "--pairs", *arguments, "--json"])
         assert result.exit_code == 0, result.output
         kinds, *others = json.loads(result.stdout)["coverage"].values()
         assert len(others) == 2
