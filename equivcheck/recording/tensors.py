@@ -142,8 +142,8 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 def local_loss(loss: torch.Tensor) -> torch.Tensor:
     """Copy this rank's loss without communication.
 
-    If the loss is a DTensor with partial sums, each is multiplied by the number of ranks. The mean over all ranks' copies is then
-    the loss.
+    If the loss is a DTensor with partial sums, this rank's partial sum is multiplied by the number of ranks. The mean over all
+    ranks' copies is then the loss.
     """
     local = local_of(loss).clone()
     if isinstance(loss, DTensor):

@@ -126,7 +126,7 @@ class KnownIssue:
         return any(map(self._is_met, _of_one_layout(scenario)))
 
     def avoid(self, scenario: Scenario) -> Scenario | None:
-        """Apply the issue's workaround, and repair the scenario so that it can run. None if there is no workaround."""
+        """Apply the issue's workaround, then change the scenario until it is valid. None if there is no workaround."""
         return fit_scenario(WORKAROUNDS[self.without](scenario)) if self.without else None
 
     def _is_met(self, scenario: Scenario) -> bool:

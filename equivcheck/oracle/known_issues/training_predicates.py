@@ -172,7 +172,7 @@ def adafactor_of_shards(scenario: Scenario) -> bool:
 def times_data_ranks(scenario: Scenario, divergence: Divergence) -> bool:
     """Whether the wrong value is about the expected value times the number of data-parallel ranks.
 
-    It may deviate by 5 % of the difference between the wrong and the expected value.
+    The distance to this product must not exceed 5 % of the difference between the wrong and the expected value.
     """
     expected, actual = float(divergence.expected), float(divergence.actual)
     return abs(actual - scenario.layout.num_data_ranks * expected) <= 0.05 * abs(actual - expected)

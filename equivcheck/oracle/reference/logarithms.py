@@ -51,7 +51,7 @@ def loss_by_sums(training: Training, outputs: torch.Tensor, targets: torch.Tenso
 
 
 def logarithm_traces(training: Training) -> Iterator[Trace]:
-    """Train on one device, with attention that computes softmax weights again from logarithms of sums.
+    """Train on one device several times. Attention's backward computes softmax weights from the logarithms of softmax sums.
 
     The first run uses exact logarithms, and each later run perturbs them.
     """

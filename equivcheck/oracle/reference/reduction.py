@@ -84,7 +84,10 @@ class Averaging:
         return self.mean_of_sums(self.sums(parts))
 
     def sums(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the first stage's sums: one for each group of `shards` ranks, or one over all ranks if there is one stage."""
+        """Return the first stage's sums: one for each group of `shards` ranks.
+
+        If `shards` is None, there is only one stage, so the result is one sum over all ranks.
+        """
         before, between, _ = self._divisors()
         is_scaled, size = self.division is Division.SCALED, self.shards or len(parts)
         divided = [part * (1.0 / before) if is_scaled else part / before for part in parts]

@@ -85,7 +85,7 @@ class Constant:
 class Operation:
     """Statement that calls a torch operation.
 
-    If one device cannot compute the operation or compare its result, the statement clones its first argument instead.
+    If torch raises on one device, or the result cannot be compared, the statement clones its first argument instead.
     """
 
     tag: ClassVar[str] = "operation"

@@ -43,8 +43,8 @@ class Adapter:
     def learn(self, roots: Sequence[nn.Module], slots: Sequence[Slot], buffers: Sequence[Row]) -> None:
         """Find the names and positions for all parameters and buffers in the models `roots`.
 
-        `slots` are the parameters with their local positions. Raises `UsageError` if declared cuts, Megatron's attributes or the
-        name map contradict the tensors.
+        `slots` are the parameters with their local positions. Raises `UsageError` if the tensors contradict `cuts`, Megatron's
+        attributes or the name map.
         """
         owners = {id(own): module for root in roots for module in root.modules() for own in module.parameters(recurse=False)}
         parameters = {piece.name: slot.parameter for slot in slots for piece in slot.pieces if piece.name}

@@ -114,7 +114,7 @@ class TraceVerdict(Judgement):
 
     @property
     def cause(self) -> Cause | None:
-        """The fault that gives run B's values; None if no known fault does."""
+        """The mistake that explains run B's values; None if no known mistake does."""
         return None if self.diagnosis is None else self.diagnosis.cause
 
     def describe(self) -> str:

@@ -36,14 +36,14 @@ def record(  # noqa: PLR0913 - options, all by keyword
     before this step are recorded too. Nothing is communicated and no value changes. If recording fails, one line on stderr says
     so, and the training goes on.
 
-    If `moved` is between 1 and 32, each element of the initial parameters is multiplied by 1 + eps or 1 - eps. Each number makes
-    another random choice. Such runs measure how far rounding alone carries the training.
+    If `moved` is between 1 and 32, each element of the initial parameters is multiplied by 1 + eps or 1 - eps. Each number from 1
+    to 32 draws other random signs. Such runs measure how far rounding alone carries the training.
 
     `outputs=True` records the outputs of all modules too. A string such as ``"layers.*,head"`` selects modules by patterns for
     their names. Modules inside a compiled graph, and outputs without one row per sample, are left out.
 
-    `mesh` and `cuts` describe parameters that are plain shards, as in `check_training`. Megatron's attributes are known; if
-    megatron.core is not imported, they need a `mesh` with an axis ``tp``, and for experts ``ep``.
+    `mesh` and `cuts` describe parameters that are plain shards, as in `check_training`. Shards with Megatron's attributes need no
+    `cuts`. If megatron.core is not imported, they need a `mesh` with an axis ``tp``, and experts need an axis ``ep``.
 
     `names` maps names of another run to names of this one, so that both can be compared: ``{"new.*.weight": "old.*.weight"}``. A
     dict can replace the old name. It has ``transpose=True``, or lists several tensors that the other run has as one:
