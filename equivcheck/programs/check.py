@@ -58,7 +58,8 @@ def check_program(
         plan = replace(cached_plan(program), fills_gradients=on.fills_gradients, only_sinks=only_sinks)
         seconds = deadline + COMPILE_SECONDS * on.needs_processes
         verdict = _with_first_gradient(plan, lambda each: _verdict(members, each, on, seconds))
-        verdict = _as_known(verdict, known_difference(program, verdict))
+        if on.runs_on_dtensors:
+            verdict = _as_known(verdict, known_difference(program, verdict))
         if _phase(verdict) is Phase.VALUE and verdict.outcome is Outcome.DIVERGED:
             verdict = _with_first_bad_part(verdict, parts_that_disagree(plan, lambda each: _run(members, each, on, seconds)))
         verdict = _with_types(verdict, on.type_errors(plan))

@@ -86,6 +86,8 @@ class DTensorTarget:
     """Whether ranks must be processes, because the target does not work on threads."""
     fills_gradients: ClassVar[bool] = False
     """Whether a missing gradient on one device counts as zeros, because backward through a collective turns it into zeros."""
+    runs_on_dtensors: ClassVar[bool] = True
+    """Whether statements run on DTensors, so that known DTensor errors can explain a finding."""
     planted_in: ClassVar[frozenset[str]] = frozenset()
     """Operations in which a target's planted bug can show; empty if it can show in any."""
 

@@ -21,6 +21,7 @@ class PlainTarget(DTensorTarget):
     """Runs a program's statements on plain tensors, with a collective for each change of placement."""
 
     fills_gradients: ClassVar[bool] = True
+    runs_on_dtensors: ClassVar[bool] = False
     collectives: type[Collectives] = Collectives
 
     def __init__(self, program: TensorProgram) -> None:
