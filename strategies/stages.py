@@ -12,7 +12,14 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from equivcheck.layouts.base.limits.limit import parallelism_of
 from equivcheck.layouts.base.limits.repairs import with_num_layers, with_options
 from equivcheck.layouts.composition.limits import repair_layout
-from equivcheck.layouts.parallelisms.pipeline.stages import has_fsdp_stages, has_lost_gradients, num_stages
+from equivcheck.layouts.parallelisms.pipeline.stages import (
+    has_ddp_stages,
+    has_fsdp_stages,
+    has_lost_gradients,
+    has_replicated_stages,
+    num_stages,
+    splits_backward,
+)
 from equivcheck.scenario import FSDP2, Layout, Pipeline, PipelineSchedule, Training
 from equivcheck.scenario.mesh import PP
 from equivcheck.scenario.model import MAX_LAYERS
@@ -44,9 +51,23 @@ def with_drawn_schedule(draw: DrawFn, layout: Layout) -> Layout:
         scale_grads=draw(SOMETIMES),
     )
     layout = _with_pipeline(layout, pipeline)
-    if has_fsdp_stages(layout) and draw(_USUALLY) and has_lost_gradients(layout):
+    return repair_layout(_usually_right(draw, layout))
+
+
+def _usually_right(draw: DrawFn, layout: Layout) -> Layout:
+    """If stages reduce their own gradients, usually change options with which torch loses or never reduces gradients."""
+    if not (any(each.reduces_each_module for each in layout.parallelisms) and draw(_USUALLY)):
+        return layout
+    if has_lost_gradients(layout):
         layout = with_options(layout, FSDP2, reshard_after_forward=False, reshard_to=None)
-    return repair_layout(layout)
+    if has_replicated_stages(layout):
+        is_single = parallelism_of(layout, Pipeline).schedule.is_single
+        schedule = PipelineSchedule.GPIPE if is_single else PipelineSchedule.LOOPED_BFS
+        layout = with_options(layout, Pipeline, schedule=schedule, num_chunks=1)
+    if has_ddp_stages(layout):
+        schedule = PipelineSchedule.LOOPED_BFS if splits_backward(layout) else parallelism_of(layout, Pipeline).schedule
+        layout = with_options(layout, Pipeline, schedule=schedule, static_shapes=True)
+    return layout
 
 
 def with_usual_rows(draw: DrawFn, training: Training, layout: Layout) -> Training:

@@ -54,6 +54,8 @@ COMPOSITIONS: tuple[str, ...] = (
     "local_data_parallel x context_parallel x local_tensor_parallel",
     "local_data_parallel x pipeline",
     "fsdp2 x pipeline",
+    "ddp x pipeline",
+    "replicate x pipeline",
     "pipeline x local_tensor_parallel",
     "pipeline x context_parallel",
     "pipeline x expert_parallel",

@@ -40,9 +40,12 @@ from equivcheck.scenario import (
     IgnoredLabels,
     Implementation,
     Layout,
+    LocalDataParallel,
     Loss,
     Mesh,
     Norm,
+    Pipeline,
+    Replicate,
     Scenario,
     Training,
 )
@@ -230,6 +233,19 @@ def whole_parameters(layout: Layout) -> Layout:
 def each_backward_synced(layout: Layout) -> Layout:
     """Let DDP reduce gradients in each backward."""
     return with_options(layout, DDP, no_sync=False)
+
+
+@_in_layouts
+def given_stage_shapes(layout: Layout) -> Layout:
+    """Give pipeline stages their shapes, so that they infer none."""
+    return with_options(layout, Pipeline, static_shapes=True)
+
+
+@_in_layouts
+def gradients_averaged_explicitly(layout: Layout) -> Layout:
+    """Average gradients after the last backward, instead of by hooks of DDP."""
+    around = (LocalDataParallel() if isinstance(each, DDP | Replicate) else each for each in layout.parallelisms)
+    return replace(layout, parallelisms=tuple(around))
 
 
 @_in_layouts

@@ -53,6 +53,8 @@ class DDP(Parallelism):
 
     tag: ClassVar[str] = "ddp"
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((DP,),)
+    stage_position: ClassVar[StagePosition | None] = StagePosition.AROUND
+    reduces_each_module: ClassVar[bool] = True
     bucket_cap_mb: float = DEFAULT_BUCKET_MB
     """Bucket size in MiB, above 0; 0.0001 is 104 bytes."""
     gradient_as_bucket_view: bool = option(default=False, limits=False, calls=False)
@@ -98,6 +100,8 @@ class Replicate(Parallelism):
 
     tag: ClassVar[str] = "replicate"
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((DP,),)
+    stage_position: ClassVar[StagePosition | None] = StagePosition.AROUND
+    reduces_each_module: ClassVar[bool] = True
     implementation: Replicator = Replicator.DDP
     """`replicate`, which uses `DistributedDataParallel` internally, or `replicate_with_fsdp`, which is `fully_shard` without
     sharding."""

@@ -44,7 +44,8 @@ class DDPKind(LayoutKind[DDP]):
         if parallelism.unequal_start:
             from equivcheck.layouts.base.unequal_start import make_unequal
 
-            make_unequal(setup.model, mesh)
+            for part in setup.parts:
+                make_unequal(part, mesh)
         wrappers = [
             DistributedDataParallel(
                 part,

@@ -15,7 +15,7 @@ from equivcheck.layouts.parallelisms.ddp.buckets import (
     trained_parameters,
     unused_parameters,
 )
-from equivcheck.scenario import DDP, Compression, TensorParallel
+from equivcheck.scenario import DDP, Compression, Pipeline, TensorParallel
 from equivcheck.training.layers.parameters import parameters_of
 from equivcheck.worlds.trace.stage import Stage
 
@@ -108,7 +108,8 @@ def _ready(view: RankView, ddp: DDP) -> tuple[str, ...]:
 
 
 def _all_calls(view: RankView, ddp: DDP) -> Totals:
-    totals = ddp_totals(view, ddp, view.axes(*view.layout.axes_of(ddp)))
+    # Pipeline stages are wrapped by themselves, and the schedule decides when they reduce.
+    totals = {} if view.layout.has(Pipeline) else ddp_totals(view, ddp, view.axes(*view.layout.axes_of(ddp)))
     return totals | (update_totals(view, ddp) if ddp.zero_redundancy else {})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from equivcheck.layouts.base.script.draft import ROUNDS, Draft, LoopPosition, refuse
 from equivcheck.layouts.base.script.mesh import add_no_sync, mesh_of, take_rows
 from equivcheck.layouts.base.script.shards import read_local_shards
-from equivcheck.layouts.base.script.text import call
+from equivcheck.layouts.base.script.text import call, indent_lines
 from equivcheck.scenario import DDP, Compression, PlannedParallelism
 from equivcheck.scenario.parallelisms.data_parallel import DEFAULT_BUCKET_MB
 
@@ -18,21 +18,24 @@ def write(draft: Draft, parallelism: DDP) -> None:
         raise refuse("DDP.compression", ROUNDS)
     draft.need("torch.nn.parallel", "DistributedDataParallel")
     composed = len(draft.scenario.layout.parallelisms) > 1
-    draft.module, draft.loss_scale = "module", draft.scenario.layout.num_data_ranks
+    draft.loss_scale = draft.scenario.layout.num_data_ranks
     mesh = mesh_of(draft, parallelism) if composed else None
     if parallelism.unequal_start and draft.scenario.layout.num_data_ranks > 1:
         rank = f"{mesh}.get_local_rank()" if composed else "dist.get_rank()"
+        draft.add(LoopPosition.WRAP, *_made_unequal(draft, rank))
+    options = _options(parallelism)
+    if draft.has_parts:
         draft.add(
             LoopPosition.WRAP,
-            "for tensor in (*model.parameters(), *model.buffers()):",
-            f"    tensor.data += {rank}  # to be made equal by wrapping",
+            f"parts = [{call('DistributedDataParallel', 'part', device_mesh=mesh, **options)} for part in parts]",
         )
-    draft.add(
-        LoopPosition.WRAP, f"module = {call('DistributedDataParallel', 'model', device_mesh=mesh, **_options(parallelism))}"
-    )
+    else:
+        draft.module = "module"
+        draft.add(LoopPosition.WRAP, f"module = {call('DistributedDataParallel', 'model', device_mesh=mesh, **options)}")
     if draft.scenario.layout.has(PlannedParallelism):
         read_local_shards(draft)
-    if parallelism.no_sync:
+    # A schedule reduces gradients in its last backward, also under `no_sync`.
+    if parallelism.no_sync and not draft.has_parts:
         add_no_sync(draft)
     if parallelism.zero_redundancy:
         draft.need("torch.distributed.optim", "ZeroRedundancyOptimizer")
@@ -40,6 +43,14 @@ def write(draft: Draft, parallelism: DDP) -> None:
         if parallelism.parameters_as_bucket_view:
             draft.shared_updates["parameters_as_bucket_view"] = "True"
     take_rows(draft)
+
+
+def _made_unequal(draft: Draft, rank: str) -> list[str]:
+    """Return lines to change the parameters and buffers that DDP wraps."""
+    lines = ["for tensor in (*{}.parameters(), *{}.buffers()):", f"    tensor.data += {rank}  # to be made equal by wrapping"]
+    if draft.has_parts:
+        return ["for part in parts:", *indent_lines([line.replace("{}", "part") for line in lines])]
+    return [line.replace("{}", "model") for line in lines]
 
 
 def _options(parallelism: DDP) -> dict[str, object]:

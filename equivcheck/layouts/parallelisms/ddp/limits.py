@@ -17,12 +17,14 @@ from equivcheck.layouts.base.limits.repairs import (
     without_shares,
 )
 from equivcheck.layouts.base.plan.rules import cuts
+from equivcheck.layouts.parallelisms.pipeline.stages import stages_without_training
 from equivcheck.scenario import (
     DDP,
     AuxiliaryLinear,
     Checkpointing,
     Compression,
     Layout,
+    Pipeline,
     PlannedParallelism,
     Precision,
     Replicate,
@@ -62,6 +64,14 @@ CHANGING_GRAPH = Limit(
     "static_graph assumes the same parameters at every step, and DDP does not check this, so gradients stay unreduced",
     applies=_changes_graph,
     repair=lambda training, _layout: without_auxiliary(training),
+)
+
+
+TRAINED_STAGES = UpstreamLimit(
+    reason="DistributedDataParallel: a pipeline stage without trained parameters is not supported: it is refused ('not needed "
+    "when a module doesn't have any parameters that require a gradient')",
+    applies=lambda training, layout: layout.has(Pipeline) and bool(stages_without_training(training.model, layout)),
+    repair=lambda training, _layout: without_frozen(training),
 )
 
 
@@ -120,9 +130,17 @@ LIMITS: tuple[Limit, ...] = (
     EVEN_ROWS,
     UNUSED_PARAMETERS,
     CHANGING_GRAPH,
+    TRAINED_STAGES,
     AUTOCAST_OF_FLOAT32,
     SHARED_WEIGHTS_CAST_ONCE,
     BUCKETS_OF_EQUAL_PARTS,
 )
 
-LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (NO_BF16_HOOK, *ROUNDING_LIMITS, *COMPILED_DDP)
+NO_STATIC_STAGES = LayoutLimit(
+    reason="DistributedDataParallel: static_graph of pipeline stages is not supported: DDP takes a backward that infers shapes, "
+    "or runs under no_sync, for its first iteration, so gradients stay unreduced or an assertion fails",
+    applies=lambda layout: layout.has(Pipeline) and parallelism_of(layout, DDP).static_graph,
+    repair=lambda layout: with_options(layout, DDP, static_graph=False),
+)
+
+LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (NO_BF16_HOOK, NO_STATIC_STAGES, *ROUNDING_LIMITS, *COMPILED_DDP)

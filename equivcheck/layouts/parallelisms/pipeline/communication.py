@@ -15,7 +15,7 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
     stages_of_rank,
     weights_of_several_ranks,
 )
-from equivcheck.scenario import Layout, ParameterOwner, Pipeline, StagePosition, Training
+from equivcheck.scenario import DDP, Layout, ParameterOwner, Pipeline, Replicate, StagePosition, Training
 from equivcheck.scenario.mesh import PP, REPLICATE
 from equivcheck.system.torch_version import is_torch_in
 
@@ -98,7 +98,7 @@ def _reduces_stages(layout: Layout) -> bool:
 def _all_reduces_stages(training: Training, layout: Layout) -> bool:
     """Whether stages reduce their own gradients, and have replicas or copies of a weight."""
     copies = (weights_of_several_ranks(training.model, pipeline, layout.mesh.size(PP)) for pipeline in layout.of(Pipeline))
-    return _reduces_stages(layout) and (REPLICATE in layout.mesh.names or any(copies))
+    return layout.has(DDP, Replicate) or (_reduces_stages(layout) and (REPLICATE in layout.mesh.names or any(copies)))
 
 
 PIPELINE_COMMUNICATION = CommunicationModel(

@@ -12,11 +12,23 @@ from equivcheck.layouts.base.script.text import block, call, indent_lines
 from equivcheck.layouts.parallelisms.pipeline.schedules import SCHEDULES
 from equivcheck.layouts.parallelisms.pipeline.stages import (
     SharedWeight,
+    has_fsdp_stages,
     layers_of_stages,
     trained_layers,
     weights_of_several_ranks,
 )
-from equivcheck.scenario import FSDP2, ClipNorm, CrossEntropy, LocalDataParallel, LocalTensorParallel, Model, NormType, Pipeline
+from equivcheck.scenario import (
+    DDP,
+    FSDP2,
+    ClipNorm,
+    CrossEntropy,
+    LocalDataParallel,
+    LocalTensorParallel,
+    Model,
+    NormType,
+    Pipeline,
+    Replicate,
+)
 from equivcheck.scenario.mesh import PP
 
 
@@ -26,7 +38,8 @@ def write(draft: Draft, parallelism: Pipeline) -> None:
     if not all(isinstance(each, WRITTEN) for each in layout.parallelisms):
         raise refuse(
             f"layout {layout.name}",
-            "scripts support a pipeline by itself, or with local_data_parallel, fully_shard or local_tensor_parallel",
+            "scripts support a pipeline by itself, or with DDP, replicate, fully_shard, local_data_parallel or "
+            "local_tensor_parallel",
         )
     ranks = layout.mesh.size(PP)
     draft.has_parts = any(each.reduces_each_module for each in layout.parallelisms)
@@ -43,7 +56,7 @@ def write(draft: Draft, parallelism: Pipeline) -> None:
     if draft.form.stack != "model":
         draft.definitions.append(_stage_class(draft))
     shared = weights_of_several_ranks(training.model, parallelism, ranks)
-    if shared and (draft.has_parts or draft.reading):
+    if shared and (has_fsdp_stages(layout) or draft.reading):
         raise refuse(
             f"layout {layout.name} with a weight shared by several ranks",
             "the other parallelism replaces each rank's copy of the weight",
@@ -61,7 +74,7 @@ def write(draft: Draft, parallelism: Pipeline) -> None:
         draft.clip_norm = call("clip_across_stages", *clipped, group=_group(draft, parallelism))
 
 
-WRITTEN = (Pipeline, LocalDataParallel, FSDP2, LocalTensorParallel)
+WRITTEN = (Pipeline, LocalDataParallel, DDP, Replicate, FSDP2, LocalTensorParallel)
 """Parallelisms supported by scripts together with a pipeline."""
 
 
@@ -287,7 +300,7 @@ def _clip(draft: Draft, clipping: ClipNorm, counted: str) -> list[str]:
     else:
         across = [f"norm = norm**{order}", call("dist.all_reduce", "norm", group=group), f"norm = norm ** (1 / {order})"]
     norm = f"nn.utils.get_total_norm(gradients, {order})"
-    norm = f"full({norm})" if draft.has_parts else norm
+    norm = f"full({norm})" if has_fsdp_stages(draft.scenario.layout) else norm
     taken = f", {counted}: list[nn.Parameter]" * (counted != "parameters") + ", group: dist.ProcessGroup" * (group is not None)
     head = [f"def clip_across_stages(parameters: list[nn.Parameter]{taken}) -> torch.Tensor:"]
     gradients = [f"gradients = [parameter.grad for parameter in {counted} if parameter.grad is not None]"]

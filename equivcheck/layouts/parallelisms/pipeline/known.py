@@ -8,8 +8,10 @@ from equivcheck.layouts.base.known_predicates import need, show
 from equivcheck.layouts.parallelisms.pipeline import stages
 from equivcheck.layouts.parallelisms.pipeline.stages import (
     ALWAYS_SPLIT,
+    has_ddp_stages,
     has_fsdp_stages,
     has_lost_gradients,
+    has_replicated_stages,
     layers_of_stages,
     stage_of_layers,
     stages_behind_frozen_layers,
@@ -56,9 +58,39 @@ def splits_backward(scenario: Scenario) -> bool:
 
 
 @need
-def stages_are_sharded(scenario: Scenario) -> bool:
+def stages_are_fsdp_modules(scenario: Scenario) -> bool:
     """Whether pipeline stages are FSDP modules."""
     return has_fsdp_stages(scenario.layout)
+
+
+@need
+def stages_are_wrapped_by_ddp(scenario: Scenario) -> bool:
+    """Whether pipeline stages are `DistributedDataParallel` modules."""
+    return has_ddp_stages(scenario.layout)
+
+
+@need
+def stages_have_hooks_of_replicate(scenario: Scenario) -> bool:
+    """Whether pipeline stages have hooks of `replicate`, of which schedules do not know."""
+    return has_replicated_stages(scenario.layout)
+
+
+@need
+def stages_have_ddp_hooks(scenario: Scenario) -> bool:
+    """Whether hooks of `DistributedDataParallel`, also inside `replicate`, reduce the gradients of pipeline stages."""
+    return has_ddp_stages(scenario.layout) or has_replicated_stages(scenario.layout)
+
+
+@need
+def infers_stage_shapes(scenario: Scenario) -> bool:
+    """Whether the schedule infers the shapes that stages send, instead of getting them."""
+    return any(not pipeline.static_shapes for pipeline in scenario.layout.of(Pipeline))
+
+
+@need
+def several_chunks(scenario: Scenario) -> bool:
+    """Whether the schedule splits each microbatch into several chunks."""
+    return scenario.layout.num_chunks > 1
 
 
 @need

@@ -62,6 +62,8 @@ class StageLayers(nn.Module):
         self.layers = nn.ModuleDict({str(index): model.layers[index] for index in layers})
         self.head = model.head if is_last else None
         self.scale = model.scale if is_last and "scale" in model._parameters else None
+        # Wrappers broadcast the buffers of the module that they wrap.
+        self.register_buffer("offset", model.offset if is_last and "offset" in model._buffers else None)
 
     def forward(self, inputs: torch.Tensor, **masks: torch.Tensor) -> torch.Tensor:
         """Run the stage on tokens or activations. Dropout masks are keyword arguments, named by layer."""

@@ -7,7 +7,18 @@ from dataclasses import dataclass
 
 from equivcheck.layouts.base.limits.limit import parallelism_of
 from equivcheck.layouts.base.limits.repairs import is_tied
-from equivcheck.scenario import FSDP2, AnyLayer, AuxiliaryLinear, Layout, Model, Pipeline, PipelineSchedule
+from equivcheck.scenario import (
+    DDP,
+    FSDP2,
+    AnyLayer,
+    AuxiliaryLinear,
+    Layout,
+    Model,
+    Pipeline,
+    PipelineSchedule,
+    Replicate,
+    Replicator,
+)
 from equivcheck.scenario.mesh import PP
 from equivcheck.training.layers.parameters import parameters_of
 
@@ -146,7 +157,29 @@ def has_weight_of_two_stages(model: Model, layout: Layout) -> bool:
 
 def has_fsdp_stages(layout: Layout) -> bool:
     """Whether pipeline stages are FSDP modules. The schedule then gathers parameters and reduces gradients."""
-    return layout.has(Pipeline) and layout.has(FSDP2)
+    replicates = any(each.implementation is Replicator.FSDP for each in layout.of(Replicate))
+    return layout.has(Pipeline) and (layout.has(FSDP2) or replicates)
+
+
+def has_ddp_stages(layout: Layout) -> bool:
+    """Whether pipeline stages are `DistributedDataParallel` modules. The schedule then lets their last backward reduce."""
+    return layout.has(Pipeline) and layout.has(DDP)
+
+
+def has_replicated_stages(layout: Layout) -> bool:
+    """Whether pipeline stages have hooks of `replicate`, of which the schedule does not know."""
+    return layout.has(Pipeline) and any(each.implementation is Replicator.DDP for each in layout.of(Replicate))
+
+
+def stages_without_training(model: Model, layout: Layout) -> set[int]:
+    """Return the stages without a trained parameter."""
+    stages, last = stage_of_layers(layout, len(model.layers)), num_stages(layout) - 1
+    found = {stage for stage, is_trained in zip(stages, trained_layers(model), strict=True) if is_trained}
+    if model.source is not None and not model.source.frozen:
+        found.add(0)
+    if model.scale or model.head is not None:
+        found.add(last)
+    return set(range(last + 1)) - found
 
 
 def has_lost_gradients(layout: Layout) -> bool:

@@ -28,19 +28,20 @@ class ReplicateKind(LayoutKind[Replicate]):
     communication = REPLICATE_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: Replicate, mesh: DeviceMesh) -> None:
-        """Add torch's hooks for replicated data parallelism to the model."""
+        """Add torch's hooks for replicated data parallelism to the model, or to each pipeline stage."""
         from equivcheck.layouts.base.data_rows import take_rows
         from equivcheck.layouts.base.local_tensors import clip_across, has_localized_tensors, local_tensor_slots, norm_across
         from equivcheck.layouts.parallelisms.replicate.torch_private import replicate_model, synchronises_only
 
-        model = setup.model
-        replicate_model(model, parallelism, mesh)
+        model, parts = setup.model, list(setup.parts)
+        for part in parts:
+            replicate_model(part, parallelism, mesh)
         setup.loss_scale *= mesh.size()
         if has_localized_tensors(model):
             setup.find_slots = local_tensor_slots
             setup.clip_norm, setup.total_norm = clip_across, norm_across
         if parallelism.no_sync:
-            setup.accumulation = lambda last: synchronises_only(model, last)
+            setup.accumulation = lambda last: synchronises_only(parts, last)
         take_rows(setup, mesh)
 
     def when_reduced(self, parallelism: Replicate, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class

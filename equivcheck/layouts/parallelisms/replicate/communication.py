@@ -7,10 +7,12 @@ from equivcheck.layouts.base.expected_calls.model import OPTIMIZER_NOT_ELEMENTWI
 from equivcheck.layouts.base.expected_calls.rank_view import Ledger, RankView
 from equivcheck.layouts.parallelisms.ddp.communication import ddp_totals
 from equivcheck.layouts.parallelisms.fsdp2.communication import reduce_op, units_of
-from equivcheck.scenario import DDP, Layout, Replicate, Replicator, Training
+from equivcheck.scenario import DDP, Layout, Pipeline, Replicate, Replicator, Training
 
 
 def _all_calls(view: RankView, replicate: Replicate) -> Totals:
+    if view.layout.has(Pipeline):
+        return {}  # the schedule decides when stages reduce
     if replicate.implementation is Replicator.DDP:
         ddp = DDP(bucket_cap_mb=replicate.bucket_cap_mb, no_sync=replicate.no_sync, compression=replicate.compression)
         return ddp_totals(view, ddp, view.axes(*view.layout.axes_of(replicate)), has_buffers=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from equivcheck.layouts.base.dtensor_experts import has_dtensor_experts
 from equivcheck.layouts.base.script.draft import ROUNDS, Draft, LoopPosition, loop_over_layers, refuse
-from equivcheck.layouts.base.script.mesh import mesh_of, reduce_at_last_microbatch, take_rows
+from equivcheck.layouts.base.script.mesh import for_each_part, mesh_of, reduce_at_last_microbatch, take_rows
 from equivcheck.layouts.base.script.shards import read_local_shards
 from equivcheck.layouts.base.script.text import call
 from equivcheck.scenario import Compression, PlannedParallelism, Replicate, Replicator, Wrapping
@@ -29,7 +29,8 @@ def write(draft: Draft, parallelism: Replicate) -> None:
 def _with_ddp(draft: Draft, parallelism: Replicate, mesh: str) -> None:
     draft.need("torch.distributed._composable.replicate", "replicate")
     bucket = None if parallelism.bucket_cap_mb == DEFAULT_BUCKET_MB else parallelism.bucket_cap_mb
-    draft.add(LoopPosition.WRAP, call("replicate", "model", device_mesh=mesh, bucket_cap_mb=bucket))
+    called = call("replicate", "{}", device_mesh=mesh, bucket_cap_mb=bucket)
+    draft.add(LoopPosition.WRAP, *for_each_part(draft, called))
     layout = draft.scenario.layout
     if layout.has(PlannedParallelism) or has_dtensor_experts(layout):
         # Otherwise the first forward replaces DTensors by local tensors, but the optimizer needs these earlier.
@@ -41,6 +42,10 @@ def _with_ddp(draft: Draft, parallelism: Replicate, mesh: str) -> None:
 def _with_fsdp(draft: Draft, parallelism: Replicate, mesh: str) -> None:
     draft.need("torch.distributed._composable.replicate_with_fsdp", "replicate")
     draft.has_dtensors = True
-    if parallelism.wrapping is Wrapping.PER_LAYER:
+    if parallelism.wrapping is Wrapping.PER_LAYER and draft.has_parts:
+        layers = "part" if draft.form.stack == "model" else "part.layers"
+        draft.add(LoopPosition.WRAP, "for layer in (layer for part in parts for layer in " + layers + "):")
+        draft.add(LoopPosition.WRAP, f"    {call('replicate', 'layer', mesh=mesh)}")
+    elif parallelism.wrapping is Wrapping.PER_LAYER:
         draft.add(LoopPosition.WRAP, *loop_over_layers(draft, call("replicate", "layer", mesh=mesh)))
-    draft.add(LoopPosition.WRAP, call("replicate", "model", mesh=mesh))
+    draft.add(LoopPosition.WRAP, *for_each_part(draft, call("replicate", "{}", mesh=mesh)))

@@ -14,7 +14,7 @@ from equivcheck.layouts.base.limits.repairs import (
     without_auxiliary,
     without_shares,
 )
-from equivcheck.layouts.parallelisms.ddp.limits import NO_BF16_HOOK, as_reduced
+from equivcheck.layouts.parallelisms.ddp.limits import NO_BF16_HOOK, TRAINED_STAGES, as_reduced
 from equivcheck.layouts.parallelisms.fsdp2.limits import NO_SCALARS as NO_SHARDED_SCALARS
 from equivcheck.layouts.parallelisms.fsdp2.limits import NOTHING_REDUCED
 from equivcheck.scenario import Replicate, Replicator, Wrapping
@@ -62,6 +62,7 @@ NO_SCALARS = UpstreamLimit(
 LIMITS: tuple[Limit, ...] = (
     EVEN_ROWS,
     _only(Replicator.DDP, UNUSED_PARAMETERS),
+    _only(Replicator.DDP, TRAINED_STAGES),
     ONE_UNIT_FOR_SHARED_WEIGHTS,
     *(_only(Replicator.FSDP, limit) for limit in (NO_SCALARS, *NOTHING_REDUCED, *DTENSOR_OPTIMIZERS)),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -22,12 +23,13 @@ def replicate_model(model: nn.Module, parallelism: Replicate, mesh: DeviceMesh) 
         _replicate_with_fsdp(model, parallelism, mesh)
 
 
-def synchronises_only(model: Any, last: bool) -> AbstractContextManager[object]:
-    """Let a replicated model reduce gradients in the next backward if `last` is True, and not reduce them otherwise.
+def synchronises_only(modules: Iterable[Any], last: bool) -> AbstractContextManager[object]:
+    """Let replicated modules reduce gradients in the next backward if `last` is True, and not reduce them otherwise.
 
     Returns a context manager that does nothing.
     """
-    model.set_requires_gradient_sync(last)
+    for module in modules:
+        module.set_requires_gradient_sync(last)
     return nullcontext()
 
 

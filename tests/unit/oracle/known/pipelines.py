@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from equivcheck.scenario import FSDP1, FSDP2, ClipValue, Data, Layer, LocalDataParallel, Pipeline, PipelineSchedule
+from equivcheck.scenario import (
+    DDP,
+    FSDP1,
+    FSDP2,
+    ClipValue,
+    Data,
+    Layer,
+    LocalDataParallel,
+    Pipeline,
+    PipelineSchedule,
+    Replicate,
+    Replicator,
+)
 from unit.oracle.known.builders import (
     AROUND,
     DUAL,
@@ -31,6 +43,30 @@ SHOWN = {
         [
             around_stages(Pipeline(), RESHARDED, sizes=(2, 1), data=Data(microbatches=(8, 8))),
             around_stages(Pipeline(), LocalDataParallel(), sizes=(2, 1), data=TWO_SIZES),
+        ],
+    ),
+    "ddp_stage_infers_shapes": (
+        around_stages(Pipeline(num_chunks=2), DDP(), steps=2),
+        [
+            around_stages(Pipeline(num_chunks=2, static_shapes=True), DDP(), steps=2),
+            around_stages(Pipeline(num_chunks=2), LocalDataParallel(), steps=2),
+        ],
+    ),
+    "ddp_stage_of_split_backward": (
+        around_stages(Pipeline(schedule=ZB, num_chunks=2, static_shapes=True), DDP(), sizes=(2, 2)),
+        [
+            around_stages(Pipeline(schedule=ZB, num_chunks=2, static_shapes=True), DDP()),
+            around_stages(Pipeline(schedule=ZB, num_chunks=2), LocalDataParallel(), sizes=(2, 2)),
+            around_stages(Pipeline(schedule=ZB, num_chunks=2), Replicate(implementation=Replicator.FSDP), sizes=(2, 2)),
+            around_stages(Pipeline(schedule=PipelineSchedule.INTERLEAVED, num_chunks=2, static_shapes=True), DDP(), sizes=(2, 2)),
+        ],
+    ),
+    "replicated_stage_of_several_chunks": (
+        around_stages(Pipeline(num_chunks=2), Replicate(), sizes=(2, 1)),
+        [
+            around_stages(Pipeline(), Replicate(), sizes=(2, 1)),
+            around_stages(Pipeline(num_chunks=2), Replicate(), sizes=(1, 1)),
+            around_stages(Pipeline(num_chunks=2), Replicate(implementation=Replicator.FSDP), sizes=(2, 1)),
         ],
     ),
     "split_backward_of_resharded_stage": (

@@ -1,0 +1,125 @@
+"""Pipelines whose stages DDP or `replicate` replicates over data-parallel ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from equivcheck import Outcome, Scenario, check
+from equivcheck.layouts.composition.limits import limit_reason, repair_layout, repair_training
+from equivcheck.scenario import (
+    DDP,
+    Layer,
+    Loss,
+    Model,
+    Parallelism,
+    Pipeline,
+    PipelineSchedule,
+    Replicate,
+    Replicator,
+    Wrapping,
+    ZeroGrad,
+)
+from support.clipped import clipped_scenario
+from support.exported import run_script
+from support.staged import DECODER, PIPELINES
+from support.supported import require_supported
+
+pytestmark = pytest.mark.mostly_equivalent
+
+TRAINED = replace(DECODER, layers=(*DECODER.layers[:3], replace(DECODER.layers[3], frozen=False)))
+UNTIED = replace(TRAINED, head=replace(TRAINED.head, tied=False))
+SMALL_BUCKETS = 0.0001
+STAGES: dict[str, Parallelism] = {
+    "ddp": DDP(),
+    "ddp_small_buckets": DDP(
+        bucket_cap_mb=SMALL_BUCKETS, gradient_as_bucket_view=True, find_unused_parameters=True, no_sync=True
+    ),
+    "ddp_unequal_start": DDP(unequal_start=True, zero_redundancy=True),
+    "replicate_with_fsdp": Replicate(implementation=Replicator.FSDP, wrapping=Wrapping.PER_LAYER, no_sync=True),
+}
+ONE_CHUNK = Pipeline(schedule=PipelineSchedule.LOOPED_BFS, stages_per_rank=2)
+
+
+def a_scenario(
+    pipeline: Pipeline, around: Parallelism, axes: Mapping[str, int] | None = None, model: Model = TRAINED, **changes: object
+) -> Scenario:
+    """Two clipped steps of two microbatches. The stages get their shapes."""
+    fields = {"microbatches": (16, 16), "zero_grad": ZeroGrad.ZERO} | changes
+    pipeline = replace(pipeline, static_shapes=True)
+    return clipped_scenario(model, axes or {"dp": 2, "pp": 2}, pipeline, around, **fields)
+
+
+@pytest.mark.parametrize("stages", STAGES)
+@pytest.mark.parametrize("name", PIPELINES)
+def test_replicated_stages_equal_one_device(name: str, stages: str) -> None:
+    """Each stage averages its gradients once in each microbatch. Stages on two ranks may share the embedding."""
+    is_v = PIPELINES[name].schedule.is_v
+    if is_v and stages.startswith("ddp"):
+        pytest.skip("zero-bubble schedules do not average gradients of DDP (ddp_stage_of_split_backward)")
+    scenario = a_scenario(PIPELINES[name], STAGES[stages], model=UNTIED if is_v else TRAINED)
+    require_supported(scenario)
+    verdict = check(scenario)
+    verdict.assert_equivalent()
+    assert "all-reduces over replicas" in verdict.unmodelled
+
+
+@pytest.mark.parametrize("around", [DDP(), Replicate(), Replicate(implementation=Replicator.FSDP)], ids=["ddp", "hooks", "fsdp"])
+@pytest.mark.parametrize("axes", [{"dp": 2, "pp": 1}, {"dp": 1, "pp": 2}, {"dp": 3, "pp": 2}])
+def test_stages_of_one_chunk_equal_one_device(axes: Mapping[str, int], around: Parallelism) -> None:
+    """With one chunk, also the hooks of `replicate` average all gradients."""
+    scenario = a_scenario(ONE_CHUNK, around, axes, model=UNTIED, microbatches=(12, 12))
+    require_supported(scenario)
+    check(scenario).assert_equivalent()
+
+
+@pytest.mark.parametrize("stages", ["ddp", "replicate_with_fsdp"])
+def test_processes_compute_the_same(stages: str) -> None:
+    """Gloo computes what simulated ranks compute."""
+    scenario = a_scenario(PIPELINES["1f1b_of_uneven_stages"], STAGES[stages])
+    require_supported(scenario)
+    check(scenario, world="gloo").assert_equivalent()
+
+
+@pytest.mark.parametrize(("name", "stages"), [("gpipe", name) for name in STAGES] + [("interleaved", "ddp_small_buckets")])
+def test_a_script_computes_what_ranks_compute(name: str, stages: str, tmp_path: Path) -> None:
+    """A script wraps each stage before the schedule gets it."""
+    model = TRAINED if stages.startswith("ddp") else UNTIED
+    scenario = a_scenario(PIPELINES[name], STAGES[stages], model=model)
+    require_supported(scenario)
+    script, _ = run_script(scenario, tmp_path)
+    assert "for part in parts" in script
+
+
+def test_buffers_of_the_last_stage_start_equal() -> None:
+    """DDP broadcasts the offset that the last stage adds to its outputs."""
+    model = Model(features=2, layers=(Layer(width=2), Layer(width=2)), offset=True)
+    scenario = a_scenario(Pipeline(), DDP(unequal_start=True), model=model, loss=Loss.MSE_SUM)
+    require_supported(scenario)
+    check(scenario).assert_equivalent()
+
+
+def test_a_stage_of_frozen_layers_is_refused() -> None:
+    """DDP needs a trained parameter in each stage."""
+    model = Model(features=2, layers=(Layer(width=2), Layer(width=2, frozen=True)))
+    scenario = a_scenario(Pipeline(), DDP(), model=model, loss=Loss.MSE_SUM)
+    assert "a pipeline stage without trained parameters" in (limit_reason(scenario.training, scenario.layout) or "")
+    assert not any(layer.frozen for layer in repair_training(scenario.training, scenario.layout).model.layers)
+
+
+def test_stages_have_no_static_graph() -> None:
+    """DDP would take the pass in which a stage infers its shapes for its first iteration."""
+    scenario = a_scenario(Pipeline(), DDP(static_graph=True))
+    assert "static_graph of pipeline stages" in (limit_reason(scenario.training, scenario.layout) or "")
+    assert repair_layout(scenario.layout).parallelisms[1] == DDP()
+
+
+def test_hooks_miss_further_chunks() -> None:
+    """Schedules do not know `replicate`, which averages the first chunk's gradients only."""
+    scenario = a_scenario(PIPELINES["gpipe"], Replicate())
+    require_supported(scenario)
+    verdict = check(scenario)
+    assert (verdict.outcome, verdict.known) == (Outcome.KNOWN, "replicated_stage_of_several_chunks")
