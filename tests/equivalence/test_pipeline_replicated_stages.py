@@ -104,6 +104,7 @@ def test_buffers_of_the_last_stage_start_equal() -> None:
 
 def test_a_stage_of_frozen_layers_is_refused() -> None:
     """DDP needs a trained parameter in each stage."""
+    require_supported(a_scenario(Pipeline(), DDP()))
     model = Model(features=2, layers=(Layer(width=2), Layer(width=2, frozen=True)))
     scenario = a_scenario(Pipeline(), DDP(), model=model, loss=Loss.MSE_SUM)
     assert "a pipeline stage without trained parameters" in (limit_reason(scenario.training, scenario.layout) or "")
@@ -112,7 +113,7 @@ def test_a_stage_of_frozen_layers_is_refused() -> None:
 
 def test_stages_have_no_static_graph() -> None:
     """DDP would take the pass in which a stage infers its shapes for its first iteration."""
-    scenario = a_scenario(Pipeline(), DDP(static_graph=True))
+    scenario = a_scenario(Pipeline(), DDP(static_graph=True), {"dp": 2, "pp": 1})
     assert "static_graph of pipeline stages" in (limit_reason(scenario.training, scenario.layout) or "")
     assert repair_layout(scenario.layout).parallelisms[1] == DDP()
 
