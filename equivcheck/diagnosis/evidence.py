@@ -150,23 +150,23 @@ class Evidence(ComparedRanks, ABC):
 
     @property
     def counts(self) -> dict[int, str]:
-        """Maps each whole number by which values may wrongly be multiplied, such as an axis size, to a phrase for it.
+        """Maps each whole number by which values may wrongly be multiplied to a phrase that follows ``the number of``.
 
         If several numbers are equal, such as axis size and microbatches, one phrase names them all.
         """
-        ranks = [(self.size(axes), self.ranks_text(axes)) for axes in sorted(axis_combinations(self.wide_axes), key=len)]
+        ranks = [(self.size(axes), self.ranks_kind(axes)) for axes in sorted(axis_combinations(self.wide_axes), key=len)]
         counts: dict[int, list[str]] = {}
         for number, words in (*ranks, *self.call_counts(1)):
             counts.setdefault(number, []).append(words)
         return {number: " or of ".join(words) for number, words in counts.items()}
 
     def call_counts(self, known: int) -> list[tuple[int, str]]:
-        """Return the number of microbatches in a step, and a phrase for it, as a list with one pair.
+        """Return the number of microbatches in a step, and a phrase that follows ``the number of``, as a list with one pair.
 
         The list is empty if the number is 1 or equals `known`.
         """
         count = self.num_microbatches
-        return [] if count in (1, known) else [(count, f"the {count} microbatches")]
+        return [] if count in (1, known) else [(count, "microbatches")]
 
     @property
     def fractions(self) -> dict[float, str]:
@@ -179,8 +179,12 @@ class Evidence(ComparedRanks, ABC):
 
     def ranks_text(self, axes: Sequence[str]) -> str:
         """Return a phrase for the ranks along these axes, such as ``the 2 dp ranks`` or ``the 2 x 4 dp x tp ranks``."""
-        named = [name for name in self.axis_sizes if name in axes]
-        return f"the {' x '.join(str(self.axis_sizes[name]) for name in named)} {' x '.join(named)} ranks"
+        sizes = [str(size) for name, size in self.axis_sizes.items() if name in axes]
+        return f"the {' x '.join(sizes)} {self.ranks_kind(axes)}"
+
+    def ranks_kind(self, axes: Sequence[str]) -> str:
+        """Return a phrase for the kind of ranks along these axes, such as ``dp ranks`` or ``dp x tp ranks``."""
+        return f"{' x '.join(name for name in self.axis_sizes if name in axes)} ranks"
 
     @property
     def num_moments(self) -> int:

@@ -97,5 +97,5 @@ class Span:
 def spans(diverged: Evidence) -> tuple[Span, ...]:
     """Return the steps in which a mistake may occur: from the first difference on, or only at that step."""
     first = diverged.first.step
-    single = (Span(first=first, last=first),) if diverged.num_steps > 1 else ()
+    single = (Span(first=first, last=first),) if first < diverged.num_steps - 1 else ()
     return (Span(first=first), *single)

@@ -51,10 +51,15 @@ def gradients(diverged: Evidence, names: Sequence[str]) -> str:
 
 
 def rows_of_tensor(masks: Mapping[str, npt.NDArray[np.bool_]]) -> str:
-    """Describe the elements in a mask: ``rows 2 to 3 of `a```, or ```a` (5 of 8 elements), `b` and parts of 3 more tensors``."""
+    """Describe the elements in a mask: ``rows 2 to 3 of `a```, or ```a` (5 of 8 elements), `b` and parts of 3 more tensors``.
+
+    Rows come last, because ``row 2 of `a` and `b``` could also mean a row of `b`.
+    """
     are_full = all(mask.all() for mask in list(masks.values())[_NAMED:])
     rest = "{} more tensors" if are_full else "parts of {} more tensors"
-    return _name_some([_rows(name, mask) for name, mask in masks.items()], rest)
+    words = [_rows(name, mask) for name, mask in masks.items()]
+    num_named = len(words) if len(words) <= _NAMED + 1 else _NAMED
+    return _name_some(sorted(words[:num_named], key=lambda each: each.startswith("row")) + words[num_named:], rest)
 
 
 def _rows(name: str, mask: npt.NDArray[np.bool_]) -> str:
@@ -68,7 +73,7 @@ def _rows(name: str, mask: npt.NDArray[np.bool_]) -> str:
 
 
 def count_description(evidence: Evidence, ratio: float) -> str:
-    """Return a clause that says which number `ratio` is: ``, the number of the 2 dp ranks``. Empty if it is no known number."""
+    """Return a clause that says which number `ratio` is: ``, the number of dp ranks``. Empty if it is no known number."""
     for number, words in evidence.counts.items():
         if number > 1 and ratio in (number, 1 / number):
             return f", the number of {words}" if ratio > 1 else f", one over the number of {words}"

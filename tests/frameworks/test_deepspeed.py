@@ -52,7 +52,7 @@ def test_zero_is_equivalent(stage: int, num_microbatches: int, limit: float) -> 
     verdict = checked(stage, num_microbatches, limit)
     if VERSION < (0, 18, 3) and stage == 2 and num_microbatches > 1:
         assert verdict.outcome is Outcome.DIVERGED
-        assert verdict.cause == "the gradient is from microbatch 2, the last, only, weighted by its share"
+        assert verdict.cause == "the gradient is from microbatch 2 (the last) only, weighted by its share"
     else:
         assert verdict.outcome is Outcome.EQUIVALENT, verdict
         assert not verdict.unread

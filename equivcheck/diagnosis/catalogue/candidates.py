@@ -28,7 +28,7 @@ from equivcheck.diagnosis.catalogue.windows import wrong_windows
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.mistake import COMPUTED, UPDATED, Mistake, StepFacts
 from equivcheck.diagnosis.mistakes.initial_values import wrong_start
-from equivcheck.diagnosis.mistakes.microbatches import updates_in_microbatches, wrong_accumulations
+from equivcheck.diagnosis.mistakes.microbatches import unzeroed_gradients, updates_in_microbatches, wrong_accumulations
 from equivcheck.diagnosis.mistakes.precision import lower_precision
 from equivcheck.diagnosis.mistakes.reductions import constant_ratios, wrong_factors, wrong_gradient_shards, wrong_reductions
 from equivcheck.diagnosis.mistakes.settings import wrong_decays, wrong_settings
@@ -63,6 +63,7 @@ CATALOGUE: tuple[tuple[Callable[..., Iterator[Mistake]], tuple[Phase, ...]], ...
     (wrong_microbatches, COMPUTED),
     (updates_in_microbatches, COMPUTED),
     (wrong_accumulations, COMPUTED),
+    (unzeroed_gradients, COMPUTED),
     (wrong_clippings_of_scenario, (Phase.GRADIENT, Phase.CLIPPING)),
     (dropped_rows, COMPUTED),
     (wrong_sharing, COMPUTED),
@@ -83,6 +84,7 @@ GENERAL = (
     constant_ratios,
     wrong_gradient_shards,
     wrong_accumulations,
+    unzeroed_gradients,
     wrong_microbatches,
     updates_in_microbatches,
     wrong_clippings_of_scenario,

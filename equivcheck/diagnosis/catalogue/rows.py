@@ -35,9 +35,7 @@ def wrong_rows(diverged: DivergedRun) -> Iterator[Mistake]:
             yield _taking(Cause.SAME_ROWS, words, partial(_of_first, axes=chosen))
         words = f"each of {diverged.ranks_text(axes)} computes on all rows, not only on its own part"
         yield on_one_device(Cause.SAME_ROWS, words, partial(_scaling_loss, factor=mesh.size(*axes)))
-        words = (
-            f"the loss is not multiplied by the number of {diverged.ranks_text(axes)}, though gradients are averaged over them"
-        )
+        words = f"the loss is not multiplied by the number of {diverged.ranks_kind(axes)}, but gradients are averaged over them"
         yield on_one_device(Cause.AVERAGED_TWICE, words, partial(_scaling_loss, factor=1 / mesh.size(*axes)))
         yield from _of_others(diverged, axes)
     yield from _left_out()

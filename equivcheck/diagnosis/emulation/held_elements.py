@@ -63,6 +63,20 @@ class HeldElements:
             if int(mine.sum()) == int(theirs.sum()):
                 value[mine] = before[theirs]
 
+    def take_unsplit(self, name: str, value: torch.Tensor, axes: Sequence[str]) -> None:
+        """Overwrite each rank's elements in `value` by those that it would read if ranks along these axes did not split tensors.
+
+        A rank then starts to read after the elements of earlier ranks along the other axes only.
+        """
+        before = value.clone().reshape(-1)
+        for rank, coordinate in enumerate(self._coordinates):
+            mine = self.by(name, rank)
+            earlier = [self.by(name, each.rank) for each in self._coordinates[:rank] if each.agrees(coordinate, axes)]
+            start = sum(int(mask.sum()) for mask in earlier if not (mask & mine).any())
+            count = int(mine.sum())
+            if start + count <= value.numel():
+                value[mine] = before[start : start + count]
+
     def are_other_elements(self, name: str, axes: Sequence[str]) -> bool:
         """Whether the ranks along these axes hold equally many, but different elements of the tensor `name`."""
         masks = [[self._held[name][peer] for peer in peers_of(self._coordinates, rank, axes)] for rank in range(self.num_ranks)]
@@ -90,6 +104,8 @@ class HeldElements:
         for name, sources in self._sources.items():
             if sources is None or any(name not in each for each in tensors):
                 continue
+            if all(torch.equal(each[name], tensors[0][name]) for each in tensors[1:]):
+                continue  # selecting elements by masks takes much longer than comparing them
             before = [each[name].clone() for each in tensors]
             for rank, each in enumerate(tensors):
                 for source, chosen in sources[rank]:

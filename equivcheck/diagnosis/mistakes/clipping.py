@@ -25,7 +25,10 @@ _COMBINED: tuple[tuple[Combined, str], ...] = (
     (lambda norms, _kind: torch.stack(norms).square().sum().sqrt(), "combined as the root of the sum of squares"),
     (lambda norms, _kind: torch.stack(norms).max(), "combined by their maximum"),
     (lambda norms, _kind: torch.stack(norms).mean(), "averaged"),
-    (lambda norms, kind: torch.stack(norms).pow(kind).sum() if kind < torch.inf else norms[0], "summed without a root"),
+    (
+        lambda norms, kind: torch.stack(norms).pow(kind).sum() if kind < torch.inf else norms[0],
+        "summed as powers, without the root of the sum",
+    ),
     (lambda norms, _kind: torch.stack(norms).max().sqrt(), "combined as the root of their maximum"),
     (lambda norms, _kind: torch.stack(norms).sum().sqrt(), "combined as the root of their sum"),
 )

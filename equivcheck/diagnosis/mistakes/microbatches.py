@@ -10,16 +10,13 @@ from equivcheck.diagnosis.evidence import Evidence, axis_combinations
 from equivcheck.diagnosis.mistake import Mistake, Span, StepFacts
 from equivcheck.diagnosis.mistakes.reductions import keep_unreduced, mix_gradients, reduce_by, subject, weigh_losses
 from equivcheck.diagnosis.suspects import Masks, suspects
-from equivcheck.diagnosis.words import join_words
+from equivcheck.diagnosis.words import gradients, join_words
 from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.oracle.verdict.cause import Cause
 
 
 def wrong_accumulations(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield mistakes in gradient accumulation. They are tried for the elements that differ first, and for all elements.
-
-    Also yields the mistake that gradients are never zeroed.
-    """
+    """Yield mistakes in gradient accumulation. They are tried for the elements that differ first, and for all elements."""
     count, rows = facts.num_backward, _rows(diverged, facts)
     full = [sum(rows) / each for each in rows]
     for masks in suspects(diverged) if count > 1 else ():
@@ -35,9 +32,15 @@ def wrong_accumulations(diverged: Evidence, facts: StepFacts) -> Iterator[Mistak
         for cause, words, weights in _accumulated_again(diverged, full):
             sentence = f"{'the accumulated gradient is' if masks is None else what} {words}"
             yield Mistake(cause, sentence, partial(_weigh_gradients, weights=weights, masks=masks), is_quick=True)
-    if diverged.num_steps > 1:
-        words = "gradients are not zeroed between steps: each step adds to those of earlier steps"
-        yield Mistake(Cause.NOT_ZEROED, words, _keep_gradients, is_quick=True)
+
+
+def unzeroed_gradients(diverged: Evidence, _facts: StepFacts) -> Iterator[Mistake]:
+    """Yield mistakes: the first wrong gradients, or all gradients, are never zeroed. This first shows in the second step."""
+    tried = [None if masks is None else tuple(masks) for masks in suspects(diverged)]
+    for names in dict.fromkeys(tried) if diverged.first.step else ():
+        what = "gradients are" if names is None else gradients(diverged, names)
+        words = f"{what} not zeroed between steps: each step adds to those of earlier steps"
+        yield Mistake(Cause.NOT_ZEROED, words, partial(_keep_gradients, names=names), is_quick=True)
 
 
 def _rows(diverged: Evidence, facts: StepFacts) -> Sequence[int]:
@@ -72,7 +75,7 @@ def _unreduced(diverged: Evidence, count: int, masks: Masks | None) -> Iterator[
     whose = "the gradients" if masks is None else subject(diverged, masks).removesuffix(" is").removesuffix(" are")
     for numbers in dict.fromkeys((tuple(range(1, count)), tuple(range(count - 1)), (count - 1,), (0,))):
         which = f"microbatch{'' if len(numbers) == 1 else 'es'} {join_words([str(number) for number in numbers])}"
-        only = " (only the first is)" if numbers == tuple(range(1, count)) else ""
+        only = " (only those of the first are reduced)" if numbers == tuple(range(1, count)) else ""
         words = f"{whose} of {which} are left unreduced over {diverged.ranks_text(diverged.data_axes)}{only}"
         yield Mistake(Cause.NOT_REDUCED, words, reduce_by(keep_unreduced, masks, Span(first=0), numbers), own_rows=True)
 
@@ -89,13 +92,13 @@ def _left_out(full: Sequence[float]) -> Iterator[Weighted]:
     count = len(full)
     for index, factor in enumerate(full):
         only = [float(at == index) for at in range(count)]
-        where = {0: ", the first,", count - 1: ", the last,"}.get(index, "")
+        where = {0: " (the first)", count - 1: " (the last)"}.get(index, "")
         words = f"from microbatch {index}{where} only"
         yield Cause.MICROBATCH_LOST, words, [one * factor for one in only]
         yield Cause.MICROBATCH_LOST, f"{words}, weighted by its share", only
         if count > 2:
             without = [1.0 - one for one in only]
-            yield Cause.MICROBATCH_LOST, f"missing microbatch {index}{where.rstrip(',')}", without
+            yield Cause.MICROBATCH_LOST, f"missing microbatch {index}{where}", without
             averaged = f"missing microbatch {index}{where} and averaged over the others"
             yield Cause.MICROBATCH_LOST, averaged, [one / (1 - 1 / factor) for one in without]
         words = f"accumulated with microbatch {index}{where} added twice"
@@ -144,7 +147,8 @@ def _weigh_gradients(ranks: EmulatedRanks, *, weights: Sequence[float], masks: M
     ranks.reduce = reduce
 
 
-def _keep_gradients(ranks: EmulatedRanks) -> None:
+def _keep_gradients(ranks: EmulatedRanks, *, names: tuple[str, ...] | None) -> None:
+    """Bug: add gradients to those of the step before; `names` selects parameters, and None all."""
     kept: dict[int, Gradients] = {}
 
     def add(rank: int, _step: int) -> None:
@@ -153,7 +157,7 @@ def _keep_gradients(ranks: EmulatedRanks) -> None:
             parameter.grad = value if parameter.grad is None else parameter.grad + value
 
     def keep(rank: int, _step: int) -> None:
-        kept[rank] = {name: value.clone() for name, value in ranks.gradients(rank).items()}
+        kept[rank] = {name: value.clone() for name, value in ranks.gradients(rank).items() if names is None or name in names}
 
     ranks.after_backward.append(add)
     ranks.after_update.append(keep)

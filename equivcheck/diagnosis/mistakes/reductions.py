@@ -228,16 +228,17 @@ def _numbers_of_ranks(diverged: Evidence, facts: StepFacts, *, same_rows: bool) 
     for size in dict.fromkeys(diverged.size(axes) for axes in subsets):
         of_size = [axes for axes in subsets if diverged.size(axes) == size]
         data = [diverged.ranks_text(axes) for axes in of_size if set(axes) <= set(diverged.data_axes)]
-        other = [diverged.ranks_text(axes) for axes in of_size if not set(axes) <= set(diverged.data_axes)]
+        other = [diverged.ranks_kind(axes) for axes in of_size if not set(axes) <= set(diverged.data_axes)]
         if bool(data) is same_rows:
             continue
         counted = " or of ".join(
             [*other, *(words for number, words in diverged.call_counts(facts.num_backward) if number == size)]
         )
         over = " or over ".join(data)
-        sums = [f"the sum over {over}, not the mean"] * bool(data) + [f"multiplied by the number of {counted}"] * bool(counted)
+        times = f"{size}, the number of {counted}"
+        sums = [f"the sum over {over}, not the mean"] * bool(data) + [f"multiplied by {times}"] * bool(counted)
         yield Cause.SUMMED, ", or ".join(sums), float(size)
-        means = [f"averaged twice over {over}"] * bool(data) + [f"divided by the number of {counted}"] * bool(counted)
+        means = [f"averaged twice over {over}"] * bool(data) + [f"divided by {times}"] * bool(counted)
         yield Cause.AVERAGED_TWICE, ", or ".join(means), 1 / size
 
 

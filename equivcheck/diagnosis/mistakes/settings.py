@@ -77,7 +77,7 @@ def _cause_of(diverged: Evidence, others: list[Others]) -> Cause:
 
 
 def _describe_settings(diverged: Evidence, others: list[Others]) -> str:
-    """Describe settings, such as ``lr is 0.02, not 0.01 (2 times, the number of the 2 dp ranks)``, with parameters and ranks."""
+    """Describe settings, such as ``lr is 0.02, not 0.01 (2 times, the number of dp ranks)``, with parameters and ranks."""
     rank = next(rank for rank, each in enumerate(others) if each)
     key, (right, wrong) = next(iter(next(iter(others[rank].values())).items()))
     ratio = wrong / right if right else 0.0

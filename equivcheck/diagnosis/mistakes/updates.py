@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from types import MethodType
 
 import torch
 
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, Optimizer
-from equivcheck.diagnosis.emulation.held_elements import held_elements
 from equivcheck.diagnosis.evidence import Evidence
 from equivcheck.diagnosis.mistake import Mistake, Span, StepFacts, spans
+from equivcheck.diagnosis.mistakes.exchanged_states import exchanged_states
+from equivcheck.diagnosis.mistakes.optimizer_state import act_in_span, state_of, state_tensors
 from equivcheck.diagnosis.suspects import Masks, wrong_elements
 from equivcheck.diagnosis.words import name_ranks, rows_of_tensor, tensors
 from equivcheck.oracle.reference.reduction import Gradients
@@ -32,8 +32,7 @@ def wrong_updates(diverged: Evidence, _facts: StepFacts) -> Iterator[Mistake]:
     for count in (count for count in dict.fromkeys((2, *diverged.counts)) if count > 1):
         words = f"the optimizer steps {count} times per step, each time with the same gradients"
         yield Mistake(Cause.STEPPED_EACH_MICROBATCH, words, partial(_repeat_step, count=count), is_quick=True)
-    yield from _of_another(diverged)
-    yield from _of_another_parameter(diverged)
+    yield from exchanged_states(diverged)
     words = "the optimizer updates at the end of the step, after code that should run after the update"
     yield Mistake(Cause.STALE, words, _step_late, is_quick=True)
 
@@ -81,7 +80,7 @@ def _skip_update(ranks: EmulatedRanks, *, on: Collection[int], masks: Masks | No
         for name, value in ranks.parameters[rank].items():
             mask = torch.ones_like(value, dtype=torch.bool) if masks is None else masks.get(name)
             if mask is not None and name not in hidden.get(rank, {}):
-                yield from ((each, mask) for each in (value, *(() if state else _state_of(ranks, rank, name))))
+                yield from ((each, mask) for each in (value, *(() if state else state_of(ranks, rank, name))))
 
     def hide(rank: int, step: int) -> None:
         if rank in on and step in span:
@@ -115,22 +114,12 @@ def _lost(diverged: Evidence, span: Span) -> Iterator[Mistake]:
     when = when if span.last is None else f" before step {span.first}, once"
     for on, who in _who(diverged):
         where = f" of {who}" if who else ""
-        clear = partial(_in_span, on=on, span=span, action=_clear_state)
+        clear = partial(act_in_span, on=on, span=span, action=_clear_state)
         yield Mistake(Cause.STATE_LOST, f"the optimizer state{where} is lost{when}", clear, is_quick=not who)
         for masks, what in _elements(diverged) if not who else [(None, "")]:
             words = f"the optimizer state{f' of {what}' if what else ''}{where} is zero{when}"
-            zero = partial(_in_span, on=on, span=span, action=partial(_zero_state, masks=masks))
+            zero = partial(act_in_span, on=on, span=span, action=partial(_zero_state, masks=masks))
             yield Mistake(Cause.STATE_LOST, words, zero, is_quick=not who)
-
-
-def _in_span(ranks: EmulatedRanks, *, on: Collection[int], span: Span, action: Callable[[EmulatedRanks, int], None]) -> None:
-    """Act before each update in a range of steps, on some ranks."""
-
-    def act(rank: int, step: int) -> None:
-        if rank in on and step in span:
-            action(ranks, rank)
-
-    ranks.before_update.append(act)
 
 
 def _clear_state(ranks: EmulatedRanks, rank: int) -> None:
@@ -138,22 +127,11 @@ def _clear_state(ranks: EmulatedRanks, rank: int) -> None:
 
 
 def _zero_state(ranks: EmulatedRanks, rank: int, *, masks: Masks | None) -> None:
-    for name, value in _state_tensors(ranks, rank):
+    for name, value in state_tensors(ranks, rank):
         if masks is None:
             value.zero_()
         elif name in masks and masks[name].shape == value.shape:
             value[masks[name]] = 0
-
-
-def _state_tensors(ranks: EmulatedRanks, rank: int) -> list[tuple[str, torch.Tensor]]:
-    """Return the parameter names, each with a state tensor in the parameter's shape."""
-    return [(name, value) for name in ranks.parameters[rank] for value in _state_of(ranks, rank, name)]
-
-
-def _state_of(ranks: EmulatedRanks, rank: int, name: str) -> list[torch.Tensor]:
-    parameter = ranks.parameters[rank][name]
-    found = ranks.optimizers[rank].state.get(parameter, {}).values()
-    return [value for value in found if isinstance(value, torch.Tensor) and value.shape == parameter.shape and parameter.dim()]
 
 
 def _counts() -> Iterator[Mistake]:
@@ -196,61 +174,6 @@ def _change_count(ranks: EmulatedRanks, *, way: Callable[[torch.Tensor], object]
                 way(state["step"])
 
     (ranks.before_update if before else ranks.after_update).append(count)
-
-
-def _of_another(diverged: Evidence) -> Iterator[Mistake]:
-    """Yield optimizer state from another rank's shard, before one step or before each."""
-    held, everyone = held_elements(diverged), range(diverged.num_ranks)
-    if not held.is_sharded or diverged.num_steps == 1:
-        return
-    first = max(1, diverged.first.step)
-    shifts = held.sources_by_distance()
-    sources = [(f"rank r has the optimizer state of rank r + {distance}", found) for distance, found in shifts]
-    sources += [(f"every rank has the optimizer state of rank {rank}", [rank] * held.num_ranks) for rank in everyone]
-    for span, more in ((Span(first=first, last=first), f" before step {first}"), (Span(first=first), f" from step {first} on")):
-        for words, found in sources:
-            change = partial(_in_span, on=everyone, span=span, action=partial(_take_state, sources=found))
-            yield Mistake(Cause.STATE_OF_ANOTHER, words + more, change, is_quick=True)
-
-
-def _of_another_parameter(diverged: Evidence) -> Iterator[Mistake]:
-    """Yield optimizer state that two of the first wrong parameters exchange, or that is copied from another, before one step."""
-    step = diverged.first.step
-    if not step or diverged.first.phase is not Phase.UPDATE:
-        return
-    shapes = {name: values.shape for name, values in diverged.expected_values(step, Phase.UPDATE).items() if values.ndim}
-    wrong = [name for name in diverged.differing(Phase.UPDATE) if name in diverged.updated and name in shapes]
-    by_shape = [[name for name in wrong if shapes[name] == shape] for shape in dict.fromkeys(shapes[name] for name in wrong)]
-    at = Span(first=step, last=step)
-    orders: tuple[tuple[str, Callable[[list[str]], list[str]]], ...] = (
-        ("the next one", lambda names: [*names[1:], names[0]]),
-        ("the previous one", lambda names: [names[-1], *names[:-1]]),
-        ("another one, in reverse order", lambda names: names[::-1]),
-    )
-    for words, order in orders if wrong and all(len(names) > 1 for names in by_shape) else ():
-        sources = {name: source for names in by_shape for name, source in zip(names, order(names), strict=True)}
-        sentence = f"the optimizer states of {tensors(wrong)} are exchanged before step {step}"
-        if len(wrong) > 2:
-            sentence = f"before step {step}, each of {tensors(wrong)} gets the optimizer state of {words} with its shape"
-        yield Mistake(Cause.STATE_OF_ANOTHER, sentence, partial(_exchange_states, sources=sources, span=at))
-    for name in (name for name, shape in shapes.items() if len(wrong) == 1 and name not in wrong and shape == shapes[wrong[0]]):
-        sentence = f"`{wrong[0]}` gets the optimizer state of `{name}` before step {step}"
-        yield Mistake(Cause.STATE_OF_ANOTHER, sentence, partial(_exchange_states, sources={wrong[0]: name}, span=at))
-
-
-def _exchange_states(ranks: EmulatedRanks, *, sources: Mapping[str, str], span: Span) -> None:
-    def exchange(ranks: EmulatedRanks, rank: int) -> None:
-        state, own = ranks.optimizers[rank].state, ranks.parameters[rank]
-        found = {name: copy.deepcopy(state[own[source]]) for name, source in sources.items()}
-        for name, values in found.items():
-            state[own[name]] = values
-
-    _in_span(ranks, on=range(len(ranks.models)), span=span, action=exchange)
-
-
-def _take_state(ranks: EmulatedRanks, rank: int, *, sources: list[int]) -> None:
-    for name, value in _state_tensors(ranks, rank):
-        ranks.held.exchange(name, value, sources)
 
 
 def _repeat_step(ranks: EmulatedRanks, *, count: int) -> None:

@@ -144,7 +144,7 @@ def _combinations(norms: Sequence[float]) -> Iterator[tuple[str, float]]:
     yield "summed", math.fsum(norms)
     yield "combined by their maximum", max(norms)
     yield "averaged", math.fsum(norms) / len(norms)
-    yield "summed without a root", math.fsum(norm**2 for norm in norms)
+    yield "summed as powers, without the root of the sum", math.fsum(norm**2 for norm in norms)
     yield "combined as the root of their maximum", math.sqrt(max(norms))
     yield "combined as the root of their sum", math.sqrt(math.fsum(norms))
 

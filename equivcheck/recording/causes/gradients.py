@@ -71,11 +71,11 @@ def _scaled_by_counts(evidence: Evidence) -> Iterator[Candidate]:
     product = (data * parts, "the number of ranks times microbatches")
     ways = (
         (data, Cause.SUMMED, f"the sum over the {data} ranks, not the mean"),
-        (copies, Cause.SUMMED, f"multiplied by the number of the {copies} ranks with the same samples"),
+        (copies, Cause.SUMMED, f"multiplied by {copies}, the number of ranks with the same samples"),
         (parts, Cause.MICROBATCHES_SUMMED, f"the sum over the {parts} microbatches, not the mean"),
         (product[0], Cause.SCALED, f"multiplied by {product[0]}, {product[1]}"),
         (1 / data, Cause.AVERAGED_TWICE, f"averaged twice over the {data} ranks"),
-        (1 / copies, Cause.AVERAGED_TWICE, f"divided by the number of the {copies} ranks with the same samples"),
+        (1 / copies, Cause.AVERAGED_TWICE, f"divided by {copies}, the number of ranks with the same samples"),
         (1 / parts, Cause.RESCALED_EACH_MICROBATCH, "divided by the number of microbatches twice"),
         (1 / product[0], Cause.SCALED, f"divided by {product[0]}, {product[1]}"),
     )

@@ -71,7 +71,7 @@ def _samples_of_ranks(run: RecordedRun, step: int) -> list[Samples]:
 def _lost_or_repeated(evidence: Evidence, parts: Sequence[Tensors]) -> Iterator[Candidate]:
     count = len(parts)
     for number in range(count):
-        where = {0: ", the first,", count - 1: ", the last,"}.get(number, "")
+        where = {0: " (the first)", count - 1: " (the last)"}.get(number, "")
         only = [float(at == number) for at in range(count)]
         for factor, share in ((float(count), ""), (1.0, ", weighted by its share")):
             words = f"{{gradients}} from microbatch {number}{where} only{share}"
@@ -79,7 +79,7 @@ def _lost_or_repeated(evidence: Evidence, parts: Sequence[Tensors]) -> Iterator[
         words = f"{{gradients}} accumulated with microbatch {number}{where} added twice"
         yield _weighted(evidence, Cause.MICROBATCH_REPEATED, words, [1.0 + one for one in only], parts)
         for factor, averaged in ((1.0, ""), (count / (count - 1), " and averaged over the others")) if count > 2 else ():
-            words = f"{{gradients}} missing microbatch {number}{where.rstrip(',')}{averaged}"
+            words = f"{{gradients}} missing microbatch {number}{where}{averaged}"
             yield _weighted(evidence, Cause.MICROBATCH_LOST, words, [factor * (1.0 - one) for one in only], parts)
 
 

@@ -76,23 +76,23 @@ class DivergedTraining(Evidence):
             if not values.is_floating_point() and count < values.numel():
                 found[count] = f"the number of labels that are not {IGNORED}"
                 for axes in axis_combinations(self.wide_axes):
-                    words = f"the {count} labels that are not {IGNORED}, divided by the number of {self.ranks_text(axes)}"
+                    words = f"{found[count]} ({count}), divided by the number of {self.ranks_kind(axes)}"
                     found.setdefault(count / self.size(axes), words)
         return found
 
     def call_counts(self, known: int) -> list[tuple[int, str]]:
-        """Return counts in one step that may explain a wrong factor, each with a phrase that describes it.
+        """Return counts in one step that may explain a wrong factor, each with a phrase that follows ``the number of``.
 
-        Microbatches and backward passes are counted, and a rank's calls of a module for each call on one device. Counts of 1, and
+        Microbatches and backward passes are counted, and calls of a module on a rank for each call on one device. Counts of 1, and
         counts equal to `known`, are left out.
         """
         passes = max((run.num_backward for run in self.observed.ranks), default=1)
-        named = [(self.num_microbatches, f"the {self.num_microbatches} microbatches")]
-        named += [(passes, f"the {passes} backward passes in a rank's step")] * (passes != self.num_microbatches)
+        named = [(self.num_microbatches, "microbatches")]
+        named += [(passes, "backward passes in a rank's step")] * (passes != self.num_microbatches)
         repeated = self.repeated_module()
         if repeated is not None and repeated[1] * self.observed.device.num_backward != passes:
             module = f"`{repeated[0]}`" if repeated[0] else "the model"
-            named.append((repeated[1], f"a rank's calls of {module} for each call on one device"))
+            named.append((repeated[1], f"calls of {module} on a rank for each call on one device"))
         return [(number, words) for number, words in named if number > 1 and number != known]
 
     def repeated_writes(self) -> str:

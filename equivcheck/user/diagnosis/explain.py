@@ -11,7 +11,7 @@ from equivcheck.diagnosis.agreement import differs_in_first_tensor, num_agreeing
 from equivcheck.diagnosis.mistake import COMPUTED, FACTORS, UPDATED, Emulate, Mistake, StepFacts
 from equivcheck.diagnosis.mistakes.clipping import wrong_clippings
 from equivcheck.diagnosis.mistakes.initial_values import wrong_start
-from equivcheck.diagnosis.mistakes.microbatches import updates_in_microbatches, wrong_accumulations
+from equivcheck.diagnosis.mistakes.microbatches import unzeroed_gradients, updates_in_microbatches, wrong_accumulations
 from equivcheck.diagnosis.mistakes.precision import lower_precision, narrower_types
 from equivcheck.diagnosis.mistakes.reductions import constant_ratios, wrong_factors, wrong_gradient_shards, wrong_reductions
 from equivcheck.diagnosis.mistakes.settings import wrong_settings
@@ -25,6 +25,7 @@ from equivcheck.user.diagnosis.catalogue.attention import lost_key_gradients, wr
 from equivcheck.user.diagnosis.catalogue.averages import wrong_averages, wrong_averages_outside
 from equivcheck.user.diagnosis.catalogue.clipping import clipped_otherwise
 from equivcheck.user.diagnosis.catalogue.components import fused_as_one_block, wrong_components
+from equivcheck.user.diagnosis.catalogue.cross_entropies import wrong_cross_entropies
 from equivcheck.user.diagnosis.catalogue.data import wrong_losses, wrong_rows
 from equivcheck.user.diagnosis.catalogue.in_backward import wrong_in_backward
 from equivcheck.user.diagnosis.catalogue.layers import wrong_positions, wrong_splits
@@ -67,6 +68,7 @@ CATALOGUE: tuple[tuple[Wrong, tuple[Phase, ...]], ...] = (
     (wrong_clippings, COMPUTED),
     (clipped_otherwise, (Phase.GRADIENT,)),
     (_clippings_after_gradients, UPDATED),
+    (unzeroed_gradients, COMPUTED),
     (wrong_reductions, COMPUTED),
     (wrong_factors, COMPUTED),
     (wrong_loss_terms, COMPUTED),
@@ -81,6 +83,7 @@ CATALOGUE: tuple[tuple[Wrong, tuple[Phase, ...]], ...] = (
     (lost_key_gradients, (Phase.GRADIENT,)),
     (losses_of_parts, (Phase.LOSS,)),
     (shifted_labels, (Phase.LOSS,)),
+    (wrong_cross_entropies, COMPUTED),
     (wrong_accumulations, COMPUTED),
     (skipped_zeroing, COMPUTED),
     (updates_in_microbatches, COMPUTED),
@@ -214,13 +217,18 @@ def _differs(diverged: DivergedTraining, traces: tuple[Trace, ...]) -> bool:
 
 
 def _fits(diverged: DivergedTraining, facts: StepFacts, emulate: Emulate) -> tuple[list[Mistake], str]:
-    """Return at most `MOST` candidates with different causes that reproduce all values, and why there are none."""
+    """Return at most `MOST` candidates with different causes that reproduce all values, and why there are none.
+
+    After the first cause, only quick candidates are tried.
+    """
     found: list[Mistake] = []
     clock, num_tried, are_scaled = WorkClock(), 0, diverged.first.phase not in COMPUTED or are_gradients_scaled(diverged)
     for candidate in _candidates(diverged, facts):
         if clock.seconds > LONGEST_SECONDS or len(found) == MOST:
             return found, OUT_OF_TIME.format(count=num_tried, seconds=LONGEST_SECONDS)
         num_tried += 1
+        if found and not candidate.is_quick:
+            continue
         is_possible = (are_scaled or not candidate.scales_gradients) and _says_more(candidate, {each.cause for each in found})
         if is_possible and _reproduces(diverged, candidate, facts, emulate):
             found.append(candidate)

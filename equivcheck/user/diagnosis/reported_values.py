@@ -81,7 +81,7 @@ def _unequal_losses(diverged: DivergedTraining, found: Values) -> Explanation | 
         means = np.stack([found[:, peers].mean(axis=1) for peers in _peers(diverged, axes)], axis=1)
         if not diverged.data_axes and _agree(diverged, means, np.broadcast_to(right, means.shape)):
             where = diverged.ranks_text(axes)
-            return Cause.NOT_REDUCED, f"is another on each of {where}: only their mean is right"
+            return Cause.NOT_REDUCED, f"differs between {where}: only the mean over them is right"
     return None
 
 

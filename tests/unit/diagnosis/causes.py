@@ -153,12 +153,12 @@ EXAMPLES = (
     _example(
         Cause.MICROBATCHES_SUMMED, over({"dp": 1}, rows=(2, 2, 2)), "microbatches_summed", "the sum over the 3 microbatches, not"
     ),
-    _example(Cause.MICROBATCH_LOST, on_2(rows=_TWO), "only_last_microbatch", "the gradient is from microbatch 1, the last, only"),
+    _example(Cause.MICROBATCH_LOST, on_2(rows=_TWO), "only_last_microbatch", "the gradient is from microbatch 1 (the last) only"),
     _example(
         Cause.MICROBATCH_REPEATED,
         on_2(rows=_TWO),
         first_microbatch_twice,
-        "gradient and loss are accumulated with microbatch 0, the first, added twice",
+        "gradient and loss are accumulated with microbatch 0 (the first) added twice",
     ),
     _example(
         Cause.RESCALED_EACH_MICROBATCH,

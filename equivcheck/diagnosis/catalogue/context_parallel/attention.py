@@ -100,7 +100,7 @@ def _learning(shards: SequenceShards) -> Iterator[tuple[str, torch.Tensor]]:
     turns = (shards.owner[:, None] - shards.owner) % shards.size
     whose = {0: "their own rank", 1: "the rank after theirs"} | {shards.size - 1: "the rank before theirs"}
     for distance, which in whose.items():
-        words = f"passes gradients to keys and values from queries on {which} only: others of {shards.where} add nothing"
+        words = f"passes gradients to keys and values from queries on {which} only, not from all of {shards.where}"
         yield words, turns == distance
 
 

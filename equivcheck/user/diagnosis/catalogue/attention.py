@@ -7,12 +7,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from equivcheck.diagnosis.mistake import Mistake, StepFacts
 from equivcheck.oracle.verdict.cause import Cause
+from equivcheck.user.diagnosis.catalogue.function_modes import enter_in_forward
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 
@@ -77,24 +77,6 @@ def _change_masks(ranks: EmulatedUserRanks, *, change: Change) -> None:
 
 def _keep_local_keys(ranks: EmulatedUserRanks, *, count: int) -> None:
     enter_in_forward(ranks, lambda _model: _LocalKeys(count))
-
-
-def enter_in_forward(ranks: EmulatedUserRanks, mode_for: Callable[[nn.Module], TorchFunctionMode]) -> None:
-    """Run each forward on the emulated ranks under the torch function mode returned by ``mode_for(model)``."""
-    for model in ranks.models:
-        module: Any = model
-        module.forward = partial(_call_in, module, module.forward, mode_for)
-
-
-def _call_in(
-    model: nn.Module,
-    forward: Callable[..., Any],
-    mode_for: Callable[[nn.Module], TorchFunctionMode],
-    *inputs: Any,
-    **keywords: Any,
-) -> Any:
-    with mode_for(model):
-        return forward(*inputs, **keywords)
 
 
 class ChangedMasks(TorchFunctionMode):

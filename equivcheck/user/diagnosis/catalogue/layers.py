@@ -32,7 +32,7 @@ def wrong_splits(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mist
         where = diverged.ranks_text((axis,))
         lost = f"is not summed over {where}: each rank continues with its partial sum"
         for name in modules[:MAX_LAYERS]:
-            yield from _biases(name, diverged.size((axis,)), where)
+            yield from _biases(name, diverged, axis)
             if split_dim(diverged, f"{name}.weight", axis) == 1:
                 output = partial(_leave_output_partial, name=name, axis=axis)
                 yield Mistake(Cause.PARTIAL_OUTPUT, f"the output of row-wise `{name}` {lost}", output)
@@ -42,10 +42,11 @@ def wrong_splits(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mist
                 yield Mistake(Cause.PARTIAL_INPUT_GRADIENT, words, gradient)
 
 
-def _biases(name: str, size: int, where: str) -> Iterator[Mistake]:
+def _biases(name: str, diverged: DivergedTraining, axis: str) -> Iterator[Mistake]:
+    size, where, kind = diverged.size((axis,)), diverged.ranks_text((axis,)), diverged.ranks_kind((axis,))
     for factor, words in (
         (float(size), f"the bias of `{name}` is added on each of {where}, not once"),
-        (1 / size, f"the bias of `{name}` is divided by the number of {where}"),
+        (1 / size, f"the bias of `{name}` is divided by {size}, the number of {kind}"),
         (0.0, f"the bias of `{name}` is left out of its output"),
     ):
         for of_gradient, more in ((1.0, ""), (factor, ", and so is its gradient")):

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import isclose
 from typing import Any
 
 import torch
-from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from equivcheck.diagnosis.mistake import Mistake, StepFacts
 from equivcheck.diagnosis.words import count_description
 from equivcheck.oracle.verdict.cause import Cause
+from equivcheck.user.diagnosis.catalogue.function_modes import enter_in_step
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 from equivcheck.user.frames import deepest_line
-from equivcheck.user.loop import default_step
-from equivcheck.user.task import Loss
 from equivcheck.worlds.trace.differences import Phase
 
 ADDITIONS = ("add", "add_", "__add__", "__radd__", "__iadd__", "sub", "sub_", "__sub__", "__rsub__", "__isub__")
@@ -67,7 +65,7 @@ def _factors(diverged: DivergedTraining, term: float) -> Iterator[float]:
 def _additions(diverged: DivergedTraining) -> list[Addition]:
     """The additions in one single-device microbatch."""
     ranks, mode = EmulatedUserRanks(diverged, own_rows=False, one=True), _Additions()
-    _run_under(ranks, lambda: mode)
+    enter_in_step(ranks, lambda _model: mode)
     try:
         ranks.train(1)
     except Exception:  # torch or the user's code rejects the mode
@@ -80,18 +78,7 @@ def _scale_term(ranks: EmulatedUserRanks, *, number: int, side: int, factor: flo
         scaled = term * factor
         return scaled if changes_loss else scaled + (term - scaled).detach()
 
-    _run_under(ranks, lambda: _Additions(number, side, scale))
-
-
-def _run_under(ranks: EmulatedUserRanks, mode_of: Callable[[], TorchFunctionMode]) -> None:
-    """Run each step under a mode."""
-    own = ranks.task.step or default_step(ranks.task)
-
-    def step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Loss) -> Any:
-        with mode_of():
-            return own(model, batch, optimizer, loss)
-
-    ranks.task = replace(ranks.task, step=step)
+    enter_in_step(ranks, lambda _model: _Additions(number, side, scale))
 
 
 class _Additions(TorchFunctionMode):

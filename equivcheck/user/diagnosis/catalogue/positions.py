@@ -15,7 +15,7 @@ from equivcheck.diagnosis.mistake import Mistake, StepFacts
 from equivcheck.diagnosis.words import join_words
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.training.labels import IGNORED
-from equivcheck.user.diagnosis.catalogue.attention import enter_in_forward
+from equivcheck.user.diagnosis.catalogue.function_modes import enter_in_forward
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 from equivcheck.user.frames import deepest_line

@@ -17,7 +17,7 @@ from equivcheck.diagnosis.mistake import Mistake, StepFacts
 from equivcheck.diagnosis.mistakes.embeddings import look_up, wrong_lookups
 from equivcheck.diagnosis.words import tensors
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.user.diagnosis.catalogue.attention import enter_in_forward
+from equivcheck.user.diagnosis.catalogue.function_modes import enter_in_forward
 from equivcheck.user.diagnosis.diverged import DivergedTraining, held_indices, split_dim
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 from equivcheck.user.ranks import build_model
@@ -102,9 +102,9 @@ def wrong_heads(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mista
     """
     for axis in diverged.same_row_axes:
         for shards in (1, diverged.size((axis,))):
-            words = "key and value heads are repeated in the wrong order, so query heads use the wrong ones"
-            more = "" if shards == 1 else f", within the heads of each of {diverged.ranks_text((axis,))}"
-            yield Mistake(Cause.KV_HEADS, words + more, partial(_reorder_heads, shards=shards), is_quick=True)
+            where = "" if shards == 1 else f"on each of {diverged.ranks_text((axis,))}, "
+            words = f"{where}key and value heads are repeated in the wrong order, so query heads use the wrong ones"
+            yield Mistake(Cause.KV_HEADS, words, partial(_reorder_heads, shards=shards), is_quick=True)
 
 
 def _reorder_heads(ranks: EmulatedUserRanks, *, shards: int) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 
 from equivcheck import check_training
 from equivcheck.diagnosis.emulation.emulated_ranks import norm_of
-from equivcheck.diagnosis.mistake import Mistake
+from equivcheck.diagnosis.mistake import Mistake, spans
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosing import Values
 from equivcheck.user.diagnosis import explain
@@ -168,6 +168,28 @@ def test_how_many_faults_were_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "none of the 0 known faults that were tried reproduces this; the search" in check_training(
         **UNKNOWN["permuted"][0].brought
     ).describe().replace("\n         ", " ")
+
+
+def test_only_quick_faults_are_tried_after_the_first_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other faults need an emulation of all ranks, which takes longer."""
+    tried: list[Cause] = []
+
+    def double(ranks: EmulatedUserRanks, *, cause: Cause) -> None:
+        tried.append(cause)
+        ranks.multiply_gradients(lambda *_: 2.0)
+
+    found = [Cause.SUMMED, Cause.MICROBATCHES_SUMMED, Cause.RESCALED_EACH_MICROBATCH]
+    faults = [Mistake(cause, "doubled", partial(double, cause=cause), is_quick=cause is found[2]) for cause in found]
+    monkeypatch.setattr(explain, "CATALOGUE", ((lambda *_: iter(faults), tuple(Phase)),))
+    assert check_training(**GRADIENTS["summed"].brought).kinds == (found[0], found[2])
+    assert tried == [found[0], found[2]]
+
+
+def test_the_last_step_is_one_span(evidence: Any) -> None:
+    """From the last step on, and only at the last step, is the same."""
+    at_first = evidence(**GRADIENTS["summed"].brought)
+    assert [each.words for each in spans(at_first)] == ["", ", at step 0 only"]
+    assert [each.words for each in spans(replace(at_first, num_steps=1))] == [""]
 
 
 def test_no_fault_is_tried_if_correct_ranks_cannot_be_emulated(monkeypatch: pytest.MonkeyPatch) -> None:

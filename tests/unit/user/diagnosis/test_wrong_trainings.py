@@ -14,6 +14,7 @@ from equivcheck.user.lazy_diagnosis import UserDiagnosis
 from equivcheck.worlds.trace.differences import Phase
 from support.verdicts import first_divergence
 from unit.user.diagnosis.unknown_faults import UNKNOWN
+from unit.user.diagnosis.wrong_cross_entropies import CROSS_ENTROPIES
 from unit.user.diagnosis.wrong_gradients import GRADIENTS
 from unit.user.diagnosis.wrong_modules import MODULES
 from unit.user.diagnosis.wrong_moments import MOMENTS
@@ -23,11 +24,12 @@ from unit.user.diagnosis.wrong_trainings import Wrong, step_of, two_microbatches
 from unit.user.diagnosis.wrong_updates import UPDATES
 from unit.user.programs import brought, said
 
-ALL = GRADIENTS | PARTS | UPDATES | SHARDS | MOMENTS | MODULES
+ALL = GRADIENTS | PARTS | UPDATES | SHARDS | MOMENTS | MODULES | CROSS_ENTROPIES
 IN_EACH_RUN = (
     "not_reduced",
     "summed",
     "zero_grad_forgotten",
+    "one_gradient_not_zeroed",
     "same_rows",
     "unequal_start",
     "replicas_in_norm",
@@ -59,6 +61,9 @@ IN_EACH_RUN = (
     "norm_of_own_features",
     "heads_in_wrong_order",
     "counted_again",
+    "smoothed_over_own_classes",
+    "classes_counted_twice",
+    "state_read_as_if_unsplit",
 )
 """A few mistakes per kind. The torch environments run all."""
 

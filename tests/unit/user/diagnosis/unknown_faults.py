@@ -76,7 +76,7 @@ UNKNOWN: dict[str, tuple[Wrong, str]] = {
     ),
     "classes_counted_twice": (
         Wrong(says="", brought=brought(parallelize=lambda model, _mesh: model, rank_step=larger_loss)),
-        "the loss is log(2) larger than on one device, the logarithm of the number of the 2 dp ranks: a softmax may count each",
+        "the loss is log(2) larger than on one device, the logarithm of the number of dp ranks: a softmax may count each",
     ),
     "slightly_off": (by_hand("", reduce=changed(lambda gradient: gradient * (1 + 1e-12))), ""),
 }

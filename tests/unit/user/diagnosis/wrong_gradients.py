@@ -142,6 +142,12 @@ def by_autograd_grad(model: nn.Module, batch: Any, optimizer: Any, loss: Any) ->
     return value
 
 
+def zeroed_except_first(_optimizer: Any, parameters: list[torch.Tensor]) -> None:
+    """Zero all gradients but the first."""
+    for parameter in parameters[1:]:
+        parameter.grad = None
+
+
 GRADIENTS: dict[str, Wrong] = {
     "not_reduced": by_hand("left unreduced over the 2 dp ranks", first=0, reduce=nothing),
     "not_reduced_without_backward": Wrong(
@@ -161,16 +167,19 @@ GRADIENTS: dict[str, Wrong] = {
     ),
     "gradient_stale": by_hand("gradients are from the previous step", first=1, reduce=Stale()),
     "first_microbatch_synced": by_hand(
-        "microbatch 1 are left unreduced over the 2 dp ranks (only the first is)",
+        "microbatch 1 are left unreduced over the 2 dp ranks (only those of the first are reduced)",
         reduce=nothing,
         after_each=first_microbatch_only,
         changes={"batches": two_microbatches()},
     ),
     "last_microbatch_only": by_hand(
-        "microbatch 1, the last, only", takes=lambda number: number == 1, changes={"batches": two_microbatches()}
+        "microbatch 1 (the last) only", takes=lambda number: number == 1, changes={"batches": two_microbatches()}
     ),
     "bucket_boundary": by_hand("left unreduced over the 2 dp ranks", reduce=bucket_boundary),
     "zero_grad_forgotten": by_hand("not zeroed between steps", zero=False, reduce=averaged),
+    "one_gradient_not_zeroed": by_hand(
+        "the gradient of `0.weight` is not zeroed between steps", zero=False, after_update=zeroed_except_first
+    ),
     "lost_rows": by_hand("the gradients of rows 0 to 2 of `0.weight` are zero", reduce=changed(half_zero)),
     "bf16_reduction": by_hand("reduced in bfloat16", reduce=in_bfloat16),
     "token_count_local": by_hand("not a mean over rows", changes={"loss": token_loss, "batches": batches(12)}),
@@ -203,7 +212,7 @@ GRADIENTS: dict[str, Wrong] = {
     ),
     "async_not_waited_for": by_hand("", reduce=not_waited_for),
     "logged_loss": Wrong(
-        says="your ranks train correctly, but the loss that they return is 2 times the loss, the number of the 2 dp ranks",
+        says="your ranks train correctly, but the loss that they return is 2 times the loss, the number of dp ranks",
         brought=brought(
             parallelize=lambda model, _mesh: model,
             rank_step=lambda *arguments: 2 * step_of()(*arguments),

@@ -195,7 +195,7 @@ MODULES: dict[str, Wrong] = {
         brought=brought(model=Recomputed, batches=batches(6, steps=1), mesh={"tp": 3}),
     ),
     "losses_differ": Wrong(
-        says="your step returns a loss that is another on each of the 2 tp ranks: only their mean is right",
+        says="your step returns a loss that differs between the 2 tp ranks: only the mean over them is right",
         brought=brought(parallelize=lambda model, _mesh: model, rank_step=unequal, **IN_TP),
     ),
 }

@@ -261,7 +261,7 @@ MOMENTS: dict[str, Wrong] = {
         changes={"model": FrozenLayer, "parallelize": unfrozen},
     ),
     "metric_summed": Wrong(
-        says="your step returns a value `metric` that is 2 times as large as on one device, the number of the 2 dp ranks",
+        says="your step returns a value `metric` that is 2 times as large as on one device, the number of dp ranks",
         brought=brought(step=returned_metric(summed=True)),
     ),
     "metric_of_own_rows": Wrong(

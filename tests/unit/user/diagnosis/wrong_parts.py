@@ -244,11 +244,11 @@ PARTS: dict[str, Wrong] = {
         step=0,
     ),
     "loss_times_ranks": Wrong(
-        says="2 times as large as on one device, the number of the 2 dp ranks or of the 2 tp ranks",
+        says="2 times as large as on one device, the number of dp ranks or of tp ranks",
         brought=brought(mesh={"dp": 2, "tp": 2}, parallelize=unwrapped, rank_step=scaled_loss(2.0)),
     ),
     "loss_divided": Wrong(
-        says="the loss and all gradients are 0.5 times as large as on one device, one over the number of the 2 dp ranks",
+        says="the loss and all gradients are 0.5 times as large as on one device, one over the number of dp ranks",
         brought=brought(parallelize=unwrapped, rank_step=scaled_loss(0.5)),
     ),
     "loss_scaled": Wrong(
@@ -256,12 +256,12 @@ PARTS: dict[str, Wrong] = {
         brought=brought(parallelize=unwrapped, rank_step=scaled_loss(1.25)),
     ),
     "overwritten": by_hand(
-        "the gradient of `0.weight` is from microbatch 1, the last, only, weighted by its share",
+        "the gradient of `0.weight` is from microbatch 1 (the last) only, weighted by its share",
         after_each=partial(at_first, torch.Tensor.zero_),
         changes={"batches": two_microbatches()},
     ),
     "added_twice": by_hand(
-        "the gradient of `0.weight` is accumulated with microbatch 0, the first, added twice",
+        "the gradient of `0.weight` is accumulated with microbatch 0 (the first) added twice",
         after_each=partial(at_first, lambda gradient: gradient.mul_(2)),
         changes={"batches": three_microbatches()},
     ),
@@ -302,7 +302,7 @@ PARTS: dict[str, Wrong] = {
         changes={"optimizer": sgd},
     ),
     "schedule_twice": by_hand(
-        "at step 1, lr is 0.0025, not 0.005: the schedule advances 2 times per step, the number of the 2 dp ranks",
+        "at step 1, lr is 0.0025, not 0.005: the schedule advances 2 times per step, the number of dp ranks",
         after_update=Halving(2),
         of_one=step_of(reduce=nothing, after_update=Halving(1)),
     ),
@@ -366,11 +366,11 @@ PARTS: dict[str, Wrong] = {
         step=0,
     ),
     "not_divided_by_chunks": Wrong(
-        says="all gradients are 3 times as large as on one device, the number of the 3 backward passes in a rank's step",
+        says="all gradients are 3 times as large as on one device, the number of backward passes in a rank's step",
         brought=brought(mesh={"tp": 2}, batches=batches(6), parallelize=unwrapped, rank_step=chunked),
     ),
     "chunks_or_ranks": Wrong(
-        says="all gradients are multiplied by the number of the 3 tp ranks or of the 3 backward passes in a rank's step",
+        says="all gradients are multiplied by 3, the number of tp ranks or of backward passes in a rank's step",
         brought=brought(mesh={"tp": 3}, batches=batches(6), parallelize=unwrapped, rank_step=chunked),
     ),
 }

@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from unit.user.diagnosis.wrong_trainings import MAX_NORM, Wrong, by_hand, clipping_step, nothing, rank, sgd, step_of
 from unit.user.diagnosis.wrong_updates import Counter
@@ -216,6 +217,22 @@ def column_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return model
 
 
+def state_of_first_elements(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]) -> None:
+    """Continue with the first elements of the full optimizer state, as if no rank had another part."""
+    for parameter in parameters:
+        for key in ("exp_avg", "exp_avg_sq"):
+            state = optimizer.state[parameter][key]
+            if isinstance(state, DTensor):
+                first = state.full_tensor().flatten()[: local(state).numel()]
+                local(state).copy_(first.view_as(local(state)))
+
+
+def tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Split the first and the last layer."""
+    plan = {"0": ColwiseParallel(output_layouts=Replicate()), "3": RowwiseParallel(input_layouts=Replicate())}
+    return parallelize_module(model, mesh["tp"], plan)
+
+
 def sum_missing(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Column-wise, then row-wise without its reduction."""
     up, down = model[2], model[4]
@@ -393,6 +410,12 @@ SHARDS: dict[str, Wrong] = {
         before_update=Counter(1, another_state),
         changes={"optimizer": adam},
     ),
+    "state_read_as_if_unsplit": by_hand(
+        "each rank takes its optimizer state from the full state as if the 2 tp ranks did not split it, before step 1",
+        reduce=nothing,
+        before_update=Counter(1, state_of_first_elements),
+        changes={"optimizer": adam, "parallelize": tensor_parallel, "mesh": {"dp": 1, "tp": 2}},
+    ),
     "all_gather_stale": gathered_early(),
     "prefetched_stale_weight": Wrong(
         says="loss and gradients are computed with `3.weight` from the previous step",
@@ -414,7 +437,7 @@ SHARDS: dict[str, Wrong] = {
         changes={"parallelize": sum_missing, "model": columns_and_rows} | IN_TP,
     ),
     "summed_again": by_hand(
-        "and 2 more are multiplied by the number of the 2 tp ranks",
+        "and 2 more are multiplied by 2, the number of tp ranks",
         reduce=nothing,
         changes={"parallelize": summed_again, "model": columns_and_rows} | IN_TP,
     ),

@@ -137,7 +137,7 @@ UPDATES: dict[str, Wrong] = {
     "stepped_twice": by_hand("the optimizer steps 2 times per step", after_update=lambda optimizer, _: optimizer.step()),
     "warm_up_counts": by_hand("step count begins at 1, not 0", changes={"optimizer": stepped_before}),
     "lr_times_world": by_hand(
-        "lr is 0.02, not 0.01 (2 times, the number of the 2 dp ranks)",
+        "lr is 0.02, not 0.01 (2 times, the number of dp ranks)",
         changes={"optimizer": on_ranks(lambda parameters: torch.optim.Adam(parameters, lr=0.02), adam)},
     ),
     "lost_decay_group": by_hand(

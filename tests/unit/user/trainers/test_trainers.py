@@ -62,7 +62,7 @@ def test_a_right_trainer_is_equivalent(limit: float | None, scale: float, num_mi
 @pytest.mark.parametrize(
     ("mistake", "phase", "cause"),
     [
-        ({"keeps_first": False}, Phase.GRADIENT, "the gradient is from microbatch 2, the last, only, weighted by its share"),
+        ({"keeps_first": False}, Phase.GRADIENT, "the gradient is from microbatch 2 (the last) only, weighted by its share"),
         ({"divides_twice": True}, Phase.GRADIENT, "the gradient is divided by the number of microbatches twice"),
         ({"averages": False}, Phase.GRADIENT, "all gradients are the sum over the 2 dp ranks, not the mean"),
         ({"shift": 1}, Phase.GRADIENT, ""),
