@@ -17,6 +17,7 @@ from torch import nn
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, Optimizer, Scale, norm_of
 from equivcheck.diagnosis.emulation.turns import NotTogether
 from equivcheck.oracle.reference.reduction import Gradients
+from equivcheck.training.accumulate import scalar_value
 from equivcheck.training.threads import one_thread
 from equivcheck.user.batches import convert_batch, part_number_at
 from equivcheck.user.diagnosis.diverged import DivergedTraining, parameters_by_name
@@ -57,6 +58,8 @@ class EmulatedUserRanks(EmulatedRanks):
         """Whether such a pass is accepted although gradients cannot be reduced."""
         self.num_updates = [0.0] * len(ranks)
         """Calls of each rank's optimizer; NaN if there are several, or if it computes the gradients itself."""
+        self.losses: list[list[float]] = [[] for _ in ranks]
+        """Each rank's losses in the current step, one for each backward pass that begins at a number."""
         self.known: KnownBackward | None = None
         """Backward passes of correct ranks."""
         self.require: Callable[[int, Phase, int, Gradients], None] | None = None
@@ -67,6 +70,10 @@ class EmulatedUserRanks(EmulatedRanks):
 
     def _describe_computation(self) -> tuple[Any, ...] | None:
         return computation(self.models, (*self.batches, self.task.step, self.wraps_loss, self.loss_weights))
+
+    def current_step(self, rank: int) -> int:
+        """Return the number of the step that a rank trains."""
+        return self._step[rank]
 
     def each_optimizer(self, rank: int) -> Sequence[Optimizer]:
         """Return a rank's optimizers."""
@@ -123,7 +130,7 @@ class EmulatedUserRanks(EmulatedRanks):
                 for each in optimizers_in(optimizer):
                     each.register_step_pre_hook(lambda _, arguments, keywords: self._begin_update(rank, arguments, keywords))
                     each.register_step_post_hook(lambda *_: self._call_events(self.after_update, rank))
-            self._count[rank] = 0
+            self._count[rank], self.losses[rank] = 0, []
             self._call_events(self.before_step, rank)
             value = own(model, batch, optimizer, loss)
             if rank in self.at_end:
@@ -154,6 +161,7 @@ class EmulatedUserRanks(EmulatedRanks):
             backward()
             return
         before, number = self.gradients(rank), self._count[rank]
+        self.losses[rank] += [scalar_value(loss)] if loss is not None and loss.numel() == 1 else []
         fresh = self._fresh_gradients(rank, loss, backward)
         if self.updates_in_backward:
             if self.may_update_in_backward:

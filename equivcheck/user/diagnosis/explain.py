@@ -32,6 +32,7 @@ from equivcheck.user.diagnosis.catalogue.layers import wrong_positions, wrong_sp
 from equivcheck.user.diagnosis.catalogue.loss_terms import wrong_loss_terms
 from equivcheck.user.diagnosis.catalogue.parameters import local_statistics, missing_gradients, trained_frozen, wrong_sharing
 from equivcheck.user.diagnosis.catalogue.positions import losses_of_parts, restarted_positions, shifted_labels
+from equivcheck.user.diagnosis.catalogue.rank_weights import wrong_weights_of_ranks
 from equivcheck.user.diagnosis.catalogue.split_modules import norms_of_parts, wrong_embeddings, wrong_heads
 from equivcheck.user.diagnosis.catalogue.weights import wrong_weights
 from equivcheck.user.diagnosis.catalogue.zeroing import skipped_zeroing
@@ -88,6 +89,7 @@ CATALOGUE: tuple[tuple[Wrong, tuple[Phase, ...]], ...] = (
     (skipped_zeroing, COMPUTED),
     (updates_in_microbatches, COMPUTED),
     (wrong_weights, COMPUTED),
+    (wrong_weights_of_ranks, COMPUTED),
     (wrong_gradient_shards, (Phase.GRADIENT,)),
     (constant_ratios, COMPUTED),
     (repeated_forwards, (Phase.BUFFER,)),

@@ -15,6 +15,7 @@ from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 from equivcheck.worlds.trace.differences import Phase
+from equivcheck.worlds.trace.pieces import TensorsByName
 from equivcheck.worlds.trace.tensors import Vector
 
 Weights = list[list[float]]
@@ -64,9 +65,15 @@ def _measured(diverged: DivergedTraining, facts: StepFacts, change: partial[None
 
     ranks.reduce = record
     ranks.train(step + 1)
-    found = diverged.found_values(step, Phase.GRADIENT)
+    return (
+        solve_weights(diverged, parts, diverged.found_values(step, Phase.GRADIENT)) if len(parts) == facts.num_backward else None
+    )
+
+
+def solve_weights(diverged: DivergedTraining, parts: Sequence[Gradients], found: TensorsByName) -> list[float] | None:
+    """Return the weights with which the sum over `parts` equals the gradients `found`. None if there are none."""
     names = [name for name in diverged.updated if name in found]
-    if not names or len(parts) != facts.num_backward:
+    if not names:
         return None
     target = np.concatenate([found[name].reshape(-1) for name in names])
     columns = np.stack([np.concatenate([_flat(part, name, found[name].size) for name in names]) for part in parts], axis=1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from equivcheck.diagnosis.evidence import axis_combinations
 from equivcheck.diagnosis.words import join_words, name_ranks
 from equivcheck.oracle.comparison.compare import compare
@@ -105,6 +107,8 @@ class _Search:
         """Describe the first place at which the ranks differ; empty if the place is in doubt."""
         forward = [key for key in self._expected if not key.is_gradient and self._may_matter(key)]
         self._compare(forward, (1.0,))
+        if self._are_inputs_regrouped():
+            return Where()
         wrong = self._first_unexplained(forward, Status.WRONG)
         if self._diverged.first.phase is Phase.LOSS:
             named = wrong or self._first_unexplained(forward, Status.PARTIAL)
@@ -130,6 +134,19 @@ class _Search:
             return self._about(named)
         # Another factor may come from the user's loss, or it may be the fault.
         return self._if_all_agree([*forward, *backward], ONLY_PARAMETERS) if usual & {*scales} else Where()
+
+    def _are_inputs_regrouped(self) -> bool:
+        """Whether ranks compute on the right rows, but pass them to the model in other groups than one device.
+
+        Then no module's tensor can be compared.
+        """
+        keys = [key for key in self._expected if not key.module and key.is_input and not key.is_gradient]
+        if len(keys) < 2 or all(self._agreements[key].status is not Status.WRONG for key in keys if key in self._agreements):
+            return False
+        axes = self._diverged.same_row_axes
+        firsts = [each.rank for each in self._diverged.coordinates if not any(each.indices[name] for name in axes)]
+        found = [self._by_key[rank][key].values for rank in firsts for key in keys if key in self._by_key[rank]]
+        return torch.equal(_sorted([self._expected[key].values for key in keys]), _sorted(found))
 
     def _may_matter(self, key: Key) -> bool:
         """Whether the loss may depend on a tensor: the tensor has a gradient, or cannot have one."""
@@ -218,6 +235,10 @@ class _Search:
         steps = list(watched.trace.steps)
         steps[self._step] = replace(steps[self._step], gradients=watched.unclipped or steps[self._step].gradients)
         return replace(watched.trace, steps=tuple(steps))
+
+
+def _sorted(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([tensor.reshape(-1).double() for tensor in tensors] or [torch.empty(0)]).sort().values
 
 
 def _is_loss(tensor: ModuleTensor) -> bool:

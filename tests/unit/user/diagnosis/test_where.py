@@ -14,6 +14,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from equivcheck import check_training
 from equivcheck.user.lazy_diagnosis import UserDiagnosis
 from unit.user.diagnosis.wrong_shards import SHARDS
+from unit.user.diagnosis.wrong_weights import WEIGHTS
 from unit.user.programs import brought, build, in_ddp, said
 from unit.user.test_findings import reduced
 
@@ -121,3 +122,10 @@ def test_what_is_compiled_has_no_modules_to_look_into() -> None:
     verdict = check_training(**brought(parallelize=compiled))
     assert verdict.divergence is not None
     assert verdict.where == "no module is named, because your model is compiled and runs as one function"
+
+
+def test_no_module_is_named_if_ranks_form_other_microbatches() -> None:
+    """Each rank splits its own rows, so that the model's calls have other rows than on one device."""
+    verdict = check_training(**WEIGHTS["labels_of_each_microbatch"].brought)
+    assert verdict.cause
+    assert verdict.where == ""

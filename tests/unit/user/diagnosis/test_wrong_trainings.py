@@ -22,9 +22,10 @@ from unit.user.diagnosis.wrong_parts import PARTS
 from unit.user.diagnosis.wrong_shards import SHARDS
 from unit.user.diagnosis.wrong_trainings import Wrong, step_of, two_microbatches
 from unit.user.diagnosis.wrong_updates import UPDATES
+from unit.user.diagnosis.wrong_weights import WEIGHTS
 from unit.user.programs import brought, said
 
-ALL = GRADIENTS | PARTS | UPDATES | SHARDS | MOMENTS | MODULES | CROSS_ENTROPIES
+ALL = GRADIENTS | PARTS | UPDATES | SHARDS | MOMENTS | MODULES | CROSS_ENTROPIES | WEIGHTS
 IN_EACH_RUN = (
     "not_reduced",
     "summed",
@@ -64,6 +65,8 @@ IN_EACH_RUN = (
     "smoothed_over_own_classes",
     "classes_counted_twice",
     "state_read_as_if_unsplit",
+    "labels_of_each_microbatch",
+    "weights_of_ranks",
 )
 """A few mistakes per kind. The torch environments run all."""
 

@@ -1,0 +1,112 @@
+"""Mistakes in the weights of microbatches on ranks, such as a mean over labels in each microbatch. The weights are measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import product
+from math import isclose
+from typing import Any
+
+import numpy as np
+
+from equivcheck.diagnosis.mistake import Mistake, StepFacts
+from equivcheck.diagnosis.words import join_words
+from equivcheck.oracle.reference.reduction import Gradients
+from equivcheck.oracle.verdict.cause import Cause
+from equivcheck.training.labels import IGNORED
+from equivcheck.user.batches import tensors_of
+from equivcheck.user.diagnosis.catalogue.weights import solve_weights
+from equivcheck.user.diagnosis.diverged import DivergedTraining
+from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
+from equivcheck.worlds.trace.differences import Phase
+from equivcheck.worlds.trace.pieces import TensorsByName
+from equivcheck.worlds.trace.tensors import Vector
+
+MOST_NAMED = 4
+"""Maximum number of weights in a sentence."""
+NEAR = 1e-6
+"""Relative distance within which a number of labels counts as whole."""
+
+
+def wrong_weights_of_ranks(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
+    """Yield a mistake: microbatches have other weights than on one device. Each rank's microbatches are weighted separately."""
+    if facts.num_backward == 1 or facts.clips or not facts.differs:
+        return
+    first, weights, factors = diverged.first.step, list[Vector](), np.empty(0)
+    while len(weights) < diverged.num_steps:
+        parts, step = _parts(diverged, facts, weights), len(weights)
+        wrong = _solved(diverged, facts, parts, diverged.found_values(step, Phase.GRADIENT))
+        # After the first wrong step, parameters differ, so that no weights give one device's gradients.
+        right = _solved(diverged, facts, parts, diverged.expected_values(step, Phase.GRADIENT)) if step == first else wrong
+        if wrong is None or right is None:
+            return
+        weights.append(wrong)
+        factors = wrong / right if step == first else factors
+    words, cause = "each microbatch is divided by its own number of labels, not by that of the whole step", Cause.MEAN_OF_MEANS
+    if not _are_label_counts(diverged, factors):
+        words, cause = _describe(diverged, factors), Cause.SCALED
+    yield Mistake(cause, words, partial(_weigh_microbatches, weights=weights), own_rows=True)
+
+
+def _describe(diverged: DivergedTraining, factors: Vector) -> str:
+    places = list(product(*map(range, factors.shape)))
+    named = [f"microbatch {number} of rank {rank} counts {factors[rank, number]:.4g} times" for rank, number in places]
+    named = [*named[: MOST_NAMED - 1], "and so on"] if len(named) > MOST_NAMED else [join_words(named)]
+    what = "loss and gradients" if diverged.first.phase is Phase.LOSS else "gradients"
+    return f"microbatches have other weights in {what} than on one device: at step {diverged.first.step}, {', '.join(named)}"
+
+
+def _are_label_counts(diverged: DivergedTraining, factors: Vector) -> bool:
+    """Whether each factor is the mean number of labels in a microbatch, divided by a whole number of labels."""
+    targets = tensors_of(diverged.task.batches[diverged.first.step])[-1]
+    if targets.is_floating_point():
+        return False
+    firsts = [each.rank for each in diverged.coordinates if not any(each.indices[name] for name in diverged.same_row_axes)]
+    total = int((targets != IGNORED).sum())
+    counts = total / (factors[firsts].size * factors[firsts])
+    return isclose(float(counts.sum()), total, rel_tol=NEAR) and bool(np.allclose(counts, counts.round(), rtol=NEAR))
+
+
+def _parts(diverged: DivergedTraining, facts: StepFacts, weights: Sequence[Vector]) -> list[Gradients]:
+    """Return each microbatch's gradients at the step after those with weights, rank by rank. Their sum is the mean over ranks."""
+    ranks, parts = EmulatedUserRanks(diverged, own_rows=True), list[list[Gradients]]()
+    ranks.num_backward = facts.num_backward
+    _weigh_microbatches(ranks, weights=weights)
+    reduce = ranks.reduce
+
+    def record(all_: list[Gradients], microbatch: int, step: int) -> list[Gradients]:
+        if step == len(weights):
+            parts.append([{name: value / len(all_) for name, value in each.items()} for each in all_])
+        return reduce(all_, microbatch, step)
+
+    ranks.reduce = record
+    ranks.train(len(weights) + 1)
+    return [part for of_rank in zip(*parts, strict=True) for part in of_rank]
+
+
+def _solved(diverged: DivergedTraining, facts: StepFacts, parts: Sequence[Gradients], found: TensorsByName) -> Vector | None:
+    """Return a weight for each rank and microbatch, with which the sum over `parts` equals gradients. None if there are none."""
+    weights = solve_weights(diverged, parts, found)
+    if weights is None or len(weights) != diverged.num_ranks * facts.num_backward or not all(weights):
+        return None
+    return np.array(weights).reshape(-1, facts.num_backward)
+
+
+def _weigh_microbatches(ranks: EmulatedUserRanks, *, weights: Sequence[Vector]) -> None:
+    """Multiply each rank's microbatches by its weights, with shape (ranks, microbatches), in each step that has weights."""
+
+    def weigh(all_: list[Gradients], microbatch: int, step: int) -> list[Gradients]:
+        own = weights[step][:, microbatch].tolist() if step < len(weights) else [1.0] * len(all_)
+        each_weighted = [{name: value * weight for name, value in each.items()} for each, weight in zip(all_, own, strict=True)]
+        return ranks.mean(each_weighted, microbatch, step)
+
+    def report(rank: int, value: Any) -> Any:
+        step, losses = ranks.current_step(rank), ranks.losses[rank]
+        if ranks.diverged.first.phase is not Phase.LOSS:
+            return ranks.diverged.single.steps[step].loss  # the ranks report the right loss
+        if step >= len(weights) or value is None or not isclose(sum(losses), float(value), rel_tol=NEAR):
+            return value
+        return sum(weight * loss for weight, loss in zip(weights[step][rank].tolist(), losses, strict=True))
+
+    ranks.reduce, ranks.returns = weigh, report
