@@ -14,7 +14,6 @@ from equivcheck.diagnosis.catalogue.experts.partial_sums import wrong_partial_su
 from equivcheck.diagnosis.catalogue.experts.routing import dropped_rows, wrong_experts
 from equivcheck.diagnosis.catalogue.order import wrong_orders
 from equivcheck.diagnosis.catalogue.rows import wrong_rows
-from equivcheck.diagnosis.catalogue.shards import local_statistics
 from equivcheck.diagnosis.catalogue.shared_weights import wrong_sharing
 from equivcheck.diagnosis.catalogue.tensor_parallel import wrong_tensor_parallelism
 from equivcheck.diagnosis.catalogue.tokens.attention import wrong_attention, wrong_keys_and_values
@@ -28,6 +27,7 @@ from equivcheck.diagnosis.catalogue.windows import wrong_windows
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.mistake import COMPUTED, UPDATED, Mistake, StepFacts
 from equivcheck.diagnosis.mistakes.initial_values import wrong_start
+from equivcheck.diagnosis.mistakes.local_statistics import local_statistics
 from equivcheck.diagnosis.mistakes.microbatches import unzeroed_gradients, updates_in_microbatches, wrong_accumulations
 from equivcheck.diagnosis.mistakes.precision import lower_precision
 from equivcheck.diagnosis.mistakes.reductions import constant_ratios, wrong_factors, wrong_gradient_shards, wrong_reductions
@@ -91,6 +91,7 @@ GENERAL = (
     unscaled_after_clipping,
     stale_values,
     lower_precision,
+    local_statistics,
     wrong_decays,
     wrong_settings,
     wrong_updates,

@@ -11,6 +11,7 @@ from equivcheck.diagnosis.agreement import differs_in_first_tensor, num_agreeing
 from equivcheck.diagnosis.mistake import COMPUTED, FACTORS, UPDATED, Emulate, Mistake, StepFacts
 from equivcheck.diagnosis.mistakes.clipping import wrong_clippings
 from equivcheck.diagnosis.mistakes.initial_values import wrong_start
+from equivcheck.diagnosis.mistakes.local_statistics import local_statistics
 from equivcheck.diagnosis.mistakes.microbatches import unzeroed_gradients, updates_in_microbatches, wrong_accumulations
 from equivcheck.diagnosis.mistakes.precision import lower_precision, narrower_types
 from equivcheck.diagnosis.mistakes.reductions import constant_ratios, wrong_factors, wrong_gradient_shards, wrong_reductions
@@ -30,7 +31,7 @@ from equivcheck.user.diagnosis.catalogue.data import wrong_losses, wrong_rows
 from equivcheck.user.diagnosis.catalogue.in_backward import wrong_in_backward
 from equivcheck.user.diagnosis.catalogue.layers import wrong_positions, wrong_splits
 from equivcheck.user.diagnosis.catalogue.loss_terms import wrong_loss_terms
-from equivcheck.user.diagnosis.catalogue.parameters import local_statistics, missing_gradients, trained_frozen, wrong_sharing
+from equivcheck.user.diagnosis.catalogue.parameters import missing_gradients, trained_frozen, wrong_sharing
 from equivcheck.user.diagnosis.catalogue.positions import losses_of_parts, restarted_positions, shifted_labels
 from equivcheck.user.diagnosis.catalogue.rank_weights import wrong_weights_of_ranks
 from equivcheck.user.diagnosis.catalogue.split_modules import norms_of_parts, wrong_embeddings, wrong_heads
