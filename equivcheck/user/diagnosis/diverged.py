@@ -83,8 +83,8 @@ class DivergedTraining(Evidence):
     def call_counts(self, known: int) -> list[tuple[int, str]]:
         """Return counts in one step that may explain a wrong factor, each with a phrase that follows ``the number of``.
 
-        Microbatches and backward passes are counted, and calls of a module on a rank for each call on one device. Counts of 1, and
-        counts equal to `known`, are left out.
+        Microbatches and backward passes are counted, and calls to a module on a rank for each call on one device. Counts that are
+        1 or equal `known` are left out.
         """
         passes = max((run.num_backward for run in self.observed.ranks), default=1)
         named = [(self.num_microbatches, "microbatches")]

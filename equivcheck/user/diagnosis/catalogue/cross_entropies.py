@@ -23,32 +23,32 @@ from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Terms:
-    """Parts of a cross-entropy, for each label. The loss is `total - (1 - smoothing) * picked - smoothing * mean`."""
+    """A cross-entropy's parts, for each label. The loss is `total - (1 - smoothing) * picked - smoothing * mean`."""
 
     logits: torch.Tensor
     """Logits, with the classes in the last dim."""
     picked: torch.Tensor
-    """Logit of the label."""
+    """The label's logit."""
     owner: torch.Tensor
-    """Index of the rank that has the label's class."""
+    """The rank with the label's class, as an index."""
     smoothing: float
-    """Fraction of the loss that comes from all classes."""
+    """Fraction for the mean over all classes."""
     count: int
-    """Number of ranks with a part of the classes."""
+    """Number of ranks that share the classes."""
 
     @property
     def total(self) -> torch.Tensor:
-        """Logarithm of the sum of the exponentials of all logits."""
+        """Log-sum-exp over all logits."""
         return self.logits.logsumexp(-1)
 
     @property
     def parts(self) -> tuple[torch.Tensor, ...]:
-        """Logits of each rank."""
+        """Each rank's logits."""
         return self.logits.chunk(self.count, -1)
 
 
 Way = Callable[[_Terms, int], torch.Tensor]
-"""Function to get what is added to the loss of each label by mistake, from the terms and the rank's index on the axis."""
+"""Function to get the wrong addition to each label's loss, from the terms and the rank's index on the axis."""
 
 
 def wrong_cross_entropies(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
@@ -87,7 +87,7 @@ def _label_term(terms: _Terms) -> torch.Tensor:
 
 
 def _gradient_of(values: torch.Tensor) -> torch.Tensor:
-    """Return zeros with the gradient of `values`."""
+    """Return zeros that pass a gradient to `values`."""
     return values - values.detach()
 
 
@@ -104,7 +104,7 @@ def _smoothed_over_own(terms: _Terms, rank: int) -> torch.Tensor:
 
 
 def _counted_often(terms: _Terms, _rank: int, *, share: float) -> torch.Tensor:
-    """Multiply the gradient of the log-sum-exp by `share`, and add log(count) to the loss."""
+    """Multiply the log-sum-exp's gradient by `share`, and add log(count) to the loss."""
     return _gradient_of((share - 1) * terms.total) + math.log(terms.count)
 
 
@@ -117,7 +117,7 @@ def _less_own_maximum(terms: _Terms, _rank: int) -> torch.Tensor:
 
 
 def _is_computed(diverged: DivergedTraining) -> bool:
-    """Whether a step on one device computes a cross-entropy of class numbers."""
+    """Whether a step on one device computes a cross-entropy with class numbers."""
     ranks, seen = EmulatedUserRanks(diverged, own_rows=False, one=True), list[int]()
 
     def see(terms: _Terms, _rank: int) -> torch.Tensor:
@@ -150,7 +150,7 @@ class _CrossEntropies(TorchFunctionMode):
         self._way, self._rank, self._count = way, rank, count
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function, and change its result if it is a cross-entropy of class numbers."""
+        """Call the function, and change its result if it is a cross-entropy with class numbers."""
         result, kwargs = func(*args, **(kwargs or {})), kwargs or {}
         if func is not functional.cross_entropy or len(args) > 2 or kwargs.get("weight") is not None:
             return result

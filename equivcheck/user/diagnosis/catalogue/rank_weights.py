@@ -24,9 +24,9 @@ from equivcheck.worlds.trace.pieces import TensorsByName
 from equivcheck.worlds.trace.tensors import Vector
 
 MOST_NAMED = 4
-"""Maximum number of weights in a sentence."""
+"""Maximum weights in a sentence."""
 NEAR = 1e-6
-"""Relative distance within which a number of labels counts as whole."""
+"""Relative distance within which a count is a whole number."""
 
 
 def wrong_weights_of_ranks(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
@@ -58,7 +58,7 @@ def _describe(diverged: DivergedTraining, factors: Vector) -> str:
 
 
 def _are_label_counts(diverged: DivergedTraining, factors: Vector) -> bool:
-    """Whether each factor is the mean number of labels in a microbatch, divided by a whole number of labels."""
+    """Whether each factor is the mean label count in a microbatch, divided by a whole number."""
     targets = tensors_of(diverged.task.batches[diverged.first.step])[-1]
     if targets.is_floating_point():
         return False
