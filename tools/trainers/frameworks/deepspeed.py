@@ -92,7 +92,7 @@ def _row(
     return Row(version=version, configuration=configuration, check=check, cause=cause, report=report, **expected)
 
 
-LAST_ONLY = "the gradient is from microbatch 2, the last, only, weighted by its share"
+LAST_ONLY = "the gradient is from microbatch 2 (the last) only, weighted by its share"
 
 
 def _zero() -> Iterator[Row]:

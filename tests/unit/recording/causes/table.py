@@ -124,7 +124,7 @@ CASES = (
     on_ranks("local norm", Cause.LOCAL_NORM, "each rank clips by its local norm", layout="fsdp1"),
     on_ranks("not updated on rank 1", Cause.NOT_UPDATED, "on rank 1", layout="fsdp2"),
     on_ranks("loss not divided", Cause.MICROBATCHES_SUMMED, "the 4 microbatches", layout="fsdp2", base="four"),
-    on_ranks("last microbatch", Cause.MICROBATCH_LOST, "the last, only", layout="ddp"),
+    on_ranks("last microbatch", Cause.MICROBATCH_LOST, "(the last) only", layout="ddp"),
     on_ranks("copied from rank 0", Cause.NOT_REDUCED, "copied from rank 0 to every rank, not reduced", layout="ranks"),
     on_ranks("other weights of ranks", Cause.SCALED, "rank 0 counts 0.5 times"),
     Case(fault="one factor", cause=Cause.SCALED, words="the gradient of `down.weight` is 2 times as large as in A"),
