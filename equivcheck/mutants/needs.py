@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from equivcheck.layouts.composition.registry import COMPOSITIONS, TIMES
-from equivcheck.scenario import DDP, SGD, Compression, Layout, Precision, Replicate, Replicator, Scenario
+from equivcheck.scenario import DDP, SGD, Compression, Layout, Pipeline, Precision, Replicate, Replicator, Scenario
 from equivcheck.scenario.parallelisms import PARALLELISMS
 
 EVERYWHERE: tuple[str, ...] = (*(kind.tag for kind in PARALLELISMS), *COMPOSITIONS)
@@ -33,6 +33,11 @@ def layouts_with(*tags: str) -> tuple[str, ...]:
 def all_of(*conditions: Callable[[Scenario], bool]) -> Callable[[Scenario], bool]:
     """Return a condition for scenarios: all given conditions hold."""
     return lambda scenario: all(condition(scenario) for condition in conditions)
+
+
+def wraps_the_model(scenario: Scenario) -> bool:
+    """Whether data parallelism wraps the whole model. A pipeline schedule calls wrapped stages instead, and sets their flags."""
+    return not scenario.layout.has(Pipeline)
 
 
 def is_eager(scenario: Scenario) -> bool:

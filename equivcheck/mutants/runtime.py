@@ -11,7 +11,16 @@ from torch.optim import Optimizer
 
 from equivcheck.mutants.comm_hooks import AverageWithoutWaiting, reduce_with
 from equivcheck.mutants.mutant import fault
-from equivcheck.mutants.needs import EVERYWHERE, all_of, has_data_ranks, has_ranks, is_eager, layouts_with, reduces_by_hooks
+from equivcheck.mutants.needs import (
+    EVERYWHERE,
+    all_of,
+    has_data_ranks,
+    has_ranks,
+    is_eager,
+    layouts_with,
+    reduces_by_hooks,
+    wraps_the_model,
+)
 from equivcheck.mutants.rank import around_update
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import DDP, Replicate
@@ -23,7 +32,7 @@ def _is_odd_one_out() -> bool:
     return dist.get_rank() == 1
 
 
-@fault(layouts=layouts_with(DDP.tag), applies=has_data_ranks, causes=(Cause.CALLS_DIFFER,))
+@fault(layouts=layouts_with(DDP.tag), applies=all_of(has_data_ranks, wraps_the_model), causes=(Cause.CALLS_DIFFER,))
 def rank_skips_reduction(setup: Setup) -> None:
     """Bug: rank 1 takes a branch that skips the gradient reduction."""
     module = setup.module
@@ -53,7 +62,11 @@ def rank_swaps_calls(setup: Setup) -> None:
     setup.before_update.append(issue)
 
 
-@fault(layouts=layouts_with(DDP.tag, Replicate.tag), applies=all_of(is_eager, reduces_by_hooks), causes=(Cause.READ_BEFORE_DONE,))
+@fault(
+    layouts=layouts_with(DDP.tag, Replicate.tag),
+    applies=all_of(is_eager, reduces_by_hooks, wraps_the_model),
+    causes=(Cause.READ_BEFORE_DONE,),
+)
 def read_before_done(setup: Setup) -> None:
     """Bug: averaged gradients are read before their asynchronous all-reduce has finished."""
     unawaited = AverageWithoutWaiting()
