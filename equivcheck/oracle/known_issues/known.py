@@ -126,7 +126,10 @@ class KnownIssue:
         return any(map(self._is_met, _of_one_layout(scenario)))
 
     def avoid(self, scenario: Scenario) -> Scenario | None:
-        """Apply the issue's workaround, then change the scenario until it is valid. None if there is no workaround."""
+        """Apply the issue's workaround, then change the scenario until it is valid.
+
+        None if there is no workaround, or if no valid scenario is found.
+        """
         return fit_scenario(WORKAROUNDS[self.without](scenario)) if self.without else None
 
     def _is_met(self, scenario: Scenario) -> bool:
