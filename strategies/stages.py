@@ -21,7 +21,7 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
     splits_backward,
 )
 from equivcheck.scenario import FSDP2, Layout, Pipeline, PipelineSchedule, Training
-from equivcheck.scenario.mesh import PP
+from equivcheck.scenario.mesh import DP, PP, SHARD
 from equivcheck.scenario.model import MAX_LAYERS
 from equivcheck.scenario.parallelisms.pipeline import can_run_chunks
 from equivcheck.strategies.chance import EVENLY, MOSTLY, SOMETIMES
@@ -55,11 +55,13 @@ def with_drawn_schedule(draw: DrawFn, layout: Layout) -> Layout:
 
 
 def _usually_right(draw: DrawFn, layout: Layout) -> Layout:
-    """If stages reduce their own gradients, usually change options with which torch loses or never reduces gradients."""
+    """If stages reduce their own gradients, usually change options with which torch loses them or reduces them wrongly."""
     if not (any(each.reduces_each_module for each in layout.parallelisms) and draw(_USUALLY)):
         return layout
     if has_lost_gradients(layout):
         layout = with_options(layout, FSDP2, reshard_after_forward=False, reshard_to=None)
+    if layout.mesh.size(DP, SHARD) == 1 and not layout.propagates_placements:
+        layout = with_options(layout, FSDP2, gradient_divide_factor=None)
     if has_replicated_stages(layout):
         is_single = parallelism_of(layout, Pipeline).schedule.is_single
         schedule = PipelineSchedule.GPIPE if is_single else PipelineSchedule.LOOPED_BFS

@@ -49,6 +49,7 @@ SHOWN = {
         around_stages(Pipeline(num_chunks=2), DDP(), steps=2),
         [
             around_stages(Pipeline(num_chunks=2, static_shapes=True), DDP(), steps=2),
+            around_stages(Pipeline(), DDP(), steps=2),
             around_stages(Pipeline(num_chunks=2), LocalDataParallel(), steps=2),
         ],
     ),
