@@ -1,14 +1,11 @@
 """Lets torchvision be imported beside a torch for CPU where its own build is for CUDA, of which the kernels do not load.
 
-timm and transformers import it for what needs none of them.
+timm, transformers and Lightning import it for what needs none of them, on ranks too.
 """
 
 from __future__ import annotations
 
-import torch
+import sys
+from pathlib import Path
 
-try:
-    import torchvision  # noqa: F401
-except RuntimeError:
-    for name in ("nms", "qnms"):
-        torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+sys.path.insert(0, str(Path(__file__).parent / "first_on_path"))

@@ -14,7 +14,9 @@ from torch import nn
 
 from equivcheck import Outcome, UsageError, check_training
 from equivcheck.user.trainers.deepspeed import DeepSpeed
+from equivcheck.user.trainers.deepspeed_muon import DeepSpeedMuon
 from equivcheck.user.verdict import UserVerdict
+from frameworks.pages import shown_output
 
 deepspeed = pytest.importorskip("deepspeed")
 VERSION = tuple(int(part) for part in deepspeed.__version__.split("+", maxsplit=1)[0].split("."))
@@ -58,6 +60,19 @@ def test_zero_is_equivalent(stage: int, num_microbatches: int, limit: float) -> 
         assert not verdict.unread
 
 
+def clipped_pipeline(stage: int) -> UserVerdict:
+    """Two stages of a pipeline. Their gradients have a larger norm than the limit."""
+    return checked(stage, 1, 0.1, mesh={"pp": 2})
+
+
+def test_a_pipeline_without_zero_clips_by_its_first_stage() -> None:
+    """A mistake in all versions. With ZeRO-1, it is right."""
+    verdict = clipped_pipeline(0)
+    assert verdict.outcome is Outcome.DIVERGED
+    assert verdict.cause == shown_output("trainer_deepspeed"), verdict
+    assert clipped_pipeline(1).outcome is Outcome.EQUIVALENT
+
+
 @pytest.mark.parametrize(
     ("config", "arguments", "words"),
     [
@@ -83,6 +98,42 @@ def test_the_lock_of_a_killed_compilation_blocks_nothing(tmp_path: Path, monkeyp
         (folder / "deepspeed_shm_comm" / "lock").touch()
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     assert checked(0, 1, 0.0, deadline=60.0).outcome is Outcome.EQUIVALENT
+
+
+MUON: dict[str, Any] = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.01}
+MUON_CONFIG = {"optimizer": {"type": "Muon", "params": MUON}}
+
+
+def checked_muon(stage: int, num_microbatches: int, **zero: Any) -> UserVerdict:
+    """Muon for matrices and Adam for biases."""
+    config = {**MUON_CONFIG, "zero_optimization": {"stage": stage, **zero}}
+    return checked(
+        stage, num_microbatches, 0.0, config, optimizer=lambda named_parameters: DeepSpeedMuon(named_parameters, **MUON)
+    )
+
+
+@pytest.mark.skipif(VERSION < (0, 19, 8), reason="older versions have mistakes in Muon")
+@pytest.mark.parametrize("stage", range(4))
+def test_muon_is_equivalent(stage: int) -> None:
+    """Its gradients are read before ZeRO writes updates in their place."""
+    verdict = checked_muon(stage, 3, **({"reduce_scatter": False} if stage == 3 else {}))
+    assert verdict.outcome is Outcome.EQUIVALENT, verdict
+    assert not verdict.unread
+
+
+@pytest.mark.parametrize(
+    ("limit", "config", "words"),
+    [
+        (0.1, {}, "its Muon clips its updates, and not gradients"),
+        (0.0, {"bf16": {"enabled": True}}, "its Muon in bf16 or fp16 has no single-device copy"),
+        (0.0, {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}, "its offloaded Muon was not tried"),
+        (0.0, {}, "its config has Muon, and one device has Adam"),
+    ],
+)
+def test_muon_that_cannot_be_compared_ends_with_one_line(limit: float, config: dict[str, Any], words: str) -> None:
+    """It names the reason."""
+    with pytest.raises(UsageError, match=words):
+        checked(1, 1, limit, {**MUON_CONFIG, **config})
 
 
 class Experts(nn.Linear):

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.utils import clip_grad_norm_
 
 from equivcheck.user.loop import call_model
+from equivcheck.user.trainers.deepspeed_muon import MUON, DeepSpeedMuon, compute_muon_in_float32, with_torch_adam
 from equivcheck.user.trainers.frameworks.deepspeed_engine import RecordedEngine, import_deepspeed, restarted_engine
 from equivcheck.user.trainers.protocol import Record, number_of_microbatches
 from equivcheck.user.trainers.tried import Tried
@@ -33,7 +34,7 @@ UNREAD = {
 }
 """Fields that end a check, and the reasons."""
 UNREAD_OPTIMIZERS = {
-    "muon": "ZeRO writes its updates in place of gradients, from a 16-bit iteration",
+    MUON: "ZeRO flattens its matrices, unless it is DeepSpeed's own, which its config names",
     "onebitadam": "its compressed collectives need a GPU",
     "onebitlamb": "its compressed collectives need a GPU",
     "zerooneadam": "its compressed collectives need a GPU",
@@ -74,6 +75,7 @@ class DeepSpeed:
                     "trainer DeepSpeed", why, "gradient_clipping with the largest gradient norm, or 0.0 for no clipping"
                 )
             _require_readable(config)
+            _require_plain_muon(config)
         return self._step
 
     @property
@@ -103,6 +105,7 @@ class DeepSpeed:
         optimizer.step()
         # DeepSpeed keeps no norm if it has no optimizer of its own.
         has_norm = self.config.get("zero_optimization", {}).get("stage") or self._low_precision is not None
+        has_norm = has_norm and not uses_muon(self.config)  # its norm is that of updates
         return {"loss": total, "norm": norm} if has_norm else {"loss": total}
 
     def train(  # noqa: PLR0913, PLR0917 - the protocol
@@ -172,9 +175,45 @@ class DeepSpeed:
             why = "its model has DeepSpeed's MoE layers, whose experts have no single-device copy"
             raise invalid("trainer DeepSpeed", why, "a model whose experts are plain PyTorch modules")
         optimizer = make_optimizer(list(model.parameters()))
-        _require_optimizer(type(optimizer).__name__.removesuffix("WithAuxAdam"))
-        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+        given: dict[str, Any] = {"optimizer": optimizer}
+        if uses_muon(config):
+            _require_muon(optimizer)
+            compute_muon_in_float32()
+            config["optimizer"] = with_torch_adam(config["optimizer"])
+            given = {"model_parameters": list(model.parameters())}
+        else:
+            _require_optimizer(type(optimizer).__name__.removesuffix("WithAuxAdam"))
+        engine, *_ = deepspeed.initialize(model=model, config=config, **given)
         return engine
+
+
+def uses_muon(config: Mapping[str, Any]) -> bool:
+    """Whether a DeepSpeed configuration has the optimizer Muon."""
+    return str(config.get("optimizer", {}).get("type", "")).lower() == MUON
+
+
+def _require_plain_muon(config: Mapping[str, Any]) -> None:
+    if not uses_muon(config):
+        return
+    zero = config.get("zero_optimization", {})
+    reasons = {
+        "its Muon clips its updates, and not gradients": (config["gradient_clipping"], '"gradient_clipping": 0.0'),
+        "its Muon in bf16 or fp16 has no single-device copy": (
+            any(config.get(kind, {}).get("enabled") for kind in ("bf16", "fp16")),
+            "float32",
+        ),
+        "its offloaded Muon was not tried": (any(zero.get(f"offload_{each}") for each in ("optimizer", "param")), "no offload"),
+    }
+    for why, (is_given, expected) in reasons.items():
+        if is_given:
+            raise invalid("trainer DeepSpeed", why, expected)
+
+
+def _require_muon(optimizer: Any) -> None:
+    if not isinstance(optimizer, DeepSpeedMuon):
+        why = f"its config has Muon, and one device has {type(optimizer).__name__}"
+        expected = 'optimizer=lambda named_parameters: DeepSpeedMuon(named_parameters, **config["optimizer"]["params"])'
+        raise invalid("trainer DeepSpeed", why, expected)
 
 
 def _require_readable(config: Mapping[str, Any]) -> None:
@@ -186,7 +225,8 @@ def _require_readable(config: Mapping[str, Any]) -> None:
         if (zero.get(name) or {}).get("device") == "nvme":
             why = f"its {name} to nvme needs DeepSpeed's compiled file access"
             raise invalid("trainer DeepSpeed", why, 'the device "cpu", which gives the same numbers')
-    _require_optimizer(config.get("optimizer", {}).get("type", ""))
+    if not uses_muon(config):
+        _require_optimizer(config.get("optimizer", {}).get("type", ""))
 
 
 def _is_off(value: Any) -> bool:

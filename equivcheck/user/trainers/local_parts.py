@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,22 @@ def local_parts(named: Iterable[tuple[str, torch.Tensor | None]]) -> list[LocalP
 def gradient_parts(named: Sequence[tuple[str, nn.Parameter]]) -> list[LocalPart]:
     """Copy the gradients of named parameters for a record. Parameters without a gradient are left out."""
     return local_parts((name, parameter.grad) for name, parameter in named)
+
+
+def chunk_parts(parts: Iterable[LocalPart], shapes: Mapping[str, tuple[int, ...]], rank: int) -> list[LocalPart]:
+    """Place parts that are plain chunks of full tensors, with chunks of equal size on all ranks.
+
+    `shapes` has the full shapes by parameter name, and `rank` is the number of the chunk. The chunked dim is the one whose size
+    differs. DTensors and full tensors stay as they are.
+    """
+    return [_chunk(part, shapes[part.name.partition("/")[0]], rank) for part in parts]
+
+
+def _chunk(part: LocalPart, full: tuple[int, ...], rank: int) -> LocalPart:
+    if part.shape == full or not part.shape:
+        return part
+    start = tuple(0 if size == whole else rank * size for size, whole in zip(part.shape, full, strict=True))
+    return replace(part, shape=full, start=start)
 
 
 def state_parts(optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, nn.Parameter]]) -> list[LocalPart]:

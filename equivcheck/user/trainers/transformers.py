@@ -1,24 +1,39 @@
-"""Adapter for `transformers.Trainer` under DDP and FSDP2. Tried with transformers 5.9 to 5.24 and torch 2.13, on the CPU.
+"""Adapter for `transformers.Trainer` under DDP, FSDP2 and tensor parallelism.
 
-transformers is imported on ranks only, in the world ``gloo``.
+Tried with transformers 5.9 to 5.24 and torch 2.13, on the CPU. transformers is imported on ranks only, in the world ``gloo``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from types import ModuleType
 from typing import Any, ClassVar, Literal
+from unittest import mock
 
 import torch
+import torch.distributed as dist
+from packaging.version import Version
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.utils import clip_grad_norm_
 
 from equivcheck.user.trainers.frameworks.hf_loop import HFLoop
+from equivcheck.user.trainers.local_parts import chunk_parts
 from equivcheck.user.trainers.protocol import Record, import_framework
 from equivcheck.user.trainers.tried import Tried
 from equivcheck.user.usage import invalid
 
+TENSOR_AXIS = "tp"
+"""Mesh axis of tensor parallelism."""
+TAKES_CONFIG = Version("5.16")
+"""First tried version that takes the size of the tensor-parallel group in `DistributedConfig`."""
 IGNORED = -100
 """Label without a loss."""
 
@@ -68,7 +83,7 @@ class HFTrainer:
     def train(  # noqa: PLR0913, PLR0917 - the protocol
         self,
         model: nn.Module,
-        mesh: Any,  # noqa: ARG002 - accelerate has one group of all ranks
+        mesh: DeviceMesh,
         batches: Sequence[Sequence[Any]],
         loss: Callable[[Any, Any], torch.Tensor],  # noqa: ARG002 - the model returns its loss
         make_optimizer: Callable[[list[Any]], Any],
@@ -81,5 +96,44 @@ class HFTrainer:
             trainer=self.trainer or transformers.Trainer,
             arguments=transformers.TrainingArguments,
             given=self.arguments,
+            place=partial(chunk_parts, shapes=_shapes(model), rank=_number_of_chunk(mesh)),
         )
-        loop.train(model, batches, make_optimizer, record)
+        with split_model(transformers, model, mesh) as split:
+            loop.train(split, batches, make_optimizer, record)
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def _number_of_chunk(mesh: DeviceMesh) -> int:
+    """Number of this rank's chunk of a split parameter. transformers before 5.16 splits into plain tensors."""
+    return mesh.get_local_rank(TENSOR_AXIS) if TENSOR_AXIS in (mesh.mesh_dim_names or ()) else 0
+
+
+@contextmanager
+def split_model(transformers: ModuleType, model: nn.Module, mesh: DeviceMesh) -> Iterator[nn.Module]:
+    """Yield the model, split by its own tensor-parallel plan if the mesh has an axis ``tp``.
+
+    transformers splits a model only when it loads a checkpoint, so the model is saved first.
+    """
+    if TENSOR_AXIS not in (mesh.mesh_dim_names or ()):
+        yield model
+        return
+    if mesh.ndim > 1:
+        raise invalid("trainer HFTrainer", "its mesh has other axes next to tp", 'mesh={"tp": 2}')
+    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
+    dist.broadcast_object_list(folder, src=0)
+    if dist.get_rank() == 0:
+        model.save_pretrained(folder[0])  # type: ignore[operator]
+    dist.barrier()
+    given = {"tp_size": mesh.size(), "tp_plan": "auto"}
+    if Version(transformers.__version__) >= TAKES_CONFIG:
+        given = {"distributed_config": import_module("transformers.distributed").DistributedConfig(**given)}
+    config: Any = import_module("accelerate.parallelism_config").ParallelismConfig
+    # accelerate 1.15 refuses tensor parallelism on CPUs. No other line of it depends on the device.
+    with mock.patch.object(config, "_validate_accelerator", return_value=None):
+        yield type(model).from_pretrained(folder[0], dtype=torch.float32, **given)  # type: ignore[attr-defined]
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder[0])

@@ -31,8 +31,9 @@ def model_inputs(batch: Batch) -> dict[str, torch.Tensor]:
 
 
 def forward_inputs(batch: Batch) -> dict[str, torch.Tensor]:
-    """Return the keywords that the single-device run passes to the model: token ids and the attention mask."""
-    return {key: value for key, value in model_inputs(batch).items() if key in {"input_ids", "attention_mask"}}
+    """Return the keywords that the single-device run passes to the model: token ids, positions and the attention mask."""
+    keys = {"input_ids", "position_ids", "attention_mask"}
+    return {key: value for key, value in model_inputs(batch).items() if key in keys}
 
 
 def count_labels(batch: Batch) -> int:

@@ -12,6 +12,7 @@ from torch import nn
 from equivcheck import Outcome
 from equivcheck.scenario import ElementType, MixedPrecision
 from equivcheck.user.trainers.deepspeed import DeepSpeed
+from equivcheck.user.trainers.deepspeed_muon import DeepSpeedMuon
 from equivcheck.user.verdict import UserVerdict
 from tools.trainers.frameworks.settings import SETTINGS, check_in_float32
 from tools.trainers.rows import Framework, Row
@@ -173,9 +174,34 @@ def _offload() -> Iterator[Row]:
     yield _row(NEWEST, "ZeRO-3, optimizer and parameters offloaded, 3 microbatches, clipping", both)
 
 
+MUON = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.01, "betas": [0.9, 0.95], "eps": 1e-8}
+
+
+def check_muon(number: int, num_microbatches: int = 1, **zero: Any) -> UserVerdict:
+    """Check Muon for matrices and Adam for biases, under a ZeRO stage."""
+    config = {**(stage(number, **zero) if number else {}), "optimizer": {"type": "Muon", "params": MUON}}
+    return check(config, num_microbatches, optimizer=lambda named_parameters: DeepSpeedMuon(named_parameters, **MUON))
+
+
+def _muon() -> Iterator[Row]:
+    for version in (OLDEST, "0.19.3", NEWEST):
+        is_sgd = {"cause": "step 0 update 0.weight", "report": "#8441"} if version != NEWEST else {}
+        yield _row(version, "Muon without ZeRO", partial(check_muon, 0, 3), **is_sgd)
+        for number in (1, 2):
+            scattered = {"cause": "step 0 gradient", "report": "#7807"} if version == OLDEST else {}
+            yield _row(version, f"Muon, ZeRO-{number}, reduce_scatter", partial(check_muon, number), **scattered)
+            last_only = {"cause": "step 0 gradient", "report": "#7718"} if (version, number) == (OLDEST, 2) else {}
+            whole = partial(check_muon, number, 3, reduce_scatter=False)
+            yield _row(version, f"Muon, ZeRO-{number}, 3 microbatches", whole, **last_only)
+        if version != OLDEST:  # which refuses Muon under ZeRO-3
+            often = {"cause": "step 0 update", "report": "#8443"} if version != NEWEST else {}
+            yield _row(version, "Muon, ZeRO-3, 1 microbatch", partial(check_muon, 3, reduce_scatter=False))
+            yield _row(version, "Muon, ZeRO-3, 3 microbatches", partial(check_muon, 3, 3, reduce_scatter=False), **often)
+
+
 DEEPSPEED = Framework(
     name="DeepSpeed",
     versions={version: (f"deepspeed=={version}",) for version in VERSIONS},
-    rows=(*_zero(), *_pipelines(), *_low(), *_checkpoints(), *_offload()),
+    rows=(*_zero(), *_pipelines(), *_low(), *_checkpoints(), *_offload(), *_muon()),
     environment={"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"},
 )

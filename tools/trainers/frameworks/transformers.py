@@ -25,11 +25,12 @@ LAYOUTS: dict[str, dict[str, Any]] = {"DDP": {}, "FSDP2": FSDP2}
 """Arguments for `TrainingArguments`."""
 
 
-def model() -> nn.Module:
+def model(attention: str = "sdpa") -> nn.Module:
     """Two tiny layers of Llama."""
     transformers = import_module("transformers")
     sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    built: nn.Module = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_key_value_heads=2, use_cache=False))
+    config = transformers.LlamaConfig(**sizes, num_key_value_heads=2, use_cache=False, attn_implementation=attention)
+    built: nn.Module = transformers.LlamaForCausalLM(config)
     return built
 
 
@@ -46,12 +47,35 @@ def batches(num_microbatches: int) -> list[Any]:
     return [made[:num_microbatches], made[num_microbatches:]]
 
 
-def check(num_microbatches: int, limit: float, **arguments: Any) -> UserVerdict:
-    """Two updates on two ranks."""
+def pack(batch: Any) -> Any:
+    """Return a batch with two documents in each row: positions begin again, and the second document's first label is ignored."""
+    rows, length = batch["input_ids"].shape
+    lengths, positions = 2 + torch.arange(rows)[:, None], torch.arange(length).expand(rows, -1)
+    labels = batch["labels"].masked_fill(positions == lengths, -100)
+    again = torch.where(positions < lengths, positions, positions - lengths)
+    return {"input_ids": batch["input_ids"], "position_ids": again, "labels": labels}
+
+
+def packed_batches(num_microbatches: int) -> list[Any]:
+    """Two updates of packed rows."""
+    return [[(pack(batch), None) for batch, _ in update] for update in batches(num_microbatches)]
+
+
+def check_split(num_microbatches: int, limit: float) -> UserVerdict:
+    """Two updates under tensor parallelism. No row's first label counts, which 5.9.0 counts."""
+    made = batches(num_microbatches)
+    for batch, _ in (each for update in made for each in update):
+        batch["labels"][:, 0] = -100
+    trainer = HFTrainer(arguments={"max_grad_norm": limit})
+    return check_in_float32(mesh={"tp": 2}, model=model, trainer=trainer, batches=made, loss=lambda outputs, _: outputs.loss)
+
+
+def check(num_microbatches: int, limit: float, *, attention: str = "", **arguments: Any) -> UserVerdict:
+    """Two updates on two ranks. If the implementation of attention is given, rows are packed."""
     return check_in_float32(
-        model=model,
+        model=partial(model, attention) if attention else model,
         trainer=HFTrainer(arguments={"max_grad_norm": limit, **arguments}),
-        batches=batches(num_microbatches),
+        batches=packed_batches(num_microbatches) if attention else batches(num_microbatches),
         loss=lambda outputs, _: outputs.loss,
     )
 
@@ -78,11 +102,40 @@ def _rows() -> Iterator[Row]:
         )
 
 
+SPLIT: dict[tuple[str, str], tuple[str, str]] = {
+    ("5.9.0", "1 microbatch"): ("step 0 loss", "#45994"),
+    ("5.9.0", "3 microbatches, clipping"): ("step 0 loss", "#45994"),
+    ("5.10.1", "1 microbatch"): ("step 0 reported norm", "none"),
+    ("5.10.1", "3 microbatches, clipping"): ("each rank clips by its local norm", "none"),
+}
+"""Mistakes under tensor parallelism: a loss that counts each rank, and norms that cover a rank's own elements."""
+
+
+def _split_rows() -> Iterator[Row]:
+    for version in VERSIONS:
+        for name in ("1 microbatch", "3 microbatches, clipping"):
+            cause, report = SPLIT.get((version, name), ("", ""))
+            yield Row(
+                version=version,
+                configuration=f"TP, {name}",
+                check=partial(check_split, *SETTINGS[name]),
+                expected=Outcome.DIVERGED if cause else Outcome.EQUIVALENT,
+                cause=cause,
+                report=report,
+            )
+
+
+def _packed_rows() -> Iterator[Row]:
+    for attention in ("eager", "sdpa"):
+        packed = partial(check, 3, 0.1, attention=attention)
+        yield Row(version="5.24.0", configuration=f"DDP, packed, {attention}, 3 microbatches, clipping", check=packed)
+
+
 TRANSFORMERS = Framework(
     name="transformers",
     versions={
         version: (f"transformers=={version}", f"tokenizers=={other}") for version, other in (EXPERT_VERSIONS | VERSIONS).items()
     },
-    rows=(*_rows(), *expert_rows()),
+    rows=(*_rows(), *_split_rows(), *_packed_rows(), *expert_rows()),
     environment={"HF_HUB_OFFLINE": "1"},
 )

@@ -15,6 +15,7 @@ from equivcheck.user.trainers.trl import TRL
 from equivcheck.user.trainers.trl_losses import dpo_loss, grpo_loss, reward_loss, sft_loss
 from equivcheck.user.verdict import UserVerdict
 from tools.trainers.frameworks.settings import SETTINGS, check_in_float32
+from tools.trainers.frameworks.transformers import pack
 from tools.trainers.rows import Framework, Row
 
 VERSION = "1.16.0"
@@ -76,13 +77,18 @@ class Drawn:
         return pair | reference, None
 
 
-def check(kind: Any, num_microbatches: int, limit: float, loss: Any = None, **arguments: Any) -> UserVerdict:
+def check(
+    kind: Any, num_microbatches: int, limit: float, loss: Any = None, *, is_packed: bool = False, **arguments: Any
+) -> UserVerdict:
     """Two updates on two ranks."""
     drawn = Drawn()
+    batches = [[drawn.batch(kind) for _ in range(num_microbatches)] for _ in range(2)]
+    if is_packed:
+        batches = [[(pack(batch), None) for batch, _ in update] for update in batches]
     return check_in_float32(
         model=partial(model, kind),
         trainer=TRL(kind=kind, arguments={"max_grad_norm": limit, **arguments}),
-        batches=[[drawn.batch(kind) for _ in range(num_microbatches)] for _ in range(2)],
+        batches=batches,
         loss=loss or LOSSES[kind],
     )
 
@@ -92,6 +98,8 @@ def _rows() -> Iterator[Row]:
     for kind in LOSSES:
         for name, setting in SETTINGS.items():
             yield row(configuration=f"{kind}, {name}", check=partial(check, kind, *setting))
+    packed = partial(check, "SFT", 3, 0.1, is_packed=True, padding_free=True, max_length=None)
+    yield row(configuration="SFT, packed, padding_free, 3 microbatches, clipping", check=packed)
     over_rows = partial(check, "GRPO", 3, 0.0, partial(grpo_loss, mean_over="rows"), loss_type="grpo")
     yield row(configuration="GRPO, loss_type=grpo, 3 microbatches", check=over_rows)
     yield row(

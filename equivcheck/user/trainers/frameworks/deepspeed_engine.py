@@ -17,6 +17,7 @@ from packaging.version import Version
 
 from equivcheck.user.batches import map_tensors
 from equivcheck.user.loop import call_model
+from equivcheck.user.trainers.deepspeed_muon import MUON
 from equivcheck.user.trainers.frameworks.deepspeed_reading import EngineReader
 from equivcheck.user.trainers.protocol import Record, import_framework
 
@@ -89,7 +90,8 @@ class RecordedEngine:
             cast = [(map_tensors(inputs, self._cast), targets) for inputs, targets in microbatches]
             # A pipeline returns the mean over all ranks' rows.
             total = float(self.engine.train_batch(iter(cast))) if self._is_pipeline else self._update(cast)
-            norm = self.engine.get_global_grad_norm()
+            reports_norm = self.engine.optimizer_name() != MUON  # its norm is that of updates
+            norm = self.engine.get_global_grad_norm() if reports_norm else None
             self._record.after_update(total, self.reader.parameters(), norm=None if norm is None else float(norm))
 
     def _update(self, microbatches: Sequence[Any]) -> float:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from equivcheck.user.trainers.deepspeed_muon import MuonGradients, full_momentum
 from equivcheck.user.trainers.protocol import LocalPart
 
 LOW = (torch.bfloat16, torch.float16)
@@ -34,9 +35,12 @@ class EngineReader:
         low, high = (getattr(engine.optimizer, f"fp{bits}_groups", []) for bits in (16, 32))
         pairs = (pair for groups in zip(low, high, strict=False) for pair in zip(*groups, strict=True))
         self._masters = {id(parameter): master for parameter, master in pairs} if not _is_zero(engine) else {}
+        self._muon = MuonGradients(engine.optimizer)
+        self._before_muon: dict[int, torch.Tensor] = {}
 
     def gradients(self) -> list[LocalPart]:
         """Return the rank's gradients after all reductions, before clipping. They are multiplied by `loss_scale`."""
+        self._before_muon = self._muon.take()
         return [*self._parts(self._gradient)]
 
     def parameters(self) -> list[LocalPart]:
@@ -61,6 +65,8 @@ class EngineReader:
         value: Any = parameter
         if not parameter.requires_grad:
             return None
+        if id(parameter) in self._before_muon:
+            return self._before_muon[id(parameter)], None
         if hasattr(value, "ds_id"):
             from deepspeed.utils import safe_get_local_grad
 
@@ -95,12 +101,23 @@ class EngineReader:
                 continue
             owner, start, length = found
             for key, value in self._engine.basic_optimizer.state.get(owner, {}).items():
+                if key == "momentum_buffer" and self._keeps_full_momentum(parameter):
+                    group = parameter._hp_mapping.param_group_index
+                    momentum = full_momentum(self._engine.optimizer, parameter, group, value).clone()
+                    yield LocalPart(name=f"{name}/{key}", shape=self._shapes[name], tensor=momentum)
+                    continue
                 if not isinstance(value, torch.Tensor) or value.shape != owner.shape:
-                    yield LocalPart(name=f"{name}/{key}", shape=(), tensor=torch.as_tensor(value).clone())
+                    number = torch.as_tensor(value).clone()
+                    number = number if number.is_floating_point() else number.float()  # Muon's own Adam has an int
+                    yield LocalPart(name=f"{name}/{key}", shape=(), tensor=number)
                     continue
                 placed = self._placed(parameter, self._shapes[name], value.detach().flatten()[start : start + length].clone())
                 if placed is not None:
                     yield LocalPart(name=f"{name}/{key}", shape=self._shapes[name], tensor=placed[0], offset=placed[1])
+
+    @staticmethod
+    def _keeps_full_momentum(parameter: Any) -> bool:
+        return getattr(parameter, "use_muon", False) and hasattr(parameter, "_hp_mapping")
 
     def _placed(self, parameter: Any, shape: tuple[int, ...], local: torch.Tensor) -> Found:
         if hasattr(parameter, "ds_id"):

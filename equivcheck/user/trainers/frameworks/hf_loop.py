@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from equivcheck.user.trainers.local_parts import gradient_parts, local_parts, state_parts
-from equivcheck.user.trainers.protocol import Record, number_of_microbatches
+from equivcheck.user.trainers.protocol import LocalPart, Record, number_of_microbatches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,8 @@ class HFLoop:
     """Further keywords for the trainer's class."""
     methods: Mapping[str, Any] = field(default_factory=dict)
     """Methods by name. They replace methods of the trainer's class."""
+    place: Callable[[list[LocalPart]], list[LocalPart]] = list
+    """Function that gives parts their places in full tensors."""
 
     def train(
         self, model: nn.Module, batches: Sequence[Sequence[Any]], make_optimizer: Callable[[list[Any]], Any], record: Record
@@ -52,9 +54,9 @@ class HFLoop:
             trainer_class = _in_order(self.trainer, in_order, self.methods)
             arguments = self.arguments(**{**self.given, **OWN, **own})
             trainer = trainer_class(model=model, args=arguments, optimizers=(optimizer, schedule), **self.keywords)
-            trainer.add_callback(_reader(self.transformers, trainer, model, record))
+            trainer.add_callback(_reader(self, trainer, model, record))
             trainer.train()
-        record.at_end(state_parts(optimizer, [*model.named_parameters()]))
+        record.at_end(self.place(state_parts(optimizer, [*model.named_parameters()])))
 
 
 OWN = {"use_cpu": True, "ddp_backend": "gloo", "save_strategy": "no", "report_to": [], "disable_tqdm": True}
@@ -92,16 +94,19 @@ def _in_order(base: Any, batches: list[dict[str, Any]], methods: Mapping[str, An
     return type("InOrder", (InOrder,), dict(methods))
 
 
-def _reader(transformers: Any, trainer: Any, model: nn.Module, record: Record) -> Any:
-    class Reading(transformers.TrainerCallback):  # type: ignore[misc]
+def _reader(loop: HFLoop, trainer: Any, model: nn.Module, record: Record) -> Any:
+    base: Any = loop.transformers.TrainerCallback
+
+    class Reading(base):  # type: ignore[misc]
         """Callback that reads gradients before an update, and parameters after it."""
 
         def on_pre_optimizer_step(self, *_given: Any, **_keywords: Any) -> None:
             """Read the gradients. They are clipped already."""
-            record.before_update(gradient_parts([*model.named_parameters()]))
+            record.before_update(loop.place(gradient_parts([*model.named_parameters()])))
 
         def on_optimizer_step(self, *_given: Any, **_keywords: Any) -> None:
             """Read the parameters after the update, before the trainer sets gradients to zero."""
-            record.after_update(trainer.take_loss(), local_parts(model.named_parameters()), norm=trainer.norm)
+            parts = loop.place(local_parts(model.named_parameters()))
+            record.after_update(trainer.take_loss(), parts, norm=trainer.norm)
 
     return Reading()

@@ -150,6 +150,9 @@ def deepspeed(**config: Any) -> DeepSpeed:
     return DeepSpeed(config={"gradient_clipping": 0.0, **config})
 
 
+MUON = {"optimizer": {"type": "Muon"}}
+
+
 @pytest.mark.parametrize(
     ("engine", "arguments", "words"),
     [
@@ -171,7 +174,13 @@ def deepspeed(**config: Any) -> DeepSpeed:
             "trainer DeepSpeed is not valid: its config has sequence_par",
         ),
         (deepspeed(amp={"enabled": True}), {}, "trainer DeepSpeed is not valid: its config has amp: apex needs a GPU"),
-        (deepspeed(optimizer={"type": "Muon"}), {}, "trainer DeepSpeed is not valid: its optimizer Muon cannot be read: ZeRO"),
+        (deepspeed(**MUON, gradient_clipping=0.1), {}, "trainer DeepSpeed is not valid: its Muon clips its updates"),
+        (deepspeed(**MUON, bf16={"enabled": True}), {}, "trainer DeepSpeed is not valid: its Muon in bf16 or fp16 has no"),
+        (
+            deepspeed(**MUON, zero_optimization={"stage": 1, "offload_optimizer": {"device": "cpu"}}),
+            {},
+            "trainer DeepSpeed is not valid: its offloaded Muon was not tried",
+        ),
         (deepspeed(optimizer={"type": "OneBitAdam"}), {}, "trainer DeepSpeed is not valid: its optimizer OneBitAdam cannot be"),
         (
             deepspeed(zero_optimization={"stage": 3, "offload_param": {"device": "nvme"}}),
