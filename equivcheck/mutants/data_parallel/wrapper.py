@@ -77,9 +77,9 @@ def forward_without_sync(setup: Setup) -> None:
     setup.forward_context = without_sync
 
 
-@fault(layouts=("ddp",), applies=reduces_by_hooks, causes=(Cause.NOT_REDUCED,))
+@fault(layouts=("ddp", "ddp x pipeline"), applies=reduces_by_hooks, causes=(Cause.NOT_REDUCED,))
 def inner_module_called(setup: Setup) -> None:
-    """Bug: the wrapped module is called instead of the DDP wrapper, so its hooks never run."""
+    """Bug: the wrapped module is called instead of the DDP wrapper, or becomes a pipeline stage, so its hooks never run."""
     setup.parts = [part.module if isinstance(part, DistributedDataParallel) else part for part in setup.parts]
 
 
