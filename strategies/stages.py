@@ -20,7 +20,7 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
     num_stages,
     splits_backward,
 )
-from equivcheck.scenario import FSDP2, Layout, Pipeline, PipelineSchedule, Training
+from equivcheck.scenario import FSDP2, ExpertParallel, ExpertStorage, Layout, Pipeline, PipelineSchedule, Training
 from equivcheck.scenario.mesh import DP, PP, SHARD
 from equivcheck.scenario.model import MAX_LAYERS
 from equivcheck.scenario.parallelisms.pipeline import can_run_chunks
@@ -40,7 +40,7 @@ def needs_stages(layout: Layout) -> bool:
 def with_drawn_schedule(draw: DrawFn, layout: Layout) -> Layout:
     """Give the layout a schedule that its ranks can run; a third keep the default. The model needs a layer for each stage."""
     if not draw(MOSTLY):
-        return layout
+        return repair_layout(_usually_right(draw, layout))
     ranks = layout.mesh.size(PP)
     schedule, stages_per_rank = draw(_schedules(ranks))
     pipeline = Pipeline(
@@ -62,6 +62,7 @@ def _usually_right(draw: DrawFn, layout: Layout) -> Layout:
         layout = with_options(layout, FSDP2, reshard_after_forward=False, reshard_to=None)
     if layout.mesh.size(DP, SHARD) == 1 and not layout.propagates_placements:
         layout = with_options(layout, FSDP2, gradient_divide_factor=None)
+        layout = with_options(layout, ExpertParallel, storage=ExpertStorage.PLAIN)
     if has_replicated_stages(layout):
         is_single = parallelism_of(layout, Pipeline).schedule.is_single
         schedule = PipelineSchedule.GPIPE if is_single else PipelineSchedule.LOOPED_BFS

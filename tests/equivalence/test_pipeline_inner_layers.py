@@ -10,6 +10,7 @@ from equivcheck import Scenario, check
 from equivcheck.export.script import CannotExport, script_of
 from equivcheck.layouts.composition.limits import limit_reason, repair_layout
 from equivcheck.scenario import (
+    FSDP2,
     Activation,
     ActivationSharding,
     Attention,
@@ -81,11 +82,11 @@ INNER: dict[str, tuple[str, Parallelism]] = {
 }
 
 
-def a_scenario(inner: str, pipeline: Pipeline, *around: Parallelism) -> Scenario:
-    """Two clipped steps of two microbatches of unequal size."""
+def a_scenario(inner: str, pipeline: Pipeline, *around: Parallelism, rows: tuple[int, int] = (16, 8)) -> Scenario:
+    """Two clipped steps of two microbatches, by default of unequal size."""
     axis, parallelism = INNER[inner]
     axes = {**({"dp": 2} if around else {}), "pp": 2, axis: 2}
-    return clipped_scenario(DECODER, axes, parallelism, pipeline, *around, microbatches=(16, 8))
+    return clipped_scenario(DECODER, axes, parallelism, pipeline, *around, microbatches=rows)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -103,6 +104,15 @@ def test_spread_layers_in_stages_equal_one_device(inner: str, name: str) -> None
 def test_three_axes_equal_one_device(inner: str) -> None:
     """Gradients are averaged over data-parallel ranks, which hold the same stage and the same shards."""
     scenario = a_scenario(inner, SCHEDULES["gpipe"], LocalDataParallel())
+    require_supported(scenario)
+    check(scenario).assert_equivalent()
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("inner", ["tensor", "sequence"])
+def test_sharded_stages_of_spread_layers_equal_one_device(inner: str, name: str) -> None:
+    """`fully_shard` shards each stage's parts of parameters once more, over ranks with the same stage and the same parts."""
+    scenario = a_scenario(inner, SCHEDULES[name], FSDP2(reshard_after_forward=False), rows=(16, 16))
     require_supported(scenario)
     check(scenario).assert_equivalent()
 
