@@ -37,6 +37,7 @@ from equivcheck.user.diagnosis.catalogue.rank_weights import wrong_weights_of_ra
 from equivcheck.user.diagnosis.catalogue.split_modules import norms_of_parts, wrong_embeddings, wrong_heads
 from equivcheck.user.diagnosis.catalogue.weights import wrong_weights
 from equivcheck.user.diagnosis.catalogue.zeroing import skipped_zeroing
+from equivcheck.user.diagnosis.clipping_repair import wrong_norms
 from equivcheck.user.diagnosis.contradiction import RealValues, are_gradients_scaled
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
@@ -139,7 +140,7 @@ def explanation_of(diverged: DivergedTraining) -> UserDiagnosis:
         if not fits:
             emulation = _emulation(diverged)
             found, unexplained = ([], NOT_TRIED) if emulation is None else _fits(diverged, *emulation)
-            fits = found or missing_reductions(diverged)
+            fits = found or missing_reductions(diverged) or wrong_norms(diverged)
     if fits:
         words = ", or ".join(fit.sentence for fit in fits)
         cause = words if len(fits) == 1 else f"either {words}"

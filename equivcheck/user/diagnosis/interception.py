@@ -107,7 +107,7 @@ def intercept_clipping(clip: Clip) -> Iterator[None]:
         if kind is None:
             own_scaling(tensors, max_norm, norm, *arguments, **keywords)
             return
-        found = clip(tensors, kind, lambda some, by: own_scaling(some, max_norm, by))
+        found = clip(tensors, kind, lambda some, by: own_scaling(some, max_norm, by, *arguments, **keywords))
         norm.data = found.detach()
 
     # The public names of both private functions are attributes of `torch.nn.utils`.

@@ -65,7 +65,7 @@ def missing_reductions(diverged: DivergedTraining) -> list[Diagnosis]:
         return []
     missing = {name: _missing(diverged, name) for name in diverged.differing(Phase.GRADIENT)}
     found = {name: reduction for name, reduction in missing.items() if reduction is not None}
-    if len(found) < len(missing) or not is_right_with(diverged, _reducing_rank, found, first.step):
+    if len(found) < len(missing) or not is_right_with(diverged, reducing_rank, found, first.step):
         return []
     by_reduction: dict[Reduction, dict[str, MissingReduction]] = {}
     for name, each in found.items():
@@ -178,7 +178,7 @@ def is_right_with(diverged: DivergedTraining, train_rank: Callable[..., UserTrac
     return not any(each.difference in kinds for each in compare(diverged.reference, traces).divergences)
 
 
-def _reducing_rank(task: Task, reductions: dict[str, MissingReduction], first: int) -> UserTrace:
+def reducing_rank(task: Task, reductions: dict[str, MissingReduction], first: int) -> UserTrace:
     """Train on this rank, and reduce some gradients before they are read, from step `first` on."""
     task, mesh = task_and_mesh(task)
     reader, batches = reader_and_batches(task, mesh)

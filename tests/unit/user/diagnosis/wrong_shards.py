@@ -45,6 +45,12 @@ def by_own_norm(parameters: list[torch.Tensor]) -> None:
     scale(parameters, nn.utils.get_total_norm([local(parameter.grad) for parameter in parameters]))
 
 
+def clip_own(parameters: list[torch.Tensor]) -> None:
+    """Clip by the own elements' norm, with torch's function."""
+    norm = nn.utils.get_total_norm([local(parameter.grad) for parameter in parameters])
+    nn.utils.clip_grads_with_norm_(parameters, MAX_NORM, norm, foreach=False)  # some are DTensors, and others are not
+
+
 def by_norm_of_rank_0(parameters: list[torch.Tensor]) -> None:
     """Clip by the norm of rank 0's shard, as a pipeline by that of its first stage."""
     norm = nn.utils.get_total_norm([local(parameter.grad) for parameter in parameters])
@@ -390,6 +396,13 @@ SHARDS: dict[str, Wrong] = {
         "clips by its local norm",
         clips=by_own_norm,
         of_one=clipping_step,
+    ),
+    "replicas_clipped_apart": by_hand(
+        "each rank clips by its local norm, over the elements that it holds (with the norm over all elements, your ranks agree",
+        reduce=nothing,
+        clips=clip_own,
+        of_one=clipping_step,
+        changes={"parallelize": tensor_parallel, "mesh": {"dp": 1, "tp": 2}},
     ),
     "norm_of_rank_0": fsdp(
         "all ranks clip by the norm over the elements that rank 0 holds", clips=by_norm_of_rank_0, of_one=clipping_step
