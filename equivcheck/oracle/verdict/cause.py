@@ -21,7 +21,7 @@ class Cause(PrintableEnum):
     GRADIENT_LOST = "gradient_lost"
     """Gradients are zero or None."""
     NOT_FROZEN = "not_frozen"
-    """Frozen parameters are trained."""
+    """Parameters that are frozen or have no gradient are updated."""
     SAME_ROWS = "same_rows"
     """Every rank trains on the same rows."""
     ROWS_LOST = "rows_lost"

@@ -31,7 +31,7 @@ from equivcheck.user.diagnosis.catalogue.data import wrong_losses, wrong_rows
 from equivcheck.user.diagnosis.catalogue.in_backward import wrong_in_backward
 from equivcheck.user.diagnosis.catalogue.layers import wrong_positions, wrong_splits
 from equivcheck.user.diagnosis.catalogue.loss_terms import wrong_loss_terms
-from equivcheck.user.diagnosis.catalogue.parameters import missing_gradients, trained_frozen, wrong_sharing
+from equivcheck.user.diagnosis.catalogue.parameters import missing_gradients, trained_frozen, wrong_sharing, zeros_for_none
 from equivcheck.user.diagnosis.catalogue.positions import losses_of_parts, restarted_positions, shifted_labels
 from equivcheck.user.diagnosis.catalogue.rank_weights import wrong_weights_of_ranks
 from equivcheck.user.diagnosis.catalogue.split_modules import norms_of_parts, wrong_embeddings, wrong_heads
@@ -68,6 +68,7 @@ CATALOGUE: tuple[tuple[Wrong, tuple[Phase, ...]], ...] = (
     (wrong_rows, (*COMPUTED, *UPDATED, Phase.BUFFER)),
     (missing_gradients, (Phase.GRADIENT,)),
     (trained_frozen, (Phase.GRADIENT,)),
+    (zeros_for_none, (Phase.GRADIENT,)),
     (wrong_clippings, COMPUTED),
     (clipped_otherwise, (Phase.GRADIENT,)),
     (_clippings_after_gradients, UPDATED),

@@ -78,6 +78,26 @@ def trained_frozen(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mi
         yield Mistake(Cause.NOT_FROZEN, words, partial(_unfreeze, names=names), is_quick=True)
 
 
+def zeros_for_none(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
+    """Yield a possible mistake: gradients that are None on one device are zeros on ranks, so that weight decay is applied."""
+    at, found = (diverged.first.step, Phase.GRADIENT), diverged.found_values(diverged.first.step, Phase.GRADIENT)
+    extra = [each.tensor for each in diverged.divergences if (each.step, each.phase, each.difference) == (*at, Difference.EXTRA)]
+    names = tuple(dict.fromkeys(extra))
+    if names and not any(found[name].any() for name in names if name in found):
+        them = "it" if len(names) == 1 else "them"
+        words = f"{gradients(diverged, names)} None on one device, but zero on your ranks, so the optimizer does not skip {them}"
+        yield Mistake(Cause.NOT_FROZEN, words, partial(_fill_gradients, names=names), is_quick=True)
+
+
+def _fill_gradients(ranks: EmulatedUserRanks, *, names: Sequence[str]) -> None:
+    def fill(rank: int, _step: int) -> None:
+        for name in names:
+            parameter = ranks.parameters[rank][name]
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+    ranks.after_backward.append(fill)
+
+
 def _unfreeze(ranks: EmulatedUserRanks, *, names: Sequence[str]) -> None:
     ranks.known = None  # a correct backward pass leaves these gradients out
     for parameters in ranks.parameters:

@@ -65,6 +65,7 @@ IN_EACH_RUN = (
     "smoothed_over_own_classes",
     "classes_counted_twice",
     "state_read_as_if_unsplit",
+    "zeros_for_none",
     "replicas_clipped_apart",
     "labels_of_each_microbatch",
     "weights_of_ranks",

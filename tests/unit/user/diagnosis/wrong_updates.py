@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from unit.user.diagnosis.wrong_trainings import Wrong, by_hand, nothing, on_ranks, rank, sgd, step_of
+from unit.user.diagnosis.wrong_trainings import Wrong, averaged, by_hand, nothing, on_ranks, rank, sgd, step_of
 from unit.user.programs import adam
 
 
@@ -128,7 +128,31 @@ def untied(model: nn.Module, _mesh: DeviceMesh) -> nn.Module:
     return model
 
 
+class WithSpare(nn.Module):
+    """A model with a layer that it does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.spare = nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Two values per row."""
+        return self.used(inputs)
+
+
+def zeros_averaged(parameters: list[torch.Tensor]) -> None:
+    """Average gradients, with zeros for missing ones."""
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    averaged(parameters)
+
+
 UPDATES: dict[str, Wrong] = {
+    "zeros_for_none": by_hand(
+        "the gradients of `spare.weight` and `spare.bias` are None on one device, but zero on your ranks",
+        reduce=zeros_averaged,
+        changes={"model": WithSpare, "optimizer": lambda parameters: torch.optim.AdamW(parameters, weight_decay=0.1)},
+    ),
     "found_inf_unsynced": by_hand("does not update any parameter on rank 1, at step 1 only", updates=InfOnOneRank()),
     "state_lost": by_hand("the optimizer state is lost", before_update=forgetting),
     "momentum_zero_on_a_shard": by_hand(
