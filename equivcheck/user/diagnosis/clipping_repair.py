@@ -13,6 +13,7 @@ from equivcheck.diagnosis.emulation.emulated_ranks import Scale, norm_of
 from equivcheck.diagnosis.emulation.held_elements import held_elements
 from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
+from equivcheck.user.diagnosis.contradiction import are_gradients_scaled
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 from equivcheck.user.diagnosis.interception import intercept_clipping
@@ -42,7 +43,7 @@ def wrong_norms(diverged: DivergedTraining) -> list[Diagnosis]:
 
     No emulation reproduces such ranks if they compute a module together, because each rank clips its replicas differently.
     """
-    if diverged.first.phase is not Phase.GRADIENT:
+    if diverged.first.phase is not Phase.GRADIENT or not are_gradients_scaled(diverged):
         return []
     right = _clippings_on_device(diverged)
     if right is None:
