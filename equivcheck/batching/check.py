@@ -80,7 +80,8 @@ def check_batching(  # noqa: PLR0913 - one for each thing that users bring, all 
         with each other only, and the verdict says which normaliser fits.
     :param window: Number of microbatches in each update of `step`. A call with fewer microbatches is the last, shorter update.
     :param microbatches: ``"even"`` if `step` needs the same number of rows in each microbatch, else ``"any"``.
-    :param microbatch_loss: Names for loss terms that rows in a microbatch share, such as ``("router",)``: rows stay together.
+    :param microbatch_loss: Freely chosen names for loss terms over all rows in a microbatch, such as ``("router",)``. These rows
+        then stay together.
     :param packing: How documents in one row are marked: ``"position_ids"``, ``"cu_seqlens"``, ``"document_ids"``, or a function
         that gets a list of examples and returns a batch. None if rows are never packed.
     :param padding_side: Sides on which rows may be padded, from ``"right"`` and ``"left"``.

@@ -51,7 +51,7 @@ class Over(PrintableEnum):
 
 
 class Across(PrintableEnum):
-    """How a step combines the losses of several ranks. On one device, all members mean the same."""
+    """How a step combines the losses of several ranks. On one device, all these ways give the same."""
 
     JOINT = ""
     """Ranks count like further microbatches on one device."""
@@ -190,7 +190,7 @@ def fits(
 ) -> bool:
     """Whether a normaliser predicts a presentation's gradients from the gradients of steps on single examples.
 
-    `single` is the normaliser in those steps; None if it is also `normaliser`. On ranks, both may differ.
+    `single` is the normaliser in those steps; None if it is also `normaliser`. On ranks, the two may differ.
     """
     actual = runs.gradients(presentation)
     if not np.isfinite(actual).all():

@@ -17,9 +17,9 @@ from equivcheck.presentations.rows import Example
 
 
 def constant_factor(runs: Runs, given: Format, declared: Normaliser, window: int | None) -> float:
-    """Return the factor by which the step's gradients exceed those of a mean cross-entropy with the normaliser `declared`.
+    """Return the ratio of the step's gradients to those of a mean cross-entropy with the normaliser `declared`.
 
-    Returns 1 if examples have different factors, if the loss is not a cross-entropy, or if the batch has weights.
+    Returns 1 if examples have different ratios, if the loss is not a cross-entropy, or if the batch has weights.
     """
     if any(given.tensor(field).is_floating_point() for field in given.fields) or given.field_with(Role.LABELS) is None:
         return 1.0

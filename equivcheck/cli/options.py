@@ -95,7 +95,7 @@ class _WorldOfItsOwn(click.Choice[str]):
     """Choice between the worlds that a command starts itself."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Reject torchrun with a hint at the command that accepts it."""
+        """Reject torchrun, and name a command that accepts it."""
         if value == TORCHRUN:
             expected = f"{', '.join(self.choices)}, or `check FILE --world {value}`"
             self.fail(f"{value} is not valid: it runs one check. Expected one of {expected}", param, ctx)

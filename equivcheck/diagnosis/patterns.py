@@ -26,9 +26,9 @@ NO_PROOF = "(a pattern in the values, not a proof: no known fault reproduces the
 
 
 def pattern_of(diverged: Evidence, types: Sequence[tuple[torch.dtype, str]] = ()) -> Diagnosis | None:
-    """Describe the first pattern found in the differences, as a hint. None if there is none.
+    """Describe the first pattern found in the differences, such as a constant factor. None if there is none.
 
-    `types` lists element types to which values may have been rounded, with names.
+    A pattern is a hint and no proof. `types` lists element types to which values may have been rounded, with names.
     """
     return next(_patterns(diverged, types), None)
 

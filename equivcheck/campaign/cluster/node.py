@@ -14,7 +14,10 @@ _ANSWER_SECONDS = 0.2
 
 
 class NodeServer:
-    """Starts and serves a campaign's workers on one cluster node. The workers end with this object and with its process."""
+    """Starts a campaign's workers on one cluster node, and exchanges messages with them.
+
+    The workers end with this object and with its process.
+    """
 
     def __init__(self) -> None:
         self._crew = LocalWorkers()

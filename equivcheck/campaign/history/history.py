@@ -79,7 +79,8 @@ class History:
     def see(self, run: Run, fingerprint: str, kept: CaseVerdict, seen: Recheck = Recheck.SHOWS) -> None:
         """Write whether a finding's case failed in a campaign: the answer `seen`.
 
-        After `SHOWS`, a later call for this finding and campaign does not change the answer.
+        `kept` is the stored verdict on the finding. After `SHOWS`, a later call for this finding and campaign does not change the
+        answer.
         """
         row = (fingerprint, kept.case.name, kept.outcome.value, kept.reason)
         with self.open() as db:

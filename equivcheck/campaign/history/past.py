@@ -23,7 +23,7 @@ _RUNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastRun:
-    """An earlier campaign with its last counts."""
+    """An earlier campaign, with the last counts that it wrote to the history."""
 
     run: Run
     """Facts about the campaign, known at its start."""
@@ -68,7 +68,7 @@ class Noted:
 def past_runs(history: History, until: str = ALWAYS) -> Iterator[PastRun]:
     """Yield the campaigns begun up to `until`, latest first.
 
-    A campaign is left out if the history has a finding from it, but not its counts.
+    A campaign without counts is left out. The history knows it only from one of its findings.
     """
     if not history.path.exists():
         return

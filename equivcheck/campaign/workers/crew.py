@@ -53,7 +53,7 @@ W = TypeVar("W", bound=Worker)
 
 
 class CampaignWorkers(Protocol[W]):
-    """Protocol for all workers of a campaign. Leaving its context ends them."""
+    """Protocol for all workers of a campaign, as a context manager. The end of the context ends them."""
 
     workers: list[W]
     """Workers still running."""

@@ -31,7 +31,7 @@ class CheckOne:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MayShrink:
-    """Message to a worker that waits after `Found`: permission to shrink the finding, or a refusal."""
+    """Message to a worker that waits after `Found`: whether it may shrink the finding."""
 
     yes: bool
     """Whether to shrink. False if another worker shrinks the finding, or has shrunk it."""

@@ -31,7 +31,7 @@ def scenario_on_ranks(scenario: Scenario, num_ranks: int) -> Scenario:
 
 
 def small_scenario(scenario: Scenario) -> Scenario:
-    """Return the scenario on few ranks. If there are too many ranks to run them all, axis sizes are reduced to at most 2."""
+    """Return the scenario on few ranks. If it has more than `MAX_RANKS`, axis sizes are reduced to at most 2."""
     sizes = scenario.layout.mesh.shape
     if math.prod(sizes) > MAX_RANKS:
         sizes = tuple(min(size, 2) for size in sizes)

@@ -88,10 +88,10 @@ class DryRun:
 
 
 def dry_run(scenario: Scenario) -> DryRun:
-    """Train only the first and the last rank of a scenario, each without the others.
+    """Train only the first and the last rank of a scenario, each in a run without other ranks.
 
-    For comparison, all ranks train on a small mesh. Raises `UsageError` if the layout cannot run the training or its ranks cannot
-    run alone, and `RanksFailed` if a rank raises.
+    For comparison, all ranks train on a small mesh. Raises `UsageError` if the layout cannot run the training, or if a rank needs
+    the others, as in pipelines. Raises `RanksFailed` if a rank raises.
     """
     started = time.perf_counter()
     if scenario.layout.has(Pipeline):

@@ -37,7 +37,7 @@ def coverage(  # noqa: PLR0913, PLR0917 - options
     legal: Path | None,
     as_json: bool,
 ) -> ExitCode:
-    """Measure which pairs of features generated cases reach.
+    """Measure which pairs of features occur in generated cases.
 
     Scenarios are generated as in fuzz, but not checked. A feature is a field of a scenario with one of its values. A pair is
     legal if a supported scenario has both.

@@ -38,8 +38,8 @@ def triage(  # noqa: PLR0913, PLR0917 - options
 ) -> ExitCode:
     """List findings by status, and accept them.
 
-    A finding is new, still there, fixed or back again; the list names the runs that saw it first and last. FINDING is the first
-    digits of a fingerprint. Exit code 1 if a finding still shows and is not accepted.
+    A finding is new, still there, fixed or back again. The list names the first and the last run in which it failed. FINDING is
+    the first digits of a fingerprint. Exit code 1 if a finding still shows and is not accepted.
     """
     from equivcheck.campaign.history import standing
     from equivcheck.campaign.history.history import History

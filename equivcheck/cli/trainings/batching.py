@@ -15,10 +15,10 @@ from equivcheck.cli.shell import ExitCode
 @json_option
 @html_option
 def batching(recipe: Path, as_json: bool, html: Path | None) -> ExitCode:
-    """Check a training step over the same examples in other batches.
+    """Check a training step on the same examples, batched in other ways.
 
-    RECIPE is a Python file that defines an equivcheck.Batching. Exit code 0 if the step agrees for all batches, 1 if it
-    differs or fails for one, 3 if that cannot be decided.
+    RECIPE is a Python file that defines an equivcheck.Batching. Exit code 0 if the step agrees for all batches, 1 if it differs
+    or fails for one, 3 if that cannot be decided.
     """
     from equivcheck.batching.batching import Batching
     from equivcheck.oracle.verdict.verdict import Outcome

@@ -102,7 +102,8 @@ GENERAL = (
 def facts_of(diverged: DivergedRun) -> StepFacts:
     """Return facts about a scenario's training step. They decide which mistakes are tried.
 
-    If the layout rounds to lower-precision dtypes, the single-device run has one backward pass for all microbatches.
+    If the layout rounds to lower-precision dtypes, all microbatches count as one backward pass, because mistakes then change only
+    their total gradients.
     """
     return StepFacts(
         own_rows=True,

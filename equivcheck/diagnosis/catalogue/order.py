@@ -23,7 +23,7 @@ Reorder = Callable[[torch.Tensor], torch.Tensor]
 
 
 def wrong_orders(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes in order: swapped shards of inputs or outputs, and swapped pipeline stages."""
+    """Yield mistakes: shards of inputs or outputs are gathered in the wrong order, or pipeline stages are swapped."""
     layout = diverged.layout
     if not diverged.can_be_emulated:
         return

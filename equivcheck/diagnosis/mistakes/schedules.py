@@ -62,7 +62,7 @@ def settings_at_steps(diverged: Evidence) -> Iterator[Mistake]:
 
 
 def differing_settings(single: Steps, steps: Steps) -> list[tuple[int, str, str]]:
-    """Return step, parameter and setting wherever `steps` differs from the single-device run's settings, `single`."""
+    """Return step, parameter and setting for each difference between `steps` and the single-device run's settings, `single`."""
     return [
         (step, name, key)
         for step, (expected, actual) in enumerate(zip(single, steps, strict=False))
@@ -73,7 +73,10 @@ def differing_settings(single: Steps, steps: Steps) -> list[tuple[int, str, str]
 
 
 def describe_schedule(expected: Sequence[Any], actual: Sequence[Any], describe_count: Callable[[float], str]) -> str:
-    """Describe a schedule whose values are those expected at other steps, such as one step late. Empty for other schedules."""
+    """Describe a schedule whose values are those expected at other steps, such as one step late. Empty for other schedules.
+
+    `describe_count` returns a clause that says which number its argument is.
+    """
     count = len(expected)
     if None in expected or None in actual or len({*expected}) == 1:
         return ""

@@ -86,7 +86,7 @@ class _Part:
     """The shard's first index along that dim."""
 
     def place(self, piece: Piece) -> Piece:
-        """Convert the position of elements in this shard to their position in the full parameter."""
+        """Return a piece of this shard as a piece of the full parameter, with its position there."""
         start = list(piece.start or (0,) * len(self.shape))
         start[self.dim] += self.start
         return replace(piece, shape=self.shape, start=tuple(start), size=piece.size or piece.shape)

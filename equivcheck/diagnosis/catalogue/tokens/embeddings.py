@@ -23,7 +23,7 @@ from equivcheck.training.setup import Setup
 
 
 def wrong_embeddings(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes in embeddings: padding with a gradient, wrong positions, wrong rows, and untied heads."""
+    """Yield mistakes in embeddings: a gradient for padding, wrong positions, wrong rows for tokens, or an untied head."""
     source = diverged.training.model.source
     if source is None or diverged.rounding is not None:
         return

@@ -116,8 +116,8 @@ def _all_calls(view: RankView, ddp: DDP) -> Totals:
 def update_totals(view: RankView, ddp: DDP) -> Totals:
     """Expected broadcasts by `ZeroRedundancyOptimizer` in all steps.
 
-    Each rank broadcasts the parameters that it has updated, one by one. With `parameters_as_bucket_view`, it broadcasts them as
-    one bucket.
+    After the update, each rank broadcasts its parameters one by one. With `parameters_as_bucket_view`, it broadcasts them as one
+    bucket.
     """
     ledger, names = Ledger(Stage.UPDATE), view.layout.axes_of(ddp)
     if ddp.parameters_as_bucket_view:
