@@ -120,7 +120,7 @@ class MuonGradients:
         """Wrap the method of a ZeRO optimizer that calls Muon."""
         self.full: dict[int, torch.Tensor] = {}
         self._zero = zero
-        if hasattr(zero, "get_flat_partition"):
+        if hasattr(zero, "all_grad_tensors"):  # ZeRO-1 and ZeRO-2
             self._wrap("get_flat_partition", self._keep_flat)
         elif hasattr(zero, "_apply_distributed_muon_update"):  # ZeRO-3 before 0.19.8, in each microbatch
             self._wrap("_apply_distributed_muon_update", self._add_buckets)
