@@ -95,20 +95,26 @@ class Step:
         if self.microbatches not in ("any", "even"):
             raise invalid(f"microbatches {self.microbatches!r}", "it does not exist", "any or even")
         if self.window is not None and self.window < 1:
-            raise invalid(f"window {self.window}", "an update has at least one microbatch", "at least 1, or None")
+            raise invalid(f"window {self.window}", "it counts the microbatches in an update", "at least 1, or None")
         if (self.examples is None) != (self.collate is None):
             given, missing = ("examples", "collate") if self.collate is None else ("collate", "examples")
-            raise invalid(f"{given} without {missing}", "one splits a batch, the other joins examples", "both, or neither")
+            raise invalid(f"{given} without {missing}", "examples splits a batch, collate joins examples", "both, or neither")
         if self.examples is not None and self.packing is not None:
-            raise invalid("packing together with examples", "the tokens of examples are unknown", "packing=None")
+            raise invalid(
+                "packing together with examples", "it is not known which tokens each of your examples has", "packing=None"
+            )
         if (self.mesh is None) != (self.parallelize is None):
             given, missing = ("mesh", "parallelize") if self.parallelize is None else ("parallelize", "mesh")
-            raise invalid(f"{given} without {missing}", "ranks need both", "both, or neither to check on one device only")
+            raise invalid(
+                f"{given} without {missing}", "training on ranks needs both", "both, or neither to check on one device only"
+            )
         sides = [side.value for side in Side]
         for side in self.padding_side:
             if side not in sides:
                 raise invalid(
-                    f"padding_side {self.padding_side!r}", f"there is no side {side!r}", f"a tuple from {', '.join(sides)}"
+                    f"padding_side {self.padding_side!r}",
+                    f"there is no side {side!r}",
+                    f"a tuple of sides, each {' or '.join(sides)}",
                 )
 
     @property

@@ -170,7 +170,7 @@ class ControlRun:
 @singledispatch
 def cases_for(fault: Fault, plan: Plan) -> SearchStrategy[Any]:  # noqa: ARG001
     """Return a strategy for cases in which this bug can be planted."""
-    raise TypeError(f"fault {type(fault).__name__} is not valid: unknown class. Expected Mutant or ProgramFault")
+    raise TypeError(f"fault is not valid: its class is {type(fault).__name__}. Expected Mutant or ProgramFault")
 
 
 @cases_for.register

@@ -29,7 +29,7 @@ def check_case(  # noqa: PLR0913 - options, all by keyword
             return check(case, world=world, deadline=limit)
         return check_program(case, world=world, deadline=limit, target=alter)
     if not isinstance(case, Scenario):
-        raise TypeError(f"case {type(case).__name__} is not valid: unknown class. Expected Scenario or TensorProgram")
+        raise TypeError(f"case is not valid: its class is {type(case).__name__}. Expected Scenario or TensorProgram")
     if beyond:
         return replace(check_beyond(case, world=world, deadline=deadline, coarse=coarse), calls=())
     return replace(check(case, world=world, deadline=deadline, alter=alter, coarse=coarse), calls=())

@@ -52,8 +52,8 @@ def explained(
     """
     if not isinstance(verdict, CaseVerdict):
         raise UsageError(
-            f"verdict {type(verdict).__name__} is not valid: causes are tried on scenarios only. Expected one from check(); "
-            "for your own training, describe() shows all findings"
+            f"verdict {type(verdict).__name__} is not valid: causes are tried on scenarios only. Expected a verdict from "
+            "check(). For your own training, verdict.describe() shows all findings"
         )
     try:
         if isinstance(verdict, Verdict):

@@ -33,9 +33,9 @@ def write_layout(draft: Draft) -> None:
 def _compile(draft: Draft) -> None:
     execution = draft.scenario.layout.execution
     if execution.whole_step:
-        raise refuse("Execution.whole_step", "a script would have to contain the tracer")
+        raise refuse("Execution.whole_step", "a script would have to contain the code that traces a step")
     if execution.compiled_autograd:
-        raise refuse("Execution.compiled_autograd", "it needs private settings of the compiler")
+        raise refuse("Execution.compiled_autograd", "it needs private settings of torch's compiler")
     if execution.compile is Compile.NONE:
         return
     if execution.per_layer:

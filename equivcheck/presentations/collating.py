@@ -29,7 +29,11 @@ def require_packed(batch: Any, path: tuple[Any, ...], tokens: Sequence[torch.Ten
         found = _first_place(values, wanted, start)
         if found is None:
             is_there = _first_place(values, wanted, 0) is not None
-            why = f"it put example {number} before others" if is_there else f"it dropped or changed tokens of example {number}"
+            why = (
+                f"it put example {number} before an earlier example"
+                if is_there
+                else f"it dropped or changed tokens of example {number}"
+            )
             raise invalid("packing", why, _ALL)
         start = found + len(wanted)
 

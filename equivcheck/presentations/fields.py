@@ -142,7 +142,7 @@ def _role_by_values(path: tuple[Any, ...], tensor: torch.Tensor, tokens: torch.T
     name = _name(path)
     raise invalid(
         f"batch {name!r}",
-        f"its values with the shape {tuple(tensor.shape)} may be labels, positions or anything else",
+        f"neither its name nor its values, with the shape {tuple(tensor.shape)}, show its role",
         f"fields={{{name!r}: ...}} with one of {', '.join(role.value for role in Role)}",
     )
 

@@ -209,7 +209,7 @@ def format_of(
         raise invalid(f"packing {packing!r}", "the batch has no tokens, so rows cannot be packed", "None")
     if isinstance(kind, Packing) and not isinstance(batch, dict):
         why = f"the batch is a {type(batch).__name__}"
-        raise invalid(f"packing {packing!r}", why, "a batch that is a dict, or a collate function")
+        raise invalid(f"packing {packing!r}", why, "a dict as batch, or a collate function as packing")
     return replace(found, default_side=_side(found))
 
 

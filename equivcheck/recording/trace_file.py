@@ -140,8 +140,8 @@ def read_trace(folder: Path) -> tuple[RankTrace, ...]:
     files = sorted(folder.glob(f"rank*{SUFFIX}"))
     if not files:
         raise UsageError(
-            f"folder {folder} is not valid: it has no file rank0{SUFFIX}. Expected a folder from `equivcheck.record`, which "
-            "writes files only if an optimizer of torch makes a step."
+            f"folder {folder} is not valid: it has no file rank0{SUFFIX}. Expected a folder from `equivcheck.record`. "
+            "If it is one, no optimizer of torch made a step in the recording, so no file was written."
         )
     known = _Known()
     found = sorted((_read_file(file, known) for file in files), key=lambda trace: trace.header.rank)

@@ -67,9 +67,9 @@ class Model:
             return
         owner = self.layers[layer.shares] if 0 <= layer.shares < index else None
         if not isinstance(owner, Layer) or owner.shares is not None:
-            raise invalid_field(layer, "shares", f"a linear layer with its own weight before layer {index}")
+            raise invalid_field(layer, "shares", f"the index of a linear layer with its own weight, before layer {index}")
         if (layer.out_features(inputs), inputs) != (owner.width, self.in_features(layer.shares)):
-            raise invalid_field(layer, "shares", f"a layer with the same input and output features as layer {index}")
+            raise invalid_field(layer, "shares", f"the index of a layer with the same input and output features as layer {index}")
 
     def _check_tokens(self) -> None:
         if self.source is not None and self.length is None:

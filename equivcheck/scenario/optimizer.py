@@ -65,9 +65,9 @@ class Optimizer:
         require_positive(self, "lr")
         require_not_negative(self, "weight_decay")
         if self.weight_decay and not self.decays:
-            raise invalid_field(self, "weight_decay", "0.0")
+            raise invalid_field(self, "weight_decay", "0.0", "this optimizer has no weight decay")
         if self.maximize and not self.has_maximize:
-            raise invalid_field(self, "maximize", "False")
+            raise invalid_field(self, "maximize", "False", "this optimizer cannot maximize")
         if self.implementation not in self.implementations():
             raise invalid_field(self, "implementation", ", ".join(map(repr, self.implementations())))
 

@@ -68,7 +68,7 @@ class Scenario:
 @singledispatch
 def describe_case(case: Checkable) -> str:
     """Describe a case: ``fsdp2 on 4 ranks, widths 4-8-2, AdamW, 2 microbatches of 4 + 3 rows, 3 steps, float64``."""
-    raise TypeError(f"case {type(case).__name__} is not valid: unknown class. Expected Scenario or TensorProgram")
+    raise TypeError(f"case is not valid: its class is {type(case).__name__}. Expected Scenario or TensorProgram")
 
 
 @describe_case.register

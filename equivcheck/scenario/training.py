@@ -112,6 +112,6 @@ class Training:
 
     def _check_labels(self) -> None:
         if self.model.out_features < 2:
-            raise invalid_field(self, "loss", "another loss, or a model with at least two outputs")
+            raise invalid_field(self, "loss", "a model with at least two outputs, or a loss other than CrossEntropy")
         if self.data.batch_dim and self.model.length is None:
             raise invalid_field(self.data, "batch_dim", "0 if the loss is a CrossEntropy and rows are not sequences")

@@ -127,19 +127,19 @@ def require_parts(task: Task) -> None:
             for microbatch in microbatches(batch):
                 _require_pair(number, microbatch)
             if not microbatches(batch):
-                raise invalid(f"batch {number} []", "it has no microbatch", "at least one pair (inputs, targets)")
+                raise invalid(f"batch {number}", "it has no microbatch", "at least one pair (inputs, targets)")
         if task.shard is None:
             _require_rows(task, number, batch)
 
 
 def _require_pair(number: int, microbatch: Any) -> None:
     if not _is_pair(microbatch):
-        expected = "a pair (inputs, targets) or a list of such microbatches. With your own step=, a batch may be anything"
+        expected = "a pair (inputs, targets) or a list of such pairs. With your own step=, a batch may be anything"
         if isinstance(microbatch, torch.Tensor):
             expected += ". For a single step, pass batches=[(inputs, targets)]"
         elif isinstance(microbatch, dict):
             expected += ". If your model returns its loss, pass (batch, None) and loss=lambda outputs, _: outputs.loss"
-        raise invalid(f"batch {number}", f"it is or contains a {type(microbatch).__name__}", expected)
+        raise invalid(f"batch {number}", f"it has a {type(microbatch).__name__} instead of a pair", expected)
 
 
 def _require_rows(task: Task, number: int, batch: Any) -> None:

@@ -110,7 +110,7 @@ class Masked:
             raise invalid(
                 "dropout_masks True",
                 why,
-                f"inputs with 1/{cut.count} of one dim on each rank, or DTensors. Otherwise use p=0 or eval()",
+                f"inputs split into {cut.count} equal parts along one dim, or DTensors. Otherwise use p=0 or eval()",
             )
         return mask.chunk(cut.count, dim)[number] if mask.shape[dim] == full[dim] else mask
 

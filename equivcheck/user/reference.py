@@ -215,7 +215,7 @@ def _require_same_training(model: nn.Module, first: Trace, second: Trace) -> Non
     expected = "values that depend only on the model, the batch and the optimizer. Leave out times and random numbers"
     if any(step.reported for step in first.steps) != any(step.reported for step in second.steps):
         raise invalid(
-            "the result from `step` or `also`", "only one of two runs on one device contains values to compare", expected
+            "the result from `step` or `also`", "of two runs on one device, only one returned values to compare", expected
         )
     for one, other in zip(moments(first), moments(second), strict=True):
         if one.snapshot.present != other.snapshot.present or not np.array_equal(
@@ -227,10 +227,11 @@ def _require_same_training(model: nn.Module, first: Trace, second: Trace) -> Non
                 raise invalid("the result from `step` or `also`", why, expected)
             raise invalid(
                 "the training",
-                f"two runs on one device differ at step {one.step} ({one.phase.value}), probably because it draws random numbers"
+                f"two runs on one device differ at step {one.step} ({one.phase.value}), probably because the training draws "
+                "random numbers"
                 f"{_drawn_by(model)}",
-                "a training without random numbers, because each rank would draw its own. Use dropout_masks=True for dropout "
-                "modules, or p=0, or eval(), or masks in the batches",
+                "a training without random numbers, because each rank would draw different numbers. Use dropout_masks=True for "
+                "dropout modules, or p=0, or eval(), or masks in the batches",
             )
 
 

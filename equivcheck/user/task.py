@@ -266,7 +266,7 @@ def data_axes_of(mesh: tuple[tuple[str, int], ...], given: Sequence[str] | None,
         if isinstance(given, str) or unknown:
             why = "it is a string" if isinstance(given, str) else f"the mesh has no axis {unknown[0]!r}"
             hint = did_you_mean(str(unknown[0]), names) if unknown else ""
-            raise invalid(f"data_axes {given!r}", why, f"a tuple of mesh axes from {', '.join(names)}", hint=hint)
+            raise invalid(f"data_axes {given!r}", why, f"a tuple of axis names from {', '.join(names)}", hint=hint)
         return tuple(given)
     for name in names:
         if name not in DATA_AXES + OTHER_AXES and not user_shards:

@@ -60,7 +60,8 @@ def open_ranks(world: str, size: int | None = None) -> Ranks:
         raise unknown_name("world", world, WORLDS)
     if size is None and world != TORCHRUN:
         raise UsageError(
-            f"size None is not valid for {world}: only torchrun knows the number of ranks. Expected World({world!r}, size=2)."
+            f"size None is not valid for {world}: only torchrun knows the number of ranks. "
+            f"Expected a size, such as World({world!r}, size=2)."
         )
     if size is not None and size < 1:
         raise UsageError(f"size {size} is not valid: a world needs at least one rank. Expected 1 or more.")

@@ -295,7 +295,7 @@ def test_a_size_that_does_not_fit_is_an_error_of_its_rank(world: World) -> None:
         ),
         (
             lambda: dist.all_to_all_single(torch.ones(8), torch.ones(1, 8)),
-            r"all_to_all: shape \[1, 8\] is not valid without sizes. Expected a multiple of 2",
+            r"all_to_all: shape \[1, 8\] is not valid without split sizes. Expected a multiple of 2",
         ),
         (
             lambda: dist.group.WORLD.allreduce([torch.ones(1)]).result(),

@@ -159,7 +159,7 @@ def test_clipping_by_parameter_is_wrong_in_the_update() -> None:
     [
         (Lightning(), {"world": "sim"}, "it needs processes"),
         (Lightning(arguments={"strategy": "fsdp"}), {}, "its strategy 'fsdp' needs a GPU"),
-        (Lightning(arguments={"precision": "bf16-true"}), {}, "its precision 'bf16-true' rounds at other places"),
+        (Lightning(arguments={"precision": "bf16-true"}), {}, "its precision 'bf16-true' rounds at other points"),
         (Lightning(module=Mine, parallelize=shard), {}, "it has a module and parallelize"),
     ],
 )

@@ -102,7 +102,7 @@ def test_fsdp2_is_equivalent(num_microbatches: int, limit: float) -> None:
     assert verdict.outcome is Outcome.EQUIVALENT, verdict.describe()
 
 
-@pytest.mark.parametrize(("arguments", "words"), [({"bf16": True}, "its bf16 rounds at other places than one device")])
+@pytest.mark.parametrize(("arguments", "words"), [({"bf16": True}, "its bf16 rounds at other points than the single-device run")])
 def test_bad_input_is_one_line(arguments: dict[str, Any], words: str) -> None:
     """It names the argument and the expected value."""
     with pytest.raises(UsageError) as raised:

@@ -82,7 +82,7 @@ def test_a_subclass_that_ignores_the_number_of_labels() -> None:
     ("kind", "options", "words"),
     [
         ("SFT", {"world": "sim"}, "trainer TRL is not valid: it needs processes"),
-        ("SFT", {"arguments": {"bf16": True}}, "trainer TRL is not valid: its bf16 or fp16 rounds at other places"),
+        ("SFT", {"arguments": {"bf16": True}}, "trainer TRL is not valid: its bf16 or fp16 rounds at other points"),
         ("KTO", {}, "trainer TRL with kind 'KTO' is not valid: there is no adapter for it"),
     ],
 )

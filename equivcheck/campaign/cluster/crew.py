@@ -172,7 +172,7 @@ def _joined(bridge: WorkerProcess, address: str) -> tuple[Node, ...]:
             raise ClusterFailed(f"the cluster at {address} cannot be used: {_last_line(bridge, bridge.how_it_ended())}")
         assert isinstance(message, Connected), message
         until = time.monotonic() + JOIN_SECONDS
-    raise ClusterFailed(f"no cluster answers at {address} within {CONNECT_SECONDS:.0f} s")
+    raise ClusterFailed(f"the Ray cluster at {address} did not answer in time. See its state with `ray status`")
 
 
 def _last_line(bridge: WorkerProcess, otherwise: str) -> str:

@@ -120,7 +120,9 @@ def write_versions(finding: Finding, shown_in: ShownIn) -> None:
     Raises `BrokenFinding` if the folder now holds another case, and `StoreFailed` if the file cannot be written.
     """
     if load_finding(finding.path).verdict.case != finding.verdict.case:
-        raise BrokenFinding(f"finding {finding.path} now holds another case, so the bisection result is not written")
+        raise BrokenFinding(
+            f"finding {finding.path} now holds another case, so the bisection result is not written. Bisect it again"
+        )
     try:
         _write(finding.path / VERSIONS, json.dumps(encode(shown_in), indent=2))
         _write(finding.path / README, _readme(finding.fingerprint, finding.verdict, finding.environment, shown_in))
@@ -175,7 +177,7 @@ def _upgraded(values: dict[str, Any]) -> dict[str, Any]:
 def _object(path: Path) -> dict[str, Any]:
     values = load(_read(path), where=str(path))
     if not isinstance(values, dict):
-        raise BrokenFinding(f"broken finding: {path}: {type(values).__name__} is not valid. Expected a JSON object")
+        raise BrokenFinding(f"broken finding: {path} is not valid: it contains a {type(values).__name__}. Expected a JSON object")
     return values
 
 
@@ -228,7 +230,7 @@ def require_sound_versions(shown_in: ShownIn, where: str) -> None:
     if not shown_in.versions or not shown_in.measured:
         raise InvalidScenario(f"{where}: versions are not valid: the bisection tested no torch version. Expected at least one")
     for version in (*shown_in.versions, *(found.torch for found in shown_in.measured)):
-        _require_version(version, where)
+        _require_version(version, f"{where}: version")
 
 
 def _require_version(text: str, where: str) -> None:
@@ -236,5 +238,5 @@ def _require_version(text: str, where: str) -> None:
         Version(text)
     except InvalidVersion:
         raise InvalidScenario(
-            f"{where} {short_repr(text)} is not valid: it is not a version number. Expected one such as 2.13.0"
+            f"{where} {short_repr(text)} is not valid: it is not a version number. Expected a torch version such as 2.13.0"
         ) from None

@@ -28,7 +28,7 @@ _USUAL = (Model, Data, ParameterGroup, Layer, LayerPlan)
 @singledispatch
 def size_of(case: Checkable) -> Size:
     """Return a case's size. Among cases that fail in the same way, the smallest is kept."""
-    raise TypeError(f"case {type(case).__name__} is not valid: unknown class. Expected Scenario or TensorProgram")
+    raise TypeError(f"case is not valid: its class is {type(case).__name__}. Expected Scenario or TensorProgram")
 
 
 @size_of.register

@@ -100,7 +100,7 @@ class FindingStore:
         if len(matches) == 1:
             return load_finding(self.folder(matches[0]))
         if matches:
-            why = f"it is the beginning of {len(matches)} findings in {self.path}"
+            why = f"{len(matches)} fingerprints in {self.path} begin with it"
             raise UsageError(f"fingerprint {prefix!r} is not valid: {why}. Expected one of {', '.join(matches)}")
         there = ", ".join(self.fingerprints())
         expected = f"one of {there}" if there else "another store, because this one is empty"

@@ -134,7 +134,9 @@ def _require_schema(db: sqlite3.Connection) -> None:
     if version == _SCHEMA:
         return
     if version > _SCHEMA:
-        raise sqlite3.DatabaseError(f"schema {version} comes from a newer equivcheck. Expected schema {_SCHEMA} or older")
+        raise sqlite3.DatabaseError(
+            f"its schema {version} comes from a newer equivcheck. Upgrade equivcheck, or use another store"
+        )
     statements = files(__package__).joinpath("schema.sql").read_text("utf-8").split(";\n")
     for statement in [_SINCE_FIRST[old] for old in range(version, _SCHEMA)] if version else statements:
         db.execute(statement)

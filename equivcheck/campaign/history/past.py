@@ -91,7 +91,7 @@ def find_run(history: History, prefix: str = "") -> PastRun:
     several = f"ids of {len(matches)} runs in {history.path} begin with it"
     why = several if matches else f"no run in {history.path} has an id that begins with it"
     there = ", ".join(past.run.id for past in matches or runs[:10])
-    raise UsageError(f"run {prefix!r} is not valid: {why}. Expected the beginning of {there}")
+    raise UsageError(f"run {prefix!r} is not valid: {why}. Expected an id, or the beginning of one: {there}")
 
 
 def run_details(history: History, run: Run) -> Noted:

@@ -82,7 +82,7 @@ class Avoidance:
 @singledispatch
 def _issues(case: Checkable) -> frozenset[str]:
     """Ids of known issues that could show in a case."""
-    raise TypeError(f"case {type(case).__name__} is not valid: unknown class. Expected Scenario or TensorProgram")
+    raise TypeError(f"case is not valid: its class is {type(case).__name__}. Expected Scenario or TensorProgram")
 
 
 @_issues.register

@@ -165,7 +165,7 @@ CHANGES: tuple[Change[Scenario], ...] = (
 @singledispatch
 def changes_for(case: Checkable) -> tuple[Change[Any], ...]:
     """Return the kinds of changes to make a scenario or a tensor program simpler, most effective first."""
-    raise TypeError(f"case {type(case).__name__} is not valid: unknown class. Expected Scenario or TensorProgram")
+    raise TypeError(f"case is not valid: its class is {type(case).__name__}. Expected Scenario or TensorProgram")
 
 
 @changes_for.register

@@ -25,7 +25,7 @@ def scenario_on_ranks(scenario: Scenario, num_ranks: int) -> Scenario:
     others = mesh.num_ranks // mesh.shape[index]
     if num_ranks < 1 or num_ranks % others:
         kept = " x ".join(f"{axis.name} {axis.size}" for number, axis in enumerate(mesh.axes) if number != index)
-        why = f"the other axes of {scenario.layout.name} are {kept}" if others > 1 else f"{scenario.layout.name} needs a rank"
+        why = f"{scenario.layout.name} keeps the axes {kept}" if others > 1 else f"{scenario.layout.name} needs a rank"
         raise UsageError(f"ranks {num_ranks} is not valid: {why}. Expected a multiple of {others}")
     return with_axis_sizes(scenario, [num_ranks // others if number == index else size for number, size in enumerate(mesh.shape)])
 

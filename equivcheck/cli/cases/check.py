@@ -60,7 +60,9 @@ def check(  # noqa: PLR0913, PLR0917 - options
     if world != TORCHRUN:
         return check_and_print()
     if html is not None:
-        raise UsageError(f"--html is not valid with --world {TORCHRUN}: the page needs another run. Expected another world")
+        raise UsageError(
+            f"--html is not valid with --world {TORCHRUN}: the page needs a second run of the ranks. Expected another world"
+        )
     return on_all_ranks(check_and_print)
 
 
@@ -73,7 +75,7 @@ def _check(  # noqa: PLR0913
     from equivcheck.scenario import Scenario
 
     if (comm or beyond) and not isinstance(case, Scenario):
-        raise UsageError("--comm and --beyond are not valid for a tensor program. Expected a file with a scenario")
+        raise UsageError("--comm or --beyond is not valid with a tensor program. Expected a file with a scenario")
     check_case: Callable[..., Any] = check_beyond if beyond else check_within
     verdict: Any = check_case(case, world=world, deadline=deadline)
     if verdict.outcome.is_finding and not verdict.beyond:

@@ -66,7 +66,10 @@ def report(  # noqa: PLR0913, PLR0917 - options
         raise UsageError("--since is not valid with --run or without --format issue. Expected --since DATE --format issue")
     if finding is not None:
         if run or form == "issue":
-            raise UsageError("a finding is not valid with --run or --format issue. Expected only one of them")
+            raise UsageError(
+                "a finding is not valid with --run or --format issue, which report on runs. "
+                "Expected only the finding, or no finding"
+            )
         return _report_finding(finding, store, output or _DEFAULT_OF_FINDING, as_json=as_json)
     if form == "issue":
         return _report_issue(store, _runs(store, run, since), output, as_json=as_json)

@@ -57,7 +57,7 @@ class Turns:
         The last function calls `together` with all values. Each function gets its own result.
         """
         if self._ended:
-            raise NotTogether("an emulated rank ended while others wait for it")
+            raise NotTogether("another emulated rank has ended, so this rank cannot wait for it")
         self._given[number], before = given, self._num_met
         if number == len(self._turns) - 1 and self._error is None:
             self._results = together(list(self._given))
@@ -67,7 +67,7 @@ class Turns:
         if self._error is not None:
             raise NotTogether("another rank failed")
         if self._num_met == before:
-            raise NotTogether("another emulated rank ended while this rank waits for it")
+            raise NotTogether("another emulated rank ended while this rank waited for it")
         return self._results[number]
 
     def _run_one(self, function: Callable[[int], T], number: int, results: dict[int, T]) -> None:

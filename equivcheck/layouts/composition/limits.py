@@ -59,7 +59,7 @@ def repair_layout(layout: Layout) -> Layout:
             return layout
         layout = limit.repair(layout)
     raise BrokenLayout(
-        f"layout {layout.name}: limits still apply after all repairs; the last limit: {limit.reason if limit else None}"
+        f"layout {layout.name}: a limit still applies after {MAX_REPAIRS} repairs: {limit.reason if limit else None}"
     )
 
 
@@ -74,7 +74,7 @@ def repair_training(training: Training, layout: Layout, *, beyond: bool = False)
             return training
         training = limit.repair(training, layout)
     raise BrokenLayout(
-        f"layout {layout.name}: limits still apply after all repairs; the last limit: {limit.reason if limit else None}"
+        f"layout {layout.name}: a limit still applies after {MAX_REPAIRS} repairs: {limit.reason if limit else None}"
     )
 
 
@@ -99,7 +99,7 @@ def repair_layout_for_resume(layout: Layout) -> Layout:
         if limit is None:
             return layout
         layout = limit.repair(layout)
-    raise BrokenLayout(f"layout {layout.name}: limits for a checkpoint still apply after all repairs")
+    raise BrokenLayout(f"layout {layout.name}: a limit for checkpoints still applies after {MAX_REPAIRS} repairs")
 
 
 def repair_training_for_resume(training: Training, *layouts: Layout) -> Training:
@@ -116,7 +116,8 @@ def repair_training_for_resume(training: Training, *layouts: Layout) -> Training
         if training is before:
             return training
     raise BrokenLayout(
-        f"layouts {' and '.join(layout.name for layout in layouts)}: limits for a checkpoint still apply after all repairs"
+        f"layouts {' and '.join(layout.name for layout in layouts)}: "
+        f"a limit for checkpoints still applies after {MAX_REPAIRS} repairs"
     )
 
 

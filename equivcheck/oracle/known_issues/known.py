@@ -92,7 +92,7 @@ class KnownIssue:
             raise _refuse(
                 self.id,
                 f"the evidence does not fit the kind {self.kind.value}",
-                ("phases and differences", "or error"),
+                ("phases and differences if wrong numbers occur in layouts", "or error for other kinds"),
             )
         avoided = (self.without,) if self.without else ()
         tables = (("needs", self.needs, NEEDS), ("shows", self.shows, SHOWS), ("without", avoided, WORKAROUNDS))

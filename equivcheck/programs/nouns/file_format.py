@@ -27,7 +27,8 @@ def program_from_json(text: str, *, where: str = "program") -> TensorProgram:
     data = load(text, where=where)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise InvalidScenario(
-            f"{where} is not valid: it is not a tensor program of format {FORMAT}. Expected JSON from equivcheck in this format"
+            f"{where} is not valid: it is not a tensor program of format {FORMAT}. "
+            f"Expected JSON that equivcheck wrote in format {FORMAT}"
         )
     return decode(TensorProgram, {name: value for name, value in data.items() if name != "format"}, where=where)
 
@@ -42,5 +43,5 @@ def case_from_json(text: str, *, where: str = "case") -> Scenario | TensorProgra
     if kind == TensorProgram.tag:
         return program_from_json(text, where=where)
     if kind != CASE:
-        raise InvalidScenario(f"{where}: {KIND} {quote(kind)} is not valid: unknown kind. Expected {CASE} or {TensorProgram.tag}")
+        raise InvalidScenario(f"{where}: {KIND} {quote(kind)} is not valid. Expected {CASE} or {TensorProgram.tag}")
     return from_json(text, where=where)

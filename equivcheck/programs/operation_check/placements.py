@@ -26,11 +26,11 @@ def all_placements(task: OperationTask, reductions: Sequence[str]) -> list[Place
     """
     for each in reductions:
         if each not in REDUCTIONS:
-            raise invalid(f"reductions {each!r}", "unknown reduction", ", ".join(REDUCTIONS))
+            raise invalid(f"reductions {each!r}", "unknown reduction", f"any of {', '.join(REDUCTIONS)}")
     choices = [list(_of_tensor(tensor, len(task.mesh), reductions)) for _, tensor in task.tensors]
     if math.prod(map(len, choices)) > MOST:
         counts = " x ".join(str(len(each)) for each in choices)
-        raise invalid(f"{counts} placements", f"there are more than {MOST:,}", "fewer, listed in placements=")
+        raise invalid("placements None", f"{counts} combinations are more than {MOST:,}", "a list of fewer combinations")
     return list(itertools.product(*choices))
 
 
@@ -49,7 +49,7 @@ def _given(task: OperationTask, given: Any) -> Placements:
     each_of = [given] if len(tensors) == 1 and isinstance(given, (str, Placement)) else given
     if isinstance(each_of, (str, Placement)) or not isinstance(each_of, Sequence) or len(each_of) != len(tensors):
         names = ", ".join(name for name, _ in tensors)
-        raise invalid(f"placements {given!r}", "each tensor needs an item", f"{len(tensors)}, for {names}")
+        raise invalid(f"placements {given!r}", "each tensor needs an item", f"a list of length {len(tensors)}, for {names}")
     return tuple(_of_axes(name, tensor, own, num_axes) for (name, tensor), own in zip(tensors, each_of, strict=True))
 
 
@@ -58,7 +58,7 @@ def _of_axes(name: str, tensor: torch.Tensor, given: Any, num_axes: int) -> tupl
         return None
     along = [given] if isinstance(given, (str, Placement)) else list(given)
     if len(along) != num_axes:
-        raise invalid(f"placements {given!r} of {name}", "each mesh axis needs a placement", str(num_axes))
+        raise invalid(f"placements {given!r} of {name}", "each mesh axis needs a placement", f"a list of length {num_axes}")
     texts = tuple(_text(each, tensor.ndim) for each in along)
     try:
         require_placements(tensor, texts, tensor.ndim)

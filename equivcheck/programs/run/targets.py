@@ -43,7 +43,7 @@ def _typed() -> type[DTensorTarget]:
         from equivcheck.programs.run.plain.typed import TypedTarget
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"target 'typed' is not valid: {error.name} is missing. Expected it installed: pip install spmd_types"
+            f"target 'typed' is not valid: {error.name} is not installed. Expected: pip install spmd_types"
         ) from error
     return TypedTarget
 

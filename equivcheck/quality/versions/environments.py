@@ -89,7 +89,9 @@ class Environments:
             with FileLock(self.cache / f"{name}.lock"):
                 return self._complete(self.cache / name, release)
         except OSError as error:
-            raise NoEnvironment(f"torch {release}: no environment in {self.cache}: {type(error).__name__}: {error}") from error
+            raise NoEnvironment(
+                f"torch {release}: no environment can be created in {self.cache}: {type(error).__name__}: {error}"
+            ) from error
 
     def _complete(self, folder: Path, release: Version) -> Installation:
         wanted, marker = dependencies(), folder / _COMPLETE

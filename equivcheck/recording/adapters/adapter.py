@@ -105,9 +105,8 @@ class Adapter:
         if unknown := [tensor for tensor in tensors if id(tensor) not in found]:
             raise UsageError(
                 f"the optimizer's tensor with shape {tuple(unknown[0].shape)} is not valid: no module owns it, and it is not a "
-                f"copy of a "
-                "parameter. Expected a model whose parameters the optimizer updates, or an attribute main_param with the copy "
-                "on each of them."
+                "copy of a parameter. Expected an optimizer for the model's parameters, or for copies that are the attribute "
+                "main_param of the parameters."
             )
         self._adopted.append(copies)
         return copies.slots

@@ -52,7 +52,8 @@ class Copies:
             if not torch.allclose(found, expected, rtol=2 * torch.finfo(parameter.dtype).eps, atol=0.0):
                 raise UsageError(
                     f"the optimizer's copy of a parameter with shape {tuple(parameter.shape)} is not valid: several parameters "
-                    "start with its values. Expected an attribute main_param with the copy, on each parameter of the model."
+                    "have the same initial values, so it is not clear which one it copies. Expected an attribute main_param "
+                    "with the copy, on each parameter of the model."
                 )
 
 

@@ -53,7 +53,7 @@ def shard_of(name: str, parameter: torch.Tensor, owner: nn.Module | None, declar
     if place is None:
         raise UsageError(
             f"parameter {name!r} without mesh is not valid: it is a tensor-parallel shard, and neither megatron.core nor "
-            "tp_group on its module says which one. Expected a mesh with an axis tp, such as {'dp': 2, 'tp': 2}."
+            "tp_group on its module gives this rank's position. Expected a mesh with an axis tp, such as {'dp': 2, 'tp': 2}."
         )
     rank, num_ranks = place
     return shard_move(shape, dim, rank, num_ranks, stride) if num_ranks > 1 else None

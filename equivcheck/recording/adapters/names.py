@@ -77,7 +77,7 @@ def require_names(names: Any) -> tuple[Source, ...]:
         for name in source.names:
             if name in targets:
                 raise UsageError(
-                    f"names entry {source.target!r} is not valid: {name!r} is also in the entry {targets[name]!r}. "
+                    f"names entry {source.target!r} is not valid: {name!r} already occurs in the entry {targets[name]!r}. "
                     "Expected one new name for each tensor."
                 )
             targets[name] = source.target
@@ -180,12 +180,12 @@ def _moves(source: Source, target: str, names: Sequence[str | None], shapes: Map
     own = [swap_last_dims(shapes[name]) if source.is_transposed and len(shapes[name]) > 1 else shapes[name] for name in present]
     dims = {len(shape) for shape in own}
     if len(dims) > 1 or not -min(dims) <= source.dim < min(dims):
-        raise refuse(f"shapes {', '.join(map(str, own))} have no dim {source.dim}, or differ in their number of dims")
+        raise refuse(f"shapes {', '.join(map(str, own))} have no dim {source.dim}, or different numbers of dims")
     dim = source.dim % min(dims)
     if len({(*shape[:dim], *shape[dim + 1 :]) for shape in own}) > 1:
-        raise refuse(f"shapes {', '.join(map(str, own))} differ along other dims than {dim}")
+        raise refuse(f"shapes {', '.join(map(str, own))} differ in a dim other than {dim}")
     if any(shape[dim] % source.groups for shape in own):
-        raise refuse(f"shapes {', '.join(map(str, own))} have no {source.groups} equal groups along dim {dim}")
+        raise refuse(f"dim {dim} of the shapes {', '.join(map(str, own))} cannot be split into {source.groups} equal groups")
     return list(_fused_moves(own, dim, source.groups))
 
 

@@ -22,7 +22,8 @@ def require_like_first(first: RecordedRun, moved: RecordedRun, steps: Sequence[i
     problem = _problem(first, moved, steps)
     if problem:
         raise UsageError(
-            f"moved run {moved.folder} is not valid: {problem}. Expected the run in {first.folder} again, with --moved."
+            f"moved run {moved.folder} is not valid: {problem}. "
+            f"Expected the training of {first.folder}, recorded again with --moved."
         )
 
 

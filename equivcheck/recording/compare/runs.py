@@ -245,7 +245,7 @@ def _require_steps(folder: Path, ranks: Sequence[RankTrace], complete: int, begu
         problem = "it has no step"
     else:
         return
-    remedy = f", or compare the complete steps only: --steps {complete}" if complete else ""
+    remedy = f". To compare only the complete steps, use --steps {complete}" if complete else ""
     raise UsageError(f"folder {folder} is not valid: {problem}. Expected a run that was recorded to its end{remedy}.")
 
 

@@ -63,7 +63,7 @@ def write_page(verdict: CaseVerdict, file: Path, context: PageContext, again: Ru
 
     `again` runs the ranks once more. Raises `OSError` if the file cannot be written.
     """
-    raise TypeError(f"verdict {type(verdict).__name__} is not valid: unknown class. Expected Verdict or ProgramVerdict")
+    raise TypeError(f"verdict is not valid: its class is {type(verdict).__name__}. Expected Verdict or ProgramVerdict")
 
 
 @write_page.register

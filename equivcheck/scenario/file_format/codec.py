@@ -42,7 +42,7 @@ T = TypeVar("T")
 @singledispatch
 def to_json(case: Checkable) -> str:
     """Encode a case as one line of JSON with every field."""
-    raise TypeError(f"case {type(case).__name__} is not valid: unknown class. Expected Scenario or TensorProgram")
+    raise TypeError(f"case is not valid: its class is {type(case).__name__}. Expected Scenario or TensorProgram")
 
 
 @to_json.register
@@ -128,7 +128,8 @@ def _register(kind: type[T], base: type, tags: dict[str, type[T]], what: str) ->
     tag = getattr(kind, "tag", None)
     if not (is_dataclass(kind) and issubclass(kind, base) and isinstance(tag, str)):
         raise UsageError(
-            f"{what} {kind!r} is not valid. Expected a dataclass derived from {base.__name__} that has a string as tag."
+            f"{what} {kind!r} is not valid. Expected a dataclass derived from {base.__name__}, with a string in "
+            "the attribute tag."
         )
     if any(field.name == KIND for field in fields(kind)):
         raise UsageError(

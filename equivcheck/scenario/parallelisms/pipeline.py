@@ -77,7 +77,9 @@ class Pipeline(Parallelism):
                 self, "boundaries", f"() or {num_stages - 1} entries for {count} ranks x {self.stages_per_rank} stages"
             )
         if not can_run_chunks(self.schedule, self.num_chunks, count):
-            raise invalid_field(self, "num_chunks", f"a number that {self.schedule!r} can run on {count} ranks")
+            raise invalid_field(
+                self, "num_chunks", f"a number that {self.schedule!r} can run on {count} ranks, such as {2 * count}"
+            )
 
 
 def can_run_chunks(schedule: PipelineSchedule, num_chunks: int, ranks: int) -> bool:

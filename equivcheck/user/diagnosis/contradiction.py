@@ -47,7 +47,9 @@ class RealValues:
             with np.errstate(invalid="ignore", over="ignore"):
                 is_far = np.linalg.norm(real - other) > SLACK * self._limit(expected, piece.name, real, other)
             if is_far:  # false for NaN, which the complete comparison judges
-                raise Contradicted(f"step {step}, {phase.value} of {piece.name} on rank {rank}: the emulated values differ")
+                raise Contradicted(
+                    f"step {step}, {phase.value} of {piece.name} on rank {rank}: the emulated values differ from the real ones"
+                )
 
     def _limit(self, expected: Expected, name: str, real: Vector, other: Vector) -> float:
         """Return a bound that is at least the tolerance in the complete comparison of these values."""

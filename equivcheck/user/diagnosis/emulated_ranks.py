@@ -166,7 +166,7 @@ class EmulatedUserRanks(EmulatedRanks):
         if self.updates_in_backward:
             if self.may_update_in_backward:
                 return
-            raise NotTogether("the optimizer steps inside backward, before gradients are reduced")
+            raise NotTogether("emulated ranks cannot reduce gradients, because the optimizer steps inside backward")
         with torch.no_grad():
             reduced = self._reduced(rank, before, fresh, number, last=number == self.num_backward - 1)
             for name, value in self.parameters[rank].items():

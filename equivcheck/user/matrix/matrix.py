@@ -131,7 +131,7 @@ class _Layout:
         missing = [key for key in REQUIRED if key not in given]
         if missing:
             expected = f"values for {', '.join(REQUIRED)}, in the layout or in the arguments that all layouts share"
-            raise _invalid(f"layout {name!r}", f"it has no {', no '.join(missing)}", expected)
+            raise _invalid(f"layout {name!r}", f"it has no {' and no '.join(missing)}", expected)
         self.name = name
         self.options = {key: value for key, value in options.items() if key != EXPECTED}
         self.mesh = mesh_of((shared | self.options)["mesh"])
@@ -146,7 +146,7 @@ class _Layout:
 def _require_known(given: Mapping[str, Any], allowed: Sequence[str], whose: str) -> None:
     for key in given:
         if key not in allowed:
-            why = "all layouts share it" if key in OF_TRAINING else "there is no such argument"
+            why = "all layouts share it, so it belongs outside the layouts" if key in OF_TRAINING else "there is no such argument"
             hint = did_you_mean(str(key), allowed)
             raise _invalid(f"{shorten(repr(key), 100)} in {whose}", why, f"one of {', '.join(allowed)}", hint=hint)
 

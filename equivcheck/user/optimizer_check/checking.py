@@ -92,7 +92,9 @@ class OptimizerCheck:
         scalar = next((name for name, shape in (self.shapes or {}).items() if not tuple(shape)), None)
         if scalar is not None and Placed.FSDP2.value in self.placements and self.parallelize is None:
             raise _invalid(
-                f"shapes {scalar!r}", "fully_shard refuses parameters without dims", "at least one dim, or other placements"
+                f"shapes {scalar!r}",
+                "fully_shard refuses parameters without dims",
+                "shapes with at least one dim, or placements without fsdp2",
             )
         if not self.placements:
             raise _invalid("placements ()", "it gives no way to hold parameters", f"at least one of {', '.join(values)}")
@@ -102,7 +104,7 @@ class OptimizerCheck:
         if (self.save is None) != (self.load is None):
             raise _invalid(
                 "save without load" if self.load is None else "load without save",
-                "half of the cases save a checkpoint and load it",
+                "half of the cases save a checkpoint and load it, which needs both",
                 "both, or neither",
             )
 

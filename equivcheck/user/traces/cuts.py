@@ -103,7 +103,7 @@ class ShardBoxes:
         if piece.shape != local:
             raise invalid(
                 f"cuts entry for {piece.name!r}",
-                f"the full shape {boxes[0].shape} gives this rank a shard {local}, but its tensor is {piece.shape}",
+                f"the cuts give this rank the shape {local} of the full shape {boxes[0].shape}, but its tensor has {piece.shape}",
                 "shards as torch.chunk makes them, or full_tensors=fn(module)",
             )
         if len(boxes) == 1:
@@ -151,7 +151,9 @@ def _components(name: str, shape: tuple[int, ...], entries: Sequence[Cut]) -> tu
         return dim, [shape[dim]]
     if any(each != (dim, *components) for each in known if len(each) > 1 or each[0] == dim):
         raise invalid(
-            f"cuts entry {name!r}", f"its entries for dim {dim} have different components", "equal components in all of them"
+            f"cuts entry {name!r}",
+            f"its entries for dim {dim} give different components",
+            "the same components in each of these entries",
         )
     (parts,) = components
     sizes = [shape[dim] // parts] * parts if isinstance(parts, int) else list(parts)

@@ -63,7 +63,7 @@ class Lightning:
             )
         strategy, precision = self.arguments.get("strategy"), self.arguments.get("precision") or "32"
         if precision not in MIXED and ("16" in str(precision) or "transformer-engine" in str(precision)):
-            why = f"its precision {precision!r} rounds at other places than one device"
+            why = f"its precision {precision!r} rounds at other points than the single-device run"
             raise invalid("trainer Lightning", why, "'32-true', '64-true' or 'bf16-mixed'")
         if isinstance(strategy, str) and strategy.startswith(NEED_GPU):
             raise invalid("trainer Lightning", f"its strategy {strategy!r} needs a GPU", "'ddp' or a ModelParallelStrategy")

@@ -132,7 +132,7 @@ class MegatronCore:
         full = dict(model.named_parameters())
         for each in placed:
             if each.name not in full or tuple(full[each.name].shape) != each.shape:
-                why = f"Megatron's parameter {each.name} with the full shape {each.shape} has no equal in it"
+                why = f"it has no parameter like Megatron's {each.name} with the full shape {each.shape}"
                 raise invalid("model", why, "parameters with the same names and shapes on one device and on ranks")
             each.load(full[each.name])
         ddp = megatron.distributed.DistributedDataParallelConfig(**self.ddp)

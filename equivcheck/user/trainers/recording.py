@@ -103,6 +103,6 @@ def _located(part: LocalPart) -> tuple[torch.Tensor, tuple[Piece, ...]]:
     if part.start:
         return tensor, (Piece(name=part.name, shape=part.shape, start=part.start, size=tuple(tensor.shape)),)
     if tuple(tensor.shape) != part.shape:
-        why = f"its tensor has the shape {tuple(tensor.shape)} and no place in {part.shape}"
+        why = f"its tensor has the shape {tuple(tensor.shape)}, and its position in {part.shape} is not given"
         raise invalid(f"part {part.name!r}", why, "the full tensor, or a start or offset for a part of it")
     return tensor, (Piece(name=part.name, shape=part.shape),)

@@ -118,7 +118,9 @@ class TorchTitan:
         unknown = [name for name in sizes if name not in DEGREES]
         if unknown or [*sizes] != [name for name in DEGREES if name in sizes]:
             raise invalid(
-                "mesh", f"torchtitan has no axes {', '.join(sizes)} in this order", f"some of {', '.join(DEGREES)}, in this order"
+                "mesh",
+                f"its axes {', '.join(sizes)} are not all known to torchtitan, or in another order",
+                f"some of {', '.join(DEGREES)}, in this order",
             )
         if "pp" in sizes:
             _require_torch("pp", "pipeline", "no axis pp")

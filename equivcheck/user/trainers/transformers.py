@@ -61,7 +61,9 @@ class HFTrainer:
         """Return the step for one device. It averages over all labels in an update and clips as configured."""
         low = [name for name in ("bf16", "fp16") if self.arguments.get(name)]
         if low:
-            raise invalid("trainer HFTrainer", f"its {low[0]} rounds at other places than one device", f"{low[0]}=False")
+            raise invalid(
+                "trainer HFTrainer", f"its {low[0]} rounds at other points than the single-device run", f"{low[0]}=False"
+            )
         return self._step
 
     def _step(self, model: nn.Module, microbatches: Sequence[Any], optimizer: Any, loss: Any) -> dict[str, Any]:

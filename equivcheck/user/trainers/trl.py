@@ -70,7 +70,9 @@ class TRL:
         if self.kind not in ROWS:
             raise invalid(f"trainer TRL with kind {self.kind!r}", "there is no adapter for it", f"one of {', '.join(ROWS)}")
         if self.arguments.get("bf16") or self.arguments.get("fp16"):
-            raise invalid("trainer TRL", "its bf16 or fp16 rounds at other places than one device", "bf16=False and fp16=False")
+            raise invalid(
+                "trainer TRL", "its bf16 or fp16 rounds at other points than the single-device run", "bf16=False and fp16=False"
+            )
         return self._step
 
     def _step(self, model: nn.Module, microbatches: Sequence[Any], optimizer: Any, loss: Any) -> dict[str, Any]:

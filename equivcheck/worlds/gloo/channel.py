@@ -70,6 +70,6 @@ class Channel:
         while view:
             received = self._socket.recv_into(view)
             if not received:
-                raise EOFError("the other end closed the channel")
+                raise EOFError("the process at the other end closed the channel")
             view = view[received:]
         return bytes(data)

@@ -69,7 +69,7 @@ class RankProcesses:
                     with self._may_be_lost(member):
                         member.place(store, table, len(self._members), until=until)
         except OSError as error:
-            raise RanksDidNotStart(f"the gloo ranks could not join: {error}") from error
+            raise RanksDidNotStart(f"the gloo ranks could not form a process group: {error}") from error
         threads = self._joined(until)
         self._threads = tuple(threads[member.rank] for member in self._members)
 
@@ -79,7 +79,7 @@ class RankProcesses:
         while len(threads) < len(self._members):
             ready = self._selector.select(max(0.0, until - time.monotonic()))
             if not ready:
-                raise RanksDidNotStart(f"the gloo ranks could not join within {START_SECONDS:g} s")
+                raise RanksDidNotStart(f"the gloo ranks could not form a process group within {START_SECONDS:g} s")
             for key, _ in ready:
                 with self._may_be_lost(key.data):
                     threads[key.data.rank] = int.from_bytes(key.data.channel.receive(until=until), "big")
@@ -92,7 +92,7 @@ class RankProcesses:
         except (EOFError, OSError) as error:
             end = died_report(member, self._exit_code(member.pid))
             how = ": ".join(filter(None, (end.error, last_line(end.stack))))
-            raise RanksLost(f"the gloo ranks could not join: rank {member.rank} {how}") from error
+            raise RanksLost(f"the gloo ranks could not form a process group: rank {member.rank} {how}") from error
 
     def has_lost_rank(self) -> bool:
         """Whether a process has ended although no run was in progress."""

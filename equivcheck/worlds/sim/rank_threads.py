@@ -78,7 +78,7 @@ class RankThreads:
             self.run(self.join_world, 0, JOIN_SECONDS)
         except RanksFailed as error:
             self.dismiss()
-            raise RanksDidNotStart(f"the sim ranks could not join: {error}") from None
+            raise RanksDidNotStart(f"the sim ranks could not form a process group: {error}") from None
 
     def join_world(self) -> None:
         """Create the default group on the calling rank."""

@@ -54,7 +54,7 @@ def check_strided(op: str, tensors: Sequence[torch.Tensor]) -> None:
     for tensor in tensors:
         if tensor.layout is not torch.strided:
             raise CallRefused(
-                f"{op}: {tensor.layout} is not supported: gloo sends strided tensors, and sums sparse_coo in all_reduce"
+                f"{op}: {tensor.layout} is not supported: gloo sends only strided tensors, except in a sparse all_reduce"
             )
 
 

@@ -169,5 +169,5 @@ def test_ranks_that_hang_are_hung() -> None:
 @pytest.mark.parametrize("given", [{"mesh": {"dp": 2}}, {"parallelize": in_ddp}])
 def test_a_mesh_needs_parallelize(given: dict[str, Any]) -> None:
     """And the other way round."""
-    with pytest.raises(UsageError, match="is not valid: ranks need both"):
+    with pytest.raises(UsageError, match="is not valid: training on ranks needs both"):
         check_batching(model=Causal, step=steps.token_mean, batch=tokens(), **given)

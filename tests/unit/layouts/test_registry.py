@@ -115,7 +115,7 @@ def test_an_entry_point_that_cannot_be_imported_is_one_clear_line(monkeypatch: p
 def test_repairs_that_never_end_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """A limit that its own repair does not satisfy is reported rather than repaired for ever."""
     monkeypatch.setattr(registry, "layout_kinds", lambda: {"gossip": GossipKind()})
-    with pytest.raises(BrokenLayout, match=r"gossip: limits still apply after all repairs; the last limit: never"):
+    with pytest.raises(BrokenLayout, match=r"gossip: a limit still applies after 64 repairs: never"):
         repair_training(TRAINING, GOSSIP)
 
 

@@ -233,7 +233,8 @@ def test_no_run_is_a_usage_error(tmp_path: Path) -> None:
     campaign(tmp_path, 0)
     with pytest.raises(
         UsageError,
-        match=r"run 'beef' is not valid: no run in .* has an id that begins with it. Expected the beginning of 0000000000000000",
+        match=r"run 'beef' is not valid: no run in .* has an id that begins with it. "
+        r"Expected an id, or the beginning of one: 0000000000000000",
     ):
         Page(tmp_path, "beef")
     campaign(tmp_path, 1)

@@ -146,12 +146,13 @@ OF_TOKEN_MODELS: list[Invalid] = [
     (
         a_token_model,
         {"layers": (GatedMLP(hidden=2), Layer(width=2, shares=0))},
-        "Layer.shares 0 is not valid. Expected a linear layer with its own weight before layer 1.",
+        "Layer.shares 0 is not valid. Expected the index of a linear layer with its own weight, before layer 1.",
     ),
     (
         Training,
         {"model": Model(features=1, layers=(Layer(width=1),)), "data": Data(microbatches=(2,)), "loss": CrossEntropy()},
-        "Training.loss CrossEntropy() is not valid. Expected another loss, or a model with at least two outputs.",
+        "Training.loss CrossEntropy() is not valid. "
+        "Expected a model with at least two outputs, or a loss other than CrossEntropy.",
     ),
     (
         Training,
@@ -186,22 +187,22 @@ OF_MODELS: list[Invalid] = [
     (
         a_model,
         {"layers": (Layer(width=2), Layer(width=2, shares=1))},
-        "Layer.shares 1 is not valid. Expected a linear layer with its own weight before layer 1.",
+        "Layer.shares 1 is not valid. Expected the index of a linear layer with its own weight, before layer 1.",
     ),
     (
         a_model,
         {"layers": (Layer(width=2), Layer(width=2, shares=-1))},
-        "Layer.shares -1 is not valid. Expected a linear layer with its own weight before layer 1.",
+        "Layer.shares -1 is not valid. Expected the index of a linear layer with its own weight, before layer 1.",
     ),
     (
         a_model,
         {"layers": (Layer(width=2), Layer(width=2, shares=0), Layer(width=2, shares=1))},
-        "Layer.shares 1 is not valid. Expected a linear layer with its own weight before layer 2.",
+        "Layer.shares 1 is not valid. Expected the index of a linear layer with its own weight, before layer 2.",
     ),
     (
         a_model,
         {"layers": (Layer(width=2), Layer(width=3, shares=0))},
-        "Layer.shares 0 is not valid. Expected a layer with the same input and output features as layer 1.",
+        "Layer.shares 0 is not valid. Expected the index of a layer with the same input and output features as layer 1.",
     ),
 ]
 
@@ -236,7 +237,7 @@ OF_OPTIMIZERS: list[Invalid] = [
         "RMSprop.alpha 1.0 is not valid. Expected a number in (0, 1) if centered is True.",
     ),
     (RMSprop, {"momentum": 2.0}, "RMSprop.momentum 2.0 is not valid. Expected 0.0 to 1.0"),
-    (Rprop, {"weight_decay": 0.1}, "Rprop.weight_decay 0.1 is not valid. Expected 0.0"),
+    (Rprop, {"weight_decay": 0.1}, "Rprop.weight_decay 0.1 is not valid: this optimizer has no weight decay. Expected 0.0"),
     (Rprop, {"etas": (0.5, 1.0)}, "Rprop.etas (0.5, 1.0) is not valid. Expected a number in (0, 1) and a number above 1"),
     (
         Rprop,
@@ -260,7 +261,7 @@ OF_OPTIMIZERS: list[Invalid] = [
     (Adafactor, {"d": 0.5}, "Adafactor.d 0.5 is not valid. Expected a finite number of at least 1"),
     (Muon, {"momentum": 1.5}, "Muon.momentum 1.5 is not valid. Expected 0.0 to 1.0"),
     (Muon, {"ns_steps": 0}, "Muon.ns_steps 0 is not valid. Expected 1 to 20"),
-    (Muon, {"maximize": True}, "Muon.maximize True is not valid. Expected False"),
+    (Muon, {"maximize": True}, "Muon.maximize True is not valid: this optimizer cannot maximize. Expected False"),
     (
         Muon,
         {"implementation": Implementation.FOREACH},
@@ -435,7 +436,7 @@ OF_LAYOUTS: list[Invalid] = [
     (
         a_pipeline,
         {"parallelisms": (Pipeline(schedule=PipelineSchedule.ONE_F_ONE_B, num_chunks=2),)},
-        "Pipeline.num_chunks 2 is not valid. Expected a number that PipelineSchedule.ONE_F_ONE_B can run on 3 ranks.",
+        "Pipeline.num_chunks 2 is not valid. Expected a number that PipelineSchedule.ONE_F_ONE_B can run on 3 ranks, such as 6.",
     ),
     (Layout, {"mesh": MESH, "parallelisms": ()}, "Layout.parallelisms () is not valid. Expected at least one parallelism"),
     (

@@ -232,7 +232,7 @@ def test_a_shard_of_unknown_place_names_what_says_it() -> None:
         ({"0.weight": ((0, "tp", 0),)}, r"pairs of dim and axis, or triples of dim, axis and components"),
         ({"0.weight": ((0, "tp", 2),)}, r"with components 2 .* dim 0 of shape \(5, 4\) has 5 elements\. Expected a divisor"),
         ({"0.weight": ((0, "tp", (4, 2)),)}, r"with components \(4, 2\) .* or sizes with the sum"),
-        ({"0.weight": ((1, "tp"),)}, r"'0.weight' .* full shape \(5, 4\) .* shard \(5, 2\), but its tensor is \(3, 4\)"),
+        ({"0.weight": ((1, "tp"),)}, r"'0.weight' .* the shape \(5, 2\) of the full shape \(5, 4\), but its tensor has \(3, 4\)"),
     ],
 )
 def test_cuts_that_do_not_fit_are_refused(cuts: Any, text: str) -> None:

@@ -98,7 +98,8 @@ class Moves(GroupCalls):
         if root != self.member:
             if tensors:
                 raise CallRefused(
-                    f"{op}: a tensor list on member {self.member} is not valid. Expected a list only on the root, member {root}."
+                    f"{op}: a tensor list on rank {self.member} of the group is not valid. "
+                    f"Expected a list only on the root, rank {root}."
                 )
             return []
         return list(tensors[0] if tensors and isinstance(tensors[0], (list, tuple)) else tensors)
@@ -132,9 +133,10 @@ class Moves(GroupCalls):
             return list(torch.split(tensor, list(sizes)))
         size = len(self.ranks)
         if not tensor.dim() or tensor.shape[0] % size:
-            text = "some torch versions split other sizes wrongly over gloo"
+            text = "some torch versions split other numbers of rows wrongly over gloo"
             raise CallRefused(
-                f"all_to_all: shape {list(tensor.shape)} is not valid without sizes. Expected a multiple of {size} rows ({text})."
+                f"all_to_all: shape {list(tensor.shape)} is not valid without split sizes. "
+                f"Expected a multiple of {size} rows ({text})."
             )
         return list(torch.split(tensor, [tensor.shape[0] // size] * size))
 

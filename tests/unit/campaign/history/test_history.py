@@ -94,7 +94,7 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     nights(History(tmp_path), Recheck.SHOWS)
     with contextlib.closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as db:
         db.execute("PRAGMA user_version = 99")
-    with pytest.raises(HistoryFailed, match=r"schema 99 comes from a newer equivcheck\. Expected schema 2 or older"):
+    with pytest.raises(HistoryFailed, match=r"its schema 99 comes from a newer equivcheck\. Upgrade equivcheck"):
         History(tmp_path).fingerprints()
 
 

@@ -28,7 +28,7 @@ def test_without_a_data_axis_the_outermost_one_grows() -> None:
 
 def test_ranks_that_do_not_fill_the_mesh_are_refused() -> None:
     """The error names the other axes and the multiple."""
-    with pytest.raises(UsageError, match=r"ranks 4095 .* fsdp2 x tensor_parallel are tp 2\. Expected a multiple of 2"):
+    with pytest.raises(UsageError, match=r"ranks 4095 .* fsdp2 x tensor_parallel keeps the axes tp 2\. Expected a multiple of 2"):
         scenario_on_ranks(fsdp2_over_tensor_parallel(), 4095)
 
 

@@ -132,7 +132,7 @@ def test_copies_that_only_their_order_distinguishes_are_checked(tmp_path: Path, 
         for parameter, copy in zip(own, copies, strict=True):
             parameter.data.copy_(copy)
         model(torch.randn(4, 6).bfloat16())
-    assert "several parameters start with its values" in capsys.readouterr().err
+    assert "several parameters have the same initial values" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

@@ -113,7 +113,7 @@ def test_patterns_keep_their_texts_and_the_first_one_counts() -> None:
         ({"a": {"parts": "b"}}, "names entry 'a'"),
         ({"a": {"parts": ["b"], "groups": 0}}, "names entry 'a'"),
         ({"*.a": "b"}, "with as many * in each name as in the new one"),
-        ({"a": "b", "c": "b"}, "names entry 'c' is not valid: 'b' is also in the entry 'a'"),
+        ({"a": "b", "c": "b"}, "names entry 'c' is not valid: 'b' already occurs in the entry 'a'"),
     ],
 )
 def test_a_name_map_of_another_form_is_refused(names: Any, text: str) -> None:
@@ -129,9 +129,9 @@ def test_a_name_map_of_another_form_is_refused(names: Any, text: str) -> None:
         ({"b": "a"}, "'b' and 'a' would both be 'b'"),
         ({"n.a": "c", "n.*": "*"}, "'a' and 'c' would both be 'n.a'"),
         ({"q": {"parts": ["a", "none"]}}, "the model has 'a', but no tensor 'none'"),
-        ({"q": {"parts": ["a", "c"], "dim": 1}}, "shapes (4, 3), (2, 3) differ along other dims than 1"),
-        ({"q": {"parts": ["a", "b"]}}, "shapes (4, 3), (3,) have no dim 0, or differ in their number of dims"),
-        ({"q": {"parts": ["a", "c"], "groups": 4}}, "shapes (4, 3), (2, 3) have no 4 equal groups along dim 0"),
+        ({"q": {"parts": ["a", "c"], "dim": 1}}, "shapes (4, 3), (2, 3) differ in a dim other than 1"),
+        ({"q": {"parts": ["a", "b"]}}, "shapes (4, 3), (3,) have no dim 0, or different numbers of dims"),
+        ({"q": {"parts": ["a", "c"], "groups": 4}}, "dim 0 of the shapes (4, 3), (2, 3) cannot be split into 4 equal groups"),
         ({"q": {"name": "b", "transpose": True}}, "shape (3,) cannot be transposed"),
     ],
 )

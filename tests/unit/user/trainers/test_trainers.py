@@ -158,7 +158,11 @@ MUON = {"optimizer": {"type": "Muon"}}
     [
         (RecordsTwice(), {}, "trainer is not valid: it called record.before_update twice before update 0"),
         (Silent(), {}, "trainer is not valid: it recorded 0 updates for 2 batches"),
-        (Misplaced(), {}, "part '0.weight' is not valid: its tensor has the shape (2, 3) and no place in (5, 3)"),
+        (
+            Misplaced(),
+            {},
+            "part '0.weight' is not valid: its tensor has the shape (2, 3), and its position in (5, 3) is not given",
+        ),
         (FlatEngine(), {"parallelize": lambda model, mesh: model}, "parallelize together with trainer is not valid"),
         (FlatEngine(), {"step": lambda model, batch, optimizer, loss: None}, "step together with trainer is not valid"),
         (None, {}, "parallelize is not valid: it is missing"),

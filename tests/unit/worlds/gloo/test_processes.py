@@ -158,7 +158,7 @@ def test_ranks_that_are_lost_again_and_again_do_not_start(ranks: GlooRanks, monk
         lose(monkeypatch, 3)
         with pytest.raises(RanksDidNotStart) as caught:
             other.run(programs.place)
-        assert str(caught.value) == "the gloo ranks could not join: rank 1 killed by SIGKILL (tried 3 times)"
+        assert str(caught.value) == "the gloo ranks could not form a process group: rank 1 killed by SIGKILL (tried 3 times)"
         assert other.run(programs.place).values == ((0, 2), (1, 2))
 
 
@@ -166,7 +166,7 @@ def test_ranks_that_are_lost_again_and_again_do_not_start(ranks: GlooRanks, monk
 @pytest.mark.parametrize(
     ("first", "why"),
     [
-        ("import os; os.kill(os.getpid(), 9)", "the other end closed the channel"),
+        ("import os; os.kill(os.getpid(), 9)", "the process at the other end closed the channel"),
         ("raise OSError('no disk')", "OSError: no disk"),
     ],
 )

@@ -413,7 +413,9 @@ def test_ranks_that_cannot_join_are_no_failure_of_the_program(monkeypatch: pytes
     ranks = SimRanks(2)
     with monkeypatch.context() as patched:
         patched.setattr("equivcheck.worlds.sim.rank_threads.join_world", _refuses_to_join)
-        with pytest.raises(RanksDidNotStart, match="the sim ranks could not join: rank 0 raised RuntimeError: no backend"):
+        with pytest.raises(
+            RanksDidNotStart, match="the sim ranks could not form a process group: rank 0 raised RuntimeError: no backend"
+        ):
             ranks.run(total)
         assert threading.active_count() == before
     assert ranks.run(total).values == (1.0, 1.0)
