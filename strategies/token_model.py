@@ -48,7 +48,10 @@ _KINDS_AND_OTHERS: SearchStrategy[type[AnyLayer]] = st.sampled_from((*_USUAL_KIN
 """`AnyLayer` stands for third-party layers."""
 _SCORES = st.sampled_from(ScoreFunction)
 _NUM_EXPERTS = st.sampled_from((2, 3, 4, 5, 6, 8))
-_BALANCES = st.sampled_from((0.0, 0.1, 0.01, 0.0))
+_BALANCES = st.sampled_from(
+    ((0.0, 0.0), (0.1, 0.0), (0.01, 0.0), (0.0, 0.5), (0.0, 0.125), (0.1, 0.5), (0.01, 0.125), (0.0, 0.0))
+)
+"""Load-balancing coefficients with rates for the router bias. A single draw gives both, so later draws stay the same."""
 _NORMALISERS = st.sampled_from((Normaliser.TOKEN, Normaliser.TOKEN, Normaliser.SEQUENCE))
 _SMOOTHINGS = st.sampled_from((0.0, 0.1))
 _Z_LOSSES = st.sampled_from((0.0, 0.01))
@@ -91,6 +94,7 @@ def gated_mlps(draw: DrawFn) -> GatedMLP:
 def experts(draw: DrawFn) -> Experts:
     """Draw expert layers. A router chooses one or two experts for each position."""
     top_k = 2 if draw(EVENLY) else 1
+    balance, router_bias_rate = draw(_BALANCES)
     return Experts(
         hidden=draw(_HIDDEN),
         num_experts=draw(_NUM_EXPERTS),
@@ -100,7 +104,8 @@ def experts(draw: DrawFn) -> Experts:
         weighs_input=draw(SOMETIMES),
         shared=draw(SOMETIMES),
         dispatched=draw(EVENLY),
-        balance=draw(_BALANCES),
+        balance=balance,
+        router_bias_rate=router_bias_rate,
         activation=draw(ACTIVATIONS),
         bias=draw(SOMETIMES),
         norm=draw(_NORMS),

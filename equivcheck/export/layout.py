@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from equivcheck.layouts.base.expected_calls.shared import AXES
+from equivcheck.layouts.base.script.counts import add_counts
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition, loop_over_layers, refuse
 from equivcheck.layouts.base.script.in_backward import write_in_backward
-from equivcheck.layouts.base.script.loop import order_of, part_of_step
-from equivcheck.layouts.base.script.mesh import mesh_of, repr_of
+from equivcheck.layouts.base.script.loop import order_of
 from equivcheck.layouts.base.script.text import block
 from equivcheck.layouts.composition.registry import kind_of
 from equivcheck.scenario import ClipNorm, ClipValue, Compile
@@ -24,7 +23,7 @@ def write_layout(draft: Draft) -> None:
         _clip_by_mesh(draft)
     if layout.mesh.num_ranks == 1:
         draft.averages_loss = False
-    _add_balance(draft)
+    add_counts(draft)
     if layout.execution.optimizer_in_backward:
         write_in_backward(draft)
     _compile(draft)
@@ -78,37 +77,3 @@ def _clip_by_mesh(draft: Draft) -> None:
 def _define(draft: Draft, returns: str, words: str, body: list[str]) -> None:
     text = f'"""{words}."""'
     draft.definitions.append(block(f"def clip(model: nn.Module) -> {returns}:", [text, *_BY_MESH, *body]))
-
-
-_BALANCE_LOSS = (
-    "def balance_loss(model, groups, positions):",
-    '    """Sum the load-balancing losses of all layers, with counts over `groups` and a mean over positions."""',
-    "    total = 0.0",
-    "    for layer in model.modules():",
-    '        if "load" in vars(layer):',
-    "            coefficient, counts, shares = layer.load",
-    "            for group in groups:",
-    "                dist.all_reduce(counts, group=group)",
-    "            total = total + coefficient * counts.numel() * (counts / counts.sum() * shares).sum()",
-    "    return total / positions",
-)
-
-
-def _add_balance(draft: Draft) -> None:
-    """Add the experts' load-balancing loss to the output loss. Ranks sum the counts of chosen experts."""
-    training = draft.scenario.training
-    if not training.model.balances:
-        return
-    draft.definitions.append(list(_BALANCE_LOSS))
-    layout, groups = draft.scenario.layout, []
-    for parallelism in layout.parallelisms:
-        names = [name for name in layout.axes_of(parallelism) if name in AXES and layout.mesh.size(name) > 1]
-        if not parallelism.propagates_placements:  # its counts are DTensors
-            mesh = mesh_of(draft, parallelism) if names else ""
-            several = len(layout.axes_of(parallelism)) > 1
-            groups += [f"{mesh}.get_group({repr_of(name) if several else ''})" for name in names]
-    if groups:
-        draft.before_wrap.append("counting_groups = []  # ranks with different parts of a microbatch")
-        draft.add(LoopPosition.WRAP, *(f"counting_groups.append({group})" for group in groups))
-    positions = f"inputs.shape[{training.data.batch_dim}]" + (f" * {training.model.length}" if training.model.length else "")
-    draft.added = f"balance_loss(model, {'counting_groups' if groups else '()'}, {positions}){part_of_step(draft)}"

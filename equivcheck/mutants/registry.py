@@ -49,6 +49,7 @@ _MODULES = (
     "experts.gradients",
     "experts.partial_sums",
     "experts.balance",
+    "experts.router_bias",
     "experts.units",
     "context_parallel.positions",
     "context_parallel.documents",

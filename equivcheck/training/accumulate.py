@@ -11,6 +11,7 @@ from equivcheck.training.balance import balance_loss, routing_loads
 from equivcheck.training.layers.module import replicated_like
 from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
+from equivcheck.training.update.router_bias import count_choices
 from equivcheck.worlds.trace.stage import Stage
 
 
@@ -36,6 +37,8 @@ def microbatch_loss(setup: Setup, batch: Batch, index: int, rows: int) -> torch.
     training = setup.training
     with setup.forward_context():
         outputs = setup.parts[0](batch.inputs, batch.masks, index)
+        if training.model.has_router_bias:
+            count_choices(setup.model)
         loss = setup.loss(training, outputs.to(getattr(torch, training.precision.value)), batch.targets, batch.divisor)
         loss = scale_loss(setup, loss, rows, index)
         return _with_balance(setup, loss, batch, index, rows / training.rows_at(index)) if training.model.balances else loss

@@ -29,8 +29,9 @@ from equivcheck.training.layers.parameters import SCALE, parameters_of
 from equivcheck.training.layers.registry import layer_kind
 from equivcheck.training.loss import loss_of
 from equivcheck.training.material import Batch
-from equivcheck.training.model import build_model, offset_of
+from equivcheck.training.model import MLP, build_model, offset_of
 from equivcheck.training.update.optimizer import build_optimizer, build_schedule
+from equivcheck.training.update.router_bias import count_recorded_choices, update_router_biases
 
 Array = npt.NDArray[np.floating]
 
@@ -101,6 +102,8 @@ class _Run:
     losses: Losses
     parameters: tuple[torch.Tensor, ...]
     optimizer: torch.optim.Optimizer
+    model: nn.Module | None
+    """Module that computes the losses of all copies; None for batched functions."""
 
 
 def train_ensemble(training: Training, parameters: Mapping[str, torch.Tensor], steps: Sequence[Sequence[Batch]]) -> EnsembleTrace:
@@ -115,8 +118,9 @@ def train_ensemble(training: Training, parameters: Mapping[str, torch.Tensor], s
     trained = {parameter.full_name: parameter.trained for parameter in parameters_of(training.model)}
     copied = {name: values.clone().requires_grad_(trained[name]) for name, values in parameters.items()}
     optimizer = build_optimizer(training, copied.items())
-    losses = _batched_losses if _is_batched(training) else _mapped_losses
-    run = _Run(training, losses(training, copied), tuple(copied.values()), optimizer)
+    model = None if _is_batched(training) else _mapped_model(training, copied)
+    losses = _batched_losses(training, copied) if model is None else _mapped_losses(training, copied, model)
+    run = _Run(training, losses, tuple(copied.values()), optimizer, model)
     schedule = build_schedule(training.schedule, optimizer)
     kept = []
     for index, microbatches in enumerate(steps):
@@ -133,16 +137,21 @@ def _is_batched(training: Training) -> bool:
     return plain and all(isinstance(layer, Layer) for layer in model.layers)
 
 
-def _mapped_losses(training: Training, parameters: Mapping[str, torch.Tensor]) -> Losses:
-    """Return a function to compute losses and gradients by `torch.vmap` over the module."""
+def _mapped_model(training: Training, parameters: Mapping[str, torch.Tensor]) -> MLP:
+    """Build a module that `torch.vmap` can map, with the first copy's parameters."""
     first = {name: values[0].detach() for name, values in parameters.items()}
     layers = tuple(layer_kind(layer).with_known_shapes(layer) for layer in training.model.layers)
     model = build_model(replace(training.model, counter=False, layers=layers), first, training.data.batch_dim)
+    if model.embedding is not None and model.embedding.padding_idx is not None:
+        model.embedding.forward = partial(_embedded, model.embedding, model.embedding.padding_idx)  # type: ignore[method-assign]
+    return model
+
+
+def _mapped_losses(training: Training, parameters: Mapping[str, torch.Tensor], model: MLP) -> Losses:
+    """Return a function to compute losses and gradients by `torch.vmap` over the module."""
     choices = RecordedChoices(model)
     uses, values = _uses(model), tuple(parameters.values())
     places = [uses[name] for name in parameters]
-    if model.embedding is not None and model.embedding.padding_idx is not None:
-        model.embedding.forward = partial(_embedded, model.embedding, model.embedding.padding_idx)  # type: ignore[method-assign]
 
     def losses(batch: Batch, index: int, share: float) -> tuple[torch.Tensor, bool]:
         def loss(own: Tensors, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, Tensors]:
@@ -158,6 +167,7 @@ def _mapped_losses(training: Training, parameters: Mapping[str, torch.Tensor]) -
             warnings.simplefilter("ignore")
             each, chosen = torch.vmap(loss)(values, batch.inputs, batch.targets)
         each.backward(torch.ones_like(each))  # type: ignore[no-untyped-call]
+        count_recorded_choices(model, [copies[0] for copies in chosen])
         return each.detach(), all(bool((copies == copies[0]).all()) for copies in chosen)
 
     return losses
@@ -237,6 +247,8 @@ def _step(run: _Run, microbatches: Sequence[Batch], index: int) -> EnsembleStep:
     clip_norm = _clip(run, there)
     clipped = None if run.training.clipping is None else _rows(there)
     run.optimizer.step()
+    if run.model is not None:
+        update_router_biases(run.model, lambda counts: counts)
     return EnsembleStep(
         loss=loss.numpy(),
         present=tuple(grad is not None for grad in grads),

@@ -16,6 +16,7 @@ from equivcheck.training.read import buffer_snapshot, full_snapshot, snapshot, s
 from equivcheck.training.setup import Setup
 from equivcheck.training.update.clipping import clip_by_value
 from equivcheck.training.update.optimizer import build_schedule
+from equivcheck.training.update.router_bias import update_router_biases
 from equivcheck.worlds.trace.stage import Stage
 from equivcheck.worlds.trace.trace import Piece, Slot, Snapshot, Step, Trace
 
@@ -96,6 +97,8 @@ def _step(run: _Run, microbatches: Sequence[Batch], index: int, reads_full: bool
         loss = setup.compute(setup, microbatches, index)
         loss = None if loss is None else setup.full_loss(loss)
     setup.announce(Stage.COMPUTE, index)
+    if setup.training.model.has_router_bias:
+        update_router_biases(setup.model, setup.sum_counts)
     for hook in setup.before_update:
         hook(optimizer, index)
     setup.announce(Stage.READING, index)

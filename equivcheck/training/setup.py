@@ -18,6 +18,7 @@ from equivcheck.training.material import Batch
 from equivcheck.training.read import State, default_slots
 from equivcheck.training.update.clipping import clip_by_norm, norm_of_norms
 from equivcheck.training.update.optimizer import build_optimizer
+from equivcheck.training.update.router_bias import SumCounts
 from equivcheck.worlds.trace.stage import Stage
 from equivcheck.worlds.trace.trace import Slot
 
@@ -59,6 +60,11 @@ class Setup:
     """Function that returns the tokens per expert over a whole microbatch, given those for this rank's part.
 
     Called after forward with the model, the counts, the batch and the step index, if layers have a load-balancing loss.
+    """
+    sum_counts: SumCounts = lambda counts: counts
+    """Function that sums the tokens per expert in a step over ranks with other rows or positions.
+
+    Called after a step's backwards, if routers choose experts with a bias.
     """
     gradient_scale: float = 1.0
     """Factor on the loss in backward, but not in the recorded loss. It is not 1 if gradients are divided by another number than

@@ -167,6 +167,12 @@ KINDS: dict[Family, dict[str, tuple[str, ...]]] = {
         "auxiliary loss averaged again, or added again": ("balance_divided_by_ranks", "balance_counted_twice"),
         "auxiliary loss of microbatches": ("balance_summed_over_microbatches", "choices_of_earlier_microbatches_counted"),
         "auxiliary loss detached": ("balance_without_gradient",),
+        "router's bias by counts of own rows or of the wrong axis": (
+            "router_bias_of_own_rows",
+            "router_bias_counted_along_last_axis",
+        ),
+        "router's bias in weights, or updated too often": ("router_bias_in_weights", "router_bias_updated_each_microbatch"),
+        "router's bias by counts of a part of the step": ("router_bias_counts_last_microbatch",),
     },
     Family.CONTEXT_PARALLEL: {
         "positions counted in a part": ("rotary_positions_of_own_part", "learned_positions_of_own_part"),

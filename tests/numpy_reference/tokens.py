@@ -131,11 +131,23 @@ def _balance_loss(layer: AnyLayer, own: Parameters, inputs: Array) -> float:
     return float(layer.balance * layer.num_experts * found)
 
 
+def choice_counts(model: Model, parameters: Parameters, inputs: npt.NDArray[np.int64] | Array) -> list[Array]:
+    """How many positions choose each expert, for each layer of a model that has only experts. Biases are among `parameters`."""
+    counts = []
+    for index, (layer, values) in enumerate(zip(model.layers, _through(model, parameters, inputs)[1], strict=True)):
+        assert isinstance(layer, Experts), layer
+        own = _own(parameters, index)
+        routes = [_route(layer, own, position)[1] for row in _norm(layer.norm, own, values) for position in row]
+        counts.append(np.bincount([expert for chosen in routes for expert in chosen], minlength=layer.num_experts).astype(float))
+    return counts
+
+
 def _route(layer: Experts, own: Parameters, values: Array) -> tuple[Array, list[int]]:
     """The scores of one position, and the experts that it chooses."""
     scored = own["router.weight"] @ values
     scores = softmax(scored) if layer.scores is ScoreFunction.SOFTMAX else sigmoid(scored)
-    return scores, sorted(range(layer.num_experts), key=lambda expert: (-scores[expert], expert))[: layer.top_k]
+    biased = scores + own.get("router.expert_bias", 0.0)
+    return scores, sorted(range(layer.num_experts), key=lambda expert: (-biased[expert], expert))[: layer.top_k]
 
 
 def _routed(layer: Experts, own: Parameters, values: Array) -> Array:

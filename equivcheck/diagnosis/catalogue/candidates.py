@@ -11,6 +11,7 @@ from equivcheck.diagnosis.catalogue.context_parallel.sums import wrong_shard_sum
 from equivcheck.diagnosis.catalogue.experts.balance import wrong_balances
 from equivcheck.diagnosis.catalogue.experts.exchange import wrong_exchanges
 from equivcheck.diagnosis.catalogue.experts.partial_sums import wrong_partial_sums
+from equivcheck.diagnosis.catalogue.experts.router_bias import wrong_router_biases
 from equivcheck.diagnosis.catalogue.experts.routing import dropped_rows, wrong_experts
 from equivcheck.diagnosis.catalogue.order import wrong_orders
 from equivcheck.diagnosis.catalogue.rows import wrong_rows
@@ -48,6 +49,7 @@ CATALOGUE: tuple[tuple[Callable[..., Iterator[Mistake]], tuple[Phase, ...]], ...
     (wrong_embeddings, COMPUTED),
     (wrong_experts, COMPUTED),
     (wrong_balances, COMPUTED),
+    (wrong_router_biases, (*COMPUTED, *UPDATED, Phase.BUFFER)),
     (wrong_exchanges, COMPUTED),
     (wrong_partial_sums, COMPUTED),
     (wrong_sequence_attention, COMPUTED),

@@ -42,11 +42,14 @@ class ScenarioRanks(EmulatedRanks):
         """Selects a rank's rows from a microbatch."""
         self.divides_by_own_rows = True
         """Whether a mean loss divides by the rows taken, not by the rows that the rank should have."""
+        self.counted_over: tuple[str, ...] = self.mesh.names
+        """Mesh axes over which ranks sum the expert counts of a step. Ranks with equal rows are counted several times."""
         self._counts: Counts = ()
         for rank, setup in enumerate(self.setups):
             setup.compute = partial(self._compute, rank) if rounding is None else partial(self._compute_rounded, setup.compute)
             if not one:
                 setup.full_counts = lambda *_given: self._counts
+                setup.sum_counts = partial(self.exchange, rank, together=self._sums_of_counts)
 
     def take_rows(self, rank: RankCoordinate, batch: Batch) -> Batch:
         """Return a rank's rows of a batch. All ranks get equally many rows, but the last ranks may get fewer."""
@@ -149,6 +152,11 @@ class ScenarioRanks(EmulatedRanks):
     def _sum_counts(self, counts: list[Counts]) -> list[None]:
         self._counts = [torch.stack(each).sum(0) for each in zip(*filter(len, counts), strict=True)]
         return [None] * len(counts)
+
+    def _sums_of_counts(self, counts: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Sum each rank's expert counts of a step over the ranks that count together."""
+        peers = [self.peers(rank, self.counted_over) for rank in range(len(counts))]
+        return [torch.stack([counts[peer] for peer in group]).sum(0) for group in peers]
 
     def _backward(self, rank: int, batch: Batch, number: int, index: int) -> tuple[float, Gradients]:
         """Return loss and gradients for a rank's rows, scaled such that their mean over ranks is the full gradient."""

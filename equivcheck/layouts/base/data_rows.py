@@ -40,7 +40,7 @@ def sum_counts(setup: Setup, group: ProcessGroup) -> None:
     """Sum each layer's counts, such as tokens per expert, over `group`, whose ranks have different rows or positions."""
     import torch.distributed as dist
 
-    inner = setup.full_counts
+    inner, inner_of_step = setup.full_counts, setup.sum_counts
 
     def full_counts(model: nn.Module, counts: Counts, batch: Batch, index: int) -> Counts:
         found = inner(model, counts, batch, index)
@@ -48,7 +48,13 @@ def sum_counts(setup: Setup, group: ProcessGroup) -> None:
             dist.all_reduce(each, group=group)
         return found
 
-    setup.full_counts = full_counts
+    def counts_of_step(counts: torch.Tensor) -> torch.Tensor:
+        found = inner_of_step(counts)
+        if group.size() > 1:
+            dist.all_reduce(found, group=group)
+        return found
+
+    setup.full_counts, setup.sum_counts = full_counts, counts_of_step
 
 
 def rows_of(batch: Batch, rank: int, size: int) -> Batch:

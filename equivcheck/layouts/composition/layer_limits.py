@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from equivcheck.layouts.base.limits.limit import Limit
-from equivcheck.layouts.base.limits.repairs import each_layer, has_routing, with_model, without_routing
+from equivcheck.layouts.base.limits.repairs import each_layer, has_routing, with_model, without_router_bias, without_routing
 from equivcheck.layouts.base.partition import chunk_sizes, is_last_shard_empty
 from equivcheck.layouts.composition.registry import rounding_of
 from equivcheck.scenario import (
@@ -83,6 +83,12 @@ LAYER_LIMITS = (
         "are not supported: a graph cannot hold them",
         applies=_has_shapes_of_values,
         repair=lambda training, _layout: each_layer(training, _with_known_shapes),
+    ),
+    Limit(
+        reason="whole_step: a router's bias that is updated once a step is not supported: the traced graph takes buffers, but "
+        "returns neither buffers nor the counts of chosen experts",
+        applies=lambda training, layout: training.model.has_router_bias and layout.execution.whole_step,
+        repair=lambda training, _layout: without_router_bias(training),
     ),
     Limit(
         reason="experts with a router: a layout that rounds to other element types is not supported: rounded scores are often "

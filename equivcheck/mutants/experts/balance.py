@@ -41,12 +41,12 @@ def _balances(layer: Experts) -> bool:
     return layer.balance > 0
 
 
-def _is_counted(scenario: Scenario) -> bool:
+def is_counted(scenario: Scenario) -> bool:
     """Whether several ranks have different rows or positions."""
     return scenario.layout.mesh.size(*AXES) > 1
 
 
-def _is_counted_elsewhere(scenario: Scenario) -> bool:
+def is_counted_elsewhere(scenario: Scenario) -> bool:
     """Whether several ranks differ along an axis other than the last."""
     mesh = scenario.layout.mesh
     return mesh.size(*(name for name in AXES if name != _last([axis.name for axis in mesh.axes if axis.size > 1]))) > 1
@@ -60,7 +60,7 @@ def _has_equal_microbatches(scenario: Scenario) -> bool:
     return len(set(scenario.training.data.microbatches)) == 1
 
 
-@fault(layouts=COUNTED, applies=all_of(has_experts(_balances), _is_counted), causes=CAUSES)
+@fault(layouts=COUNTED, applies=all_of(has_experts(_balances), is_counted), causes=CAUSES)
 def balance_of_own_rows(setup: Setup) -> None:
     """Bug: the load-balancing loss uses each rank's own expert counts, which are not summed over ranks."""
     setup.full_counts = counts_of_microbatch
@@ -68,15 +68,20 @@ def balance_of_own_rows(setup: Setup) -> None:
 
 @fault(
     layouts=COUNTED,
-    applies=all_of(has_experts(_balances), _is_counted_elsewhere),
+    applies=all_of(has_experts(_balances), is_counted_elsewhere),
     causes=CAUSES,
     minimum=Minimum(ranks=4, because="it takes two axes with two ranks each"),
 )
 def balance_counted_along_last_axis(setup: Setup) -> None:
     """Bug: the load-balancing loss uses expert counts summed over the last mesh axis only."""
-    names = axis_names(setup)
     setup.full_counts = counts_of_microbatch
-    sum_counts(setup, mesh_of(setup).get_group(names.index(_last([name for name in names if size_of(setup, name) > 1]))))
+    sum_counts(setup, mesh_of(setup).get_group(last_axis(setup)))
+
+
+def last_axis(setup: Setup) -> int:
+    """Return the index of the last mesh axis with several ranks."""
+    names = axis_names(setup)
+    return names.index(_last([name for name in names if size_of(setup, name) > 1]))
 
 
 def _reweigh(setup: Setup, factor: float) -> None:
@@ -97,7 +102,7 @@ def _changed(
     return change(load_of(scores, chosen))
 
 
-@fault(layouts=COUNTED, applies=all_of(has_experts(_balances), _is_counted), causes=CAUSES)
+@fault(layouts=COUNTED, applies=all_of(has_experts(_balances), is_counted), causes=CAUSES)
 def balance_divided_by_ranks(setup: Setup) -> None:
     """Bug: the load-balancing loss is divided by the number of ranks, although it is already averaged."""
     _reweigh(setup, 1 / size_of(setup, *AXES))

@@ -31,7 +31,8 @@ def _changed(router: Router, route: Callable[[torch.Tensor], Routed], change: Ch
     return change(router, inputs, route(inputs))
 
 
-def _scores(router: Router, inputs: torch.Tensor) -> torch.Tensor:
+def scores_of(router: Router, inputs: torch.Tensor) -> torch.Tensor:
+    """Compute a router's scores again. `inputs` have shape (..., features), and scores (..., experts)."""
     logits = functional.linear(inputs, router.weight)
     return logits.softmax(-1) if router.layer.scores is ScoreFunction.SOFTMAX else logits.sigmoid()
 
@@ -73,7 +74,7 @@ def router_weights_not_normalised(setup: Setup) -> None:
     """Bug: routing weights are not normalised."""
 
     def use_raw_scores(router: Router, inputs: torch.Tensor, routed: Routed) -> Routed:
-        return routed[0], _scores(router, inputs) * routed[0]
+        return routed[0], scores_of(router, inputs) * routed[0]
 
     reroute(setup, use_raw_scores, _normalises)
 
@@ -83,7 +84,7 @@ def router_weights_normalised_before_choice(setup: Setup) -> None:
     """Bug: routing weights are normalised over all experts instead of the chosen experts."""
 
     def normalise_over_all(router: Router, inputs: torch.Tensor, routed: Routed) -> Routed:
-        scores = _scores(router, inputs)
+        scores = scores_of(router, inputs)
         return routed[0], scores * routed[0] / scores.sum(-1, keepdim=True)
 
     reroute(setup, normalise_over_all, _normalises)

@@ -138,6 +138,8 @@ class Cause(PrintableEnum):
     """Rows are mixed up on the way to the experts' ranks, or back."""
     EXPERT_BALANCE = "expert_balance"
     """The load-balancing loss uses other counts, counts too often or too rarely, or has no gradient."""
+    ROUTER_BIAS = "router_bias"
+    """The bias with which routers choose experts uses other counts, changes at a wrong time, or is added to weights."""
     REDUCED_OVER_OTHERS = "reduced_over_others"
     """Gradient shards are reduced over ranks that hold other shards."""
     AVERAGE_OF_WEIGHTS = "average_of_weights"

@@ -105,6 +105,11 @@ class AnyLayer:
         return 0.0
 
     @property
+    def router_bias_rate(self) -> float:
+        """Step size of the bias with which the layer's router chooses experts; 0 if there is no such bias."""
+        return 0.0
+
+    @property
     def ends_in_linear(self) -> bool:
         """Whether the output comes directly from the last linear."""
         return not self.residual and not self.dropout and self.shape_op is None

@@ -14,6 +14,7 @@ MAX_EXPERTS = 32
 """Maximum experts. Generated scenarios usually have fewer, but ranks may require a larger multiple."""
 MAX_CHOSEN = 2
 MAX_BALANCE = 1.0
+MAX_ROUTER_BIAS_RATE = 1.0
 
 
 class ScoreFunction(PrintableEnum):
@@ -59,6 +60,12 @@ class Experts(AnyLayer):
     expert's fraction of all assignments in a microbatch, without gradient. ``P`` is the expert's mean share in the scores over
     all positions. The term is averaged over rows even if the main loss is a sum, and each microbatch is weighted by its fraction
     of the step's rows."""
+    router_bias_rate: float = 0.0
+    """Step size of a bias for load balancing without a loss, 0 to 1; 0 disables it (https://arxiv.org/abs/2408.15664).
+
+    Each step adds ``rate * sign(mean(counts) - counts)`` to the buffer ``router.expert_bias``, which starts at zero. ``counts``
+    says how many positions chose each expert in the whole step. The bias changes which experts are chosen, but not their weights.
+    """
     activation: Activation = Activation.SILU
     """Activation on the gate projection."""
     bias: bool = False
@@ -78,6 +85,7 @@ class Experts(AnyLayer):
         require_between(self, "num_experts", 2, MAX_EXPERTS)
         require_between(self, "top_k", 1, MAX_CHOSEN)
         require_between(self, "balance", 0.0, MAX_BALANCE)
+        require_between(self, "router_bias_rate", 0.0, MAX_ROUTER_BIAS_RATE)
         require_between(self, "dropout", 0.0, MAX_DROPOUT)
         if self.normalised and self.top_k == 1:
             raise invalid_field(self, "normalised", "False if top_k is 1", "a single weight would always be 1")

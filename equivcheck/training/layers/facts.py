@@ -78,6 +78,8 @@ class Dispatch:
     """Whether the sent rows need gradients, because parameters before the experts are trained, such as a norm's."""
     num_counted: int = 0
     """How many experts a load-balancing loss counts; 0 if there is no such loss."""
+    num_counted_each_step: int = 0
+    """How many experts are counted for a router's bias; 0 if there is no such bias."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

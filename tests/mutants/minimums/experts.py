@@ -36,6 +36,7 @@ NORMALISED = Experts(hidden=2, num_experts=3, top_k=2, normalised=True, scores=S
 SHARED = Experts(hidden=2, num_experts=3, top_k=2, shared=True)
 FOUR = Experts(hidden=2, num_experts=4)
 BALANCED = Experts(hidden=2, balance=0.1)
+BIAS = Experts(hidden=2, router_bias_rate=0.5)
 
 
 def _training(layer: AnyLayer, *rows: int) -> Training:
@@ -46,6 +47,10 @@ def _alone(layer: AnyLayer, *rows: int) -> Scenario:
     """One rank."""
     layout = Layout(mesh=Mesh(axes=(Axis(name="dp", size=1),)), parallelisms=(DDP(),))
     return Scenario(training=_training(layer, *rows or (4,)), layout=layout)
+
+
+def _with_steps(scenario: Scenario, steps: int) -> Scenario:
+    return replace(scenario, training=replace(scenario.training, steps=steps))
 
 
 def _by_rows(layer: AnyLayer, **axes: int) -> Scenario:
@@ -111,6 +116,11 @@ MINIMUMS: dict[str, Scenario] = {
     "balance_summed_over_microbatches": _alone(BALANCED, 4, 4),
     "balance_without_gradient": _alone(BALANCED),
     "choices_of_earlier_microbatches_counted": _alone(BALANCED, 3, 4),
+    "router_bias_of_own_rows": _by_rows(BIAS, dp=2),
+    "router_bias_counted_along_last_axis": _by_rows(BIAS, dp_replicate=2, dp_shard=2),
+    "router_bias_in_weights": _with_steps(_alone(BIAS), 2),
+    "router_bias_updated_each_microbatch": _alone(BIAS, 4, 4),
+    "router_bias_counts_last_microbatch": _alone(BIAS, 5, 2),
     "expert_units_without_divide_factor": _units_of_shards(PLAIN),
     "expert_units_divided_explicitly_too": _units_of_shards(PLAIN),
 }

@@ -20,6 +20,11 @@ EXAMPLES = (
         "balance_of_own_rows",
         "of `layers.0` uses each rank's own expert counts, not their sum over the 2 dp ranks",
     ),
+    _example(
+        Cause.ROUTER_BIAS,
+        "router_bias_of_own_rows",
+        "updates routers' biases by its own expert counts, not by their sum over the 2 dp ranks",
+    ),
     _example(Cause.REDUCED_OVER_OTHERS, "expert_gradients_averaged_as_replicated", "although each rank holds different experts"),
     _example(Cause.KEY_VALUE_GRADIENT, "ring_gradients_overwritten", "from queries on the rank before theirs only"),
     _example(Cause.PADDING_TRAINED, "padding_row_trained", "as if `padding_idx` were not set"),

@@ -185,9 +185,7 @@ def routing(module: ExpertsModule, *, route: Route) -> None:
     def forward(inputs: torch.Tensor) -> Routed:
         logits = inputs @ router.weight.T
         scores = logits.softmax(-1) if layer.scores is ScoreFunction.SOFTMAX else logits.sigmoid()
-        chosen = router.chosen(scores.detach())
-        if layer.balance:
-            router.load = router.load_of(scores, chosen)
+        chosen = router.select(scores)
         weights = scores * chosen
         return route(scores, chosen, weights / weights.sum(-1, keepdim=True) if layer.normalised else weights)
 

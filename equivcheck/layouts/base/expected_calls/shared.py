@@ -9,7 +9,8 @@ from equivcheck.layouts.base.expected_calls.communication import Totals
 from equivcheck.layouts.base.expected_calls.rank_view import Held, Ledger, RankView
 from equivcheck.layouts.base.expected_calls.torch_versions import LARGEST_NORM_FIRST, SUM_OF_NORMS_FIRST
 from equivcheck.layouts.base.partition import local_shape, shard_dim
-from equivcheck.scenario import ClipNorm, ExpertParallel, NormType, PlannedParallelism, ZeroGrad
+from equivcheck.layouts.base.rounding import ITEM_BYTES
+from equivcheck.scenario import ClipNorm, ElementType, ExpertParallel, NormType, PlannedParallelism, ZeroGrad
 from equivcheck.scenario.mesh import CP, DP, EP, REPLICATE, SHARD
 from equivcheck.system.torch_version import is_torch_in
 from equivcheck.training.layers.registry import layer_kind
@@ -101,6 +102,8 @@ def _sizes(view: RankView, parameters: Iterable[Held], step: int) -> Iterator[in
             yield size
 
 
+ROUTER_BIAS = ElementType.FLOAT32
+"""Element type of a router's bias and its counts, whatever the training's precision."""
 AXES = (DP, REPLICATE, SHARD, EP, CP)
 """Mesh axes whose ranks have different rows or positions."""
 
@@ -108,13 +111,16 @@ AXES = (DP, REPLICATE, SHARD, EP, CP)
 def count_reductions(view: RankView) -> Totals:
     """Expected collective calls in all steps to sum layers' counts, such as tokens per expert.
 
-    There is one all-reduce for each axis, microbatch and layer with counts.
+    For a load-balancing loss, there is one all-reduce for each axis, microbatch and layer with counts. For a router's bias, there
+    is one for each axis, step and layer.
     """
-    ledger, dispatches = Ledger(), [layer_kind(layer).dispatch(layer) for layer in view.training.model.layers]
-    sizes = [dispatch.num_counted for dispatch in dispatches if dispatch is not None and dispatch.num_counted]
-    for axis in AXES if sizes else ():
+    ledger, found = Ledger(), [layer_kind(layer).dispatch(layer) for layer in view.training.model.layers]
+    dispatches = [dispatch for dispatch in found if dispatch is not None]
+    for axis in AXES if dispatches else ():
         for step in range(view.training.steps if view.layout.mesh.size(axis) > 1 else 0):
             num_microbatches = len(view.training.microbatches_at(step))
-            num_bytes = sum(sizes) * view.item_bytes * num_microbatches
-            ledger.note(step, "all_reduce.sum", view.axes(axis), num_bytes, len(sizes) * num_microbatches)
+            sizes = [each.num_counted * view.item_bytes for each in dispatches] * num_microbatches
+            sizes += [each.num_counted_each_step * ITEM_BYTES[ROUTER_BIAS.value] for each in dispatches]
+            if any(sizes):
+                ledger.note(step, "all_reduce.sum", view.axes(axis), sum(sizes), sum(map(bool, sizes)))
     return ledger.totals

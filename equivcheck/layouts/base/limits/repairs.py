@@ -107,6 +107,11 @@ def without_routing(training: Training) -> Training:
     return each_layer(training, lambda _index, layer: layer.without_routing())
 
 
+def without_router_bias(training: Training) -> Training:
+    """Let routers choose experts by their scores only."""
+    return each_layer(training, lambda _index, layer: layer.with_fields(router_bias_rate=0.0))
+
+
 def with_labels(training: Training) -> Training:
     """Use a cross-entropy loss, with a token model that ends in a head."""
     return training if isinstance(training.loss, CrossEntropy) else replace(with_head(training), loss=CrossEntropy())

@@ -52,6 +52,10 @@ class Draft:
     """In the parallel run, expression for a factor to multiply the loss by before backward. Empty for no factor."""
     added: str = ""
     """Expression to add to each microbatch's loss. Empty for none."""
+    counts_choices: bool = False
+    """Whether each microbatch's chosen experts are counted after its forward."""
+    after_backward: list[str] = field(default_factory=list)
+    """Lines that run in each step after all backwards, on one device as well."""
     context: str = ""
     """Context manager around each microbatch's forward and backward. Empty for none."""
     around_loss: str = ""

@@ -62,6 +62,7 @@ def _step(draft: Draft) -> list[str]:
     return [
         f"optimizer.zero_grad({'' if training.zero_grad is ZeroGrad.NONE else 'set_to_none=False'})",
         *_microbatches(draft),
+        *draft.after_backward,
         *block("if parallel:", [*averaging, *draft.lines[LoopPosition.BEFORE_READING]]),
         *_kept_loss(draft),
         *reading(draft, "gradient", "parameter.grad"),
@@ -129,7 +130,8 @@ def _backward(draft: Draft) -> list[str]:
     if draft.gradient_scale:
         backward = [f"weight = {draft.gradient_scale} if parallel else 1.0", "(loss * weight).backward()"]
     added = [f"loss = loss + {draft.added}"] if draft.added else []
-    return [*lines, *block("if parallel:", scale), *added, *backward]
+    counted = ["count_choices(model)"] * draft.counts_choices
+    return [*lines, *counted, *block("if parallel:", scale), *added, *backward]
 
 
 def loss_of(draft: Draft, outputs: str) -> str:

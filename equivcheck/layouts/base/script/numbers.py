@@ -53,7 +53,7 @@ def initial_lines(training: Training, numbers: Numbers) -> list[str]:
     if numbers is Numbers.DRAWN:
         return []
     model = training.model
-    others = model.counter or model.offset or has_ties(model)
+    others = model.counter or model.offset or model.has_router_bias or has_ties(model)
     values = "{name: torch.tensor(values) for name, values in PARAMETERS.items()}"
     return [f"model.load_state_dict({values}{', strict=False' * others})"]
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from equivcheck.layouts.base.dtensor_experts import is_dtensor_expert
 from equivcheck.layouts.base.expected_calls.communication import Totals
 from equivcheck.layouts.base.expected_calls.model import CommunicationModel
 from equivcheck.layouts.base.expected_calls.rank_view import Held, Ledger, RankView
+from equivcheck.layouts.base.expected_calls.shared import ROUTER_BIAS
 from equivcheck.layouts.base.plan.rules import is_outside
+from equivcheck.layouts.base.rounding import ITEM_BYTES
 from equivcheck.layouts.parallelisms.ddp.buckets import (
     Bucketing,
     ready_parameters,
@@ -17,6 +21,7 @@ from equivcheck.layouts.parallelisms.ddp.buckets import (
 )
 from equivcheck.scenario import DDP, Compression, Pipeline, TensorParallel
 from equivcheck.training.layers.parameters import parameters_of
+from equivcheck.training.layers.registry import layer_kind
 from equivcheck.worlds.trace.stage import Stage
 
 INT32_BYTES = 4
@@ -39,9 +44,7 @@ def ddp_totals(view: RankView, ddp: DDP, axes: str, *, has_buffers: bool = True)
     num_reduced, synchronised = 0, True
     rebuilt_after = reductions_before_rebuild(ddp)
     reduced_bytes = view.item_bytes if ddp.compression is Compression.NONE else COMPRESSED_BYTES
-    # Buffers of one element type are broadcast together.
-    sizes = (training.model.counter * COUNTER_BYTES, training.model.offset * training.model.out_features * view.item_bytes)
-    buffers = [num_bytes for num_bytes in sizes if num_bytes]
+    buffers = _buffer_bytes(view) if has_buffers else []
     for step in range(training.steps):
         last = len(training.microbatches_at(step)) - 1
         for number in range(last + 1):
@@ -51,7 +54,7 @@ def ddp_totals(view: RankView, ddp: DDP, axes: str, *, has_buffers: bool = True)
                 ledger.note(step, "broadcast", axes, INT32_BYTES * num_indices)
                 ledger.note(step, "broadcast", axes, INT32_BYTES * len(rebuilt_buckets(bucketing)))
                 rebuilt_after = -1
-            for num_bytes in buffers if synchronised and has_buffers else ():
+            for num_bytes in buffers if synchronised else ():
                 ledger.note(step, "broadcast", axes, num_bytes)
             synchronised = number == last or not ddp.no_sync
             if synchronised:
@@ -62,6 +65,17 @@ def ddp_totals(view: RankView, ddp: DDP, axes: str, *, has_buffers: bool = True)
                 if reduced.used_map:
                     ledger.note(step, "all_reduce.sum", axes, reduced.used_map)
     return ledger.totals
+
+
+def _buffer_bytes(view: RankView) -> list[int]:
+    """Return the bytes of the model's buffers, added up for each element type, because DDP broadcasts such buffers together."""
+    model, precision = view.training.model, view.training.precision
+    dispatches = [layer_kind(layer).dispatch(layer) for layer in model.layers]
+    num_biases = sum(dispatch.num_counted_each_step for dispatch in dispatches if dispatch is not None)
+    found = Counter({"int64": model.counter * COUNTER_BYTES})
+    found[precision.value] += model.offset * model.out_features * view.item_bytes
+    found[ROUTER_BIAS.value] += num_biases * ITEM_BYTES[ROUTER_BIAS.value]
+    return [num_bytes for num_bytes in found.values() if num_bytes]
 
 
 def reductions_before_rebuild(ddp: DDP) -> int:

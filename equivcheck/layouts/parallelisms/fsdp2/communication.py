@@ -286,7 +286,7 @@ UNITS_GATHERED_AGAIN = Unpredicted(
 COUNTS_OF_FULL_BATCH = Unpredicted(
     reason="fully_shard with mesh_dims: reductions of expert counts are not predicted: the counts are partial over ranks, and "
     "any operation on them may ask for one",
-    applies=lambda training, layout: training.model.balances and layout.propagates_placements,
+    applies=lambda training, layout: (training.model.balances or training.model.has_router_bias) and layout.propagates_placements,
 )
 
 HEAD_IN_CHUNKS = Unpredicted(

@@ -64,7 +64,7 @@ ROWS_BEHIND_POSITIONS = Unpredicted(
 COUNTED_UNITS = Unpredicted(
     reason="SPMD: reductions of expert counts are not predicted: the counts are partial over ranks, and any operation on them "
     "may ask for one",
-    applies=lambda training, _layout: training.model.balances,
+    applies=lambda training, _layout: training.model.balances or training.model.has_router_bias,
 )
 
 SPMD_COMMUNICATION = CommunicationModel(

@@ -39,7 +39,11 @@ class ExpertsKind(LayerKind):
         router weights multiply the experts' inputs.
         """
         trains_rows = not layer.frozen and (layer.norm is not None or layer.weighs_input)
-        return Dispatch(trains_rows=trains_rows, num_counted=layer.num_experts if layer.balance else 0)
+        return Dispatch(
+            trains_rows=trains_rows,
+            num_counted=layer.num_experts if layer.balance else 0,
+            num_counted_each_step=layer.num_experts if layer.router_bias_rate else 0,
+        )
 
     def num_linears(self, layer: Experts) -> int:
         """Count the linears in the router and in all experts."""

@@ -23,12 +23,21 @@ Own = dict[str, tuple[torch.Tensor, torch.Tensor | None]]
 
 
 class Router(UninitializedLinear):
-    """Linear router: for each position, selects experts and computes their weights."""
+    """Linear router: for each position, selects experts and computes their weights.
+
+    With a bias, `counts` says how many positions chose each expert in the last forward, and `counts_of_step` in the step so far.
+    """
+
+    expert_bias: torch.Tensor
 
     def __init__(self, layer: Experts, in_features: int) -> None:
         super().__init__(in_features, layer.num_experts, bias=False)
         self.layer = layer
         self.load: RoutingLoad | None = None
+        self.counts: torch.Tensor | None = None
+        self.counts_of_step: torch.Tensor | None = None
+        if layer.router_bias_rate:
+            self.register_buffer("expert_bias", torch.zeros(layer.num_experts, dtype=torch.float32))
 
     def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
         """Return a mask with True for each selected expert, and all experts' weights.
@@ -38,17 +47,27 @@ class Router(UninitializedLinear):
         """
         logits = super().forward(inputs)
         scores = logits.softmax(-1) if self.layer.scores is ScoreFunction.SOFTMAX else logits.sigmoid()
-        chosen = self.chosen(scores.detach())
-        if self.layer.balance:
-            self.load = self.load_of(scores, chosen)
+        chosen = self.select(scores)
         weights = scores * chosen
         return chosen, weights / weights.sum(-1, keepdim=True) if self.layer.normalised else weights
 
+    def select(self, scores: torch.Tensor) -> torch.Tensor:
+        """Return a mask with True for each selected expert, and keep the routing statistics. Both have shape (..., experts)."""
+        chosen = self.chosen(self.add_bias(scores.detach()))
+        if self.layer.balance:
+            self.load = self.load_of(scores, chosen)
+        if self.layer.router_bias_rate:
+            self.counts = _sum_over_positions(chosen.to(torch.float32))
+        return chosen
+
+    def add_bias(self, scores: torch.Tensor) -> torch.Tensor:
+        """Add the bias to the scores (..., experts), if the layer has one."""
+        return scores + replicated_like(scores, self.expert_bias) if self.layer.router_bias_rate else scores
+
     def load_of(self, scores: torch.Tensor, chosen: torch.Tensor) -> RoutingLoad:
         """Return the routing statistics for the load-balancing loss. `scores` and `chosen` have shape (..., experts)."""
-        positions = tuple(range(scores.ndim - 1))
         shares = scores if self.layer.scores is ScoreFunction.SOFTMAX else scores / scores.sum(-1, keepdim=True)
-        return RoutingLoad(self.layer.balance, chosen.to(scores.dtype).sum(positions), shares.sum(positions))
+        return RoutingLoad(self.layer.balance, _sum_over_positions(chosen.to(scores.dtype)), _sum_over_positions(shares))
 
     def chosen(self, scores: torch.Tensor) -> torch.Tensor:
         """Return whether each score is among the `top_k` highest at its position. The shape is (..., experts).
@@ -58,6 +77,11 @@ class Router(UninitializedLinear):
         order = torch.sort(scores, stable=True, dim=-1, descending=True)[1][..., : self.layer.top_k]
         experts = replicated_like(scores, torch.arange(self.layer.num_experts, device=scores.device))
         return (order.unsqueeze(-1) == experts).any(-2)
+
+
+def _sum_over_positions(values: torch.Tensor) -> torch.Tensor:
+    """Sum values (..., experts) over all dims except the last."""
+    return values.sum(tuple(range(values.ndim - 1)))
 
 
 class GatedExperts(nn.Module):

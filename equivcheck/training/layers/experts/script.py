@@ -66,6 +66,9 @@ def experts_script(layer: Experts, in_features: int) -> LayerScript:
 
 def _init(layer: Experts, in_features: int, experts: str = "nn.Module()") -> list[str]:
     lines = [*norm_line(layer.norm, in_features), f"self.router = nn.Linear({in_features}, {layer.num_experts}, bias=False)"]
+    if layer.router_bias_rate:
+        lines.append(f'self.router.register_buffer("expert_bias", torch.zeros({layer.num_experts}))')
+        lines.append(f"self.router_bias_rate, self.counts_of_step = {layer.router_bias_rate}, 0.0")
     lines += [f"self.experts = {experts}", *_parameters("experts", layer, in_features, (layer.num_experts,))]
     return [*lines, *(["self.shared = nn.Module()", *_parameters("shared", layer, in_features, ())] if layer.shared else [])]
 
@@ -116,8 +119,10 @@ def _lines(layer: Experts, *, with_shardable_layer: bool = False, in_region: boo
     normed = "self.norm(inputs)" if layer.norm else "inputs"
     lines = [f"normed = {f'self.region.gather_input({normed})' if in_region else normed}"]
     lines.append(f"scores = self.router(normed).{'softmax(-1)' if layer.scores is ScoreFunction.SOFTMAX else 'sigmoid()'}")
-    lines.append(f"chosen = chosen_by(scores.detach(), {layer.top_k})")
+    bias = " + self.router.expert_bias" if layer.router_bias_rate else ""
+    lines.append(f"chosen = chosen_by(scores.detach(){bias}, {layer.top_k})")
     lines += _load(layer) if layer.balance else []
+    lines += ["self.counts = chosen.float().flatten(0, -2).sum(0)"] * bool(layer.router_bias_rate)
     lines.append("weights = scores * chosen")
     lines += ["weights = weights / weights.sum(-1, keepdim=True)"] * layer.normalised
     lines += ["normed, weights = self.region.copy_to_ranks(normed, weights)"] * in_region
