@@ -1,1 +1,1 @@
-"""Private torch API for DTensor that ranks share, because they run in one process."""
+"""DTensor internals that ranks share, because they run in one process."""
