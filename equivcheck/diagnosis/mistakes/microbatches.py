@@ -36,7 +36,8 @@ def wrong_accumulations(diverged: Evidence, facts: StepFacts) -> Iterator[Mistak
 
 def unzeroed_gradients(diverged: Evidence, _facts: StepFacts) -> Iterator[Mistake]:
     """Yield mistakes: the first wrong gradients, or all gradients, are never zeroed. This first shows in the second step."""
-    tried = [None if masks is None else tuple(masks) for masks in suspects(diverged)]
+    everything = set(diverged.updated)
+    tried = [None if masks is None or set(masks) >= everything else tuple(masks) for masks in suspects(diverged)]
     for names in dict.fromkeys(tried) if diverged.first.step else ():
         what = "gradients are" if names is None else gradients(diverged, names)
         words = f"{what} not zeroed between steps: each step adds to those of earlier steps"
