@@ -72,7 +72,7 @@ def opaque_examples(batch: Any, examples: Callable[[Any], Sequence[Any]], weight
     """
     found = examples(batch)
     if not isinstance(found, Sequence) or isinstance(found, str):
-        raise invalid("examples", f"it returned a {type(found).__name__}", "a list of examples")
+        raise invalid("examples", f"it returned a value of type {type(found).__name__}", "a list of examples")
     weights = [1.0 if weight is None else float(weight(each)) for each in found]
     rows = zip(found, weights, strict=True)
     return [Example(values={}, length=1, num_counted=1, num_labels=1, weight=own, value=each) for each, own in rows]

@@ -262,10 +262,11 @@ def data_axes_of(mesh: tuple[tuple[str, int], ...], given: Sequence[str] | None,
     """
     names = tuple(name for name, _ in mesh)
     if given is not None:
+        is_text = isinstance(given, str)
         unknown = [name for name in given if name not in names]
-        if isinstance(given, str) or unknown:
-            why = "it is a string" if isinstance(given, str) else f"the mesh has no axis {unknown[0]!r}"
-            hint = did_you_mean(str(unknown[0]), names) if unknown else ""
+        if is_text or unknown:
+            why = "it is a string" if is_text else f"the mesh has no axis {unknown[0]!r}"
+            hint = "" if is_text else did_you_mean(str(unknown[0]), names)
             raise invalid(f"data_axes {given!r}", why, f"a tuple of axis names from {', '.join(names)}", hint=hint)
         return tuple(given)
     for name in names:

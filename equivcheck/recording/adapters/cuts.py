@@ -92,8 +92,8 @@ class DeclaredCuts:
         for name, move in found.items():
             if move.shape != shapes[name]:
                 raise UsageError(
-                    f"cuts entry for {name!r} is not valid: its shard has shape {shapes[name]}, and torch.chunk would give this "
-                    f"rank {move.shape}. Expected equal shards, or a cut with the dim's full size, such as (0, 'tp', [50])."
+                    f"the cuts entry for {name!r} is not valid: its shard has shape {shapes[name]}, and torch.chunk would give "
+                    f"this rank {move.shape}. Expected equal shards, or a cut with the dim's full size, such as (0, 'tp', [50])."
                 )
         return found
 

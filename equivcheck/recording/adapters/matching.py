@@ -58,22 +58,23 @@ def _mapped(sources: Sequence[Source], own: Shapes, known: Shapes) -> dict[str, 
     for source in sources:
         if source.is_fused or source.is_transposed:
             raise UsageError(
-                f"names entry {source.target!r} is not valid for compare: it splits or transposes a tensor, which only `record` "
+                f"names[{source.target!r}] is not valid for compare: it splits or transposes a tensor, which only `record` "
                 "can do. Expected this entry in the names for record, not in those for compare."
             )
     for name in unmatched_sources(sources, list(own)):
         raise UsageError(
-            f"names entry with {name!r} is not valid: the second run has no such tensor. Expected a tensor name of that run."
+            f"the names entry with {name!r} is not valid: the second run has no such tensor. Expected a tensor name of that run."
         )
     found = {name: place.name for name, place in places_of(sources, own).items()}
     for name, new in found.items():
         if new not in known:
             raise UsageError(
-                f"names entry for {name!r} is not valid: the first run has no tensor {new!r}. Expected a tensor name of that run."
+                f"the names entry for {name!r} is not valid: the first run has no tensor {new!r}. "
+                "Expected a tensor name of that run."
             )
         if known[new] != own[name]:
             raise UsageError(
-                f"names entry for {name!r} is not valid: its shape is {own[name]}, and {new!r} has {known[new]}. Expected "
+                f"the names entry for {name!r} is not valid: its shape is {own[name]}, and {new!r} has {known[new]}. Expected "
                 "tensors with the same shape; names for record can transpose and fuse."
             )
     return found

@@ -77,7 +77,7 @@ def require_names(names: Any) -> tuple[Source, ...]:
         for name in source.names:
             if name in targets:
                 raise UsageError(
-                    f"names entry {source.target!r} is not valid: {name!r} already occurs in the entry {targets[name]!r}. "
+                    f"names[{source.target!r}] is not valid: {name!r} already occurs in the entry {targets[name]!r}. "
                     "Expected one new name for each tensor."
                 )
             targets[name] = source.target
@@ -89,7 +89,7 @@ def _source(target: Any, value: Any) -> Source:
     kind = next((kind for kind in _KEYS if isinstance(table, Mapping) and kind in table), "")
     if not isinstance(target, str) or not kind or not {*table} <= {kind, *_KEYS[kind]}:
         hint = " In TOML, put names with dots in quotes." if isinstance(table, Mapping) and not kind else ""
-        raise UsageError(f"names entry {target!r}: {value!r:.100} is not valid: its form is wrong. Expected {_FORM}.{hint}")
+        raise UsageError(f"names[{target!r}]: {value!r:.100} is not valid: its form is wrong. Expected {_FORM}.{hint}")
     own: Mapping[str, Any] = table
     names = (own[kind],) if kind == "name" else own[kind]
     groups, dim, transpose = own.get("groups", 1), own.get("dim", 0), own.get("transpose", False)
@@ -103,7 +103,7 @@ def _source(target: Any, value: Any) -> Source:
         and isinstance(transpose, bool)
     )
     if not is_valid:
-        raise UsageError(f"names entry {target!r}: {value!r:.100} is not valid: its form is wrong. Expected {_FORM}.")
+        raise UsageError(f"names[{target!r}]: {value!r:.100} is not valid: its form is wrong. Expected {_FORM}.")
     return Source(target=target, names=tuple(names), is_fused=kind == "parts", dim=dim, groups=groups, is_transposed=transpose)
 
 
@@ -140,7 +140,7 @@ def places_of(sources: Sequence[Source], shapes: Mapping[str, Ints]) -> dict[str
         target = _filled(source.target, texts)
         if target in new:
             raise UsageError(
-                f"names entry {source.target!r} is not valid: {new[target]!r} and {next(iter(own.values()))!r} would both be "
+                f"names[{source.target!r}] is not valid: {new[target]!r} and {next(iter(own.values()))!r} would both be "
                 f"{target!r}. Expected one tensor for each name."
             )
         new[target] = next(iter(own.values()))
@@ -170,7 +170,7 @@ def _moves(source: Source, target: str, names: Sequence[str | None], shapes: Map
 
     def refuse(why: str) -> UsageError:
         return UsageError(
-            f"names entry {source.target!r} is not valid: {why}. Expected tensors that can be concatenated to {target!r}."
+            f"names[{source.target!r}] is not valid: {why}. Expected tensors that can be concatenated to {target!r}."
         )
 
     present = [name for name in names if name is not None]

@@ -31,8 +31,8 @@ class Part:
         piece = self.piece
         if len(piece.shape) < 2:
             raise UsageError(
-                f"names entry for {piece.name!r} is not valid: shape {piece.shape} cannot be transposed. Expected a tensor with "
-                f"at least 2 dims."
+                f"the names entry for {piece.name!r} is not valid: shape {piece.shape} cannot be transposed. Expected a tensor "
+                "with at least 2 dims."
             )
         turned = replace(
             piece, shape=swap_last_dims(piece.shape), start=swap_last_dims(piece.start), size=swap_last_dims(piece.size)

@@ -52,7 +52,10 @@ def note_on_outputs(outputs: Any) -> tuple[str, ...]:
 def invalid_loss(value: Any) -> InvalidLoss | None:
     """Return an error if backward cannot start from this loss; None if it can."""
     if not isinstance(value, torch.Tensor):
-        why, expected = f"it returned a {type(value).__name__}", "a tensor with one element, without .item() or float()"
+        why, expected = (
+            f"it returned a value of type {type(value).__name__}",
+            "a tensor with one element, without .item() or float()",
+        )
     elif value.numel() != 1:
         why, expected = f"it returned a tensor of shape {list(value.shape)}", "one element, such as the mean: .mean()"
     elif not value.requires_grad:

@@ -33,7 +33,7 @@ def require_cuts(cuts: Any, axes: Sequence[str]) -> dict[str, tuple[Cut, ...]] |
     for name, entries in cuts.items():
         if not (isinstance(name, str) and _are_cuts(entries, axes)):
             why = "it is not a name with pairs of dim and axis, or triples of dim, axis and components"
-            raise invalid(f"cuts entry {name!r}: {entries!r:.100}", why, expected)
+            raise invalid(f"cuts[{name!r}]: {entries!r:.100}", why, expected)
     return {name: tuple(tuple(entry) for entry in entries) for name, entries in cuts.items()}
 
 
@@ -70,9 +70,7 @@ class ShardBoxes:
         """`shapes` are the full parameters' shapes. Raises `UsageError` if a name, dim or component does not exist."""
         for pattern in cuts:
             if not any(fnmatchcase(name, pattern) for name in shapes):
-                raise invalid(
-                    f"cuts entry {pattern!r}", "no parameter has this name", f"one of {', '.join(shapes)}, or a pattern"
-                )
+                raise invalid(f"cuts[{pattern!r}]", "no parameter has this name", f"one of {', '.join(shapes)}, or a pattern")
         self._boxes: dict[str, tuple[int, tuple[Piece, ...]]] = {}
         for name, shape in shapes.items():
             entries = next((entries for pattern, entries in cuts.items() if fnmatchcase(name, pattern)), ())
@@ -102,7 +100,7 @@ class ShardBoxes:
         local = _with(boxes[0].size, dim, sum(box.size[dim] for box in boxes))
         if piece.shape != local:
             raise invalid(
-                f"cuts entry for {piece.name!r}",
+                f"the cuts entry for {piece.name!r}",
                 f"the cuts give this rank the shape {local} of the full shape {boxes[0].shape}, but its tensor has {piece.shape}",
                 "shards as torch.chunk makes them, or full_tensors=fn(module)",
             )
@@ -151,7 +149,7 @@ def _components(name: str, shape: tuple[int, ...], entries: Sequence[Cut]) -> tu
         return dim, [shape[dim]]
     if any(each != (dim, *components) for each in known if len(each) > 1 or each[0] == dim):
         raise invalid(
-            f"cuts entry {name!r}",
+            f"cuts[{name!r}]",
             f"its entries for dim {dim} give different components",
             "the same components in each of these entries",
         )
@@ -160,7 +158,7 @@ def _components(name: str, shape: tuple[int, ...], entries: Sequence[Cut]) -> tu
     if sum(sizes) != shape[dim]:
         why = f"dim {dim} of shape {shape} has {shape[dim]} elements"
         raise invalid(
-            f"cuts entry {name!r} with components {parts!r}",
+            f"cuts[{name!r}] with components {parts!r}",
             why,
             f"a divisor of {shape[dim]}, or sizes with the sum {shape[dim]}",
         )
@@ -172,6 +170,6 @@ def _placements(name: str, shape: tuple[int, ...], entries: Sequence[Cut], mesh:
     for dim, axis, *_ in entries:
         if not -len(shape) <= dim < len(shape):
             expected = f"a dim from {-len(shape)} to {len(shape) - 1}" if shape else "no entry, because the parameter has no dims"
-            raise invalid(f"cuts entry {name!r}", f"shape {shape} has no dim {dim}", expected)
+            raise invalid(f"cuts[{name!r}]", f"shape {shape} has no dim {dim}", expected)
         found[axis] = Shard(dim % len(shape))
     return [found.get(axis, Replicate()) for axis in mesh.mesh_dim_names or ()]

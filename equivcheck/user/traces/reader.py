@@ -214,7 +214,9 @@ class Reader:
         with in_place_of_parameters(self.module, given):
             gathered = self.full_tensors(self.module)
             if not (isinstance(gathered, Mapping) and all(isinstance(value, torch.Tensor) for value in gathered.values())):
-                raise invalid("full_tensors", f"it returned a {type(gathered).__name__}", "a dict of tensors by name")
+                raise invalid(
+                    "full_tensors", f"it returned a value of type {type(gathered).__name__}", "a dict of tensors by name"
+                )
             copies = {canonical_name(name): value.detach().clone() for name, value in gathered.items()}
         self._gathered_names = set(copies)
         some_absent = any(part is None for _, part in parts)

@@ -37,5 +37,5 @@ class Search:
         """
         printed, errors = self._process.communicate()
         if self._process.returncode:
-            raise EquivCheckError(f"the search through torch's state failed: {errors.strip().splitlines()[-1:]}")
+            raise EquivCheckError(f"the search through torch's state failed: {errors.strip().rpartition(chr(10))[2]}")
         return tuple(printed.split())

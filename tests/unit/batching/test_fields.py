@@ -130,7 +130,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "packed rows": ({"packing": "position_ids"}, "the batch has no tokens"),
     "packed tuple": ({"packing": "position_ids", "batch": (IDS, IDS)}, "the batch is a tuple"),
     "examples": ({"examples": pairs}, "examples without collate is not valid"),
-    "examples type": ({"examples": lambda batch: 3, "collate": together}, "examples is not valid: it returned a int"),
+    "examples type": (
+        {"examples": lambda batch: 3, "collate": together},
+        "examples is not valid: it returned a value of type int",
+    ),
     "collate drops": (
         {"examples": list, "collate": lambda rows: torch.stack(rows[1:]), "batch": IDS},
         "for 3 examples it returned 2 rows",

@@ -221,14 +221,14 @@ def test_a_shard_of_unknown_place_names_what_says_it() -> None:
     ("cuts", "text"),
     [
         ([("0.weight", 0)], r"cuts \[\('0.weight', 0\)\] .* Expected a dict such as \{'0.weight': \(\(0, 'tp'\),\)\}"),
-        ({"0.weight": (0, "tp")}, r"cuts entry '0.weight': \(0, 'tp'\)"),
+        ({"0.weight": (0, "tp")}, r"cuts\['0.weight'\]: \(0, 'tp'\)"),
         ({"0.weight": ((0, "pp"),)}, r"each axis from tp at most once"),
         ({"0.weight": ((0, "tp"), (1, "tp"))}, r"at most once"),
         (
             {"1.weight": ((0, "tp"),)},
-            r"cuts entry '1.weight' .* no parameter .* 0.weight, 0.bias, 2.weight, 2.bias",
+            r"cuts\['1.weight'\] .* no parameter .* 0.weight, 0.bias, 2.weight, 2.bias",
         ),
-        ({"0.bias": ((1, "tp"),)}, r"cuts entry '0.bias' .* shape \(5,\) has no dim 1\. Expected a dim from -1 to 0"),
+        ({"0.bias": ((1, "tp"),)}, r"cuts\['0.bias'\] .* shape \(5,\) has no dim 1\. Expected a dim from -1 to 0"),
         ({"0.weight": ((0, "tp", 0),)}, r"pairs of dim and axis, or triples of dim, axis and components"),
         ({"0.weight": ((0, "tp", 2),)}, r"with components 2 .* dim 0 of shape \(5, 4\) has 5 elements\. Expected a divisor"),
         ({"0.weight": ((0, "tp", (4, 2)),)}, r"with components \(4, 2\) .* or sizes with the sum"),

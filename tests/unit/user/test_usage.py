@@ -56,7 +56,10 @@ _lock = threading.Lock()
         ({"batches": batches(0)}, "batch 0 .* no rows. Expected a multiple of 2"),
         ({"batches": batches(1)}, "batch 0 .* 1 row, which does not split evenly over dp 2"),
         ({"loss": lambda outputs, targets: (outputs - targets).square()}, r"loss .* shape \[4, 2\]\. Expected .* \.mean\(\)"),
-        ({"loss": lambda outputs, targets: loss(outputs, targets).item()}, r"loss .* a float\. Expected .* without \.item\(\)"),
+        (
+            {"loss": lambda outputs, targets: loss(outputs, targets).item()},
+            r"loss .* of type float\. Expected .* without \.item\(\)",
+        ),
         (
             {"loss": lambda outputs, targets: loss(outputs.detach(), targets)},
             "loss .* does not depend on a parameter .*detach",
@@ -104,7 +107,7 @@ _lock = threading.Lock()
         ({"optimizer": lambda parameters: None}, "optimizer .* returned None. Expected a torch.optim.Optimizer"),
         ({"step": lambda *arguments: "done"}, "step .* returned 'done'. Expected the loss"),
         ({"parallelize": lambda model, mesh: mesh}, "parallelize .* returned DeviceMesh.* Expected a torch.nn.Module, or None"),
-        ({"full_tensors": lambda module: 3}, "full_tensors .* returned a int. Expected a dict"),
+        ({"full_tensors": lambda module: 3}, "full_tensors .* returned a value of type int. Expected a dict"),
         ({"world": "fake"}, "world 'fake' .* no data to compare. Expected one of sim, gloo"),
         ({"world": "mpi"}, "world 'mpi' is not valid: it does not exist. Expected one of sim, gloo, fake"),
         ({"world": "gloo", "loss": lambda outputs, targets: _lock}, "loss <function <lambda>.*cannot be copied to"),

@@ -41,7 +41,7 @@ def test_files_reach_the_recording(tmp_path: Path) -> None:
         ("--cuts", "steps = 3\n", "Expected the tables mesh and cuts"),
         ("--cuts", '[cuts]\nw = [[0, "tp"]]\n', "cuts without mesh is not valid"),
         ("--names", "", "Expected a TOML file"),
-        ("--names", '"a" = 3\n', "names entry 'a': 3 is not valid"),
+        ("--names", '"a" = 3\n', "names['a']: 3 is not valid"),
         ("--names", 'a.b = "c"\n', "put names with dots in quotes"),
         ("--names", '"a" = "c"\n"b" = "c"\n', "Expected one new name for each tensor"),
     ],

@@ -237,7 +237,7 @@ def test_tied_weights_are_replicas_of_one(tmp_path: Path, is_right: bool) -> Non
 @pytest.mark.parametrize(
     ("names", "text"),
     [
-        ({"up.weight": "none"}, "names entry with 'none' is not valid: the second run has no such tensor"),
+        ({"up.weight": "none"}, "the names entry with 'none' is not valid: the second run has no such tensor"),
         ({"none": "up.weight"}, "the first run has no tensor 'none'"),
         ({"up.weight": "down.weight"}, "'up.weight' and 'down.weight' would both be 'up.weight'"),
         ({"up.weight": "down.weight", "down.weight": "up.weight"}, "its shape is (4, 3), and 'down.weight' has (2, 4)"),

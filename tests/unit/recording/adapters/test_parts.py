@@ -107,13 +107,13 @@ def test_patterns_keep_their_texts_and_the_first_one_counts() -> None:
     ("names", "text"),
     [
         ([], "names [] is not valid: it is not a dict"),
-        ({"a": 1}, "names entry 'a': 1 is not valid"),
+        ({"a": 1}, "names['a']: 1 is not valid"),
         ({"a": {"b": "c"}}, "In TOML, put names with dots in quotes"),
-        ({"a": {"name": "b", "dim": 0}}, "names entry 'a'"),
-        ({"a": {"parts": "b"}}, "names entry 'a'"),
-        ({"a": {"parts": ["b"], "groups": 0}}, "names entry 'a'"),
+        ({"a": {"name": "b", "dim": 0}}, "names['a']"),
+        ({"a": {"parts": "b"}}, "names['a']"),
+        ({"a": {"parts": ["b"], "groups": 0}}, "names['a']"),
         ({"*.a": "b"}, "with as many * in each name as in the new one"),
-        ({"a": "b", "c": "b"}, "names entry 'c' is not valid: 'b' already occurs in the entry 'a'"),
+        ({"a": "b", "c": "b"}, "names['c'] is not valid: 'b' already occurs in the entry 'a'"),
     ],
 )
 def test_a_name_map_of_another_form_is_refused(names: Any, text: str) -> None:

@@ -95,11 +95,14 @@ def learned(shape: tuple[int, ...], *, cuts: Any = None, mesh: Any = None, **att
     [
         ({"cuts": {"w": [(0, "tp")]}}, "cuts without mesh is not valid"),
         ({"mesh": {"tp": 0}}, "mesh {'tp': 0} is not valid: axis 'tp' has size 0"),
-        ({"cuts": {"w": [(0, "dp")]}, "mesh": {"tp": 1}}, "cuts entry 'w': [(0, 'dp')] is not valid"),
+        ({"cuts": {"w": [(0, "dp")]}, "mesh": {"tp": 1}}, "cuts['w']: [(0, 'dp')] is not valid"),
         ({"cuts": {"w": [(0, "tp")]}, "mesh": {"tp": 2}}, "mesh {'tp': 2} is not valid: the job has 1 ranks"),
-        ({"cuts": {"w": [(2, "tp")]}, "mesh": {"tp": 1}}, "cuts entry 'w' is not valid: shape (4, 3) has no dim 2"),
-        ({"cuts": {"w": [(0, "tp", [5])]}, "mesh": {"tp": 1}}, "cuts entry for 'w' is not valid: its shard has shape (4, 3)"),
-        ({"cuts": {"w": [(0, "tp", 3)]}, "mesh": {"tp": 1}}, "cuts entry 'w' with components 3 is not valid"),
+        ({"cuts": {"w": [(2, "tp")]}, "mesh": {"tp": 1}}, "cuts['w'] is not valid: shape (4, 3) has no dim 2"),
+        (
+            {"cuts": {"w": [(0, "tp", [5])]}, "mesh": {"tp": 1}},
+            "the cuts entry for 'w' is not valid: its shard has shape (4, 3)",
+        ),
+        ({"cuts": {"w": [(0, "tp", 3)]}, "mesh": {"tp": 1}}, "cuts['w'] with components 3 is not valid"),
         ({"tensor_model_parallel": True, "partition_dim": 0}, "parameter 'w' without mesh is not valid"),
         ({"tensor_model_parallel": True, "partition_dim": 2}, "partition_dim 2 of parameter 'w' is not valid"),
         ({"tensor_model_parallel": True, "partition_dim": 1, "partition_stride": 2}, "divisible by partition_stride 2"),
