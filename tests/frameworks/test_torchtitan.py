@@ -84,7 +84,7 @@ def test_two_steps_with_the_same_gradients_are_refused() -> None:
         ({"dp": 2}, {"world": "sim"}, "it needs processes"),
         ({"dp": 2}, {"backend": "spmd_types"}, "its spmd_backend 'spmd_types' needs a newer torch than 2.13"),
         ({"pp": 2}, {}, "its pipeline needs a newer torch than 2.13"),
-        ({"dp": 2, "cp": 2}, {}, "its axes dp, cp are not all known to torchtitan"),
+        ({"dp": 2, "cp": 2}, {}, "torchtitan has no axes dp, cp in this order"),
     ],
 )
 def test_bad_input_is_one_line(mesh: dict[str, int], given: dict[str, Any], words: str) -> None:

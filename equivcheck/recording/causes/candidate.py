@@ -39,7 +39,7 @@ class Candidate:
     """Whether all signed sums were predicted. If not, only minimum, maximum and norm were."""
 
     def worst(self, names: Iterable[str]) -> float:
-        """The largest error among the tensors `names`; infinity if the mistake predicts no values for one of them."""
+        """The largest error among the tensors `names`; infinity if this candidate predicts no values for one of them."""
         return max((self.errors.get(name, np.inf) for name in names), default=np.inf)
 
 

@@ -166,10 +166,11 @@ class RecordedRun:
         return next((step for step, name in names if name == "Muon"), None)
 
     def size(self, key: Key) -> float:
-        """Return a size to which the tolerance is relative: a tensor's norm, plus the norm of equally many average elements.
+        """Return the size to which a tensor's tolerance is relative: its norm, plus a term for its number of elements.
 
-        The average is over all tensors. A gradient's own norm is not enough, because the gradient may be zero apart from
-        rounding. An example is a bias right before a normalization layer.
+        The second term is the norm of a tensor with as many elements, each as large as the average over all tensors. A gradient's
+        own norm is not enough, because the gradient may be zero apart from rounding. An example is a bias right before a
+        normalization layer.
         """
         tensor = self.tensors[key]
         assert tensor.sketch.value is not None

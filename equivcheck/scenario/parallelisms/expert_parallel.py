@@ -26,8 +26,8 @@ class ExpertParallel(Parallelism):
     If the number of experts is not divisible by the number of ranks, the last ranks hold fewer experts or none. All other
     parameters are replicated, and their gradients are averaged explicitly after the last backward. Expert gradients already
     include the rows from all ranks, so they are only divided by the number of ranks. A data parallelism on an outer mesh axis
-    replicates or shards the parameters on each rank, experts included. If experts are DTensors, its `fully_shard` wraps the
-    experts in each layer separately, and makes the division by the number of ranks.
+    replicates or shards the parameters on each rank, experts included. If experts are DTensors, an outer FSDP2 wraps
+    the experts of each layer in their own `fully_shard` unit, and divides their gradients instead.
     """
 
     tag: ClassVar[str] = "expert_parallel"

@@ -107,8 +107,8 @@ class PlannedParallelism(Parallelism):
         for before, entry in pairwise(self.plan):
             if entry.split is Split.NOT_IN_PLAN and before.output is not ActivationSharding.REPLICATED:
                 raise InvalidScenario(
-                    f"{name}.plan with output {before.output!r} before Split.NOT_IN_PLAN is not valid: the next layer is not "
-                    "in the plan. Expected output ActivationSharding.REPLICATED."
+                    f"{name}.plan is not valid: a layer has output {before.output!r}, and the next layer is Split.NOT_IN_PLAN. "
+                    "Expected output ActivationSharding.REPLICATED."
                 )
 
     def shard_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: D102 - as inherited

@@ -27,7 +27,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layouts:
-    """Answer from a worker process after it has read the recipe: the layouts in it."""
+    """A worker process sends this message after it has read the recipe. It has the recipe's layouts."""
 
     rows: tuple[LayoutRow, ...]
     """A row for each layout, before it is checked."""

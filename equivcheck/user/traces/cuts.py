@@ -160,7 +160,7 @@ def _components(name: str, shape: tuple[int, ...], entries: Sequence[Cut]) -> tu
         raise invalid(
             f"cuts[{name!r}] with components {parts!r}",
             why,
-            f"a divisor of {shape[dim]}, or sizes with the sum {shape[dim]}",
+            f"a number of components that divides {shape[dim]}, or component sizes with the sum {shape[dim]}",
         )
     return dim, sizes
 

@@ -119,7 +119,7 @@ class TorchTitan:
         if unknown or [*sizes] != [name for name in DEGREES if name in sizes]:
             raise invalid(
                 "mesh",
-                f"its axes {', '.join(sizes)} are not all known to torchtitan, or in another order",
+                f"torchtitan has no axes {', '.join(sizes)} in this order",
                 f"some of {', '.join(DEGREES)}, in this order",
             )
         if "pp" in sizes:

@@ -108,9 +108,9 @@ class ForkServer:
             self._ask("stop", pids)
 
     def forget(self) -> None:
-        """After an `os.fork` of this process, close the connection to the server in the new process.
+        """Close this process's connection to the server. A new process calls it right after an `os.fork`.
 
-        The parent's server continues.
+        The server itself continues for the parent process.
         """
         self._lock = threading.RLock()
         self._num_users = 0

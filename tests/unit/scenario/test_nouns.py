@@ -389,7 +389,7 @@ OF_LAYOUTS: list[Invalid] = [
     (
         TensorParallel,
         {"plan": (LayerPlan(output=ActivationSharding.ROWS), LayerPlan(split=Split.NOT_IN_PLAN))},
-        "TensorParallel.plan with output ActivationSharding.ROWS before Split.NOT_IN_PLAN is not valid: the next layer is",
+        "TensorParallel.plan is not valid: a layer has output ActivationSharding.ROWS, and the next layer is Split.NOT_IN_PLAN",
     ),
     (TensorParallel, {"plan": ()}, "TensorParallel.plan of length 0 is not valid. Expected 1 to 8 entries, one per layer."),
     (

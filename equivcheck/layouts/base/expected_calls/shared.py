@@ -82,8 +82,8 @@ def has_kept_gradient(view: RankView, held: Held, step: int) -> bool:
 def gradient_reductions(view: RankView, axis: str, kind: Iterable[Held], *, flat: bool = False) -> Totals:
     """Expected collective calls in all steps to sum the gradients of the parameters in `kind` over an axis.
 
-    There is one all-reduce for each gradient, or one for all gradients together if `flat`. A rank sends nothing for an empty
-    local gradient.
+    There is one all-reduce for each gradient, or one for all gradients together if `flat`. A rank calls
+    none for a local gradient without elements.
     """
     ledger, parameters = Ledger(), tuple(kind)
     for step in range(view.training.steps):
