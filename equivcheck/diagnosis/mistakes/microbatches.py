@@ -35,10 +35,10 @@ def wrong_accumulations(diverged: Evidence, facts: StepFacts) -> Iterator[Mistak
 
 
 def unzeroed_gradients(diverged: Evidence, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield mistakes: the first wrong gradients, or all gradients, are never zeroed. This first shows in the second step."""
-    everything = set(diverged.updated)
-    tried = [None if masks is None or set(masks) >= everything else tuple(masks) for masks in suspects(diverged)]
-    for names in dict.fromkeys(tried) if diverged.first.step else ():
+    """Yield mistakes: all gradients, or the first wrong ones, are never zeroed. This first shows in the second step."""
+    tried = [None if masks is None else tuple(masks) for masks in suspects(diverged)]
+    # All gradients come first: it is the usual mistake, and gives the same values if the other gradients were zero.
+    for names in dict.fromkeys((None, *tried)) if diverged.first.step else ():
         what = "gradients are" if names is None else gradients(diverged, names)
         words = f"{what} not zeroed between steps: each step adds to those of earlier steps"
         yield Mistake(Cause.NOT_ZEROED, words, partial(_keep_gradients, names=names), is_quick=True)

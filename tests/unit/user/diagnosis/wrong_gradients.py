@@ -23,7 +23,7 @@ from unit.user.diagnosis.wrong_trainings import (
     step_of,
     two_microbatches,
 )
-from unit.user.programs import batches, brought
+from unit.user.programs import batches, brought, sgd_of
 
 
 def clip_each(parameters: list[torch.Tensor]) -> None:
@@ -142,6 +142,18 @@ def by_autograd_grad(model: nn.Module, batch: Any, optimizer: Any, loss: Any) ->
     return value
 
 
+class LowRank(nn.Module):
+    """A matrix in two factors. The second starts at zero, so the first gets no gradient in the first step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.zeros(2, 3))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Apply both factors."""
+        return inputs @ self.first.T @ self.second.T
+
+
 def zeroed_except_first(_optimizer: Any, parameters: list[torch.Tensor]) -> None:
     """Zero all gradients but the first."""
     for parameter in parameters[1:]:
@@ -179,6 +191,11 @@ GRADIENTS: dict[str, Wrong] = {
     "zero_grad_forgotten": by_hand("not zeroed between steps", zero=False, reduce=averaged),
     "one_gradient_not_zeroed": by_hand(
         "the gradient of `0.weight` is not zeroed between steps", zero=False, after_update=zeroed_except_first
+    ),
+    "no_gradient_zeroed_one_is_zero": by_hand(
+        "gradients are not zeroed between steps",
+        zero=False,
+        changes={"model": LowRank, "batches": batches(steps=2), "optimizer": sgd_of},
     ),
     "lost_rows": by_hand("the gradients of rows 0 to 2 of `0.weight` are zero", reduce=changed(half_zero)),
     "bf16_reduction": by_hand("reduced in bfloat16", reduce=in_bfloat16),
