@@ -38,11 +38,13 @@ def wrong_weights_of_ranks(diverged: DivergedTraining, facts: StepFacts) -> Iter
         parts, step = _parts(diverged, facts, weights), len(weights)
         wrong = _solved(diverged, facts, parts, diverged.found_values(step, Phase.GRADIENT))
         # After the first wrong step, parameters differ, so that no weights give one device's gradients.
-        right = _solved(diverged, facts, parts, diverged.expected_values(step, Phase.GRADIENT)) if step == first else wrong
-        if wrong is None or right is None:
+        right = _solved(diverged, facts, parts, diverged.expected_values(step, Phase.GRADIENT)) if step == first else np.ones(1)
+        if wrong is None or right is None or not right.all():
             return
         weights.append(wrong)
         factors = wrong / right if step == first else factors
+    if np.allclose(factors, 1.0, rtol=NEAR):
+        return
     words, cause = "each microbatch is divided by its own number of labels, not by that of the whole step", Cause.MEAN_OF_MEANS
     if not _are_label_counts(diverged, factors):
         words, cause = _describe(diverged, factors), Cause.SCALED
@@ -50,7 +52,7 @@ def wrong_weights_of_ranks(diverged: DivergedTraining, facts: StepFacts) -> Iter
 
 
 def _describe(diverged: DivergedTraining, factors: Vector) -> str:
-    places = list(product(*map(range, factors.shape)))
+    places = [place for place in product(*map(range, factors.shape)) if not isclose(factors[place], 1.0, rel_tol=NEAR)]
     named = [f"microbatch {number} of rank {rank} counts {factors[rank, number]:.4g} times" for rank, number in places]
     named = [*named[: MOST_NAMED - 1], "and so on"] if len(named) > MOST_NAMED else [join_words(named)]
     what = "loss and gradients" if diverged.first.phase is Phase.LOSS else "gradients"
@@ -58,14 +60,17 @@ def _describe(diverged: DivergedTraining, factors: Vector) -> str:
 
 
 def _are_label_counts(diverged: DivergedTraining, factors: Vector) -> bool:
-    """Whether each factor is the mean label count in a microbatch, divided by a whole number."""
-    targets = tensors_of(diverged.task.batches[diverged.first.step])[-1]
-    if targets.is_floating_point():
-        return False
+    """Whether each factor is the mean label count in a microbatch, divided by a whole number.
+
+    These numbers must add up to each rank's labels.
+    """
     firsts = [each.rank for each in diverged.coordinates if not any(each.indices[name] for name in diverged.same_row_axes)]
-    total = int((targets != IGNORED).sum())
-    counts = total / (factors[firsts].size * factors[firsts])
-    return isclose(float(counts.sum()), total, rel_tol=NEAR) and bool(np.allclose(counts, counts.round(), rtol=NEAR))
+    labels = [tensors_of(diverged.shares[rank][diverged.first.step])[-1] for rank in firsts]
+    if not factors.all() or any(each.is_floating_point() for each in labels):
+        return False
+    own = np.array([int((each != IGNORED).sum()) for each in labels])
+    counts = own.sum() / (factors[firsts].size * factors[firsts])
+    return bool(np.allclose(counts.sum(axis=1), own, rtol=NEAR) and np.allclose(counts, counts.round(), rtol=NEAR))
 
 
 def _parts(diverged: DivergedTraining, facts: StepFacts, weights: Sequence[Vector]) -> list[Gradients]:
@@ -88,7 +93,7 @@ def _parts(diverged: DivergedTraining, facts: StepFacts, weights: Sequence[Vecto
 def _solved(diverged: DivergedTraining, facts: StepFacts, parts: Sequence[Gradients], found: TensorsByName) -> Vector | None:
     """Return a weight for each rank and microbatch, with which the sum over `parts` equals gradients. None if there are none."""
     weights = solve_weights(diverged, parts, found)
-    if weights is None or len(weights) != diverged.num_ranks * facts.num_backward or not all(weights):
+    if weights is None or len(weights) != diverged.num_ranks * facts.num_backward:
         return None
     return np.array(weights).reshape(-1, facts.num_backward)
 
@@ -104,7 +109,8 @@ def _weigh_microbatches(ranks: EmulatedUserRanks, *, weights: Sequence[Vector]) 
     def report(rank: int, value: Any) -> Any:
         step, losses = ranks.current_step(rank), ranks.losses[rank]
         if ranks.diverged.first.phase is not Phase.LOSS:
-            return ranks.diverged.single.steps[step].loss  # the ranks report the right loss
+            # It is right in the first wrong step. Later, own rows do not give it.
+            return ranks.diverged.traces[rank].steps[step].loss
         if step >= len(weights) or value is None or not isclose(sum(losses), float(value), rel_tol=NEAR):
             return value
         return sum(weight * loss for weight, loss in zip(weights[step][rank].tolist(), losses, strict=True))

@@ -69,6 +69,8 @@ IN_EACH_RUN = (
     "replicas_clipped_apart",
     "labels_of_each_microbatch",
     "weights_of_ranks",
+    "weights_in_gradients_only",
+    "no_gradient_zeroed_one_is_zero",
 )
 """A few mistakes per kind. The torch environments run all."""
 

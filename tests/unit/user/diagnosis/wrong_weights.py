@@ -31,7 +31,7 @@ def _batches(steps: int = 2) -> list[Any]:
     return [(tokens, labels) for tokens, labels in drawn]
 
 
-def _step(divisor: Divisor) -> Callable[..., Any]:
+def _step(divisor: Divisor, *, is_in_loss: bool) -> Callable[..., Any]:
     def step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, _loss_function: Any) -> torch.Tensor:
         optimizer.zero_grad()
         is_rank, value = dist.is_initialized(), torch.zeros(())
@@ -39,9 +39,11 @@ def _step(divisor: Divisor) -> Callable[..., Any]:
         if is_rank:
             dist.all_reduce(count)
         for tokens, labels in zip(batch[0].chunk(2), batch[1].chunk(2), strict=True):
-            part = _loss(model(tokens), labels) / (divisor(labels, count) if is_rank else count)
-            part.backward()
-            value = value + part.detach()
+            part = _loss(model(tokens), labels)
+            weighted = part / (divisor(labels, count) if is_rank else count)
+            weighted.backward()
+            right = part * dist.get_world_size() / count if is_rank else weighted
+            value = value + (weighted if is_in_loss else right).detach()
         if is_rank:
             averaged(list(model.parameters()))
             dist.all_reduce(value)
@@ -60,7 +62,22 @@ def _by_rank(_labels: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
     return count / (1.7 + 0.9 * rank())
 
 
-def _weighted(says: str, divisor: Divisor) -> Wrong:
+def _of_one_microbatch(weight: float) -> Divisor:
+    """Weigh rank 1's microbatch that has an ignored label. Others have weight one."""
+
+    def divisor(labels: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        is_meant = rank() == 1 and bool((labels == IGNORED).any())
+        return count / 2 / (weight if is_meant else 1.0)
+
+    return divisor
+
+
+def _between_ranks(_labels: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    """Divide by whole numbers with the right total, but not by a rank's labels."""
+    return 2 * (count // 4 + rank())
+
+
+def _weighted(says: str, divisor: Divisor, *, is_in_loss: bool = True) -> Wrong:
     return Wrong(
         says=says,
         brought=brought(
@@ -68,7 +85,7 @@ def _weighted(says: str, divisor: Divisor) -> Wrong:
             parallelize=lambda model, _mesh: model,
             batches=_batches(),
             loss=_loss,
-            step=_step(divisor),
+            step=_step(divisor, is_in_loss=is_in_loss),
         ),
     )
 
@@ -79,5 +96,12 @@ WEIGHTS: dict[str, Wrong] = {
         "microbatch 0 of rank 0 counts 0.85 times, microbatch 1 of rank 0 counts 0.85 times, microbatch 0 of rank 1 counts 1.3",
         _by_rank,
     ),
+    "weights_in_gradients_only": _weighted(
+        "other weights in gradients than on one device: at step 0, microbatch 1 of rank 1 counts 1.3 times",
+        _of_one_microbatch(1.3),
+        is_in_loss=False,
+    ),
+    "microbatch_lost_on_one_rank": _weighted("at step 0, microbatch 1 of rank 1 counts 0 times", _of_one_microbatch(0.0)),
+    "whole_numbers_between_ranks": _weighted("microbatches have other weights in loss and gradients", _between_ranks),
 }
 """Mistakes in weights."""
