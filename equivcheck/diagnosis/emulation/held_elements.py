@@ -66,22 +66,27 @@ class HeldElements:
     def take_unsplit(self, name: str, value: torch.Tensor, axes: Sequence[str]) -> None:
         """Overwrite each rank's elements in `value` by those that it would read if ranks along these axes did not split tensors.
 
-        A rank then starts to read after the elements of earlier ranks along the other axes only.
+        A rank then starts to read after the elements of earlier ranks along the other axes only. Replicas read the same elements.
         """
         before = value.clone().reshape(-1)
         for rank, coordinate in enumerate(self._coordinates):
             mine = self.by(name, rank)
-            earlier = [self.by(name, each.rank) for each in self._coordinates[:rank] if each.agrees(coordinate, axes)]
-            start = sum(int(mask.sum()) for mask in earlier if not (mask & mine).any())
-            count = int(mine.sum())
+            peers = [each.rank for each in self._coordinates if each.agrees(coordinate, axes)]
+            first_replica = next(peer for peer in peers if torch.equal(self.by(name, peer), mine))
+            earlier = [peer for peer in peers if peer < first_replica]
+            start, count = int(self.by(name, *earlier).sum()), int(mine.sum())
             if start + count <= value.numel():
                 value[mine] = before[start : start + count]
+
+    def are_split(self, name: str, axes: Sequence[str]) -> bool:
+        """Whether the ranks along these axes hold different elements of the tensor `name`."""
+        masks = [[self._held[name][peer] for peer in peers_of(self._coordinates, rank, axes)] for rank in range(self.num_ranks)]
+        return any((mask != each[0]).any() for each in masks for mask in each)
 
     def are_other_elements(self, name: str, axes: Sequence[str]) -> bool:
         """Whether the ranks along these axes hold equally many, but different elements of the tensor `name`."""
         masks = [[self._held[name][peer] for peer in peers_of(self._coordinates, rank, axes)] for rank in range(self.num_ranks)]
-        have_equal_sizes = all(len({int(mask.sum()) for mask in each}) == 1 for each in masks)
-        return have_equal_sizes and any((mask != each[0]).any() for each in masks for mask in each)
+        return self.are_split(name, axes) and all(len({int(mask.sum()) for mask in each}) == 1 for each in masks)
 
     def add_up_shards(self, name: str, value: torch.Tensor, axes: Sequence[str], divisor: int) -> None:
         """Overwrite each rank's elements in `value` by the sum of all shards along these axes, divided by `divisor`.

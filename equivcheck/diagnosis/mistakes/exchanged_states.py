@@ -40,7 +40,8 @@ def _of_other_elements(diverged: Evidence) -> Iterator[Mistake]:
     for rank in everyone:
         words = f"every rank has the optimizer state of rank {rank}"
         ways.append((words, partial(_take_from, sources=[rank] * held.num_ranks)))
-    for axes in sorted(axis_combinations(diverged.wide_axes), key=len):
+    splitting = [axis for axis in diverged.wide_axes if any(held.are_split(name, (axis,)) for name in diverged.updated)]
+    for axes in sorted(axis_combinations(splitting), key=len):
         words = f"each rank takes its optimizer state from the full state as if {diverged.ranks_text(axes)} did not split it,"
         ways.append((words, partial(_take_unsplit, axes=axes)))
     for span, more in ((Span(first=first, last=first), f" before step {first}"), (Span(first=first), f" from step {first} on")):

@@ -1,16 +1,18 @@
 """Emulated ranks match the single-device run unless a counterfactual changes them."""
 
 from collections.abc import Callable
+from itertools import product
 
+import numpy as np
 import pytest
 import torch
 
 from equivcheck import Scenario
 from equivcheck.diagnosis.diverged_run import DivergedRun, run_again
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
-from equivcheck.diagnosis.emulation.held_elements import held_elements
+from equivcheck.diagnosis.emulation.held_elements import HeldElements, held_elements
 from equivcheck.diagnosis.emulation.scenario_ranks import ScenarioRanks
-from equivcheck.diagnosis.evidence import axis_combinations
+from equivcheck.diagnosis.evidence import RankCoordinate, axis_combinations
 from equivcheck.diagnosis.mistake import Span
 from equivcheck.diagnosis.mistakes.reductions import keep_unreduced, reduce_by
 from equivcheck.layouts.base.rounding import EACH, ONCE, WHOLE, WhenReduced
@@ -101,6 +103,21 @@ def test_an_exchange_gives_each_rank_the_elements_of_another() -> None:
     held.exchange(name, value, [1, 0])
 
     assert torch.equal(value, held.by(name, 0).float())
+
+
+@pytest.mark.parametrize("axes", [("replicate", "shard", "tp"), ("shard", "replicate", "tp")])
+def test_replicas_read_the_same_elements(axes: tuple[str, ...]) -> None:
+    """If the tp ranks did not split a tensor, the shards of the first half would be read by all, once for each replica."""
+    places = [dict(zip(axes, place, strict=True)) for place in product(range(2), repeat=3)]
+    coordinates = [RankCoordinate(rank=rank, indices=place) for rank, place in enumerate(places)]
+    masks = [np.arange(4) == 2 * place["tp"] + place["shard"] for place in places]
+    value = torch.arange(4.0)
+
+    held = HeldElements(coordinates, {"weight": masks}, {})
+    held.take_unsplit("weight", value, ("tp",))
+
+    assert value.tolist() == [0.0, 1.0, 0.0, 1.0]
+    assert [held.are_split("weight", (axis,)) for axis in axes] == [axis != "replicate" for axis in axes]
 
 
 def test_peers_differ_along_the_given_axes_only() -> None:
