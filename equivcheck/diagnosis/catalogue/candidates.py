@@ -38,6 +38,13 @@ from equivcheck.diagnosis.mistakes.updates import wrong_updates
 from equivcheck.scenario import ClipNorm
 from equivcheck.worlds.trace.differences import Phase
 
+
+def local_statistics_of_scenario(diverged: DivergedRun, facts: StepFacts) -> Iterator[Mistake]:
+    """Yield `local_statistics`, except for elementwise optimizers, because they have no statistics over a tensor."""
+    if not diverged.training.optimizer.elementwise:
+        yield from local_statistics(diverged, facts)
+
+
 CATALOGUE: tuple[tuple[Callable[..., Iterator[Mistake]], tuple[Phase, ...]], ...] = (
     (wrong_start, (*COMPUTED, *UPDATED, Phase.BUFFER)),
     (wrong_windows, (*COMPUTED, *UPDATED)),
@@ -73,7 +80,7 @@ CATALOGUE: tuple[tuple[Callable[..., Iterator[Mistake]], tuple[Phase, ...]], ...
     (unscaled_after_clipping, COMPUTED),
     (stale_values, (*COMPUTED, *UPDATED)),
     (lower_precision, (*COMPUTED, *UPDATED)),
-    (local_statistics, UPDATED),
+    (local_statistics_of_scenario, UPDATED),
     (wrong_settings, UPDATED),
     (wrong_decays, UPDATED),
     (wrong_updates, UPDATED),
@@ -93,7 +100,7 @@ GENERAL = (
     unscaled_after_clipping,
     stale_values,
     lower_precision,
-    local_statistics,
+    local_statistics_of_scenario,
     wrong_decays,
     wrong_settings,
     wrong_updates,
