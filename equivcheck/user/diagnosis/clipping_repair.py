@@ -11,21 +11,19 @@ import torch.distributed as dist
 
 from equivcheck.diagnosis.emulation.emulated_ranks import Scale, norm_of
 from equivcheck.diagnosis.emulation.held_elements import held_elements
+from equivcheck.diagnosis.evidence import RATIO
 from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
 from equivcheck.user.diagnosis.contradiction import are_gradients_scaled
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 from equivcheck.user.diagnosis.interception import intercept_clipping
-from equivcheck.user.diagnosis.repair import is_right_with, reducing_rank
+from equivcheck.user.diagnosis.repair import CONFIRMED, is_right_with, reducing_rank
 from equivcheck.worlds.trace.differences import Phase
 from equivcheck.worlds.trace.pieces import select_piece, values_by_piece
 
-LOCAL = (
-    "each rank clips by its local norm, over the elements that it holds (with the norm over all elements, your ranks agree with "
-    "one device in every step)"
-)
-OTHER = "your ranks clip by another norm than one device (with one device's norm, they agree with it in every step)"
+LOCAL = f"each rank clips by its local norm, over the elements that it holds {CONFIRMED.format('the norm over all elements')}"
+OTHER = f"your ranks clip by another norm than one device {CONFIRMED.format('the norm of one device')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +83,10 @@ def _clippings_on_device(diverged: DivergedTraining) -> _Clippings | None:
 
 
 def _are_local(diverged: DivergedTraining, right: _Clippings) -> bool:
-    """Whether each rank scales its gradients in the first wrong step as the norm over its own elements requires."""
+    """Whether each rank scales its gradients in the first wrong step as the norm over its own elements requires.
+
+    Ranks without gradients, or with zeros only, do not count.
+    """
     expected = diverged.expected_values(diverged.first.step, Phase.GRADIENT)
     norm = float(norm_of(right.gradients.values(), right.kind))
     factor = _ratio([(expected[name].reshape(-1), value.double().numpy().reshape(-1)) for name, value in right.gradients.items()])
@@ -97,7 +98,8 @@ def _are_local(diverged: DivergedTraining, right: _Clippings) -> bool:
             for piece, values in values_by_piece(trace.steps[diverged.first.step].gradients)
             if values is not None and piece.name in right.gradients
         ]
-        if not np.isclose(_ratio(pairs), min(1.0, factor * norm / own if own else 1.0), rtol=1e-4):
+        has_gradients = any(before.any() for _, before in pairs)
+        if has_gradients and not np.isclose(_ratio(pairs), min(1.0, factor * norm / own), rtol=RATIO):
             return False
     return True
 

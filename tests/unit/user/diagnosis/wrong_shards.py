@@ -51,6 +51,13 @@ def clip_own(parameters: list[torch.Tensor]) -> None:
     nn.utils.clip_grads_with_norm_(parameters, MAX_NORM, norm, foreach=False)  # some are DTensors, and others are not
 
 
+def clip_by_twice_own(parameters: list[torch.Tensor]) -> None:
+    """Clip by twice the own elements' norm, with torch's function."""
+    norm = nn.utils.get_total_norm([local(parameter.grad) for parameter in parameters])
+    norm *= 2
+    nn.utils.clip_grads_with_norm_(parameters, MAX_NORM, norm, foreach=False)
+
+
 def by_norm_of_rank_0(parameters: list[torch.Tensor]) -> None:
     """Clip by the norm of rank 0's shard, as a pipeline by that of its first stage."""
     norm = nn.utils.get_total_norm([local(parameter.grad) for parameter in parameters])
@@ -401,6 +408,13 @@ SHARDS: dict[str, Wrong] = {
         "each rank clips by its local norm, over the elements that it holds (with the norm over all elements, your ranks agree",
         reduce=nothing,
         clips=clip_own,
+        of_one=clipping_step,
+        changes={"parallelize": tensor_parallel, "mesh": {"dp": 1, "tp": 2}},
+    ),
+    "replicas_clipped_by_another_norm": by_hand(
+        "your ranks clip by another norm than one device (with the norm of one device, your ranks agree with one device",
+        reduce=nothing,
+        clips=clip_by_twice_own,
         of_one=clipping_step,
         changes={"parallelize": tensor_parallel, "mesh": {"dp": 1, "tp": 2}},
     ),
