@@ -136,12 +136,13 @@ class _Search:
         return self._if_all_agree([*forward, *backward], ONLY_PARAMETERS) if usual & {*scales} else Where()
 
     def _are_inputs_regrouped(self) -> bool:
-        """Whether ranks compute on the right rows, but pass them to the model in other groups than one device.
+        """Whether ranks pass the same values to the model as one device, but in other calls.
 
         Then no module's tensor can be compared.
         """
         keys = [key for key in self._expected if not key.module and key.is_input and not key.is_gradient]
-        if len(keys) < 2 or all(self._agreements[key].status is not Status.WRONG for key in keys if key in self._agreements):
+        statuses = [self._agreements[key].status for key in keys if key in self._agreements]
+        if len({key.call for key in keys}) < 2 or Status.WRONG not in statuses:
             return False
         axes = self._diverged.same_row_axes
         firsts = [each.rank for each in self._diverged.coordinates if not any(each.indices[name] for name in axes)]
