@@ -53,13 +53,16 @@ def gradients(diverged: Evidence, names: Sequence[str]) -> str:
 def rows_of_tensor(masks: Mapping[str, npt.NDArray[np.bool_]]) -> str:
     """Describe the elements in a mask: ``rows 2 to 3 of `a```, or ```a` (5 of 8 elements), `b` and parts of 3 more tensors``.
 
-    Rows come last, because ``row 2 of `a` and `b``` could also mean a row of `b`.
+    Rows come last if all tensors are named, because ``row 2 of `a` and `b``` could also mean a row of `b`. Else they come first,
+    because ```b`, row 1 of `a` and 2 more tensors`` could also mean a row of these tensors.
     """
     are_full = all(mask.all() for mask in list(masks.values())[_NAMED:])
     rest = "{} more tensors" if are_full else "parts of {} more tensors"
     words = [_rows(name, mask) for name, mask in masks.items()]
-    num_named = len(words) if len(words) <= _NAMED + 1 else _NAMED
-    return _name_some(sorted(words[:num_named], key=lambda each: each.startswith("row")) + words[num_named:], rest)
+    are_all_named = len(words) <= _NAMED + 1
+    num_named = len(words) if are_all_named else _NAMED
+    named = sorted(words[:num_named], key=lambda each: each.startswith("row") == are_all_named)
+    return _name_some(named + words[num_named:], rest)
 
 
 def _rows(name: str, mask: npt.NDArray[np.bool_]) -> str:

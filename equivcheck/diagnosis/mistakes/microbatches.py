@@ -73,11 +73,11 @@ def _step_in_microbatches(ranks: EmulatedRanks, *, zeroes: bool, weights: Sequen
 
 
 def _unreduced(diverged: Evidence, count: int, masks: Masks | None) -> Iterator[Mistake]:
-    whose = "the gradients" if masks is None else subject(diverged, masks).removesuffix(" is").removesuffix(" are")
+    what = "the gradients are" if masks is None else subject(diverged, masks)
     for numbers in dict.fromkeys((tuple(range(1, count)), tuple(range(count - 1)), (count - 1,), (0,))):
-        which = f"microbatch{'' if len(numbers) == 1 else 'es'} {join_words([str(number) for number in numbers])}"
-        only = " (only those of the first are reduced)" if numbers == tuple(range(1, count)) else ""
-        words = f"{whose} of {which} are left unreduced over {diverged.ranks_text(diverged.data_axes)}{only}"
+        which = f"in microbatch{'' if len(numbers) == 1 else 'es'} {join_words([str(number) for number in numbers])}"
+        only = ", and reduced in microbatch 0 only" if numbers == tuple(range(1, count)) else ""
+        words = f"{what} left unreduced over {diverged.ranks_text(diverged.data_axes)} {which}{only}"
         yield Mistake(Cause.NOT_REDUCED, words, reduce_by(keep_unreduced, masks, Span(first=0), numbers), own_rows=True)
 
 

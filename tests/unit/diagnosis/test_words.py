@@ -65,6 +65,12 @@ def test_no_tensor_is_left_out(count: int, is_last_full: bool, words: str) -> No
     assert rows_of_tensor(masks) == words
 
 
+def test_rows_come_first_if_tensors_are_counted() -> None:
+    """Else a row might also be one of the counted tensors."""
+    masks = {name: np.array([name != "b", True]) for name in "abcd"}
+    assert rows_of_tensor(masks | {"d": np.array([False, True])}) == "row 1 of `b`, `a` and parts of 2 more tensors"
+
+
 def test_further_full_tensors_are_counted_as_such() -> None:
     """If only the named tensors are partial, the rest is not called parts."""
     assert rows_of_tensor(dict.fromkeys("abcde", np.array([True, True]))) == "`a`, `b` and 3 more tensors"

@@ -66,12 +66,12 @@ def _ways(diverged: DivergedTraining, axis: str) -> Iterator[tuple[Cause, str, W
     words = f"each of {where} divides by the sum over the exponentials of its own logits, not of all"
     yield part, words, _divided_by_own, False
     yield part, f"each of {where} smooths labels over its own classes only", _smoothed_over_own, False
-    words = f"the loss is log({size}) larger, because the softmax counts each class once on each of {where}"
-    for share in (1 / size, 1.0):
-        yield part, words, partial(_counted_often, share=share), True
+    words = f"the softmax counts each class once on each of {where}, so the loss is log({size}) larger"
+    for share, more in ((1 / size, f", and the gradient of the log-sum-exp is divided by {size}"), (1.0, "")):
+        yield part, words + more, partial(_counted_often, share=share), True
     words = f"each of {where} subtracts the maximum of its own logits, not of all, before exponentials are summed"
     yield part, words, _less_own_maximum, True
-    words = "the logits of the labels get no gradient from the cross-entropy, only its log-sum-exp has one"
+    words = "in the cross-entropy, only the log-sum-exp has a gradient: the term with the labels' logits has none"
     yield Cause.GRADIENT_LOST, words, lambda terms, _: _gradient_of(-_label_term(terms)), True
     words = f"the logits of labels are not summed over {where}: each rank subtracts only those of its own classes"
     yield Cause.NOT_REDUCED, words, lambda terms, rank: ((terms.owner != rank) * -_label_term(terms)).detach(), False

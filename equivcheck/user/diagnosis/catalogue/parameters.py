@@ -84,7 +84,7 @@ def zeros_for_none(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mi
     extra = [each.tensor for each in diverged.divergences if (each.step, each.phase, each.difference) == (*at, Difference.EXTRA)]
     names = tuple(dict.fromkeys(extra))
     if names and not any(found[name].any() for name in names if name in found):
-        them = "it" if len(names) == 1 else "them"
+        them = "this parameter" if len(names) == 1 else "these parameters"
         words = f"{gradients(diverged, names)} None on one device, but zero on your ranks, so the optimizer does not skip {them}"
         yield Mistake(Cause.NOT_FROZEN, words, partial(_fill_gradients, names=names), is_quick=True)
 

@@ -97,10 +97,10 @@ def _predictor(says: str, mistake: str) -> Wrong:
 
 CROSS_ENTROPIES: dict[str, Wrong] = {
     "smoothed_over_own_classes": _predictor("each of the 2 tp ranks smooths labels over its own classes only", "own smoothing"),
-    "labels_without_gradient": _predictor("the logits of the labels get no gradient", "label without gradient"),
+    "labels_without_gradient": _predictor("the term with the labels' logits has none", "label without gradient"),
     "sum_of_exponentials_twice": _predictor("the gradient of the log-sum-exp is multiplied by 2, the number", "sum twice"),
     "labels_twice": _predictor("the gradient of the logits of labels is multiplied by 2, the number of tp ranks", "label twice"),
-    "classes_counted_twice": _predictor("the loss is log(2) larger, because the softmax counts each class", "counted twice"),
+    "classes_counted_twice": _predictor("the softmax counts each class once on each of the 2 tp ranks, so", "counted twice"),
     "own_denominator": _predictor("each of the 2 tp ranks divides by the sum over the exponentials", "own denominator"),
     "own_maximum": _predictor("each of the 2 tp ranks subtracts the maximum of its own logits", "own maximum"),
     "labels_not_summed": _predictor("the logits of labels are not summed over the 2 tp ranks", "label not summed"),

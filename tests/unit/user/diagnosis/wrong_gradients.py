@@ -179,7 +179,7 @@ GRADIENTS: dict[str, Wrong] = {
     ),
     "gradient_stale": by_hand("gradients are from the previous step", first=1, reduce=Stale()),
     "first_microbatch_synced": by_hand(
-        "microbatch 1 are left unreduced over the 2 dp ranks (only those of the first are reduced)",
+        "the gradients are left unreduced over the 2 dp ranks in microbatch 1, and reduced in microbatch 0 only",
         reduce=nothing,
         after_each=first_microbatch_only,
         changes={"batches": two_microbatches()},
