@@ -16,7 +16,7 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
     has_ddp_stages,
     has_fsdp_stages,
     has_lost_gradients,
-    has_replicated_stages,
+    has_replicate_ddp_stages,
     num_stages,
     splits_backward,
 )
@@ -61,9 +61,10 @@ def _usually_right(draw: DrawFn, layout: Layout) -> Layout:
     if has_lost_gradients(layout):
         layout = with_options(layout, FSDP2, reshard_after_forward=False, reshard_to=None)
     if layout.mesh.size(DP, SHARD) == 1 and not layout.propagates_placements:
+        # One shard rank may apply a divide factor twice (`fsdp2_one_shard_divided_twice`). DTensor experts get one too.
         layout = with_options(layout, FSDP2, gradient_divide_factor=None)
         layout = with_options(layout, ExpertParallel, storage=ExpertStorage.PLAIN)
-    if has_replicated_stages(layout):
+    if has_replicate_ddp_stages(layout):
         is_single = parallelism_of(layout, Pipeline).schedule.is_single
         schedule = PipelineSchedule.GPIPE if is_single else PipelineSchedule.LOOPED_BFS
         layout = with_options(layout, Pipeline, schedule=schedule, num_chunks=1)

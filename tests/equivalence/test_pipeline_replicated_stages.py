@@ -12,9 +12,11 @@ from equivcheck import Outcome, Scenario, check
 from equivcheck.layouts.composition.limits import limit_reason, repair_layout, repair_training
 from equivcheck.scenario import (
     DDP,
+    Head,
     Layer,
     Loss,
     Model,
+    Norm,
     Parallelism,
     Pipeline,
     PipelineSchedule,
@@ -23,6 +25,7 @@ from equivcheck.scenario import (
     Wrapping,
     ZeroGrad,
 )
+from equivcheck.system.torch_version import is_torch_in
 from support.clipped import clipped_scenario
 from support.exported import run_script
 from support.staged import DECODER, PIPELINES
@@ -45,22 +48,30 @@ ONE_CHUNK = Pipeline(schedule=PipelineSchedule.LOOPED_BFS, stages_per_rank=2)
 
 
 def a_scenario(
-    pipeline: Pipeline, around: Parallelism, axes: Mapping[str, int] | None = None, model: Model = TRAINED, **changes: object
+    pipeline: Pipeline,
+    around: Parallelism,
+    axes: Mapping[str, int] | None = None,
+    model: Model = TRAINED,
+    *,
+    static_shapes: bool = True,
+    **changes: object,
 ) -> Scenario:
-    """Two clipped steps of two microbatches. The stages get their shapes."""
+    """Two clipped steps of two microbatches."""
     fields = {"microbatches": (16, 16), "zero_grad": ZeroGrad.ZERO} | changes
-    pipeline = replace(pipeline, static_shapes=True)
+    pipeline = replace(pipeline, static_shapes=static_shapes)
     return clipped_scenario(model, axes or {"dp": 2, "pp": 2}, pipeline, around, **fields)
 
 
-@pytest.mark.parametrize("stages", STAGES)
-@pytest.mark.parametrize("name", PIPELINES)
+V_SHAPED = {name for name, pipeline in PIPELINES.items() if pipeline.schedule.is_v}
+
+
+@pytest.mark.parametrize(
+    ("name", "stages"),
+    [(name, stages) for name in PIPELINES for stages in STAGES if not (name in V_SHAPED and isinstance(STAGES[stages], DDP))],
+)
 def test_replicated_stages_equal_one_device(name: str, stages: str) -> None:
     """Each stage averages its gradients once in each microbatch. Stages on two ranks may share the embedding."""
-    is_v = PIPELINES[name].schedule.is_v
-    if is_v and stages.startswith("ddp"):
-        pytest.skip("zero-bubble schedules do not average gradients of DDP (ddp_stage_of_split_backward)")
-    scenario = a_scenario(PIPELINES[name], STAGES[stages], model=UNTIED if is_v else TRAINED)
+    scenario = a_scenario(PIPELINES[name], STAGES[stages], model=UNTIED if name in V_SHAPED else TRAINED)
     require_supported(scenario)
     verdict = check(scenario)
     verdict.assert_equivalent()
@@ -111,11 +122,42 @@ def test_a_stage_of_frozen_layers_is_refused() -> None:
     assert not any(layer.frozen for layer in repair_training(scenario.training, scenario.layout).model.layers)
 
 
+@pytest.mark.parametrize("changes", [{}, {"norm": Norm.RMS}, {"bias": True}, {"tied": False}], ids=str)
+def test_a_stage_with_only_a_frozen_embedding_in_its_head_is_refused(changes: Mapping[str, object]) -> None:
+    """A tied head without bias and norm has no parameter but the embedding's weight."""
+    require_supported(a_scenario(Pipeline(boundaries=(3,)), DDP()))
+    layers = (*TRAINED.layers[:3], replace(TRAINED.layers[3], frozen=True))
+    head = replace(Head(tied=True), **changes)
+    assert TRAINED.source is not None
+    model = replace(TRAINED, layers=layers, source=replace(TRAINED.source, frozen=True), head=head)
+    scenario = a_scenario(Pipeline(boundaries=(3,)), DDP(), model=model)
+    is_refused = "a pipeline stage without trained parameters" in (limit_reason(scenario.training, scenario.layout) or "")
+    assert is_refused == (not changes)
+    assert limit_reason(repair_training(scenario.training, scenario.layout), scenario.layout) is None
+
+
 def test_stages_have_no_static_graph() -> None:
     """DDP would take the pass in which a stage infers its shapes for its first iteration."""
     scenario = a_scenario(Pipeline(), DDP(static_graph=True), {"dp": 2, "pp": 1})
     assert "static_graph of pipeline stages" in (limit_reason(scenario.training, scenario.layout) or "")
     assert repair_layout(scenario.layout).parallelisms[1] == DDP()
+
+
+@pytest.mark.parametrize("stages", [name for name, stages in STAGES.items() if isinstance(stages, DDP)])
+def test_zero_bubble_schedules_do_not_average_all_gradients(stages: str) -> None:
+    """DDP's hooks do not run in the separate pass for weight gradients of stages behind the first."""
+    scenario = a_scenario(PIPELINES["zbv"], STAGES[stages], model=UNTIED)
+    require_supported(scenario)
+    verdict = check(scenario)
+    assert (verdict.outcome, verdict.known) == (Outcome.KNOWN, "ddp_stage_of_split_backward")
+
+
+@pytest.mark.skipif(is_torch_in("<2.12"), reason="torch infers shapes without a backward")
+def test_inferred_shapes_are_a_known_crash() -> None:
+    """DDP takes the pass in which a stage infers its shapes for its first iteration, and raises in the second step."""
+    scenario = a_scenario(Pipeline(num_chunks=2), DDP(), static_shapes=False)
+    verdict = check(scenario)
+    assert (verdict.outcome, verdict.known) == (Outcome.KNOWN, "ddp_stage_infers_shapes")
 
 
 def test_hooks_miss_further_chunks() -> None:

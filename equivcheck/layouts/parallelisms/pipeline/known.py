@@ -11,7 +11,7 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
     has_ddp_stages,
     has_fsdp_stages,
     has_lost_gradients,
-    has_replicated_stages,
+    has_replicate_ddp_stages,
     layers_of_stages,
     stage_of_layers,
     stages_behind_frozen_layers,
@@ -71,14 +71,14 @@ def stages_are_wrapped_by_ddp(scenario: Scenario) -> bool:
 
 @need
 def stages_have_hooks_of_replicate(scenario: Scenario) -> bool:
-    """Whether pipeline stages have hooks of `replicate`, of which schedules do not know."""
-    return has_replicated_stages(scenario.layout)
+    """Whether `replicate` reduces the stages' gradients by DDP's hooks. The schedule does not recognise such stages."""
+    return has_replicate_ddp_stages(scenario.layout)
 
 
 @need
 def stages_have_ddp_hooks(scenario: Scenario) -> bool:
     """Whether hooks of `DistributedDataParallel`, also inside `replicate`, reduce the gradients of pipeline stages."""
-    return has_ddp_stages(scenario.layout) or has_replicated_stages(scenario.layout)
+    return has_ddp_stages(scenario.layout) or has_replicate_ddp_stages(scenario.layout)
 
 
 @need

@@ -21,6 +21,7 @@ from equivcheck.scenario import (
 )
 from equivcheck.scenario.mesh import PP
 from equivcheck.training.layers.parameters import parameters_of
+from equivcheck.training.layers.token_facts import head_parameters
 
 ALWAYS_SPLIT = (PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, PipelineSchedule.ZBV)
 """Schedules with separate passes for input and weight gradients, for every chunk."""
@@ -166,8 +167,8 @@ def has_ddp_stages(layout: Layout) -> bool:
     return layout.has(Pipeline) and layout.has(DDP)
 
 
-def has_replicated_stages(layout: Layout) -> bool:
-    """Whether pipeline stages have hooks of `replicate`, of which the schedule does not know."""
+def has_replicate_ddp_stages(layout: Layout) -> bool:
+    """Whether `replicate` reduces the stages' gradients by DDP's hooks. The schedule does not recognise such stages."""
     return layout.has(Pipeline) and any(each.implementation is Replicator.DDP for each in layout.of(Replicate))
 
 
@@ -175,9 +176,10 @@ def stages_without_training(model: Model, layout: Layout) -> set[int]:
     """Return the stages without a trained parameter."""
     stages, last = stage_of_layers(layout, len(model.layers)), num_stages(layout) - 1
     found = {stage for stage, is_trained in zip(stages, trained_layers(model), strict=True) if is_trained}
-    if model.source is not None and not model.source.frozen:
+    trains_embedding = model.source is not None and not model.source.frozen
+    if trains_embedding:
         found.add(0)
-    if model.scale or model.head is not None:
+    if model.scale or head_parameters(model) or (is_tied(model) and trains_embedding):
         found.add(last)
     return set(range(last + 1)) - found
 

@@ -1,5 +1,6 @@
-"""Zero-bubble schedules and DualPipeV compute weight gradients in a pass of their own, without accumulating into the parameters
-by autograd. DDP's hooks do not run, so nothing is averaged, and ranks train different weights.
+"""Zero-bubble schedules and DualPipeV compute weight gradients of stages behind the first in a separate pass, without
+accumulating into the parameters by autograd. DDP's hooks do not run there, so these gradients are not averaged, and ranks train
+different weights.
 """
 
 from copy import deepcopy
