@@ -11,6 +11,7 @@ import pytest
 
 from equivcheck import check
 from equivcheck.layouts.composition.limits import repair_training, why_unsupported
+from equivcheck.mutants.registry import mutant
 from equivcheck.scenario import (
     DDP,
     FSDP1,
@@ -147,6 +148,17 @@ def _sums(scenario: Scenario) -> Counter[int]:
     """How often the first rank all-reduces a sum during forward and backward, by step. All calls are predicted."""
     calls = (call for call in require_predicted(scenario).calls[0] if call.op == "all_reduce.sum")
     return Counter(call.step for call in calls if call.stage is Stage.COMPUTE)
+
+
+def test_faults_of_a_bias_that_cannot_move_are_not_planted() -> None:
+    """A router that chooses all experts counts them equally, so its bias stays zero."""
+    fault, scenario = mutant("router_bias_in_weights"), LAYOUTS["ddp"]
+    layers = tuple(layer.with_fields(num_experts=2, top_k=2) for layer in LAYERS)
+    training = replace(scenario.training, model=replace(scenario.training.model, layers=layers))
+    assert fault.applies(scenario)
+    assert not fault.applies(replace(scenario, training=training))
+    found = train(single_device_setup(training)).buffers
+    assert not any(values.any() for name, values in full_tensors_of(found).items() if name.endswith("expert_bias"))
 
 
 def test_the_bias_is_in_a_checkpoint() -> None:

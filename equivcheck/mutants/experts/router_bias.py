@@ -24,7 +24,8 @@ CAUSES = (Cause.ROUTER_BIAS,)
 
 
 def _has_bias(layer: Experts) -> bool:
-    return layer.router_bias_rate > 0
+    """Whether the router's bias can change. If all experts are chosen, all counts are equal."""
+    return layer.router_bias_rate > 0 and layer.num_experts > layer.top_k
 
 
 @fault(layouts=COUNTED, applies=all_of(has_experts(_has_bias), is_counted), causes=CAUSES)

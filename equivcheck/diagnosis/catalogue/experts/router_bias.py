@@ -45,7 +45,8 @@ def wrong_router_biases(diverged: DivergedRun) -> Iterator[Mistake]:
 
 
 def _has_bias(layer: Experts) -> bool:
-    return layer.router_bias_rate > 0
+    """Whether the router's bias can change. If all experts are chosen, all counts are equal."""
+    return layer.router_bias_rate > 0 and layer.num_experts > layer.top_k
 
 
 def _own_counts(diverged: DivergedRun) -> Iterator[Mistake]:
