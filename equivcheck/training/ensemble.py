@@ -167,7 +167,8 @@ def _mapped_losses(training: Training, parameters: Mapping[str, torch.Tensor], m
             warnings.simplefilter("ignore")
             each, chosen = torch.vmap(loss)(values, batch.inputs, batch.targets)
         each.backward(torch.ones_like(each))  # type: ignore[no-untyped-call]
-        count_recorded_choices(model, [copies[0] for copies in chosen])
+        if training.model.has_router_bias:
+            count_recorded_choices(model, [copies[0] for copies in chosen])
         return each.detach(), all(bool((copies == copies[0]).all()) for copies in chosen)
 
     return losses
@@ -247,7 +248,7 @@ def _step(run: _Run, microbatches: Sequence[Batch], index: int) -> EnsembleStep:
     clip_norm = _clip(run, there)
     clipped = None if run.training.clipping is None else _rows(there)
     run.optimizer.step()
-    if run.model is not None:
+    if run.model is not None and run.training.model.has_router_bias:
         update_router_biases(run.model, lambda counts: counts)
     return EnsembleStep(
         loss=loss.numpy(),

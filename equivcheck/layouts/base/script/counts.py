@@ -54,7 +54,7 @@ def add_counts(draft: Draft) -> None:
         draft.added = f"balance_loss(model, {given}, {positions}){part_of_step(draft)}"
     if training.model.has_router_bias:
         propagates = any(each.propagates_placements for each in draft.scenario.layout.parallelisms)
-        counts = f"{'full(layer.counts_of_step)' if propagates else 'layer.counts_of_step'}"
+        counts = "full(layer.counts_of_step)" if propagates else "layer.counts_of_step"
         draft.definitions += [list(_COUNT_CHOICES), [line.replace("{counts}", counts) for line in _UPDATE_BIASES]]
         draft.counts_choices, draft.after_backward = True, [f"update_router_biases(model, {given})"]
 

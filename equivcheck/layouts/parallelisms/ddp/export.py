@@ -47,10 +47,12 @@ def write(draft: Draft, parallelism: DDP) -> None:
 
 def _made_unequal(draft: Draft, rank: str) -> list[str]:
     """Return lines to change the parameters and buffers that DDP wraps."""
-    lines = ["for tensor in (*{}.parameters(), *{}.buffers()):", f"    tensor.data += {rank}  # to be made equal by wrapping"]
-    if draft.has_parts:
-        return ["for part in parts:", *indent_lines([line.replace("{}", "part") for line in lines])]
-    return [line.replace("{}", "model") for line in lines]
+    part = "part" if draft.has_parts else "model"
+    lines = [
+        f"for tensor in (*{part}.parameters(), *{part}.buffers()):",
+        f"    tensor.data += {rank}  # to be made equal by wrapping",
+    ]
+    return ["for part in parts:", *indent_lines(lines)] if draft.has_parts else lines
 
 
 def _options(parallelism: DDP) -> dict[str, object]:

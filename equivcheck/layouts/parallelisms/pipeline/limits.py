@@ -116,8 +116,8 @@ NO_LOSS_OF_LAYERS = Limit(
 )
 
 NO_ROUTER_BIAS = Limit(
-    reason="pipeline: a router's bias that is updated once a step is not supported: choices are counted after a forward, but a "
-    "schedule also runs forwards to infer shapes, and several chunks before a backward",
+    reason="pipeline: a router's bias that is updated once a step is not supported: equivcheck counts choices once, after a "
+    "microbatch's forward, but a schedule runs one forward for each chunk, and more to infer shapes",
     applies=lambda training, _layout: training.model.has_router_bias,
     repair=lambda training, _layout: without_router_bias(training),
 )
