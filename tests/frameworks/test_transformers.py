@@ -44,17 +44,18 @@ def checked(
     num_microbatches: int, limit: float, *, is_uneven: bool, averages: bool = True, trainer: Any = None, **arguments: Any
 ) -> UserVerdict:
     """Two updates on two ranks."""
+    given: dict[str, Any] = {
+        "model": model,
+        "mesh": {"dp": 2},
+        "batches": batches(num_microbatches, is_uneven=is_uneven),
+        "loss": lambda outputs, _: outputs.loss,
+        "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+        "dtype": torch.float32,
+        "world": "gloo",
+    }
+    given |= {name: arguments.pop(name) for name in given.keys() & arguments.keys()}
     arguments = {"max_grad_norm": limit, "average_tokens_across_devices": averages} | arguments
-    return check_training(
-        model=model,
-        trainer=HFTrainer(arguments=arguments, trainer=trainer),
-        mesh={"dp": 2},
-        batches=batches(num_microbatches, is_uneven=is_uneven),
-        loss=lambda outputs, _: outputs.loss,
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
-        dtype=torch.float32,
-        world="gloo",
-    )
+    return check_training(trainer=HFTrainer(arguments=arguments, trainer=trainer), **given)
 
 
 @pytest.mark.parametrize("is_uneven", [False, True])
@@ -99,6 +100,30 @@ FSDP2 = {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to_w
 def test_fsdp2_is_equivalent(num_microbatches: int, limit: float) -> None:
     """Parameters are DTensors."""
     verdict = checked(num_microbatches, limit, is_uneven=True, **FSDP2)
+    assert verdict.outcome is Outcome.EQUIVALENT, verdict.describe()
+
+
+def frozen_model() -> nn.Module:
+    """The same, but embeddings are not trained."""
+    built = model()
+    built.get_input_embeddings().requires_grad_(requires_grad=False)  # type: ignore[operator]
+    return built
+
+
+def test_tensor_parallelism_is_equivalent() -> None:
+    """Frozen parameters stay frozen, although each rank loads its part of the model."""
+    verdict = checked(3, 0.1, is_uneven=True, mesh={"tp": 2}, model=frozen_model)
+    assert verdict.outcome is Outcome.EQUIVALENT, verdict.describe()
+
+
+def adafactor(parameters: list[Any]) -> torch.optim.Optimizer:
+    """Optimizer whose state has other shapes than its parameters."""
+    return torch.optim.Adafactor(parameters, lr=0.01)
+
+
+def test_state_of_other_shapes_is_equivalent() -> None:
+    """Adafactor's rows and columns."""
+    verdict = checked(1, 0.0, is_uneven=True, optimizer=adafactor)
     assert verdict.outcome is Outcome.EQUIVALENT, verdict.describe()
 
 

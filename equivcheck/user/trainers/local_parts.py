@@ -32,13 +32,13 @@ def chunk_parts(parts: Iterable[LocalPart], shapes: Mapping[str, tuple[int, ...]
     """Place parts that are plain chunks of full tensors, with chunks of equal size on all ranks.
 
     `shapes` has the full shapes by parameter name, and `rank` is the number of the chunk. The chunked dim is the one whose size
-    differs. DTensors and full tensors stay as they are.
+    differs. DTensors, full tensors and tensors with another number of dims stay as they are.
     """
     return [_chunk(part, shapes[part.name.partition("/")[0]], rank) for part in parts]
 
 
 def _chunk(part: LocalPart, full: tuple[int, ...], rank: int) -> LocalPart:
-    if part.shape == full or not part.shape:
+    if part.shape == full or len(part.shape) != len(full):
         return part
     start = tuple(0 if size == whole else rank * size for size, whole in zip(part.shape, full, strict=True))
     return replace(part, shape=full, start=start)

@@ -93,12 +93,15 @@ class HFTrainer:
     ) -> None:
         """Train with transformers' trainer on this rank. `record` gets each update's values."""
         transformers = import_framework("HFTrainer", "transformers", "transformers accelerate")
+        place: Any = list
+        if TENSOR_AXIS in (mesh.mesh_dim_names or ()):  # transformers before 5.16 splits into plain tensors
+            place = partial(chunk_parts, shapes=_shapes(model), rank=mesh.get_local_rank(TENSOR_AXIS))
         loop = HFLoop(
             transformers=transformers,
             trainer=self.trainer or transformers.Trainer,
             arguments=transformers.TrainingArguments,
             given=self.arguments,
-            place=partial(chunk_parts, shapes=_shapes(model), rank=_number_of_chunk(mesh)),
+            place=place,
         )
         with split_model(transformers, model, mesh) as split:
             loop.train(split, batches, make_optimizer, record)
@@ -106,11 +109,6 @@ class HFTrainer:
 
 def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-
-
-def _number_of_chunk(mesh: DeviceMesh) -> int:
-    """Number of this rank's chunk of a split parameter. transformers before 5.16 splits into plain tensors."""
-    return mesh.get_local_rank(TENSOR_AXIS) if TENSOR_AXIS in (mesh.mesh_dim_names or ()) else 0
 
 
 @contextmanager
@@ -135,7 +133,11 @@ def split_model(transformers: ModuleType, model: nn.Module, mesh: DeviceMesh) ->
     config: Any = import_module("accelerate.parallelism_config").ParallelismConfig
     # accelerate 1.15 refuses tensor parallelism on CPUs. No other line of it depends on the device.
     with mock.patch.object(config, "_validate_accelerator", return_value=None):
-        yield type(model).from_pretrained(folder[0], dtype=torch.float32, **given)  # type: ignore[attr-defined]
-    dist.barrier()
-    if dist.get_rank() == 0:
-        shutil.rmtree(folder[0])
+        split: nn.Module = type(model).from_pretrained(folder[0], dtype=torch.float32, **given)  # type: ignore[attr-defined]
+        dist.barrier()
+        if dist.get_rank() == 0:
+            shutil.rmtree(folder[0])
+        frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+        for name, parameter in split.named_parameters():
+            parameter.requires_grad_(name not in frozen)
+        yield split
