@@ -121,6 +121,12 @@ def test_muon_is_equivalent(stage: int) -> None:
     assert not verdict.unread
 
 
+def test_muon_in_a_pipeline_is_refused() -> None:
+    """It was not tried."""
+    with pytest.raises(UsageError, match="its Muon in a pipeline was not tried"):
+        checked(0, 1, 0.0, MUON_CONFIG, mesh={"pp": 2})
+
+
 @pytest.mark.parametrize(
     ("limit", "config", "words"),
     [
@@ -154,6 +160,7 @@ class Muon(torch.optim.SGD):
     [
         ({"model": Experts}, "its model has DeepSpeed's MoE layers"),
         ({"optimizer": lambda parameters: Muon(parameters, lr=0.1)}, "its optimizer Muon cannot be read"),
+        ({"optimizer": DeepSpeedMuon}, "its optimizer Muon cannot be read"),
     ],
 )
 def test_parts_that_cannot_be_read_end_with_one_line(given: dict[str, Any], words: str) -> None:

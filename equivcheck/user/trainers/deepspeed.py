@@ -34,7 +34,7 @@ UNREAD = {
 }
 """Fields that end a check, and the reasons."""
 UNREAD_OPTIMIZERS = {
-    MUON: "ZeRO flattens its matrices, unless it is DeepSpeed's own, which its config names",
+    MUON: 'ZeRO flattens matrices before it calls your Muon; set "type": "Muon" in the config\'s optimizer to use DeepSpeed\'s',
     "onebitadam": "its compressed collectives need a GPU",
     "onebitlamb": "its compressed collectives need a GPU",
     "zerooneadam": "its compressed collectives need a GPU",
@@ -125,6 +125,8 @@ class DeepSpeed:
         def build(config: Mapping[str, Any], model: nn.Module) -> RecordedEngine:
             shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
             is_pipeline = PIPELINE_AXIS in (mesh.mesh_dim_names or ())
+            if is_pipeline and uses_muon(config):
+                raise invalid("trainer DeepSpeed", "its Muon in a pipeline was not tried", f"a mesh without {PIPELINE_AXIS}")
             module = self._stages(deepspeed, model, mesh, loss) if is_pipeline else model
             engine = self._engine(deepspeed, config, module, make_optimizer, number)
             return RecordedEngine(engine, shapes, loss, record, is_pipeline=is_pipeline)
@@ -182,7 +184,7 @@ class DeepSpeed:
             config["optimizer"] = with_torch_adam(config["optimizer"])
             given = {"model_parameters": list(model.parameters())}
         else:
-            _require_optimizer(type(optimizer).__name__.removesuffix("WithAuxAdam"))
+            _require_optimizer(type(optimizer).__name__.removeprefix("DeepSpeed").removesuffix("WithAuxAdam"))
         engine, *_ = deepspeed.initialize(model=model, config=config, **given)
         return engine
 
@@ -196,13 +198,14 @@ def _require_plain_muon(config: Mapping[str, Any]) -> None:
     if not uses_muon(config):
         return
     zero = config.get("zero_optimization", {})
+    devices = {(zero.get(f"offload_{each}") or {}).get("device", "none") for each in ("optimizer", "param")}
     reasons = {
         "its Muon clips its updates, and not gradients": (config["gradient_clipping"], '"gradient_clipping": 0.0'),
         "its Muon in bf16 or fp16 has no single-device copy": (
             any(config.get(kind, {}).get("enabled") for kind in ("bf16", "fp16")),
             "float32",
         ),
-        "its offloaded Muon was not tried": (any(zero.get(f"offload_{each}") for each in ("optimizer", "param")), "no offload"),
+        "its offloaded Muon was not tried": (devices != {"none"}, "no offload"),
     }
     for why, (is_given, expected) in reasons.items():
         if is_given:

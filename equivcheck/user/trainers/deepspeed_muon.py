@@ -13,13 +13,21 @@ from typing import Any
 
 import torch
 
+from equivcheck.user.usage import invalid
+
 MUON = "muon"
 """DeepSpeed's name for the optimizer, in lower case."""
 ADAM_ONLY = ("embed", "lm_head")
 """Parameters whose names contain such a word use Adam."""
+MATRIX_DIMS = 2
 NUM_ITERATIONS = 5
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Coefficients of Newton-Schulz's polynomial."""
+SETTINGS = {
+    *("lr", "muon_lr", "adam_lr", "momentum", "weight_decay", "betas", "eps"),
+    *("ns_method", "torch_adam", "adam_w_mode"),  # for DeepSpeed's kernels only
+}
+"""Arguments that `DeepSpeedMuon` takes."""
 
 
 class DeepSpeedMuon(torch.optim.Optimizer):
@@ -32,7 +40,10 @@ class DeepSpeedMuon(torch.optim.Optimizer):
     def __init__(self, parameters: Iterable[Any], **given: Any) -> None:
         """Takes parameters, or pairs of name and parameter."""
         pairs = [each if isinstance(each, tuple) else ("", each) for each in parameters]
+        _require_known(given)
         uses_muon = {id(each): each.dim() > 1 and not any(word in name.lower() for word in ADAM_ONLY) for name, each in pairs}
+        if any(uses_muon[id(each)] and each.dim() > MATRIX_DIMS for _, each in pairs):
+            raise invalid("DeepSpeedMuon", "a parameter has more than two dims", "matrices")
         groups = [
             {"params": [each for _, each in pairs if uses_muon[id(each)]], **_muon_settings(given)},
             {"params": [each for _, each in pairs if not uses_muon[id(each)]], **_adam_settings(given)},
@@ -66,6 +77,14 @@ class DeepSpeedMuon(torch.optim.Optimizer):
         state["step"] = torch.tensor(float(number))  # as torch's Adam, so that states compare
         update: torch.Tensor = (mean / (1 - first**number)) / ((square / (1 - second**number)).sqrt() + group["eps"])
         return update
+
+
+def _require_known(given: Mapping[str, Any]) -> None:
+    for name in given:
+        if name not in SETTINGS:
+            raise invalid("DeepSpeedMuon", f"it got {name}, which it does not know", ", ".join(sorted(SETTINGS)))
+    if given.get("adam_w_mode", True) is False:
+        raise invalid("DeepSpeedMuon", "its adam_w_mode is false, and weights decay as in AdamW", "adam_w_mode=True")
 
 
 def _gradient(parameter: torch.Tensor) -> torch.Tensor:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from equivcheck import UsageError
 from equivcheck.user.trainers.deepspeed_muon import DeepSpeedMuon, MuonGradients, newton_schulz
 
 SETTINGS = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-8, "weight_decay": 0.2}
@@ -46,6 +50,21 @@ def test_muon_updates_matrices_except_embeddings_and_heads() -> None:
     assert (len(adam["params"]), adam["lr"]) == (2, 0.25)
     (group,) = DeepSpeedMuon(matrices).param_groups
     assert len(group["params"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("size", "given", "words"),
+    [
+        ((2, 2), {"per_head_muon": True}, "it got per_head_muon, which it does not know. Expected adam_lr, "),
+        ((2, 2), {"adam_w_mode": False}, "its adam_w_mode is false, and weights decay as in AdamW. Expected adam_w_mode=True"),
+        ((2, 2, 2), {}, "a parameter has more than two dims. Expected matrices"),
+    ],
+)
+def test_bad_input_is_one_line(size: tuple[int, ...], given: dict[str, Any], words: str) -> None:
+    """It names the argument."""
+    with pytest.raises(UsageError) as raised:
+        DeepSpeedMuon([nn.Parameter(torch.zeros(size))], **given)
+    assert words in str(raised.value)
 
 
 class ZeroWithUpdates:

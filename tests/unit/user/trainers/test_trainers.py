@@ -185,6 +185,11 @@ MUON = {"optimizer": {"type": "Muon"}}
             {},
             "trainer DeepSpeed is not valid: its offloaded Muon was not tried",
         ),
+        (
+            deepspeed(**MUON, zero_optimization={"stage": 1, "offload_optimizer": {"device": "none"}}),
+            {},
+            "trainer DeepSpeed is not valid: it needs processes",
+        ),
         (deepspeed(optimizer={"type": "OneBitAdam"}), {}, "trainer DeepSpeed is not valid: its optimizer OneBitAdam cannot be"),
         (
             deepspeed(zero_optimization={"stage": 3, "offload_param": {"device": "nvme"}}),
