@@ -17,7 +17,7 @@ Reduce = Callable[[GradBucket, dist.ProcessGroup], "torch.futures.Future[torch.T
 
 
 def ddp_of(setup: Setup) -> DistributedDataParallel | None:
-    """Return the `DistributedDataParallel` that reduces the setup's gradients; None if there is none."""
+    """Return the `DistributedDataParallel` that reduces the model's gradients; None if there is none, or one for each stage."""
     if isinstance(setup.module, DistributedDataParallel):
         return setup.module
     return wrapper_of(setup.model)

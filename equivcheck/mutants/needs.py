@@ -36,7 +36,10 @@ def all_of(*conditions: Callable[[Scenario], bool]) -> Callable[[Scenario], bool
 
 
 def wraps_the_model(scenario: Scenario) -> bool:
-    """Whether data parallelism wraps the whole model. A pipeline schedule calls wrapped stages instead, and sets their flags."""
+    """Whether data parallelism wraps the whole model, as mutants need that disable its reduction or register a hook.
+
+    A pipeline schedule calls wrapped stages instead. It decides when they reduce, and mutants register no hooks on them.
+    """
     return not scenario.layout.has(Pipeline)
 
 
