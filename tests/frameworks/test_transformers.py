@@ -17,6 +17,7 @@ from equivcheck.user.trainers.transformers import HFTrainer
 from equivcheck.user.verdict import UserVerdict
 from equivcheck.worlds.trace.differences import Phase
 from frameworks.pages import shown_output
+from tools.trainers.frameworks.transformers import packed_batches
 
 transformers = pytest.importorskip("transformers")
 
@@ -113,6 +114,12 @@ def frozen_model() -> nn.Module:
 def test_tensor_parallelism_is_equivalent() -> None:
     """Frozen parameters stay frozen, although each rank loads its part of the model."""
     verdict = checked(3, 0.1, is_uneven=True, mesh={"tp": 2}, model=frozen_model)
+    assert verdict.outcome is Outcome.EQUIVALENT, verdict.describe()
+
+
+def test_packed_rows_are_equivalent() -> None:
+    """Each row has two documents."""
+    verdict = checked(3, 0.1, is_uneven=True, batches=packed_batches(3))
     assert verdict.outcome is Outcome.EQUIVALENT, verdict.describe()
 
 

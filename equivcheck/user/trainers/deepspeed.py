@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.utils import clip_grad_norm_
 
 from equivcheck.user.loop import call_model
-from equivcheck.user.trainers.deepspeed_muon import MUON, DeepSpeedMuon, compute_muon_in_float32, with_torch_adam
+from equivcheck.user.trainers.deepspeed_muon import MUON, DeepSpeedMuon, run_muon_eagerly_in_float32, with_torch_adam
 from equivcheck.user.trainers.frameworks.deepspeed_engine import RecordedEngine, import_deepspeed, restarted_engine
 from equivcheck.user.trainers.protocol import Record, number_of_microbatches
 from equivcheck.user.trainers.tried import Tried
@@ -180,7 +180,7 @@ class DeepSpeed:
         given: dict[str, Any] = {"optimizer": optimizer}
         if uses_muon(config):
             _require_muon(optimizer)
-            compute_muon_in_float32()
+            run_muon_eagerly_in_float32()
             config["optimizer"] = with_torch_adam(config["optimizer"])
             given = {"model_parameters": list(model.parameters())}
         else:

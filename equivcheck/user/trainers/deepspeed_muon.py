@@ -116,10 +116,11 @@ def newton_schulz(matrix: torch.Tensor, steps: int = NUM_ITERATIONS) -> torch.Te
     return found.transpose(-2, -1) if is_tall else found
 
 
-def compute_muon_in_float32() -> None:
+def run_muon_eagerly_in_float32() -> None:
     """Replace DeepSpeed's Newton-Schulz iterations, which round to 16 bits, by one in the gradient's element type.
 
-    Otherwise rounding to 16 bits hides mistakes. DeepSpeed also compiles Muon, for minutes on a CPU: it runs eagerly here.
+    Otherwise rounding to 16 bits hides mistakes. DeepSpeed also compiles Muon, for minutes on a CPU, so `torch.compile` has no
+    effect on this rank from now on, also for the user's own functions.
     """
     muon: Any = import_module("deepspeed.runtime.zero.muon.original_muon")
     muon.zeropower_via_newtonschulz5 = newton_schulz
@@ -133,7 +134,7 @@ def with_torch_adam(optimizer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class MuonGradients:
-    """Gradients of an update that Muon's updates replace, by the identity of their parameters."""
+    """Copies full gradients before ZeRO overwrites them with Muon's updates. Keys are `id(parameter)`."""
 
     def __init__(self, zero: Any) -> None:
         """Wrap the method of a ZeRO optimizer that calls Muon."""
@@ -143,6 +144,7 @@ class MuonGradients:
             self._wrap("get_flat_partition", self._keep_flat)
         elif hasattr(zero, "_apply_distributed_muon_update"):  # ZeRO-3 before 0.19.8, in each microbatch
             self._wrap("_apply_distributed_muon_update", self._add_buckets)
+        # ZeRO-3 from 0.19.8 updates in its step, after the gradients are read.
 
     def take(self) -> dict[int, torch.Tensor]:
         """Return the full gradients since the last call."""
@@ -160,7 +162,10 @@ class MuonGradients:
         setattr(self._zero, name, keep_and_call)
 
     def _keep_flat(self, tensor_list: Sequence[torch.Tensor], param_group_idx: int, **_other: Any) -> None:
-        for parameter, gradient in zip(tensor_list, self._zero.all_grad_tensors.get(param_group_idx) or (), strict=False):
+        gradients = self._zero.all_grad_tensors.get(param_group_idx)
+        if gradients is None:
+            return
+        for parameter, gradient in zip(tensor_list, gradients, strict=True):
             if getattr(parameter, "use_muon", False):
                 self.full[id(parameter)] = gradient.detach().clone()
 
@@ -181,4 +186,6 @@ def full_momentum(zero: Any, parameter: torch.Tensor, group: int, flat: torch.Te
         if each is parameter:
             break
         before += each.numel()
+    else:
+        raise AssertionError("the parameter is not in this rank's partition")
     return flat[before : before + parameter.numel()].view(parameter.shape)

@@ -25,4 +25,7 @@ class TrainerModel:
     loss: Callable[[Any, Any], torch.Tensor]
     """Called with outputs and targets, returns the mean loss over rows."""
     optimizer: Callable[[list[Any]], torch.optim.Optimizer] = partial(torch.optim.AdamW, lr=0.01)
-    """Called with a list of parameters, returns an optimizer."""
+    """Called with a list of parameters, or with pairs of name and parameter if its argument is called ``named_parameters``.
+
+    Returns an optimizer.
+    """

@@ -196,18 +196,19 @@ def check_muon(number: int, num_microbatches: int = 1, **zero: Any) -> UserVerdi
 
 def _muon() -> Iterator[Row]:
     for version in (OLDEST, "0.19.3", NEWEST):
-        is_sgd = {"cause": "step 0 update 0.weight", "report": "#8441"} if version != NEWEST else {}
-        yield _row(version, "Muon without ZeRO", partial(check_muon, 0, 3), **is_sgd)
+        sgd_mistake = {"cause": "step 0 update 0.weight", "report": "#8441"} if version != NEWEST else {}
+        yield _row(version, "Muon without ZeRO", partial(check_muon, 0, 3), **sgd_mistake)
         for number in (1, 2):
-            scattered = {"cause": "step 0 gradient", "report": "#7807"} if version == OLDEST else {}
-            yield _row(version, f"Muon, ZeRO-{number}, reduce_scatter", partial(check_muon, number), **scattered)
+            scatter_mistake = {"cause": "step 0 gradient", "report": "#7807"} if version == OLDEST else {}
+            yield _row(version, f"Muon, ZeRO-{number}, reduce_scatter", partial(check_muon, number), **scatter_mistake)
             last_only = {"cause": "step 0 gradient", "report": "#7718"} if (version, number) == (OLDEST, 2) else {}
             whole = partial(check_muon, number, 3, reduce_scatter=False)
             yield _row(version, f"Muon, ZeRO-{number}, 3 microbatches", whole, **last_only)
         if version != OLDEST:  # which refuses Muon under ZeRO-3
-            often = {"cause": "step 0 update", "report": "#8443"} if version != NEWEST else {}
+            accumulation_mistake = {"cause": "step 0 update", "report": "#8443"} if version != NEWEST else {}
             yield _row(version, "Muon, ZeRO-3, 1 microbatch", partial(check_muon, 3, reduce_scatter=False))
-            yield _row(version, "Muon, ZeRO-3, 3 microbatches", partial(check_muon, 3, 3, reduce_scatter=False), **often)
+            accumulated = partial(check_muon, 3, 3, reduce_scatter=False)
+            yield _row(version, "Muon, ZeRO-3, 3 microbatches", accumulated, **accumulation_mistake)
 
 
 DEEPSPEED = Framework(

@@ -62,7 +62,7 @@ def packed_batches(num_microbatches: int) -> list[Any]:
 
 
 def check_split(num_microbatches: int, limit: float) -> UserVerdict:
-    """Two updates under tensor parallelism. No row's first label counts, which 5.9.0 counts."""
+    """Two updates under tensor parallelism. Each row's first label is -100, because 5.9.0 counts it otherwise (#46204)."""
     made = batches(num_microbatches)
     for batch, _ in (each for update in made for each in update):
         batch["labels"][:, 0] = -100

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from equivcheck.user.trainers.deepspeed_muon import MuonGradients, full_momentum
+from equivcheck.user.trainers.deepspeed_muon import MUON, MuonGradients, full_momentum
 from equivcheck.user.trainers.protocol import LocalPart
 
 LOW = (torch.bfloat16, torch.float16)
@@ -35,12 +35,12 @@ class EngineReader:
         low, high = (getattr(engine.optimizer, f"fp{bits}_groups", []) for bits in (16, 32))
         pairs = (pair for groups in zip(low, high, strict=False) for pair in zip(*groups, strict=True))
         self._masters = {id(parameter): master for parameter, master in pairs} if not _is_zero(engine) else {}
-        self._muon = MuonGradients(engine.optimizer)
+        self._muon = MuonGradients(engine.optimizer) if engine.optimizer_name() == MUON else None
         self._before_muon: dict[int, torch.Tensor] = {}
 
     def gradients(self) -> list[LocalPart]:
         """Return the rank's gradients after all reductions, before clipping. They are multiplied by `loss_scale`."""
-        self._before_muon = self._muon.take()
+        self._before_muon = self._muon.take() if self._muon is not None else {}
         return [*self._parts(self._gradient)]
 
     def parameters(self) -> list[LocalPart]:

@@ -33,7 +33,7 @@ class HFLoop:
     methods: Mapping[str, Any] = field(default_factory=dict)
     """Methods by name. They replace methods of the trainer's class."""
     place: Callable[[list[LocalPart]], list[LocalPart]] = list
-    """Function that gives parts their places in full tensors."""
+    """Called with local parts, returns them with their positions in the full tensors."""
 
     def train(
         self, model: nn.Module, batches: Sequence[Sequence[Any]], make_optimizer: Callable[[list[Any]], Any], record: Record
