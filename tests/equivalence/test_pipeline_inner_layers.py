@@ -163,6 +163,7 @@ def test_a_script_shards_no_rows_of_chunks() -> None:
         script_of(of_rows(Collectives.FUNCTIONAL))
 
 
+@pytest.mark.torch(">=2.10", "stages of torch 2.9 cannot exchange messages over gloo")
 def test_shapes_of_shards_are_inferred() -> None:
     """Given shapes are those of full activations, so tensor parallelism rules them out."""
     scenario = a_scenario("sequence", Pipeline(num_chunks=2, static_shapes=True))

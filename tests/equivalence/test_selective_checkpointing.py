@@ -68,11 +68,15 @@ LAYOUTS = [
     scenario(DDP(), axes=(DP,)),
     scenario(FSDP1(wrapping=Wrapping.PER_LAYER), axes=(DP,)),
     scenario(UNITS, axes=(DP,)),
-    scenario(SPMD(), axes=(DP,)),
+    pytest.param(scenario(SPMD(), axes=(DP,)), marks=pytest.mark.torch(">=2.11", "earlier versions refuse a cross-entropy here")),
     scenario(TensorParallel(plan=HEADS), UNITS, axes=(DP, TP)),
     scenario(LocalTensorParallel(plan=HEADS), axes=(TP,)),
     scenario(ContextParallel(), axes=(CP,)),
-    *(scenario(ExpertParallel(storage=storage), UNITS, axes=(DP, EP), sparse=True) for storage in ExpertStorage),
+    scenario(ExpertParallel(storage=ExpertStorage.PLAIN), UNITS, axes=(DP, EP), sparse=True),
+    pytest.param(
+        scenario(ExpertParallel(storage=ExpertStorage.DTENSOR), UNITS, axes=(DP, EP), sparse=True),
+        marks=pytest.mark.torch(">=2.10", "gathers of recomputed expert units are not predicted on torch 2.9"),
+    ),
 ]
 
 

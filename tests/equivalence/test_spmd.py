@@ -167,6 +167,7 @@ def traced(scenario: Scenario) -> Scenario:
     return replace(scenario, training=repair_training(scenario.training, chosen), layout=chosen)
 
 
+@pytest.mark.torch(">=2.10", "traced graphs of torch 2.9 decompose the backward of SiLU, which rounds otherwise")
 @settings(UNHURRIED, max_examples=EXAMPLES // 3)
 @given(scenario=scenarios(layouts=("spmd",), max_ranks=4).map(traced))
 def test_a_step_traced_as_one_graph_equals_the_eager_one(scenario: Scenario) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from equivcheck.layouts.base.limits.limit import Limit, UpstreamLimit, parallelism_of
 from equivcheck.layouts.base.limits.repairs import with_equal_rows, with_head, with_labels, with_loss, with_tokens, without_scale
 from equivcheck.layouts.base.partition import is_last_shard_empty
-from equivcheck.scenario import Compile, CrossEntropy, Layout, PlannedParallelism, Training
+from equivcheck.scenario import Compile, CrossEntropy, Layout, Normaliser, PlannedParallelism, Training
 from equivcheck.scenario.mesh import TP
 
 
@@ -60,6 +60,13 @@ LOSS_PARALLEL: tuple[Limit, ...] = (
         reason="loss_parallel: a z-loss is not supported: it is the square of logsumexp, for which DTensor has no rule",
         applies=_where(lambda training, _layout: isinstance(training.loss, CrossEntropy) and training.loss.z_loss > 0),
         repair=lambda training, _layout: with_loss(training, z_loss=0.0),
+        torch="<2.10",
+    ),
+    UpstreamLimit(
+        reason="loss_parallel: weights of labels are not supported: selecting the labels from a DTensor changes its "
+        "own shape, so the weights next to them cannot be selected",
+        applies=_where(lambda training, _layout: isinstance(training.loss, CrossEntropy) and training.loss.weighs_labels),
+        repair=lambda training, _layout: with_loss(training, per=Normaliser.TOKEN, row_weights=False),
         torch="<2.10",
     ),
     Limit(

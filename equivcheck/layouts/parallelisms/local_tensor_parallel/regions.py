@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed import _functional_collectives as collectives
-from torch.nn import functional
 
 from equivcheck.layouts.base.partition import chunk_size, chunk_sizes
 from equivcheck.layouts.base.plan.linears import ActivationPlacement
@@ -172,7 +171,8 @@ def dim_of(lies: ActivationPlacement) -> int:
 def padded(rows: torch.Tensor, length: int) -> torch.Tensor:
     """Pad a tensor with zeros along dim 0, up to `length` rows."""
     missing = length - rows.shape[0]
-    return functional.pad(rows, (*(0, 0) * (rows.dim() - 1), 0, missing)) if missing else rows.contiguous()
+    # Not functional.pad(), because on torch 2.9 it refuses tensors whose other dims are empty.
+    return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows.contiguous()
 
 
 def wait_for(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from equivcheck.layouts.base.expected_calls.communication import Totals
 from equivcheck.layouts.base.expected_calls.model import OPTIMIZER_NOT_ELEMENTWISE, CommunicationModel, Unpredicted
 from equivcheck.layouts.base.expected_calls.rank_view import Held, Ledger, RankView
-from equivcheck.scenario import SPMD, Activation, Distribution, Layout, Training
+from equivcheck.scenario import SPMD, Activation, CrossEntropy, Distribution, Layout, Training
+from equivcheck.system.torch_version import is_torch_in
 
 
 def replicated_totals(view: RankView, spmd: SPMD) -> Totals:
@@ -21,7 +22,15 @@ def replicated_totals(view: RankView, spmd: SPMD) -> Totals:
             if view.has_gradient(held, step) and not _is_whole(view, held):
                 num_bytes = held.numel * view.item_bytes * num_microbatches
                 ledger.note(step, "all_reduce.sum", view.axes(*names), num_bytes, num_microbatches)
+        if _reduces_number_of_labels(view.training):
+            ledger.note(step, "all_reduce.sum", view.axes(*names), view.item_bytes * num_microbatches, num_microbatches)
     return ledger.totals
+
+
+def _reduces_number_of_labels(training: Training) -> bool:
+    """Whether the backward of a cross-entropy, summed over labels, reduces their number, which it does not use."""
+    # Torch 2.12 and later leave the number partial. Limits refuse cross-entropies with torch before 2.11.
+    return is_torch_in("<2.12") and isinstance(training.loss, CrossEntropy) and not training.loss.weighs_labels
 
 
 def _is_whole(view: RankView, held: Held) -> bool:

@@ -42,8 +42,9 @@ GRADIENTS_AS_PROPAGATED = PropagatedGradients(
     cuts_parameters=_is_sharded,
 ).limits()
 
-NO_SQUARED_LOSS = UpstreamLimit(
-    reason="DTensor: a squared-error loss is not supported: no sharding strategy is registered for aten.mse_loss",
+ONLY_LINEAR_LOSS = UpstreamLimit(
+    reason="DTensor: a loss that is not linear is not supported: no sharding strategy is registered for aten.mse_loss, and "
+    "all-reduces of a cross-entropy are not predicted",
     applies=lambda training, _layout: not training.loss.is_linear,
     repair=lambda training, _layout: replace(training, loss=Loss.LINEAR_MEAN if training.loss.is_mean else Loss.LINEAR_SUM),
     torch="<2.11",
@@ -136,7 +137,7 @@ LIMITS: tuple[Limit, ...] = (
     ROWS_BEFORE_POSITIONS,
     NO_SINGLE_SEQUENCE,
     TABLES_OF_NOTHING,
-    NO_SQUARED_LOSS,
+    ONLY_LINEAR_LOSS,
     NO_SHARDED_LAYER_NORM,
     NO_RMS_NORM_OF_CUT_FEATURES,
     EVEN_ROWS,

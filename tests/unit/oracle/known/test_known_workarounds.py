@@ -12,7 +12,6 @@ from equivcheck.oracle.known_issues.known import KnownIssue, all_known_issues, c
 from equivcheck.oracle.known_issues.workarounds import no_inductor_cache, plain_implementation, summed_outputs
 from equivcheck.scenario import Adam, Compile, Implementation, Loss, Resume
 from equivcheck.strategies import scenarios
-from equivcheck.system.torch_version import is_torch_in
 from unit.campaign import fakes
 from unit.oracle.known.builders import ONE_WEIGHT, RETURNED, SENT, V_SHAPED, scenario, with_experts_on_ranks
 from unit.oracle.known.examples import SHOWN
@@ -84,7 +83,7 @@ def test_a_plain_implementation_is_in_no_graph() -> None:
     assert found == replace(both(), training=replace(training, optimizer=Adam()))
 
 
-@pytest.mark.skipif(is_torch_in("<2.10"), reason="this torch runs no stages on several ranks")
+@pytest.mark.torch(">=2.10", "stages of torch 2.9 cannot exchange messages over gloo")
 @pytest.mark.parametrize(
     "shown",
     [
