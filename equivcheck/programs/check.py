@@ -26,6 +26,9 @@ from equivcheck.worlds.pool import ranks
 from equivcheck.worlds.ranks import Ranks, Run, rerun_if_died
 from equivcheck.worlds.trace.differences import Phase
 
+Known = Callable[[TensorProgram, ProgramVerdict], KnownDifference | None]
+"""Function that returns the known error of torch that explains a verdict, if there is one."""
+
 
 def check_program(
     program: TensorProgram,
@@ -58,10 +61,11 @@ def check_program(
         plan = replace(cached_plan(program), fills_gradients=on.fills_gradients, only_sinks=only_sinks)
         seconds = deadline + COMPILE_SECONDS * on.needs_processes
         verdict = _with_first_gradient(plan, lambda each: _verdict(members, each, on, seconds))
-        if on.runs_on_dtensors:
-            verdict = _as_known(verdict, known_difference(program, verdict))
+        known = known_difference if on.runs_on_dtensors else _no_known_difference
+        verdict = _as_known(verdict, known(program, verdict))
         if _phase(verdict) is Phase.VALUE and verdict.outcome is Outcome.DIVERGED:
-            verdict = _with_first_bad_part(verdict, parts_that_disagree(plan, lambda each: _run(members, each, on, seconds)))
+            apart = parts_that_disagree(plan, lambda each: _run(members, each, on, seconds))
+            verdict = verdict if apart is None else _with_first_bad_part(verdict, apart, known)
         verdict = _with_types(verdict, on.type_errors(plan))
     return replace(verdict, seconds=time.perf_counter() - started)
 
@@ -153,12 +157,14 @@ def _with_types(verdict: ProgramVerdict, types: str) -> ProgramVerdict:
     return replace(verdict, types=types, outcome=Outcome.CRASHED, reason=reason)
 
 
-def _with_first_bad_part(verdict: ProgramVerdict, apart: Failure | None) -> ProgramVerdict:
+def _with_first_bad_part(verdict: ProgramVerdict, apart: Failure, known: Known) -> ProgramVerdict:
     """Add the first value whose local shapes contradict its placements. Reading such a value gives meaningless numbers."""
-    if apart is None:
-        return verdict
     with_reason = replace(verdict, reason=f"{verdict.reason}; earlier: {apart.summary}")
-    return _as_known(with_reason, known_difference(verdict.program, judge_failure(replace(verdict, divergence=None), apart)))
+    return _as_known(with_reason, known(verdict.program, judge_failure(replace(verdict, divergence=None), apart)))
+
+
+def _no_known_difference(_program: TensorProgram, _verdict: ProgramVerdict) -> None:
+    """On plain tensors, no DTensor error explains a finding."""
 
 
 def _as_known(verdict: ProgramVerdict, known: KnownDifference | None) -> ProgramVerdict:

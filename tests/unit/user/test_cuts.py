@@ -230,7 +230,10 @@ def test_a_shard_of_unknown_place_names_what_says_it() -> None:
         ),
         ({"0.bias": ((1, "tp"),)}, r"cuts\['0.bias'\] .* shape \(5,\) has no dim 1\. Expected a dim from -1 to 0"),
         ({"0.weight": ((0, "tp", 0),)}, r"pairs of dim and axis, or triples of dim, axis and components"),
-        ({"0.weight": ((0, "tp", 2),)}, r"with components 2 .* dim 0 of shape \(5, 4\) has 5 elements\. Expected a number of components"),
+        (
+            {"0.weight": ((0, "tp", 2),)},
+            r"with components 2 .* dim 0 of shape \(5, 4\) has 5 elements\. Expected a number of components",
+        ),
         ({"0.weight": ((0, "tp", (4, 2)),)}, r"with components \(4, 2\) .* or component sizes with the sum"),
         ({"0.weight": ((1, "tp"),)}, r"'0.weight' .* the shape \(5, 2\) of the full shape \(5, 4\), but its tensor has \(3, 4\)"),
     ],
