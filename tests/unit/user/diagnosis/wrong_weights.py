@@ -15,7 +15,7 @@ from unit.user.programs import brought
 
 NUM_CLASSES, IGNORED = 6, -100
 Divisor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Function to get what a microbatch's summed loss is divided by on ranks, from its labels and the number of all labels."""
+"""Called with a microbatch's labels and the number of all labels, returns the divisor of its summed loss on ranks."""
 
 
 def _loss(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
