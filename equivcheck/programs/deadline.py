@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from equivcheck.layouts.composition.running import THREADS
 from equivcheck.programs.nouns import TensorProgram
-from equivcheck.programs.nouns.operations.matmul import WEIGHED
+from equivcheck.programs.nouns.operations.families.matmul import WEIGHED
 from equivcheck.programs.run.facts import NO_ELEMENTS, facts_of
 
 USUAL_DEADLINE = 30.0

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from equivcheck.programs.nouns.operations.chance import CHANCE
-from equivcheck.programs.nouns.operations.combining import COMBINING
-from equivcheck.programs.nouns.operations.elementwise import ELEMENTWISE
-from equivcheck.programs.nouns.operations.functions import FUNCTIONS
-from equivcheck.programs.nouns.operations.images import IMAGE
-from equivcheck.programs.nouns.operations.indexing import INDEXING
-from equivcheck.programs.nouns.operations.linear_algebra import LINEAR_ALGEBRA
-from equivcheck.programs.nouns.operations.losses import LOSSES
-from equivcheck.programs.nouns.operations.making import MAKING
-from equivcheck.programs.nouns.operations.matmul import MATMUL
-from equivcheck.programs.nouns.operations.normalisation import NORMALISATION
+from equivcheck.programs.nouns.operations.families.chance import CHANCE
+from equivcheck.programs.nouns.operations.families.combining import COMBINING
+from equivcheck.programs.nouns.operations.families.elementwise import ELEMENTWISE
+from equivcheck.programs.nouns.operations.families.functions import FUNCTIONS
+from equivcheck.programs.nouns.operations.families.images import IMAGE
+from equivcheck.programs.nouns.operations.families.indexing import INDEXING
+from equivcheck.programs.nouns.operations.families.linear_algebra import LINEAR_ALGEBRA
+from equivcheck.programs.nouns.operations.families.losses import LOSSES
+from equivcheck.programs.nouns.operations.families.making import MAKING
+from equivcheck.programs.nouns.operations.families.matmul import MATMUL
+from equivcheck.programs.nouns.operations.families.normalisation import NORMALISATION
+from equivcheck.programs.nouns.operations.families.optimizers import OPTIMIZERS
+from equivcheck.programs.nouns.operations.families.reductions import REDUCTIONS
+from equivcheck.programs.nouns.operations.families.views import VIEWS
 from equivcheck.programs.nouns.operations.operation import OperationFacts
-from equivcheck.programs.nouns.operations.optimizers import OPTIMIZERS
-from equivcheck.programs.nouns.operations.reductions import REDUCTIONS
-from equivcheck.programs.nouns.operations.views import VIEWS
 
 FAMILIES: dict[str, tuple[OperationFacts, ...]] = {
     "elementwise": ELEMENTWISE,

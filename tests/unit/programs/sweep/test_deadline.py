@@ -10,7 +10,7 @@ from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.programs.check import check_program
 from equivcheck.programs.deadline import PROGRAM_SECONDS, SECONDS_WITHOUT_ELEMENTS, USUAL_DEADLINE, seconds_of_program
 from equivcheck.programs.nouns import Leaf, Operation, TensorProgram
-from equivcheck.programs.nouns.operations.matmul import WEIGHED
+from equivcheck.programs.nouns.operations.families.matmul import WEIGHED
 from equivcheck.programs.sweep import sweep
 from equivcheck.programs.sweep.programs import Sweep
 from equivcheck.programs.verdict import ProgramVerdict

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.programs.nouns.operations.elementwise import BROADCAST, OTHER
+from equivcheck.programs.nouns.operations.families.elementwise import BROADCAST, OTHER
 from equivcheck.programs.nouns.operations.operation import MATRICES, operations
 
 SHAPES = ((), (4,), *MATRICES)

@@ -5,7 +5,7 @@ Random programs use none, because they would have little else.
 
 from __future__ import annotations
 
-from equivcheck.programs.nouns.operations.elementwise import OTHER
+from equivcheck.programs.nouns.operations.families.elementwise import OTHER
 from equivcheck.programs.nouns.operations.operation import Argument, ArgumentKind, Shape, first_shape, operations
 
 SHAPES: tuple[Shape, ...] = ((4, 6), (5, 3))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.programs.nouns.operations.elementwise import OTHER
+from equivcheck.programs.nouns.operations.families.elementwise import OTHER
 from equivcheck.programs.nouns.operations.operation import Shape, operations
 
 SHAPES: tuple[Shape, ...] = ((4,), (4, 6), (5, 3), (1, 4))
