@@ -5,9 +5,24 @@ from dataclasses import replace
 import pytest
 
 from equivcheck import Scenario, check
+from equivcheck.diagnosis.catalogue.candidates import candidates
+from equivcheck.diagnosis.diverged_run import run_again
 from equivcheck.diagnosis.explain import explained
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.scenario import Adam, AdamW, ClipNorm, Data, Layer, Model, ParameterGroup, ParameterSelection, Split, StepLR
+from equivcheck.scenario import (
+    Adafactor,
+    Adam,
+    AdamW,
+    ClipNorm,
+    Data,
+    Layer,
+    Model,
+    ParameterGroup,
+    ParameterSelection,
+    Split,
+    StepLR,
+)
+from equivcheck.worlds.trace.differences import Phase
 from unit.diagnosis import faults
 from unit.diagnosis.faults import ON_DDP, ON_FSDP2, TRAINING, Fault
 
@@ -55,6 +70,18 @@ def test_a_fault_is_named_by_its_cause(scenario: Scenario, alter: Fault, cause: 
     assert verdict.diagnosis is not None, verdict.describe()
     assert (verdict.diagnosis.cause, verdict.diagnosis.exact) == (cause, True), verdict.diagnosis.sentence
     assert words in verdict.diagnosis.sentence
+
+
+@pytest.mark.parametrize("optimizer", [Adam(lr=0.125), Adafactor()], ids=["elementwise", "not elementwise"])
+def test_statistics_of_shards_are_tried_only_for_optimizers_that_have_any(optimizer: Adam | Adafactor) -> None:
+    """An elementwise optimizer updates a shard as it updates the full tensor."""
+    scenario = replace(ON_FSDP2, training=replace(TRAINING, optimizer=optimizer))
+    diverged = run_again(scenario, faults.nothing_is_updated, "sim", 60.0)
+    assert diverged is not None
+    assert diverged.first.phase is Phase.UPDATE
+
+    tried = {each.cause for each in candidates(diverged)}
+    assert (Cause.LOCAL_STATISTICS in tried) is not optimizer.elementwise
 
 
 def test_nothing_explains_what_is_not_known() -> None:

@@ -129,3 +129,32 @@ def test_no_module_is_named_if_ranks_form_other_microbatches() -> None:
     verdict = check_training(**WEIGHTS["labels_of_each_microbatch"].brought)
     assert verdict.cause
     assert verdict.where == ""
+
+
+class OfTwo(nn.Module):
+    """A model with two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, inputs: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+        """Add what both layers compute."""
+        return self.first(inputs) + self.second(others)
+
+
+@pytest.mark.usefixtures("without_causes")
+def test_two_inputs_of_one_call_are_not_two_calls() -> None:
+    """If ranks exchange two inputs, the model's input differs, although all inputs together are the same values."""
+
+    def step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> torch.Tensor:
+        inputs, targets = batch
+        pair = (inputs, inputs**2)
+        optimizer.zero_grad()
+        value = loss(model(*(reversed(pair) if dist.is_initialized() else pair)), targets)
+        value.backward()
+        optimizer.step()
+        return value.detach()
+
+    verdict = check_training(**brought(model=OfTwo, step=step))
+    assert verdict.where == "first module whose input differs: the full model (forward, ranks 0 and 1), at step 0"

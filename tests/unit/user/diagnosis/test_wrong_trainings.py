@@ -66,6 +66,7 @@ IN_EACH_RUN = (
     "classes_counted_twice",
     "state_read_as_if_unsplit",
     "zeros_for_none",
+    "zeros_for_one_none",
     "replicas_clipped_apart",
     "labels_of_each_microbatch",
     "weights_of_ranks",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -131,9 +132,9 @@ def untied(model: nn.Module, _mesh: DeviceMesh) -> nn.Module:
 class WithSpare(nn.Module):
     """A model with a layer that it does not use."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, bias: bool = True) -> None:
         super().__init__()
-        self.used, self.spare = nn.Linear(4, 2), nn.Linear(4, 2)
+        self.used, self.spare = nn.Linear(4, 2), nn.Linear(4, 2, bias=bias)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Two values per row."""
@@ -147,11 +148,23 @@ def zeros_averaged(parameters: list[torch.Tensor]) -> None:
     averaged(parameters)
 
 
+def decaying(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """AdamW, which changes parameters with zero gradients."""
+    return torch.optim.AdamW(parameters, weight_decay=0.1)
+
+
 UPDATES: dict[str, Wrong] = {
     "zeros_for_none": by_hand(
-        "the gradients of `spare.weight` and `spare.bias` are None on one device, but zero on your ranks",
+        "the gradients of `spare.weight` and `spare.bias` are None on one device, but zero on your ranks, "
+        "so the optimizer does not skip these parameters",
         reduce=zeros_averaged,
-        changes={"model": WithSpare, "optimizer": lambda parameters: torch.optim.AdamW(parameters, weight_decay=0.1)},
+        changes={"model": WithSpare, "optimizer": decaying},
+    ),
+    "zeros_for_one_none": by_hand(
+        "the gradient of `spare.weight` is None on one device, but zero on your ranks, "
+        "so the optimizer does not skip this parameter",
+        reduce=zeros_averaged,
+        changes={"model": partial(WithSpare, bias=False), "optimizer": decaying},
     ),
     "found_inf_unsynced": by_hand("does not update any parameter on rank 1, at step 1 only", updates=InfOnOneRank()),
     "state_lost": by_hand("the optimizer state is lost", before_update=forgetting),

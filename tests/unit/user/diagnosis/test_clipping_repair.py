@@ -1,0 +1,54 @@
+"""Ranks that clip by their local norm are told apart from ranks that clip by another norm."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from equivcheck.user.diagnosis import clipping_repair
+from equivcheck.worlds.trace.trace import Piece, Snapshot
+
+RIGHT = {"first": 3.0, "second": 4.0, "unused": 0.0}
+"""Gradients before clipping, one element each: their norm is 5, and one device clips to 1."""
+
+
+def trace_of(gradients: dict[str, float]) -> SimpleNamespace:
+    """A rank's trace with these gradients, after clipping."""
+    held = Snapshot(
+        pieces=tuple(Piece(name=name, shape=(1,)) for name in gradients),
+        present=(True,) * len(gradients),
+        fits=(True,) * len(gradients),
+        dtypes=("float64",) * len(gradients),
+        values=np.array(list(gradients.values())),
+    )
+    return SimpleNamespace(steps=[SimpleNamespace(gradients=held)])
+
+
+@pytest.mark.parametrize(
+    ("clipped", "are_local"),
+    [
+        (({"first": 1.0}, {"second": 1.0}), True),
+        (({"first": 0.6}, {"second": 1.0}), False),
+        (({"first": 1.0}, {"second": 1.0}, {"unused": 0.0}), True),
+        (({"first": 1.0}, {"second": 1.0}, {}), True),
+    ],
+    ids=["local", "another norm", "a rank with zeros only", "a rank without gradients"],
+)
+def test_ranks_without_gradients_do_not_count(
+    clipped: tuple[dict[str, float], ...], are_local: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that has no gradients, or zeros only, shows nothing about its norm."""
+    held = SimpleNamespace(by=lambda name, rank: torch.tensor([name in clipped[rank]]))
+    monkeypatch.setattr(clipping_repair, "held_elements", lambda _diverged: held)
+    diverged = SimpleNamespace(
+        first=SimpleNamespace(step=0),
+        expected_values=lambda _step, _phase: {name: np.array([value / 5]) for name, value in RIGHT.items()},
+        traces=[trace_of(each) for each in clipped],
+    )
+    right = clipping_repair._Clippings(
+        norms=[5.0], gradients={name: torch.tensor([value]) for name, value in RIGHT.items()}, kind=2.0
+    )
+    assert clipping_repair._are_local(diverged, right) is are_local
