@@ -33,7 +33,7 @@ def named_in_errors(api: str) -> Iterator[None]:
 
 
 def require_call(name: str, function: Any, arguments: tuple[str, ...], *, is_optional: bool) -> None:
-    """Raise `UsageError` if `function` cannot be called with these positional arguments.
+    """Raise `UsageError` if `function` cannot be called with these positional arguments, or has them in another order.
 
     `name` is its name in `check_training`.
     """
@@ -41,7 +41,9 @@ def require_call(name: str, function: Any, arguments: tuple[str, ...], *, is_opt
     if not why:
         try:
             # A decorator with `functools.wraps` may add arguments, so the signature of the decorated function does not matter.
-            inspect.signature(function, follow_wrapped=False).bind(*arguments)
+            signature = inspect.signature(function, follow_wrapped=False)
+            signature.bind(*arguments)
+            why = _other_order(tuple(signature.parameters), arguments)
         except ValueError:  # some builtins have no signature
             return
         except TypeError as error:
@@ -50,3 +52,11 @@ def require_call(name: str, function: Any, arguments: tuple[str, ...], *, is_opt
         expected = f"a function {name}({', '.join(arguments)})"
         given = " ".join(shorten(repr(function), 100).split())
         raise invalid(f"{name} {given}", why, f"{expected}, or None" if is_optional else expected)
+
+
+def _other_order(parameters: tuple[str, ...], arguments: tuple[str, ...]) -> str:
+    """Return which parameter has the name of an argument that is passed at another position; empty if there is none."""
+    for parameter, argument in zip(parameters, arguments, strict=False):
+        if parameter != argument and parameter in arguments:
+            return f"its parameter `{parameter}` would get the {argument}"
+    return ""

@@ -41,6 +41,11 @@ _lock = threading.Lock()
             r"step <.* too many positional arguments. Expected a function step\(model, ",
         ),
         (
+            {"step": lambda model, batch, loss, optimizer: 0.0},
+            r"its parameter `loss` would get the optimizer\. Expected a function step\(model, batch, optimizer, loss\)",
+        ),
+        ({"loss": lambda targets, outputs: outputs.sum()}, "its parameter `targets` would get the outputs"),
+        (
             {"optimizer": torch.optim.SGD([nn.Parameter(torch.ones(1))])},
             r"optimizer SGD \( .* Expected a function optimizer\(",
         ),
