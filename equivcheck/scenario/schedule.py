@@ -7,7 +7,7 @@ from equivcheck.scenario.noun import frozen_dataclass, require_between, require_
 
 @frozen_dataclass
 class Schedule:
-    """Base class; each subclass is named like its class in `torch.optim.lr_scheduler`."""
+    """Base class for learning rate schedules. Each subclass is named like its class in `torch.optim.lr_scheduler`."""
 
 
 @frozen_dataclass
@@ -37,7 +37,7 @@ class ExponentialLR(Schedule):
 
 @frozen_dataclass
 class LinearLR(Schedule):
-    """Options for `torch.optim.lr_scheduler.LinearLR` as a warm-up."""
+    """Options for `torch.optim.lr_scheduler.LinearLR`, which raises the learning rate during the first steps."""
 
     start_factor: float = 0.25
     """Factor for the learning rate at the first step, above 0, at most 1."""

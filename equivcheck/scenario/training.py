@@ -89,7 +89,8 @@ class Training:
         if not self.optimizer.updates_vectors and not self.model.has_matrices_only:
             name = type(self.optimizer).__name__
             raise InvalidScenario(
-                f"Training.model is not valid: {name} only updates parameters with two dims. Expected no bias, norm or scale."
+                f"Training.model is not valid: {name} only updates parameters with two dims. "
+                "Expected a model without bias, norm and scale."
             )
         if isinstance(self.loss, CrossEntropy):
             self._check_labels()

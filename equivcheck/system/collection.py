@@ -14,7 +14,7 @@ Checks create little garbage. Default collections take 3 % of a check's CPU time
 
 @contextlib.contextmanager
 def rare_collections() -> Iterator[None]:
-    """Inside this context, run Python's garbage collection rarely."""
+    """Inside this context, let Python collect garbage much less often than by default."""
     before = gc.get_threshold()
     gc.set_threshold(*COLLECTION_THRESHOLDS)
     try:

@@ -28,7 +28,7 @@ class UnreadableFile(UsageError):
 
 
 def read_text(path: Path | str) -> str:
-    """Return the text of a regular UTF-8 file with at most `MAX_BYTES` bytes. Raises `UnreadableFile`."""
+    """Return the text of a regular UTF-8 file with at most `MAX_BYTES` bytes. Raises `UnreadableFile` for other files."""
     try:
         with open(path, "rb", opener=_open_at_once) as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -44,7 +44,7 @@ def read_text(path: Path | str) -> str:
 def read_stream(stream: BinaryIO, name: str) -> str:
     """Read a stream to its end, and return its UTF-8 text of at most `MAX_BYTES` bytes. Messages call the stream `name`.
 
-    Raises `UnreadableFile`.
+    Raises `UnreadableFile` if the stream is longer or is not UTF-8.
     """
     raw = stream.read(MAX_BYTES + 1)
     if len(raw) > MAX_BYTES:

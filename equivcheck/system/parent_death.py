@@ -25,7 +25,8 @@ def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 def code_to_end_with_parent(number: int = signal.SIGKILL) -> str:
     """Return Python code that a new interpreter runs first.
 
-    The interpreter then gets the signal `number` when the thread that started it ends. It can cancel this with `outlive_parent`.
+    The interpreter then gets the signal `number` when the thread that started it ends. It can call `outlive_parent` to cancel
+    this.
     """
     return f"from equivcheck.system.parent_death import end_with_parent; end_with_parent({os.getpid()}, {int(number)})"
 
@@ -37,7 +38,7 @@ def outlive_parent() -> None:
 
 
 def command_tied_to_parent(command: Sequence[str]) -> list[str]:
-    """Return a command that runs `command`. Its process gets SIGTERM when the thread that called this function ends."""
+    """Return a command that runs `command` in a process that gets SIGTERM when the thread that started it ends."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     code = f"import os, sys; sys.path.insert(0, {root!r}); {code_to_end_with_parent(signal.SIGTERM)}; "
     return [sys.executable, "-I", "-c", code + "os.execvp(sys.argv[1], sys.argv[1:])", *command]

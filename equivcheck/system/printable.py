@@ -22,8 +22,8 @@ def screen_width() -> int:
 def wrap_lines(lines: Iterable[str]) -> list[str]:
     """Wrap lines to `screen_width`.
 
-    Continuation lines are indented. They start below the text after a label such as `` why: ``, or two columns further right if
-    the line has no label.
+    Continuation lines begin below the text after a label such as `` why: ``. Without a label, they begin two columns to the right
+    of the line's first character.
     """
     return [part for line in lines for part in _wrapped(line, screen_width())]
 

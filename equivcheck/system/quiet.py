@@ -24,7 +24,10 @@ _LOGS_WHAT_IT_RAISES = "torch._subclasses.fake_tensor"
 
 
 def quiet_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables with which a new process prints no messages from torch."""
+    """Return `environment` with further variables, with which a new process prints no messages from torch.
+
+    Variables in `environment` keep their values.
+    """
     return _QUIET | dict(environment)
 
 

@@ -16,7 +16,7 @@ _checked: Counter[TallyRow] = Counter()
 def record_check(layout: str, world: str, outcome: str) -> None:
     """Count one check of a layout (named as in `Layout.name`) in a world.
 
-    `outcome` is the outcome's value in JSON, or `IN_PART` if the outcome is EQUIVALENT but later steps are undecided.
+    `outcome` is a value of `Outcome`, or `IN_PART` if the check is EQUIVALENT but could not judge its last steps.
     """
     _checked[layout, world, outcome] += 1
 

@@ -31,7 +31,7 @@ _making = threading.Lock()
 
 
 class NoSpace(EquivCheckError):
-    """No temporary file can be written, for example because the disk is full. This says nothing about the scenario."""
+    """No temporary file can be written, for example because the disk is full. This is no evidence against the scenario."""
 
 
 @contextlib.contextmanager
@@ -53,7 +53,7 @@ def temporary_folder() -> Iterator[str]:
 
 
 def require_space() -> None:
-    """Raise `NoSpace` if no temporary file can be written. A failure for this reason says nothing about the scenario."""
+    """Raise `NoSpace` if no temporary file can be written. Such a failure is no evidence against the scenario."""
     try:
         with tempfile.TemporaryFile() as file:
             file.write(bytes(_PROBED_BYTES))
@@ -65,7 +65,7 @@ def require_space() -> None:
 def clear_own() -> None:
     """Remove all temporary folders of this process, before it ends abruptly.
 
-    Afterwards no thread can create a folder: it blocks.
+    Afterwards, a thread that tries to create a folder waits until the process ends.
     """
     _making.acquire()
     for folder in tuple(_own):

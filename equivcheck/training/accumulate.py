@@ -16,7 +16,7 @@ from equivcheck.worlds.trace.stage import Stage
 
 
 def accumulate(setup: Setup, microbatches: Sequence[Batch], index: int) -> float:
-    """Run forward and backward for each microbatch in step `index`. Return this rank's part of the step's loss."""
+    """Run forward and backward for each microbatch in step `index`. Return the sum of this rank's scaled losses."""
     total = 0.0
     for number, batch in enumerate(microbatches):
         setup.announce(Stage.COMPUTE, index)
@@ -31,8 +31,8 @@ def accumulate(setup: Setup, microbatches: Sequence[Batch], index: int) -> float
 def microbatch_loss(setup: Setup, batch: Batch, index: int, rows: int) -> torch.Tensor:
     """Run forward for a microbatch, or this rank's part of it, and return the scaled loss.
 
-    `rows` is the size of the full microbatch. These losses, added up over microbatches and averaged over ranks, give the loss of
-    step `index`.
+    The loss of step `index` is the sum of the scaled losses over microbatches, averaged over ranks. `rows` is the size of the
+    full microbatch.
     """
     training = setup.training
     with setup.forward_context():

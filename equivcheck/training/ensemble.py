@@ -113,7 +113,7 @@ def train_ensemble(training: Training, parameters: Mapping[str, torch.Tensor], s
         training: Training of each copy; its own parameters and data are not used.
         parameters: Initial parameters with shape (copies, *shape) by canonical name, ordered like `Material.parameters`.
         steps: Microbatches for each step. Inputs have shape (copies, rows, features), and targets (copies, rows, outputs).
-            If the batch dim is 1, their last two dims are swapped. All copies use the same masks, with shape (rows, width).
+            If the batch dim is 1, their last two dims are swapped. All copies use the same dropout masks, shape (rows, width).
     """
     trained = {parameter.full_name: parameter.trained for parameter in parameters_of(training.model)}
     copied = {name: values.clone().requires_grad_(trained[name]) for name, values in parameters.items()}

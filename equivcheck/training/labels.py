@@ -28,7 +28,7 @@ def weights_of(targets: torch.Tensor) -> torch.Tensor | None:
 
 
 def change_labels(targets: torch.Tensor, change: Change) -> torch.Tensor:
-    """Return targets with labels changed by `change`, and the same weights."""
+    """Return targets with their labels replaced by ``change(labels)``. Weights stay the same."""
     labels, weights = change(labels_of(targets)), weights_of(targets)
     return labels if weights is None else with_weights(labels, weights)
 
@@ -60,8 +60,8 @@ def row_weights(rows: int) -> torch.Tensor:
 def label_weights(loss: CrossEntropy, classes: int, labels: torch.Tensor) -> torch.Tensor:
     """Return each label's weight in the shape of `labels`: its row's weight, or 1 if rows have no weights.
 
-    For a mean per sequence, each weight is divided by the number of counted labels in its sequence, or by their total class
-    weight.
+    For a mean per sequence, each weight is divided by the number of labels in its sequence that are not ignored. With class
+    weights, it is divided by these labels' total class weight.
     """
     rows = row_weights(len(labels)) if loss.row_weights else torch.ones(len(labels), dtype=torch.float64)
     if loss.per is Normaliser.SEQUENCE:
@@ -80,7 +80,7 @@ def labels_two_ahead(labels: torch.Tensor, borders: torch.Tensor) -> torch.Tenso
 
 
 def weigh_predictions(loss: CrossEntropy, classes: int, labels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the label weights for the head's two predictions: a tensor with shape (rows, length, 2) for each microbatch.
+    """Return label weights for a head that predicts two tokens: a tensor with shape (rows, length, 2) for each microbatch.
 
     Unless the loss is a sum, the second prediction's weights are scaled, so that both predictions have the same total weight in a
     step.

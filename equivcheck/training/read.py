@@ -145,8 +145,8 @@ def local_values(tensor: torch.Tensor) -> torch.Tensor:
 def redistribute_like(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """Redistribute a parameter's gradient or optimizer state to the parameter's placements. This is a collective call.
 
-    Sharding propagation may give a gradient other placements, and momentum then has the gradient's placements. Plain tensors, and
-    tensors with another shape or mesh, are returned unchanged.
+    The placements can differ because sharding propagation chooses those of a gradient, and momentum is placed like the gradient.
+    Plain tensors, and tensors with another shape or mesh, are returned unchanged.
     """
     if not (isinstance(parameter, DTensor) and isinstance(tensor, DTensor)):
         return tensor
@@ -182,10 +182,10 @@ def snapshot(slots: Sequence[Slot], pieces: tuple[Piece, ...], tensors: Iterable
 
 
 def full_snapshot(slots: Sequence[Slot], tensors: Iterable[torch.Tensor | None]) -> Snapshot:
-    """Call `full_tensor()` on each DTensor in `tensors`, unless it is missing on another rank, and copy its values.
+    """Call `full_tensor()` on the DTensors in `tensors`, and copy the full values.
 
-    `full_tensor()` is a collective, so it would hang if the tensor were missing on a rank. Packed parameters are left out,
-    because each contains several weights.
+    A tensor that is missing on any rank is left out, because the collective `full_tensor()` would hang. Packed parameters are
+    left out, because each contains several weights.
     """
     named = [
         (slot.pieces[0].name, tensor)

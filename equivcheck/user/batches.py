@@ -43,12 +43,12 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
 
 
 def convert_batch(batch: Any, dtype: torch.dtype | None) -> Any:
-    """Copy a batch. Floating-point and complex tensors get the precision of `dtype`; None changes no type."""
+    """Copy a batch. Floating-point and complex tensors get the precision of `dtype`; if it is None, all types stay."""
     return map_tensors(batch, lambda tensor: convert_tensor(tensor, dtype))
 
 
 def perturb_batch(batch: Any, eps: float, generator: np.random.Generator) -> Any:
-    """Copy a batch, with floating-point values changed at random by up to one unit in the last place."""
+    """Copy a batch, with each floating-point value multiplied by a random factor between 1 - `eps` and 1 + `eps`."""
     return map_tensors(
         batch, lambda tensor: tensor * perturbation_factors(tensor, eps, generator) if tensor.is_floating_point() else tensor
     )

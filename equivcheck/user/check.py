@@ -81,8 +81,8 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     :param batches: One entry per step: a pair ``(inputs, targets)``, or a list of such microbatches. Each rank gets an equal part
         of the rows (dim 0).
     :param loss: Called as ``loss(outputs, targets)``. Returns the mean over the rows, or their sum with ``reduction="sum"``.
-    :param optimizer: Called with a list of parameters, or of pairs ``(name, parameter)`` if its own parameter is called
-        ``named_parameters``. Returns an optimizer. For your own `step` it may return several, in a list, tuple, dict or object.
+    :param optimizer: Called with a list of parameters. If its argument has the name ``named_parameters``, the list has pairs
+        ``(name, parameter)``. Returns an optimizer. For your own `step` it may return several, in a list, tuple, dict or object.
     :param trainer: An adapter for a trainer that owns backward, clipping and updates; see `equivcheck.Trainer`. It takes the
         place of `parallelize`, `step` and `rank_step`.
     :param name: Name of this training, for the first line of the verdict.

@@ -137,7 +137,8 @@ def _unshared(task: Task) -> Task:
 def diagnosis_of(hint: str, task: Task, values: Values) -> UserDiagnosis:
     """Diagnose a training: find the user's mistake and the first wrong module, and run the spmd_types type checker.
 
-    If no known mistake fits, the result has a hint instead. `hint` is a possible explanation that was found before the diagnosis.
+    If no known mistake fits, the result has a hint instead. `hint` is an earlier explanation, which may be part of the result's
+    hint.
     """
     # Imported here because most trainings are right.
     from equivcheck.user.diagnosis.diverged import diverged_training
@@ -163,7 +164,10 @@ def diagnosis_of(hint: str, task: Task, values: Values) -> UserDiagnosis:
 
 
 def diagnosis_of_restart(hint: str, run: SingleDeviceRun, reference: Reference, result: RanksResult) -> UserDiagnosis:
-    """Search for state that a checkpoint lost, if the ranks first differ after the checkpoint was loaded."""
+    """Search for state that a checkpoint lost. Call this if ranks first differ after the checkpoint was loaded.
+
+    If the lost state reproduces the ranks' values, it is the cause, otherwise a hint.
+    """
     from equivcheck.user.diagnosis.restarted import loss_at_restart
 
     try:

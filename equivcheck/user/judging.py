@@ -217,7 +217,7 @@ class UserCase:
 
     @property
     def confirming_reference(self) -> Reference:
-        """Reference for confirming a divergence: its noise is measured with more runs.
+        """Reference for confirming a divergence. More runs than for the first comparison measure its noise.
 
         Tensors that ranks do not have are left out.
         """
@@ -238,7 +238,7 @@ class UserCase:
 
     @property
     def apart_in_parts(self) -> str:
-        """Clause that says that one device gets other values if it processes the ranks' rows part by part.
+        """Hint that one device gets other values if it processes the ranks' rows part by part.
 
         Empty if the values are equal.
         """

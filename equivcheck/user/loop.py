@@ -36,8 +36,8 @@ def train(  # noqa: PLR0913, PLR0917 - the training, its place, and the part to 
 ) -> UserTrace:
     """Train `reader`'s model on `batches`, and return a trace of every step.
 
-    `step` replaces the built-in step. Each loss is multiplied by `loss_scale` before backward. `part` says which steps to run,
-    and where checkpoints are.
+    `step` replaces the built-in step. Each loss is multiplied by `loss_scale` before backward. `part` has the number of the first
+    step, and functions that load a checkpoint before it and save one at the end.
     """
     optimizer = build_optimizer(task, reader.names, reader.module)
     if step is None and not callable(getattr(optimizer, "step", None)):

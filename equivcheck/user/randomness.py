@@ -75,7 +75,7 @@ def require_masks(wanted: object) -> MaskShapes | None:
 
 
 class Masked:
-    """Forward of a dropout module that draws its mask for all rows, and uses the part for the current rows."""
+    """Replacement for a dropout module's forward. It draws the mask for all rows, and uses the part for the current rows."""
 
     def __init__(self, module: nn.Module, name: str, seed: int, shapes: MaskShapes, cut: RowShard) -> None:
         self._module, self._name, self._seed, self._shapes, self.cut = module, name, seed, shapes, cut

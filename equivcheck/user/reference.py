@@ -174,7 +174,10 @@ def trace_of(  # noqa: PLR0913 - the training, and the changes in one run
 
 
 def perturbed_start(task: Task, number: int, eps: float) -> dict[str, Any]:
-    """Return a model and batches in which each value is changed at random, by up to one unit in the last place."""
+    """Return a model and batches in which each value is changed at random, by up to one unit in the last place.
+
+    `number` is the copy's number, from which the random generator is seeded.
+    """
     generator = np.random.default_rng((task.seed, number))
     model = perturbed_model(task, eps, generator)
     batches = [perturb_batch(convert_batch(batch, task.dtype), eps, generator) for batch in task.batches]
@@ -231,7 +234,7 @@ def _require_same_training(model: nn.Module, first: Trace, second: Trace) -> Non
                 "random numbers"
                 f"{_drawn_by(model)}",
                 "a training without random numbers, because each rank would draw different numbers. Use dropout_masks=True for "
-                "dropout modules, or p=0, or eval(), or masks in the batches",
+                "dropout modules, set p=0, call eval(), or put masks into the batches",
             )
 
 

@@ -43,13 +43,13 @@ class UserVerdict(Judgement):
     def cause(self) -> str:
         """Why the training diverged: a fault that, repeated on one device, reproduces all values on the ranks.
 
-        Empty if no known fault does.
+        Empty if no known fault reproduces them.
         """
         return self.diagnosis.result.cause
 
     @property
     def kinds(self) -> tuple[Cause, ...]:
-        """Codes for the mistakes in `cause`. There are several if several mistakes fit."""
+        """Codes for the faults in `cause`. There are several if several faults fit."""
         return self.diagnosis.result.kinds
 
     @property

@@ -69,7 +69,10 @@ class Failure:
 
     @property
     def culprit(self) -> RankReport | None:
-        """Report on the first failed rank, or on the lowest one if the order is unknown; None if no rank raised or died."""
+        """Report on the rank that failed first, or on the lowest failed rank if the order is unknown.
+
+        None if no rank raised or died.
+        """
         failed = [report for report in self.reports if report.has_failed]
         return next((report for report in failed if report.rank == self.first), failed[0] if failed else None)
 

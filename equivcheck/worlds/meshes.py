@@ -100,7 +100,7 @@ def has_lost_groups(groups: tuple[dist.ProcessGroup, ...]) -> bool:
 def numbers_of_groups() -> tuple[int, int]:
     """Return how many process groups the calling rank has helped to create, and how many of them still exist.
 
-    torch makes the name of the next group from one of these numbers.
+    torch uses one of these numbers in the next group's name. Which one depends on the arguments of `new_group`.
     """
     # torch names a new group by the counter or, for `new_group(use_local_synchronization=True)`, by the number of existing names.
     return _num_groups(), len(c10d._world.pg_names)

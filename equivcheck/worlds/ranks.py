@@ -63,10 +63,10 @@ class Ranks(ABC):
     ) -> Run:
         """Call ``program(*arguments)`` on every rank and wait for all of them.
 
-        `deadline` in seconds is the limit of `Patience` for hung ranks. Raises `RanksFailed` if a rank raises, dies or hangs.
-        Afterwards the ranks can be used again, with their state restored. `is_user_code=False` promises that the program runs
-        only equivcheck's code and restores its state. Most state is then not compared, because comparing takes a tenth of the
-        time of the smallest check.
+        `deadline` in seconds is the `limit` of `Patience`, after which ranks count as hung. Raises `RanksFailed` if a rank
+        raises, dies or hangs. Afterwards the ranks can be used again, with their state restored. `is_user_code=False` promises
+        that the program runs only equivcheck's code and restores its state. Most state is then not checked for changes, because
+        this takes a tenth of the time of the smallest check.
         """
 
     def prepare_to_compile(self) -> None:  # noqa: B027 - most have nothing to prepare

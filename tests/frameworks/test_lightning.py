@@ -160,7 +160,7 @@ def test_clipping_by_parameter_is_wrong_in_the_update() -> None:
         (Lightning(), {"world": "sim"}, "it needs processes"),
         (Lightning(arguments={"strategy": "fsdp"}), {}, "its strategy 'fsdp' needs a GPU"),
         (Lightning(arguments={"precision": "bf16-true"}), {}, "its precision 'bf16-true' rounds at other points"),
-        (Lightning(module=Mine, parallelize=shard), {}, "it has a module and parallelize"),
+        (Lightning(module=Mine, parallelize=shard), {}, "it has both module= and parallelize="),
     ],
 )
 def test_bad_input_is_one_line(trainer: Lightning, arguments: dict[str, Any], words: str) -> None:

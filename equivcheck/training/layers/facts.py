@@ -72,7 +72,7 @@ class LayerLinear:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatch:
-    """How a layer sends rows to experts, or to similar units in a third-party layer."""
+    """How a layer sends rows to its experts. A third-party layer may have other units in place of experts."""
 
     trains_rows: bool
     """Whether the sent rows need gradients, because parameters before the experts are trained, such as a norm's."""
@@ -143,7 +143,8 @@ def part_parameters(part: LayerLinear, in_features: int, outputs: int, *, bias: 
 def ready_linears(parameters: Iterable[LayerParameter], linears: Iterable[str], *, autocast: bool) -> tuple[str, ...]:
     """Return parameter names in the order in which backward computes their gradients.
 
-    `linears` are the linears' names in this order, and the norm follows. A linear's bias comes first, except under autocast.
+    `linears` are the linears' names in this order; the norm's parameters come last. A linear's bias comes before its weight,
+    except under autocast.
     """
     attributes = ("weight", "bias") if autocast else ("bias", "weight")
     order = [f"{linear}.{attribute}" for linear in linears for attribute in attributes]

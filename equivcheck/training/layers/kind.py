@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class LayerKind(ABC):
     """Base class for layer kinds: everything that equivcheck needs to know about one scenario layer class.
 
-    Third parties subclass it, with a subclass of `AnyLayer`, and register it as an entry point. Importing its module must not
-    import torch, because scenarios are generated without torch.
+    Third parties subclass it and `AnyLayer`, and register the kind as an entry point in the group ``equivcheck.layers``.
+    Importing its module must not import torch, because scenarios are generated without torch.
     """
 
     layer_class: ClassVar[type[AnyLayer]]
@@ -54,9 +54,10 @@ class LayerKind(ABC):
         return ()
 
     def attention_shape(self, layer: Any) -> AttentionShape | None:  # noqa: ARG002 - used by overriding methods
-        """Return how many heads the layer has, and their size. None if its module does not use its `sequence` for all attention.
+        """Return how many attention heads the layer has, and their size.
 
-        If a layer needs the sequence length and returns None, context parallelism cannot run it.
+        None if the layer's module computes any attention without its attribute `sequence`. If such a layer needs the sequence
+        length, context parallelism cannot run it.
         """
         return None
 
@@ -83,20 +84,17 @@ class LayerKind(ABC):
         return (layer.out_features(in_features),) if length is None else (length, layer.out_features(in_features))
 
     def with_dtensor_strategies(self, layer: Any) -> AnyLayer:
-        """Return the closest layer whose operations all have DTensor sharding strategies. This can be the layer itself."""
+        """Return the layer, or a similar layer whose operations all have DTensor sharding strategies."""
         found: AnyLayer = layer
         return found
 
     def with_known_shapes(self, layer: Any) -> AnyLayer:
-        """Return the closest layer whose shapes do not depend on values, for `torch.vmap` and graph tracing.
-
-        This can be the layer itself.
-        """
+        """Return the layer, or a similar layer whose shapes do not depend on values. `torch.vmap` and graph tracing need this."""
         found: AnyLayer = layer
         return found
 
     def with_divisible_units(self, layer: Any, multiple: int) -> AnyLayer:  # noqa: ARG002 - used by overriding methods
-        """Return the closest layer whose number of units is divisible by `multiple`. Heads are an example of units.
+        """Return the layer, or a similar layer whose number of units, such as heads, is divisible by `multiple`.
 
         A layer without units is returned unchanged.
         """

@@ -141,9 +141,9 @@ def norm_of(norm: Norm | None, features: int) -> nn.Module | None:
 
 
 def replicated_like(values: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-    """Return `made` as a replicated DTensor if `values` is a DTensor. Operations cannot mix DTensors with plain tensors.
+    """Return `made` as a replicated DTensor if `values` is a DTensor, otherwise unchanged.
 
-    All ranks must have computed `made` identically.
+    Operations cannot mix DTensors with plain tensors. All ranks must have computed the same `made`.
     """
     if not isinstance(values, DTensor):
         return made

@@ -14,7 +14,7 @@ class Region:
     def gather_input(self, values: torch.Tensor) -> torch.Tensor:
         """Return the layer's full input on every rank.
 
-        In this base class it is replicated already, so it is returned unchanged.
+        This base class returns `values` unchanged, because they are the full input already.
         """
         return values
 

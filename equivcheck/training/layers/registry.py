@@ -35,7 +35,7 @@ def layer_kind(layer: AnyLayer) -> LayerKind:
 
 
 def register_kind(kind: LayerKind) -> None:
-    """Register a layer kind. Raises `UsageError` if its layer class is not valid or the class's tag is taken."""
+    """Register a layer kind. Raises `UsageError` if its layer class is not valid, or another class has the same tag."""
     register_layer(kind.layer_class)
     _KINDS.setdefault(kind.layer_class, kind)
 

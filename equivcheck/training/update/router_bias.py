@@ -23,7 +23,10 @@ def biased_routers(model: nn.Module) -> Iterator[Router]:
 
 
 def count_choices(model: nn.Module) -> None:
-    """Add each router's counts from the last forward to its counts of the step. A recomputed forward then counts once."""
+    """Add each router's counts from the last forward to its counts of the step.
+
+    Call this once after each forward, so that activation checkpointing's recomputed forward is not counted again.
+    """
     for router in biased_routers(model):
         assert router.counts is not None, "forward has run"
         add_counts(router, router.counts)

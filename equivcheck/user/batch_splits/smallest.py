@@ -17,7 +17,7 @@ from equivcheck.user.verdict import UserVerdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Smallest:
-    """Result of `smallest`: a training that cannot be shrunk further without losing its failure."""
+    """Result of `smallest`: the smallest training that was found, with its verdict."""
 
     arguments: Mapping[str, Any]
     """Arguments of `check_training` for this training."""

@@ -97,7 +97,7 @@ def _require_splittable(task: Task) -> None:
             )
     if task.step is None or task.rank_step is None:
         why = "the built-in step averages the ranks' means, so rows in an uneven split weigh differently"
-        raise invalid("batch_splits without step", why, "step=fn, which counts tokens or rows over all ranks")
+        raise invalid("batch_splits without step", why, "step=fn with a function that divides by the tokens or rows on all ranks")
     if task.num_data_ranks < 2:
         raise invalid("batch_splits", "the mesh has one data rank", "a data axis with at least two ranks")
 

@@ -37,9 +37,10 @@ class _Clippings:
 
 
 def wrong_norms(diverged: DivergedTraining) -> list[Diagnosis]:
-    """Explain ranks that clip by a wrong norm. Empty if they do not, or differ from one device with the right norms, too.
+    """Explain ranks that clip by a wrong norm. Empty unless the ranks agree with one device once they use the right norms.
 
-    No emulation reproduces such ranks if they compute a module together, because each rank clips its replicas differently.
+    The ranks themselves train again with these norms. An emulation is not enough if ranks compute a module together, because each
+    rank clips its replicas differently.
     """
     if diverged.first.phase is not Phase.GRADIENT or not are_gradients_scaled(diverged):
         return []

@@ -45,7 +45,7 @@ class DivergedTraining(Evidence):
 
     @property
     def has_own_rows(self) -> bool:
-        """Whether ranks have different rows, and these are known."""
+        """Whether ranks have different rows, and each rank's rows are known."""
         return bool(self.shares and self.data_axes)
 
     @property
@@ -83,8 +83,8 @@ class DivergedTraining(Evidence):
     def call_counts(self, known: int) -> list[tuple[int, str]]:
         """Return counts in one step that may explain a wrong factor, each with a phrase that follows ``the number of``.
 
-        Microbatches and backward passes are counted, and calls to a module on a rank for each call on one device. Counts that are
-        1 or equal `known` are left out.
+        Microbatches and backward passes are counted, and calls to a module on a rank for each call on one device. A count is left
+        out if it is 1, or `known`, a number that has an explanation already.
         """
         passes = max((run.num_backward for run in self.observed.ranks), default=1)
         named = [(self.num_microbatches, "microbatches")]

@@ -37,7 +37,7 @@ CONFIRMED = "(with {}, your ranks agree with one device in every step)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduction:
-    """Reduction of gradients over mesh axes: a candidate for the one that ranks left out."""
+    """Reduction of gradients over mesh axes, which ranks may have left out."""
 
     axes: tuple[str, ...]
     """Mesh axes along which the ranks' gradients are added up."""
@@ -166,7 +166,7 @@ def _gradients(diverged: DivergedTraining) -> list[dict[str, Vector]]:
 
 
 def is_right_with(diverged: DivergedTraining, train_rank: Callable[..., UserTrace], *arguments: Any) -> bool:
-    """Whether ranks agree with one device in every step if `train_rank` trains them. It gets the task and `arguments`."""
+    """Whether ranks agree with one device in every step if each rank runs ``train_rank(task, *arguments)``."""
     members = ranks("sim", diverged.task.num_ranks)
     try:
         with warnings.catch_warnings():

@@ -27,7 +27,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layouts:
-    """A worker process sends this message after it has read the recipe. It has the recipe's layouts."""
+    """Message from a worker process after it has read the recipe, with a row for each layout."""
 
     rows: tuple[LayoutRow, ...]
     """A row for each layout, before it is checked."""

@@ -17,8 +17,8 @@ _PLAN_KEY = r"Parallelize plan key '(.*)' could not be resolved: no submodule ma
 def quiet_ranks() -> Iterator[list[str]]:
     """Inside the context, suppress warnings of simulated ranks, and show a log line once if several ranks print it.
 
-    Yields a list of notes, filled when the context ends. It has a note for each key in a `parallelize_module` plan that matches
-    no submodule.
+    Yields a list of notes, filled when the context ends. Each note names a key in a `parallelize_module` plan that matches no
+    submodule.
     """
     notes: list[str] = []
     once = _LoggedOnce()

@@ -121,7 +121,7 @@ class Altered(torch.optim.Optimizer):
 
 
 def set_weight_decay(groups: list[dict[str, Any]], *, value: float | None = None) -> None:
-    """Set the weight decay to `value` in all parameter groups that have one. None stands for the largest of their values."""
+    """Set the weight decay to `value` in all parameter groups that have one. If it is None, use the largest of their values."""
     found = [group for group in groups if "weight_decay" in group]
     largest = max((float(group["weight_decay"]) for group in found), default=0.0)
     for group in found:

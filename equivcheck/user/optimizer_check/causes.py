@@ -34,7 +34,7 @@ class Mistake:
 def cause_of(task: Task, case: OptimizerCase, verdict: UserVerdict, check: CheckTask) -> str:
     """Return, in a sentence, the mistakes that reproduce all values on the ranks; empty if none does.
 
-    Several mistakes may give the same values. For SGD, two updates are the same as one update with doubled gradients.
+    Several mistakes may give the same values: with SGD, two updates equal one update with doubled gradients.
     """
     first = verdict.divergence
     if first is None:

@@ -51,8 +51,8 @@ def check_optimizer(  # noqa: PLR0913 - one for each thing that users bring, all
         )
         verdict.assert_equivalent()
 
-    :param optimizer: Called on each rank with a list of parameters, or of pairs ``(name, parameter)`` if its own parameter is
-        called ``named_parameters``. If it has a parameter ``mesh``, it gets the mesh. Returns an optimizer.
+    :param optimizer: Called on each rank with a list of parameters. If its argument has the name ``named_parameters``, the list
+        has pairs ``(name, parameter)``. If it has an argument ``mesh``, it gets the mesh. Returns an optimizer.
     :param reference: The same optimizer for one device. If None, `optimizer` is used, and gets None as its ``mesh``.
     :param mesh: Axis names and sizes. Gradients are equal on all ranks, as after a reduction.
     :param placements: How ranks hold parameters, from ``"replicated"``, ``"fsdp2"`` (dim 0) and ``"dim 1"``.

@@ -54,7 +54,7 @@ def _agree(seen: Precision, given: Precision | None) -> bool:
 
 
 def narrowing_modules(run: SingleDeviceRun) -> tuple[str, ...]:
-    """Return the modules that compute in a narrower type than `dtype`, in execution order.
+    """Describe the modules that compute in a narrower type than `dtype`, in execution order.
 
     Each text also names the function that returned the narrower type. Trains one more step with hooks on every module, but only
     if the run has already seen such a type.

@@ -227,7 +227,10 @@ def join_parts(values: Sequence[Any]) -> Any:
 
 
 def combine_tensors(values: Sequence[Any], combine: Callable[..., torch.Tensor]) -> Any:
-    """Apply `combine` to the tensors at the same position in all `values`. Returns their common structure with the results."""
+    """Apply `combine` to the tensors at the same position in all `values`.
+
+    Returns the structure of the first value, with the results as its tensors.
+    """
     first = values[0]
     if isinstance(first, torch.Tensor):
         return combine(*values)

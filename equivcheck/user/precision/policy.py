@@ -78,7 +78,7 @@ def sums_in_parts(task: Task) -> bool:
 def computes_in_few_digits(rounding: Rounding) -> bool:
     """Whether the operands of matrix products are bfloat16 or float16.
 
-    Such products accumulate in float32, in any memory layout.
+    Such products accumulate in float32, whatever the operands' memory layout.
     """
     return rounding.autocast is not None or rounding.compute in (ElementType.BFLOAT16, ElementType.FLOAT16)
 

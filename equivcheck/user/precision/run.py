@@ -41,9 +41,9 @@ _OTHER_DIVISIONS = (Division.BEFORE, Division.SCALED, Division.AROUND)
 class RoundedRun(SingleDeviceRun):
     """Single-device run that rounds as the ranks do. It trains a `RoundedModel`.
 
-    Copies of the run measure noise. They start from perturbed values, perturb updated parameters, and add gradients in another
-    order. Copies that confirm a divergence also round differently at random points. Copies may start from the same values if all
-    matrix products are in bfloat16 or float16, because equal operands give equal products.
+    Copies of the run measure noise. Each copy starts from perturbed values, perturbs updated parameters, and adds gradients in
+    another order. To confirm a divergence, copies also round differently at random points. If all matrix products are in bfloat16
+    or float16, copies may start from equal values, because equal operands give equal products.
     """
 
     def __init__(self, task: Task, exact_run: SingleDeviceRun, casting: Collection[str], *, in_parts: bool = True) -> None:

@@ -28,7 +28,7 @@ ABOUT_REPORTED = (
 def phases_left_out(single: UserTrace, traces: Sequence[UserTrace]) -> dict[Phase, str]:
     """Return the phases that cannot be compared because ranks or one device recorded no values: loss, gradient, or both.
 
-    Each has a note about the reason.
+    The dict has a note with the reason for each phase.
     """
     found: dict[Phase, str] = {}
     has_loss = [any(step.loss is not None for step in trace.steps) for trace in (single, *traces)]
@@ -52,8 +52,8 @@ def _updates(trace: UserTrace) -> bool:
 def without_phases(trace: UserTrace, phases: Collection[Phase], *, reports: bool, buffers: bool) -> UserTrace:
     """Return the trace without the losses or gradients in `phases`.
 
-    If `reports` is True, steps without reported values get an empty snapshot for them. If `buffers` is True, steps without
-    buffers get an empty snapshot, too. Otherwise the steps' buffers are dropped, so only the final buffers are compared.
+    With `reports`, a step without reported values gets an empty snapshot for them. With `buffers`, a step without buffers gets an
+    empty snapshot, too. Without `buffers`, the steps' buffers are dropped, so only the final buffers are compared.
     """
     if reports:
         trace = replace(trace, steps=with_reports_at_all_steps(trace.steps))

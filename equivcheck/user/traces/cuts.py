@@ -91,8 +91,8 @@ class ShardBoxes:
     def place(self, piece: Piece) -> tuple[Piece, ...]:
         """Return the positions in the full tensor for `piece`, a piece of a local parameter or its optimizer state.
 
-        If the parameter is fused, elements that are consecutive locally may lie in several boxes. Then there is a piece for
-        each box. Raises `UsageError` if the local shape does not fit.
+        In a fused parameter, elements that are consecutive locally may lie in several boxes. A piece is returned for each of
+        these boxes. Raises `UsageError` if the local shape does not fit.
         """
         if piece.name.partition("/")[0] not in self._boxes:
             return (piece,)

@@ -52,7 +52,8 @@ def measures_of(
 ) -> Measures:
     """Compute the `Measures` of a training whose ranks have all finished.
 
-    `gradients` are the expected gradients at the first step, from one device.
+    `gradients` are the expected gradients at the first step, from one device. `calls` has each rank's communication calls.
+    `loss_groups` has the groups of ranks that must return the same loss.
     """
     assembled = Assembler().assemble(gradients, [trace.steps[0].gradients for trace in traces])
     losses = snapshots_of([moments(trace)[0] for trace in traces], Phase.LOSS, loss_groups)[0]

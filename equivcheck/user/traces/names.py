@@ -16,7 +16,7 @@ class TensorNames:
     """Maps tensors in a parallelized model to their names in the original model.
 
     A submodule is recognized by identity, so wrappers around it do not change the names inside. A new module is named by its path
-    inside the nearest known module. Other references to a parameter, for example in a wrapper, do not change its name.
+    inside the nearest known module. If a wrapper refers to a parameter too, the parameter keeps its name.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -30,8 +30,8 @@ class TensorNames:
     def parameters(self, module: nn.Module) -> list[tuple[str, torch.Tensor]]:
         """Return each distinct parameter in `module` with its name.
 
-        If several modules of the original model share a parameter, it gets the first of its names. If another parameter has this
-        name already, it is named by its path in `module`.
+        A parameter that several modules share in the original model gets its first name there. If another parameter has this name
+        already, the path in `module` is used.
         """
         return self._named(module, "named_parameters")
 
@@ -52,7 +52,7 @@ class TensorNames:
         return [(path, owner) for path, owner in owners if id(owner) in self._paths or path not in there]
 
     def all_modules(self, module: nn.Module) -> list[tuple[str, nn.Module]]:
-        """Return all distinct modules by name. A wrapper has its parent's name."""
+        """Return all distinct modules by name. A wrapper has the name of the module that it wraps."""
         return list(self._owners(module, "", set()))
 
     def _named(self, module: nn.Module, what: str) -> list[tuple[str, torch.Tensor]]:

@@ -17,7 +17,7 @@ from equivcheck.worlds.trace.trace import Snapshot
 
 
 def optimizers_in(value: Any) -> list[Optimizer]:
-    """Return all optimizers in a list, tuple, dict or object. If one wraps others, it comes before them."""
+    """Return all optimizers in a list, tuple, dict or object. A wrapping optimizer comes before the optimizers inside it."""
     found: dict[int, Optimizer] = {}
 
     def collect(value: Any, *, is_attribute: bool) -> None:

@@ -65,8 +65,8 @@ def reduce_partials(state: State) -> State:
 def in_place_of_parameters(module: nn.Module, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     """Inside the context, a module's parameters are replaced by `tensors`, in the same order and shapes.
 
-    Each DTensor parameter is replaced by a new parameter, because the tensor's placements may differ. Plain parameters stay,
-    and only their data is replaced.
+    Each DTensor parameter is replaced by a new parameter, because the tensor's placements may differ. A plain parameter stays the
+    same object, but gets the tensor's data.
     """
     parameters = list(module.parameters())
     kept = [(parameter, parameter.data) for parameter in parameters if not isinstance(parameter, DTensor)]

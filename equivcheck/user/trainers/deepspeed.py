@@ -46,9 +46,9 @@ UNREAD_OPTIMIZERS = {
 class DeepSpeed:
     """Adapter for `deepspeed.initialize`. Takes a DeepSpeed configuration as a dict.
 
-    The number of microbatches in an update comes from `batches`, and the optimizer from `check_training`. All other fields stay
-    as they are. If the mesh has an axis ``pp``, the model must be a `torch.nn.Sequential`. DeepSpeed's `PipelineModule` then
-    splits its layers into stages.
+    The number of microbatches in an update comes from `batches`, and the optimizer from `check_training`. All other fields of the
+    configuration stay as they are. If the mesh has an axis ``pp``, the model must be a `torch.nn.Sequential`. DeepSpeed's
+    `PipelineModule` then splits its layers into stages.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class DeepSpeed:
     """Tried versions."""
 
     def reference_step(self) -> Callable[..., Any]:
-        """Return the step for one device. It averages the loss over microbatches, and clips as configured."""
+        """Return the training step for the single-device run. It averages losses over microbatches, and clips as configured."""
         for config in (self.config, self.restart or self.config):
             if "gradient_clipping" not in config:  # 0.18.3 does not clip then, 0.19.8 clips at 1.0
                 why = "its config has no gradient_clipping, whose default depends on DeepSpeed's version"
@@ -126,7 +126,8 @@ class DeepSpeed:
             shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
             is_pipeline = PIPELINE_AXIS in (mesh.mesh_dim_names or ())
             if is_pipeline and uses_muon(config):
-                raise invalid("trainer DeepSpeed", "its Muon in a pipeline was not tried", f"a mesh without {PIPELINE_AXIS}")
+                why = "equivcheck has not tried its Muon in a pipeline"
+                raise invalid("trainer DeepSpeed", why, f"a mesh without {PIPELINE_AXIS}")
             module = self._stages(deepspeed, model, mesh, loss) if is_pipeline else model
             engine = self._engine(deepspeed, config, module, make_optimizer, number)
             return RecordedEngine(engine, shapes, loss, record, is_pipeline=is_pipeline)

@@ -43,7 +43,7 @@ class DeepSpeedMuon(torch.optim.Optimizer):
         _require_known(given)
         uses_muon = {id(each): each.dim() > 1 and not any(word in name.lower() for word in ADAM_ONLY) for name, each in pairs}
         if any(uses_muon[id(each)] and each.dim() > MATRIX_DIMS for _, each in pairs):
-            raise invalid("DeepSpeedMuon", "a parameter has more than two dims", "matrices")
+            raise invalid("DeepSpeedMuon", "a parameter for Muon has more than two dims", "matrices")
         groups = [
             {"params": [each for _, each in pairs if uses_muon[id(each)]], **_muon_settings(given)},
             {"params": [each for _, each in pairs if not uses_muon[id(each)]], **_adam_settings(given)},
@@ -84,7 +84,7 @@ def _require_known(given: Mapping[str, Any]) -> None:
         if name not in SETTINGS:
             raise invalid("DeepSpeedMuon", f"it got {name}, which it does not know", ", ".join(sorted(SETTINGS)))
     if given.get("adam_w_mode", True) is False:
-        raise invalid("DeepSpeedMuon", "its adam_w_mode is false, and weights decay as in AdamW", "adam_w_mode=True")
+        raise invalid("DeepSpeedMuon", "its adam_w_mode is False, but it only decays weights as AdamW does", "adam_w_mode=True")
 
 
 def _gradient(parameter: torch.Tensor) -> torch.Tensor:
@@ -119,8 +119,8 @@ def newton_schulz(matrix: torch.Tensor, steps: int = NUM_ITERATIONS) -> torch.Te
 def run_muon_eagerly_in_float32() -> None:
     """Replace DeepSpeed's Newton-Schulz iterations, which round to 16 bits, by one in the gradient's element type.
 
-    Otherwise rounding to 16 bits hides mistakes. DeepSpeed also compiles Muon, for minutes on a CPU, so `torch.compile` has no
-    effect on this rank from now on, also for the user's own functions.
+    Otherwise rounding to 16 bits hides mistakes. DeepSpeed also compiles Muon, which takes minutes on a CPU. So `torch.compile`
+    has no effect on this rank from now on, not even for the user's own functions.
     """
     muon: Any = import_module("deepspeed.runtime.zero.muon.original_muon")
     muon.zeropower_via_newtonschulz5 = newton_schulz
@@ -129,7 +129,7 @@ def run_muon_eagerly_in_float32() -> None:
 
 
 def with_torch_adam(optimizer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration of Muon that uses torch's Adam, because 0.19.8 would compile its own for minutes."""
+    """Return a configuration of Muon that uses torch's Adam. DeepSpeed 0.19.8 would compile its own Adam for minutes."""
     return {**optimizer, "params": {"torch_adam": True, **optimizer.get("params", {})}}
 
 

@@ -54,12 +54,12 @@ class Lightning:
     """Tried versions."""
 
     def reference_step(self) -> Callable[..., Any]:
-        """Return the step for one device. It averages the loss over microbatches, and clips as configured."""
+        """Return the training step for the single-device run. It averages losses over microbatches, and clips as configured."""
         if self.module is not None and self.parallelize is not None:
             raise invalid(
                 "trainer Lightning",
-                "it has a module and parallelize",
-                "only a module, which parallelizes itself in configure_model",
+                "it has both module= and parallelize=",
+                "only one; a module can parallelize itself in configure_model",
             )
         strategy, precision = self.arguments.get("strategy"), self.arguments.get("precision") or "32"
         if precision not in MIXED and ("16" in str(precision) or "transformer-engine" in str(precision)):

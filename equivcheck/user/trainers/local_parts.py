@@ -29,7 +29,7 @@ def gradient_parts(named: Sequence[tuple[str, nn.Parameter]]) -> list[LocalPart]
 
 
 def chunk_parts(parts: Iterable[LocalPart], shapes: Mapping[str, tuple[int, ...]], rank: int) -> list[LocalPart]:
-    """Place parts that are plain chunks of full tensors, with chunks of equal size on all ranks.
+    """Set the positions of parts that are plain chunks of full tensors, with chunks of equal size on all ranks.
 
     `shapes` has the full shapes by parameter name, and `rank` is the number of the chunk. The chunked dim is the one whose size
     differs. DTensors, full tensors and tensors with another number of dims stay as they are.

@@ -61,7 +61,7 @@ class MegatronCore:
     """Tried versions."""
 
     def reference_step(self) -> Callable[..., Any]:
-        """Return the step for one device. It averages the loss over microbatches, and clips as configured."""
+        """Return the training step for the single-device run. It averages losses over microbatches, and clips as configured."""
         low = [name for given in (self.transformer, self.optimizer) for name in ("bf16", "fp16", "fp8") if given.get(name)]
         if low:
             raise invalid("trainer MegatronCore", f"its {low[0]} needs a GPU", "float32")

@@ -98,7 +98,7 @@ class Trainer(Protocol):
         """Whether the gradients in `Record.before_update` are ``unclipped``, or ``clipped`` already."""
 
     def reference_step(self) -> Callable[..., Any]:
-        """Return the step for one device, called as ``step(model, microbatches, optimizer, loss)``.
+        """Return the training step for the single-device run, called as ``step(model, microbatches, optimizer, loss)``.
 
         It must accumulate and clip as the trainer does. If ranks record a norm, the step returns ``{"loss": ..., "norm": ...}``.
         """

@@ -42,7 +42,7 @@ class TorchTitan:
 
     Each microbatch is a pair of tokens and labels. The mesh axes ``pp``, ``dp_replicate``, ``dp`` and ``tp`` give the degrees of
     parallelism. Batch size, sequence length and the number of microbatches in an update come from `batches`. The optimizer comes
-    from `check_training`. Parameters are in float32. All other fields stay as they are.
+    from `check_training`. Parameters are in float32. All other fields of the configuration stay as they are.
     """
 
     config: Callable[[], Any]
@@ -70,7 +70,10 @@ class TorchTitan:
         return config
 
     def reference_step(self) -> Callable[..., Any]:
-        """Return the step for one device. It averages over all labels in an update, and clips as configured."""
+        """Return the training step for the single-device run.
+
+        It averages over all labels in an update, and clips as configured.
+        """
         config = self.config()
         _require_torch(config.parallelism.spmd_backend, f"spmd_backend {config.parallelism.spmd_backend!r}", "partial_dtensor")
         limit = float(config.training.max_norm)

@@ -58,7 +58,10 @@ class HFTrainer:
     """Tried versions."""
 
     def reference_step(self) -> Callable[..., Any]:
-        """Return the step for one device. It averages over all labels in an update and clips as configured."""
+        """Return the training step for the single-device run.
+
+        It averages over all labels in an update, and clips as configured.
+        """
         low = [name for name in ("bf16", "fp16") if self.arguments.get(name)]
         if low:
             raise invalid(

@@ -41,7 +41,7 @@ WEIGHTED_BY_TOKENS = ("cispo", "dapo", "vespo")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TRL:
-    """Adapter for a TRL trainer. Takes the arguments for its configuration.
+    """Adapter for a TRL trainer. Takes the arguments for the trainer's configuration class, such as `SFTConfig`.
 
     Each microbatch is a pair ``(batch, None)``. Pass a `loss` to `check_training` that takes the model's output and the batch.
     The module `trl_losses` has such a function for each trainer. The number of microbatches in an update comes from `batches`.
@@ -63,7 +63,7 @@ class TRL:
     """Tried versions."""
 
     def reference_step(self) -> Callable[..., Any]:
-        """Return the step for one device.
+        """Return the training step for the single-device run.
 
         It averages over labels in an update for SFT and most GRPO losses, and over microbatches for other losses.
         """

@@ -26,7 +26,7 @@ class LoneScheduler:
     def block(self, _rank: int, pending: RawCall) -> None:
         """Raise `EquivCheckError`, because the rank would wait for another rank, and no other rank exists."""
         raise EquivCheckError(
-            f"{pending[0]}: waiting in world fake is not supported: no other rank exists that can set the key. Use sim or gloo."
+            f"{pending[0]}: waiting in world fake is not supported: no other rank can write to the store. Use sim or gloo."
         )
 
     def wake(self, _rank: int) -> None:

@@ -50,7 +50,7 @@ class ForkServer:
             self._num_users += 1
 
     def leave(self) -> None:
-        """Count one user less. If no gloo world uses the server any more, end it."""
+        """Count one user less, and end the server if no gloo world uses it any more."""
         with self._lock:
             self._num_users -= 1
             if not self._num_users:
@@ -74,7 +74,7 @@ class ForkServer:
     def fork(self, fd: int) -> int:
         """Start a process for a rank, which gets its programs through the socket `fd`. Return the process id.
 
-        Raises `RanksDidNotStart` or `RanksLost`.
+        Raises `RanksDidNotStart` if the server cannot start, and `RanksLost` if it has ended.
         """
         with self._lock:
             self._ensure_running()

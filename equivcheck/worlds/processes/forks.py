@@ -132,7 +132,7 @@ class _Copy:
         self.out: set[int] = set()
 
     def is_left(self) -> bool:
-        """Read new messages from the forked process, and return whether it, or a process that it forked, may still run.
+        """Read new messages from the forked process. Return whether this process, or one that it forked, may still run.
 
         Processes started by `multiprocessing` are not counted.
         """

@@ -19,7 +19,7 @@ _numbers = itertools.count()
 
 @contextmanager
 def prefixed_store_keys() -> Iterator[None]:
-    """Inside this context, all keys in the default group's store begin with the run's number.
+    """Inside this context, all keys in the default group's store begin with a number that no other run uses.
 
     torch looks up a new group's members in the store by the group's name, and a new group may get a destroyed group's name.
     Without the number, ranks would find an earlier run's entries and wait for ranks that have left.

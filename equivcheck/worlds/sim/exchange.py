@@ -78,7 +78,7 @@ class PendingCollective:
         self.waiting: list[int] = []
 
     def complete(self, results: list[list[torch.Tensor]] | dict[int, list[torch.Tensor]], scheduler: Scheduler) -> None:
-        """Store each member's outputs, and let the ranks continue that wait for them."""
+        """Store each member's outputs, and wake the ranks that wait in this call."""
         self.results = results
         self.shares.clear()
         for rank in self.waiting:
@@ -120,8 +120,8 @@ class CallMatcher:
     def join(self, member: int, raw: RawCall, agree: tuple[Hashable, ...], combine: Combine, share: Any) -> PendingCollective:
         """Register a member's call to a collective. After the last member's call, compute all members' outputs.
 
-        `agree` must be equal on all members, otherwise the run ends. `share` has this member's inputs, and `combine` computes
-        the outputs from all members' inputs.
+        `agree` has everything that must be equal on all members, such as operation and sizes; otherwise the run ends. `share` has
+        this member's inputs, and `combine` computes the outputs from all members' inputs.
         """
         index = self._num_collectives[member]
         self._num_collectives[member] = index + 1
@@ -159,7 +159,7 @@ class CallMatcher:
         return parcel
 
     def receive(self, member: int, sender: int | None, tag: int, raw: RawCall) -> Parcel:
-        """Register a receive by `member`. It gets the oldest matching message, or waits for one.
+        """Register a receive by `member`. The receive gets the oldest matching message, or waits for one.
 
         If `sender` is None, any sender matches.
         """

@@ -146,7 +146,7 @@ class Scheduler:
         return True
 
     def progress(self) -> None:
-        """Record that a rank made a communication call. The number of allowed `poll` calls then starts again."""
+        """Record that a rank made a communication call, and count `poll` calls from zero again."""
         self._polls = 0
         self._moves += 1
 

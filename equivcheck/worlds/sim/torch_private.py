@@ -123,8 +123,8 @@ def drop_unfinished_backward() -> None:
     """Remove nodes that a failed backward pass left in the calling thread's autograd queue.
 
     Otherwise the nodes would keep tensors alive. They would be freed after the thread's end without the interpreter's lock, and
-    the process would abort at exit. The queue returns newer nodes first and skips nodes of finished passes, so a backward
-    through the oldest node clears it.
+    the process would abort at exit. The queue returns newer nodes first and skips nodes of finished passes, so a backward through
+    the oldest node empties the queue.
     """
     # `_marks.oldest` was made when the thread started, so its node is older than any of a program.
     leaf = _marks.oldest.grad_fn.next_functions[0][0].variable

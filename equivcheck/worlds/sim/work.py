@@ -78,7 +78,7 @@ class SimWork(dist.Work):
     def is_completed(self) -> bool:
         """Whether every member has made the call. If True, the outputs have been filled.
 
-        Before this returns False, it lets other ranks run.
+        If a member has not made it, other ranks run before this method returns.
         """
         meeting = self._meeting
         if meeting is None:
@@ -113,8 +113,8 @@ class SimWork(dist.Work):
         """Return a future for the outputs.
 
         C++ waits for futures without letting other ranks run. Outside a backward node, this method therefore waits for the call
-        before it returns. Inside a node, a callback waits for the call after all nodes have run. It comes before callbacks queued
-        later, such as DDP's, which waits for its buckets.
+        before it returns. Inside a node, a callback waits for the call after all nodes have run. This callback runs before
+        callbacks queued later, such as DDP's, which waits for its buckets.
         """
         if self._future is None:
             self._future = WorkFuture(self)

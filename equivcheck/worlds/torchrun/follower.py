@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Follower:
-    """A process of a torchrun world other than rank 0. It runs the programs sent by rank 0."""
+    """Process of a rank other than 0 in a torchrun world. It runs the programs sent by rank 0."""
 
     def __init__(self, place: Place, leader: Link, thread: RankThread) -> None:
         self.place, self.thread = place, thread

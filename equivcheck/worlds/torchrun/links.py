@@ -43,7 +43,10 @@ class Entrance:
         return json.dumps((host, self._socket.getsockname()[1], self._secret)).encode()
 
     def admit(self, size: int) -> dict[int, tuple[Link, str]]:
-        """Wait until all other ranks have connected. Return each rank's connection and host name. Raises `RanksDidNotStart`."""
+        """Wait until all other ranks have connected. Return each rank's connection and host name.
+
+        Raises `RanksDidNotStart` if a rank does not connect in time.
+        """
         until = time.monotonic() + START_SECONDS
         admitted: dict[int, tuple[Link, str]] = {}
         strangers: set[socket.socket] = set()
@@ -79,7 +82,7 @@ class Entrance:
 
 
 def connect_to_leader(address: bytes, rank: int) -> Link:
-    """Connect to rank 0 at an address from `Entrance.address`. Raises `RanksDidNotStart`."""
+    """Connect to rank 0 at an address from `Entrance.address`. Raises `RanksDidNotStart` if rank 0 cannot be reached."""
     host, port, secret = json.loads(address)
     try:
         end = socket.create_connection((host, port), START_SECONDS)

@@ -34,7 +34,7 @@ def place_of(environment: Mapping[str, str]) -> Place:
     if missing and "SLURM_PROCID" in environment:
         raise UsageError(
             f"world torchrun: {', '.join(missing)} not set: torch does not read Slurm's variables. "
-            f"Expected torchrun on each node, or in each task: export {_SLURM}"
+            f"Expected torchrun on each node, or in each task the command: export {_SLURM}"
         )
     if missing:
         raise UsageError(f"world torchrun: {', '.join(missing)} not set: no launcher has started this world. Expected: {_HOW}")

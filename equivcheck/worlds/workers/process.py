@@ -47,7 +47,7 @@ class Ended:
 class WorkerProcess:
     """Process that runs ``main(fd, *fds)`` of a module. ``main`` should create a `SupervisorLink` from the socket `fd`.
 
-    `task` is the first message to the worker. Subclasses define `is_stuck`.
+    `task` is the first message to the worker, and `fds` are further open files for it. Subclasses override `is_stuck`.
     """
 
     def __init__(self, module: str, task: object, *fds: int) -> None:

@@ -295,12 +295,12 @@ OF_TRAININGS: list[Invalid] = [
     (
         a_training,
         {"optimizer": Muon()},
-        "Training.model is not valid: Muon only updates parameters with two dims. Expected no bias, norm or scale.",
+        "Training.model is not valid: Muon only updates parameters with two dims. Expected a model without bias, norm and scale.",
     ),
     (
         a_training,
         {"optimizer": Muon(), "model": Model(features=2, layers=(Layer(width=2, bias=False),), scale=True)},
-        "Training.model is not valid: Muon only updates parameters with two dims. Expected no bias, norm or scale.",
+        "Training.model is not valid: Muon only updates parameters with two dims. Expected a model without bias, norm and scale.",
     ),
 ]
 

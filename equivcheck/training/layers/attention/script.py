@@ -41,7 +41,10 @@ _ENDED = "values = self.output(attended.transpose(-2, -3).flatten(-2))"
 def attention_script(
     layer: Attention, in_features: int, parameters: tuple[LayerParameter, ...], *, packed: bool = False
 ) -> LayerScript:
-    """Return the code for an attention layer's class in an exported script. `packed` is for packed documents."""
+    """Return the code for an attention layer's class in an exported script.
+
+    With `packed`, sequences contain several documents.
+    """
     lines = _linears(layer)
     lines += ["query, key = turned(query), turned(key)"] * layer.rotary
     groups = layer.num_heads // layer.num_kv_heads

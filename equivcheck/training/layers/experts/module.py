@@ -25,7 +25,8 @@ Own = dict[str, tuple[torch.Tensor, torch.Tensor | None]]
 class Router(UninitializedLinear):
     """Linear router: for each position, selects experts and computes their weights.
 
-    With a bias, `counts` says how many positions chose each expert in the last forward, and `counts_of_step` in the step so far.
+    If the router has a bias, `counts` says how many positions chose each expert in the last forward. `counts_of_step` adds up
+    these numbers over the step.
     """
 
     expert_bias: torch.Tensor
@@ -52,7 +53,10 @@ class Router(UninitializedLinear):
         return chosen, weights / weights.sum(-1, keepdim=True) if self.layer.normalised else weights
 
     def select(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return a mask with True for each selected expert, and keep the routing statistics. Both have shape (..., experts)."""
+        """Return a mask with True for each selected expert, and store the routing statistics in the router.
+
+        The mask has the shape of `scores`: (..., experts).
+        """
         chosen = self.chosen(self.add_bias(scores.detach()))
         if self.layer.balance:
             self.load = self.load_of(scores, chosen)
@@ -206,10 +210,10 @@ class ExpertsModule(RoutedModule):
         return made
 
     def weighted(self, values: torch.Tensor, weight: torch.Tensor, expert: int) -> torch.Tensor:
-        """Compute one expert, with its output multiplied by the router weights.
+        """Compute one expert, and multiply its output by the router weights.
 
-        If the layer weighs inputs, multiply its input instead. `values` have shape (..., features), and `weight` has shape (...,
-        1).
+        If the layer weighs inputs, the expert's input is multiplied instead. `values` have shape (..., features), and `weight`
+        has shape (..., 1).
         """
         made: torch.Tensor = self.experts(values * weight if self.layer.weighs_input else values, expert)
         return made if self.layer.weighs_input else made * weight

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class LinearKind(LayerKind):
-    """Layer kind for a linear with norm, activation, dropout, residual and an auxiliary linear."""
+    """Layer kind for a linear with norm, activation, dropout and residual. A second, auxiliary linear may add to its output."""
 
     layer_class: ClassVar[type[AnyLayer]] = Layer
 

@@ -26,7 +26,7 @@ class LayerFunctions:
 def layer_output(block: Block | LayerFunctions, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
     """Compute a linear layer. Inputs have shape (rows, inputs), and outputs have shape (rows, width).
 
-    Both may have model copies along an additional dim 0.
+    Inputs and outputs may have model copies along an additional dim 0.
     """
     normed = inputs if block.norm is None else block.norm(inputs)
     outputs: torch.Tensor = block.linear(normed)

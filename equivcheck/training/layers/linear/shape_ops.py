@@ -60,7 +60,10 @@ SHAPE_OPS: dict[ShapeOp, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def added_constant(shape_op: ShapeOp | None, width: int, dtype: torch.dtype) -> torch.Tensor | None:
-    """Return the constant that `shape_op` adds to each row of a layer's output, shape (width,); None if it adds nothing."""
+    """Return the constant that a layer's last operation, `shape_op`, adds to each row of its output.
+
+    Its shape is (width,). None if the operation adds nothing.
+    """
     if shape_op is ShapeOp.ARANGE:
         return ARANGE_STEP * torch.arange(width, dtype=dtype)
     return torch.ones(width, dtype=dtype) if shape_op is ShapeOp.ONES else None

@@ -52,7 +52,7 @@ Way = Callable[[_Terms, int], torch.Tensor]
 
 
 def wrong_cross_entropies(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield mistakes in a cross-entropy over classes that ranks share out. Yields none if the step computes none."""
+    """Yield mistakes in a cross-entropy whose classes are sharded over ranks. Yields nothing without such a cross-entropy."""
     if not diverged.same_row_axes or not _is_computed(diverged):
         return
     for axis in diverged.same_row_axes:

@@ -20,7 +20,7 @@ ModeFor = Callable[[nn.Module], TorchFunctionMode]
 
 
 def enter_in_forward(ranks: EmulatedUserRanks, mode_for: ModeFor) -> None:
-    """Run each forward on the emulated ranks under the torch function mode returned by ``mode_for(model)``."""
+    """Change the emulated ranks' models, so that each forward runs under the torch function mode ``mode_for(model)``."""
     for model in ranks.models:
         module: Any = model
         module.forward = partial(_call_in, module, module.forward, mode_for)
@@ -38,7 +38,7 @@ def _call_in(
 
 
 def enter_in_step(ranks: EmulatedUserRanks, mode_for: ModeFor) -> None:
-    """Run each step on the emulated ranks under the torch function mode returned by ``mode_for(model)``."""
+    """Change the emulated ranks' step, so that it runs under the torch function mode ``mode_for(model)``."""
     own = ranks.task.step or default_step(ranks.task)
 
     def step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Loss) -> Any:

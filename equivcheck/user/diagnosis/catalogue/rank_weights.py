@@ -30,7 +30,10 @@ NEAR = 1e-6
 
 
 def wrong_weights_of_ranks(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield a mistake: microbatches have other weights than on one device. Each rank's microbatches are weighted separately."""
+    """Yield a mistake: microbatches have other weights than on one device, and the weights may differ between ranks.
+
+    A weight for each rank's microbatch is computed from the ranks' gradients.
+    """
     if facts.num_backward == 1 or facts.clips or not facts.differs:
         return
     first, weights, factors = diverged.first.step, list[Vector](), np.empty(0)

@@ -27,7 +27,7 @@ MAX_DENOMINATOR = 1000
 def wrong_weights(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
     """Yield a possible mistake: microbatches have unequal weights in gradients or losses.
 
-    They are fitted to the ranks' gradients.
+    The weights are fitted to the ranks' gradients.
     """
     if facts.num_backward == 1 or facts.clips:
         return
@@ -71,7 +71,7 @@ def _measured(diverged: DivergedTraining, facts: StepFacts, change: partial[None
 
 
 def solve_weights(diverged: DivergedTraining, parts: Sequence[Gradients], found: TensorsByName) -> list[float] | None:
-    """Return the weights with which the sum over `parts` equals the gradients `found`. None if there are none."""
+    """Return the weights with which the sum over `parts` equals the gradients `found`. None if no weights fit."""
     names = [name for name in diverged.updated if name in found]
     if not names:
         return None

@@ -44,7 +44,7 @@ class Dependencies:
     def nearest_parameters(self, key: Key) -> frozenset[str]:
         """Return the names of the parameters used to compute a module tensor from the module tensors recorded before it.
 
-        If no parameter is used, the earlier tensors are looked up in the same way, from the latest to the first.
+        If no parameter is used, the same is tried for the earlier tensors, from the latest to the first.
         """
         tensor = key._replace(is_gradient=False)
         before = sorted(self._sources.get(tensor, _NONE)[0], key=self._order.__getitem__, reverse=True)

@@ -55,7 +55,7 @@ def where_of(diverged: DivergedTraining) -> Where:
     """Find the first module with wrong values, and describe it. The ranks train again to record module tensors.
 
     Returns an empty `Where` if the update or a reported value differs first, or if no single module is first. Also empty if the
-    new run's first difference is not the same.
+    ranks first differ in another tensor when they train again.
     """
     if diverged.first.phase not in (Phase.LOSS, Phase.GRADIENT):
         return Where()

@@ -39,7 +39,7 @@ class EngineReader:
         self._before_muon: dict[int, torch.Tensor] = {}
 
     def gradients(self) -> list[LocalPart]:
-        """Return the rank's gradients after all reductions, before clipping. They are multiplied by `loss_scale`."""
+        """Return the rank's gradients after all reductions, before clipping. They still have the factor `loss_scale`."""
         self._before_muon = self._muon.take() if self._muon is not None else {}
         return [*self._parts(self._gradient)]
 
@@ -49,7 +49,7 @@ class EngineReader:
 
     @property
     def loss_scale(self) -> float:
-        """Number by which the step divides gradients. It is 1 if the loss is not scaled."""
+        """Factor in the gradients, by which DeepSpeed's step divides them. It is 1 if the loss is not scaled."""
         optimizer = self._engine.optimizer
         scaler = getattr(optimizer, "loss_scale_config", None) or getattr(optimizer, "loss_scaler", None) or optimizer
         return float(getattr(scaler, "cur_scale", 1.0))

@@ -57,7 +57,7 @@ class Pattern:
         return PARTICULAR if PARTICULAR in parts else type(answer)(parts)
 
     def answer(self, general: Any) -> Any:
-        """Replace symbols with this pattern's sizes in `general`, a cached result from the method `general`."""
+        """Return a cached result with this pattern's sizes in place of symbols. The method `general` made it for the cache."""
         if general is None:
             return None
         if not isinstance(general, _Like):

@@ -73,7 +73,7 @@ def as_list(tensors: Any) -> Tensors:
 
 
 def root_of(opts: Any) -> int:
-    """Return the root's rank within the group, read from torch's options of a call."""
+    """Return the root's rank within the group from `opts`, torch's options for a collective."""
     return int(opts) if isinstance(opts, int) else int(opts.rootRank)
 
 
@@ -84,6 +84,6 @@ def copies_of(tensors: Tensors) -> Tensors:
 
 
 def reduction_of(opts: Any) -> str:
-    """Return the name of the reduction, such as ``sum``, read from torch's options of a call."""
+    """Return the reduction's name, such as ``sum``, from `opts`, torch's options for a collective."""
     reduce_op = getattr(opts, "reduceOp", opts)
     return _OPS[getattr(reduce_op, "op", reduce_op)]

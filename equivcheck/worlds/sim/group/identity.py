@@ -49,9 +49,9 @@ class GroupIdentity(_ProcessGroup):  # type: ignore[misc]  # torch's overloads d
             raise UsedByOtherRank("process group")
 
     def complete(self, store: Any, desc: str) -> PatientStore:
-        """Mark the group as registered with torch, and return a store.
+        """Mark the group as registered with torch, and return a store for torch to use instead of `store`.
 
-        torch must use this store instead of `store`. While a rank waits in `store`, no other rank could run.
+        While a rank waits in `store`, no other rank could run.
         """
         self.is_complete = True
         self._desc = desc

@@ -66,7 +66,7 @@ def check_part(op: str, output: torch.Tensor, parts: Tensors, member: int, size:
 def check_wholes(op: str, parts: Tensors, wholes: Tensors, size: int) -> None:
     """Raise `CallRefused` unless each tensor in `wholes` fits its part in `parts`.
 
-    It must have the part's dtype and shape, but `size` times as many rows.
+    The full tensor must have the part's dtype and shape, but `size` times as many rows.
     """
     if len(parts) != len(wholes):
         raise CallRefused(f"{op}: got {len(parts)} parts for {len(wholes)} tensors. Expected one part for each tensor.")

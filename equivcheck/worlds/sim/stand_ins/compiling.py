@@ -33,7 +33,8 @@ _put_later: list[Any] = []
 def place() -> Place:
     """Return a replacement for a function of torch's compiler, so that compiled functions raise on a rank.
 
-    If the compiler is already imported, its callback setter is replaced, otherwise `torch.compile`.
+    If the compiler is already imported, the function that selects a compiled function's compiler is replaced, otherwise
+    `torch.compile`.
     """
     module = sys.modules.get(_EVAL_FRAME)
     return (torch, "compile", _compiling_later) if module is None else (module, _CALLBACK, _refusing)

@@ -45,7 +45,7 @@ ONE_AT_A_TIME: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 def places(_num_modules: int) -> tuple[Place, ...]:
     """Return a replacement for each torch function forbidden in rank threads. The replacement raises `CallRefused`.
 
-    The argument is the number of imported modules, so the cached result is renewed after further imports.
+    The result is cached. The argument is the number of imported modules, so further imports renew the result.
     """
     tables = ((_refusing, REFUSED), (_refusing_second, ONE_AT_A_TIME))
     return tuple(

@@ -56,8 +56,8 @@ def test_muon_updates_matrices_except_embeddings_and_heads() -> None:
     ("size", "given", "words"),
     [
         ((2, 2), {"per_head_muon": True}, "it got per_head_muon, which it does not know. Expected adam_lr, "),
-        ((2, 2), {"adam_w_mode": False}, "its adam_w_mode is false, and weights decay as in AdamW. Expected adam_w_mode=True"),
-        ((2, 2, 2), {}, "a parameter has more than two dims. Expected matrices"),
+        ((2, 2), {"adam_w_mode": False}, "but it only decays weights as AdamW does. Expected adam_w_mode=True"),
+        ((2, 2, 2), {}, "a parameter for Muon has more than two dims. Expected matrices"),
     ],
 )
 def test_bad_input_is_one_line(size: tuple[int, ...], given: dict[str, Any], words: str) -> None:
