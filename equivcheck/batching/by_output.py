@@ -25,10 +25,10 @@ _MIN_INDEPENDENT = 5
 
 
 def cause_by_output(runs: Runs, plain: Sequence[Presentation], window: int | None) -> str:
-    """Explain, for each model output, how the step weighs examples in this output's gradients.
+    """Explain for each model output how much each example weighs in the output's gradients. Empty if no explanation fits.
 
-    Returns an empty text if this is unknown. `plain` are presentations (ways to split, pad and pack the batch) without additional
-    padding.
+    `plain` are presentations (ways to split, pad and pack the batch) without additional padding. `window` is the number of
+    microbatches in an update.
     """
     whole = runs.observation(runs.whole)
     shown = [each for each in plain if each is not runs.whole and not each.has_blank]
@@ -42,10 +42,10 @@ def cause_by_output(runs: Runs, plain: Sequence[Presentation], window: int | Non
 
 
 def fits_by_output(runs: Runs, normaliser: Normaliser, window: int | None) -> bool:
-    """Whether a normaliser predicts each model output's gradients in the whole batch from steps on single examples.
+    """Whether a normaliser predicts gradients at the model's outputs.
 
-    In each output, positions with a gradient count as tokens. Returns False if parameters also get gradients from a loss on
-    tensors other than these outputs.
+    The prediction scales gradients from steps on single examples. In each output, positions with a gradient count as tokens.
+    Returns False if parameters also get gradients from a loss on tensors other than these outputs.
     """
     if not runs.observation(runs.whole).names or not _come_through_outputs(runs):
         return False

@@ -27,10 +27,10 @@ _PLAIN = (Kind.WHOLE, Kind.SPLIT, Kind.BLANK, Kind.TWICE)
 
 
 def cause_of(runs: Runs, given: Format, window: int | None, shown: Sequence[Presentation], wrong: Sequence[Presentation]) -> str:
-    """Explain why the presentations in `wrong` differ from the whole batch. Returns an empty text if this is unknown.
+    """Explain why the presentations in `wrong` differ from the whole batch. Returns an empty text if no explanation fits.
 
-    A presentation is one way to split, pad and pack the examples. `shown` are all presentations that ran. `given` says which
-    tensors the batch has.
+    A presentation is one way to split, pad and pack the examples. `shown` are all presentations that ran. `given` describes the
+    batch's tensors. `window` is the number of microbatches in an update.
     """
     every = [runs.whole, *shown]
     if wrong and all(runs.only_loss_differs(each) for each in wrong):

@@ -52,9 +52,9 @@ def check_batching(  # noqa: PLR0913 - one for each thing that users bring, all 
 ) -> BatchingVerdict:
     """Check whether a training step computes the same gradients if its examples are batched in another way.
 
-    The batch is taken apart into examples, its rows. They are split over microbatches, padded and packed in other ways, and each
-    such presentation trains one step from the same parameters. Gradients and parameters must equal those of the whole batch in
-    one microbatch, within rounding that further runs measure::
+    The batch is taken apart into examples, its rows. They are split over microbatches, padded and packed in other ways. Each such
+    presentation trains one step from the same parameters. Gradients and parameters must equal those of the whole batch in one
+    microbatch, except for rounding errors, whose size is measured in further runs::
 
         verdict = check_batching(
             model=build,
@@ -78,10 +78,11 @@ def check_batching(  # noqa: PLR0913 - one for each thing that users bring, all 
     :param normaliser: How `step` weighs examples: ``"token"`` for the mean over all counted tokens, ``"sequence"`` for the mean
         over examples, each the mean over its tokens, ``"none"`` for the sum over tokens. By default presentations are compared
         with each other only, and the verdict says which normaliser fits.
-    :param window: Number of microbatches in each update of `step`. A call with fewer microbatches is the last, shorter update.
+    :param window: Number of microbatches that `step` accumulates for one update. A call with fewer microbatches stands for the
+        last, shorter update.
     :param microbatches: ``"even"`` if `step` needs the same number of rows in each microbatch, else ``"any"``.
-    :param microbatch_loss: Freely chosen names for loss terms over all rows in a microbatch, such as ``("router",)``. These rows
-        then stay together.
+    :param microbatch_loss: Loss terms computed from all rows in a microbatch together, under any names, such as ``("router",)``.
+        Rows in one microbatch then stay together.
     :param packing: How documents in one row are marked: ``"position_ids"``, ``"cu_seqlens"``, ``"document_ids"``, or a function
         that gets a list of examples and returns a batch. None if rows are never packed.
     :param padding_side: Sides on which rows may be padded, from ``"right"`` and ``"left"``.

@@ -51,7 +51,7 @@ class Over(PrintableEnum):
 
 
 class Across(PrintableEnum):
-    """How a step combines the losses of several ranks. On one device, all these ways give the same."""
+    """How a step combines the losses of several ranks. On one device, all these ways give the same weights."""
 
     JOINT = ""
     """Ranks count like further microbatches on one device."""
@@ -91,8 +91,8 @@ class Normaliser:
     def shares(self, runs: Runs, presentation: Presentation, window: int | None, single: Normaliser | None = None) -> Vector:
         """Return each example's weight in a presentation, relative to its weight in a step on this example only.
 
-        `single` is the normaliser in steps on single examples; None if it is `self`. `window` is the number of microbatches in an
-        update.
+        `single` is the rule for these steps on one example; None if it is also `self`. `window` is the number of microbatches in
+        an update.
         """
         weights, of_single = self.weights(presentation, window), self if single is None else single
         own = [of_single.weights(step, window)[id(example)] for example, step in zip(runs.examples, runs.singles, strict=True)]
@@ -220,10 +220,10 @@ def fits_within_example(normaliser: Normaliser, runs: Runs, window: int | None) 
 
 
 def measured_weights(runs: Runs, presentation: Presentation) -> Vector | None:
-    """Return each example's weight in a presentation's gradients, fitted by least squares to steps on single examples.
+    """Return each example's weight in a presentation's gradients.
 
-    None if no weights explain the gradients. All weights are NaN if a gradient is not finite, or if several weights give the same
-    gradients.
+    Weights are fitted by least squares to the gradients from steps on single examples. Returns None if no weights explain the
+    gradients. All weights are NaN if a gradient is not finite, or if several weights give the same gradients.
     """
     actual = runs.gradients(presentation)
     singles = np.stack(runs.single_gradients, axis=1)

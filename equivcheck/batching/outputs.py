@@ -79,7 +79,10 @@ class Watch:
 
     @property
     def gradients(self) -> list[dict[str, torch.Tensor]]:
-        """Gradients of the model's final outputs: a dict for each call, from output name to gradient."""
+        """Gradients at the model's final outputs: a dict for each call, from output name to gradient.
+
+        An output is final if no other recorded output is computed from it.
+        """
         return [
             {each.name: each.gradient for each in call if each.is_final and each.gradient is not None} for call in self._calls
         ]

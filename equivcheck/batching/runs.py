@@ -122,7 +122,7 @@ class Runs:
 
     @property
     def rounding(self) -> float:
-        """Relative limit within one tensor: smaller differences count as rounding.
+        """Limit for rounding, relative to the norm or ratio that is compared.
 
         Outputs for different inputs differ by more than this limit.
         """
@@ -226,7 +226,7 @@ class Runs:
         return replace(reference, moments=tuple(moment for moment in found if moment.phase in phases))
 
     def only_loss_differs(self, presentation: Presentation) -> bool:
-        """Whether a presentation's gradients and parameters agree with those of the whole batch.
+        """Whether a presentation's gradients and parameters agree with those of the whole batch, so only its loss can differ.
 
         Returns False if the presentation repeats the batch (`Kind.TWICE`).
         """
@@ -238,7 +238,7 @@ class Runs:
 
     @cached_property
     def gradient_moment(self) -> Expected:
-        """Gradients for the whole batch, with tolerances from many perturbed runs."""
+        """Gradients in `confirming_reference`: those for the whole batch, with tolerances from many perturbed runs."""
         return next(moment for moment in self.confirming_reference.moments if moment.phase is Phase.GRADIENT)
 
     def gradients(self, presentation: Presentation) -> Vector:

@@ -17,9 +17,10 @@ from equivcheck.presentations.rows import Example
 
 
 def constant_factor(runs: Runs, given: Format, declared: Normaliser, window: int | None) -> float:
-    """Return the ratio of the step's gradients to those of a mean cross-entropy with the normaliser `declared`.
+    """Return the factor between the step's gradients and the gradients for a cross-entropy with the normaliser `declared`.
 
-    Returns 1 if examples have different ratios, if the loss is not a cross-entropy, or if the batch has weights.
+    `given` describes the batch's tensors. Returns 1 if examples have different factors, if the loss is not a cross-entropy, or if
+    the batch has weights.
     """
     if any(given.tensor(field).is_floating_point() for field in given.fields) or given.field_with(Role.LABELS) is None:
         return 1.0

@@ -38,7 +38,7 @@ _SETTINGS = settings(
 
 
 class FaultShown(Exception):
-    """Exception with which `take` asks Hypothesis to shrink the current case.
+    """Exception that `take` raises to let Hypothesis shrink the case that it was called with.
 
     Hypothesis then passes smaller cases to `take`, and keeps the smallest case for which it raises.
     """

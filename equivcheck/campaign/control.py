@@ -58,7 +58,8 @@ def choose_control(plan: Plan) -> ControlRun | None:
 def applicable_mutants(plan: Plan) -> tuple[Mutant, ...]:
     """Return mutants to plant in the plan's layouts.
 
-    Returns only mutants whose simplest layout is in the plan. If there are none, returns all mutants for the plan's layouts.
+    Each mutant lists the layouts in which it can be planted. Mutants with their first, simplest layout in the plan are preferred:
+    the others are returned only if there is none.
     """
     from equivcheck.layouts.composition.registry import layout_names
     from equivcheck.mutants.registry import mutants_of

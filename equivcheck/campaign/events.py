@@ -17,7 +17,7 @@ from equivcheck.oracle.verdict.verdict import CaseVerdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptFinding:
-    """A finding in this campaign, and whether the store kept its verdict."""
+    """A finding in this campaign, and whether its verdict was written to the store."""
 
     fingerprint: str
     """12 hex digits, equal for all verdicts with the same fault."""

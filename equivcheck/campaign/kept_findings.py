@@ -36,7 +36,7 @@ class KeptFindings:
         return self._found[mark].verdict
 
     def keep(self, verdict: CaseVerdict) -> KeptFinding | None:
-        """Keep a failing verdict if its fault is new, its case is better, or it adds information.
+        """Keep a failing verdict if its fault is new, its case is a better example, or it adds a diagnosis or confirmation.
 
         Returns the finding, or None if the verdict was not kept.
         """
@@ -93,9 +93,9 @@ class Shrinkers:
         self._left.append(mark)
 
     def take(self, place: Place) -> str | None:
-        """Reserve a released finding for a worker: the one that was released first.
+        """Reserve one of the released findings for a worker: the finding that was released first.
 
-        Returns its fingerprint, or None if no finding is free.
+        Returns its fingerprint, or None if no released finding is left.
         """
         while self._left:
             if self.claim(mark := self._left.popleft(), place):

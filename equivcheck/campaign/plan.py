@@ -36,7 +36,7 @@ class Fault(Protocol):
 
     @property
     def applies(self) -> Callable[[Any], bool]:
-        """Function that says whether the planted bug changes anything in a case."""
+        """Function that says whether planting the bug can change a case."""
 
     @property
     def plant(self) -> Any:
@@ -163,7 +163,8 @@ class Plan:
                 raise UsageError(f"Plan.{field} {getattr(self, field)!r} is not valid: too low. Expected a number above {above}")
         if self.strategy is None and self.programs is None:
             raise UsageError(
-                "Plan.strategy None without Plan.programs is not valid: no cases can be drawn. Expected one of them, or both"
+                "Plan.strategy None is not valid: Plan.programs is None, too, so no cases can be drawn. "
+                "Expected one of them, or both"
             )
         if self.num_checks is None and self.seconds == math.inf:
             raise UsageError("Plan.seconds inf is not valid: the campaign never ends. Expected seconds, num_checks, or both")

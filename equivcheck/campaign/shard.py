@@ -16,7 +16,7 @@ _WRITTEN = re.compile(r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8})")
 class Shard:
     """One of several independent parts of a campaign, such as a CI job.
 
-    Raises `UsageError` if there is no part with this number.
+    Raises `UsageError` if `number` is not between 1 and `of`.
     """
 
     number: int = 1

@@ -115,11 +115,11 @@ class Tally:
 
     @property
     def num_undecided(self) -> int:
-        """How many checks ended as EQUIVALENT, although later steps could not be decided."""
+        """How many checks ended as EQUIVALENT although only their first steps could be decided."""
         return sum(number for (outcome, _), number in self.reasons.items() if outcome is Outcome.EQUIVALENT)
 
     def errors_of(self, name: str | None = None) -> Histogram:
-        """Return the errors in equivalent checks, for the layout or optimizer called `name`, or for all."""
+        """Return the largest numerical errors in equivalent checks, for the layout or optimizer called `name`, or for all."""
         found = Histogram()
         for names, errors in self.errors.items():
             if name is None or name in names:

@@ -12,9 +12,9 @@ from equivcheck.worlds.failure import RankState
 
 
 def check_beyond(scenario: Scenario, *, world: str = "sim", deadline: float = 60.0, coarse: bool = False) -> Verdict:
-    """Check a scenario without regard to torch's known limits. A scenario within all limits is checked as usual.
+    """Check a scenario even if it violates torch's known limits. Other scenarios are checked as usual.
 
-    If a limit is violated, UNSUPPORTED means that every rank raises, and KNOWN means that a known issue explains the failure.
+    If a limit is violated, the outcome is UNSUPPORTED if every rank raises, and KNOWN if a known issue explains the failure.
     Silently wrong values, hangs, and errors on only some ranks are findings; their reason names the limit.
     """
     limit = why_unsupported(scenario)
@@ -23,7 +23,7 @@ def check_beyond(scenario: Scenario, *, world: str = "sim", deadline: float = 60
 
 
 def judged_beyond(verdict: Verdict, limit: str) -> Verdict:
-    """Convert an ordinary verdict into the verdict on a check beyond limits. `limit` is the violated limit, as text."""
+    """Convert a usual verdict to the verdict that `check_beyond` returns. `limit` describes the violated limit."""
     verdict = replace(verdict, beyond=limit)
     if raised_on_every_rank(verdict):
         return replace(verdict, outcome=Outcome.UNSUPPORTED, reason=f"{limit}; every rank raises", failure=None)

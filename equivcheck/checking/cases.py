@@ -20,8 +20,9 @@ def check_case(  # noqa: PLR0913 - options, all by keyword
 ) -> CaseVerdict:
     """Check a case, and return its verdict without recorded collective calls, so that it is small enough to send.
 
-    `alter` plants a bug. For a scenario, it is a function that changes a rank's `Setup`. For a tensor program, it replaces the
-    target by one with a bug. `coarse` and `beyond` have the same meaning as in `check`, and apply to scenarios only.
+    `alter` plants a bug. For a scenario, it is a function that changes a rank's `Setup`. For a tensor program, it is a target
+    with a bug, used in place of the usual target. `coarse` and `beyond` have the same meaning as in `check`, and apply to
+    scenarios only.
     """
     if isinstance(case, TensorProgram):
         limit = seconds_of_program(case, world, deadline)

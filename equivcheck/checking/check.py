@@ -63,16 +63,17 @@ def check(  # noqa: PLR0913 - options, all by keyword
 ) -> Verdict | ProgramVerdict:
     """Check whether parallel training, or a tensor program on ranks, computes the same as a single device.
 
-    `world` is the name of a world, or a world of the right size. In ``torchrun``, every process calls `check`; rank 0 judges,
-    and all ranks return its verdict. A scenario that compiles runs in gloo instead of sim, and the verdict says so. `deadline`
-    limits the ranks, in seconds; compiling adds 150 s. `alter` is called with each rank's setup after the layout was applied,
-    for example to plant a fault. `beyond` ignores torch's known limits, and does not compare collective calls with predictions.
-    `coarse` is meant for shrinking: an error far above any rounding noise counts as DIVERGED without measuring the noise. A full
-    check may then be INCONCLUSIVE.
+    `world` is the name of a world, or a `World` with as many ranks as the scenario. In ``torchrun``, every process calls `check`;
+    rank 0 judges, and all ranks return its verdict. A scenario that compiles runs in gloo instead of sim, and the verdict says
+    so. Ranks count as hung after `deadline` seconds of waiting, or of computing without communication; compiling adds at least
+    150 s. `alter` is called with each rank's setup after the layout was applied, for example to plant a fault. `beyond` ignores
+    torch's known limits, and does not compare collective calls with predictions. `coarse` is faster and meant for shrinking: an
+    error far above any rounding noise counts as DIVERGED without measuring the noise. The same scenario may be INCONCLUSIVE in a
+    check without `coarse`.
 
-    A tensor program takes no `alter`, `beyond` or `coarse`. Its `target` is ``dtensor``, ``plain`` (plain tensors with functional
-    collectives), ``typed`` (with collectives of spmd_types) or ``compiled`` (DTensors, each operation under `torch.compile`, in
-    gloo). If ranks fail, the verdict says so. An unknown world or target raises `UsageError`.
+    `alter`, `beyond` and `coarse` do not apply to a tensor program. Its `target` is ``dtensor``, ``plain`` (plain tensors with
+    functional collectives), ``typed`` (with collectives from spmd_types) or ``compiled`` (DTensors, each operation under
+    `torch.compile`, in gloo). If ranks fail, the verdict says so. An unknown world or target raises `UsageError`.
     """
     if not isinstance(scenario, Scenario):
         from equivcheck.programs.check import check_program

@@ -17,7 +17,7 @@ CONFIRMING_SECONDS = 15.0
 
 
 def may_be_confirmed(verdict: CaseVerdict) -> bool:
-    """Whether a second check in gloo can confirm the verdict: a finding from another world, not checked again so far."""
+    """Whether a check in gloo could confirm the verdict: it is a finding from another world, and not confirmed so far."""
     return verdict.outcome.is_finding and verdict.world != CONFIRMING and not verdict.confirmed
 
 
@@ -29,7 +29,7 @@ def add_confirmation(verdict: V, again: CaseVerdict) -> V:
 def confirmed_by(verdict: V, check: Callable[[], CaseVerdict]) -> V:
     """Call `check`, which repeats a finding's check in another world, and add the result to the finding's verdict.
 
-    If the second check itself fails, the first verdict is returned, with the error in `unfinished`.
+    If `check` raises, the first verdict is returned, with the error in `unfinished`.
     """
     try:
         return add_confirmation(verdict, check())

@@ -71,7 +71,7 @@ def choice_option(name: str, default: Enum, text: str) -> Option:
 def world_option(default: str | None, text: str = "How ranks run.", *, may_stand: bool = False) -> Option:
     """Return the option ``--world``, with the help `text`.
 
-    If `may_stand`, the option also accepts torchrun: each process started by torchrun then runs the command.
+    If `may_stand`, the command can also run in processes started by torchrun, and the option also accepts the value torchrun.
     """
     worlds = click.Choice(WORLDS_WITH_DATA) if may_stand else _WorldOfItsOwn(LOCAL_WORLDS)
     return click.option("--world", type=worlds, default=default, show_default=default is not None, help=text)
@@ -154,7 +154,7 @@ COLUMNS = 80
 def console(*, stderr: bool = False, width: int = 160) -> Console:
     """Return a rich console that prints to stdout or stderr.
 
-    `width` is in columns, and counts if the stream is not a terminal.
+    `width` is the line width in columns. It is ignored on a terminal, which has its own width.
     """
     from rich.console import Console
 

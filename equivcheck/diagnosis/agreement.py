@@ -21,7 +21,7 @@ OPTIONAL = (Phase.STATE, Phase.BUFFER)
 
 
 def num_agreeing_moments(diverged: ComparedRanks, traces: Sequence[Trace]) -> int:
-    """Count the compared points at which the ranks' values equal those in `traces`, up to the first difference.
+    """Count the points in training at which the ranks' values equal those in `traces`, up to the first difference.
 
     A point is one phase in one step, such as the gradients. `traces` come from a training with a mistake: one trace for each
     rank, or one for all ranks.
@@ -46,7 +46,7 @@ def _is_recorded(found: Sequence[Moment]) -> bool:
 def differs_in_first_tensor(diverged: ComparedRanks, traces: Sequence[Trace]) -> bool:
     """Whether the ranks' first divergence also occurs in a training with a mistake: at the same step, phase and tensor.
 
-    Without this check, a mistake with an effect below the tolerance could explain a small divergence.
+    A mistake whose effect stays below the tolerance would otherwise count as the cause for a small divergence.
     """
     first = (diverged.first.step, diverged.first.phase, diverged.first.tensor)
     return any((each.step, each.phase, each.tensor) == first for each in compare(diverged.reference, traces).divergences)

@@ -64,7 +64,10 @@ class DivergedRun(Evidence):
 
     @property
     def can_be_emulated(self) -> bool:
-        """Whether one device can emulate each rank. True if one layout runs all steps and rounds nothing."""
+        """Whether one device can emulate each rank.
+
+        True if one layout runs all steps and does not round to lower-precision dtypes.
+        """
         return self.rounding is None and not self.resumes
 
     @property
@@ -98,7 +101,8 @@ def run_again(
 ) -> DivergedRun | None:
     """Run a scenario's ranks again, and return the diverged run. Returns None if no value differs.
 
-    `alter` must be the planted bug with which the scenario diverged. Raises `RanksFailed` if a rank fails.
+    Pass in `alter` the bug with which the scenario first diverged; None without a planted bug. Raises `RanksFailed` if a rank
+    fails.
     """
     initial: dict[int, Snapshot] = {}
     settings: dict[int, list[Settings]] = {}

@@ -30,7 +30,10 @@ FROM_REFERENCE = "when it starts from the reference's values"
 
 
 def drift_of(diverged: DivergedRun, alter: Callable[[Setup], None] | None, world: str | Ranks, deadline: float) -> str:
-    """Start each step from the reference's values, and name the steps that still differ. Else say why this is not possible."""
+    """Start each step from the reference's values, and return text with the steps that still differ.
+
+    If ranks cannot start from these values, the text says why.
+    """
     if diverged.training.steps == 1:
         return "in the only step"
     if diverged.resumes:
@@ -77,7 +80,7 @@ def _numbered(steps: list[int]) -> str:
 
 
 class NotWritable(EquivCheckError):
-    """A tensor on a rank cannot be overwritten piece by piece. The message names it."""
+    """A rank's tensor cannot be overwritten, because its size does not fit its placements. The message names it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

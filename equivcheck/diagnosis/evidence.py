@@ -150,9 +150,10 @@ class Evidence(ComparedRanks, ABC):
 
     @property
     def counts(self) -> dict[int, str]:
-        """Maps each whole number by which values may wrongly be multiplied to a phrase that follows ``the number of``.
+        """Numbers that may be a wrong factor in a divergence, such as axis sizes.
 
-        If several numbers are equal, such as axis size and microbatches, one phrase names them all.
+        Each has a phrase that follows ``the number of``. If several numbers are equal, such as axis size and microbatches, one
+        phrase names them all.
         """
         ranks = [(self.size(axes), self.ranks_kind(axes)) for axes in sorted(axis_combinations(self.wide_axes), key=len)]
         counts: dict[int, list[str]] = {}
@@ -163,14 +164,14 @@ class Evidence(ComparedRanks, ABC):
     def call_counts(self, known: int) -> list[tuple[int, str]]:
         """Return the number of microbatches in a step, and a phrase that follows ``the number of``, as a list with one pair.
 
-        The list is empty if the number is 1 or equals `known`.
+        The list is empty if the number is 1 or equals `known`, a number that already has a phrase.
         """
         count = self.num_microbatches
         return [] if count in (1, known) else [(count, "microbatches")]
 
     @property
     def fractions(self) -> dict[float, str]:
-        """Maps each quotient by which values may wrongly be multiplied to a phrase for it. Empty unless a subclass knows some."""
+        """Quotients that may be a wrong factor in a divergence, each with a phrase for it. Empty unless a subclass knows some."""
         return {}
 
     def size(self, axes: Sequence[str]) -> int:
@@ -190,7 +191,7 @@ class Evidence(ComparedRanks, ABC):
     def num_moments(self) -> int:
         """Number of compared points up to the end of the first step that differs. A point is one phase in one step.
 
-        Optimizer state and buffers at the end of the training count only if the first divergence is in them.
+        Optimizer state and buffers, compared at the end of the training, are counted only if the first divergence is in them.
         """
         first, at_end = self.first, (Phase.STATE, Phase.BUFFER)
         return 1 + max(
@@ -232,8 +233,8 @@ class Evidence(ComparedRanks, ABC):
     def ratio(self, names: Sequence[str], phase: Phase) -> float | None:
         """Return the ratio of the ranks' values to the expected values, if all elements in the tensors `names` share it.
 
-        None otherwise, or if the ratio is 1. A ratio close to n or 1/n, for a whole number n, is rounded to it. If there is only
-        one element, returns None for any other ratio.
+        Returns None if they do not, or if the ratio is 1. A ratio close to n or 1/n, for a whole number n, is rounded to it. A
+        single element is no evidence for any other ratio, so None is returned.
         """
         found, expected = self.found_values(self.first.step, phase), self.expected_values(self.first.step, phase)
         ratios = [

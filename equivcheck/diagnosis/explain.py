@@ -43,16 +43,16 @@ def explained(
     world: str | Ranks = "sim",
     deadline: float = 60.0,
 ) -> V:
-    """Return the verdict with a diagnosis, if a known fault reproduces the ranks' values, and with the steps that go wrong.
+    """Return the verdict with a diagnosis, if a cause is found, and with the steps that go wrong.
 
-    `alter` must be the function with which the verdict was found, because the scenario's ranks run again in `world`. If they
-    agree with one device there, they run in the verdict's world, or in gloo if that is torchrun. `deadline` is in seconds per
-    run. Verdicts without a finding and verdicts on tensor programs are returned unchanged. An error during the diagnosis is kept
-    in `unfinished`. Raises `UsageError` for a verdict of `check_training`.
+    The scenario's ranks run again in `world`. If they then agree with one device, they run in the verdict's world, or in gloo if
+    that is torchrun. `alter` must be the function with which the verdict was found. `deadline` is in seconds per run. Verdicts
+    without a finding and verdicts on tensor programs are returned unchanged. An error during the diagnosis is kept in
+    `unfinished`. Raises `UsageError` for a verdict from `check_training`.
     """
     if not isinstance(verdict, CaseVerdict):
         raise UsageError(
-            f"verdict {type(verdict).__name__} is not valid: causes are tried on scenarios only. Expected a verdict from "
+            f"verdict {type(verdict).__name__} is not valid: only causes for scenarios can be searched. Expected a verdict from "
             "check(). For your own training, verdict.describe() shows all findings"
         )
     try:

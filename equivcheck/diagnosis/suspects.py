@@ -21,8 +21,8 @@ MOSTLY = 0.75
 def wrong_elements(diverged: Evidence, phase: Phase) -> dict[str, torch.Tensor]:
     """Return a mask for each tensor: the elements with a difference on any rank in this phase of the first wrong step.
 
-    Tensors without a reported difference are left out. Their tolerance holds for the full tensor, so single elements may exceed
-    the limit for one element.
+    Tensors without a reported difference are left out. In such tensors, single elements may exceed the limit per element, because
+    only the full tensor has a tolerance.
     """
     masks: dict[str, np.ndarray] = {}
     differing = diverged.differing(phase)

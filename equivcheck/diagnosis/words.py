@@ -76,7 +76,7 @@ def _rows(name: str, mask: npt.NDArray[np.bool_]) -> str:
 
 
 def count_description(evidence: Evidence, ratio: float) -> str:
-    """Return a clause that says which number `ratio` is: ``, the number of dp ranks``. Empty if it is no known number."""
+    """Return a clause about the meaning of the number `ratio`: ``, the number of dp ranks``. Empty if it has no known meaning."""
     for number, words in evidence.counts.items():
         if number > 1 and ratio in (number, 1 / number):
             return f", the number of {words}" if ratio > 1 else f", one over the number of {words}"

@@ -32,7 +32,7 @@ def write_layout(draft: Draft) -> None:
 def _compile(draft: Draft) -> None:
     execution = draft.scenario.layout.execution
     if execution.whole_step:
-        raise refuse("Execution.whole_step", "a script would have to contain the code that traces a step")
+        raise refuse("Execution.whole_step", "tracing a whole step takes too much code for a short script")
     if execution.compiled_autograd:
         raise refuse("Execution.compiled_autograd", "it needs private settings of torch's compiler")
     if execution.compile is Compile.NONE:

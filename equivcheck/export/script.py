@@ -36,8 +36,9 @@ def script_of(
 ) -> str:
     """Write a script that runs a scenario on one device and in parallel, and compares both runs.
 
-    The docstring of the script describes `verdict`. By default, `numbers` are literals if there are few, and `seen_on` is the
-    installed version of torch. Raises `CannotExport` with the name of an unsupported option.
+    The docstring of the script describes `verdict`. `numbers` says how the script gets weights and data; by default,
+    `choose_numbers` decides. `seen_on` is by default the installed torch version. Raises `CannotExport` with the name of an
+    unsupported option.
     """
     draft = _drafted(scenario, verdict, numbers or choose_numbers(scenario.training))
     header = docstring(
@@ -83,7 +84,7 @@ def _refuse(scenario: Scenario, verdict: Verdict | None) -> None:
     if verdict is not None and verdict.divergence is not None:
         phase = verdict.divergence.phase
         if phase in (Phase.STATE, Phase.BUFFER, Phase.COMMUNICATION):
-            raise refuse(f"a divergence of {phase.value}", "a script compares losses, gradients, norms and parameters")
+            raise refuse(f"a verdict that diverges in {phase.value}", "a script compares losses, gradients, norms and parameters")
 
 
 def _body(draft: Draft, tolerance: float) -> Iterator[str]:
@@ -131,7 +132,7 @@ _COMPARED = (Phase.LOSS, Phase.GRADIENT, Phase.CLIPPING, Phase.UPDATE)
 def tolerance_of(scenario: Scenario, verdict: Verdict | None = None) -> float:
     """Return the script's tolerance: the largest tolerance among the compared tensors.
 
-    If the verdict's divergence is not larger than that, return the tolerance for the tensor with the divergence.
+    If the verdict's divergence does not exceed this tolerance, the result is the tolerance for the tensor with the divergence.
     """
     moments = ReferenceRun.of(scenario).confirming_reference().moments
     compared = (moment for moment in moments if moment.phase in _COMPARED)

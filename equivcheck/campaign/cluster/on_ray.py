@@ -58,7 +58,7 @@ class RayCluster:
         return tuple(self._actors)
 
     def begin(self, name: str, orders: Sequence[Order]) -> None:
-        """Send orders to the node called `name`. This begins an exchange; `answers` ends it."""
+        """Send orders to the node called `name`. `answers` later yields the node's answer."""
         self._running[self._actors[name].exchange.remote(orders)] = name
 
     def answers(self) -> Iterator[tuple[str, Answer]]:

@@ -30,7 +30,7 @@ class Pairs:
         return sum(row.bit_count() for row in self.rows) // 2
 
     def of(self, feature: int) -> Iterator[int]:
-        """Yield the number of each feature that forms a pair with feature number `feature`."""
+        """Yield the index of each feature that forms a pair with the feature at index `feature`."""
         row = self.rows[feature]
         return (other for other in range(len(self.features)) if row >> other & 1)
 
@@ -61,9 +61,9 @@ def format_pairs(pairs: Pairs) -> str:
 
 
 class ModelFamily(PrintableEnum):
-    """Kind of model input that a feature needs, the most demanding kind first.
+    """Kind of model input that a feature needs: tokens, sequences or any rows. The strictest kind comes first.
 
-    Every model can have a feature that needs `ROWS`.
+    Features that need `ROWS` can occur in every model.
     """
 
     TOKENS = "tokens"

@@ -78,10 +78,10 @@ def num_shipped() -> int:
 
 @lru_cache(maxsize=4)
 def shipped_features(scenario: Scenario) -> tuple[tuple[int, ...], int]:
-    """Return the numbers of a scenario's features, sorted, and the same numbers as a bit mask.
+    """Return the indices of a scenario's features in the table of legal pairs, sorted, and the same indices as a bit mask.
 
-    Features outside the table of legal pairs are left out. The last few results are cached, because selection asks several times
-    about one scenario.
+    Features outside the table are left out. The last few results are cached, because choosing a scenario needs them several
+    times.
     """
     known = _numbers()
     numbers = tuple(sorted(known[feature] for feature in features(scenario) if feature in known))
@@ -89,7 +89,7 @@ def shipped_features(scenario: Scenario) -> tuple[tuple[int, ...], int]:
 
 
 def by_parts(pairs: Pairs) -> dict[tuple[str, str], int]:
-    """Count the pairs between each two parts of a scenario, such as model and optimizer."""
+    """Count the pairs for every two parts of a scenario, such as model and optimizer."""
     parts = sorted({feature.part for feature in pairs.features})
     counts = dict.fromkeys(combinations_with_replacement(parts, 2), 0)
     for number, feature in enumerate(pairs.features):
@@ -111,7 +111,7 @@ _Pairs = tuple[np.ndarray[Any, np.dtype[np.intp]], np.ndarray[Any, np.dtype[np.i
 class Triples:
     """The feature triples in counted scenarios.
 
-    For each pair of features, a bit mask says which third features occurred with the pair.
+    Each pair of features has a bit mask: the features found together with this pair.
     """
 
     def __init__(self) -> None:

@@ -17,9 +17,10 @@ NOT_SHRUNK = "not fully shrunk: the campaign ended first"
 
 
 def is_better_example(verdict: CaseVerdict, before: CaseVerdict) -> bool:
-    """Whether `verdict` has a better case than `before`: a smaller one.
+    """Whether `verdict` is a better example of the fault than `before`.
 
-    A shrunk or explained case is replaced only by another shrunk or explained case.
+    A verdict with a diagnosis or a confirmation is better than one without. Next, a fully shrunk case is better, then a smaller
+    case.
     """
     return _order(verdict) < _order(before)
 

@@ -28,7 +28,7 @@ class Recheck(PrintableEnum):
 def compare_recheck(kept: CaseVerdict, verdict: CaseVerdict) -> Recheck:
     """Compare a later verdict with the verdict `kept` in the store.
 
-    Returns `UNTOLD` if the later verdict says neither that the case fails nor that all its steps agree.
+    Returns `UNTOLD` if the later verdict is undecided: the case did not fail, but not all of its steps agreed either.
     """
     if verdict.is_clear:
         return Recheck.DOES_NOT
@@ -49,7 +49,7 @@ def undecided_reason(verdict: CaseVerdict) -> str:
 def showing_of_recheck(kept: CaseVerdict, verdict: CaseVerdict) -> Showing:
     """Return whether the case still fails with the installed torch. `kept` is the stored verdict, `verdict` the new one.
 
-    A case that fails in another way counts as `CANNOT_RUN`.
+    The result is `CANNOT_RUN` if the case fails in another way, or if the new verdict is undecided.
     """
     found = compare_recheck(kept, verdict)
     if found is Recheck.DOES_NOT:
@@ -61,7 +61,7 @@ def showing_of_recheck(kept: CaseVerdict, verdict: CaseVerdict) -> Showing:
 
 
 class Fate(PrintableEnum):
-    """Result of checking a finding's case again. Summaries print the values."""
+    """Result of checking a finding's case again. Summaries print the members' values."""
 
     STILL = "still shows"
     NEW = "new here"

@@ -62,7 +62,7 @@ class Finding:
 def verdict_object(verdict: CaseVerdict) -> dict[str, Any]:
     """Convert a verdict to JSON values. The ranks' collective calls are left out.
 
-    The case inside has its kind and format version, as in a scenario file.
+    The verdict's case is stored with its kind and format version, as in a scenario file.
     """
     mark, (_, field) = fingerprint(verdict) if verdict.outcome.is_finding else None, VERDICTS[type(verdict.case)]
     return {"fingerprint": mark, **_values(verdict), field: json.loads(to_json(verdict.case))}
@@ -117,11 +117,11 @@ def write_finding(folder: Path, verdict: CaseVerdict, shown_in: ShownIn | None =
 def write_versions(finding: Finding, shown_in: ShownIn) -> None:
     """Add a bisection result to a finding's folder.
 
-    Raises `BrokenFinding` if the folder now holds another case, and `StoreFailed` if the file cannot be written.
+    Raises `BrokenFinding` if the case in the folder was replaced meanwhile, and `StoreFailed` if the file cannot be written.
     """
     if load_finding(finding.path).verdict.case != finding.verdict.case:
         raise BrokenFinding(
-            f"finding {finding.path} now holds another case, so the bisection result is not written. Bisect it again"
+            f"the case in {finding.path} changed during the bisection, so the result is not written. Bisect the finding again"
         )
     try:
         _write(finding.path / VERSIONS, json.dumps(encode(shown_in), indent=2))

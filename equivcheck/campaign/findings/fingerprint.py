@@ -23,7 +23,10 @@ _BLURRED = (
 
 
 def fingerprint(verdict: CaseVerdict) -> str:
-    """Return 12 hex digits, equal for verdicts with the same fault. They do not depend on world, sizes or step."""
+    """Return 12 hex digits, equal for verdicts with the same kind of failure in the same layout.
+
+    The digits do not depend on the world, the scenario's sizes or the step.
+    """
     parts = (verdict.outcome.value, verdict.case.name, *what_is_wrong(verdict), *(["beyond"] if verdict.beyond else []))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:_LENGTH]
 
@@ -31,7 +34,7 @@ def fingerprint(verdict: CaseVerdict) -> str:
 def what_is_wrong(verdict: CaseVerdict) -> tuple[str, ...]:
     """Describe the kind of failure: a divergence's phase, difference and tensor, a crash's error, or a hang's collective calls.
 
-    The layout does not count.
+    The description does not name the layout.
     """
     if verdict.divergence is not None:
         first = verdict.divergence

@@ -28,7 +28,7 @@ _PROBED_BYTES = 2**16
 
 
 class Kept(PrintableEnum):
-    """Result of passing a verdict or a finding to the store."""
+    """How the store treated a verdict or a finding that it was asked to keep."""
 
     NEW = "new"
     BETTER = "better"
@@ -46,8 +46,8 @@ class FindingStore:
     def keep(self, verdict: CaseVerdict) -> Kept:
         """Write a failing verdict to the store, unless the store has a better example for the same fault.
 
-        A confirmation by another world is added to a finding with the same case. Raises `StoreFailed` if the files cannot be
-        written.
+        If the stored case is the same, a new diagnosis or a confirmation in another world is added to it. Raises `StoreFailed` if
+        the files cannot be written.
         """
         assert verdict.outcome.is_finding, f"{verdict.outcome!r} is nothing to keep"
         with self._locked():

@@ -21,7 +21,7 @@ class Method(PrintableEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionAnswer:
-    """Whether one torch version shows a finding."""
+    """Whether a finding's case still fails in one torch version."""
 
     torch: str
     """Torch version."""

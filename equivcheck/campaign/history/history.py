@@ -77,10 +77,10 @@ class History:
             db.executemany("INSERT OR REPLACE INTO cost VALUES (?, ?, ?)", costs)
 
     def see(self, run: Run, fingerprint: str, kept: CaseVerdict, seen: Recheck = Recheck.SHOWS) -> None:
-        """Write whether a finding's case failed in a campaign: the answer `seen`.
+        """Record in the history whether a finding's case failed in a campaign. `seen` says whether and how it failed.
 
-        `kept` is the stored verdict on the finding. After `SHOWS`, a later call for this finding and campaign does not change the
-        answer.
+        `kept` is the stored verdict on the finding. A recorded `SHOWS` is final: later calls for the same finding and campaign do
+        not change it.
         """
         row = (fingerprint, kept.case.name, kept.outcome.value, kept.reason)
         with self.open() as db:

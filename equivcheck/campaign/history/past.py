@@ -47,7 +47,7 @@ class PastRun:
 
     @property
     def share(self) -> float:
-        """Share of the legal feature pairs in checked scenarios, from 0 to 1."""
+        """Share of the legal feature pairs that checked scenarios had, from 0 to 1."""
         return self.pairs / max(1, self.of_pairs)
 
 
@@ -68,7 +68,7 @@ class Noted:
 def past_runs(history: History, until: str = ALWAYS) -> Iterator[PastRun]:
     """Yield the campaigns begun up to `until`, latest first.
 
-    A campaign without counts is left out. The history knows it only from one of its findings.
+    Campaigns without counts are left out. These are in the history only because it has one of their findings.
     """
     if not history.path.exists():
         return
@@ -78,9 +78,9 @@ def past_runs(history: History, until: str = ALWAYS) -> Iterator[PastRun]:
 
 
 def find_run(history: History, prefix: str = "") -> PastRun:
-    """Return the campaign whose id begins with `prefix`, or the latest one.
+    """Return the campaign whose id begins with `prefix`, or the latest one if `prefix` is empty.
 
-    Raises `UsageError` if there is none, or more than one.
+    Raises `UsageError` if no campaign matches, or more than one.
     """
     runs = list(past_runs(history))
     if not runs:

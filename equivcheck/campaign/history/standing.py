@@ -180,7 +180,7 @@ _FAILING = {
 
 
 def records_decided_by(run: Run, records: Iterable[Record]) -> tuple[Record, ...]:
-    """Return the findings about which this campaign gave the last definite answer."""
+    """Return the findings whose status comes from this campaign, because it gave the last definite answer about them."""
     return tuple(record for record in records if record.decided_by == run.id)
 
 
@@ -201,7 +201,7 @@ def can_make_run_fail(run: Run, name: str) -> bool:
 def failing(history: History, runs: Iterable[Run]) -> tuple[Record, ...]:
     """Return the findings that make any of the campaigns fail.
 
-    Each finding occurs once, with its status after the first campaign that fails because of it.
+    Each finding is returned once, with its status at the first of these campaigns that fails because of it.
     """
     found: dict[str, Record] = {}
     for run in runs:

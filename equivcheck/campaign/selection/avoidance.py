@@ -32,8 +32,8 @@ class Candidate:
     def issues_decided_by(self, verdict: CaseVerdict) -> frozenset[str]:
         """Return the ids of known issues for which the verdict shows whether they still exist.
 
-        A verdict KNOWN decides only the issue that it names, because this issue may hide others. EQUIVALENT decides all issues
-        that the case could show.
+        A verdict KNOWN answers this only for the issue that it names, because this issue may hide others. EQUIVALENT answers it
+        for all issues that the case could show.
         """
         if verdict.outcome is Outcome.KNOWN:
             return frozenset((verdict.known,))
@@ -43,8 +43,9 @@ class Candidate:
 class Avoidance:
     """Changes drawn cases, so that few checks end as a known issue.
 
-    An issue is avoided only after a check has ended with it. From then on, its rate in past checks predicts whether the next
-    check ends with it, too. If torch fixes the issue, the rate falls and the issue is no longer avoided.
+    An issue is avoided only after the first check of a case that could show it. From then on, the share of such checks that
+    showed the issue predicts whether the next check will. If torch fixes the issue, this share falls, and the issue is no longer
+    avoided.
     """
 
     def __init__(self) -> None:

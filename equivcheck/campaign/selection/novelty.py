@@ -42,11 +42,11 @@ _GROWTH = 0.6
 
 
 def expected_cost(scenario: Scenario) -> float:
-    """Return the expected CPU time for a check, without compiling and tracing.
+    """Return the CPU time expected for a check. The time for compiling and tracing is not included.
 
-    The unit, about 6 ms, is one layer's cost on one rank, for one step with one microbatch under DDP. The formula was
-    fitted to 4,000 drawn scenarios, and explains 78 % of the variance in log CPU time. A campaign does not fit it again, because
-    the same seed would then give other checks.
+    The unit, about 6 ms, is one layer's cost on one rank, for one step with one microbatch under DDP. The formula was fitted to
+    4,000 drawn scenarios, and explains 78 % of the variance in log CPU time. A campaign does not fit it again, because the same
+    seed would then give other checks.
     """
     training = scenario.training
     work = training.steps * len(training.data.microbatches) * len(training.model.layers)
@@ -102,12 +102,12 @@ class Selection:
 
 
 class Novelty:
-    """Chooses a scenario if no recent scenario in its group had more new features for its cost.
+    """Chooses a scenario if no recent scenario of the same kind had more new features for its cost.
 
-    New feature pairs and triples count relative to all pairs and triples in the scenario. Without this, models over sequences
-    would be preferred, because these have the most features and cost twice as much. If no scenario brings anything new, every
-    scenario is chosen. Compiled scenarios, traced ones, and those with possible known issues are separate groups, because only
-    few such scenarios should be checked.
+    Compiled scenarios, traced ones, and those with possible known issues are separate kinds, because only few such scenarios
+    should be checked. New feature pairs and triples count relative to all pairs and triples in the scenario. Without this, models
+    over sequences would be preferred, because these have the most features and cost twice as much. If no scenario brings anything
+    new, every scenario is chosen.
     """
 
     def __init__(self) -> None:

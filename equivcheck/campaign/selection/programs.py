@@ -14,7 +14,7 @@ _REMEMBERED = 100_000
 
 
 class ProgramSelection:
-    """Chooses a tensor program if no recent one had more new combinations of operation and placement per statement.
+    """Chooses a tensor program if no recent program had more new combinations of operation and placement per statement.
 
     A program is not chosen if it was checked before.
     """

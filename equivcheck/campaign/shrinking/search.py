@@ -36,9 +36,9 @@ def same_fingerprint(first: CaseVerdict) -> Callable[[CaseVerdict], bool]:
 class Shrinking:
     """Search for a smaller case with the same failure, limited to `seconds` of work (`WorkClock`).
 
-    Callers pass the verdicts on Hypothesis's proposals to `offer`; `finish` then tries single changes. Coarse checks are faster,
-    because they do not measure rounding noise (see `equivcheck.check`). Smaller cases get coarse checks if such a check finds the
-    failure in the first case. The final case gets a full check.
+    Callers pass verdicts on the cases that Hypothesis proposes to `offer`. `finish` then tries single changes to the smallest
+    case. Coarse checks do not measure rounding noise, and are faster (see `equivcheck.check`). Smaller cases get coarse checks if
+    such a check also finds the failure in the original case. The final case gets a full check.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Shrinking:
 
     @property
     def is_drawn_out(self) -> bool:
-        """Whether Hypothesis's proposals have used up their share of the time."""
+        """Whether checking the cases that Hypothesis proposes has used up its share of the search's time."""
         return self._clock.seconds > self._seconds * DRAWING_SHARE
 
     @property
@@ -77,9 +77,9 @@ class Shrinking:
         return self._clock.seconds > self._seconds or self._stopped()
 
     def offer(self, verdict: CaseVerdict) -> bool:
-        """Keep the verdict on a case proposed by Hypothesis if it has the same failure and a smaller case.
+        """Keep the verdict on a case proposed by Hypothesis if the case fails in the same way and is smaller than `best`.
 
-        Returns whether it has the same failure.
+        Returns whether the case fails in the same way.
         """
         self._clock.wait(_seconds_waited(verdict))
         if not self._same(verdict):

@@ -52,9 +52,10 @@ _LESS_WITHIN: tuple[dict[str, Any], ...] = (
 
 
 def simpler_by(kind: Change[C], case: C, *, beyond: bool = False) -> Iterator[C]:
-    """Yield the smaller cases made from `case` by one kind of change. A changed case that cannot run is repaired or left out.
+    """Yield the smaller cases made from `case` by one kind of change.
 
-    Equal cases are yielded once. With `beyond`, torch's own limits are ignored.
+    A changed case that cannot run is repaired, or left out if the repair fails. Equal cases are yielded once. With `beyond`,
+    torch's own limits are ignored.
     """
     size, seen = size_of(case), set[C]()
     for changed in kind(case):

@@ -70,7 +70,10 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InDoubt:
-    """Message from a worker, before and after it checks a failed case again in a new process."""
+    """Message from a worker that checks a failed case again in a new process.
+
+    It is sent with the first verdict before this check, and with None after it.
+    """
 
     verdict: CaseVerdict | None
     """Verdict to be confirmed by the second run; None if this run is done."""
@@ -100,7 +103,7 @@ class Broken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """Message from a worker: the result for the bug that the campaign plants on purpose."""
+    """Message from a worker: which bug the campaign planted on purpose, and whether a check caught it."""
 
     name: str
     """The planted bug's name."""
@@ -118,7 +121,7 @@ class Control:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """Last message from a worker if it ends early, because a rank in its process still runs and cannot be stopped."""
+    """Last message from a worker if it ends early: a simulated rank in its process still runs and cannot be stopped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,7 +40,10 @@ class Source:
 
 
 def sources(plan: Plan, worker: int) -> Iterator[Source]:
-    """Yield a source for each batch of trainings on one worker, without end. Each worker starts with another layout."""
+    """Yield a source for each batch of trainings on one worker, without end.
+
+    Some sources have one layout only. Workers begin with different layouts.
+    """
     assert plan.strategy is not None
     usual = plan.strategy(plan)
     beyond = usual if plan.frontier is None else plan.frontier(plan)

@@ -11,7 +11,7 @@ from equivcheck.scenario.parallelisms import PARALLELISMS
 
 
 def warm_up() -> None:
-    """Import everything needed for checks, and run each layout once.
+    """Prepare the process from which workers are forked: import everything needed for checks, and run each layout once.
 
     All threads end before this function returns, because a fork of the process does not copy threads.
     """

@@ -14,11 +14,9 @@ DATA_AXES = (DP, REPLICATE, SHARD)
 
 
 def scenario_on_ranks(scenario: Scenario, num_ranks: int) -> Scenario:
-    """Return the scenario on `num_ranks` ranks, with another size for the outermost data axis.
+    """Return the scenario on `num_ranks` ranks. Only the outermost data axis changes its size; without data axes, the first axis.
 
-    If the mesh has no data axis, its first axis gets another size.
-
-    Raises `UsageError` if the other axes do not divide `num_ranks`.
+    Raises `UsageError` if `num_ranks` is not a multiple of the other axes' sizes.
     """
     mesh = scenario.layout.mesh
     index = next((index for index, name in enumerate(mesh.names) if name in DATA_AXES), 0)

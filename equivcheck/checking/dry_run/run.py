@@ -88,14 +88,16 @@ class DryRun:
 
 
 def dry_run(scenario: Scenario) -> DryRun:
-    """Train only the first and the last rank of a scenario, each in a run without other ranks.
+    """Train only the first and the last rank in a scenario, each without any other rank running.
 
-    For comparison, all ranks train on a small mesh. Raises `UsageError` if the layout cannot run the training, or if a rank needs
-    the others, as in pipelines. Raises `RanksFailed` if a rank raises.
+    For comparison, the same training also runs on all ranks in a small mesh. Raises `UsageError` if the layout cannot run the
+    training, or if a rank needs the others, as in pipelines. Raises `RanksFailed` if a rank raises.
     """
     started = time.perf_counter()
     if scenario.layout.has(Pipeline):
-        raise UsageError("dry-run: pipelines are not supported: stages wait for each other. Expected a layout without stages")
+        raise UsageError(
+            "dry-run: pipelines are not supported: a rank would wait for other stages. Expected a layout without a pipeline"
+        )
     scenario = replace(scenario, training=replace(scenario.training, steps=min(scenario.training.steps, MAX_STEPS)))
     small = small_scenario(scenario)
     for one in (scenario, small):

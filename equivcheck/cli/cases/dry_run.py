@@ -20,8 +20,9 @@ from equivcheck.cli.shell import ExitCode
 def dry_run(file: str, ranks: int | None, as_json: bool) -> ExitCode:
     """Check a layout on any number of ranks, on this machine.
 
-    FILE contains a scenario. Only the first and the last rank train, each without the others. Their shards and collective calls
-    are compared with the expected ones, and their calls also with those of a few simulated ranks. Exit code 1 if they differ.
+    FILE contains a scenario. Only the first and the last rank train, one after the other, without other ranks. Their shards and
+    collective calls are compared with the expected ones, and their calls also with those of a few simulated ranks. Exit code 1 if
+    they differ.
     """
     scenario = read_scenario(file)
     from equivcheck.checking.dry_run.grow import scenario_on_ranks

@@ -93,7 +93,7 @@ def _of_programs(seconds: float, seed: int | None, *, as_json: bool) -> ExitCode
 def write_legal(examples: Examples, file: Path) -> None:
     """Write the table of legal feature pairs to `file`.
 
-    A pair that was never drawn is also legal if a scenario with both features can be constructed.
+    A pair that was never drawn is also legal if a supported scenario with both features can be made from the drawn ones.
     """
     from equivcheck.campaign.coverage.legality import witness
     from equivcheck.campaign.coverage.pairs import format_pairs

@@ -71,7 +71,7 @@ def versions(  # noqa: PLR0913, PLR0917 - options
     """Compare torch versions: doctor, scenarios and known issues.
 
     Runs the doctor's probes, generated scenarios in sim, and the scripts of known issues. Exit code 1 if a scenario is a finding,
-    or if a script disagrees with the table of known issues.
+    or if a script shows its issue on other torch versions than the table of known issues says.
     """
     from equivcheck.oracle.known_issues.showing import table_path
     from equivcheck.quality.versions.corpus import draw_scenarios
@@ -81,7 +81,8 @@ def versions(  # noqa: PLR0913, PLR0917 - options
 
     if write_shows and not _is_checkout():
         raise UsageError(
-            f"--write-shows is not valid: {table_path()} is in an installed package. Expected a source checkout of equivcheck"
+            f"--write-shows is not valid: {table_path()} is in an installed package, which must not change. "
+            "Expected a source checkout of equivcheck"
         )
     ids = tuple(issue.id for issue in issues)
     matrix = Matrix(code=code_digest(), seed=seed, scenarios=draw_scenarios(count, seed), issues=ids, versions={})

@@ -63,7 +63,9 @@ def report(  # noqa: PLR0913, PLR0917 - options
     files. A finding's page contains a script. The command may run it once, to choose weights and inputs that show the failure.
     """
     if since is not None and (run or form != "issue"):
-        raise UsageError("--since is not valid with --run or without --format issue. Expected --since DATE --format issue")
+        raise UsageError(
+            "--since is only valid with --format issue, and not together with --run. Expected --since DATE --format issue"
+        )
     if finding is not None:
         if run or form == "issue":
             raise UsageError(

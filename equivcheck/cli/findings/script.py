@@ -41,7 +41,9 @@ def script_text(verdict: CaseVerdict, wanted: NumberSource, *, name: str, seen_o
         from equivcheck.programs.run.script import script_of_verdict
 
         if wanted is NumberSource.DRAWN:
-            raise UsageError("--numbers drawn is not valid: a tensor program has its own numbers. Expected auto or exact")
+            raise UsageError(
+                "--numbers drawn is not valid: it is for trainings, and this is a tensor program. Expected auto or exact"
+            )
         return script_of_verdict(verdict, name=name, seen_on=seen_on)
 
     def script_with(numbers: Numbers) -> str:

@@ -47,7 +47,7 @@ def triage(  # noqa: PLR0913, PLR0917 - options
     if accept is not None and withdraw is not None:
         raise UsageError("--accept and --withdraw are not valid together. Expected only one of them")
     if (accept is None) != (reason is None) or (accept is None and until is not None):
-        raise UsageError("--accept needs --reason, and --reason and --until need --accept")
+        raise UsageError("--accept needs --reason. Options --reason and --until are only valid with --accept")
     history = History(store)
     if accept is not None and reason is not None:
         usual = datetime.now(UTC) + timedelta(days=_USUAL_DAYS)

@@ -83,11 +83,11 @@ def sweep(  # noqa: PLR0913, PLR0917 - options
 ) -> ExitCode:
     """Run each DTensor operation with each placement.
 
-    Prints results that differ from a single device. Programs with new placements run first, so a short --seconds covers most
-    placements. Use --shard to divide the programs among jobs. Ctrl-C ends early.
+    Prints results that differ from a single device. Programs that cover further placements run first, so a short --seconds covers
+    most placements. Use --shard to divide the programs among jobs. Ctrl-C ends early.
 
-    With --pairs, each program has two operations, and the second takes the result of the first. Programs with new placements and
-    dtypes run first, then those with other strides and shard sizes. --operation then names the second operation.
+    With --pairs, each program has two operations, and the result of the first is an argument of the second. Programs with new
+    placements and dtypes run first, then those with other strides and shard sizes. --operation then names the second operation.
     """
     from equivcheck.programs.nouns.operations.registry import OPERATIONS
     from equivcheck.programs.sweep.order import order_in_passes

@@ -18,7 +18,7 @@ def batching(recipe: Path, as_json: bool, html: Path | None) -> ExitCode:
     """Check a training step on the same examples, batched in other ways.
 
     RECIPE is a Python file that defines an equivcheck.Batching. Exit code 0 if the step agrees for all batches, 1 if it differs
-    or fails for one, 3 if that cannot be decided.
+    or fails for one, 3 if the check is inconclusive.
     """
     from equivcheck.batching.batching import Batching
     from equivcheck.oracle.verdict.verdict import Outcome

@@ -78,9 +78,9 @@ def trainer(  # noqa: PLR0913, PLR0917 - options
 ) -> ExitCode:
     """Check the trainer NAME (deepspeed or transformers) with your configuration.
 
-    It trains a small model with all combinations of --stage, --accumulate and --clip, and keeps every other field of the
-    configuration. RECIPE is a Python file that defines an equivcheck.TrainerModel. Exit code 0 if all combinations
-    agree with one device, 1 if one differs, 2 if one cannot be checked, 3 if one cannot be decided.
+    It trains a small model, or the model in --model, with all combinations of --stage, --accumulate and --clip. Every other field
+    of the configuration is kept. RECIPE is a Python file that defines an equivcheck.TrainerModel. Exit code 0 if all combinations
+    agree with one device, 1 if one differs, 2 if one cannot be checked, 3 if one is inconclusive.
     """
     from equivcheck.errors import unknown_name
     from equivcheck.user.recipe import defined_in

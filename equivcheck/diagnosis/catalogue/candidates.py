@@ -40,7 +40,10 @@ from equivcheck.worlds.trace.differences import Phase
 
 
 def local_statistics_of_scenario(diverged: DivergedRun, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield `local_statistics`, except for elementwise optimizers, because they have no statistics over a tensor."""
+    """Yield the mistakes from `local_statistics`.
+
+    Yields none for elementwise optimizers, because they compute no norms or means over a tensor.
+    """
     if not diverged.training.optimizer.elementwise:
         yield from local_statistics(diverged, facts)
 
@@ -111,8 +114,8 @@ GENERAL = (
 def facts_of(diverged: DivergedRun) -> StepFacts:
     """Return facts about a scenario's training step. They decide which mistakes are tried.
 
-    If the layout rounds to lower-precision dtypes, all microbatches count as one backward pass, because mistakes then change only
-    their total gradients.
+    If the layout rounds to lower-precision dtypes, the microbatches count as one backward pass. Mistakes then change only the sum
+    of their gradients.
     """
     return StepFacts(
         own_rows=True,

@@ -30,8 +30,8 @@ MAX_SETS = 4096
 def wrong_clippings_of_scenario(diverged: DivergedRun, facts: StepFacts) -> Iterator[Mistake]:
     """Yield mistakes in gradient clipping.
 
-    Each mistake with a wrong norm is tried in two variants. Both clip by the wrong norm, but the second one returns the right
-    norm.
+    A mistake with a wrong norm is tried in two variants. Both clip by the wrong norm. The first variant also returns it, and the
+    second returns the right norm.
     """
     clipping = diverged.training.clipping
     if isinstance(clipping, ClipValue):
@@ -147,7 +147,8 @@ def _clip_early(ranks: EmulatedRanks, *, clipping: ClipNorm | ClipValue, again: 
 def unscaled_after_clipping(diverged: DivergedRun, _facts: StepFacts) -> Iterator[Mistake]:
     """Yield a mistake: gradients are clipped before they are unscaled.
 
-    The scale is the ratio of the first wrong gradients to the right ones, if it is constant.
+    The gradient scale is taken from the first divergence: the ratio between wrong and right gradients. Yields none if the ratio
+    is not constant.
     """
     names = tuple(name for name in diverged.differing(Phase.GRADIENT) if name in diverged.updated)
     ratio = diverged.ratio(names, Phase.GRADIENT) if names else None

@@ -24,7 +24,7 @@ Item = TypeVar("Item")
 
 
 def on_one_device(cause: Cause, sentence: str, change: Change) -> Mistake:
-    """Return a mistake with the same effect on all ranks. One training on one device, with `change`, reproduces it."""
+    """Return a mistake that affects all ranks in the same way. One training on one device, with `change`, reproduces it."""
 
     def change_all(ranks: ScenarioRanks) -> None:
         for setup in ranks.setups:
@@ -34,12 +34,12 @@ def on_one_device(cause: Cause, sentence: str, change: Change) -> Mistake:
 
 
 def on_emulated_ranks(cause: Cause, sentence: str, change: Callable[[ScenarioRanks], None]) -> Mistake:
-    """Return a mistake with different effects on ranks. One emulated training for each rank, with `change`, reproduces it."""
+    """Return a mistake that affects ranks differently. One emulated training for each rank, with `change`, reproduces it."""
     return Mistake(cause, sentence, change, own_rows=True)
 
 
 def all_then_each(items: Sequence[Item]) -> Iterator[tuple[Item, ...]]:
-    """Yield all items together, then each item alone if there are several."""
+    """Yield one tuple with all items, then a tuple for each item if there are several."""
     if items:
         yield tuple(items)
     if len(items) > 1:
@@ -69,7 +69,7 @@ def gradients_of(setup: Setup) -> Gradients:
 
 
 def changing_gradients(change: Callable[[str, torch.Tensor], object], names: Collection[str] | None = None) -> Change:
-    """Return a change to a `Setup`: before the update, it calls `change` with each gradient.
+    """Return a change to a `Setup`: it adds a hook that calls `change` with each gradient before the update.
 
     `names` are the parameters concerned; None for all.
     """
@@ -83,7 +83,7 @@ def changing_gradients(change: Callable[[str, torch.Tensor], object], names: Col
 
 
 def multiplying_gradients(factor: float, names: Collection[str] | None = None) -> Change:
-    """Return a change to a `Setup`: before the update, it multiplies gradients.
+    """Return a change to a `Setup`: it adds a hook that multiplies gradients before the update.
 
     `names` are the parameters concerned; None for all.
     """

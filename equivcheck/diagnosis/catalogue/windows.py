@@ -18,7 +18,7 @@ from equivcheck.worlds.trace.differences import Phase
 
 
 def wrong_windows(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes in a last step with fewer microbatches: a divisor as if it had all microbatches, or no update."""
+    """Yield mistakes if the last step has fewer microbatches than the others: a divisor for a full step, or no update."""
     training = diverged.training
     if not training.has_trailing_window:
         return

@@ -30,9 +30,9 @@ Scale = Callable[[list[torch.Tensor], torch.Tensor], None]
 class EmulatedRanks(ABC):
     """Ranks emulated in one process. They compute the same as one device, unless a `Mistake` changes them.
 
-    A mistake changes attributes before `train`. Every rank has full parameters. With `own_rows`, each rank computes on its own
-    rows, and gradients are averaged. Otherwise, each rank computes on all rows. With `one`, only rank 0 trains, and its trace
-    stands for all ranks.
+    A mistake changes attributes before `train`. Every rank has full parameters. If `own_rows` was set, each rank computes on its
+    own rows, and gradients are averaged. Otherwise, each rank computes on all rows. Subclasses with `one` train only rank 0, and
+    its trace stands for all ranks.
     """
 
     def __init__(
@@ -134,16 +134,16 @@ class EmulatedRanks(ABC):
         return [group for each in self.each_optimizer(rank) for group in each.param_groups]
 
     def exchange(self, rank: int, given: Any, together: Callable[[list[Any]], Sequence[Any]]) -> Any:
-        """Pass a value to the other ranks, and wait for theirs. `together` computes a result for each rank from all values.
+        """Pass the value `given` to the other ranks, wait for theirs, and return this rank's result.
 
-        This rank's result is returned.
+        `together` gets all ranks' values, and returns a result for each rank.
         """
         return self.turns.meet(rank, given, together)
 
     def clip_rank(self, rank: int, tensors: list[torch.Tensor], kind: float, scale: Scale) -> torch.Tensor:
         """Clip a rank's gradients by the norm that `self.norm` computes, and return the norm.
 
-        ``scale(tensors, norm)`` clips the gradients of tensors with this norm. `kind` is the norm type.
+        `kind` is the norm type. ``scale(tensors, norm)`` scales the gradients of `tensors` down if this norm exceeds the maximum.
         """
         own = [(tensor, tensor.grad) for tensor in tensors if tensor.grad is not None]
         names = {id(value): name for name, value in self.parameters[rank].items()}

@@ -64,9 +64,9 @@ class HeldElements:
                 value[mine] = before[theirs]
 
     def take_unsplit(self, name: str, value: torch.Tensor, axes: Sequence[str]) -> None:
-        """Overwrite each rank's elements in `value` by those that it would read if ranks along these axes did not split tensors.
+        """Overwrite each rank's elements in `value` by elements at a wrong offset, as if `axes` did not split tensors.
 
-        A rank then starts to read after the elements of earlier ranks along the other axes only. Replicas read the same elements.
+        The offset counts only the elements on earlier ranks along the other axes. Replicas read the same elements.
         """
         before = value.clone().reshape(-1)
         for rank, coordinate in enumerate(self._coordinates):
@@ -89,9 +89,9 @@ class HeldElements:
         return self.are_split(name, axes) and all(len({int(mask.sum()) for mask in each}) == 1 for each in masks)
 
     def add_up_shards(self, name: str, value: torch.Tensor, axes: Sequence[str], divisor: int) -> None:
-        """Overwrite each rank's elements in `value` by the sum of all shards along these axes, divided by `divisor`.
+        """Overwrite each rank's elements in `value` by the sum of the shards along these axes, divided by `divisor`.
 
-        A rank is skipped if these shards have unequal sizes.
+        A rank is skipped if the shards in its sum have unequal sizes.
         """
         before = value.clone()
         for rank in range(self.num_ranks):
@@ -100,7 +100,7 @@ class HeldElements:
                 value[self.by(name, rank)] = torch.stack(shards).sum(0) / divisor
 
     def sources_by_distance(self) -> Iterator[tuple[int, list[int]]]:
-        """Yield each distance between ranks, with a list: for each rank, the rank that follows at this distance, cyclically."""
+        """Yield each distance d between ranks, with a list that maps rank r to rank r + d, modulo the number of ranks."""
         for distance in range(1, self.num_ranks):
             yield distance, [(rank + distance) % self.num_ranks for rank in range(self.num_ranks)]
 

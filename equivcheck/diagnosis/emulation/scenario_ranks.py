@@ -27,7 +27,10 @@ from equivcheck.worlds.trace.trace import Trace
 
 
 class ScenarioRanks(EmulatedRanks):
-    """Emulated ranks of a scenario, each with its own `Setup`. With `one`, this is the single-device run, with its rounding."""
+    """Emulated ranks in a scenario, each with its own `Setup`.
+
+    With `one`, this is the single-device run, which then also rounds as the layout does.
+    """
 
     def __init__(self, diverged: DivergedRun, *, own_rows: bool, one: bool = False) -> None:
         self.training, self.mesh = diverged.training, diverged.mesh

@@ -16,7 +16,7 @@ class NotTogether(EquivCheckError):
 
 
 class Turns:
-    """Runs `size` functions in turns. Each runs until it has to wait for the others, or ends."""
+    """Runs `size` calls of a function in turns. Each call runs until it has to wait for the others, or ends."""
 
     def __init__(self, size: int) -> None:
         self._turns = [threading.Semaphore(0) for _ in range(size)]
@@ -27,9 +27,9 @@ class Turns:
         self._error: BaseException | None = None
 
     def run(self, function: Callable[[int], T]) -> list[T]:
-        """Call `function` with each number from 0, each call on its own thread, and return the results.
+        """Call `function` with each number below `size`, each call on its own thread, and return the results.
 
-        If a call raises, the first exception is raised after all calls have ended.
+        If calls raise, the first exception raised is raised again after all calls have ended.
         """
         if len(self._turns) == 1:
             return [function(0)]
@@ -52,9 +52,9 @@ class Turns:
         return [results[number] for number in range(len(threads))]
 
     def meet(self, number: int, given: Any, together: Callable[[list[Any]], Sequence[Any]]) -> Any:
-        """Pass the value `given`, and wait until all functions have passed theirs. `number` is this function's number.
+        """Pass the value `given`, and wait until all calls have passed theirs. `number` is this call's number.
 
-        The last function calls `together` with all values. Each function gets its own result.
+        The last call applies `together` to all values. Each call returns its own entry in the result.
         """
         if self._ended:
             raise NotTogether("another emulated rank has ended, so this rank cannot wait for it")

@@ -13,7 +13,7 @@ NO_ROW = -1
 
 
 def wrong_lookups(shards: Sequence[torch.Tensor], name: str, where: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield mistakes in a sharded embedding: for each a phrase, and the rows that each token then looks up, as indices.
+    """Yield mistakes in a sharded embedding: a phrase, and the indices of the rows that each token then looks up.
 
     The indices have shape (rows per token, vocabulary), and a token is embedded as the sum of its rows. `shards` has each rank's
     row indices, `name` is the weight's name, and `where` describes the ranks.

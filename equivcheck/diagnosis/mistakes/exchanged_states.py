@@ -22,7 +22,7 @@ Take = Callable[[HeldElements, str, torch.Tensor], None]
 
 
 def exchanged_states(diverged: Evidence) -> Iterator[Mistake]:
-    """Yield mistakes: state from another rank's shard, from other elements, or from another parameter."""
+    """Yield mistakes: optimizer state from another rank's shard, from wrong places in its tensor, or from another parameter."""
     yield from _of_other_elements(diverged)
     yield from _of_another_parameter(diverged)
 

@@ -35,7 +35,7 @@ def wrong_accumulations(diverged: Evidence, facts: StepFacts) -> Iterator[Mistak
 
 
 def unzeroed_gradients(diverged: Evidence, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield mistakes: all gradients, or the first wrong ones, are never zeroed. This first shows in the second step."""
+    """Yield mistakes: all gradients, or those in the first divergence, are never zeroed. This first shows in the second step."""
     tried = [None if masks is None else tuple(masks) for masks in suspects(diverged)]
     # All gradients come first: it is the usual mistake, and gives the same values if the other gradients were zero.
     for names in dict.fromkeys((None, *tried)) if diverged.first.step else ():

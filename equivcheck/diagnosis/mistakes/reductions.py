@@ -51,7 +51,7 @@ def wrong_factors(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
 def constant_ratios(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
     """Yield a mistake: gradients are multiplied by one factor, the ratio of the first wrong gradients to the right ones.
 
-    If the loss differs first, also yield the mistake that the loss is multiplied by such a factor.
+    If the loss differs first, also yield the mistake that the loss is multiplied by a factor.
     """
     names = tuple(name for name in diverged.differing(Phase.GRADIENT) if name in diverged.updated)
     ratio = diverged.ratio(names, Phase.GRADIENT) if names else None
@@ -77,7 +77,7 @@ def _multiplied(
 
 
 def subject(diverged: Evidence, masks: Masks | None) -> str:
-    """Return the start of a sentence about the gradients of some elements, such as ``all gradients are``.
+    """Return subject and verb for a sentence about the gradients of some elements, such as ``all gradients are``.
 
     `masks` selects the elements. None stands for all elements.
     """
@@ -143,7 +143,10 @@ def reduce_by(wrong: Wrong, masks: Masks | None, span: Span, microbatches: Seque
 
 
 def mix_gradients(wrong: Gradients, right: Gradients, masks: Masks | None) -> Gradients:
-    """Return gradients with the elements of `wrong` that `masks` selects, and all other elements of `right`. None selects all."""
+    """Return gradients that have the elements of `wrong` selected by `masks`, and else the elements of `right`.
+
+    If `masks` is None, all elements are wrong.
+    """
     chosen = {name: wrong[name] if name in wrong else torch.zeros_like(value) for name, value in right.items()}
     if masks is None:
         return chosen
@@ -170,7 +173,7 @@ def _over_some_axes(diverged: Evidence) -> Iterator[tuple[Cause, str, Wrong]]:
 
 
 def mean_along(ranks: EmulatedRanks, all_: list[Gradients], *, axes: Sequence[str], divisor: int) -> list[Gradients]:
-    """Average gradients over the ranks along these axes, and divide the averages by `divisor`."""
+    """Average gradients over the ranks along these axes, then also divide by `divisor`."""
     means = [ranks.mean_over(all_, ranks.peers(rank, axes)) for rank in range(len(all_))]
     return [{name: value / divisor for name, value in each.items()} for each in means]
 

@@ -27,9 +27,9 @@ def _are_equal(one: float, other: float) -> bool:
 
 
 def equal_settings(diverged: Evidence) -> set[str]:
-    """Return the names of settings whose values are the same on all ranks as on one device, at each update.
+    """Return the names of settings with the right values on all ranks at each update. Right values are those on one device.
 
-    An empty set if settings cannot be read.
+    Returns an empty set if settings cannot be read.
     """
     single, runs = diverged.right_settings_at_steps, diverged.settings_at_steps
     if not runs or not all(len(steps) == len(single) and all(steps) for steps in runs):
@@ -73,9 +73,9 @@ def differing_settings(single: Steps, steps: Steps) -> list[tuple[int, str, str]
 
 
 def describe_schedule(expected: Sequence[Any], actual: Sequence[Any], describe_count: Callable[[float], str]) -> str:
-    """Describe a schedule whose values are those expected at other steps, such as one step late. Empty for other schedules.
+    """Describe a schedule with the right values at wrong steps, such as one step late. Empty for other schedules.
 
-    `describe_count` returns a clause that says which number its argument is.
+    `describe_count` gets a number, and returns a clause about its meaning, or an empty text.
     """
     count = len(expected)
     if None in expected or None in actual or len({*expected}) == 1:

@@ -22,7 +22,7 @@ Others = dict[str, dict[str, tuple[float, float]]]
 
 
 def wrong_settings(diverged: Evidence, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield mistakes in optimizer settings: settings recorded on the ranks, wrong schedules, and common mistakes.
+    """Yield mistakes in optimizer settings: settings recorded on ranks, wrong schedules, and common errors such as no momentum.
 
     Settings that are the same on ranks and one device are left out.
     """

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def take_rows(setup: Setup, mesh: DeviceMesh, *, propagates: bool = False) -> None:
-    """Give this rank its rows of each microbatch. Outer parallelisms split the rows first.
+    """Give this rank its rows in each microbatch. Outer parallelisms split the rows first.
 
-    Counts in layers, such as tokens per expert, are summed over ranks. Set `propagates` to True if activations are DTensors,
-    because DTensor then sums the counts.
+    Counts in layers, such as tokens per expert, are summed over ranks. Set `propagates` to True if activations are DTensors: this
+    function then leaves the sum to DTensor.
     """
     if not propagates:
         for dim in range(mesh.ndim):
@@ -66,9 +66,10 @@ def rows_of(batch: Batch, rank: int, size: int) -> Batch:
 
 
 def local_masks(batch: Batch, plan: tuple[LayerPlan, ...], rank: int, size: int, num_chunks: int = 1) -> Batch:
-    """Return the batch with this rank's shard of each dropout mask. A mask is sharded like its layer's output under the plan.
+    """Return the batch with this rank's shard of each dropout mask.
 
-    If rows run in `num_chunks` chunks, the mask of each chunk is sharded separately.
+    A mask is sharded like its layer's output, as the tensor-parallel `plan` says. If rows run in `num_chunks` chunks, the mask of
+    each chunk is sharded separately.
     """
     masks = tuple(_parts(mask, entry.output, rank, size, num_chunks) for mask, entry in zip(batch.masks, plan, strict=True))
     return replace(batch, masks=masks)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def has_dtensor_experts(layout: Layout) -> bool:
-    """Whether a layout would store experts as DTensors. The model need not have experts, and the axis may have one rank."""
+    """Whether a layout stores experts as DTensors if there are any. The axis may have one rank."""
     return any(each.storage is ExpertStorage.DTENSOR for each in layout.of(ExpertParallel))
 
 

@@ -28,7 +28,7 @@ def need(predicate: Need) -> Need:
 
 
 def show(predicate: Show) -> Show:
-    """Register a function to decide whether the first divergence in a verdict is the one that a known issue causes."""
+    """Register a function to decide whether a known issue causes exactly the first divergence in a verdict."""
     assert predicate.__name__ not in SHOWS, f"two predicates are named {predicate.__name__}"
     SHOWS[predicate.__name__] = predicate
     return predicate

@@ -28,7 +28,7 @@ from equivcheck.worlds.trace.trace import Piece, Slot
 
 
 def has_localized_tensors(model: nn.Module) -> bool:
-    """Whether a model has local tensors in place of parameters that were DTensors."""
+    """Whether some parameters in a model are local tensors that replaced DTensors."""
     return any(_spec(parameter) is not None for parameter in model.parameters())
 
 
@@ -86,7 +86,7 @@ class _Part:
     """The shard's first index along that dim."""
 
     def place(self, piece: Piece) -> Piece:
-        """Return a piece of this shard as a piece of the full parameter, with its position there."""
+        """Convert a piece of this shard to a piece of the full parameter: the position is counted in the full parameter."""
         start = list(piece.start or (0,) * len(self.shape))
         start[self.dim] += self.start
         return replace(piece, shape=self.shape, start=tuple(start), size=piece.size or piece.shape)

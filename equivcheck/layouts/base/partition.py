@@ -44,7 +44,7 @@ def shard_shape(shape: Shape, dim: int, parts: int, part: int) -> Shape:
 
 
 def local_shape(layout: Layout, parameter: Parameter, coordinates: Mapping[str, int]) -> Shape:
-    """Return the shape of a parameter's local tensor on a rank, for parameters sharded along dims or replicated.
+    """Return the shape of a parameter's local tensor on a rank, if the parameter is replicated or sharded along dims.
 
     `coordinates` maps mesh axes to the rank's indices. For flat parameters see
     `equivcheck.layouts.parallelisms.fsdp1.flat_layout`.

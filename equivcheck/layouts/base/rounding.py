@@ -109,9 +109,9 @@ class Rounding:
 
     @property
     def gradient_scale(self) -> float:
-        """Factor by which each part's loss is multiplied before backward.
+        """Factor by which each rank's loss is multiplied before backward.
 
-        It compensates for `divisor`: the sum over ranks, divided by `divisor`, is then the mean over parts.
+        It compensates for `divisor`: the sum over ranks, divided by `divisor`, is then the mean over ranks.
         """
         return 1.0 if self.divisor is None else self.divisor / self.num_parts
 

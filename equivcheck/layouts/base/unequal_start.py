@@ -12,7 +12,8 @@ from torch.distributed.tensor import DTensor
 def make_unequal(model: nn.Module, mesh: DeviceMesh) -> None:
     """Change this rank's parameters and buffers in place, to make ranks start with different values.
 
-    The first rank stays unchanged. The change tests parallelisms that broadcast initial values: the broadcast must undo it.
+    The first rank stays unchanged. Use it to check that a parallelism broadcasts initial values, because the broadcast must undo
+    the change.
     """
     coordinate = mesh.get_coordinate()
     assert coordinate is not None, "every rank of the world is in the mesh"

@@ -45,9 +45,9 @@ class Prediction:
     """Operations whose calls are predicted but not their bytes."""
 
     def with_bytes_from(self, actual: Totals) -> Totals:
-        """Return the expected calls.
+        """Return the expected calls with complete byte counts.
 
-        If their bytes depend on values in tensors, the bytes of the recorded calls `actual` are used.
+        Some calls' bytes depend on values in tensors. For these, the bytes in `actual`, the recorded calls, are used.
         """
         counted = {key: actual.get(key, (0, 0))[1] for key in self.totals if key[2] in self.open_bytes}
         return {key: (calls, counted.get(key, num_bytes)) for key, (calls, num_bytes) in self.totals.items()}
@@ -59,7 +59,7 @@ class Prediction:
 
     @property
     def ops_left_out(self) -> frozenset[str]:
-        """Collective operations without a prediction, although others are predicted."""
+        """Collective operations without a prediction, in a prediction for other operations."""
         return frozenset().union(*(unmodelled.ops or () for unmodelled in self.left_out))
 
 

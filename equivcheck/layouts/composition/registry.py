@@ -69,7 +69,7 @@ TIMES = " x "
 
 
 class BrokenLayout(EquivCheckError):
-    """Error if a third-party parallelism is unusable: no valid `LayoutKind`, or limits whose repairs do not help."""
+    """Error about an unusable third-party parallelism: it has no valid `LayoutKind`, or its limits still apply after repairs."""
 
 
 def kind_of(parallelism: P) -> LayoutKind[P]:

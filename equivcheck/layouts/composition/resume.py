@@ -87,7 +87,7 @@ class _Progress:
         self._schedule = schedule
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the schedule's state without values for parameter groups. The rest is equal on all ranks."""
+        """Return the schedule's state without values for each parameter group. The remaining values are equal on all ranks."""
         return {name: value for name, value in self._schedule.state_dict().items() if name not in _BY_GROUP}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

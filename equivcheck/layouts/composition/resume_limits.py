@@ -178,7 +178,7 @@ CHECKPOINT_LIMITS: tuple[Limit, ...] = (
 
 
 def flattenings(*layouts: Layout) -> tuple[bool, ...]:
-    """Return the allowed values of `flatten_optimizer_state_dict` if these layouts save and load a checkpoint."""
+    """Return the allowed values of `flatten_optimizer_state_dict` if these layouts save or load a checkpoint."""
     has_stages = any(layout.has(Pipeline) for layout in layouts)
     is_flat = any(isinstance(each, FSDP1) and not each.use_orig_params for layout in layouts for each in layout.parallelisms)
     return (*(() if has_stages else (False,)), *(() if is_flat else (True,)))

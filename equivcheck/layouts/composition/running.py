@@ -124,9 +124,9 @@ THREADS, PROCESSES = "sim", "gloo"
 
 
 def world_for(scenario: Scenario, world: str | Ranks) -> str | Ranks:
-    """Return the world on which to run the scenario.
+    """Return the world on which to run the scenario: `world`, unless its ranks are threads and the scenario is compiled.
 
-    Compiled scenarios get local processes, because threads share the compiler's state.
+    Compiled scenarios get local processes instead, because threads share the compiler's state.
     """
     name = world if isinstance(world, str) else world.name
     return PROCESSES if name == THREADS and is_compiled(scenario) else world

@@ -142,5 +142,5 @@ def test_what_one_device_raises_stays_as_it_is() -> None:
 def test_explained_takes_verdicts_of_scenarios() -> None:
     """`explained` rejects a `UserVerdict`."""
     verdict = check_training(**brought(parallelize=lambda model, _: None))
-    with pytest.raises(UsageError, match="verdict UserVerdict is not valid: causes are tried on scenarios only"):
+    with pytest.raises(UsageError, match="verdict UserVerdict is not valid: only causes for scenarios can be searched"):
         explained(verdict)

@@ -63,7 +63,7 @@ def sequence_shards(diverged: DivergedRun) -> SequenceShards | None:
 
 
 def attention_layers(diverged: DivergedRun, **having: bool) -> Iterator[tuple[int, ...]]:
-    """Yield indices of attention layers: all layers whose fields have the values in `having`, then each of them alone."""
+    """Yield indices of attention layers whose fields have the values in `having`: first all of them, then each alone."""
     return all_then_each(
         [
             index

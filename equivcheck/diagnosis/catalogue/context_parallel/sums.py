@@ -26,7 +26,10 @@ from equivcheck.training.setup import Setup
 
 
 def wrong_shard_sums(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes if sequences are sharded: wrong labels, losses averaged or divided on each rank, gradients not summed."""
+    """Yield mistakes if sequences are sharded.
+
+    Such mistakes are wrong labels, losses divided on each rank by its own count or length, and gradients that are not summed.
+    """
     shards, loss = sequence_shards(diverged), diverged.training.loss
     if shards is None:
         return

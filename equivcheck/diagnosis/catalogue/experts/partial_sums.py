@@ -62,7 +62,7 @@ class _AddedOften(Region):
         self.times, self.counted = times, counted
 
     def bias_on_first_rank(self, bias: torch.Tensor) -> torch.Tensor:
-        """Return `times` times the bias, as if each rank added it."""
+        """Return the bias multiplied by `times`, as if each rank added it."""
         return bias + (self.times - 1) * (bias if self.counted else bias.detach())
 
 

@@ -27,7 +27,10 @@ from equivcheck.training.update.router_bias import biased_routers, update_router
 
 
 def wrong_router_biases(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes in routers' biases. Use in weights is tried in all layers with such a bias, then in each layer alone."""
+    """Yield mistakes in routers' biases.
+
+    A bias added to routing weights is tried in all layers with a bias, then in each layer alone.
+    """
     if not diverged.training.model.has_router_bias:
         return
     for layers in choices(diverged, _has_bias):

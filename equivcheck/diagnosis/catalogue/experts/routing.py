@@ -179,7 +179,10 @@ def _unlearning() -> Iterator[_ExpertFault]:
 
 
 def routing(module: ExpertsModule, *, route: Route) -> None:
-    """Change the router of an expert layer: `route` computes its output from scores, chosen experts and routing weights."""
+    """Replace an expert layer's routing.
+
+    `route` gets scores, chosen experts and routing weights, and returns the router's output.
+    """
     layer, router = module.layer, module.router
 
     def forward(inputs: torch.Tensor) -> Routed:
@@ -230,7 +233,7 @@ CAPACITY_FACTORS = (1.0, 1.25, 1.5, 2.0)
 
 
 def dropped_rows(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield a mistake: each expert drops rows that exceed its capacity for one rank, with several capacity factors.
+    """Yield a mistake for each common capacity factor: each expert drops a rank's rows that exceed its capacity.
 
     It is tried in all layers, then in each layer alone.
     """

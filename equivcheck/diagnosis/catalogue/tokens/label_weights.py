@@ -23,7 +23,7 @@ Weigh = Callable[[torch.Tensor], torch.Tensor]
 def wrong_label_weights(diverged: DivergedRun) -> Iterator[Mistake]:
     """Yield mistakes with label weights: averages over all tokens or positions, no row weights, or the first rank's row weights.
 
-    A second variant also divides the loss by the sum of the wrong weights.
+    Some mistakes have a second variant, in which the loss is also divided by the sum of the wrong weights.
     """
     loss = diverged.training.loss
     if not isinstance(loss, CrossEntropy) or not loss.weighs_labels:

@@ -30,7 +30,7 @@ Divisors = Callable[[Sequence[Batch]], Sequence[float]]
 
 
 def wrong_labels(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes with labels: wrong counts, wrong labels, and lost or scaled loss terms."""
+    """Yield mistakes with labels: wrong divisors for the loss, wrong labels, and lost or scaled loss terms."""
     loss = diverged.training.loss
     if not isinstance(loss, CrossEntropy):
         return

@@ -18,7 +18,7 @@ from equivcheck.training.second_predictions import LabelsOf, relabel_second, wei
 def wrong_second_predictions(diverged: DivergedRun) -> Iterator[Mistake]:
     """Yield mistakes in a head's second prediction, for the token after the next.
 
-    Its loss is divided by another count, or uses another token's labels.
+    The loss for this prediction is divided by the first prediction's label count, or uses another token's labels.
     """
     training, loss = diverged.training, diverged.training.loss
     if not training.model.predicts_two or not isinstance(loss, CrossEntropy):

@@ -54,7 +54,7 @@ def num_graphs(training: Training, execution: Execution) -> int:
 
 
 def compile_seconds(training: Training, layout: Layout) -> float:
-    """Seconds that are added to the deadline of ranks, because they compile first. 0 if nothing is compiled."""
+    """Seconds added to the ranks' deadline for the time that they spend on compiling. 0 if nothing is compiled."""
     if not layout.execution.is_compiled:
         return 0.0
     return num_graphs(training, layout.execution) * max(COMPILE_SECONDS, _TIMES_EXPECTED * _expected(training.model, layout))

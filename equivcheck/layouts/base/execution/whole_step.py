@@ -46,7 +46,7 @@ class _Graph:
 def trace_steps(setup: Setup) -> None:
     """Change a setup so that each step runs as one traced graph.
 
-    A step needs a new graph if shapes or learning rates change, or if gradients exist for other parameters.
+    A step needs a new graph if shapes or learning rates change, or if other parameters than before have gradients at its start.
     """
     steps = _WholeSteps(setup)
     setup.before_step.append(steps.prepare)

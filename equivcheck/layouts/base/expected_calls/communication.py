@@ -26,7 +26,7 @@ _ORDER = {stage: number for number, stage in enumerate(Stage)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """One rank's collective calls with the same step, stage, operation and process group."""
+    """One rank's collective calls with the same step, stage in the train loop, operation and process group."""
 
     step: int
     """Step, from 0. `BEFORE_STEPS` for the setup."""

@@ -45,7 +45,7 @@ class Held:
         return math.prod(self.shape)
 
     def padded_part(self, dim: int, parts: int) -> int:
-        """Number of elements in each shard if a dim is split into `parts` shards, each padded to the first shard's size."""
+        """Number of elements in each shard if `dim` is split into `parts` shards, each padded to the first shard's size."""
         return math.prod((*self.shape[:dim], chunk_size(self.shape[dim], parts), *self.shape[dim + 1 :]))
 
 
@@ -93,9 +93,10 @@ class RankView:
         return source is not None and (not source.frozen or self.computes_frozen_gradients(None))
 
     def computes_frozen_gradients(self, index: int | None) -> bool:
-        """Whether backward computes gradients for frozen parameters in a layer, or outside layers for None.
+        """Whether backward computes gradients for frozen parameters in a layer.
 
-        FSDP1 with use_orig_params computes such gradients if the same flat parameter also holds a trained parameter.
+        None as `index` stands for parameters outside layers. FSDP1 with use_orig_params computes such gradients if the same flat
+        parameter also holds a trained parameter.
         """
         views = [fsdp for fsdp in self.layout.of(FSDP1) if fsdp.use_orig_params]
         units = (self.held if fsdp.wrapping is Wrapping.ROOT_ONLY else self.of_layer(index) for fsdp in views)

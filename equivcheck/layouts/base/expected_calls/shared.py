@@ -38,7 +38,7 @@ def dtensor_clipping(view: RankView, axes: Iterable[str], kind: Iterable[Held]) 
 
 
 def sharded_clipping(view: RankView, axis: str, parts: Iterable[Held]) -> Totals:
-    """Expected collective calls in all steps for clipping plain tensors sharded along an axis.
+    """Expected collective calls in all steps for clipping the plain tensors in `parts`, sharded along `axis`.
 
     One norm is computed for all tensors sharded along the same axes. Each step all-reduces each such norm.
     """
@@ -82,8 +82,8 @@ def has_kept_gradient(view: RankView, held: Held, step: int) -> bool:
 def gradient_reductions(view: RankView, axis: str, kind: Iterable[Held], *, flat: bool = False) -> Totals:
     """Expected collective calls in all steps to sum the gradients of the parameters in `kind` over an axis.
 
-    There is one all-reduce for each gradient, or one for all gradients together if `flat`. A rank calls
-    none for a local gradient without elements.
+    There is one all-reduce for each gradient, or one for all gradients together if `flat`. A rank makes no call for an empty
+    local gradient.
     """
     ledger, parameters = Ledger(), tuple(kind)
     for step in range(view.training.steps):

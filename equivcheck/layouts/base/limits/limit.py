@@ -13,7 +13,7 @@ P = TypeVar("P", bound=Parallelism)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """A kind of training that a layout cannot run, or for which the layout's results differ from one device without a mistake."""
+    """A kind of training that a layout cannot run, or whose results differ by definition and not by a mistake."""
 
     reason: str
     """Text as ``<API>: <situation> is not supported: <consequence>``, without a final dot."""

@@ -11,7 +11,7 @@ from equivcheck.scenario import FSDP2, SGD, Adafactor, AdamW, Implementation, La
 
 
 def keeps_dtensors(layout: Layout) -> bool:
-    """Whether the optimizer updates DTensors, and not local tensors in place of DTensors.
+    """Whether no parallelism gives the optimizer local tensors to update instead of DTensors.
 
     Also True if the layout has no DTensors.
     """

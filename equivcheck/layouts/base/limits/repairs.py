@@ -129,7 +129,7 @@ def without_scale(training: Training) -> Training:
 
 
 def with_rows(training: Training, multiple: int) -> Training:
-    """Round the number of rows in every microbatch up to a multiple of `multiple`, or down if the result would be too large."""
+    """Round the number of rows in every microbatch up to a multiple of `multiple`; round down if there would be too many rows."""
     microbatches = tuple(round_to_multiple(rows, multiple, max(USUAL_ROWS, multiple)) for rows in training.data.microbatches)
     return replace(training, data=replace(training.data, microbatches=microbatches))
 
@@ -141,7 +141,7 @@ def with_equal_rows(training: Training) -> Training:
 
 
 def with_positions(training: Training, multiple: int) -> Training:
-    """Round the sequence length up to a multiple of `multiple`, or down if the result would be too large."""
+    """Round the sequence length up to a multiple of `multiple`; round down if the length would be too large."""
     length = training.model.length
     return with_model(training, length=None if length is None else round_to_multiple(length, multiple, max(MAX_LENGTH, multiple)))
 
@@ -149,8 +149,8 @@ def with_positions(training: Training, multiple: int) -> Training:
 def with_widths(training: Training, multiple: int) -> Training:
     """Round features, widths, vocabulary and learned positions up to a multiple. Equal sizes stay equal.
 
-    A size that would become too large is set to the multiple itself, and not rounded down. Otherwise, repairs for two layouts
-    with the multiples 3 and 4 would alternate between 30 and 32. Small sizes grow until both layouts accept them.
+    A size that would become too large is set to `multiple` itself, because rounding down may never end. For two layouts with the
+    multiples 3 and 4, repairs would alternate between 30 and 32. Small sizes grow until both layouts accept them.
     """
     model = training.model
     features, *widths = (_fitted(width, multiple, MAX_WIDTH) for width in model.widths)
@@ -269,7 +269,7 @@ def has_ties(model: Model) -> bool:
 
 
 def trained_auxiliaries(model: Model) -> set[AuxiliaryLinear]:
-    """Return at which steps trained auxiliary linears run: one value for each different choice."""
+    """Return when trained auxiliary linears run, as a set of `AuxiliaryLinear` members."""
     return {layer.auxiliary for layer in model.layers if layer.auxiliary is not None and not layer.frozen}
 
 

@@ -110,7 +110,7 @@ class PlannedCalls:
         return self.ledger.totals
 
     def loss(self, step: int, rows: int) -> None:
-        """Add the calls for a loss on vocabulary-parallel logits."""
+        """Add the calls for a loss on vocabulary-parallel logits with `rows` rows."""
 
     def after_linear(self, once: Pass, plan: LinearPlan, linear: LinearPlacements) -> None:
         """Add a linear's calls, except those that redistribute activations. Subclasses override this method."""

@@ -63,7 +63,7 @@ class LinearPlan:
 
 
 def head_plan(model: Model, parallelism: PlannedParallelism) -> LinearPlan:
-    """Return the plan for the head's linear. Its output is replicated unless `loss_parallel` takes sharded logits."""
+    """Return the plan for the head's linear. Its output is replicated, or sharded by features if `loss_parallel` is on."""
     output = ActivationSharding.FEATURES if parallelism.loss_parallel else ActivationSharding.REPLICATED
     lies = inputs_of(model, parallelism)[-1]
     return LinearPlan(split=parallelism.head, input=lies, output=output, leaves_dtensor=parallelism.loss_parallel)
@@ -72,8 +72,8 @@ def head_plan(model: Model, parallelism: PlannedParallelism) -> LinearPlan:
 def linear_plan(model: Model, part: LayerLinear, plan: LayerPlan, sharding: ActivationSharding) -> LinearPlan:
     """Return the plan for one linear (`part`) in a layer with the entry `plan`. `sharding` is the placement of the layer's input.
 
-    If the layer is sharded by heads or hidden features, activations between its linears are sharded by features. If the layer
-    computes its own rows, they are sharded by rows. Otherwise, they are replicated.
+    If the layer is sharded by heads or hidden features, activations between its linears are sharded by features. If each rank
+    computes the layer for its own rows, they are sharded by rows. Otherwise, they are replicated.
     """
     split, between = plan.split, ActivationSharding.REPLICATED
     if split is Split.HEADS_OR_HIDDEN:

@@ -63,7 +63,7 @@ def choice_of(layer: AnyLayer, split: Split) -> LayerSharding | None:
 
 
 def num_routing_weights(layer: AnyLayer, split: Split) -> int | None:
-    """Number of routing weights for each position by which ranks multiply their partial sums of the layer's output.
+    """Number of routing weights for each position. Ranks multiply their partial sums by these weights.
 
     None if ranks compute no partial sums.
     """
@@ -236,10 +236,10 @@ RULES: tuple[PlanRule, ...] = (
 
 
 def legal_plans(place: LayerSite, *, beyond: bool = False, repaired: bool = False, local: bool = False) -> tuple[LayerPlan, ...]:
-    """Return the plan entries with which the layer at `place` and all later layers can run.
+    """Return the plan entries with which the layer at `place` can run, and with which later layers still have an entry, too.
 
     The result is empty if no entry accepts the placement of the layer's input. `beyond` ignores rules that torch enforces, and
-    `local` ignores rules for DTensors only. `repaired` ignores rules that a repair of this layer alone can satisfy.
+    `local` ignores rules for DTensors only. `repaired` ignores rules that a change to this layer alone can satisfy.
     """
     left_out = (("upstream", beyond), ("is_within", repaired), ("of_dtensors", local))
     rules = tuple(rule for rule in RULES if not any(given and getattr(rule, name) for name, given in left_out))
@@ -356,7 +356,7 @@ def frozen_shards(model: Model, layout: Layout) -> set[str]:
 def has_empty_units(model: Model, parallelism: PlannedParallelism, tp: int) -> list[bool]:
     """Return for each layer whether all its shards on the last rank are empty.
 
-    The last value is for parameters outside layers.
+    The last entry in the list is for parameters outside layers.
     """
     cut = {parameter.full_name: size for parameter, size in cuts(model, parallelism)}
     return [

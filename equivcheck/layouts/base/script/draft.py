@@ -98,9 +98,9 @@ class Draft:
     """Lines after wrapping, also on one device."""
 
     def need(self, module: str, *names: str) -> None:
-        """Import names from a module.
+        """Let the script import names from a module.
 
-        To import the module itself, pass an empty string as the only name, or ``as ALIAS`` to rename the module.
+        To import the module itself, pass an empty string as the only name. To rename it, pass ``as ALIAS`` as the only name.
         """
         self.imports.setdefault(module, set()).update(names)
 

@@ -44,7 +44,10 @@ def distribute_rows(draft: Draft, mesh: str) -> None:
 
 
 def define_beside(draft: Draft) -> None:
-    """Define the script's function ``beside``: it makes a tensor a replicated DTensor if another given tensor is a DTensor."""
+    """Define the script's function ``beside``.
+
+    If another given tensor is a DTensor, it makes a tensor a replicated DTensor, too.
+    """
     draft.need("torch.distributed.tensor", "DTensor", "Replicate")
     draft.definitions.insert(0, list(_BESIDE))
 

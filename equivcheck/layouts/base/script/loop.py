@@ -116,7 +116,10 @@ def _microbatch(draft: Draft) -> list[str]:
 
 
 def single_device_lines(draft: Draft) -> list[str]:
-    """Return lines for forward and backward on one device. A script needs them if ranks run other lines."""
+    """Return lines for forward and backward on one device.
+
+    A script needs them if its ranks run a different forward or backward.
+    """
     return [*_backward(draft), "total = total + loss.detach()" if has_several_microbatches(draft) else "total = loss.detach()"]
 
 
@@ -175,7 +178,7 @@ def _label_loss(draft: Draft, loss: CrossEntropy, outputs: str) -> str:
 def share(draft: Draft) -> str:
     """Return code to multiply a microbatch's mean loss by the microbatch's share of the step's rows.
 
-    Empty if the loss is a sum.
+    Empty if the loss is a sum, or if a step has one microbatch.
     """
     return part_of_step(draft) if draft.scenario.training.loss.is_mean else ""
 
@@ -212,7 +215,7 @@ def may_lack_gradients(training: Training) -> bool:
 def reading(draft: Draft, label: str, attribute: str) -> list[str]:
     """Return lines to save one full tensor for each parameter, such as its gradient.
 
-    `attribute` is an expression for the tensor. `label` is part of its key in the script's results.
+    `attribute` is an expression for the tensor. `label` says in the script's results which tensor it is.
     """
     if draft.reading:
         return [line.format(label=label, attribute=attribute) for line in draft.reading]

@@ -25,7 +25,7 @@ MOST_LITERALS = 120
 
 
 def choose_numbers(training: Training) -> Numbers:
-    """Choose how the script gets its values: as at most `MOST_LITERALS` literals, or else drawn from a seed.
+    """Choose how the script gets weights and data: as literals if there are at most `MOST_LITERALS`, else drawn from a seed.
 
     Only literals give the exact values of the finding. Losses on labels always use literals.
     """

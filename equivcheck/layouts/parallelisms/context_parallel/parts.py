@@ -18,7 +18,7 @@ from equivcheck.training.setup import Setup
 
 
 def set_sequence(setup: Setup, sequence: Sequence) -> None:
-    """Give `sequence`, the object that knows this rank's positions, to the model and all its layers."""
+    """Give `sequence` to the model and all its layers. It says which positions this rank has."""
     for module in setup.model.modules():
         if isinstance(module, (LayerModule, MLP)):
             module.sequence = sequence

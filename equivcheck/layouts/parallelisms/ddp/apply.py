@@ -76,7 +76,10 @@ class DDPKind(LayoutKind[DDP]):
         take_rows(setup, mesh)
 
     def imports(self, parallelism: DDP) -> tuple[str, ...]:
-        """Return the name of the module that imports `ZeroRedundancyOptimizer`, which is slow. Empty if it is not used."""
+        """Return the name of the module that imports `ZeroRedundancyOptimizer`, because this import is slow.
+
+        Empty if it is not used.
+        """
         return ("equivcheck.layouts.parallelisms.ddp.zero_redundancy",) if parallelism.zero_redundancy else ()
 
     def when_reduced(self, parallelism: DDP, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
@@ -86,8 +89,8 @@ class DDPKind(LayoutKind[DDP]):
     def rounding(self, parallelism: DDP, layout: Layout, precision: Precision) -> Rounding | None:  # noqa: ARG002
         """Return how autocast and gradient compression round. None if neither is used.
 
-        DDP multiplies gradients by the reciprocal of the world size while it copies them to a bucket. If gradients are views of
-        the bucket, DDP divides them (reducer.cpp), and so do compression hooks (`default_hooks`).
+        While DDP copies gradients to a bucket, it multiplies them by the reciprocal of the world size. If gradients are views of
+        the bucket, DDP divides by the world size (reducer.cpp), and so do compression hooks (`default_hooks`).
         """
         reduce = SENT_AS.get(parallelism.compression)
         if parallelism.autocast is None and reduce is None:

@@ -111,9 +111,9 @@ def trained_parameters(model: Model) -> tuple[str, ...]:
 
 
 def ready_parameters(model: Model, *, autocast: bool = False) -> tuple[str, ...]:
-    """Trainable parameters in the order in which their gradients are ready in the first eager backward, unused ones last.
+    """Trainable parameters in the order in which gradients are ready in the first eager backward. Unused parameters come last.
 
-    With autocast, the gradients of cast weights are cast back, which changes the order in the head.
+    With autocast, gradients of cast weights are also cast back, so the head's weight comes before its bias.
     """
     used = (name for index in reversed(range(len(model.layers))) for name in _ready_names(model, index, autocast))
     own = {parameter.full_name for parameter in parameters_of(model) if parameter.layer is None and parameter.trained}

@@ -35,9 +35,9 @@ from equivcheck.scenario.mesh import TP
 
 
 def as_reduced(training: Training, layout: Layout) -> Training:
-    """Return the training as DDP sees it.
+    """Return the training with only the frozen layers that DDP knows about.
 
-    With tensor parallelism, DDP gets only trainable local tensors, so the result has no frozen layers.
+    With tensor parallelism, DDP gets only trainable local tensors, so no layer is frozen.
     """
     return without_frozen(training) if layout.has(TensorParallel) else training
 

@@ -32,7 +32,7 @@ def unit_of_nothing(scenario: Scenario) -> bool:
 def left_unreduced(scenario: Scenario, divergence: Divergence) -> bool:
     """Whether the divergence looks like a missing reduction over replicas.
 
-    Without the reduction, replicas disagree. If all replicas have the same gradient, it is too small: divided by the number of
+    Without the reduction, replicas disagree. If their gradients are equal, these are too small: divided by the number of
     replicas.
     """
     if divergence.difference is Difference.RANKS_DISAGREE:
@@ -43,7 +43,7 @@ def left_unreduced(scenario: Scenario, divergence: Divergence) -> bool:
 
 @need
 def unit_of_a_frozen_tie(scenario: Scenario) -> bool:
-    """Whether FSDP1 has `use_orig_params`, and its root unit is frozen, not sharded, and has an embedding tied to the head."""
+    """Whether the head is tied to the embedding in a frozen FSDP1 root unit that is not sharded and has `use_orig_params`."""
     uses_originals = any(fsdp.use_orig_params for fsdp in scenario.layout.of(FSDP1))
     return is_tied(scenario.training.model) and uses_originals and outermost_unit_is_frozen(scenario)
 

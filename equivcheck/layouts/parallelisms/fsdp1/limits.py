@@ -147,7 +147,7 @@ NORM_OF_FLAT_PARTS = replace(
 
 
 def has_unit_of_nothing(training: Training, layout: Layout) -> bool:
-    """Whether tensor parallelism leaves some FSDP1 unit without elements on some rank. The flat parameter is then empty."""
+    """Whether tensor parallelism leaves a rank no elements for some FSDP1 unit. The unit's flat parameter is then empty."""
     if not layout.has(PlannedParallelism):
         return False
     of_nothing = has_empty_units(training.model, parallelism_of(layout, PlannedParallelism), layout.mesh.size(TP))

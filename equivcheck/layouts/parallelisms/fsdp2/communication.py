@@ -175,7 +175,7 @@ class FSDP2Calls(UnitCalls[FSDP2]):
 
 
 def reduce_op(view: RankView) -> str:
-    """Return ``avg`` or ``sum``: the reduction of gradients over data-parallel ranks in the training's precision."""
+    """Return ``avg`` or ``sum``: the operation that reduces gradients over data-parallel ranks, in the training's precision."""
     return "avg" if averages(ElementType(view.training.precision.value)) and averaging_ranks(view.layout) > 1 else "sum"
 
 

@@ -28,7 +28,10 @@ def hooks_replicas(fsdp: FSDP2, layout: Layout) -> bool:
 
 
 def averages(element_type: ElementType) -> bool:
-    """Whether the reduction itself averages, as for float32 and bfloat16. Gradients of other dtypes are divided separately."""
+    """Whether the collective itself averages gradients, as for float32 and bfloat16.
+
+    Gradients of other dtypes are divided separately.
+    """
     return element_type in (ElementType.FLOAT32, ElementType.BFLOAT16)
 
 
@@ -51,9 +54,9 @@ def division_of(fsdp: FSDP2, layout: Layout, element_type: ElementType) -> Divis
 
 
 def backend_divides(fsdp: FSDP2, factor: float | None, layout: Layout) -> bool:
-    """Whether gradients are divided by the divide factor `factor` in an averaging reduction or a separate operation.
+    """Whether an averaging collective or a separate operation divides gradients by the divide factor `factor`.
 
-    Otherwise the reduction is a premultiplied sum, which includes the division.
+    Otherwise the collective is a premultiplied sum, which includes the division.
     """
     if is_torch_in(FACTOR_OF_ALL_RANKS) and not hooks_replicas(fsdp, layout):
         return factor in (None, averaging_ranks(layout))

@@ -45,7 +45,7 @@ def gradient_has_an_empty_shard(scenario: Scenario) -> bool:
 
 @need
 def sums_norms_of_shards(scenario: Scenario) -> bool:
-    """Whether gradients are clipped by a norm other than infinity, and some are DTensors sharded over several ranks."""
+    """Whether gradients are clipped by a norm other than infinity, and some gradients are DTensors sharded over several ranks."""
     clipping = scenario.training.clipping
     is_sum = isinstance(clipping, ClipNorm) and clipping.norm_type is not NormType.INF
     return is_sum and any(ranks > 1 for _, ranks in _cuts(scenario))
@@ -53,7 +53,7 @@ def sums_norms_of_shards(scenario: Scenario) -> bool:
 
 @show
 def off_by_epsilons(scenario: Scenario, divergence: Divergence) -> bool:
-    """Whether the epsilon in `clip_grad_norm_` can explain the clipped value's error.
+    """Whether the epsilon in `clip_grad_norm_` can explain why a clipped value is slightly wrong.
 
     It can if the relative error is at most epsilon / `max_norm`, times the number of ranks.
     """

@@ -36,7 +36,10 @@ class LocalCalls(PlannedCalls):
             self.note(once, "all_gather", chunk_size(once.width, self.parts), times=once.trains_bias)
 
     def loss(self, step: int, rows: int) -> None:
-        """Count two calls: for each row's maximum logit, and for its sums over classes, such as the sum of exponentials."""
+        """Count two calls for each microbatch.
+
+        One has the maximum logit in each row. The other has the sums over classes in each row, such as the sum of exponentials.
+        """
         loss = self.view.training.loss
         assert isinstance(loss, CrossEntropy), "a limit leaves no other"
         if self.parts > 1:

@@ -210,7 +210,7 @@ def _stage(draft: Draft, parallelism: Pipeline, num_stages: int, spans: tuple[ra
         if draft.scenario.training.model.predicts_two:
             raise refuse(
                 "Head.predicts_two with Pipeline.static_shapes",
-                "the script declares only a number of features for each output, which is not the shape of two predictions",
+                "scripts declare shapes with one prediction for each token only",
             )
         _define_shapes(draft, spans)
         rows = f"rows // {parallelism.num_chunks}"

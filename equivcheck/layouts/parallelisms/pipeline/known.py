@@ -83,7 +83,7 @@ def stages_have_ddp_hooks(scenario: Scenario) -> bool:
 
 @need
 def infers_stage_shapes(scenario: Scenario) -> bool:
-    """Whether the schedule infers the shapes that stages send, instead of getting them."""
+    """Whether the schedule infers the shapes that stages send, because the layout does not declare them (`static_shapes`)."""
     return any(not pipeline.static_shapes for pipeline in scenario.layout.of(Pipeline))
 
 
@@ -168,13 +168,13 @@ def stage_ends_in_view(scenario: Scenario) -> bool:
 
 @need
 def weight_shared_around_others(scenario: Scenario) -> bool:
-    """Whether a stage other than the first uses a trained weight twice, and a trained parameter between these uses."""
+    """Whether a stage other than the first uses a trained weight twice, and uses a trained parameter between these two uses."""
     return any(map(_has_trained, _between_uses(scenario)))
 
 
 @need
 def weight_shared_in_a_row(scenario: Scenario) -> bool:
-    """Whether a stage other than the first uses a trained weight twice, and no trained parameter between these uses."""
+    """Whether a stage other than the first uses a trained weight twice, and uses no trained parameter between these two uses."""
     return not all(map(_has_trained, _between_uses(scenario)))
 
 
@@ -194,7 +194,7 @@ def _has_trained(layers: tuple[AnyLayer, ...]) -> bool:
 
 
 def rank_of_stages_without_gradients(scenario: Scenario) -> bool:
-    """Whether no stage on some rank gets gradients, because its layers or all layers before it are frozen."""
+    """Whether some rank has no stage that gets gradients, because its layers or all layers before them are frozen."""
     pipeline = _pipeline(scenario)
     if pipeline is None:
         return False

@@ -251,7 +251,7 @@ def build_pipeline(setup: Setup, parallelism: Pipeline, mesh: DeviceMesh) -> Non
 def finish_pipeline(setup: Setup) -> None:
     """Clip by the norm over all stages, and give shared weights their names in the full model.
 
-    It runs after the other parallelisms. They may replace parameters, and the function for the norm over one stage.
+    This runs after the other parallelisms, because they may replace parameters, and the function for the norm over one stage.
     """
     pipe = pipe_of(setup)
     assert pipe is not None, "the pipeline is applied before it is finished"

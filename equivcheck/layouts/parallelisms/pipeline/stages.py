@@ -163,7 +163,10 @@ def has_fsdp_stages(layout: Layout) -> bool:
 
 
 def has_ddp_stages(layout: Layout) -> bool:
-    """Whether pipeline stages are `DistributedDataParallel` modules. The schedule then lets their last backward reduce."""
+    """Whether pipeline stages are `DistributedDataParallel` modules.
+
+    The schedule then reduces gradients in a stage's last backward.
+    """
     return layout.has(Pipeline) and layout.has(DDP)
 
 
@@ -194,7 +197,7 @@ def has_lost_gradients(layout: Layout) -> bool:
 
 
 def trained_layers(model: Model) -> tuple[bool, ...]:
-    """Return whether each layer uses a trained parameter in some step. Its output then needs a gradient."""
+    """Return for each layer whether it uses a trained parameter in any step. If so, its output needs a gradient."""
     return tuple(_is_trained(model, layer) for layer in model.layers)
 
 

@@ -26,7 +26,8 @@ def replicate_model(model: nn.Module, parallelism: Replicate, mesh: DeviceMesh) 
 def synchronises_only(modules: Iterable[Any], last: bool) -> AbstractContextManager[object]:
     """Let replicated modules reduce gradients in the next backward if `last` is True, and not reduce them otherwise.
 
-    The switch is set at once. The context manager that is returned does nothing; callers use it in place of `no_sync()`.
+    This takes effect when the function is called. The returned context manager does nothing; callers use it in place of
+    `no_sync()`.
     """
     for module in modules:
         module.set_requires_gradient_sync(last)

@@ -47,16 +47,16 @@ def one_row_after_several(scenario: Scenario) -> bool:
 
 @need
 def sharded_by_batch(scenario: Scenario) -> bool:
-    """Whether parameters are replicated DTensors in forward, so that activations stay sharded by rows."""
+    """Whether parameters are replicated DTensors during forward, so that activations stay sharded by rows."""
     is_replicated = any(spmd.distribution is Distribution.REPLICATE for spmd in scenario.layout.of(SPMD))
     return is_replicated or any(fsdp.mesh_dims is not None for fsdp in scenario.layout.of(FSDP2))
 
 
 @need
 def flattened_between_transpositions(scenario: Scenario) -> bool:
-    """Whether inputs have rows along dim 1, and the model flattens dims: in a layer's output, or before a linear on sequences.
+    """Whether inputs have rows along dim 1, the model flattens dims, and the loss gives different rows different gradients.
 
-    Also, the loss must give different rows different gradients.
+    Models flatten dims in a layer's output, or before a linear on sequences.
     """
     training = scenario.training
     flattens = any(layer.shape_op is ShapeOp.FLATTEN for layer in training.model.linears) or training.model.length is not None

@@ -60,7 +60,7 @@ def test_stages_cannot_run_alone() -> None:
         training=Training(model=Model(features=2, layers=(Layer(width=2),) * 2), data=Data(microbatches=(2,))),
         layout=Layout(mesh=Mesh(axes=(Axis(name="pp", size=2),)), parallelisms=(Pipeline(num_chunks=2),)),
     )
-    with pytest.raises(UsageError, match=r"dry-run: pipelines are not supported: .* Expected a layout without stages"):
+    with pytest.raises(UsageError, match=r"dry-run: pipelines are not supported: .* Expected a layout without a pipeline"):
         dry_run(scenario)
 
 
