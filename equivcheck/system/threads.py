@@ -37,7 +37,7 @@ _bootstrap: Any = importlib._bootstrap  # Python 3.10 to 3.14
 def holds_import_lock(thread: int | None) -> bool:
     """Whether the thread with this id holds a module's import lock, because it is importing the module.
 
-    The thread's stack frames would show it too, but walking the frames of a running thread is not safe.
+    An import is also visible in the thread's stack frames, but walking the frames of a running thread is not safe.
     """
     locks = [reference() for reference in list(_bootstrap._module_locks.values())]
     return any(lock is not None and lock.owner == thread for lock in locks)

@@ -108,7 +108,7 @@ def in_order_of_pieces(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tenso
 def box_of(name: str, shape: tuple[int, ...], mesh: Mesh, placements: Sequence[Placement]) -> Piece:
     """Return which elements of a tensor with this full shape and these placements lie on this rank.
 
-    This follows the rule of `torch.chunk` and does not ask DTensor, because the check must be independent of it.
+    The box follows the rule of `torch.chunk`. It is computed without DTensor, because the check must be independent of DTensor.
     """
     start, size = [0] * len(shape), list(shape)
     coordinate = mesh.get_coordinate()

@@ -86,8 +86,8 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     :param trainer: An adapter for a trainer that owns backward, clipping and updates; see `equivcheck.Trainer`. It takes the
         place of `parallelize`, `step` and `rank_step`.
     :param name: Name of this training, for the first line of the verdict.
-    :param reduction: ``"mean"`` or ``"sum"``. A sum is multiplied by the number of data ranks before backward, because data ranks
-        average gradients.
+    :param reduction: How `loss` combines rows: ``"mean"`` or ``"sum"``. A sum is multiplied by the number of data ranks before
+        backward, because data ranks average gradients.
     :param scheduler: Called with the optimizer. Its ``step()`` runs after each training step.
     :param step: Called as ``step(model, batch, optimizer, loss)`` instead of the built-in forward, backward and update. Returns
         the loss, or a dict of named numbers and tensors with ``loss`` among them. Losses are averaged over data ranks; all other
@@ -108,7 +108,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     :param precision: Low precision that ranks use. One device then rounds at the same points. Pass a `MixedPrecision` for an FSDP
         policy, or a `LowPrecision` for autocast. Autocast needs `dtype=torch.float32` or None. If you pass `step`, it must enter
         autocast itself.
-    :param keep_dtype: If the model's code casts to float32, replace this by a cast to float64, on one device and on ranks.
+    :param keep_dtype: Replace casts to float32 in the model's code by casts to float64, on one device and on ranks.
     :param dropout_masks: Draw the masks of `torch.nn.Dropout` (1d, 2d, 3d) for all rows, and give each rank its part.
     :param resume: A `Restart`: ranks save a checkpoint, start again, load it and train on.
     :param batch_splits: If True, check again with up to eight other splits of the batches over data ranks, such as 1 and n - 1

@@ -90,7 +90,7 @@ def keep(values: Values) -> KeptValues:
 
 
 class Diagnosing:
-    """Diagnosis of one verdict, which runs when it is called. This may be long after the check.
+    """Diagnosis of one verdict. It runs when it is called, perhaps long after the check.
 
     The user's code may change batches and the model in the meantime, so both are copied.
     """

@@ -109,7 +109,7 @@ def _state_between_steps(reader: Reader, read: GradientReader, scheduler: Any) -
 def default_step(task: Task) -> TrainStep:
     """Return the built-in training step: forward and backward for each microbatch, then the optimizer's update.
 
-    It returns the mean of the microbatches' losses, or their sum with ``reduction="sum"``.
+    The step returns the mean of the microbatches' losses; with ``reduction="sum"``, it returns their sum.
     """
     return functools.partial(_step, averages=task.reduction == "mean")
 

@@ -16,7 +16,7 @@ processes."""
 class WorkClock:
     """Measures work: CPU seconds that this process and its descendants have used since the clock was created.
 
-    Waiting time can be added with `wait`. If a descendant ends and its parent does not wait for it, its time is lost. The clock
+    Waiting time can be added with `wait`. A descendant's time is lost if it ends and its parent does not wait for it. The clock
     never goes back.
     """
 

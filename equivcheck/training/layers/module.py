@@ -62,7 +62,7 @@ class RoutingLoad(NamedTuple):
 class LayerModule(nn.Module):
     """Base class for layers' modules; subclasses implement `compute`.
 
-    If `document_length` is set, the sequence contains documents of this many positions, which do not attend to each other.
+    If `document_length` is set, a sequence contains documents of this length. Positions do not attend to other documents.
     """
 
     def __init__(self, layer: AnyLayer) -> None:

@@ -19,7 +19,10 @@ GradientOf = Callable[[torch.Tensor], torch.Tensor | None]
 
 
 def clip_by_norm(_module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
-    """Clip gradients by norm, also if some parameters are plain tensors or on other meshes. Return the norm before clipping."""
+    """Clip gradients by norm, and return the norm before clipping.
+
+    Some parameters may be plain tensors, or DTensors on different meshes.
+    """
     if len(_kinds(parameters)) > 1:
         return clip_by_norm_of_norms(parameters, clipping)
     return nn.utils.clip_grad_norm_(parameters, clipping.max_norm, norm_type=float(clipping.norm_type.value))
@@ -61,7 +64,10 @@ def clip_to_norm(parameters: list[torch.Tensor], clipping: ClipNorm, norm: torch
 
 
 def clip_by_value(parameters: list[torch.Tensor], clipping: ClipValue) -> None:
-    """Clamp each gradient element to the limit in `clipping`, also if some parameters are plain tensors or on other meshes."""
+    """Clamp each gradient element to the limit in `clipping`.
+
+    Some parameters may be plain tensors, or DTensors on different meshes.
+    """
     kinds = _kinds(parameters)
     for kind in kinds:
         # It raises if no parameter has a gradient. That is an error only if no other kind has one either.

@@ -34,8 +34,8 @@ ACCEPTS = f"{CHECKER} accepts your step: the error is in values, or in tensors w
 def opinion_of_types(task: Task) -> str:
     """Return the spmd_types checker's error with its line in the code, or a sentence that the checker accepts the step.
 
-    Empty if no parameter has an spmd_types type, or if the step fails for another reason. Also empty for the built-in step on
-    several data ranks, because the checker rejects backward from a loss over a rank's own rows.
+    Empty if no parameter has an spmd_types type, or if the step fails for a reason other than types. Also empty for the built-in
+    step on several data ranks, because the checker rejects backward from a loss over a rank's own rows.
     """
     if CHECKER not in sys.modules or (task.rank_step is None and task.num_data_ranks > 1):
         return ""

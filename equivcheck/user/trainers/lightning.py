@@ -32,7 +32,7 @@ MIXED = ("bf16-mixed", "bf16")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lightning:
-    """Adapter for `lightning.pytorch.Trainer`. Takes its arguments.
+    """Adapter for `lightning.pytorch.Trainer`. Takes the trainer's arguments.
 
     The number of microbatches in an update comes from `batches`, and the optimizer from `check_training`. All other arguments
     stay as they are.

@@ -31,7 +31,7 @@ class Search:
         self._process.communicate()
 
     def names(self) -> tuple[str, ...]:
-        """Wait for the search, and return the full names of all state that it found in torch.
+        """Wait for the search, and return the full names of all variables, flags and caches that it found in torch.
 
         Raises `EquivCheckError` if the search fails.
         """

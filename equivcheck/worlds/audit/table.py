@@ -40,7 +40,7 @@ class StateRow:
     """torch versions in which the row applies, as a PEP 440 specifier; empty for all versions."""
 
     def covers(self, name: str) -> bool:
-        """Whether this name of a torch variable, flag or cache is in the row, or matches a pattern in the row."""
+        """Whether the row contains this name of a torch variable, flag or cache, or a pattern that matches the name."""
         return _pattern(self.names).match(name) is not None
 
 

@@ -41,8 +41,8 @@ def unfinished_reports(members: Sequence[Member], threads: Sequence[int]) -> lis
 def failure_of(reports: Sequence[RankReport], times: Mapping[int, float], why: str | Mismatch) -> Failure:
     """Build the `Failure` for a run from the reports on all ranks.
 
-    `times` contains the time at which each failed rank raised. `why` is the reason why the other ranks were stopped: a text or
-    a `Mismatch`.
+    `times` contains the time at which each failed rank raised. `why` is the reason for stopping the other ranks: a text or a
+    `Mismatch`.
     """
     if isinstance(why, Mismatch):
         reports = _waiting(reports, why)

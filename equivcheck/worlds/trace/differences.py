@@ -8,7 +8,10 @@ from equivcheck.system.choice import PrintableEnum
 
 
 class Phase(PrintableEnum):
-    """Part of a step whose values are compared. Members are in the order of the search for the first divergence."""
+    """Part of a step, such as loss or gradients, whose values are compared.
+
+    Members are in the order of the search for the first divergence.
+    """
 
     LOSS = "loss"
     VALUE = "value"

@@ -105,7 +105,7 @@ class GatedExperts(nn.Module):
             self.register_parameter(f"{name}_bias", bias)
 
     def forward(self, inputs: torch.Tensor, expert: int | None = None, counts: torch.Tensor | None = None) -> torch.Tensor:
-        """Compute one expert on inputs (..., features). `expert` is its index if there are several.
+        """Compute one expert on inputs (..., features). `expert` is its index if parameters of several experts are stacked.
 
         If `counts` is given, all experts are computed: the inputs are rows sorted by expert, and `counts` says how many rows each
         expert gets.
