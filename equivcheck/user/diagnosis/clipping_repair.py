@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from equivcheck.diagnosis.emulation.emulated_ranks import Scale, norm_of
 from equivcheck.diagnosis.emulation.held_elements import held_elements
 from equivcheck.diagnosis.evidence import RATIO
+from equivcheck.diagnosis.patterns import NO_PROOF
 from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
 from equivcheck.user.diagnosis.contradiction import are_gradients_scaled
@@ -23,6 +25,10 @@ from equivcheck.worlds.trace.differences import Phase
 from equivcheck.worlds.trace.pieces import select_piece, values_by_piece
 
 LOCAL = f"each rank clips by its local norm, over the elements that it holds {CONFIRMED.format('the norm over all elements')}"
+BY_HAND = (
+    "on each rank, all gradients have the size that clipping by the rank's local norm gives, over the elements that it holds "
+    f"{NO_PROOF}: is the norm in your step reduced over all ranks?"
+)
 OTHER = f"your ranks clip by another norm than one device {CONFIRMED.format('the norm of one device')}"
 
 
@@ -83,26 +89,45 @@ def _clippings_on_device(diverged: DivergedTraining) -> _Clippings | None:
     return _Clippings(norms=norms, gradients=found[0][0], kind=found[0][1]) if found else None
 
 
-def _are_local(diverged: DivergedTraining, right: _Clippings) -> bool:
+def clipped_by_hand(diverged: DivergedTraining) -> Diagnosis | None:
+    """Hint at ranks that clip by their local norm, if the step calls no clipping of torch. None if they do not."""
+    if diverged.first.phase is not Phase.GRADIENT or not are_gradients_scaled(diverged):
+        return None
+    expected = diverged.expected_values(diverged.first.step, Phase.GRADIENT)
+    clipped = _Clippings(norms=[], gradients={name: torch.from_numpy(value) for name, value in expected.items()}, kind=2.0)
+    # If each rank's norm is nearly the norm over all elements, the factors are nearly 1, and any small difference fits.
+    is_visible = min(_local_norms(diverged, clipped)) < 0.99 * float(norm_of(clipped.gradients.values(), clipped.kind))
+    is_local = is_visible and _are_local(diverged, clipped, math.inf)
+    return Diagnosis(cause=Cause.LOCAL_NORM, sentence=BY_HAND, exact=False) if is_local else None
+
+
+def _are_local(diverged: DivergedTraining, right: _Clippings, most: float = 1.0) -> bool:
     """Whether each rank scales its gradients in the first wrong step as the norm over its own elements requires.
 
-    Ranks without gradients, or with zeros only, do not count.
+    Ranks without gradients, or with zeros only, do not count. A factor is at most `most`.
     """
     expected = diverged.expected_values(diverged.first.step, Phase.GRADIENT)
     norm = float(norm_of(right.gradients.values(), right.kind))
     factor = _ratio([(expected[name].reshape(-1), value.double().numpy().reshape(-1)) for name, value in right.gradients.items()])
-    held = held_elements(diverged)
-    for rank, trace in enumerate(diverged.traces):
-        own = float(norm_of([value[held.by(name, rank)] for name, value in right.gradients.items()], right.kind))
+    for trace, own in zip(diverged.traces, _local_norms(diverged, right), strict=True):
         pairs = [
             (values, select_piece(right.gradients[piece.name].double().numpy(), piece))
             for piece, values in values_by_piece(trace.steps[diverged.first.step].gradients)
             if values is not None and piece.name in right.gradients
         ]
         has_gradients = any(before.any() for _, before in pairs)
-        if has_gradients and not np.isclose(_ratio(pairs), min(1.0, factor * norm / own), rtol=RATIO):
+        if has_gradients and not np.isclose(_ratio(pairs), min(most, factor * norm / own), rtol=RATIO):
             return False
     return True
+
+
+def _local_norms(diverged: DivergedTraining, right: _Clippings) -> list[float]:
+    """Return each rank's norm over the elements that it holds."""
+    held = held_elements(diverged)
+    return [
+        float(norm_of([value[held.by(name, rank)] for name, value in right.gradients.items()], right.kind))
+        for rank in range(len(diverged.traces))
+    ]
 
 
 def _ratio(pairs: list[tuple[np.ndarray, np.ndarray]]) -> float:

@@ -37,7 +37,7 @@ from equivcheck.user.diagnosis.catalogue.rank_weights import wrong_weights_of_ra
 from equivcheck.user.diagnosis.catalogue.split_modules import norms_of_parts, wrong_embeddings, wrong_heads
 from equivcheck.user.diagnosis.catalogue.weights import wrong_weights
 from equivcheck.user.diagnosis.catalogue.zeroing import skipped_zeroing
-from equivcheck.user.diagnosis.clipping_repair import wrong_norms
+from equivcheck.user.diagnosis.clipping_repair import clipped_by_hand, wrong_norms
 from equivcheck.user.diagnosis.contradiction import RealValues, are_gradients_scaled
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
@@ -147,7 +147,7 @@ def explanation_of(diverged: DivergedTraining) -> UserDiagnosis:
         cause = words if len(fits) == 1 else f"either {words}"
         return UserDiagnosis(cause=cause, kinds=tuple(fit.cause for fit in fits))
     writes = diverged.repeated_writes() if diverged.first.phase is Phase.BUFFER else ""
-    pattern = None if writes else pattern_of(diverged, narrower_types(diverged))
+    pattern = None if writes else clipped_by_hand(diverged) or pattern_of(diverged, narrower_types(diverged))
     return UserDiagnosis(hint=writes if pattern is None else pattern.sentence, unexplained=unexplained)
 
 

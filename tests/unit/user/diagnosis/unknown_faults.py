@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import nn
 
 from unit.user.diagnosis.wrong_gradients import changed
-from unit.user.diagnosis.wrong_trainings import Wrong, averaged, by_hand, rank, step_of
+from unit.user.diagnosis.wrong_shards import by_own_norm, fsdp
+from unit.user.diagnosis.wrong_trainings import Wrong, averaged, by_hand, nothing, rank, step_of
 from unit.user.programs import batches, brought
 
 
@@ -77,6 +78,10 @@ UNKNOWN: dict[str, tuple[Wrong, str]] = {
     "classes_counted_twice": (
         Wrong(says="", brought=brought(parallelize=lambda model, _mesh: model, rank_step=larger_loss)),
         "the loss is log(2) larger than on one device, the logarithm of the number of dp ranks: a softmax may count each",
+    ),
+    "clipped_by_hand": (
+        fsdp("", clips=by_own_norm, of_one=step_of(reduce=nothing, clips=by_own_norm)),
+        "clipping by the rank's local norm gives",
     ),
     "slightly_off": (by_hand("", reduce=changed(lambda gradient: gradient * (1 + 1e-12))), ""),
 }
