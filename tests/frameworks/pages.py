@@ -9,6 +9,7 @@ HOWTO = Path(__file__).parents[2] / "docs" / "howto"
 
 
 def shown_output(page: str) -> str:
-    """Return the only indented line on a page, such as the cause that `print(verdict.cause)` shows."""
-    (line,) = re.findall(r"^    (\S.*)$", HOWTO.joinpath(f"{page}.md").read_text("utf-8"), re.MULTILINE)
+    """Return the only indented line outside code blocks, such as the cause that `print(verdict.cause)` shows."""
+    text = re.sub(r"^```.*?^```$", "", HOWTO.joinpath(f"{page}.md").read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    (line,) = re.findall(r"^    (\S.*)$", text, re.MULTILINE)
     return line

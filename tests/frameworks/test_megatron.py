@@ -92,7 +92,7 @@ def test_norms_that_are_not_marked_sequence_parallel() -> None:
         ({"dp": 2}, {"transformer": {"bf16": True}}, "trainer MegatronCore is not valid: its bf16 needs a GPU"),
         ({"dp": 2}, {"optimizer": {"optimizer": "muon"}}, "trainer MegatronCore is not valid: its optimizer keeps state"),
         ({"tp": 2, "dp": 2}, {}, "mesh is not valid: its axes tp, dp are in another order than Megatron's"),
-        ({"dp": 2}, {"arguments": {"model": partial(Gpt, "gated")}}, "model is not valid: Megatron's parameter"),
+        ({"dp": 2}, {"arguments": {"model": partial(Gpt, "gated")}}, "model is not valid: it has no parameter like Megatron's"),
         ({"dp": 2}, {"arguments": {"dtype": torch.float64}}, "dtype torch.float64 is not valid"),
     ],
 )

@@ -25,6 +25,7 @@ from equivcheck.user.trainers.torchtitan import TorchTitan
 from equivcheck.user.trainers.transformers import HFTrainer
 from equivcheck.user.trainers.trl import TRL
 from equivcheck.user.verdict import UserVerdict
+from frameworks.pages import shown_output
 from tools.trainers import __main__ as command
 from tools.trainers import folders, written
 from tools.trainers.frameworks import FRAMEWORKS
@@ -169,6 +170,12 @@ def test_the_matrix_has_an_adapters_oldest_and_newest_version(name: str) -> None
     versions = sorted(map(Version, FRAMEWORKS[name].versions))
     for limit, version in ((tried.oldest, versions[0]), (tried.newest, versions[-1])):
         assert version.release[: len(Version(limit).release)] == Version(limit).release
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_an_adapters_page_shows_one_output(name: str) -> None:
+    """The tests in `tests/frameworks` compare a mistake's cause with it, and only the environment `trainers` runs them."""
+    assert shown_output(f"trainer_{name}")
 
 
 def test_a_version_that_pip_cannot_install_is_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
