@@ -179,9 +179,9 @@ def times_data_ranks(scenario: Scenario, divergence: Divergence) -> bool:
 
 
 @show
-def of_a_matrix(_scenario: Scenario, divergence: Divergence) -> bool:
-    """Whether the diverged tensor has two dims, so that its gradient may have other strides than the parameter."""
-    return len(divergence.index) == 2
+def of_several_dims(_scenario: Scenario, divergence: Divergence) -> bool:
+    """Whether the diverged tensor has several dims, so that its gradient may have other strides than the parameter."""
+    return len(divergence.index) > 1
 
 
 @show

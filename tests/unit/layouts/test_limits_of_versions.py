@@ -152,6 +152,34 @@ def test_experts_are_not_selected_from_dtensors(installed: str, is_refused: bool
     assert limit_reason(repair_training(training, layout), layout) is None
 
 
+BALANCED = Training(
+    model=Model(features=2, length=2, layers=(Experts(hidden=1, num_experts=2, balance=0.1),)), data=Data(microbatches=(2,))
+)
+
+
+@pytest.mark.parametrize(("installed", "is_refused"), [("2.10.0", False), ("2.11.0", True), ("2.12.1", False)])
+def test_a_mean_loss_has_no_load_balancing_loss(installed: str, is_refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch 2.11 cannot add an average over ranks and a sum over ranks. One rank, or a sum loss, is supported."""
+    monkeypatch.setattr(torch_version, "_installed", lambda: Version(installed))
+    for training in (BALANCED, replace(BALANCED, loss=Loss.LINEAR_MEAN)):
+        if installed == "2.10.0" and not training.loss.is_linear:
+            continue
+        assert ("load-balancing loss" in (limit_reason(training, layout_of(SPMD())) or "")) is is_refused
+        within = repair_training(training, layout_of(SPMD()))
+        assert limit_reason(within, layout_of(SPMD())) is None
+        assert within.model.balances
+        assert within.loss.is_mean is not is_refused
+        assert limit_reason(training, layout_of(SPMD(), 1)) is None
+
+
+@pytest.mark.torch(">=2.11,<2.12", "other versions add them")
+def test_a_load_balancing_loss_next_to_a_mean_fails_on_every_rank() -> None:
+    """Beyond the limit, each rank raises."""
+    verdict = check(Scenario(training=BALANCED, layout=layout_of(SPMD())), beyond=True)
+    assert verdict.failure is not None
+    assert all("Redistribution from one partial type" in report.error for report in verdict.failure.reports)
+
+
 @pytest.mark.torch("<2.10", "later versions refuse it")
 @pytest.mark.parametrize(("width", "ranks", "expected"), [(3, 2, Difference.VALUE), (4, 3, Difference.NAN)])
 def test_cut_features_are_normalised_wrongly(

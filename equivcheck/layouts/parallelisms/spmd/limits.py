@@ -51,6 +51,15 @@ ONLY_LINEAR_LOSS = UpstreamLimit(
 )
 
 
+NO_BALANCE_BESIDE_MEANS = UpstreamLimit(
+    reason="DTensor: a load-balancing loss added to a mean loss is not supported: the mean is an average over ranks, the "
+    "load-balancing loss a sum, and DTensor refuses to add them ('Redistribution from one partial type')",
+    applies=lambda training, layout: training.model.balances and training.loss.is_mean and layout.num_data_ranks > 1,
+    repair=lambda training, _layout: replace(training, loss=Loss.LINEAR_SUM if training.loss.is_linear else Loss.MSE_SUM),
+    torch=">=2.11,<2.12",
+)
+
+
 def _norms(model: Model) -> tuple[Norm | None, ...]:
     """Return the norm before each layer, then the norm before the head."""
     return (*(layer.norm for layer in model.layers), model.head.norm if model.head else None)
@@ -138,6 +147,7 @@ LIMITS: tuple[Limit, ...] = (
     NO_SINGLE_SEQUENCE,
     TABLES_OF_NOTHING,
     ONLY_LINEAR_LOSS,
+    NO_BALANCE_BESIDE_MEANS,
     NO_SHARDED_LAYER_NORM,
     NO_RMS_NORM_OF_CUT_FEATURES,
     EVEN_ROWS,

@@ -184,6 +184,16 @@ def test_a_lost_gradient_is_known_up_to_the_layer_whose_sum_is_awaited(
     assert (known_issue(_diverged(example, replace(lost, **changes))) is not None) is is_known  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("index", "is_known"), [((0, 1), True), ((0, 5, 1), True), ((1,), False)])
+def test_fused_adam_is_wrong_for_tensors_of_several_dims(index: tuple[int, ...], is_known: bool) -> None:
+    """Gradients of matrices and of stacked experts may have other strides than their parameters. A vector has one stride."""
+    example, _ = SHOWN["fused_adam_strided_gradient"]
+    wrong = Divergence(
+        step=0, phase=Phase.UPDATE, tensor="layers.0.linear.weight", difference=Difference.VALUE, rank=0, index=index
+    )
+    assert (known_issue(_diverged(example, wrong)) is not None) is is_known
+
+
 def test_what_is_wrong_without_an_issue_as_well_is_a_finding() -> None:
     """A wrong update under fused Adam is the known issue only if plain Adam is right."""
     shown, _ = SHOWN["fused_adam_strided_gradient"]
