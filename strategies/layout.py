@@ -13,7 +13,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from equivcheck.layouts.composition.limits import repair_layout
 from equivcheck.layouts.composition.registry import kinds_of, layout_names
 from equivcheck.scenario import FSDP1, Axis, Checkpointing, Compile, Execution, Layout, Mesh, Parallelism
-from equivcheck.scenario.mesh import DP, MAX_RANKS, TP
+from equivcheck.scenario.mesh import DP, MAX_AXES, MAX_RANKS, TP
 from equivcheck.strategies.chance import indices_below
 from equivcheck.strategies.parallelism import parallelisms_of
 
@@ -110,7 +110,7 @@ def layouts(
 ) -> Layout:
     """Draw layouts with one or several parallelisms. `tags` are the names of allowed layouts; by default, all are allowed.
 
-    Single parallelisms come twice as often, because they show most faults at a fraction of the cost. A layout is named by its
+    Half of the layouts are single parallelisms, because they show most faults at a fraction of the cost. A layout is named by its
     parallelism's tag; compositions are named as in `Layout.name`: `"fsdp2 x tensor_parallel"`. Options that exclude each other
     are dropped. Meshes have at most `max_ranks` ranks, and at most 4 if the layout compiles or traces. Drawing raises
     `UsageError` if a name does not exist.
@@ -126,14 +126,20 @@ def layouts(
 
 @cache
 def _names(names: tuple[str, ...] | None) -> SearchStrategy[str]:
+    """Draw names. Single parallelisms get half of the draws, and never less than twice their share."""
     chosen = layout_names() if names is None else names
-    return st.sampled_from((*chosen, *(name for name in chosen if len(kinds_of(name)) == 1)))
+    single = [name for name in chosen if len(kinds_of(name)) == 1]
+    num_composed = len(chosen) - len(single)
+    return st.sampled_from((*chosen, *single * max(1, round(num_composed / max(1, len(single))) - 1)))
 
 
 def _axes(parallelisms: tuple[Parallelism, ...]) -> list[tuple[str, ...]]:
-    """Return axis alternatives for these options. Axes of inner parallelisms come last, because their ranks are neighbours."""
+    """Return axis alternatives for these options. Axes of inner parallelisms come last, because their ranks are neighbours.
+
+    HSDP around a pipeline of layers that are spread over ranks would need a fourth axis, which meshes do not have.
+    """
     alternatives = product(*(_axes_of(parallelism) for parallelism in reversed(parallelisms)))
-    return [sum(names, start=()) for names in alternatives]
+    return [names for names in (sum(each, start=()) for each in alternatives) if len(names) <= MAX_AXES]
 
 
 def _axes_of(parallelism: Parallelism) -> tuple[tuple[str, ...], ...]:

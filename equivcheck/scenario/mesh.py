@@ -9,6 +9,8 @@ from equivcheck.scenario.noun import frozen_dataclass, invalid_field, require_be
 
 MAX_RANKS = 8
 """Maximum ranks in generated scenarios."""
+MAX_AXES = 3
+"""Maximum axes of a mesh."""
 MAX_NAME = 64
 """Maximum characters in an axis name."""
 
@@ -53,7 +55,7 @@ class Mesh:
     """1 to 3 axes with distinct names, outermost first."""
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.axes) <= 3:
+        if not 1 <= len(self.axes) <= MAX_AXES:
             raise InvalidScenario(f"Mesh.axes of length {len(self.axes)} is not valid. Expected 1 to 3 axes.")
         if len(set(self.names)) != len(self.names):
             raise InvalidScenario(f"Mesh.axes with the names {self.names} is not valid. Expected distinct names.")

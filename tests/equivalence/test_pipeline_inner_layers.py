@@ -34,6 +34,7 @@ from equivcheck.scenario import (
     PipelineSchedule,
     Split,
     Tokens,
+    Wrapping,
 )
 from support.clipped import clipped_scenario
 from support.exported import differences_of_traces, run_script
@@ -108,13 +109,23 @@ def test_three_axes_equal_one_device(inner: str) -> None:
     check(scenario).assert_equivalent()
 
 
+SHARDED_STAGES = FSDP2(wrapping=Wrapping.PER_LAYER, reshard_after_forward=False, embedding_unit=True)
+
+
 @pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("inner", ["tensor", "sequence"])
+@pytest.mark.parametrize("inner", [name for name in INNER if name != "typed"])
 def test_sharded_stages_of_spread_layers_equal_one_device(inner: str, name: str) -> None:
     """`fully_shard` shards each stage's parts of parameters once more, over ranks with the same stage and the same parts."""
-    scenario = a_scenario(inner, SCHEDULES[name], FSDP2(reshard_after_forward=False), rows=(16, 16))
+    scenario = a_scenario(inner, SCHEDULES[name], SHARDED_STAGES, rows=(16, 16))
     require_supported(scenario)
     check(scenario).assert_equivalent()
+
+
+def test_processes_shard_stages_of_spread_layers() -> None:
+    """Gloo computes what simulated ranks compute."""
+    scenario = a_scenario("sequence", SCHEDULES["zbv"], SHARDED_STAGES, rows=(16, 16))
+    require_supported(scenario)
+    check(scenario, world="gloo").assert_equivalent()
 
 
 @pytest.mark.parametrize(("inner", "name"), [("ring", "gpipe"), ("sequence", "zbv"), pytest.param("typed", "gpipe", marks=TYPED)])

@@ -62,6 +62,9 @@ COMPOSITIONS: tuple[str, ...] = (
     "local_data_parallel x pipeline x local_tensor_parallel",
     "local_data_parallel x pipeline x context_parallel",
     "local_data_parallel x pipeline x expert_parallel",
+    "fsdp2 x pipeline x local_tensor_parallel",
+    "fsdp2 x pipeline x context_parallel",
+    "fsdp2 x pipeline x expert_parallel",
 )
 """Compositions that strategies generate, named as by `Layout.name`."""
 TIMES = " x "
