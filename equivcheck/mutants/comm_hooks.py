@@ -24,11 +24,16 @@ def ddp_of(setup: Setup) -> DistributedDataParallel | None:
 
 
 def reduce_with(setup: Setup, reduce: Reduce) -> None:
-    """Register `reduce` as communication hook, if the setup has a `DistributedDataParallel`."""
-    module = ddp_of(setup)
-    if module is not None:
-        # A lambda has no annotations. DDP compares them with types, but here they are strings.
-        module.register_comm_hook(None, lambda _state, bucket: reduce(bucket, module.process_group))
+    """Register `reduce` as communication hook of each `DistributedDataParallel`, which wraps the model or a pipeline stage."""
+    wrapped = [part for part in setup.parts if isinstance(part, DistributedDataParallel)]
+    inside = wrapper_of(setup.model)
+    for module in wrapped if inside is None else [inside]:
+        _register(module, reduce)
+
+
+def _register(module: DistributedDataParallel, reduce: Reduce) -> None:
+    # A lambda has no annotations. DDP compares them with types, but here they are strings.
+    module.register_comm_hook(None, lambda _state, bucket: reduce(bucket, module.process_group))
 
 
 def keep_bucket(bucket: GradBucket, _group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from equivcheck.layouts.composition.registry import COMPOSITIONS, TIMES
+from equivcheck.layouts.parallelisms.pipeline.stages import splits_backward
 from equivcheck.scenario import DDP, SGD, Compression, Layout, Pipeline, Precision, Replicate, Replicator, Scenario
 from equivcheck.scenario.parallelisms import PARALLELISMS
 
@@ -12,6 +13,8 @@ EVERYWHERE: tuple[str, ...] = (*(kind.tag for kind in PARALLELISMS), *COMPOSITIO
 """Every built-in layout."""
 WITH_DDP = ("ddp", "replicate", "ddp x tensor_parallel", "replicate x tensor_parallel")
 """Layouts that can use `DistributedDataParallel`."""
+WITH_DDP_STAGES = (*WITH_DDP, "ddp x pipeline")
+"""Layouts whose model, or each of its pipeline stages, `DistributedDataParallel` can wrap."""
 INNER_TENSOR_PARALLEL = (
     "ddp x tensor_parallel",
     "replicate x tensor_parallel",
@@ -36,9 +39,9 @@ def all_of(*conditions: Callable[[Scenario], bool]) -> Callable[[Scenario], bool
 
 
 def wraps_the_model(scenario: Scenario) -> bool:
-    """Whether data parallelism wraps the whole model, as mutants need that disable its reduction or register a hook.
+    """Whether data parallelism wraps the whole model, as mutants need that disable its reduction.
 
-    A pipeline schedule calls wrapped stages instead. It decides when they reduce, and mutants register no hooks on them.
+    A pipeline schedule calls wrapped stages instead, and decides when they reduce.
     """
     return not scenario.layout.has(Pipeline)
 
@@ -102,6 +105,14 @@ def reduces_by_hooks(scenario: Scenario) -> bool:
         for parallelism in layout.parallelisms
     )
     return has_data_ranks(scenario) and is_wrapped(scenario.layout) and not compressed
+
+
+def reduces_all_by_hooks(scenario: Scenario) -> bool:
+    """Whether hooks of `DistributedDataParallel` reduce all gradients over several ranks.
+
+    Zero-bubble schedules run them for the first stage only (`ddp_stage_of_split_backward`).
+    """
+    return reduces_by_hooks(scenario) and not any(layout.has(Pipeline) and splits_backward(layout) for layout in scenario.layouts)
 
 
 def updates_exceed_rounding(scenario: Scenario) -> bool:

@@ -18,7 +18,7 @@ from equivcheck.mutants.needs import (
     has_ranks,
     is_eager,
     layouts_with,
-    reduces_by_hooks,
+    reduces_all_by_hooks,
     wraps_the_model,
 )
 from equivcheck.mutants.rank import around_update
@@ -63,8 +63,8 @@ def rank_swaps_calls(setup: Setup) -> None:
 
 
 @fault(
-    layouts=layouts_with(DDP.tag, Replicate.tag),
-    applies=all_of(is_eager, reduces_by_hooks, wraps_the_model),
+    layouts=tuple(name for name in layouts_with(DDP.tag, Replicate.tag) if name != "replicate x pipeline"),
+    applies=all_of(is_eager, reduces_all_by_hooks),
     causes=(Cause.READ_BEFORE_DONE,),
 )
 def read_before_done(setup: Setup) -> None:

@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from equivcheck.mutants.comm_hooks import average_bucket, ddp_of, keep_bucket, reduce_with, sum_bucket, zero_bucket
 from equivcheck.mutants.mutant import fault
-from equivcheck.mutants.needs import WITH_DDP, reduces_by_hooks
+from equivcheck.mutants.needs import WITH_DDP_STAGES, reduces_all_by_hooks, reduces_by_hooks
 from equivcheck.mutants.rank import mesh_of
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import DDP, AuxiliaryLinear, Scenario
@@ -26,25 +26,25 @@ def _looks_for_unused(scenario: Scenario) -> bool:
     return reduces_by_hooks(scenario) and looks and has_unused
 
 
-@fault(layouts=WITH_DDP, applies=reduces_by_hooks, causes=(Cause.NOT_REDUCED,))
+@fault(layouts=WITH_DDP_STAGES, applies=reduces_all_by_hooks, causes=(Cause.NOT_REDUCED,))
 def reduction_missing(setup: Setup) -> None:
     """Bug: the gradient all-reduce never runs, so each rank updates with its own gradients."""
     reduce_with(setup, keep_bucket)
 
 
-@fault(layouts=WITH_DDP, applies=reduces_by_hooks, causes=(Cause.SUMMED, Cause.SCALED))
+@fault(layouts=WITH_DDP_STAGES, applies=reduces_all_by_hooks, causes=(Cause.SUMMED, Cause.SCALED))
 def gradients_summed(setup: Setup) -> None:
     """Bug: gradients are summed over ranks, but not divided by their number."""
     reduce_with(setup, sum_bucket)
 
 
-@fault(layouts=WITH_DDP, applies=reduces_by_hooks, causes=(Cause.NOT_REDUCED,))
+@fault(layouts=WITH_DDP_STAGES, applies=reduces_all_by_hooks, causes=(Cause.NOT_REDUCED,))
 def last_bucket_kept(setup: Setup) -> None:
     """Bug: the last gradient bucket is not reduced."""
     reduce_with(setup, lambda bucket, group: (keep_bucket if bucket.is_last() else average_bucket)(bucket, group))
 
 
-@fault(layouts=WITH_DDP, applies=reduces_by_hooks, causes=(Cause.GRADIENT_LOST,))
+@fault(layouts=WITH_DDP_STAGES, applies=reduces_all_by_hooks, causes=(Cause.GRADIENT_LOST,))
 def last_bucket_lost(setup: Setup) -> None:
     """Bug: the last gradient bucket is replaced with zeros."""
     reduce_with(setup, lambda bucket, group: zero_bucket(bucket, group) if bucket.is_last() else average_bucket(bucket, group))

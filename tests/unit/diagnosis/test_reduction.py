@@ -10,7 +10,7 @@ from equivcheck import Scenario, check
 from equivcheck.diagnosis.explain import explained
 from equivcheck.mutants.registry import mutant
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.scenario import DDP, FSDP2, SGD, Axis, Data, Layer, Layout, Mesh, Model, Training
+from equivcheck.scenario import DDP, FSDP2, SGD, Axis, Data, Layer, Layout, Mesh, Model, Pipeline, Training
 from equivcheck.training.setup import Setup
 
 TRAINING = Training(
@@ -24,6 +24,17 @@ FSDP_OF_4 = replace(
     DDP_OF_2,
     training=replace(TRAINING, data=Data(microbatches=(4,)), steps=1),
     layout=Layout(mesh=Mesh(axes=(Axis(name="dp", size=4),)), parallelisms=(FSDP2(),)),
+)
+STAGES_ON_SEVERAL_RANKS = pytest.mark.torch(">=2.10", "earlier versions have no stages on several ranks over gloo")
+DDP_OF_STAGES = replace(
+    DDP_OF_2,
+    training=replace(
+        TRAINING, model=Model(features=2, layers=(Layer(width=2), Layer(width=2), Layer(width=1))), data=Data(microbatches=(8, 8))
+    ),
+    layout=Layout(
+        mesh=Mesh(axes=(Axis(name="dp", size=2), Axis(name="pp", size=3))),
+        parallelisms=(Pipeline(num_chunks=4, static_shapes=True), DDP()),
+    ),
 )
 
 
@@ -51,6 +62,20 @@ CASES = (
         Cause.NOT_REDUCED,
         "the gradient of `layers.1.linear.bias` is left unreduced over the 2 dp ranks: "
         "each rank keeps the gradient of its own rows",
+    ),
+    pytest.param(
+        DDP_OF_STAGES,
+        mutant("reduction_missing").plant,
+        Cause.NOT_REDUCED,
+        "all gradients are left unreduced over the 2 dp ranks: each rank keeps the gradient of its own rows",
+        marks=STAGES_ON_SEVERAL_RANKS,
+    ),
+    pytest.param(
+        DDP_OF_STAGES,
+        mutant("gradients_summed").plant,
+        Cause.SUMMED,
+        "all gradients are the sum over the 2 dp ranks, not the mean, at each microbatch",
+        marks=STAGES_ON_SEVERAL_RANKS,
     ),
     (FSDP_OF_4, multiplied(4.0), Cause.SUMMED, "all gradients are the sum over the 4 dp ranks, not the mean"),
     (FSDP_OF_4, multiplied(0.25), Cause.AVERAGED_TWICE, "all gradients are averaged twice over the 4 dp ranks"),
