@@ -12,6 +12,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from equivcheck.layouts.base.limits.limit import parallelism_of
 from equivcheck.layouts.base.limits.repairs import with_num_layers, with_options
 from equivcheck.layouts.composition.limits import repair_layout
+from equivcheck.layouts.parallelisms.pipeline.limits import A_CHUNK_FOR_EACH_STAGE
 from equivcheck.layouts.parallelisms.pipeline.stages import (
     has_ddp_stages,
     has_fsdp_stages,
@@ -25,6 +26,7 @@ from equivcheck.scenario.mesh import DP, PP, SHARD
 from equivcheck.scenario.model import MAX_LAYERS
 from equivcheck.scenario.parallelisms.pipeline import can_run_chunks
 from equivcheck.strategies.chance import EVENLY, MOSTLY, SOMETIMES
+from equivcheck.system.torch_version import is_torch_in
 
 _NO_STAGES = Pipeline()
 _CHUNKS = (1, 2, 3, 4, 6, 8)
@@ -64,14 +66,23 @@ def _usually_right(draw: DrawFn, layout: Layout) -> Layout:
         # One shard rank may apply a divide factor twice (`fsdp2_one_shard_divided_twice`). DTensor experts get one too.
         layout = with_options(layout, FSDP2, gradient_divide_factor=None)
         layout = with_options(layout, ExpertParallel, storage=ExpertStorage.PLAIN)
-    if has_replicate_ddp_stages(layout):
-        is_single = parallelism_of(layout, Pipeline).schedule.is_single
-        schedule = PipelineSchedule.GPIPE if is_single else PipelineSchedule.LOOPED_BFS
-        layout = with_options(layout, Pipeline, schedule=schedule, num_chunks=1)
-    if has_ddp_stages(layout):
-        schedule = PipelineSchedule.LOOPED_BFS if splits_backward(layout) else parallelism_of(layout, Pipeline).schedule
-        layout = with_options(layout, Pipeline, schedule=schedule, static_shapes=True)
+    if layout.mesh.size(DP) > 1 and (has_ddp_stages(layout) or has_replicate_ddp_stages(layout)):
+        if splits_backward(layout):
+            layout = with_options(layout, Pipeline, schedule=PipelineSchedule.LOOPED_BFS)
+        if has_replicate_ddp_stages(layout):
+            layout = _in_one_chunk(layout)
+    if has_ddp_stages(layout) and layout.num_chunks > 1:
+        layout = with_options(layout, Pipeline, static_shapes=True)
     return layout
+
+
+def _in_one_chunk(layout: Layout) -> Layout:
+    """Run stages in one chunk, by the looped schedule if theirs cannot."""
+    schedule, ranks = parallelism_of(layout, Pipeline).schedule, layout.mesh.size(PP)
+    needs_chunks = schedule is PipelineSchedule.GPIPE and is_torch_in(A_CHUNK_FOR_EACH_STAGE.torch)
+    if needs_chunks or not can_run_chunks(schedule, 1, ranks):
+        schedule = PipelineSchedule.LOOPED_BFS
+    return with_options(layout, Pipeline, schedule=schedule, num_chunks=1)
 
 
 def with_usual_rows(draw: DrawFn, training: Training, layout: Layout) -> Training:

@@ -78,10 +78,14 @@ def test_replicated_stages_equal_one_device(name: str, stages: str) -> None:
     assert "all-reduces over replicas" in verdict.unmodelled
 
 
-@pytest.mark.parametrize("around", [DDP(), Replicate(), Replicate(implementation=Replicator.FSDP)], ids=["ddp", "hooks", "fsdp"])
+@pytest.mark.parametrize(
+    "around",
+    [DDP(), DDP(static_graph=True), Replicate(), Replicate(implementation=Replicator.FSDP)],
+    ids=["ddp", "static_graph", "hooks", "fsdp"],
+)
 @pytest.mark.parametrize("axes", [{"dp": 2, "pp": 1}, {"dp": 1, "pp": 2}, {"dp": 3, "pp": 2}])
 def test_stages_of_one_chunk_equal_one_device(axes: Mapping[str, int], around: Parallelism) -> None:
-    """With one chunk, also the hooks of `replicate` average all gradients."""
+    """With one chunk, also the hooks of `replicate` and a static graph average all gradients."""
     scenario = a_scenario(ONE_CHUNK, around, axes, model=UNTIED, microbatches=(12, 12))
     require_supported(scenario)
     check(scenario).assert_equivalent()
@@ -136,10 +140,22 @@ def test_a_stage_with_only_a_frozen_embedding_in_its_head_is_refused(changes: Ma
     assert limit_reason(repair_training(scenario.training, scenario.layout), scenario.layout) is None
 
 
-def test_stages_have_no_static_graph() -> None:
-    """DDP would take the pass in which a stage infers its shapes for its first iteration."""
-    scenario = a_scenario(Pipeline(), DDP(static_graph=True), {"dp": 2, "pp": 1})
-    assert "static_graph of pipeline stages" in (limit_reason(scenario.training, scenario.layout) or "")
+@pytest.mark.parametrize(
+    ("pipeline", "reason"),
+    [
+        pytest.param(Pipeline(num_chunks=2, static_shapes=True), "that run several chunks", id="chunks"),
+        pytest.param(
+            Pipeline(),
+            "that infer their shapes",
+            marks=pytest.mark.torch(">=2.12", "earlier versions infer shapes without a backward"),
+            id="inferred",
+        ),
+    ],
+)
+def test_a_static_graph_is_refused(pipeline: Pipeline, reason: str) -> None:
+    """DDP would take a backward without synchronization, or the one that infers shapes, for its first iteration."""
+    scenario = a_scenario(pipeline, DDP(static_graph=True), static_shapes=pipeline.static_shapes)
+    assert reason in (limit_reason(scenario.training, scenario.layout) or "")
     assert repair_layout(scenario.layout).parallelisms[1] == DDP()
 
 

@@ -17,7 +17,7 @@ from equivcheck.layouts.base.limits.repairs import (
     without_shares,
 )
 from equivcheck.layouts.base.plan.rules import cuts
-from equivcheck.layouts.parallelisms.pipeline.stages import stages_without_training
+from equivcheck.layouts.parallelisms.pipeline.stages import INFERS_BACKWARD, num_stages, stages_without_training
 from equivcheck.scenario import (
     DDP,
     AuxiliaryLinear,
@@ -136,11 +136,33 @@ LIMITS: tuple[Limit, ...] = (
     BUCKETS_OF_EQUAL_PARTS,
 )
 
-NO_STATIC_STAGES = LayoutLimit(
-    reason="DistributedDataParallel: static_graph of pipeline stages is not supported: DDP takes a backward that infers shapes, "
-    "or runs under no_sync, for its first iteration, so gradients stay unreduced or an assertion fails",
-    applies=lambda layout: layout.has(Pipeline) and parallelism_of(layout, DDP).static_graph,
-    repair=lambda layout: with_options(layout, DDP, static_graph=False),
+
+def _without_static_graph(layout: Layout) -> Layout:
+    return with_options(layout, DDP, static_graph=False)
+
+
+STATIC_STAGES_OF_ONE_CHUNK = LayoutLimit(
+    reason="DistributedDataParallel: static_graph of pipeline stages that run several chunks is not supported: the last chunk's "
+    "backward fails an assertion, because the earlier ones run without synchronization",
+    applies=lambda layout: layout.has(Pipeline) and layout.num_chunks > 1 and parallelism_of(layout, DDP).static_graph,
+    repair=_without_static_graph,
 )
 
-LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (NO_BF16_HOOK, NO_STATIC_STAGES, *ROUNDING_LIMITS, *COMPILED_DDP)
+STATIC_STAGES_OF_GIVEN_SHAPES = LayoutLimit(
+    reason="DistributedDataParallel: static_graph of pipeline stages that infer their shapes is not supported: DDP takes the "
+    "backward that infers shapes for its first iteration, so the first step's gradients stay unreduced",
+    applies=lambda layout: (
+        parallelism_of(layout, DDP).static_graph
+        and any(not pipeline.static_shapes and num_stages(layout) > 1 for pipeline in layout.of(Pipeline))
+    ),
+    repair=_without_static_graph,
+    torch=INFERS_BACKWARD,
+)
+
+LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
+    NO_BF16_HOOK,
+    STATIC_STAGES_OF_ONE_CHUNK,
+    STATIC_STAGES_OF_GIVEN_SHAPES,
+    *ROUNDING_LIMITS,
+    *COMPILED_DDP,
+)

@@ -27,6 +27,8 @@ ALWAYS_SPLIT = (PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, PipelineSchedule.ZBV)
 """Schedules with separate passes for input and weight gradients, for every chunk."""
 SPLIT = (*ALWAYS_SPLIT, PipelineSchedule.DUAL_PIPE_V)
 """Schedules with separate passes for input and weight gradients, for at least some chunks."""
+INFERS_BACKWARD = ">=2.12"
+"""Versions in which a stage behind the first infers shapes by a forward and a backward; earlier versions run only a forward."""
 
 
 Use = tuple[str, int]

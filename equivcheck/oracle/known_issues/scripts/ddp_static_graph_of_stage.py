@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import ScheduleGPipe
+from torch.distributed.pipelining.schedules import ScheduleLoopedBFS
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -25,7 +25,7 @@ def main() -> float:
 
     module = DistributedDataParallel(layers[pp], process_group=mesh["dp"].get_group(), static_graph=True)
     stage = PipelineStage(module, pp, 2, torch.device("cpu"), group=mesh["pp"].get_group())
-    schedule = ScheduleGPipe(stage, 1, loss_fn=loss, scale_grads=False)
+    schedule = ScheduleLoopedBFS([stage], 1, loss_fn=loss, scale_grads=False)
     schedule.step(*([inputs.chunk(2)[row]] if pp == 0 else []), target=targets.chunk(2)[row] if pp == 1 else None)
 
     largest = (whole[pp].weight.grad - layers[pp].weight.grad * 2).abs().max()  # DDP averages
