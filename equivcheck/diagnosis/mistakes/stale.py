@@ -27,16 +27,17 @@ DIGITS = 1e-12
 
 def stale_values(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
     """Yield mistakes with values from an earlier step: parameters in forward, gradients, or updated shards of other ranks."""
-    if diverged.num_steps == 1:
-        return
-    if diverged.first.phase is Phase.LOSS or (diverged.first.phase is Phase.GRADIENT and not _is_loss_right(diverged)):
+    first = diverged.first
+    if diverged.num_steps == 1 or (not first.step and first.phase is Phase.LOSS):
+        return  # before the first loss, nothing is old
+    if first.step and (first.phase is Phase.LOSS or (first.phase is Phase.GRADIENT and not _is_loss_right(diverged))):
         yield from _old_parameters(diverged)
     for words, zero in (("from the previous step", False), ("from the previous step, and zero at the first step", True)):
         for late in (False, True):
             sentence = f"gradients are {words}{', also when they are clipped' if not late and facts.clips else ''}"
             yield Mistake(Cause.STALE, sentence, partial(_swap_gradients, zero=zero, late=late), is_quick=True)
     yield Mistake(Cause.STALE, "the optimizer uses the gradients of the previous step", _update_by_old_gradients, is_quick=True)
-    if diverged.first.phase is Phase.UPDATE:
+    if first.phase is Phase.UPDATE:
         yield from _gathered_late(diverged)
 
 

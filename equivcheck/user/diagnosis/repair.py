@@ -63,7 +63,8 @@ def missing_reductions(diverged: DivergedTraining) -> list[Diagnosis]:
     first = diverged.first
     if first.phase is not Phase.GRADIENT:
         return []
-    missing = {name: _missing(diverged, name) for name in diverged.differing(Phase.GRADIENT)}
+    own = flat_gradients(diverged)
+    missing = {name: missing_reduction(diverged, name, own) for name in diverged.differing(Phase.GRADIENT)}
     found = {name: reduction for name, reduction in missing.items() if reduction is not None}
     if len(found) < len(missing) or not is_right_with(diverged, reducing_rank, found, first.step):
         return []
@@ -92,14 +93,23 @@ def _full_mask(diverged: DivergedTraining, name: str, lacking: MissingReduction)
     return mask
 
 
-def _missing(diverged: DivergedTraining, name: str) -> MissingReduction | None:
-    """Return the reduction over the fewest axes with which a gradient is right at the first wrong step."""
+def missing_reduction(
+    diverged: DivergedTraining,
+    name: str,
+    own_gradients: Sequence[Mapping[str, Vector]],
+    divisors: Callable[[Sequence[str]], Sequence[int]] | None = None,
+) -> MissingReduction | None:
+    """Return the reduction over the fewest axes with which a gradient is right at the first wrong step.
+
+    `own_gradients` has each rank's gradients as flat arrays. `divisors` gives the divisors to try for some axes: by default, 1
+    and the number of ranks.
+    """
     expected = diverged.expected_values(diverged.first.step, Phase.GRADIENT).get(name)
     if expected is None or name not in diverged.updated:
         return None
     held = [held_elements(diverged).by(name, rank).numpy() for rank in range(diverged.task.num_ranks)]
     nothing = np.empty(0)
-    own = [values.get(name, nothing) for values in _gradients(diverged)]
+    own = [values.get(name, nothing) for values in own_gradients]
     if any(values.size != mask.sum() for mask, values in zip(held, own, strict=True)):
         return None
     for axes in sorted(axis_combinations(diverged.wide_axes), key=len):
@@ -108,7 +118,7 @@ def _missing(diverged: DivergedTraining, name: str) -> MissingReduction | None:
             continue
         parts = {line: (expected[held[line[0]]], np.stack([own[rank] for rank in line])) for line in lines}
         for chosen in ({line: _all_elements(each) for line, each in parts.items()}, _wrong_elements(parts, diverged.eps)):
-            for divisor in (1, diverged.size(axes)):
+            for divisor in (1, diverged.size(axes)) if divisors is None else divisors(axes):
                 if chosen and all(_is_sum(*parts[line], divisor, mask, diverged.eps) for line, mask in chosen.items()):
                     elements = {rank: mask for line, mask in chosen.items() for rank in line}
                     none = [np.zeros(values.size, dtype=np.bool_) for values in own]
@@ -153,7 +163,7 @@ def _is_close(values: Vector, right: Vector, eps: float) -> bool:
     return bool(np.linalg.norm(values - right) <= eps**0.5 * np.linalg.norm(right))
 
 
-def _gradients(diverged: DivergedTraining) -> list[dict[str, Vector]]:
+def flat_gradients(diverged: DivergedTraining) -> list[dict[str, Vector]]:
     """Return each rank's gradients at the first wrong step as flat arrays, limited to the elements that the rank holds."""
     found = []
     for trace in diverged.traces:
@@ -178,18 +188,29 @@ def is_right_with(diverged: DivergedTraining, train_rank: Callable[..., UserTrac
     return not any(each.difference in kinds for each in compare(diverged.reference, traces).divergences)
 
 
-def reducing_rank(task: Task, reductions: dict[str, MissingReduction], first: int) -> UserTrace:
-    """Train on this rank, and reduce some gradients before they are read, from step `first` on."""
+def reducing_rank(task: Task, reductions: dict[str, MissingReduction], first: int, after_backward: bool = False) -> UserTrace:
+    """Train on this rank, and reduce some gradients before they are read, from step `first` on.
+
+    With `after_backward`, the gradients that backward leaves are reduced, not those that the step has changed since.
+    """
     task, mesh = task_and_mesh(task)
     reader, batches = reader_and_batches(task, mesh)
     parameters = reader.names.parameters(reader.module)
     meant = [(parameter, reductions[name]) for name, parameter in parameters if name in reductions]
-    own, steps = task.rank_step or default_step(task), list[int]()
+    own, steps, kept = task.rank_step or default_step(task), list[int](), dict[int, torch.Tensor]()
+
+    def keep(parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            kept[id(parameter)] = parameter.grad.detach().clone()
+
+    for parameter, _ in meant if after_backward else ():
+        parameter.register_post_accumulate_grad_hook(keep)  # type: ignore[no-untyped-call]
 
     def reduce(optimizer: Any, *_: Any) -> None:
         ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for parameter, lacking in meant if len(steps) > first else ():
             if id(parameter) in ids:
+                parameter.grad = kept.get(id(parameter), parameter.grad)
                 groups = [mesh.get_group(axis) for axis in lacking.reduction.axes]
                 _reduce(parameter, groups, lacking.reduction.divisor, lacking.elements[dist.get_rank()])
 

@@ -27,16 +27,17 @@ MAX_LAYERS = 16
 
 def wrong_splits(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
     """Yield mistakes in the way a linear layer is split. Each layer and each tensor-parallel axis is tried."""
-    modules = [name for name, module in build_model(diverged.task).named_modules() if isinstance(module, nn.Linear)]
+    modules = {name: module for name, module in build_model(diverged.task).named_modules() if isinstance(module, nn.Linear)}
     for axis in diverged.same_row_axes:
         where = diverged.ranks_text((axis,))
         lost = f"is not summed over {where}: each rank continues with its partial sum"
-        for name in modules[:MAX_LAYERS]:
-            yield from _biases(name, diverged, axis)
+        for name, module in list(modules.items())[:MAX_LAYERS]:
+            if module.bias is not None:
+                yield from _biases(name, diverged, axis)
             if split_dim(diverged, f"{name}.weight", axis) == 1:
                 output = partial(_leave_output_partial, name=name, axis=axis)
                 yield Mistake(Cause.PARTIAL_OUTPUT, f"the output of row-wise `{name}` {lost}", output)
-            if split_dim(diverged, f"{name}.weight", axis) == 0:
+            if diverged.first.phase is Phase.GRADIENT and split_dim(diverged, f"{name}.weight", axis) == 0:
                 gradient = partial(_replace, name=name, axis=axis, forward=_partial_gradient)
                 words = f"the gradient of the input of column-wise `{name}` {lost}"
                 yield Mistake(Cause.PARTIAL_INPUT_GRADIENT, words, gradient)
@@ -62,9 +63,7 @@ def _scale_bias(ranks: EmulatedUserRanks, *, name: str, factor: float, of_gradie
         return output + (of_gradient - 1) * (bias - bias.detach()) + (factor - 1) * bias.detach()
 
     for model in ranks.models:
-        linear: Any = model.get_submodule(name)
-        if linear.bias is not None:
-            linear.register_forward_hook(scale_bias_in_output)
+        model.get_submodule(name).register_forward_hook(scale_bias_in_output)
 
 
 Forward = Callable[[torch.Tensor], torch.Tensor]

@@ -16,7 +16,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from equivcheck import Outcome, check_training
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.user.diagnosis.catalogue.attention import ChangedMasks, from_first_position, within_ranks, without_documents
+from equivcheck.user.diagnosis.catalogue.tokens.attention import (
+    ChangedMasks,
+    from_first_position,
+    within_ranks,
+    without_documents,
+)
 from unit.user.programs import brought, sgd_of
 
 LENGTH = 6

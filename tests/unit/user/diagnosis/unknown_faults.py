@@ -10,8 +10,9 @@ import torch.distributed as dist
 from torch import nn
 
 from unit.user.diagnosis.wrong_gradients import changed
+from unit.user.diagnosis.wrong_parts import Twice, embedding_summed, staged
 from unit.user.diagnosis.wrong_shards import by_own_norm, fsdp
-from unit.user.diagnosis.wrong_trainings import Wrong, averaged, by_hand, nothing, rank, step_of
+from unit.user.diagnosis.wrong_trainings import Wrong, averaged, by_hand, nothing, rank, sgd, step_of
 from unit.user.programs import batches, brought
 
 
@@ -82,6 +83,19 @@ UNKNOWN: dict[str, tuple[Wrong, str]] = {
     "clipped_by_hand": (
         fsdp("", clips=by_own_norm, of_one=step_of(reduce=nothing, clips=by_own_norm)),
         "clipping by the rank's local norm gives",
+    ),
+    "shared_gradient_permuted": (
+        Wrong(
+            says="",
+            brought=brought(
+                model=Twice,
+                parallelize=staged,
+                mesh={"dp": 2, "pp": 2},
+                step=embedding_summed(scattered=False, roll=1),
+                optimizer=sgd,
+            ),
+        ),
+        "permuted: the right elements",
     ),
     "slightly_off": (by_hand("", reduce=changed(lambda gradient: gradient * (1 + 1e-12))), ""),
 }

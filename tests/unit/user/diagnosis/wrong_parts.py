@@ -232,7 +232,80 @@ class FirstRowKept(torch.optim.SGD):
         return value
 
 
+class Twice(nn.Module):
+    """A model that uses one weight in two stages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.head = nn.Parameter(torch.randn(4, 8)), nn.Linear(4, 2)
+        self.stage: int | None = None
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """A stage gets gradients only through its own use of the weight."""
+        first, last = (self.weight if self.stage in (None, each) else self.weight.detach() for each in (0, 1))
+        return self.head(torch.tanh(inputs @ first) @ last.T)
+
+
+def staged(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Give each rank its stage."""
+    model.stage = mesh.get_local_rank("pp")
+    return model
+
+
+def embedding_summed(*, scattered: bool, num_rows: int = 4, roll: int = 0) -> Callable[..., Any]:
+    """A step that sums the shared weight's gradient over stages.
+
+    If `scattered`, each data rank averaged only its own rows before that, and each row is updated by its owner. The first stage
+    keeps `num_rows` rows on data rank 1, and the last stage on data rank 0, as Megatron-LM did (#844).
+    `roll` moves the rows of the sum.
+    """
+
+    def step(model: nn.Module, batch: Any, optimizer: Any, loss: Any, mesh: DeviceMesh | None = None) -> Any:
+        optimizer.zero_grad()
+        value = loss(model(batch[0]), batch[1])
+        value.backward()
+        if mesh is None:
+            optimizer.step()
+            return value.detach()
+        dp, pp, weight = mesh.get_group("dp"), mesh.get_group("pp"), model.weight
+        averaged([*model.head.parameters()], dp)
+        mean = weight.grad.clone()
+        dist.all_reduce(mean, group=dp)
+        is_first = torch.arange(4) < num_rows
+        owned = is_first if dp.rank() != pp.rank() else ~is_first
+        weight.grad[owned if scattered else slice(None)] = (mean / 2)[owned if scattered else slice(None)]
+        dist.all_reduce(weight.grad, group=pp)
+        weight.grad = weight.grad.roll(roll, 0)
+        optimizer.step()
+        if scattered:
+            with torch.no_grad():
+                weight[~owned] = 0.0
+                dist.all_reduce(weight, group=dp)
+        return value.detach()
+
+    return step
+
+
 PARTS: dict[str, Wrong] = {
+    "shared_weight_scattered_first": Wrong(
+        says="the gradient of `weight` is reduced over a part of the ranks only (with the sum over the 2 pp ranks of the "
+        "gradients after backward, averaged over the 2 dp ranks, your ranks agree with one device in every step)",
+        brought=brought(
+            model=Twice, parallelize=staged, mesh={"dp": 2, "pp": 2}, step=embedding_summed(scattered=True), optimizer=sgd
+        ),
+        step=0,
+    ),
+    "shared_weight_scattered_by_rows": Wrong(
+        says="the gradient of `weight` is reduced over a part of the ranks only",
+        brought=brought(
+            model=Twice,
+            parallelize=staged,
+            mesh={"dp": 2, "pp": 2},
+            step=embedding_summed(scattered=True, num_rows=2),
+            optimizer=sgd,
+        ),
+        step=0,
+    ),
     "parts_kept": Wrong(
         says="the gradient of `0.weight` is not summed over the 2 tp ranks: each rank keeps its own part",
         brought=brought(mesh={"tp": 2}, parallelize=partial(parts_kept, {0: 0.25, 1: 0.75})),

@@ -1,0 +1,1 @@
+"""Mistakes in trainings on tokens: attention masks, positions, labels and cross-entropies."""
