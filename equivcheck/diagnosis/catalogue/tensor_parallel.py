@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,15 +12,17 @@ from torch.nn import functional
 
 from equivcheck.diagnosis.catalogue.counterfactual import Change, all_then_each, on_emulated_ranks, on_one_device
 from equivcheck.diagnosis.diverged_run import DivergedRun
+from equivcheck.diagnosis.emulation.emulated_ranks import total_of
 from equivcheck.diagnosis.emulation.scenario_ranks import ScenarioRanks
 from equivcheck.diagnosis.mistake import Mistake, Span
 from equivcheck.diagnosis.mistakes.reductions import mean_along, reduce_by
 from equivcheck.diagnosis.suspects import Masks, suspects
 from equivcheck.diagnosis.words import gradients, join_words, tensors
+from equivcheck.layouts.base.partition import chunk_size
 from equivcheck.layouts.base.plan.layers import plan_over_ranks
 from equivcheck.layouts.base.plan.rules import fits, inputs_of
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.scenario import ActivationSharding, Split
+from equivcheck.scenario import ActivationSharding, LayerPlan, Split
 from equivcheck.scenario.mesh import TP
 from equivcheck.training.layers.registry import layer_kind
 from equivcheck.training.setup import Setup
@@ -39,12 +42,10 @@ def wrong_tensor_parallelism(diverged: DivergedRun) -> Iterator[Mistake]:
     plan = parallelism.plan
     yield from _replicated(diverged, num_ranks)
     yield from _of_positions(diverged)
-    for layers in all_then_each([_linears_of(at) for at, entry in enumerate(plan) if entry.split is Split.ROWWISE]):
-        yield from _of_rows(diverged, layers, num_ranks)
+    yield from _of_row_wise(diverged, plan, num_ranks)
     for layers in all_then_each([_linears_of(at) for at, entry in enumerate(plan) if entry.split is Split.COLWISE]):
         yield from _of_columns(diverged, layers, num_ranks)
-    within = (_reading_of(diverged, at) for at, entry in enumerate(plan) if entry.split is Split.HEADS_OR_HIDDEN)
-    for layers in all_then_each(list(filter(None, within))):
+    for layers in all_then_each(list(_linears_within(diverged, plan, reads=True).values())):
         yield from _of_columns(diverged, layers, num_ranks)
     if diverged.training.model.head is not None and parallelism.head is Split.COLWISE:
         yield from _of_columns(diverged, (("head.linear",),), num_ranks)
@@ -54,10 +55,14 @@ def _linears_of(layer: int) -> Linears:
     return (f"layers.{layer}.linear", f"layers.{layer}.auxiliary")
 
 
-def _reading_of(diverged: DivergedRun, at: int) -> Linears:
-    """Return names of linears in a layer, if they read the layer's input."""
-    layer = diverged.training.model.layers[at]
-    return tuple(f"layers.{at}.{part.name}" for part in layer_kind(layer).linears(layer) if part.reads_input)
+def _linears_within(diverged: DivergedRun, plan: Sequence[LayerPlan], *, reads: bool) -> dict[int, Linears]:
+    """Return names of linears that read a layer's input, or give its output, by layers split by heads or hidden features."""
+    found: dict[int, Linears] = {}
+    for at, (layer, entry) in enumerate(zip(diverged.training.model.layers, plan, strict=True)):
+        parts = layer_kind(layer).linears(layer) if entry.split is Split.HEADS_OR_HIDDEN else ()
+        names = tuple(f"layers.{at}.{part.name}" for part in parts if (part.reads_input if reads else part.gives_output))
+        found |= {at: names} if names else {}
+    return found
 
 
 def _of_positions(diverged: DivergedRun) -> Iterator[Mistake]:
@@ -121,7 +126,27 @@ def _with_fixed_parameters(norm: nn.Module, values: torch.Tensor) -> torch.Tenso
     return functional.rms_norm(values, norm.normalized_shape, norm.weight.detach(), norm.eps)
 
 
-def _of_rows(diverged: DivergedRun, layers: tuple[Linears, ...], num_ranks: int) -> Iterator[Mistake]:
+def _of_row_wise(diverged: DivergedRun, plan: Sequence[LayerPlan], num_ranks: int) -> Iterator[Mistake]:
+    """Yield mistakes in row-wise linears, also in those that give the output of attention or a gated MLP.
+
+    Each is tried in all of them, in all of a kind, and in each alone.
+    """
+    row_wise = {at: _linears_of(at) for at, entry in enumerate(plan) if entry.split is Split.ROWWISE}
+    giving, layers = _linears_within(diverged, plan, reads=False), diverged.training.model.layers
+    units = {
+        name: next(
+            each.units or 1 for each in layer_kind(layers[at]).shardings(layers[at]) if each.split is Split.HEADS_OR_HIDDEN
+        )
+        for at, names in giving.items()
+        for name in names
+    }
+    everything = tuple(names for _, names in sorted((row_wise | giving).items()))
+    kinds = (everything, tuple(row_wise.values()), tuple(giving.values()))
+    for chosen in filter(None, dict.fromkeys((*kinds, *((each,) for each in everything)))):
+        yield from _of_rows(diverged, chosen, num_ranks, units)
+
+
+def _of_rows(diverged: DivergedRun, layers: tuple[Linears, ...], num_ranks: int, units: Mapping[str, int]) -> Iterator[Mistake]:
     who, where = _named(layers), diverged.ranks_text((TP,))
     words = f"the bias of {who} is added on each of {where}, not once"
     for counted in (True, False):
@@ -133,8 +158,49 @@ def _of_rows(diverged: DivergedRun, layers: tuple[Linears, ...], num_ranks: int)
     for share in (1.0, 1 / num_ranks, 0.0):
         # If the other ranks add no bias, the first rank adds all of it.
         shares = [share or 1.0, *[share] * (num_ranks - 1)]
-        change = _on_each(layers, lambda place, shares=shares: _own_features(place, num_ranks, shares[place]))  # type: ignore[misc]
+        change = partial(_leave_partial, layers=layers, units=units, shares=shares)
         yield on_emulated_ranks(Cause.PARTIAL_OUTPUT, words, change)
+
+
+def _leave_partial(
+    ranks: ScenarioRanks, *, layers: tuple[Linears, ...], units: Mapping[str, int], shares: Sequence[float]
+) -> None:
+    """Leave the outputs of linears partial. `units` has the number of heads or hidden features by linear; others split features.
+
+    Gradients of their inputs are gathered, or those of the layer's input are summed.
+    """
+    for rank, setup in zip(ranks.coordinates, ranks.setups, strict=True):
+        found = dict(setup.model.named_modules())
+        for name in (name for layer in layers for name in layer if name in found):
+            linear: Any = found[name]
+            num_units = units.get(name, linear.in_features)
+            size = chunk_size(num_units, len(shares)) * (linear.in_features // num_units)
+            place = rank.indices[TP]
+            own = slice(place * size, (place + 1) * size)
+            linear.forward = partial(_own_features, linear, own, shares[place])
+            if name not in units:
+                _exchange_input_gradient(ranks, rank.rank, linear, partial(_gathered, size=size))
+                continue
+            for key, other in found.items():
+                if isinstance(other, nn.Linear) and other is not linear and key.startswith(f"{name.rpartition('.')[0]}."):
+                    _exchange_input_gradient(ranks, rank.rank, other, total_of)
+
+
+def _exchange_input_gradient(
+    ranks: ScenarioRanks, rank: int, linear: Any, together: Callable[[list[torch.Tensor]], torch.Tensor]
+) -> None:
+    forward = linear.forward
+    linear.forward = lambda values: forward(ranks.with_gradient(rank, values, (TP,), together))
+
+
+def _gathered(parts: list[torch.Tensor], *, size: int) -> torch.Tensor:
+    return torch.cat([part[..., place * size : (place + 1) * size] for place, part in enumerate(parts)], -1)
+
+
+def _own_features(linear: nn.Linear, own: slice, share: float, values: torch.Tensor) -> torch.Tensor:
+    """Compute with one rank's features. The bias is multiplied by `share` in forward; its gradient stays unchanged."""
+    outputs = functional.linear(values[..., own], linear.weight[:, own])
+    return outputs if linear.bias is None else outputs + (linear.bias + (share - 1.0) * linear.bias.detach())
 
 
 def _of_columns(diverged: DivergedRun, layers: tuple[Linears, ...], num_ranks: int) -> Iterator[Mistake]:
@@ -184,18 +250,6 @@ def _averaged(num_ranks: int, *, backward: bool) -> Forward:
         outputs = functional.linear(values, linear.weight)
         outputs = outputs / num_ranks if backward else outputs + (outputs / num_ranks - outputs).detach()
         return outputs if linear.bias is None else outputs + linear.bias
-
-    return forward
-
-
-def _own_features(place: int, num_ranks: int, share: float) -> Forward:
-    """Return a forward with one rank's features. The bias is multiplied by `share` in forward; its gradient stays unchanged."""
-
-    def forward(linear: nn.Linear, values: torch.Tensor) -> torch.Tensor:
-        size = -(-values.shape[-1] // num_ranks)
-        own = slice(place * size, (place + 1) * size)
-        outputs = functional.linear(values[..., own], linear.weight[:, own])
-        return outputs if linear.bias is None else outputs + (linear.bias + (share - 1.0) * linear.bias.detach())
 
     return forward
 

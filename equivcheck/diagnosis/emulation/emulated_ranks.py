@@ -140,6 +140,20 @@ class EmulatedRanks(ABC):
         """
         return self.turns.meet(rank, given, together)
 
+    def with_gradient(
+        self, rank: int, values: torch.Tensor, axes: Sequence[str], together: Callable[[list[torch.Tensor]], torch.Tensor]
+    ) -> torch.Tensor:
+        """Return a rank's tensor whose gradient is computed by `together`, from those of all ranks along `axes`."""
+
+        def exchange(gradient: torch.Tensor) -> Any:
+            groups = [self.peers(each.rank, axes) for each in self.coordinates]
+            return self.exchange(rank, gradient, lambda all_: [together([all_[peer] for peer in peers]) for peers in groups])
+
+        copied = values.view_as(values)
+        if copied.requires_grad:
+            copied.register_hook(exchange)  # type: ignore[no-untyped-call]
+        return copied
+
     def clip_rank(self, rank: int, tensors: list[torch.Tensor], kind: float, scale: Scale) -> torch.Tensor:
         """Clip a rank's gradients by the norm that `self.norm` computes, and return the norm.
 
@@ -195,6 +209,11 @@ class EmulatedRanks(ABC):
 
 def _added(old: Gradients, new: Gradients) -> Gradients:
     return old | {name: old[name] + value if name in old else value.clone() for name, value in new.items()}
+
+
+def total_of(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Return the sum of tensors of one shape."""
+    return torch.stack(tensors).sum(0)
 
 
 def norm_of(tensors: Iterable[torch.Tensor], kind: float) -> torch.Tensor:

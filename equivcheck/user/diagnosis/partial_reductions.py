@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Any
 
 import numpy as np
-import torch
 
 from equivcheck.diagnosis.emulation.held_elements import held_elements
 from equivcheck.diagnosis.words import gradients
@@ -16,14 +13,12 @@ from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.repair import (
     CONFIRMED,
     MissingReduction,
+    Reduction,
     flat_gradients,
     is_right_with,
     missing_reduction,
     reducing_rank,
 )
-from equivcheck.user.loop import default_step, train
-from equivcheck.user.ranks import reader_and_batches, task_and_mesh
-from equivcheck.user.task import Task
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import ranks
 from equivcheck.worlds.trace.differences import Phase
@@ -40,8 +35,8 @@ def partial_reductions(diverged: DivergedTraining) -> list[Diagnosis]:
     """
     if diverged.first.phase is not Phase.GRADIENT or not diverged.same_row_axes:
         return []
-    after_backward = _after_backward(diverged)
-    names = diverged.differing(Phase.GRADIENT)
+    names = tuple(name for name in diverged.differing(Phase.GRADIENT) if name in diverged.updated)
+    after_backward = _after_backward(diverged, names)
     found: dict[str, MissingReduction] = {}
     for name in names:
         lacking = missing_reduction(diverged, name, after_backward, lambda axes: (_num_data_ranks(diverged, axes),))
@@ -77,7 +72,7 @@ def _are_parts(diverged: DivergedTraining, name: str, after_backward: Sequence[d
     Rows that are right already do not count, but one row must be wrong.
     """
     right = diverged.expected_values(diverged.first.step, Phase.GRADIENT)[name]
-    found, held = [each.get(name) for each in flat_gradients(diverged)], held_elements(diverged)
+    found, held = [each.get(name) for each in flat_gradients(diverged.traces, diverged.first.step)], held_elements(diverged)
     if any(values is None or not held.by(name, rank).all() for rank, values in enumerate(found)):
         return False
     shape = (len(right), -1) if right.ndim > 1 else (1, -1)
@@ -99,30 +94,19 @@ def _is_near(values: Vector, others: Vector) -> bool:
     return bool(np.linalg.norm(values - others) <= NEAR * np.linalg.norm(others))
 
 
-def _after_backward(diverged: DivergedTraining) -> list[dict[str, Vector]]:
+def _after_backward(diverged: DivergedTraining, names: Sequence[str]) -> list[dict[str, Vector]]:
     """Return each rank's gradients after the last backward pass of the first wrong step, as flat arrays by name."""
+    held, step = held_elements(diverged), diverged.first.step
+    no_reduction = Reduction(axes=(), divisor=1)
+    each_rank = range(diverged.task.num_ranks)
+    kept = {
+        name: MissingReduction(
+            reduction=no_reduction, elements=tuple(np.ones(int(held.by(name, rank).sum()), dtype=np.bool_) for rank in each_rank)
+        )
+        for name in names
+    }
     try:
-        return list(ranks("sim", diverged.task.num_ranks).run(_gradients_on_rank, diverged.task, diverged.first.step).values)
+        traces = ranks("sim", diverged.task.num_ranks).run(reducing_rank, diverged.task, kept, step, True).values
     except RanksFailed:
-        return [{} for _ in range(diverged.task.num_ranks)]
-
-
-def _gradients_on_rank(task: Task, step: int) -> dict[str, Vector]:
-    task, mesh = task_and_mesh(task)
-    reader, batches = reader_and_batches(task, mesh)
-    own, found, number = task.rank_step or default_step(task), dict[str, Vector](), [-1]
-
-    def keep(name: str, parameter: torch.Tensor) -> None:
-        if number[0] == step and parameter.grad is not None and type(parameter.grad) is torch.Tensor:
-            found[name] = parameter.grad.detach().double().numpy().reshape(-1).copy()
-
-    for name, parameter in reader.names.parameters(reader.module):
-        if parameter.requires_grad and parameter.is_leaf:
-            parameter.register_post_accumulate_grad_hook(partial(keep, name))  # type: ignore[no-untyped-call]
-
-    def counted_step(*arguments: Any) -> Any:
-        number[0] += 1
-        return own(*arguments)
-
-    train(task, reader, batches[: step + 1], counted_step, task.loss_scale)
-    return found
+        return [{} for _ in each_rank]
+    return flat_gradients(traces, step)

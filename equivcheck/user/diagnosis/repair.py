@@ -30,6 +30,7 @@ from equivcheck.worlds.pool import ranks
 from equivcheck.worlds.trace.differences import Difference, Phase
 from equivcheck.worlds.trace.pieces import values_by_piece
 from equivcheck.worlds.trace.tensors import Vector
+from equivcheck.worlds.trace.trace import Trace
 
 CONFIRMED = "(with {}, your ranks agree with one device in every step)"
 """Ends the sentence about a repair."""
@@ -63,7 +64,7 @@ def missing_reductions(diverged: DivergedTraining) -> list[Diagnosis]:
     first = diverged.first
     if first.phase is not Phase.GRADIENT:
         return []
-    own = flat_gradients(diverged)
+    own = flat_gradients(diverged.traces, first.step)
     missing = {name: missing_reduction(diverged, name, own) for name in diverged.differing(Phase.GRADIENT)}
     found = {name: reduction for name, reduction in missing.items() if reduction is not None}
     if len(found) < len(missing) or not is_right_with(diverged, reducing_rank, found, first.step):
@@ -163,12 +164,12 @@ def _is_close(values: Vector, right: Vector, eps: float) -> bool:
     return bool(np.linalg.norm(values - right) <= eps**0.5 * np.linalg.norm(right))
 
 
-def flat_gradients(diverged: DivergedTraining) -> list[dict[str, Vector]]:
-    """Return each rank's gradients at the first wrong step as flat arrays, limited to the elements that the rank holds."""
+def flat_gradients(traces: Sequence[Trace], step: int) -> list[dict[str, Vector]]:
+    """Return each rank's gradients at a step as flat arrays, limited to the elements that the rank holds."""
     found = []
-    for trace in diverged.traces:
+    for trace in traces:
         parts: dict[str, list[np.ndarray]] = {}
-        for piece, values in values_by_piece(trace.steps[diverged.first.step].gradients):
+        for piece, values in values_by_piece(trace.steps[step].gradients):
             if values is not None:
                 parts.setdefault(piece.name, []).append(values.reshape(-1))
         found.append({name: np.concatenate(each) for name, each in parts.items()})

@@ -12,6 +12,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
 
+from equivcheck.diagnosis.emulation.emulated_ranks import total_of
 from equivcheck.diagnosis.mistake import Mistake, StepFacts
 from equivcheck.diagnosis.suspects import wrong_elements
 from equivcheck.diagnosis.words import gradients
@@ -121,19 +122,8 @@ def _partial_gradient(split: _Split) -> Forward:
 
 
 def _summed_gradient(split: _Split) -> Forward:
-    ranks = split.ranks
     own: Forward = split.linear.forward
-
-    def total(parts: list[torch.Tensor]) -> list[torch.Tensor]:
-        return [torch.stack([parts[peer] for peer in ranks.peers(rank, (split.axis,))]).sum(0) for rank in range(len(parts))]
-
-    def forward(inputs: torch.Tensor) -> torch.Tensor:
-        copied = inputs.view_as(inputs)
-        if copied.requires_grad:
-            copied.register_hook(lambda gradient: ranks.exchange(split.rank, gradient, total))  # type: ignore[no-untyped-call]
-        return own(copied)
-
-    return forward
+    return lambda inputs: own(split.ranks.with_gradient(split.rank, inputs, (split.axis,), total_of))
 
 
 _DIMS = (1, 0)
