@@ -127,9 +127,9 @@ def _with_fixed_parameters(norm: nn.Module, values: torch.Tensor) -> torch.Tenso
 
 
 def _of_row_wise(diverged: DivergedRun, plan: Sequence[LayerPlan], num_ranks: int) -> Iterator[Mistake]:
-    """Yield mistakes in row-wise linears, also in those that give the output of attention or a gated MLP.
+    """Yield mistakes in row-wise linears, also in those that give an attention's or a gated MLP's output.
 
-    Each is tried in all of them, in all of a kind, and in each alone.
+    Each is tried in all linears, in all with one kind, and in each alone.
     """
     row_wise = {at: _linears_of(at) for at, entry in enumerate(plan) if entry.split is Split.ROWWISE}
     giving, layers = _linears_within(diverged, plan, reads=False), diverged.training.model.layers
@@ -165,9 +165,9 @@ def _of_rows(diverged: DivergedRun, layers: tuple[Linears, ...], num_ranks: int,
 def _leave_partial(
     ranks: ScenarioRanks, *, layers: tuple[Linears, ...], units: Mapping[str, int], shares: Sequence[float]
 ) -> None:
-    """Leave the outputs of linears partial. `units` has the number of heads or hidden features by linear; others split features.
+    """Leave linears' outputs partial. `units` has the number of heads or hidden features by linear; others split features.
 
-    Gradients of their inputs are gathered, or those of the layer's input are summed.
+    Their input gradients are gathered, or the layer's input gradients are summed.
     """
     for rank, setup in zip(ranks.coordinates, ranks.setups, strict=True):
         found = dict(setup.model.named_modules())

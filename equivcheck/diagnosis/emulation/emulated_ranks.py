@@ -143,7 +143,7 @@ class EmulatedRanks(ABC):
     def with_gradient(
         self, rank: int, values: torch.Tensor, axes: Sequence[str], together: Callable[[list[torch.Tensor]], torch.Tensor]
     ) -> torch.Tensor:
-        """Return a rank's tensor whose gradient is computed by `together`, from those of all ranks along `axes`."""
+        """Return a rank's tensor. `together` computes its gradient from those on all ranks along `axes`."""
 
         def exchange(gradient: torch.Tensor) -> Any:
             groups = [self.peers(each.rank, axes) for each in self.coordinates]
@@ -212,7 +212,7 @@ def _added(old: Gradients, new: Gradients) -> Gradients:
 
 
 def total_of(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Return the sum of tensors of one shape."""
+    """Add up tensors with equal shapes."""
     return torch.stack(tensors).sum(0)
 
 
