@@ -10,13 +10,18 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Partial
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from equivcheck import check_training
 from equivcheck.diagnosis.emulation.emulated_ranks import norm_of
-from equivcheck.diagnosis.mistake import Mistake, spans
+from equivcheck.diagnosis.mistake import Mistake, StepFacts, spans
+from equivcheck.diagnosis.mistakes.stale import stale_values
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosing import Values
 from equivcheck.user.diagnosis import explain
+from equivcheck.user.diagnosis.catalogue.layers import wrong_splits
 from equivcheck.user.diagnosis.contradiction import Contradicted, RealValues, are_gradients_scaled
 from equivcheck.user.diagnosis.diverged import DivergedTraining, diverged_training
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
@@ -27,6 +32,7 @@ from equivcheck.worlds.trace.moments import moments
 from unit.user.diagnosis.unknown_faults import UNKNOWN
 from unit.user.diagnosis.wrong_gradients import GRADIENTS
 from unit.user.diagnosis.wrong_updates import UPDATES
+from unit.user.programs import brought
 
 
 @pytest.fixture
@@ -190,6 +196,27 @@ def test_the_last_step_is_one_span(evidence: Any) -> None:
     at_first = evidence(**GRADIENTS["summed"].brought)
     assert [each.words for each in spans(at_first)] == ["", ", at step 0 only"]
     assert [each.words for each in spans(replace(at_first, num_steps=1))] == [""]
+
+
+def test_a_wrong_first_loss_is_blamed_on_nothing_older_or_later(evidence: Any) -> None:
+    """Before the first loss, no value is old and no gradient exists, and a layer without a bias adds none."""
+    facts = StepFacts(own_rows=False, num_backward=1, clips=False, differs=False)
+
+    def tried(wrong: Any, *, bias: bool) -> set[Cause]:
+        def partial_output(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+            plan = {"0": ColwiseParallel(), "2": RowwiseParallel(output_layouts=Partial())}
+            return parallelize_module(model, mesh, plan)
+
+        def build() -> nn.Module:
+            return nn.Sequential(nn.Linear(4, 6, bias=bias), nn.Tanh(), nn.Linear(6, 2, bias=bias))
+
+        found = evidence(**brought(model=build, parallelize=partial_output, mesh={"tp": 2}))
+        assert (found.first.step, found.first.phase) == (0, Phase.LOSS)
+        return {mistake.cause for mistake in wrong(found, facts)}
+
+    assert not tried(stale_values, bias=True)
+    assert tried(wrong_splits, bias=True) == {Cause.BIAS_ON_EVERY_RANK, Cause.PARTIAL_OUTPUT}
+    assert tried(wrong_splits, bias=False) == {Cause.PARTIAL_OUTPUT}
 
 
 def test_no_fault_is_tried_if_correct_ranks_cannot_be_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
