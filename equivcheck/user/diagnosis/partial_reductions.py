@@ -67,7 +67,7 @@ def _sums_all(diverged: DivergedTraining, lacking: MissingReduction) -> bool:
 
 
 def _are_parts(diverged: DivergedTraining, name: str, after_backward: Sequence[dict[str, Vector]]) -> bool:
-    """Whether each row of a rank's gradient is a sum over the ranks' gradients after backward, in which some count zero times.
+    """Whether each row of a rank's gradient is a sum over only some ranks' gradients after backward.
 
     Rows that are right already do not count, but one row must be wrong.
     """
@@ -84,7 +84,8 @@ def _are_parts(diverged: DivergedTraining, name: str, after_backward: Sequence[d
                 continue
             used = columns[:, columns.any(0)]
             weights = np.linalg.lstsq(used, row, rcond=None)[0]
-            if len(row) <= used.shape[1] or not _is_near(used @ weights, row) or np.abs(weights).min() > NEAR:
+            counts = np.abs(weights) > NEAR
+            if len(row) <= used.shape[1] or not _is_near(used @ weights, row) or counts.all() or not counts.any():
                 return False
             wrong += 1
     return wrong > 0

@@ -26,10 +26,11 @@ from equivcheck.user.diagnosis.contradiction import Contradicted, RealValues, ar
 from equivcheck.user.diagnosis.diverged import DivergedTraining, diverged_training
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 from equivcheck.user.diagnosis.known_backward import KnownBackward
+from equivcheck.user.diagnosis.partial_reductions import partial_reductions
 from equivcheck.user.task import Task
 from equivcheck.worlds.trace.differences import Phase
 from equivcheck.worlds.trace.moments import moments
-from unit.user.diagnosis.unknown_faults import UNKNOWN
+from unit.user.diagnosis.unknown_faults import UNKNOWN, with_shared_weight
 from unit.user.diagnosis.wrong_gradients import GRADIENTS
 from unit.user.diagnosis.wrong_updates import UPDATES
 from unit.user.programs import brought
@@ -217,6 +218,11 @@ def test_a_wrong_first_loss_is_blamed_on_nothing_older_or_later(evidence: Any) -
     assert not tried(stale_values, bias=True)
     assert tried(wrong_splits, bias=True) == {Cause.BIAS_ON_EVERY_RANK, Cause.PARTIAL_OUTPUT}
     assert tried(wrong_splits, bias=False) == {Cause.PARTIAL_OUTPUT}
+
+
+def test_a_lost_gradient_is_not_reduced_over_a_part(evidence: Any) -> None:
+    """A sum over some ranks has at least one of their gradients, and a gradient of zeros has none."""
+    assert not partial_reductions(evidence(**with_shared_weight(torch.zeros_like).brought))
 
 
 def test_no_fault_is_tried_if_correct_ranks_cannot_be_emulated(monkeypatch: pytest.MonkeyPatch) -> None:

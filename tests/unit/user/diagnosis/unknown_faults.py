@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -63,6 +64,12 @@ class Counting(nn.Module):
         return self.linear(inputs)
 
 
+def with_shared_weight(change: Callable[[torch.Tensor], torch.Tensor]) -> Wrong:
+    """A shared weight whose summed gradient is changed."""
+    step = embedding_summed(scattered=False, change=change)
+    return Wrong(says="", brought=brought(model=Twice, parallelize=staged, mesh={"dp": 2, "pp": 2}, step=step, optimizer=sgd))
+
+
 UNKNOWN: dict[str, tuple[Wrong, str]] = {
     "noise": (by_hand("", reduce=noisy), "ranks disagree on `0.weight`"),
     "two_faults": (by_hand("", reduce=twice_wrong), ""),
@@ -84,19 +91,7 @@ UNKNOWN: dict[str, tuple[Wrong, str]] = {
         fsdp("", clips=by_own_norm, of_one=step_of(reduce=nothing, clips=by_own_norm)),
         "clipping by the rank's local norm gives",
     ),
-    "shared_gradient_permuted": (
-        Wrong(
-            says="",
-            brought=brought(
-                model=Twice,
-                parallelize=staged,
-                mesh={"dp": 2, "pp": 2},
-                step=embedding_summed(scattered=False, roll=1),
-                optimizer=sgd,
-            ),
-        ),
-        "permuted: the right elements",
-    ),
+    "shared_gradient_permuted": (with_shared_weight(lambda gradient: gradient.roll(1, 0)), "permuted: the right elements"),
     "slightly_off": (by_hand("", reduce=changed(lambda gradient: gradient * (1 + 1e-12))), ""),
 }
 """Mistakes outside the catalogue, each with its pattern."""

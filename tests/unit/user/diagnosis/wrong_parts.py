@@ -252,12 +252,14 @@ def staged(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return model
 
 
-def embedding_summed(*, scattered: bool, num_rows: int = 4, roll: int = 0) -> Callable[..., Any]:
+def embedding_summed(
+    *, scattered: bool, num_rows: int = 4, change: Callable[[torch.Tensor], torch.Tensor] = torch.clone
+) -> Callable[..., Any]:
     """A step that sums the shared weight's gradient over stages.
 
     If `scattered`, each data rank averaged only its own rows before that, and each row is updated by its owner. The first stage
     keeps `num_rows` rows on data rank 1, and the last stage on data rank 0, as Megatron-LM did (#844).
-    `roll` moves the rows of the sum.
+    `change` changes the sum.
     """
 
     def step(model: nn.Module, batch: Any, optimizer: Any, loss: Any, mesh: DeviceMesh | None = None) -> Any:
@@ -275,7 +277,7 @@ def embedding_summed(*, scattered: bool, num_rows: int = 4, roll: int = 0) -> Ca
         owned = is_first if dp.rank() != pp.rank() else ~is_first
         weight.grad[owned if scattered else slice(None)] = (mean / 2)[owned if scattered else slice(None)]
         dist.all_reduce(weight.grad, group=pp)
-        weight.grad = weight.grad.roll(roll, 0)
+        weight.grad = change(weight.grad)
         optimizer.step()
         if scattered:
             with torch.no_grad():
