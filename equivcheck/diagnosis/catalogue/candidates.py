@@ -21,8 +21,7 @@ from equivcheck.diagnosis.catalogue.tokens.attention import wrong_attention, wro
 from equivcheck.diagnosis.catalogue.tokens.documents import wrong_documents
 from equivcheck.diagnosis.catalogue.tokens.embeddings import wrong_embeddings
 from equivcheck.diagnosis.catalogue.tokens.label_weights import wrong_label_weights
-from equivcheck.diagnosis.catalogue.tokens.labels import wrong_labels
-from equivcheck.diagnosis.catalogue.tokens.second_predictions import wrong_second_predictions
+from equivcheck.diagnosis.catalogue.tokens.labels import wrong_labels, wrong_second_predictions
 from equivcheck.diagnosis.catalogue.tokens.vocabulary import wrong_vocabularies
 from equivcheck.diagnosis.catalogue.windows import wrong_windows
 from equivcheck.diagnosis.diverged_run import DivergedRun

@@ -21,22 +21,19 @@ from equivcheck.diagnosis.mistakes.updates import wrong_updates
 from equivcheck.diagnosis.patterns import pattern_of
 from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
-from equivcheck.user.diagnosis.catalogue.again import repeated_forwards
 from equivcheck.user.diagnosis.catalogue.averages import wrong_averages, wrong_averages_outside
+from equivcheck.user.diagnosis.catalogue.calls import repeated_forwards, skipped_zeroing, wrong_in_backward
 from equivcheck.user.diagnosis.catalogue.clipping import clipped_otherwise
 from equivcheck.user.diagnosis.catalogue.components import fused_as_one_block, wrong_components
 from equivcheck.user.diagnosis.catalogue.data import wrong_losses, wrong_rows
-from equivcheck.user.diagnosis.catalogue.in_backward import wrong_in_backward
 from equivcheck.user.diagnosis.catalogue.layers import wrong_positions, wrong_splits
 from equivcheck.user.diagnosis.catalogue.loss_terms import wrong_loss_terms
 from equivcheck.user.diagnosis.catalogue.parameters import missing_gradients, trained_frozen, wrong_sharing, zeros_for_none
-from equivcheck.user.diagnosis.catalogue.rank_weights import wrong_weights_of_ranks
 from equivcheck.user.diagnosis.catalogue.split_modules import norms_of_parts, wrong_embeddings, wrong_heads
 from equivcheck.user.diagnosis.catalogue.tokens.attention import lost_key_gradients, wrong_masks
 from equivcheck.user.diagnosis.catalogue.tokens.cross_entropies import wrong_cross_entropies
 from equivcheck.user.diagnosis.catalogue.tokens.positions import losses_of_parts, restarted_positions, shifted_labels
-from equivcheck.user.diagnosis.catalogue.weights import wrong_weights
-from equivcheck.user.diagnosis.catalogue.zeroing import skipped_zeroing
+from equivcheck.user.diagnosis.catalogue.weights import wrong_weights, wrong_weights_of_ranks
 from equivcheck.user.diagnosis.clipping_repair import clipped_by_hand, wrong_norms
 from equivcheck.user.diagnosis.contradiction import RealValues, are_gradients_scaled
 from equivcheck.user.diagnosis.diverged import DivergedTraining

@@ -22,8 +22,10 @@ from equivcheck.diagnosis.mistake import Mistake
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import CrossEntropy
 from equivcheck.scenario.mesh import TP
-from equivcheck.training.labels import IGNORED, change_labels, count_labels, labels_of
+from equivcheck.training.documents import precedes_border
+from equivcheck.training.labels import IGNORED, change_labels, count_labels, labels_of, labels_two_ahead
 from equivcheck.training.material import Batch, material
+from equivcheck.training.second_predictions import LabelsOf, relabel_second, weigh_second_as_first
 
 Divisors = Callable[[Sequence[Batch]], Sequence[float]]
 """Function to compute a divisor per microbatch, given a step's microbatches."""
@@ -135,3 +137,24 @@ def _without(labels: torch.Tensor, *, dim: int, ranks: int, place: int) -> torch
     for part in labels.chunk(ranks, dim):
         part.select(dim, place).fill_(IGNORED)
     return labels
+
+
+def wrong_second_predictions(diverged: DivergedRun) -> Iterator[Mistake]:
+    """Yield mistakes in a head's second prediction, for the token after the next.
+
+    The loss for this prediction is divided by the first prediction's label count, or uses another token's labels.
+    """
+    training, loss = diverged.training, diverged.training.loss
+    if not training.model.predicts_two or not isinstance(loss, CrossEntropy):
+        return
+    if not loss.summed:
+        words = "the loss of the second prediction is divided by the labels of the first"
+        change = changing_batches(partial(weigh_second_as_first, training))
+        yield on_one_device(Cause.LABEL_WEIGHTS, words, change)
+    ways: list[tuple[str, LabelsOf]] = [("the labels of the first, for the next token", lambda labels: labels)]
+    if training.model.packs_documents:
+        none = precedes_border(training.model.length or 1, None)
+        ways.append(("labels in the next document before each border", partial(labels_two_ahead, borders=none)))
+    for what, second in ways:
+        change = changing_batches(partial(relabel_second, training, second))
+        yield on_one_device(Cause.ANOTHER_LABEL, f"the second prediction has {what}", change)
