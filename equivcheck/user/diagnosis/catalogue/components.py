@@ -27,6 +27,8 @@ from equivcheck.worlds.trace.trace import Snapshot
 
 MAX_TRIES = 32
 """Largest number of combinations to try: groups of layers, with their components."""
+MAX_GROUPS_IN_PAIRS = 4
+"""Largest number of groups to try in pairs. A model with more of them, such as query, key, value, gate and up, fuses few."""
 EQUAL = (2, 3)
 """Numbers of equal components: gate and up, or query, key and value."""
 QUERIES = (2, 4, 8)
@@ -76,7 +78,8 @@ def fused_as_one_block(diverged: DivergedTraining, _facts: StepFacts) -> Iterato
     for axis in diverged.same_row_axes if not diverged.first.step else ():
         num_ranks, candidates = diverged.size((axis,)), _column_wise(diverged, axis)
         fused = [(dims, sizes) for size, dims in candidates for sizes in component_sizes(size, num_ranks)]
-        pairs = [(one, other) for one, other in combinations(fused, 2) if one[0] is not other[0]]
+        paired = fused if len(candidates) <= MAX_GROUPS_IN_PAIRS else []
+        pairs = [(one, other) for one, other in combinations(paired, 2) if one[0] is not other[0]]
         for chosen in [*((each,) for each in fused), *pairs][:MAX_TRIES]:
             orders = {
                 name: _Order(dim=dim, indices=order_in_blocks(sizes, num_ranks))

@@ -21,6 +21,7 @@ from equivcheck.diagnosis.mistakes.stale import stale_values
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosing import Values
 from equivcheck.user.diagnosis import explain
+from equivcheck.user.diagnosis.catalogue.components import fused_as_one_block
 from equivcheck.user.diagnosis.catalogue.layers import wrong_splits
 from equivcheck.user.diagnosis.contradiction import Contradicted, RealValues, are_gradients_scaled
 from equivcheck.user.diagnosis.diverged import DivergedTraining, diverged_training
@@ -218,6 +219,31 @@ def test_a_wrong_first_loss_is_blamed_on_nothing_older_or_later(evidence: Any) -
     assert not tried(stale_values, bias=True)
     assert tried(wrong_splits, bias=True) == {Cause.BIAS_ON_EVERY_RANK, Cause.PARTIAL_OUTPUT}
     assert tried(wrong_splits, bias=False) == {Cause.PARTIAL_OUTPUT}
+
+
+class InParallel(nn.Module):
+    """Several linears that read one input."""
+
+    def __init__(self, names: str) -> None:
+        super().__init__()
+        self.parts, self.out = nn.ModuleDict({name: nn.Linear(4, 4) for name in names}), nn.Linear(4, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Add up what they compute."""
+        return self.out(torch.stack([torch.tanh(part(inputs)) for part in self.parts.values()]).sum(0))
+
+
+@pytest.mark.parametrize(("names", "expected"), [("abc", 6), ("abcde", 5)])
+def test_pairs_of_fused_weights_are_tried_only_if_few_may_be_fused(evidence: Any, names: str, expected: int) -> None:
+    """Three weights may be fused, alone or in three pairs. Five weights are tried alone."""
+
+    def partial_output(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        plan = {f"parts.{name}": ColwiseParallel() for name in names}
+        return parallelize_module(model, mesh, {**plan, "out": RowwiseParallel(output_layouts=Partial())})
+
+    found = evidence(**brought(model=partial(InParallel, names), parallelize=partial_output, mesh={"tp": 2}))
+    facts = StepFacts(own_rows=False, num_backward=1, clips=False, differs=False)
+    assert len(list(fused_as_one_block(found, facts))) == expected
 
 
 def test_a_lost_gradient_is_not_reduced_over_a_part(evidence: Any) -> None:
