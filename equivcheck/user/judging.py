@@ -35,7 +35,7 @@ from equivcheck.user.traces.settings import UserTrace, other_settings
 from equivcheck.user.usage import API
 from equivcheck.user.verdict import UserVerdict
 from equivcheck.worlds.call import Call
-from equivcheck.worlds.failure import Failure
+from equivcheck.worlds.failure import CAUSED_BY, Failure
 from equivcheck.worlds.pool import LOCAL_WORLDS, on_first_rank
 from equivcheck.worlds.ranks import Ranks, Run
 from equivcheck.worlds.state.keeper import StateKeeper, preserved_state
@@ -95,7 +95,7 @@ def _raise_usage_error(failure: Failure) -> None:
     for report in failure.reports:
         kind, _, text = report.error.partition(": ")
         if kind.endswith(UsageError.__name__) and text.startswith(f"{API}: "):
-            raise UsageError(text) from None
+            raise UsageError(text.partition(CAUSED_BY)[0]) from None  # the message itself says all
 
 
 CheckAgain = Callable[[Task], UserVerdict]

@@ -82,10 +82,14 @@ class Failure:
         return self.kind in (FailureKind.DEADLOCK, FailureKind.MISMATCH, FailureKind.TIMEOUT)
 
 
+CAUSED_BY = ", caused by "
+"""Text before each cause of an error."""
+
+
 def causes(error: BaseException) -> str:
     """Describe an exception's chain of causes, each as ``, caused by Type: message``. Empty if `error` has no ``__cause__``."""
     cause = error.__cause__
-    return "" if cause is None else f", caused by {type(cause).__name__}: {cause}{causes(cause)}"
+    return "" if cause is None else f"{CAUSED_BY}{type(cause).__name__}: {cause}{causes(cause)}"
 
 
 class RanksFailed(EquivCheckError):

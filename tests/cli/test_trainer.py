@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,30 @@ def test_bad_input_ends_with_2(arguments: tuple[object, ...], words: str) -> Non
     found = run(*arguments)
     assert found.exit_code == 2, found.output
     assert words in found.stderr
+
+
+def test_a_missing_framework_has_its_packages_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the small model needs it. A module that is None cannot be imported."""
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    found = run("transformers", "--accumulate", 1, "--clip", 0)
+    assert found.exit_code == 2, found.output
+    assert found.stderr.endswith("None in sys.modules). Expected pip install transformers accelerate.\n")
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ('{"zero_optimization": 1}', "its config has zero_optimization 1. Expected a JSON object"),
+        ('{"zero_optimization": {"stage": 7}}', "its ZeRO stage is 7. Expected 0, 1, 2 or 3"),
+        ('{"bf16": true}', "its config has bf16 True. Expected a JSON object"),
+        ('{"fp16": {"enabled": "auto"}}', 'its config has "auto" in fp16. Expected a value'),
+    ],
+)
+def test_a_malformed_configuration_of_deepspeed_is_one_line(tmp_path: Path, config: str, words: str) -> None:
+    """Before ranks start."""
+    found = run("deepspeed", "--config", written(tmp_path, config))
+    assert found.exit_code == 2, found.output
+    assert found.stderr.startswith(f"error: check_training: trainer DeepSpeed is not valid: {words}")
 
 
 def test_a_configuration_that_is_no_object(tmp_path: Path) -> None:

@@ -140,3 +140,11 @@ def test_bad_input_is_one_line(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError) as raised:
         checked(1, 0.0, is_uneven=True, **arguments)
     assert str(raised.value).startswith(f"check_training: trainer HFTrainer is not valid: {words}. Expected ")
+
+
+def test_an_unknown_argument_is_one_line() -> None:
+    """The error is that of transformers."""
+    with pytest.raises(UsageError) as raised:
+        checked(1, 0.0, is_uneven=True, no_such_argument=1)
+    assert str(raised.value).startswith("check_training: trainer Trainer is not valid: TrainingArguments refuses its arguments (")
+    assert "unexpected keyword argument 'no_such_argument'" in str(raised.value)

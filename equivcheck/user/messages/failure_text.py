@@ -10,13 +10,12 @@ from equivcheck.oracle.verdict.description import MAX_GROUPS
 from equivcheck.scenario.scenario import count
 from equivcheck.system.printable import screen_width, wrap
 from equivcheck.user.frames import module_in, place_lines, without_module
-from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
+from equivcheck.worlds.failure import CAUSED_BY, Failure, FailureKind, RankReport, RankState
 
 LONGEST_MESSAGE = 5000
 """Maximum characters in an error message, because wrapping takes time."""
 MAX_LINES = 12
 """Maximum lines for an error message, or for a dead process's last output."""
-_CAUSED = ", caused by "
 
 
 def failure_lines(failure: Failure) -> list[str]:
@@ -104,7 +103,7 @@ def _message(reports: Sequence[RankReport]) -> list[str]:
 
 def _error_text(error: str) -> str:
     """Return the error message without its type, and without causes that the message repeats."""
-    text, *causes = without_module(error).split(_CAUSED)
+    text, *causes = without_module(error).split(CAUSED_BY)
     message = text.partition(":")[2].strip()
     others = [cause for cause in causes if cause.partition(": ")[2].strip() not in message]
-    return _CAUSED.join([message, *others])
+    return CAUSED_BY.join([message, *others])

@@ -31,8 +31,15 @@ UNREAD = {
     "tensor_parallel": "AutoTP splits parameters, and this adapter cannot tell where the parts lie",
     "sequence_parallel_size": "Ulysses splits sequences inside your attention, and equivcheck splits rows",
     "amp": "apex needs a GPU",
+    "scheduler": "the single-device run has a constant learning rate",
 }
 """Fields that end a check, and the reasons."""
+SECTIONS = ("bf16", "checkpoint", "data_types", "fp16", "optimizer", "zero_optimization")
+"""Fields whose values are objects."""
+OFFLOADS = ("offload_optimizer", "offload_param")
+"""Objects in ``zero_optimization``."""
+SET_FIELDS = {"gradient_accumulation_steps", "optimizer", "train_batch_size", "train_micro_batch_size_per_gpu"}
+"""Fields whose values follow from `check_training`'s arguments."""
 UNREAD_OPTIMIZERS = {
     MUON: 'ZeRO flattens matrices before it calls your Muon; set "type": "Muon" in the config\'s optimizer to use DeepSpeed\'s',
     "onebitadam": "its compressed collectives need a GPU",
@@ -69,6 +76,7 @@ class DeepSpeed:
     def reference_step(self) -> Callable[..., Any]:
         """Return the training step for the single-device run. It averages losses over microbatches, and clips as configured."""
         for config in (self.config, self.restart or self.config):
+            require_complete(config)
             if "gradient_clipping" not in config:  # 0.18.3 does not clip then, 0.19.8 clips at 1.0
                 why = "its config has no gradient_clipping, whose default depends on DeepSpeed's version"
                 raise invalid(
@@ -171,7 +179,8 @@ class DeepSpeed:
         make_optimizer: Callable[[list[Any]], Any],
         number: int,
     ) -> Any:
-        config = {**config, "gradient_accumulation_steps": number, "train_micro_batch_size_per_gpu": 1}
+        config = {name: value for name, value in config.items() if name != "train_batch_size"}  # DeepSpeed computes it
+        config |= {"gradient_accumulation_steps": number, "train_micro_batch_size_per_gpu": 1}
         config.setdefault("zero_allow_untested_optimizer", True)
         config.setdefault("zero_force_ds_cpu_optimizer", False)
         if any(getattr(parameter, "allreduce", True) is False for parameter in model.parameters()):
@@ -188,6 +197,22 @@ class DeepSpeed:
             _require_optimizer(type(optimizer).__name__.removeprefix("DeepSpeed").removesuffix("WithAuxAdam"))
         engine, *_ = deepspeed.initialize(model=model, config=config, **given)
         return engine
+
+
+def require_complete(config: Mapping[str, Any]) -> None:
+    """Raise `UsageError` if a DeepSpeed configuration has another type in a section, or ``"auto"`` as a value."""
+    zero = config.get("zero_optimization", {})
+    offloads = {name: zero.get(name) or {} for name in OFFLOADS} if isinstance(zero, Mapping) else {}
+    for name, value in ({name: config.get(name, {}) for name in SECTIONS} | offloads).items():
+        if not isinstance(value, Mapping):
+            raise invalid("trainer DeepSpeed", f"its config has {name} {value!r}", f"a JSON object for {name}")
+    if zero.get("stage", 0) not in range(4):
+        raise invalid("trainer DeepSpeed", f"its ZeRO stage is {zero['stage']!r}", "0, 1, 2 or 3")
+    for name, value in config.items():
+        values = value.values() if isinstance(value, Mapping) else (value,)
+        if name not in SET_FIELDS and "auto" in values:
+            why = f'its config has "auto" in {name}'
+            raise invalid("trainer DeepSpeed", why, "a value: only transformers replaces this word")
 
 
 def uses_muon(config: Mapping[str, Any]) -> bool:
@@ -225,7 +250,7 @@ def _require_readable(config: Mapping[str, Any]) -> None:
         if not _is_off(config.get(name)):
             raise invalid("trainer DeepSpeed", f"its config has {name}: {why}", f"a config without {name}")
     zero = config.get("zero_optimization", {})
-    for name in ("offload_optimizer", "offload_param"):
+    for name in OFFLOADS:
         if (zero.get(name) or {}).get("device") == "nvme":
             why = f"its {name} to nvme needs DeepSpeed's compiled file access"
             raise invalid("trainer DeepSpeed", why, 'the device "cpu", which gives the same numbers')

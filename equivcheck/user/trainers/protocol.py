@@ -58,6 +58,11 @@ def import_framework(trainer: str, module: str, packages: str, **environment: st
         raise invalid(f"trainer {trainer}", "it needs processes", 'world="gloo"')
     rank = str(dist.get_rank())
     os.environ |= {"LOCAL_RANK": rank, "RANK": rank, "WORLD_SIZE": str(dist.get_world_size())} | environment
+    return import_or_refuse(trainer, module, packages)
+
+
+def import_or_refuse(trainer: str, module: str, packages: str) -> ModuleType:
+    """Import and return a module of a trainer's framework. Raises `UsageError` if it is not installed, with the `packages`."""
     try:
         return import_module(module)
     except ImportError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -17,10 +16,10 @@ from equivcheck.scenario import ElementType, MixedPrecision
 from equivcheck.user.matrix.matrix import Listener, Matrix
 from equivcheck.user.matrix.result import MatrixResult
 from equivcheck.user.matrix.row import LayoutRow
-from equivcheck.user.trainers.deepspeed import DeepSpeed
+from equivcheck.user.trainers.deepspeed import DeepSpeed, require_complete
 from equivcheck.user.trainers.model import TrainerModel
-from equivcheck.user.trainers.protocol import Trainer
-from equivcheck.user.trainers.transformers import HFTrainer
+from equivcheck.user.trainers.protocol import Trainer, import_or_refuse
+from equivcheck.user.trainers.transformers import PACKAGES, HFTrainer
 
 NUM_UPDATES, ROWS_PER_RANK = 2, 3
 
@@ -124,7 +123,7 @@ def _numbers(rows: int, generator: torch.Generator) -> Any:
 
 
 def _llama() -> nn.Module:
-    transformers = import_module("transformers")
+    transformers = import_or_refuse("HFTrainer", "transformers", PACKAGES)
     sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     model: nn.Module = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_key_value_heads=2, use_cache=False))
     return model
@@ -151,6 +150,7 @@ def _with_stage(config: Mapping[str, Any], stage: int) -> Mapping[str, Any]:
 
 
 def _stage_of(config: Mapping[str, Any]) -> int | None:
+    require_complete({**config, "gradient_clipping": 0.0})  # the command sets it
     found: int | None = config.get("zero_optimization", {}).get("stage")
     return found
 

@@ -30,6 +30,8 @@ from equivcheck.user.trainers.protocol import Record, import_framework
 from equivcheck.user.trainers.tried import Tried
 from equivcheck.user.usage import invalid
 
+PACKAGES = "transformers accelerate"
+"""Packages that the trainer needs."""
 TENSOR_AXIS = "tp"
 """Mesh axis of tensor parallelism."""
 TAKES_CONFIG = Version("5.16")
@@ -95,7 +97,7 @@ class HFTrainer:
         record: Record,
     ) -> None:
         """Train with transformers' trainer on this rank. `record` gets each update's values."""
-        transformers = import_framework("HFTrainer", "transformers", "transformers accelerate")
+        transformers = import_framework("HFTrainer", "transformers", PACKAGES)
         place: Any = list
         if TENSOR_AXIS in (mesh.mesh_dim_names or ()):  # transformers before 5.16 splits into plain tensors
             place = partial(chunk_parts, shapes=_shapes(model), rank=mesh.get_local_rank(TENSOR_AXIS))

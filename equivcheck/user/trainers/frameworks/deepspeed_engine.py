@@ -32,7 +32,8 @@ def import_deepspeed() -> ModuleType:
     wait forever for its lock. The compilation is skipped, because gloo does not need these collectives. DeepSpeed also refuses
     float16 on most CPUs; here it is allowed, because torch can compute in float16.
     """
-    deepspeed = import_framework("DeepSpeed", "deepspeed", "deepspeed", DS_ACCELERATOR="cpu", DS_BUILD_OPS="0")
+    packages = "--no-build-isolation deepspeed"  # its build imports torch
+    deepspeed = import_framework("DeepSpeed", "deepspeed", packages, DS_ACCELERATOR="cpu", DS_BUILD_OPS="0")
     comm = import_module("deepspeed.comm.torch")  # `from deepspeed.comm import torch` gives torch itself
     comm.build_shm_op = lambda: None  # type: ignore[attr-defined]
     deepspeed.get_accelerator().is_fp16_supported = lambda: True

@@ -14,6 +14,7 @@ from torch import nn
 
 from equivcheck.user.trainers.local_parts import gradient_parts, local_parts, state_parts
 from equivcheck.user.trainers.protocol import LocalPart, Record, number_of_microbatches
+from equivcheck.user.usage import invalid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +53,19 @@ class HFLoop:
                 "output_dir": folder,
             }
             trainer_class = _in_order(self.trainer, in_order, self.methods)
-            arguments = self.arguments(**{**self.given, **OWN, **own})
+            arguments = self._built_arguments({**self.given, **OWN, **own})
             trainer = trainer_class(model=model, args=arguments, optimizers=(optimizer, schedule), **self.keywords)
             trainer.add_callback(_reader(self, trainer, model, record))
             trainer.train()
         record.at_end(self.place(state_parts(optimizer, [*model.named_parameters()])))
+
+    def _built_arguments(self, given: Mapping[str, Any]) -> Any:
+        try:
+            return self.arguments(**given)
+        except (ImportError, TypeError, ValueError) as error:
+            name = self.arguments.__name__
+            why = f"{name} refuses its arguments ({error})"
+            raise invalid(f"trainer {self.trainer.__name__}", why, f"arguments that {name} has in this version") from error
 
 
 OWN = {"use_cpu": True, "ddp_backend": "gloo", "save_strategy": "no", "report_to": [], "disable_tqdm": True}

@@ -177,6 +177,8 @@ MUON = {"optimizer": {"type": "Muon"}}
             {},
             "trainer DeepSpeed is not valid: its config has sequence_par",
         ),
+        (deepspeed(scheduler={"type": "WarmupLR"}), {}, "trainer DeepSpeed is not valid: its config has scheduler: the single-"),
+        (deepspeed(gradient_clipping="auto"), {}, 'trainer DeepSpeed is not valid: its config has "auto" in gradient_clipping'),
         (deepspeed(amp={"enabled": True}), {}, "trainer DeepSpeed is not valid: its config has amp: apex needs a GPU"),
         (deepspeed(**MUON, gradient_clipping=0.1), {}, "trainer DeepSpeed is not valid: its Muon clips its updates"),
         (deepspeed(**MUON, bf16={"enabled": True}), {}, "trainer DeepSpeed is not valid: its Muon in bf16 or fp16 has no"),
@@ -207,6 +209,21 @@ def test_bad_input_is_one_line(engine: Any, arguments: dict[str, Any], words: st
     with pytest.raises(UsageError) as raised:
         checked(engine, **arguments)
     assert str(raised.value).startswith(f"check_training: {words}")
+
+
+class Incomplete(FlatEngine):
+    """Refuses its configuration on a rank."""
+
+    def train(self, *_arguments: Any) -> None:  # type: ignore[override]
+        """Refuse it because of another error."""
+        raise UsageError("check_training: trainer is not valid: it has no field. Expected one.") from KeyError("field")
+
+
+def test_a_refusal_on_a_rank_does_not_name_its_cause() -> None:
+    """Its message says all."""
+    with pytest.raises(UsageError) as raised:
+        checked(Incomplete())
+    assert str(raised.value) == "check_training: trainer is not valid: it has no field. Expected one."
 
 
 def test_a_part_has_one_place() -> None:
