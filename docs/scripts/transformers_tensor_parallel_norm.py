@@ -3,7 +3,7 @@
 Two ranks train one step with the same rows and the model's own tensor-parallel plan. The norm that the trainer logs should be the
 norm on one device. Each rank holds its part of a split weight as a plain tensor, and `clip_grad_norm_` sees only this part. Ranks
 therefore scale gradients of weights that both hold, such as RMSNorm's, by different factors. Exit code 1 if wrong.
-Wrong with transformers 5.10.1, right with 5.24.0. Tried with accelerate 1.15.0 and torch 2.13.0, on the CPU.
+Wrong with transformers 5.10.1, right with 5.17.0 and 5.24.0. Tried with accelerate 1.15.0 and torch 2.13.0, on the CPU.
 """
 
 import os
