@@ -12,7 +12,9 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
+from equivcheck.system.torch_version import is_torch_in
 from equivcheck.training.update.settings import FLAGS, Settings, settings_of
 from equivcheck.user.batches import convert_batch
 from equivcheck.user.diagnosis.interception import intercept_backward
@@ -26,6 +28,9 @@ from equivcheck.user.traces.optimizers import hook_steps, optimizers_in
 from equivcheck.user.traces.reader import Reader
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import ranks
+
+COUNTS_BROADCASTS = "<2.12"
+"""Torch versions in which DDP's broadcast of a buffer counts as an in-place operation on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,11 +108,12 @@ def _observed(task: Task, reader: Reader, batches: list[Any], counts: Counter[in
         before, buffers = counts[threading.get_ident()], [] if settings else _versions(reader)
         settings.append({})
         with ExitStack() as hooks:
+            broadcasts = _count_broadcasts(reader, hooks) if buffers and is_torch_in(COUNTS_BROADCASTS) else Counter[str]()
             for name, module in reader.names.modules(reader.module) if len(settings) == 1 else ():
                 hooks.callback(module.register_forward_pre_hook(lambda *_, name=name: calls.update([name])).remove)
             value = own(*arguments)
         passes.append(counts[threading.get_ident()] - before)
-        writes.update({name: buffer._version - version for name, buffer, version in buffers})
+        writes.update({name: buffer._version - version - broadcasts[name] for name, buffer, version in buffers})
         return value
 
     train(task.with_new_optimizers(observe), reader, batches, take_step, task.loss_scale if is_rank else 1.0)
@@ -117,3 +123,25 @@ def _observed(task: Task, reader: Reader, batches: list[Any], counts: Counter[in
 def _versions(reader: Reader) -> list[tuple[str, torch.Tensor, int]]:
     """Return the buffers with the number of in-place operations on each so far, which torch counts for autograd."""
     return [(name, buffer, buffer._version) for name, buffer in reader.names.buffers(reader.module)]
+
+
+def _count_broadcasts(reader: Reader, hooks: ExitStack) -> Counter[str]:
+    """Count DDP's broadcasts to each buffer until `hooks` are removed.
+
+    DDP broadcasts between its own pre-forward hooks and those of the module that it wraps.
+    """
+    counts = Counter[str]()
+    before: dict[str, int] = {}
+
+    def start(*_: Any) -> None:
+        before.update({name: version for name, _, version in _versions(reader)})
+
+    def stop(*_: Any) -> None:
+        counts.update({name: version - before[name] for name, _, version in _versions(reader) if name in before})
+        before.clear()
+
+    for module in reader.module.modules():
+        if isinstance(module, DistributedDataParallel):
+            hooks.callback(module.register_forward_pre_hook(start).remove)
+            hooks.callback(module.module.register_forward_pre_hook(stop, prepend=True).remove)
+    return counts
