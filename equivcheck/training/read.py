@@ -31,7 +31,7 @@ class Mesh(Protocol):
         """Return the axis names."""
 
     def size(self, mesh_dim: int, /) -> int:
-        """Return one axis's size."""
+        """Return the number of ranks along one axis."""
 
     def get_coordinate(self) -> Sequence[int] | None:
         """Return this rank's index along each axis; None if the mesh does not contain the rank."""

@@ -192,7 +192,7 @@ def steps_of(
     given = {"parallelize": parallelize, "step": step, "rank_step": rank_step}
     for name, value in given.items():
         if value is not None:
-            raise invalid(f"{name} together with trainer", "the trainer takes its place", "one of them")
+            raise invalid(f"{name} together with trainer", "the trainer takes its place", "only one of them")
     return trainer.reference_step(), None, leave_unchanged  # a trainer wraps the model by itself
 
 

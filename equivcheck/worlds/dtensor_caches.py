@@ -75,7 +75,7 @@ def num_plans() -> int:
 def patchable_propagation() -> Iterator[None]:
     """Inside this context, let patches to DTensor's method for sharding propagation take effect.
 
-    Without it, torch 2.9 ignores such a patch, because it keeps a reference to the original method.
+    Otherwise torch 2.9 ignores such a patch, because it keeps a reference to the original method.
     """
     if PROPAGATION not in sys.modules or _is_kept_in_cpp():
         yield

@@ -107,11 +107,11 @@ def numbers_of_groups() -> tuple[int, int]:
 
 
 def end_run(*, finished: bool = True) -> None:
-    """Clear DTensor's caches if the program created process groups or did not finish; otherwise only if they are large.
+    """Clear DTensor's caches after a program that created process groups or did not finish, or if the caches are large.
 
-    Each rank calls this after joining its world and after each program. If a program creates groups, its meshes may compare
-    equal to meshes in the next run. After an unfinished program, DTensor may still hold the index mask of a row-sharded
-    embedding, and the next such embedding would raise.
+    Each rank calls this after joining its world and after each program. If a program creates groups, its meshes may compare equal
+    to meshes in the next run. After an unfinished program, DTensor may still hold the index mask of a row-sharded embedding, and
+    the next such embedding would raise.
     """
     if not finished or _num_groups() != _kept.__dict__.get("num_groups", 0):
         _kept.num_groups = _num_groups()

@@ -122,7 +122,7 @@ class DivergedTraining(Evidence):
 
 
 def split_dim(diverged: DivergedTraining, name: str, axis: str) -> int | None:
-    """Return the dim along which ranks on `axis` shard the parameter `name`; None if they do not."""
+    """Return the dim along which ranks on `axis` shard the parameter `name`; None if they do not shard it."""
     if all(piece.name != name for piece in diverged.single.steps[0].parameters.pieces):
         return None  # for example a weight that is shared with an embedding, or computed by a parametrization
     for dim in range(held_elements(diverged).by(name, 0).dim()):

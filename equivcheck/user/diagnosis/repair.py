@@ -57,7 +57,7 @@ class MissingReduction:
 
 
 def missing_reductions(diverged: DivergedTraining) -> list[Diagnosis]:
-    """Find gradient reductions that ranks left out. If ranks add them, they agree with one device in every step.
+    """Find gradient reductions that ranks left out. With these reductions, ranks agree with one device in every step.
 
     Empty if there are none.
     """

@@ -45,8 +45,8 @@ class Matrix:
     """One training under many layouts.
 
     `layouts` maps a name to a dict with the layout's own arguments for `check_training`: `mesh`, `parallelize`, and any other
-    that does not affect the single-device run. All other arguments are shared. If an argument is given in both, the layout's
-    value counts. A layout that is wrong on purpose sets ``"expected": "diverged"``::
+    argument that does not affect the single-device run. Arguments outside `layouts` are for all layouts, except a layout with
+    its own value. A layout that is wrong on purpose sets ``"expected": "diverged"``::
 
         Matrix(
             model=build, batches=batches, loss=loss, optimizer=optimizer,

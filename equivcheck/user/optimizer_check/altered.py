@@ -79,7 +79,7 @@ class Altered(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override] # noqa: ARG002 - torch's signature
-        """Update all parameters, with the mistake."""
+        """Update all parameters as the user's optimizer does, but with the imitated mistake."""
         if self._num_steps == self._alteration.loses_state_after:
             self._inner = self._built()
         self._num_steps += 1

@@ -106,8 +106,8 @@ class RoundedRun(SingleDeviceRun):
     def far_moment(self, reference: Reference, parts: Trace | None) -> Expected | None:  # noqa: ARG002 - of runs of its own
         """Return the first compared point at which values depend on how rows are split, even without rounding.
 
-        Runs that process the rows part by part and all at once agree in less than half of the digits there. Returns None if there
-        is no such point.
+        At this point, runs that process the rows part by part and all at once agree in less than half of the digits. Returns None
+        if there is no such point.
         """
         exact, limit = self._exact_run.task, float(np.sqrt(self._exact_run.eps))
 

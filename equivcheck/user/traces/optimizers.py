@@ -58,8 +58,8 @@ def hook_steps(optimizer: Any, hook: Callable[..., None]) -> None:
 class GradientReader:
     """Reads the gradients of each optimizer's parameters when the optimizer steps.
 
-    If an optimizer steps several times in a batch, the last step is used. If it gets a closure (LBFGS), the gradients do not
-    exist yet, so they are read at the end of the batch.
+    If an optimizer steps several times in a batch, the last step is used. If an optimizer gets a closure (LBFGS), the gradients
+    do not exist yet, so they are read at the end of the batch.
     """
 
     def __init__(self, reader: Reader, optimizers: Sequence[Optimizer]) -> None:

@@ -115,7 +115,7 @@ class Reader:
         self.slots()
 
     def parameters(self) -> Snapshot:
-        """Return the current parameters."""
+        """Return the values that the rank's parameters have now."""
         return self._read_each(lambda parameter: parameter)
 
     def gradients(self, parameters: Collection[int] | None = None) -> Snapshot:
@@ -166,7 +166,7 @@ class Reader:
         return _snapshot_of(rows)
 
     def buffers(self) -> Snapshot:
-        """Return the current buffers."""
+        """Return the values that the rank's buffers have now."""
         return _snapshot_of([(name, as_real(buffer)) for name, buffer in self.names.buffers(self.module)], local_tensor_piece)
 
     def step_buffers(self) -> Snapshot | None:
@@ -183,9 +183,9 @@ class Reader:
         return _snapshot_at(slots, tensors, self._pieces, self._place)
 
     def pieces_of_parameter(self, name: str, tensor: torch.Tensor) -> tuple[Piece, ...]:
-        """Return the positions of a parameter's local tensor in the full one.
+        """Return the positions of a parameter's local tensor in the full tensor.
 
-        Raises `UsageError` if its shape contradicts `cuts`.
+        Raises `UsageError` if the local shape contradicts `cuts`.
         """
         return pieces_of(name, tensor) if isinstance(tensor, DTensor) else self._place(piece_of(name, tensor))
 

@@ -108,7 +108,7 @@ def _rounded(build: Callable[[], nn.Module], precision: MixedPrecision) -> nn.Mo
 
 
 def is_undecided(found: MatrixResult) -> bool:
-    """Whether at least one configuration is INCONCLUSIVE, and none is wrong."""
+    """Whether at least one configuration is INCONCLUSIVE, and all other checked configurations have their expected outcome."""
     outcomes = {row.verdict.outcome for row in found.unexpected if row.verdict is not None}
     return outcomes == {Outcome.INCONCLUSIVE}
 

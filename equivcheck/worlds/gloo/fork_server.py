@@ -45,12 +45,12 @@ class ForkServer:
         self._imported: frozenset[str] = frozenset()
 
     def join(self) -> None:
-        """Count one more user of this server (a gloo world)."""
+        """Count one more gloo world that uses this server."""
         with self._lock:
             self._num_users += 1
 
     def leave(self) -> None:
-        """Count one user less, and end the server if no gloo world uses it any more."""
+        """Count one gloo world less, and end the server if no gloo world uses it any more."""
         with self._lock:
             self._num_users -= 1
             if not self._num_users:

@@ -24,7 +24,7 @@ from equivcheck.user.traces.settings import UserTrace
 
 
 def missing_sum(diverged: DivergedTraining, place: Where) -> UserDiagnosis | None:
-    """Find the sum that ranks left out between two modules. If ranks add it, they agree with one device in every step.
+    """Find the sum that ranks left out between two modules. With this sum, ranks agree with one device in every step.
 
     `place` is the first place with wrong values. Returns None if there is no such sum.
     """

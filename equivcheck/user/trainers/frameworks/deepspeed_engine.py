@@ -28,9 +28,9 @@ WAITS_FOR_ALL = Version("0.19.8")
 def import_deepspeed() -> ModuleType:
     """Import DeepSpeed for the CPU, and let it use this process's group.
 
-    DeepSpeed would compile shared-memory collectives for some minutes at its first start. If that start is killed, later starts
-    wait forever for its lock. The compilation is skipped, because gloo does not need these collectives. DeepSpeed also refuses
-    float16 on most CPUs; here it is allowed, because torch can compute in float16.
+    DeepSpeed would compile shared-memory collectives for some minutes at its first start. If that start is killed, its lock
+    remains, and later starts wait forever. The compilation is skipped, because gloo does not need these collectives. DeepSpeed
+    also refuses float16 on most CPUs; here it is allowed, because torch can compute in float16.
     """
     packages = "--no-build-isolation deepspeed"  # its build imports torch
     deepspeed = import_framework("DeepSpeed", "deepspeed", packages, DS_ACCELERATOR="cpu", DS_BUILD_OPS="0")

@@ -97,7 +97,7 @@ def _counted_decompositions() -> Iterator[None]:
 def is_unshared(schedule_seed: int) -> bool:
     """Whether ranks do not share DTensor's caches in a run with this schedule seed.
 
-    This is so for a few seeds, because such runs show whether the sharing itself causes errors.
+    Ranks share no caches with a few seeds, to show whether the sharing itself causes errors.
     """
     return crc32(str(schedule_seed).encode()) % UNSHARED_ONE_IN == 0
 
