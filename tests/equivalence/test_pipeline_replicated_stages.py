@@ -182,3 +182,11 @@ def test_hooks_miss_further_chunks() -> None:
     require_supported(scenario)
     verdict = check(scenario)
     assert (verdict.outcome, verdict.known) == (Outcome.KNOWN, "replicated_stage_of_several_chunks")
+
+
+@pytest.mark.torch("<2.10", "later versions have stages on several ranks over gloo")
+def test_stages_move_to_one_rank_with_their_options() -> None:
+    """On torch 2.9, a repaired default pipeline still has one chunk, so that hooks of `replicate` average all gradients."""
+    on_ranks = a_scenario(Pipeline(), Replicate(), static_shapes=False)
+    repaired = a_scenario(Pipeline(), Replicate(), {"dp": 2, "pp": 1}, static_shapes=False)
+    assert repair_layout(on_ranks.layout) == repaired.layout

@@ -181,9 +181,7 @@ A_CHUNK_FOR_EACH_STAGE = LayoutLimit(
 
 def _on_one_rank(layout: Layout) -> Layout:
     axes = tuple(replace(axis, size=1) if axis.name == PP else axis for axis in layout.mesh.axes)
-    return replace(
-        with_options(layout, Pipeline, boundaries=(), num_chunks=num_stages(layout)), mesh=replace(layout.mesh, axes=axes)
-    )
+    return replace(with_options(layout, Pipeline, boundaries=()), mesh=replace(layout.mesh, axes=axes))
 
 
 STAGES_OF_ONE_RANK = LayoutLimit(
