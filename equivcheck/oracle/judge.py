@@ -45,9 +45,9 @@ def judge(verdict: V, case: ExpectedRun, result: RanksResult) -> tuple[V, Doubt 
     """Judge a run in which all ranks finished.
 
     Return `verdict` with its outcome, and a `Doubt` if agreement proves nothing from some step on. A difference counts only if
-    the confirming reference shows it, too. If all differences are within the noise limit, they count only before the step in
-    doubt. If noise exceeds the values in some step, differences from this step on do not count. If the uncertain sign of a
-    near-zero gradient may explain the first differences, no difference counts.
+    the confirming reference also shows it. If all differences are below the noise limit, they count only before the first step in
+    doubt. If noise exceeds the values in some step, differences count only before this step. If the first differences may come
+    from a gradient near zero, with an uncertain sign, no difference counts.
     """
     reference = case.reference()
     found, doubt = _compared(reference, result, Comparison(divergences=(), worst_error=0.0, largest_share=0.0)), reference.doubt
@@ -78,7 +78,7 @@ def _doubt_by_uncertain_signs(reference: Reference, confirming: Reference, found
 def judge_coarsely(verdict: V, coarse: Reference, result: RanksResult, calls: tuple[Divergence, ...]) -> V | None:
     """Return the verdict if a difference is too large to be rounding noise; otherwise None.
 
-    `coarse` is a reference from a single run, and `calls` contains differences between communication calls.
+    `coarse` is a reference from a single run. `calls` contains the differences between actual and predicted communication calls.
     """
     found = compare(coarse, result.run.values, result.before)
     return _diverged(verdict, found, calls) if is_large(found.divergences) else None

@@ -142,7 +142,7 @@ def _role_by_values(path: tuple[Any, ...], tensor: torch.Tensor, tokens: torch.T
     name = _name(path)
     raise invalid(
         f"batch {name!r}",
-        f"neither its name nor its values, with the shape {tuple(tensor.shape)}, show its role",
+        f"its role is not clear from its name, its shape {tuple(tensor.shape)} and its values",
         f"fields={{{name!r}: ...}} with one of {', '.join(role.value for role in Role)}",
     )
 

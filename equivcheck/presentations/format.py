@@ -84,9 +84,10 @@ class Format:
         return replace(example, values=values)
 
     def halves(self, example: Example) -> tuple[Example, Example] | None:
-        """Split the counted labels over two copies: each copy ignores every second label.
+        """Split the counted labels over two copies.
 
-        None if the example has fewer than two counted labels.
+        One copy ignores the first, third, fifth label and so on, the other copy the rest. None if the example has fewer than two
+        counted labels.
         """
         field = self.field_with(Role.LABELS) or self.field_with(Role.LOSS_MASK)
         if field is None or example.num_counted < 2:

@@ -39,11 +39,11 @@ def with_culprit(plan: ProgramPlan, run: Callable[[ProgramPlan], object], failur
 
 
 def failure_if_refusals_raise(run: Callable[[frozenset[str]], object], hung: Failure) -> Failure:
-    """Find out whether ranks hang because only some ranks refuse a statement, and the others wait for them.
+    """Run a program again to find out whether ranks hang because only some ranks refuse a statement, and the others wait.
 
-    The program runs again, and refusals raise. After a run in which all ranks refused the same statement, this refusal no longer
-    raises. `run` takes the statements that ranks may refuse, and raises `RanksFailed` if a rank refuses another one. Returns a
-    failure that names a statement refused by only some ranks, or `hung` if there is none.
+    ``run(allowed)`` runs the program, and raises `RanksFailed` if a rank refuses a statement that is not in `allowed`. If all
+    ranks refuse the same statement, it is added to `allowed`, and the program runs again. Returns a failure that names a
+    statement refused by only some ranks, or `hung` if there is none.
     """
     allowed: frozenset[str] = frozenset()
     while hung.hung and all(report.state is not RankState.RUNNING for report in hung.reports):

@@ -21,8 +21,8 @@ third of the time in sweeps."""
 def seconds_of_program(program: TensorProgram, world: str, deadline: float) -> float:
     """Return how many seconds a tensor program may take in this world, if the check's deadline is `deadline`.
 
-    If `deadline` is above the default, the time grows by the same factor. A program with attention (`WEIGHED`) gets the full
-    deadline, because DTensor needs ten seconds of CPU time to choose placements for it.
+    If `deadline` is above the default, the time grows by the same factor. A program with the operation ``attention`` gets the
+    full deadline, because DTensor needs ten seconds of CPU time to choose placements for it.
     """
     if WEIGHED in program.operations:
         return deadline

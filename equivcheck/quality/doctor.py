@@ -61,7 +61,7 @@ def probe_everything() -> Iterator[Probe]:
 
 
 def unclassified_state(search: Search) -> list[str]:
-    """Return the names of torch's process-wide variables that equivcheck does not know. A newer torch version can add some."""
+    """Return the names of torch's process-wide variables that `states.toml` lacks. A newer torch version can add some."""
     return list(unclassified_names(search.names()))
 
 
@@ -73,7 +73,10 @@ def probe(world: str, tag: str, parallelism: type[Parallelism]) -> Probe:
 
 
 def probe_program(world: str, subject: str, runs: Runs) -> Probe:
-    """Run the test program called `subject` on ranks, once for each tuple of arguments. Return whether all results were right."""
+    """Run the test program `subject` on ranks. Return whether all results were right.
+
+    `runs` holds the program and the arguments for each run.
+    """
     start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's warnings say nothing about this machine

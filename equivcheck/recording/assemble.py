@@ -63,8 +63,8 @@ class Assembled(Generic[V]):
 def assemble(parts: Sequence[Part[V]]) -> Assembled[V]:
     """Add up the sketches or hashes of one tensor's parts.
 
-    Ranks with the same position hold replicas, and only the first one counts. All parts must have the same full shape. Parts
-    without elements are ignored.
+    Parts at the same position in the tensor are replicas, and only the first of them counts. All parts must have the same full
+    shape. Parts without elements are ignored.
     """
     cover, positions = _arrange(tuple(part.piece for part in parts))
     value = None

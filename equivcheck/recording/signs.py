@@ -31,7 +31,7 @@ Ints = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rectangle:
-    """Consecutive elements of a local tensor, arranged as a matrix. Its rows and columns have indices in the full tensor."""
+    """Consecutive elements of a local tensor, arranged as a matrix. Row and column indices are those in the full tensor."""
 
     rows: Indices
     """For each row, its flat index over the full tensor's leading dims."""
@@ -42,12 +42,12 @@ class Rectangle:
 
     @property
     def row_signs(self) -> Signs:
-        """Each row's sign in each of the signed sums, with shape (rows, `NUM_SUMS`)."""
+        """For each row, its sign in each signed sum (see `Sketch`), with shape (rows, `NUM_SUMS`)."""
         return row_signs(self.rows)
 
     @property
     def column_signs(self) -> Signs:
-        """Each column's sign in each of the signed sums, with shape (columns, `NUM_SUMS`)."""
+        """For each column, its sign in each signed sum (see `Sketch`), with shape (columns, `NUM_SUMS`)."""
         return column_signs(self.columns)
 
 
@@ -70,12 +70,12 @@ def splitmix64(values: Hashes) -> Hashes:
 
 
 def row_signs(rows: Indices) -> Signs:
-    """Return each row's sign in each of the signed sums, with shape (rows, `NUM_SUMS`)."""
+    """Return each row's sign in each signed sum (see `Sketch`), with shape (rows, `NUM_SUMS`)."""
     return _signs(hash_rows(rows))
 
 
 def column_signs(columns: Indices) -> Signs:
-    """Return each column's sign in each of the signed sums, with shape (columns, `NUM_SUMS`)."""
+    """Return each column's sign in each signed sum (see `Sketch`), with shape (columns, `NUM_SUMS`)."""
     return _signs(hash_columns(columns))
 
 

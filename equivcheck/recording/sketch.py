@@ -34,7 +34,10 @@ Vector = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sketch:
-    """32 signed sums and other statistics over some elements in a tensor. The sketches for disjoint parts add up."""
+    """32 signed sums and other statistics over some elements in a tensor. The sketches for disjoint parts add up.
+
+    A signed sum multiplies each element by a pseudo-random sign, and adds the products.
+    """
 
     sums: Vector
     """`NUM_SUMS` signed sums over the elements; NaN if an element is NaN or infinite."""

@@ -82,8 +82,8 @@ class Entry:
 class Output:
     """The output of a module for one microbatch, on one rank.
 
-    Each sample's hash selects the sample's signs in the sketch. The sketch therefore does not depend on the samples' order or
-    ranks.
+    In the sketch, a sample's elements have signs that depend on the sample's hash. The sketch therefore does not depend on the
+    samples' order or ranks.
     """
 
     module: str

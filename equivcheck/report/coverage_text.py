@@ -25,7 +25,7 @@ _MAX_FEATURES, _MAX_PAIRS, _MAX_NAMES = 12, 20, 40
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class MeasuredCoverage:
-    """Result from `equivcheck coverage`: the pairs of features in drawn scenarios, and the plan for drawing."""
+    """Result from `equivcheck coverage`: the feature pairs in drawn scenarios, and the plan with which they were drawn."""
 
     reach: Reach
     """Feature pairs in the drawn scenarios."""
@@ -36,7 +36,7 @@ class MeasuredCoverage:
 
 
 def print_coverage(console: Console, measured: MeasuredCoverage) -> None:
-    """Print how many feature pairs were drawn, in a table with a row for each two parts, such as model and optimizer.
+    """Print how many feature pairs were drawn. Each row of the table is for two parts of a scenario, such as model and optimizer.
 
     A feature is one value of a field. Below the table are the features with the most missing pairs, and some missing pairs.
     """

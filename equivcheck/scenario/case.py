@@ -17,14 +17,14 @@ class Checkable(Protocol):
 
     @property
     def name(self) -> str:
-        """Name for a group with similar cases, such as the layout's name. It belongs to a finding's fingerprint."""
+        """Name for a group with similar cases, such as the layout's name. It is part of a finding's fingerprint."""
 
     @property
     def summary_row(self) -> tuple[str, ...]:
         """Labels for this case's row in a summary.
 
-        The first is the layout's name, for example. An optional second label divides the first group further, such as by
-        optimizer.
+        The first label is the layout's name, for example. An optional second label, such as the optimizer's name, divides the
+        layout's cases into several rows.
         """
 
     @property

@@ -43,7 +43,7 @@ class Data:
 
     @property
     def batch(self) -> int:
-        """Rows in a step, added up over its microbatches. The last step may have fewer rows because of `last_window`."""
+        """Rows in a step, added up over its microbatches. The last step may have fewer microbatches (`last_window`)."""
         return sum(self.microbatches)
 
     def has_trailing_window(self, steps: int) -> bool:

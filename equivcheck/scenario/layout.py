@@ -35,7 +35,7 @@ class Layout:
         if sorted(taken) != sorted(self.mesh.names):
             raise InvalidScenario(
                 f"Layout.parallelisms {self.name} is not valid: it uses the axes {taken}. "
-                f"Expected exactly {list(self.mesh.names)}."
+                f"Expected each of the mesh's axes {list(self.mesh.names)} once."
             )
         for parallelism in self.parallelisms:
             axes = self.axes_of(parallelism)

@@ -54,9 +54,10 @@ class Normaliser(PrintableEnum):
 
 @frozen_dataclass
 class CrossEntropy:
-    """Cross-entropy over all labels in a step, divided by the number of labels or rows that are not ignored.
+    """Cross-entropy over all labels in a step, divided by the number of labels that are not ignored.
 
-    All microbatches and ranks use the same divisor. It is computed from all labels in the step, before the first forward.
+    With `Normaliser.SEQUENCE`, it is divided by the number of sequences with such labels. All microbatches and ranks use the same
+    divisor. It is computed from all labels in the step, before the first forward.
     """
 
     tag: ClassVar[str] = "cross_entropy"

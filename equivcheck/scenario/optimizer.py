@@ -275,7 +275,7 @@ class Adafactor(Optimizer):
         if not -math.inf < self.beta2_decay <= 0.0:
             raise invalid_field(self, "beta2_decay", "a finite number of at most 0")
         if not (self.eps[0] is None or 0.0 <= self.eps[0] < math.inf) or not 0.0 < self.eps[1] < math.inf:
-            raise invalid_field(self, "eps", "None or a finite number of at least 0, and a finite number above 0")
+            raise invalid_field(self, "eps", "None or a finite number of at least 0, followed by a finite number above 0")
         if not 1.0 <= self.d < math.inf:
             raise invalid_field(self, "d", "a finite number of at least 1")
 

@@ -65,9 +65,10 @@ class _Canvas:
         self.placed: list[Positions] = []
 
     def note(self, misfits: Iterable[Misfit]) -> None:
-        """Keep one misfit for each tensor and kind of difference: the one farthest from the reference.
+        """Keep one misfit for each tensor and kind of difference.
 
-        If several ranks lack the tensor, or have the same wrong shape or type, the misfit names all of them.
+        If ranks disagree on values, the misfit farthest from the reference is kept. If several ranks lack the tensor, or have the
+        same wrong shape or type, the misfit names all of them.
         """
         for misfit in misfits:
             key = misfit.name, misfit.difference

@@ -33,7 +33,7 @@ class CallComparison:
 def compare_calls(scenario: Scenario, world: str, run: Run) -> CallComparison:
     """Compare each rank's communication calls in `run` with the calls predicted from the scenario.
 
-    `world` is the world's name. If it records no calls, the result has this reason and no divergences.
+    If `world` records no calls, the result says so and has no divergences.
     """
     if not run.calls:
         return CallComparison(unmodelled=f"world {world} does not see calls")

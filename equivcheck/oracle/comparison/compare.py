@@ -35,7 +35,7 @@ class Comparison:
 def compare(reference: Reference, traces: Sequence[Trace | ValueTrace], before: Sequence[Trace] = ()) -> Comparison:
     """Compare all ranks' traces, in rank order, with the reference.
 
-    `before` holds the traces from before a checkpoint, if the first steps ran under another layout.
+    If the first steps ran under another layout, `before` holds the traces from these steps.
     """
     first = moments_of_steps(before)
     ranks = [*first, *zip(*map(moments, traces), strict=True)]
@@ -74,10 +74,10 @@ def comparison_before(step: int, found: Comparison) -> Comparison:
 
 
 def snapshots_of(found: list[Moment], phase: Phase, groups: Sequence[Sequence[int]] = ()) -> list[Snapshot]:
-    """Return all ranks' snapshots from `found`, ready to be assembled to full tensors.
+    """Return the snapshots in `found`, which holds every rank's values at one point in training.
 
-    In the loss phase, return one snapshot with the mean over all ranks that have a loss. The ranks in each item of `groups` have
-    the same loss, so a group counts once in this mean.
+    In the loss phase, return one snapshot with the mean over all ranks that have a loss. Each item of `groups` holds ranks with
+    the same loss, and counts once in this mean.
     """
     snapshots = [moment.snapshot for moment in found]
     if phase is not Phase.LOSS:
@@ -91,7 +91,7 @@ def snapshots_of(found: list[Moment], phase: Phase, groups: Sequence[Sequence[in
 
 
 def errors_of(expected: Expected, assembled: Assembled) -> tuple[Vector, Flags]:
-    """Return each tensor's error relative to its tolerance, and whether it exceeds the tolerance."""
+    """Return for each tensor its error relative to the tolerance, and whether the error exceeds the tolerance."""
     same = (assembled.values == expected.values) | (np.isnan(assembled.values) & np.isnan(expected.values)) | ~assembled.covered
     with np.errstate(invalid="ignore"):
         distance = np.where(same, 0.0, assembled.values - expected.values)

@@ -147,7 +147,10 @@ def _positions(table: Table, piece: Piece) -> Positions:
 
 
 def element(table: Table, position: int) -> tuple[int, tuple[int, ...]]:
-    """Return the tensor's row in `table` for a position in the flat vector, and the element's index in this tensor."""
+    """Return a tensor's row number in `table`, and an element's index in this tensor.
+
+    `position` is the element's position in the flat vector with all tensors.
+    """
     row = int(np.searchsorted(table.offsets, position, side="right")) - 1
     index = np.unravel_index(position - table.offsets[row], table.shapes[row])
     return row, tuple(int(part) for part in index)

@@ -79,7 +79,7 @@ def shards_heads_of_symbolic_width(scenario: Scenario) -> bool:
     """Whether an attention layer's heads are sharded and have a symbolic width in compiled code.
 
     The attention layer must also be trained, and use `scaled_dot_product_attention` or repeat key and value heads. Its backward
-    then needs the full size over all ranks.
+    then computes a DTensor's full size from the ranks' sizes.
     """
     return scenario.layout.mesh.size(TP) > 1 and any(
         split is Split.HEADS_OR_HIDDEN and not layer.frozen and (layer.fused or layer.num_heads > layer.num_kv_heads)
@@ -89,7 +89,7 @@ def shards_heads_of_symbolic_width(scenario: Scenario) -> bool:
 
 @need
 def transposes_heads_of_symbolic_width(scenario: Scenario) -> bool:
-    """Whether attention heads have a symbolic width in compiled code, on which strides of transposed gradients depend."""
+    """Whether attention heads have a symbolic width in compiled code, and transposed gradients have strides with this width."""
     several_ranks = scenario.layout.mesh.size(TP) > 1
     return any(
         (several_ranks and split is Split.HEADS_OR_HIDDEN)
@@ -167,7 +167,10 @@ def compiled_layers_between_ddp_and_tensor_parallel(scenario: Scenario) -> bool:
 
 @need
 def reruns_layer_next_to_others(scenario: Scenario) -> bool:
-    """Whether a layer runs again after an update, and the model has other layers or activation checkpointing."""
+    """Whether there are several steps, and the model has several layers or activation checkpointing.
+
+    Each layer then runs again after an optimizer update.
+    """
     among = len(scenario.training.model.layers) > 1 or scenario.layout.execution.checkpointing is not Checkpointing.NONE
     return scenario.training.steps > 1 and among
 

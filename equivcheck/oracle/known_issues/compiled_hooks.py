@@ -96,7 +96,10 @@ def _rows(scenario: Scenario) -> list[int]:
 
 @need
 def two_features_cut_after_others(scenario: Scenario) -> bool:
-    """Whether a hook shards two input features over two ranks, after it was compiled for another number of features."""
+    """Whether a compiled hook of tensor parallelism shards two input features over two ranks.
+
+    The hook must have been compiled before for another number of features.
+    """
     found, recompiled = _linears_compiled_together(scenario), len(set(_rows(scenario))) > 1
     return scenario.layout.mesh.size(TP) == 2 and any(
         each.is_split and each.inputs == 2 and any(other.inputs != 2 for other in (found if recompiled else found[:index]))
@@ -106,10 +109,10 @@ def two_features_cut_after_others(scenario: Scenario) -> bool:
 
 @need
 def viewed_sequences_of_another_size(scenario: Scenario) -> bool:
-    """Whether compiled hooks run again with a second number of rows, and a linear with a bias returns sequences.
+    """Whether compiled hooks run again with another number of rows, and a linear with a bias returns sequences.
 
-    The second number of rows must not be 1 or the sequence length. The sequence length must not be 1 or the number of output
-    features. Dynamo uses one symbol for equal sizes.
+    This number must not be 1 or the sequence length. The sequence length must not be 1 or the linear's number of output features.
+    Otherwise Dynamo uses a constant, or one symbol for both sizes.
     """
     rows, length = _rows(scenario), scenario.training.model.length
     again = {size for index, size in enumerate(rows) if set(rows[:index]) - {size}} - {1, length}
@@ -119,10 +122,10 @@ def viewed_sequences_of_another_size(scenario: Scenario) -> bool:
 
 @need
 def viewed_sequences_of_other_features(scenario: Scenario) -> bool:
-    """Whether the number of output features changes twice between compiled hooks on sequences: for a second linear and later.
+    """Whether compiled hooks on sequences see the number of output features change at two linears.
 
-    The second linear must have a bias. The first must have none, unless the second has as many output features as there are rows
-    or positions. Dynamo uses one symbol for equal sizes.
+    The linear with the first change must have a bias. The very first linear must have none, unless the other one has as many
+    output features as there are rows or positions. Dynamo uses one symbol for equal sizes.
     """
     rows, length, found = _rows(scenario), scenario.training.model.length, _linears_compiled_together(scenario)
     index = next((index for index, each in enumerate(found) if each.outputs not in (1, found[0].outputs)), None)

@@ -126,9 +126,9 @@ class KnownIssue:
         return any(map(self._is_met, _of_one_layout(scenario)))
 
     def avoid(self, scenario: Scenario) -> Scenario | None:
-        """Apply the issue's workaround, then change the scenario until it is valid.
+        """Apply the issue's workaround, then repair the scenario until no limit applies.
 
-        None if there is no workaround, or if no valid scenario is found.
+        None if there is no workaround, or if the repair fails.
         """
         return fit_scenario(WORKAROUNDS[self.without](scenario)) if self.without else None
 

@@ -46,7 +46,10 @@ class Showing:
         return f"{self.shows.value}: {self.reason}" if self.reason else self.shows.value
 
     def agrees(self, *, is_in_range: bool) -> bool:
-        """Whether the result fits the issue's version range: the script shows the issue exactly if `is_in_range` is True."""
+        """Whether the result fits the issue's version range.
+
+        Inside the range (`is_in_range`), the script must show the issue; outside, it must not show it.
+        """
         return (self.shows is Shows.SHOWS) == is_in_range
 
 

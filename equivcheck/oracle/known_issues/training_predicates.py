@@ -193,5 +193,5 @@ def of_a_shared_weight(scenario: Scenario, divergence: Divergence) -> bool:
 
 @show
 def norm_of_an_earlier_step(_scenario: Scenario, divergence: Divergence) -> bool:
-    """Whether the diverged value is a gradient norm, at a step after the first, and larger than expected."""
+    """Whether the diverged value is a gradient norm that may come from an earlier step: it is larger than expected."""
     return divergence.step > 0 and divergence.tensor == "norm" and float(divergence.actual) > float(divergence.expected)

@@ -15,9 +15,10 @@ from equivcheck.worlds.trace.trace import Trace
 
 
 def coarse_moments(reference: Trace, limit: float) -> tuple[Expected, ...]:
-    """Return the values in a single-device trace, with coarse tolerances: `limit` times the largest tensor of the same kind.
+    """Return the values in a single-device trace, with coarse tolerances.
 
-    A difference above this tolerance also counts in the full judgement, even if the reference is in doubt.
+    Each tolerance is `limit` times the largest norm among tensors of the same kind. A difference above it also counts in the full
+    judgement, even if the reference is in doubt.
     """
     unperturbed = expected_of(reference, repeat(None), limit)
     return tuple(replace(moment, tolerances=limit * moment.scales) for moment in unperturbed)

@@ -56,8 +56,8 @@ def earlier_doubt(one: Doubt | None, other: Doubt | None) -> Doubt | None:
 def first_step_dominated_by_noise(found: tuple[Expected, ...], limit: float) -> int | None:
     """Return the first step in which rounding noise exceeds the values, such as in a training that explodes.
 
-    None if there is no such step. Noise must also exceed `limit` times the largest tensor of the same kind in earlier steps.
-    Otherwise a gradient that cancels to almost zero would count.
+    None if there is no such step. A step does not count if its noise is at most `limit` times the largest tensor of the same kind
+    in earlier steps. Otherwise a gradient that cancels to almost zero would count.
     """
     largest: dict[Phase, float] = {}
     for moment in found:

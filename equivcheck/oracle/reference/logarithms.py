@@ -64,10 +64,10 @@ def logarithm_traces(training: Training) -> Iterator[Trace]:
 
 
 class LogarithmAttention(Sequence):
-    """Attention over full sequences on one device, computed in the way of ring attention: from the logarithms of softmax sums.
+    """Attention over full sequences on one device. Like ring attention, it uses logarithms of softmax sums.
 
     With a seed, each logarithm is changed by one unit in its last place, up or down. Backward changes each row's sum of output
-    times gradient in the same way, because its rounding error matters if one softmax weight is close to 1.
+    times gradient in the same way. The rounding error of this sum matters if one softmax weight is close to 1.
     """
 
     def __init__(self, seed: int | None = None) -> None:

@@ -39,7 +39,7 @@ Copies = Numbers | Sequence[Numbers]
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Expected:
-    """Values in the reference at one compared point, with the tolerance for each tensor."""
+    """Values in the reference at one point in training, with the tolerance for each tensor."""
 
     step: int
     """Step, from 0."""
@@ -123,9 +123,9 @@ def expected_of(
 ) -> tuple[Expected, ...]:
     """Return the reference's values with tolerances, measured from perturbed runs.
 
-    Each item of `moved` holds the values of all copies at one point of the run, one row per copy. The first copy is unchanged.
-    None stands for values that are not rounded. `others` are runs with other summation orders. `eps` is the rounding unit. If it
-    is None, each tensor's element type sets it, with 0 for integers and booleans.
+    Each item of `moved` holds all copies' values at one point in the run, with one row per copy. The first copy is unchanged. An
+    item is None if no noise is measured at this point. `others` are runs with other summation orders. `eps` is the rounding unit.
+    If it is None, each tensor's element type sets it, with 0 for integers and booleans.
     """
     tables: dict[int, Table] = {}
     found = []
@@ -187,7 +187,7 @@ def scales_of(phase: Phase, table: Table, own: Vector) -> Vector:
     """Return for each tensor the largest norm among tensors of the same kind, such as all gradients.
 
     `own` contains the tensors' norms. In optimizer state, tensors with the same key are one kind, such as all ``exp_avg``. Each
-    reported value is a kind by itself.
+    value that the training reports is a kind by itself.
     """
     if not len(own):
         return own

@@ -23,8 +23,8 @@ _NUM_RUNS = 8
 def partial_sum_traces(training: Training, num_partial_sums: int) -> tuple[Trace, ...]:
     """Train several times on one device, each time with random rounding errors in the optimizer's updates.
 
-    The errors are as large as if the optimizer ran on partial sums: up to one unit in the last place of each sum. The gradient
-    from a microbatch has `num_partial_sums` of them.
+    The errors are as large as if the optimizer ran on partial sums: up to one unit in the last place of each sum. Each
+    microbatch's gradient is divided into `num_partial_sums` such sums.
     """
     generator, steps = np.random.default_rng(training.seed), split_steps(training, num_partial_sums)
     return tuple(train(_setup(training, generator), steps) for _ in range(_NUM_RUNS))

@@ -37,8 +37,8 @@ class Jitter:
 class Shuffled(Jitter):
     """Changes only the order in which gradients from several ranks are added.
 
-    The first copies add in ring order, each from another rank on: first in ascending order, then in descending order. Later
-    copies add in random order. gloo adds in descending order, and each rank adds its own part last.
+    The first copies add in ring order, and each copy begins at another rank. Their order is first ascending, then descending.
+    Later copies add in random order. gloo adds in descending order, and each rank adds its own part last.
     """
 
     def __init__(self, generator: np.random.Generator, copy: int) -> None:
@@ -74,7 +74,8 @@ class PerturbedRounding(Shuffled):
     def rounded(self, exact: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
         """Change one element in `rounded` by one unit in the last place, if `exact` has a more precise dtype.
 
-        If `exact` is not float32 or float64, nothing is changed, because equal bits round equally.
+        If `exact` is not float32 or float64, nothing is changed, because all correct runs have the same bits before and after
+        rounding.
         """
         if exact.dtype in (torch.float32, torch.float64) and _may_flip(exact.dtype, rounded.dtype):
             self._flip_one(rounded.detach(), rounded.dtype)
@@ -83,7 +84,8 @@ class PerturbedRounding(Shuffled):
     def flip(self, cast: Mapping[str, torch.Tensor], masters: Mapping[str, torch.Tensor]) -> None:
         """Change one element in one trained parameter in `cast` by one unit in the last place.
 
-        `masters` holds the parameters before the cast. Nothing is changed at the first step or in norms.
+        `masters` holds the parameters before the cast. Nothing is changed at the first step, or in parameters of normalization
+        layers.
         """
         if self.step and _may_flip(self.precision, self.to):
             # Autocast casts no norm's weights; with any other casts a matrix tells most.

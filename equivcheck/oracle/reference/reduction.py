@@ -84,7 +84,7 @@ class Averaging:
         return self.mean_of_sums(self.sums(parts))
 
     def sums(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the first stage's sums: one for each group of `shards` ranks.
+        """Return the first stage's sums. Each sum adds the gradients from `shards` consecutive ranks.
 
         If `shards` is None, there is only one stage, so the result is one sum over all ranks.
         """

@@ -61,7 +61,7 @@ NUM_ROUNDED_CONFIRMATIONS = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reference:
-    """Values from a single-device run with tolerances, and the first step from which on they cannot decide a check."""
+    """Values from a single-device run with tolerances, and the first step at which they cannot decide a check."""
 
     moments: tuple[Expected, ...]
     """Values with tolerances at all compared points in the run."""
@@ -136,9 +136,9 @@ class ReferenceRun:
     def confirming_reference(self) -> Reference:
         """Return the reference that must confirm a divergence before it is reported.
 
-        It has many more perturbed runs, and runs in other summation orders, such as the order under data parallelism. A gradient
-        that is zero by cancellation inside an operation changes only in other orders. Some runs also round inside the optimizer,
-        like an optimizer on shards.
+        It has many more perturbed runs, and runs in other summation orders, such as the order under data parallelism. If a
+        gradient is zero because terms cancel inside an operation, only another order changes it. Some runs also round inside the
+        optimizer, like an optimizer on shards.
         """
         return _confirming_reference(self)
 

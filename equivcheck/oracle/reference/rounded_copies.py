@@ -26,7 +26,8 @@ def unit_of(training: Training, rounding: Rounding) -> float:
     """Return the machine epsilon of the element type in which correct runs may round differently.
 
     This is the training's precision, or float32 if the layout computes in float32. A float32 matrix product rounds differently if
-    its operands have another memory layout. A product in lower precision is summed in float32, so equal rows give equal bits.
+    its operands have another memory layout. A product in lower precision is summed in float32, so memory layout does not change
+    its bits.
     """
     kind = ElementType.FLOAT32 if rounding.compute is ElementType.FLOAT32 else training.precision
     return max(eps_of(kind.value), eps_of(training.precision.value))

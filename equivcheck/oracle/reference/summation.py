@@ -28,8 +28,8 @@ def split_trace(training: Training, num_parts: int, scale: float) -> Trace:
     """Train on one device with sums as in data parallelism: microbatches in equal parts, and one norm over all gradients.
 
     Losses are multiplied by `scale` and gradients divided by it, so the backward rounds differently. This changes gradients that
-    cancel inside an operation, such as in softmax, or in a norm over features if dropout left one feature. Perturbed inputs do
-    not change such gradients.
+    cancel inside an operation. Examples are softmax, and a normalization layer if dropout left only one feature. Perturbed inputs
+    do not change such gradients.
     """
     setup = single_device_setup(training)
     setup.clip_norm = clip_flat

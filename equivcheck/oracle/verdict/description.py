@@ -26,7 +26,8 @@ def axes_in_words(mesh: Iterable[tuple[str, int]]) -> str:
 def heading(outcome: str, name: str, kind: str, *about: str) -> str:
     """Return the first line of a verdict on a user's code, such as ``DIVERGED: your training on dp 2, float64, in sim``.
 
-    `kind` (here ``training``) is used if the code has no `name`. `about` contains the texts after "on", here three.
+    In this example, `kind` is ``training``, and `about` contains three texts, joined by commas. `kind` is used only if the code
+    has no `name`.
     """
     whose = f"'{name}'" if name else f"your {kind}"
     return f"{outcome.upper()}: {whose} on {', '.join(about)}"
@@ -51,7 +52,7 @@ def divergence_lines(first: Divergence, followers: tuple[str, ...], num_unnamed:
 
 
 def error_in_words(first: Divergence) -> str:
-    """Return the error relative to the tolerance, or the kind of difference if no number differs."""
+    """Return the error relative to the tolerance. If the difference is not in a value, return its kind, such as ``missing``."""
     if first.difference is Difference.VALUE:
         return f"{first.error:.3g} x tolerance"
     return ": ".join(filter(None, (first.difference.value.replace("_", " "), first.elsewhere)))

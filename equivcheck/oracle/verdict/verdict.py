@@ -208,15 +208,18 @@ class Verdict(CaseVerdict):
         return self.scenario
 
     def assert_equivalent(self, *, alter: Alter | None = None) -> None:
-        """Raise `NotEquivalent` unless the outcome is EQUIVALENT. `alter` has the same meaning as in `assert_no_finding`."""
+        """Raise `NotEquivalent` unless the outcome is EQUIVALENT.
+
+        If the verdict came from `check(alter=...)`, pass the same `alter`, because the ranks run again for the diagnosis.
+        """
         if self.outcome is not Outcome.EQUIVALENT:
             raise NotEquivalent(self.describe(), lambda: self._explained(alter))
 
     def assert_no_finding(self, *, alter: Alter | None = None) -> None:
         """Raise `NotEquivalent` if the outcome is DIVERGED, CRASHED or HUNG. Use it in tests with generated scenarios.
 
-        The diagnosis runs only when the exception's text is read, because Hypothesis raises many exceptions while it shrinks and
-        reads few. The ranks then run again. If the verdict came from `check(alter=...)`, pass the same `alter`.
+        The diagnosis runs only when the exception's text is read. While Hypothesis shrinks, it raises many exceptions, but reads
+        few texts. For the diagnosis, the ranks run again. If the verdict came from `check(alter=...)`, pass the same `alter`.
         """
         if self.outcome.is_finding:
             raise NotEquivalent(self.describe(), lambda: self._explained(alter))

@@ -9,7 +9,7 @@ from equivcheck.programs.nouns.program import MAX_ELEMENTS, Constant, Contents, 
 
 
 def dims_of(facts: OperationFacts, shape: Shape) -> tuple[int, ...]:
-    """Return the ``dim`` arguments for an operation in a sweep: each dim, counted from the front and from the end.
+    """Return the ``dim`` arguments that a sweep tries for an operation: each dim, counted from the front and from the end.
 
     If the operation takes no ``dim``, the only item is 0.
     """

@@ -67,9 +67,9 @@ def check_operation(  # noqa: PLR0913 - options, all by keyword
 
     If every rank refuses a placement with a clear error, its outcome is UNSUPPORTED, shown as "refused". Clear errors come from
     DTensor and `local_map`, are a `NotImplementedError`, or match the regular expression `refuses`. Any other error is CRASHED.
-    `setup` is called first in each process, for example to register sharding rules; the rules are removed after the check. In
-    ``gloo``, ranks only know rules in modules that they import. A custom operation cannot be sent to them: pass a function that
-    calls it. Ranks that do not communicate for `deadline` seconds count as hung.
+    `setup` is called first in each process, for example to register sharding rules. The check removes these rules when it ends.
+    In ``gloo``, ranks are other processes, so they only know rules in modules that they import. A custom operation cannot be sent
+    to these processes: pass a function that calls it. Ranks that do not communicate for `deadline` seconds count as hung.
 
     The result has a row for each placement, and failures on ranks are rows too. Raises `UsageError` for invalid arguments. Errors
     on one device are raised unchanged.

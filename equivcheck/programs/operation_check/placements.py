@@ -65,7 +65,7 @@ def _of_axes(name: str, tensor: torch.Tensor, given: Any, num_axes: int) -> tupl
     except InvalidScenario as error:
         raise UsageError(f"check_operation: placements of {name}: {str(error).partition('.placements ')[2]}") from None
     if not tensor.is_floating_point() and any(map(reduction_of, texts)):
-        raise invalid(f"placements of {name}", f"{tensor.dtype} cannot be partial", "R or S(dim)")
+        raise invalid(f"placements {given!r} of {name}", f"{tensor.dtype} cannot be partial", "R or S(dim)")
     return texts
 
 

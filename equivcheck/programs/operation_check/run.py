@@ -48,8 +48,8 @@ class OperationRun:
 def run_operation(task: OperationTask, function: Function, tensors: list[torch.Tensor], moved: Callable[..., Any]) -> ValueTrace:
     """Call a function with the task's arguments, and run backward. `tensors` replace the tensors among these arguments.
 
-    `moved` is applied to each result, each gradient, and each weight of the backward pass. On ranks, it returns the full tensor.
-    On one device, it may perturb the tensor.
+    The backward pass starts from a weighted sum over the results. `moved` is applied to each result, each gradient, and the
+    weights in this sum. On ranks, it returns the full tensor. On one device, it may perturb the tensor.
     """
     remaining = iter(tensors)
     arguments = [next(remaining) if isinstance(each, torch.Tensor) else each for each in task.inputs]

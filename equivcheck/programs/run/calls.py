@@ -17,7 +17,7 @@ NAMES = ("a", "b", "c", "d")
 
 
 def source(facts: OperationFacts, prefix: str = "") -> str:
-    """Return Python source for an operation's function. `prefix` is added before the function's name."""
+    """Return Python source that defines a function for an operation. `prefix` is added before the function's name."""
     parameters = (*NAMES[: facts.num_arguments], *(("dim",) if facts.takes_dim else ()))
     *before, result = facts.call.strip().splitlines()
     lines = [f"def {prefix}{facts.name}({', '.join(parameters)}):", *(f"    {line}" for line in before), f"    return {result}"]

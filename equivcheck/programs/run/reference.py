@@ -29,7 +29,8 @@ NOISE_LIMIT = 1e-4
 def reference_of(plan: ProgramPlan, refused: frozenset[int], num_copies: int) -> Reference:
     """Return a program's values and gradients on one device, with tolerances from `num_copies` runs with slightly changed values.
 
-    `refused` contains the statements refused on ranks. If it contains the backward pass, the result has no gradients.
+    `refused` contains the numbers of statements refused on ranks. If it also contains `BACKWARD`, the backward pass was refused,
+    and the result has no gradients.
     """
     original = _moments(plan, run_on_one_device(plan, refused), with_gradients=BACKWARD not in refused)
     copies = [original, *(_disturbed_moments(plan, refused, seed) for seed in range(num_copies))]

@@ -26,7 +26,10 @@ Features = Iterator[Hashable]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """How many programs or pairs of operations have run in one pass of a sweep, and how many are left."""
+    """How many programs have run in one pass of a sweep, and how many are left.
+
+    A sweep over pairs of operations counts pairs instead.
+    """
 
     name: str
     """Feature in this part's programs that is new, such as placements or shapes."""

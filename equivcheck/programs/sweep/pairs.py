@@ -25,9 +25,9 @@ MAX_SHAPES = 4
 
 
 class Novelty(PrintableEnum):
-    """Property by which a sweep selects results as arguments for second operations: each distinct property is tried.
+    """Property of an operation's result. Results with different properties become arguments of second operations in a sweep.
 
-    A sweep first tries pairs with novelty `KIND`, then `SPEC`, then `FIRST`.
+    A sweep first tries each `KIND` with each second operation, then each `SPEC`, then each `FIRST`.
     """
 
     KIND = "placements and dtypes"
@@ -38,7 +38,10 @@ class Novelty(PrintableEnum):
     """A full `ResultSpec` together with the first operation."""
 
     def feature(self, result: Result) -> Hashable:
-        """Return a result's property; None if a sweep over single operations already has arguments with this property."""
+        """Return a result's property.
+
+        None if leaves can have this property, because a sweep over single operations tries them.
+        """
         kind, spec = result.spec.kind, result.spec
         if self is Novelty.KIND:
             return None if spec.has_kind_of_leaves else kind
@@ -68,7 +71,7 @@ class Pairs:
     _right: dict[TensorProgram, bool] = field(default_factory=dict)
 
     def total(self, novelty: Novelty) -> int:
-        """Return how many pairs (result, argument of a second operation) a sweep tries with this novelty."""
+        """Return how many pairs a sweep tries for this property. A pair is a result and an argument of a second operation."""
         return len(self._by_key(novelty)) * len(self.places)
 
     def coverage(self) -> tuple[Coverage, ...]:

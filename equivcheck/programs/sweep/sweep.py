@@ -63,7 +63,7 @@ class SweepResult:
     def add(self, verdict: ProgramVerdict) -> None:
         """Count a program's outcome. If the outcome is a finding or a known error, also add the program to its group.
 
-        If torch could not run one of the program's statements, it is counted in `num_clones` only, because it tested nothing.
+        A program with a statement that torch could not run tested nothing, so it is counted in `num_clones` only.
         """
         if verdict.clones:
             self.num_clones += 1

@@ -35,7 +35,7 @@ R = TypeVar("R", bound=JobResult)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPlan(Generic[J, R]):
-    """Settings for processes that run jobs, such as examining one mutant."""
+    """Settings for the processes that run jobs. A job is, for example, to examine one mutant."""
 
     module: str
     """Module whose `main` runs in each process, and calls `serve`."""
@@ -196,8 +196,8 @@ class _Job:
 def serve(fd: int, do: Callable[[Any, Any, Callable[[Any], None]], Any], blank: Callable[[Any], Any]) -> None:
     """Run a job for each message from the supervisor at the other end of `fd`, and send back the job's result.
 
-    ``do(job, effort, tell)`` runs a job and returns its result. It may pass intermediate results to `tell`. ``blank(job)``
-    creates an empty result.
+    ``do(job, effort, tell)`` runs a job within the budget `effort`, and returns its result. It may pass intermediate results to
+    `tell`. ``blank(job)`` creates an empty result.
     """
     link = SupervisorLink(fd)
     while True:

@@ -53,7 +53,7 @@ class ShrunkScenario:
 
     @property
     def is_small(self) -> bool:
-        """Whether the scenario has at most one rank, one layer and one step more than the minimum."""
+        """Whether the scenario has at most one rank, one layer and one step more than `minimum`."""
         least = self.minimum
         return all(
             left <= needed + SLACK
@@ -116,7 +116,7 @@ class MutantResult:
     def with_scenario(self, layout: str, *, caught: int, undecided: int) -> MutantResult:
         """Return the result with one more scenario, in which the mutant has an effect.
 
-        `layout` is its layout's name. `caught` and `undecided` are 0 or 1.
+        `layout` is its layout's name. `caught` is 1 if the mutant was caught, and `undecided` is 1 if the check could not decide.
         """
         of = {each.name: each for each in self.layouts}
         before = of.get(layout, LayoutResult(name=layout))

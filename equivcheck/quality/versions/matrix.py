@@ -99,7 +99,7 @@ def load_or_new(file: Path, new: Matrix) -> Matrix:
 def measure_version(
     installation: Installation, scenarios: tuple[Scenario, ...], issues: Iterable[KnownIssue], tell: Callable[[str], None]
 ) -> VersionResult:
-    """Run the doctor, the corpus and the scripts on a version; `tell` receives progress lines."""
+    """Run the doctor, check the scenarios, and run the issues' scripts on one version. `tell` receives progress lines."""
     name = f"torch {installation.version}"
     tell(f"{name}: doctor ...")
     probes = run_doctor(installation)

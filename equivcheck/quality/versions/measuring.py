@@ -24,10 +24,10 @@ Measure = Callable[[Version], Showing]
 
 
 def bisect_versions(versions: Sequence[Version], measure: Measure, first: Iterable[Version] = ()) -> tuple[VersionAnswer, ...]:
-    """Measure the first and last version and those in `first`, then bisect between neighbours with different answers.
+    """Call `measure` for the first and last version and those in `first`, then bisect between neighbours with different results.
 
     If no measured version shows the failure, all versions are measured. A failure that appears and disappears between two
-    versions with the same answer is missed.
+    versions with the same result is missed.
     """
     found = {version: measure(version) for version in dict.fromkeys([versions[0], versions[-1], *first])}
     while (following := _next(versions, found)) is not None:
@@ -74,9 +74,9 @@ class Search:
     def of_finding(self, finding: Finding) -> ShownIn:
         """Find the torch versions in which a finding shows.
 
-        The finding's script runs on the measured versions. It must show the finding on the version of its discovery. If
-        `versions` lacks this version, it must show the finding on the oldest or newest one. Otherwise, the finding is replayed
-        instead.
+        The finding's script runs on the measured versions. It must show the finding on the version on which the finding was
+        found. If `versions` lacks this version, it must show the finding on the oldest or newest one. Otherwise, each measured
+        version checks the finding's case again.
         """
         found_in = Version(Version(finding.environment.torch).public)
         first = (found_in,) if found_in in self.versions else ()

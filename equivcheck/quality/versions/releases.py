@@ -22,8 +22,9 @@ def chosen_releases(text: str, released: Iterable[Version], at_hand: Iterable[Ve
     """Return the versions named by a text, oldest first: a list (``2.9.1,2.13``) with ranges (``2.9..2.15``, ``2.9..``).
 
     `at_hand` contains installed versions, and `released` the versions that can be installed. For a version without patch number,
-    an installed patch version is chosen, or else the latest release. A range contains one version per minor version; between two
-    nightly builds, it contains all. Raises `UsageError` for an invalid or missing version.
+    the latest installed patch version is chosen. If none is installed, it is the latest release. A range contains one version per
+    minor version. A range from one nightly build to another contains all nightly builds between them. Raises `UsageError` for an
+    invalid or missing version.
     """
     here = frozenset(at_hand)
     there = sorted(version for version in here.union(released) if not version.base_version.startswith("0") and version >= OLDEST)

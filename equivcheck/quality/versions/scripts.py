@@ -64,7 +64,7 @@ def of_issue(issue: KnownIssue) -> Script:
 
 
 def of_finding(finding: Finding) -> Script | None:
-    """Return a script for a finding, with its exact numbers.
+    """Return a script that shows a finding, with the same numbers as the finding.
 
     None if no script can reproduce the finding, or if a script's output would not prove it, such as for a hang.
     """

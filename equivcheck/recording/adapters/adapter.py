@@ -72,7 +72,7 @@ class Adapter:
     def copies(self) -> tuple[Slot, ...]:
         """Tensors that an optimizer updates instead of the model's parameters, such as float32 master weights.
 
-        Each slot has the positions of a copy's elements in the parameters.
+        Each slot says which of the parameters' elements a tensor copies.
         """
         return tuple(slot for copies in self._adopted for slot in copies.slots)
 
@@ -105,8 +105,8 @@ class Adapter:
         if unknown := [tensor for tensor in tensors if id(tensor) not in found]:
             raise UsageError(
                 f"the optimizer's tensor with shape {tuple(unknown[0].shape)} is not valid: no module owns it, and it is not a "
-                "copy of a parameter. Expected an optimizer for the model's parameters, or for copies that are the attribute "
-                "main_param of the parameters."
+                "copy of a parameter. Expected an optimizer for the model's parameters, or for copies of them, each stored in "
+                "its parameter's attribute main_param."
             )
         self._adopted.append(copies)
         return copies.slots
@@ -138,7 +138,7 @@ class Adapter:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks in a verdict about names and positions, as clauses.
+        """Clauses for a verdict about the tensors' names and positions.
 
         One says how many parameters Megatron's attributes mark as shards. Another gives a name in `cuts` or `names` that no
         tensor has.

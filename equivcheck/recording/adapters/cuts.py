@@ -93,7 +93,8 @@ class DeclaredCuts:
             if move.shape != shapes[name]:
                 raise UsageError(
                     f"the cuts entry for {name!r} is not valid: its shard has shape {shapes[name]}, and torch.chunk would give "
-                    f"this rank {move.shape}. Expected equal shards, or a cut with the dim's full size, such as (0, 'tp', [50])."
+                    f"this rank {move.shape}. Expected equal shards, or the dim's full size in the cut, such as 50 in "
+                    "(0, 'tp', [50])."
                 )
         return found
 

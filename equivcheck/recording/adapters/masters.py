@@ -43,9 +43,9 @@ class Copies:
     """
 
     def require_equal(self) -> None:
-        """After an update, check the copies in `unsure`, which may belong to other parameters.
+        """After an update, check that the copies in `unsure` were assigned to the right parameters.
 
-        Each must equal its parameter, up to rounding. Raises `UsageError` if a copy has other values.
+        Each copy must equal its parameter, up to rounding. Raises `UsageError` if a copy has other values.
         """
         for copy, parameter in self.unsure:
             found, expected = copy.reshape(-1).to(torch.float64), parameter.reshape(-1).to(torch.float64)

@@ -92,9 +92,9 @@ class _Way:
     """Function for the other run's names."""
 
     def pairs(self, first: Iterable[str], other: Iterable[str], *, is_module: bool = False) -> dict[str, str]:
-        """Map names in the other run to names in the first run: two names match if they are equal without wrappers.
+        """Map names in the other run to names in the first run. Two names match if they are equal without wrappers' prefixes.
 
-        If several names in one run become equal without wrappers, only the last one is used.
+        If several names in one run are then equal, only the last one is used.
         """
         end = "." if is_module else ""
         own = {self.first(name + end).strip("."): name for name in first}

@@ -90,7 +90,7 @@ def _boxes_of_run(start: Ints, size: Ints, offset: int, length: int) -> Iterator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """Function that gives a tensor's parts their positions in a larger tensor.
+    """Maps a tensor's parts to their positions in a larger tensor.
 
     The smaller tensor is split along `dim`. The first slice goes to the first box in `boxes`, the second slice to the second box,
     and so on.

@@ -42,8 +42,8 @@ def _with_chosen(run: RecordedRun, other: RecordedRun) -> RecordedRun:
 def rounding_of(key: Key, first: RecordedRun, second: RecordedRun) -> float:
     """Estimate the distance between a tensor in one run and in the other, if rounding changes values by one machine epsilon.
 
-    If both runs update copies, the tensor is rounded to the copies' dtype, and its change since the start to the model's coarser
-    dtype.
+    If both runs update copies, the tensor has the rounding error of the copies' dtype. Its change since the start has the
+    rounding error of the model's coarser dtype.
     """
     one, other = first.tensors[key], second.tensors[key]
     coarse, start = max(one.eps, other.eps), first.tensors.get((0, Moment.START, key[2]))

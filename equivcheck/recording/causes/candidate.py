@@ -53,11 +53,11 @@ def make_candidate(  # noqa: PLR0913 - a cause, its words, and its relation
     found: Tensors | None = None,
     fitted: int = 0,
 ) -> Candidate:
-    """Compare `predicted` signed sums with the second run's, and return a candidate with each tensor's error.
+    """Compare signed sums predicted from a mistake with the second run's, and return a candidate with each tensor's error.
 
     If a prediction is a linear combination, `size` is the sum over its coefficients' absolute values. `found` replaces the second
     run's signed sums, for example by the replicas' means. Without `found`, the distance between replicas counts as error.
-    `cause`, `words` and `fitted` are fields in `Candidate`.
+    `cause`, `words` and `fitted` become fields of the `Candidate`.
     """
     size = max(size, 1.0)
     actual, errors = evidence.found_sums if found is None else found, {}

@@ -103,7 +103,7 @@ class Evidence:
 def ranks_with_other_values(evidence: Evidence, name: str) -> set[int]:
     """Return the ranks without a correct full replica of the tensor `name`.
 
-    If ranks hold shards, all of them are returned.
+    Ranks with a shard are always returned.
     """
     tensor = evidence.second.tensors[evidence.step, evidence.moment, name]
     right = {

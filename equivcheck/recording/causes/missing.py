@@ -14,10 +14,10 @@ from equivcheck.recording.trace import Moment
 
 
 def missing_gradients(evidence: Evidence) -> Diagnosis | None:
-    """Name the parameters that are not updated because their gradients are None in the second run.
+    """Return a diagnosis with the parameters that are not updated, because their gradients are None in the second run.
 
-    If gradients exist but the norm for clipping leaves out some gradients, name their parameters. Returns None if there is no
-    such parameter.
+    If only the norm for clipping leaves out gradients, the diagnosis names their parameters instead. Returns None if there are no
+    such parameters.
     """
     names, step, second = evidence.wrong, evidence.step, evidence.second
     kept = second.tensors_at(step, Moment.GRADIENT)
@@ -36,9 +36,9 @@ def missing_gradients(evidence: Evidence) -> Diagnosis | None:
 
 
 def updated_copies(evidence: Evidence) -> Diagnosis | None:
-    """Name the tensors that the second run's optimizer updates instead of the model, if they are copies of the parameters.
+    """Return a diagnosis if the second run's optimizer updates copies of the parameters, and the model does not change.
 
-    Returns None if the optimizer updates the model.
+    The diagnosis names the copies. Returns None if the optimizer updates the model.
     """
     first, second, step = evidence.first, evidence.second, evidence.step
     originals = {copy: _original(first, second, step, copy) for copy in evidence.wrong}

@@ -26,7 +26,7 @@ class Update:
     """The change of run A's parameters by the update one step before. Empty in the first recorded step."""
 
     def candidate(self, cause: Cause, words: str, moves: Sequence[Tensors], *, size: float = 1.0, fitted: int = 0) -> Candidate:
-        """Return a candidate for the mistake `cause`.
+        """Return a candidate for the mistake `cause`. `words`, `size` and `fitted` are passed to `make_candidate`.
 
         Its errors are distances between run B's parameters and predicted parameters. Each item in `moves` is a possible update,
         and gives one prediction. For each tensor, only the prediction with the smallest error counts.

@@ -25,8 +25,8 @@ SAME = 1e-12
 def rounded_values(evidence: Evidence, cause: Cause, noun: str) -> Iterator[Candidate]:
     """Yield the mistake that values are rounded to a coarser dtype.
 
-    It is yielded for each dtype that exactly represents the minimum and maximum of each wrong tensor in run B. It may represent
-    at most half of these numbers in run A. `noun` says which values are rounded, such as ``gradients``.
+    It is yielded for each dtype that exactly represents the minimum and maximum of each wrong tensor in run B. In run A, the
+    dtype must not represent more than half of these numbers exactly. `noun` says which values are rounded, such as ``gradients``.
     """
     for dtype in COARSE:
         found, right = (

@@ -168,9 +168,9 @@ class RecordedRun:
     def size(self, key: Key) -> float:
         """Return the size to which a tensor's tolerance is relative: its norm, plus a term for its number of elements.
 
-        The second term is the norm of a tensor with as many elements, each as large as the average over all tensors. A gradient's
-        own norm is not enough, because the gradient may be zero apart from rounding. An example is a bias right before a
-        normalization layer.
+        The second term is the norm that the tensor would have if its elements were as large as elements are on average at this
+        point in training. A gradient's own norm is not enough, because the gradient may be zero apart from rounding. An example
+        is a bias right before a normalization layer.
         """
         tensor = self.tensors[key]
         assert tensor.sketch.value is not None
@@ -185,8 +185,8 @@ class RecordedRun:
 def read_run(folder: Path, name: str = "", steps: int | None = None) -> RecordedRun:
     """Read a folder from `record`, up to its first `steps` steps.
 
-    Raises `UsageError` if the folder is not a trace, or if a rank's trace ends too early. It must contain `steps` steps, or all
-    steps requested from `record`.
+    Raises `UsageError` if the folder is not a trace, or if a rank's trace ends too early. Each rank's trace must contain `steps`
+    steps, or all steps requested from `record`.
     """
     return run_of(folder, read_trace(folder), name, steps)
 

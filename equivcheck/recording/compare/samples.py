@@ -42,8 +42,8 @@ def samples_on(run: RecordedRun, step: int, ranks: Sequence[int]) -> Samples:
 def input_ranks(run: RecordedRun, step: int, other: RecordedRun) -> tuple[int, ...]:
     """Return the ranks of `run` whose recorded inputs are samples. Later pipeline stages get activations instead.
 
-    Samples are recognized by the samples in `other`, the run to compare with. A stage here is a group of ranks with common
-    parameters. Data-parallel ranks with FSDP1's flat shards may form several stages.
+    A stage's inputs are samples if `other`, the run to compare with, also has some of them. A stage here is a group of ranks with
+    common parameters. Data-parallel ranks with FSDP1's flat shards may form several stages.
     """
     known = samples_on(other, step, range(len(other.ranks)))
     found = {stage: samples_on(run, step, stage) for stage in run.stages}

@@ -13,7 +13,10 @@ _MAX_NAMES = 3
 
 
 def other_start(wrong: Sequence[TensorDifference], first: RecordedRun, second: RecordedRun) -> str:
-    """Return a clause about run B's initial parameters if run A has them under other names or at other positions."""
+    """Return a clause about initial parameters in run B that run A has under other names or at other positions.
+
+    Empty if there are none.
+    """
     step = wrong[0].step
     own = {
         (tensor.exact.in_place, tensor.shapes): name

@@ -73,8 +73,8 @@ class Microbatches:
     def close(self, module: nn.Module, inputs: Any, output: Any, *, is_wanted: bool) -> None:
         """Record that a module call ends.
 
-        If `is_wanted`, the samples in `inputs` count as soon as a backward pass goes through `output`. Only outermost calls to
-        trainable modules count.
+        If `is_wanted`, the samples in `inputs` belong to the step's data once a backward pass goes through `output`. Only
+        outermost calls to trainable modules have samples.
         """
         call = self.call
         if call is None or call.module is not module:
@@ -145,7 +145,7 @@ class Microbatches:
         self._found.append(sorted(calls, key=lambda call: call.number))
 
     def take(self, roots: Container[int]) -> list[list[Call]]:
-        """Return each microbatch's module calls that got samples, and begin a new step.
+        """Return each microbatch's module calls whose inputs are samples, and begin a new step.
 
         Only calls to modules whose ids are in `roots` are returned. If a microbatch has no such call, only its first call with
         samples is returned, because later calls get activations or positions.

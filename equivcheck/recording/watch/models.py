@@ -30,7 +30,7 @@ class Models:
         self._called = WeakSet[nn.Module]()
 
     def add_called(self, module: nn.Module) -> list[Slot]:
-        """Find the parameters of a module called for training.
+        """Find the parameters of a module that the script has called to train it.
 
         Returns a slot (parameter with its position) for each new parameter.
         """

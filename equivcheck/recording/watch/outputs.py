@@ -17,7 +17,7 @@ from equivcheck.recording.watch.samples import tensors_in
 class Outputs:
     """Sketches of module outputs during one call to a model.
 
-    Each output is sketched at once, because a script may change it in place.
+    Each output is sketched right after the module's call, because a script may change it in place later.
     """
 
     def __init__(self) -> None:

@@ -103,7 +103,7 @@ class Reader:
     def read_by_hand(self) -> None:
         """Read all gradients, because the script may update parameters without an optimizer.
 
-        Each call replaces the earlier values.
+        Gradients from an earlier call in the same step are dropped.
         """
         if not self.optimizers:
             self._found_by_hand = list(self._adapter.entries(Moment.GRADIENT, gradients_of(self.models.slots)))

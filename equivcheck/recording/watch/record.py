@@ -31,10 +31,10 @@ def record(  # noqa: PLR0913 - options, all by keyword
     """Record the training inside the context to ``folder/rankN.ecr``, for ``equivcheck.compare``.
 
     Each step contains the losses, gradients and parameters as sketches, with some hundred bytes for each tensor. The first step
-    also has the initial parameters, the last one the optimizer state and buffers. `steps` and `from_step` choose the recorded
-    steps. A new step begins when a module is called after an optimizer has stepped. If `from_step` is not 0, the parameters
-    before this step are recorded too. Nothing is communicated and no value changes. If recording fails, one line on stderr says
-    so, and the training goes on.
+    also has the initial parameters, and the last step also has the optimizer state and buffers. `steps` and `from_step` choose
+    the recorded steps. A new step begins when a module is called after an optimizer has stepped. If `from_step` is not 0, the
+    parameters before this step are recorded too. Nothing is communicated and no value changes. If recording fails, one line on
+    stderr says so, and the training goes on.
 
     If `moved` is between 1 and 32, each element of the initial parameters is multiplied by 1 + eps or 1 - eps. Each number from 1
     to 32 draws other random signs. Such runs measure how far rounding alone carries the training.
@@ -46,7 +46,7 @@ def record(  # noqa: PLR0913 - options, all by keyword
     `cuts`. If megatron.core is not imported, they need a `mesh` with an axis ``tp``, and experts need an axis ``ep``.
 
     `names` maps names of another run to names of this one, so that both can be compared: ``{"new.*.weight": "old.*.weight"}``. A
-    dict can replace the old name. It has ``transpose=True``, or lists several tensors that the other run has as one:
+    dict can stand in place of the old name. It says ``transpose=True``, or lists several tensors that the other run has as one:
     ``{"qkv.weight": {"parts": ["q.weight", "k.weight", "v.weight"], "dim": 0, "groups": 1}}``. With `groups`, parts alternate:
     each group contains an equal piece of each part. ``{"tied": ["a.weight", "b.weight"]}`` means one tensor with several names.
     If a rank has several of these tensors, only the first is recorded.

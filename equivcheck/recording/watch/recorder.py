@@ -103,7 +103,7 @@ class Recorder:
     def after_forward(self, module: nn.Module, inputs: Any, *rest: Any) -> None:
         """After a module call: hash its samples if it is an outermost call, and sketch its output.
 
-        If the call raised an exception, torch passes no keyword arguments.
+        If the call raised an exception, torch passes no keyword arguments to this hook, and there is no output.
         """
         if self._writer is None and isinstance(rest[-1], torch.Tensor) and rest[-1].is_floating_point():
             self._dtypes.add(rest[-1].dtype)

@@ -35,7 +35,10 @@ class FindingGroup:
 
     @property
     def example(self) -> KeptFinding:
-        """The finding printed for the group: if possible one with an exact cause and a shrunk case, then the smallest."""
+        """The finding printed for the group.
+
+        Findings with an exact cause come before others, then those with a shrunk case, then smaller ones.
+        """
         return self.findings[0]
 
     @property

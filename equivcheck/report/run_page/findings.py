@@ -71,8 +71,8 @@ class ShownFindings:
 def shown_findings(store: Path, run: Run, decided: Sequence[Record], unkept: Mapping[str, Any]) -> ShownFindings:
     """Return the findings for a campaign's page.
 
-    `decided` contains the findings about which the campaign gave the last definite answer. `unkept` has the cases of findings
-    that could not be stored, as JSON values.
+    `decided` contains the findings about which the campaign gave a definite answer. `unkept` has the cases of findings that could
+    not be stored, as JSON values.
     """
     order = sorted(decided, key=lambda record: (not fails(run, record), not record.standing.shows))
     shown, room = [], _MOST_TEXT

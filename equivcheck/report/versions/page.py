@@ -23,7 +23,7 @@ Cell = tuple[str, str, str]
 def write_page(
     file: Path, results: Mapping[str, Any], issues: Sequence[KnownIssue], wrong: Mapping[str, Sequence[str]], *, is_bad: bool
 ) -> None:
-    """Write the page from the `results` that ``versions --json`` prints.
+    """Write an HTML page about torch versions to `file`. `results` has the values that ``versions --json`` prints.
 
     `wrong` has lines about problems, by version: failed probes, findings, and scripts that contradict a known issue's versions.
     `is_bad` makes the headline say that some results are not as expected.

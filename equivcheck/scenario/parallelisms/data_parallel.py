@@ -274,7 +274,7 @@ class FSDP2(Parallelism):
         if self.replica_hook and self.mesh_dims is not None:
             raise invalid_field(self, "replica_hook", "False if mesh_dims is set")
         if self.mesh_dims is not None and self.gradient_divide_factor != 1.0:
-            raise invalid_field(self, "gradient_divide_factor", "1.0 if mesh_dims is set", "the loss is that of the full batch")
+            raise invalid_field(self, "gradient_divide_factor", "1.0 if mesh_dims is set", "the loss covers the full batch")
         if self.shard_largest_dim and self.shard_last_dim:
             raise invalid_field(self, "shard_largest_dim", "False if shard_last_dim is True")
 

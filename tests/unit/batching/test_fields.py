@@ -118,7 +118,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no rows": ({"batch": {"loss": 3.0}}, "batch is not valid: none of its tensors has a dim for rows"),
     "other rows": ({"batch": (torch.ones(3, 2), torch.ones(2))}, "'0' has 3 rows and '1' has 2"),
     "one row": ({"batch": (torch.ones(1, 3), torch.ones(1, 3))}, "it has one row"),
-    "unclear": ({"batch": (IDS, IDS, 2 * IDS)}, "batch '2' is not valid: neither its name nor its values"),
+    "unclear": ({"batch": (IDS, IDS, 2 * IDS)}, "batch '2' is not valid: its role is not clear from its name"),
     "unknown field": ({"fields": {"ids": "tokens"}}, "fields 'ids' is not valid: the batch has no such tensor"),
     "unknown role": ({"fields": {"0": "words"}}, "fields 0='words' is not valid: there is no such role"),
     "holes": ({"batch": {"input_ids": IDS, "attention_mask": torch.tensor([[1, 0, 1, 1]] * 3)}}, "row 0 has a 0 between ones"),

@@ -251,12 +251,12 @@ OF_OPTIMIZERS: list[Invalid] = [
     (
         Adafactor,
         {"eps": (-1.0, 1e-3)},
-        "Adafactor.eps (-1.0, 0.001) is not valid. Expected None or a finite number of at least 0, and",
+        "Adafactor.eps (-1.0, 0.001) is not valid. Expected None or a finite number of at least 0, followed by",
     ),
     (
         Adafactor,
         {"eps": (None, 0.0)},
-        "Adafactor.eps (None, 0.0) is not valid. Expected None or a finite number of at least 0, and",
+        "Adafactor.eps (None, 0.0) is not valid. Expected None or a finite number of at least 0, followed by",
     ),
     (Adafactor, {"d": 0.5}, "Adafactor.d 0.5 is not valid. Expected a finite number of at least 1"),
     (Muon, {"momentum": 1.5}, "Muon.momentum 1.5 is not valid. Expected 0.0 to 1.0"),
@@ -351,7 +351,7 @@ OF_LAYOUTS: list[Invalid] = [
     (
         FSDP2,
         {"mesh_dims": MeshDims.SHARD},
-        "FSDP2.gradient_divide_factor None is not valid: the loss is that of the full batch. Expected 1.0 if mesh_dims is set.",
+        "FSDP2.gradient_divide_factor None is not valid: the loss covers the full batch. Expected 1.0 if mesh_dims is set.",
     ),
     (DDP, {"bucket_cap_mb": 0.0}, f"DDP.bucket_cap_mb 0.0 {POSITIVE}"),
     (

@@ -66,7 +66,7 @@ def flattened_between_transpositions(scenario: Scenario) -> bool:
 
 @need
 def rows_and_features_flattened(scenario: Scenario) -> bool:
-    """Whether a layer with several output features flattens several rows into one dim."""
+    """Whether a layer flattens its output, which has several rows and several features."""
     layers, microbatches = scenario.training.model.linears, scenario.training.data.microbatches
     return max(microbatches) > 1 and any(layer.shape_op is ShapeOp.FLATTEN and layer.width > 1 for layer in layers)
 
@@ -80,7 +80,10 @@ def several_heads(scenario: Scenario) -> bool:
 
 @need
 def features_viewed_unevenly(scenario: Scenario) -> bool:
-    """Whether a layer views its features as two dims, and the first dim is not divisible by the number of data-parallel ranks."""
+    """Whether a layer splits its features into two dims.
+
+    The first dim must also not be divisible by the number of data-parallel ranks.
+    """
     return any(
         layer.shape_op is ShapeOp.VIEW and (2 if layer.width % 2 == 0 else layer.width) % scenario.layout.num_data_ranks != 0
         for layer in scenario.training.model.linears
@@ -89,9 +92,9 @@ def features_viewed_unevenly(scenario: Scenario) -> bool:
 
 @need
 def one_row_or_feature_on_one_rank(scenario: Scenario) -> bool:
-    """Whether the mesh has one rank, and a dim has size 1: rows before a layer that flattens, or outputs of a linear with bias.
+    """Whether the mesh has one rank, and either a layer flattens a single row, or a linear with a bias has one output feature.
 
-    The outputs count only if the linear's weight is sharded along dim 0.
+    The output feature matters only if parameters are sharded along dim 0.
     """
     layers, microbatches = scenario.training.model.linears, scenario.training.data.microbatches
     rows = 1 in microbatches and any(layer.shape_op is ShapeOp.FLATTEN for layer in layers)
@@ -101,7 +104,7 @@ def one_row_or_feature_on_one_rank(scenario: Scenario) -> bool:
 
 @need
 def outputs_cut_unevenly(scenario: Scenario) -> bool:
-    """Whether propagation may shard outputs by features into unequal shards, because parameters are sharded along dim 0."""
+    """Whether DTensor's sharding propagation may split output features unevenly, because parameters are sharded along dim 0."""
     training = scenario.training
     uneven = training.model.out_features % scenario.layout.num_data_ranks != 0
     may_be_cut = training.data.batch_dim == 1 or is_torch_in(CUTS_OUTPUTS_OF_FEW_ROWS)
@@ -116,7 +119,7 @@ def traced_steps(scenario: Scenario) -> bool:
 
 @show
 def mean_of_uneven_means(scenario: Scenario, divergence: Divergence) -> bool:
-    """Whether the divergent loss lies between the bounds for a mean of the ranks' means over unequal numbers of features."""
+    """Whether the divergent loss may be the mean of the ranks' means, each over another number of features."""
     outputs, ranks = scenario.training.model.out_features, scenario.layout.num_data_ranks
     sizes = chunk_sizes(outputs, ranks)
     if not all(sizes):

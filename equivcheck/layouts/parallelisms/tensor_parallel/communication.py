@@ -38,9 +38,9 @@ class TensorParallelCalls(PlannedCalls):
     """
 
     def computes_as(self, plan: LinearPlan, once: Pass) -> LinearPlacements:
-        """Return the placements of a linear's input, output and input gradient under the plan.
+        """Return the placements of a linear's input, output and input gradient.
 
-        They differ from those of the base class if the linear has fewer features than ranks.
+        If some rank's shard of the linear has no features, they are `NARROW_COLUMN` or `NARROW_ROW`.
         """
         if plan.split is Split.COLWISE and once.width < self.parts:
             return NARROW_COLUMN
@@ -49,9 +49,10 @@ class TensorParallelCalls(PlannedCalls):
         return super().computes_as(plan, once)
 
     def gathered_features(self, features: int, target: ActivationPlacement) -> int:
-        """Return the number of features per row if ranks gather activations that are sharded by rows.
+        """Return how many features each row has after ranks gather activations that are sharded by rows.
 
-        If features are sharded afterwards, the number is padded to a multiple of the ranks.
+        `target` is the placement after the gather. If it shards features, the number is padded to a multiple of the number of
+        ranks.
         """
         return chunk_size(features, self.parts) * self.parts if target is ActivationPlacement.FEATURES else features
 

@@ -63,7 +63,7 @@ def fully_shard_manages_no_column(scenario: Scenario) -> bool:
 
 @need
 def embedding_by_tokens(scenario: Scenario) -> bool:
-    """Whether tensor parallelism shards an embedding by tokens."""
+    """Whether tensor parallelism shards an embedding along the vocabulary."""
     return any(plan.source is Split.ROWWISE for plan in scenario.layout.of(TensorParallel))
 
 
@@ -110,7 +110,7 @@ def _fully_shards(parallelism: Parallelism, parameter: Parameter) -> bool:
 
 @need
 def clips_norm_of_pending_gradients(scenario: Scenario) -> bool:
-    """Whether gradients may keep partial placements, and are clipped by norm on several ranks."""
+    """Whether several ranks clip gradients by their norm, and the gradients may keep partial placements."""
     layout, model = scenario.layout, scenario.training.model
     pends = any(
         not parallelism.redistribute_gradients and has_partial_gradients(model, parallelism)
@@ -194,7 +194,10 @@ def trains_local_tensors(scenario: Scenario) -> bool:
 
 @need
 def column_of_one_on_one_rank(scenario: Scenario) -> bool:
-    """Whether tensor parallelism has only one rank, and shards a bias with one element that is trained or made trainable."""
+    """Whether tensor parallelism has only one rank, and shards a bias that has one element and gets a gradient.
+
+    A frozen bias counts too if a parallelism replaces DTensors by local tensors, because it then becomes trainable.
+    """
     if scenario.layout.mesh.size(TP) != 1:
         return False
     unfreezes = not keeps_dtensors(scenario.layout)

@@ -110,5 +110,5 @@ def size_along(shape: Shape, dim: int) -> int:
 
 
 def operations(calls: dict[str, str], **given: object) -> tuple[OperationFacts, ...]:
-    """Build an `OperationFacts` for each name and its call. `given` contains fields that all of them have in common."""
+    """Build an `OperationFacts` for each item in `calls`, which maps names to calls. `given` contains their common fields."""
     return tuple(OperationFacts(name=name, call=call, **given) for name, call in calls.items())  # type: ignore[arg-type]

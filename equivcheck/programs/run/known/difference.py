@@ -62,7 +62,8 @@ class KnownDifference:
     def could_show(self, program: TensorProgram) -> bool:
         """Whether the program can show this error on the installed torch.
 
-        It needs one of the error's operations, and must match the error's `facts` and `any_of`.
+        It needs one of the error's `operations` or `sources`, all its `facts`, and one fact in `any_of`. Empty fields need
+        nothing.
         """
         names, needed = set(map(_name, program.statements)), (*self.operations, *self.sources)
         if (needed and names.isdisjoint(needed)) or not is_torch_in(self.torch):

@@ -27,10 +27,10 @@ PRODUCTS = {"mm": False, "linear": True}
 
 
 def needs(statement: Operation, current: Sequence[str], shapes: Sequence[Shape]) -> Needs:
-    """Return placements along one axis with which each rank can run the operation on its own part.
+    """Return placements along one mesh axis that let each rank run the operation on its own part.
 
-    The first element contains the arguments' placements, the second is the results' placement. If no rule fits, all of them are
-    replicated.
+    The first element contains the arguments' placements, the second is the results' placement. `current` contains the arguments'
+    present placements, and `shapes` their shapes. If no rule fits, all placements are replicated.
     """
     found = _rule(statement, current, shapes)
     return found or ((REPLICATE,) * len(current), REPLICATE)

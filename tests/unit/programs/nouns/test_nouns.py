@@ -62,7 +62,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "a dim that is not there": (lambda: Leaf(shape=(2,), placements=("S(1)",)), "has 1 dims"),
     "addends of a constant": (
         lambda: Constant(shape=(2,), placements=("P(sum)",), contents=Contents.MASK),
-        "replicated or sharded",
+        r"only R or S\(dim\)",
     ),
     "fewer numbers than are to be distinct": (
         lambda: Constant(shape=(3,), placements=("R",), contents=Contents.ORDER, high=2),
