@@ -54,7 +54,7 @@ class Histogram:
         return [(_middle(bucket), number) for bucket, number in sorted(self._buckets.items())]
 
     def quantile(self, share: float) -> float:
-        """Return a quantile, such as the median for a `share` of 0.5; NaN if there are no numbers."""
+        """Return a quantile of the added numbers: for 0.5 as `share`, the median. NaN if there are no numbers."""
         left = share * self.count
         for bucket, number in sorted(self._buckets.items()):
             left -= number

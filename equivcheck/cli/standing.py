@@ -15,7 +15,7 @@ from equivcheck.worlds.torchrun.place import is_first_rank, place_of
 
 
 def on_all_ranks(command: Callable[[], ExitCode]) -> ExitCode:
-    """Run a command under torchrun. Only rank 0's process executes and prints it; the others only train as ranks for it.
+    """Run a command under torchrun. Rank 0's process executes it and prints; the other processes only serve as ranks.
 
     All processes end with the same exit code. If torchrun did not start them, the first process raises `UsageError`, and the
     others return `ExitCode.USAGE`.

@@ -168,7 +168,7 @@ def _write(tensor: torch.Tensor, pieces: tuple[Piece, ...], wholes: Mapping[str,
     local = local_values(tensor)
     expected = sum(piece.numel for piece in pieces)
     if local.numel() != expected:
-        raise NotWritable(f"{pieces[0].name} has {local.numel()} elements on a rank, but its placements give it {expected}")
+        raise NotWritable(f"{pieces[0].name} has {local.numel()} elements on a rank, but its placements need {expected}")
     parts = [_part(piece, wholes) for piece in pieces]
     if all(part is None for part in parts):
         return

@@ -53,8 +53,8 @@ def gradients(diverged: Evidence, names: Sequence[str]) -> str:
 def rows_of_tensor(masks: Mapping[str, npt.NDArray[np.bool_]]) -> str:
     """Describe the elements in a mask: ``rows 2 to 3 of `a```, or ```a` (5 of 8 elements), `b` and parts of 3 more tensors``.
 
-    Rows come last if all tensors are named, because ``row 2 of `a` and `b``` could also mean a row of `b`. Else they come first,
-    because ```b`, row 1 of `a` and 2 more tensors`` could also mean a row of these tensors.
+    A tensor with rows comes last if all tensors are named, because ``row 2 of `a` and `b``` could also mean a row of `b`. Else it
+    comes first, because ```b`, row 1 of `a` and 2 more tensors`` could also mean a row of these tensors.
     """
     are_full = all(mask.all() for mask in list(masks.values())[_NAMED:])
     rest = "{} more tensors" if are_full else "parts of {} more tensors"

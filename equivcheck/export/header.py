@@ -27,7 +27,11 @@ TITLES: dict[str, str] = {
 def docstring(  # noqa: PLR0913 - all by keyword
     *, scenario: Scenario, form: Form, verdict: Verdict | None, numbers: Numbers, name: str, torch: str
 ) -> list[str]:
-    """Return the script's docstring as lines, with quotes. It describes the verdict, and how to run the script."""
+    """Return the script's docstring as lines, with quotes.
+
+    It describes the verdict, and how to run the script, which is called `name`. `form` translates parameter names to those in the
+    script, and `torch` is the version to mention.
+    """
     ranks = scenario.layout.mesh.num_ranks
     parts = [paragraph(_title(scenario, verdict)), *_evidence(form, verdict)]
     if numbers is Numbers.DRAWN:

@@ -28,7 +28,7 @@ class Recheck(PrintableEnum):
 def compare_recheck(kept: CaseVerdict, verdict: CaseVerdict) -> Recheck:
     """Compare a later verdict with the verdict `kept` in the store.
 
-    Returns `UNTOLD` if the later verdict is undecided: the case did not fail, but not all of its steps agreed either.
+    Returns `UNTOLD` if the later verdict is undecided: the case did not fail, but not all its steps are known to agree.
     """
     if verdict.is_clear:
         return Recheck.DOES_NOT

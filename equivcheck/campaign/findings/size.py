@@ -27,7 +27,10 @@ _USUAL = (Model, Data, ParameterGroup, Layer, LayerPlan)
 
 @singledispatch
 def size_of(case: Checkable) -> Size:
-    """Return a case's size. Among cases that fail in the same way, the smallest is kept."""
+    """Return a case's size as a tuple, compared from left to right: ranks or statements first.
+
+    The smallest failing case is kept.
+    """
     raise TypeError(f"case is not valid: its class is {type(case).__name__}. Expected Scenario or TensorProgram")
 
 

@@ -24,7 +24,7 @@ class TimeBudget:
         self._left, self._expected = seconds - start, expected
 
     def allows(self, scenario: Scenario) -> bool:
-        """Whether enough time is left for the scenario's expected duration. Always True if that is 0."""
+        """Whether enough time is left for the scenario's expected duration. Always True if this duration is 0."""
         expected = self._expected(scenario)
         return expected == 0.0 or expected <= self._left
 

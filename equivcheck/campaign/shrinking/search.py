@@ -36,7 +36,7 @@ def same_fingerprint(first: CaseVerdict) -> Callable[[CaseVerdict], bool]:
 class Shrinking:
     """Search for a smaller case with the same failure, limited to `seconds` of work (`WorkClock`).
 
-    Callers pass verdicts on the cases that Hypothesis proposes to `offer`. `finish` then tries single changes to the smallest
+    Hypothesis proposes cases, and callers pass their verdicts to `offer`. `finish` then tries single changes to the smallest
     case. Coarse checks do not measure rounding noise, and are faster (see `equivcheck.check`). Smaller cases get coarse checks if
     such a check also finds the failure in the original case. The final case gets a full check.
     """

@@ -27,8 +27,8 @@ START_SECONDS = 120.0
 class CheckingProcess(WorkerProcess):
     """A worker process that draws and checks cases.
 
-    `place` has the worker's number, and how many processes this worker had before. If `suspect` is given, the process
-    only checks that case again, because the case ended an earlier process.
+    `place` has the worker's number, and how many processes this worker had before. If `suspect` is given, the process only checks
+    the case in this verdict again, because an earlier process died or hung in its check.
     """
 
     def __init__(self, plan: Plan, place: tuple[int, int], suspect: CaseVerdict | None = None) -> None:

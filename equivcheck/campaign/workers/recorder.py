@@ -21,7 +21,7 @@ _COUNT = struct.Struct("<Q")
 class Recorder:
     """Shared memory in which a worker records its current case for the supervisor.
 
-    Writing takes a pickle and a copy, but no system call.
+    Recording a case needs no system call, only a pickle and a copy.
     """
 
     def __init__(self, file: IO[bytes]) -> None:

@@ -91,7 +91,7 @@ class Reached(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Part:
-    """Progress of a campaign with one kind of case: trainings or tensor programs."""
+    """Progress in one kind of case: trainings or tensor programs."""
 
     reach: Reached
     """Features in the checked cases."""

@@ -16,7 +16,7 @@ DATA_AXES = (DP, REPLICATE, SHARD)
 def scenario_on_ranks(scenario: Scenario, num_ranks: int) -> Scenario:
     """Return the scenario on `num_ranks` ranks. Only the outermost data axis changes its size; without data axes, the first axis.
 
-    Raises `UsageError` if `num_ranks` is not a multiple of the other axes' sizes.
+    Raises `UsageError` if `num_ranks` is not a multiple of the number of ranks along the other axes.
     """
     mesh = scenario.layout.mesh
     index = next((index for index, name in enumerate(mesh.names) if name in DATA_AXES), 0)

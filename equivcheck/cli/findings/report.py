@@ -69,8 +69,8 @@ def report(  # noqa: PLR0913, PLR0917 - options
     if finding is not None:
         if run or form == "issue":
             raise UsageError(
-                "a finding is not valid with --run or --format issue, which report on runs. "
-                "Expected only the finding, or no finding"
+                "a finding is not valid with --run or --format issue, because these report on runs. "
+                "Expected a finding without these options, or no finding"
             )
         return _report_finding(finding, store, output or _DEFAULT_OF_FINDING, as_json=as_json)
     if form == "issue":

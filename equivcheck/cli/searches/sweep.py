@@ -29,7 +29,7 @@ class _Mesh(click.ParamType[tuple[int, ...]]):
     name = "mesh"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """Parse axis sizes."""
+        """Convert text such as ``2,2`` to one to three axis sizes from 1 to 8. Other text is a usage error."""
         if isinstance(value, tuple):
             return value
         sizes = str(value).split(",")

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class NotTogether(EquivCheckError):
-    """A function raised an exception or ended, while other functions wait for it."""
+    """A call raised an exception or ended, while other calls wait for it."""
 
 
 class Turns:

@@ -66,7 +66,7 @@ def _accumulate_in(ranks: EmulatedRanks, *, kind: torch.dtype, of_each: bool, of
     sums: list[Gradients] = [{} for _ in ranks.models]
 
     def add(total: Gradients, fresh: Gradients) -> Gradients:
-        """Add gradients to the sums in `total`, in the narrower type. Returns how much each sum changes."""
+        """Add gradients to the sums in `total`, in the narrower type. Returns by how much each sum changed."""
         added = {}
         for name, value in fresh.items():
             before = total.get(name, torch.zeros_like(value))

@@ -76,7 +76,10 @@ def _skip_update(ranks: EmulatedRanks, *, on: Collection[int], masks: Masks | No
     kept: dict[int, dict[int, torch.Tensor]] = {}
 
     def undone(rank: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield a rank's parameters, and their optimizer state unless `state`, each with a mask of the elements to restore."""
+        """Yield the tensors to restore: a rank's parameters, and their optimizer state if `state` is False.
+
+        Each has a mask of elements.
+        """
         for name, value in ranks.parameters[rank].items():
             mask = torch.ones_like(value, dtype=torch.bool) if masks is None else masks.get(name)
             if mask is not None and name not in hidden.get(rank, {}):

@@ -30,7 +30,7 @@ def longest_part(parallelism: ContextParallel, length: int, size: int) -> int:
 
 
 def own_length(view: RankView) -> int | None:
-    """Number of positions per sequence on this rank. None if rows are not sequences."""
+    """Number of positions in each sequence that this rank has. None if rows are not sequences."""
     length, size = view.training.model.length, view.layout.mesh.size(CP)
     if length is None or size == 1:
         return length

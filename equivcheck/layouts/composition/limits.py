@@ -59,7 +59,8 @@ def repair_layout(layout: Layout) -> Layout:
             return layout
         layout = limit.repair(layout)
     raise BrokenLayout(
-        f"layout {layout.name}: a limit still applies after {MAX_REPAIRS} repairs: {limit.reason if limit else None}"
+        f"layout {layout.name}: a limit still applies after {MAX_REPAIRS} repairs: {limit.reason if limit else None}. "
+        "Expected limits whose repairs do not undo each other"
     )
 
 
@@ -74,7 +75,8 @@ def repair_training(training: Training, layout: Layout, *, beyond: bool = False)
             return training
         training = limit.repair(training, layout)
     raise BrokenLayout(
-        f"layout {layout.name}: a limit still applies after {MAX_REPAIRS} repairs: {limit.reason if limit else None}"
+        f"layout {layout.name}: a limit still applies after {MAX_REPAIRS} repairs: {limit.reason if limit else None}. "
+        "Expected limits whose repairs do not undo each other"
     )
 
 

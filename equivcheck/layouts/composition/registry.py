@@ -114,7 +114,9 @@ def layout_kinds() -> dict[str, LayoutKind[Any]]:
         except Exception as error:
             raise BrokenLayout(f"{place}: {type(error).__name__}: {error}") from error
         if kind is None:
-            raise BrokenLayout(f"{place}: {found!r} is not valid. Expected a subclass of LayoutKind whose parallelism is a class")
+            raise BrokenLayout(
+                f"{place}: {found!r} is not valid. Expected a subclass of LayoutKind with a class as its `parallelism`"
+            )
         tag = kind.parallelism.tag
         if tag in kinds:
             raise BrokenLayout(f"{place}: tag {tag!r} is not valid: it is taken. Expected a tag other than {', '.join(kinds)}")

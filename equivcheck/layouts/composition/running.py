@@ -138,5 +138,5 @@ def single_process_world(world: str) -> str:
 
 
 def is_compiled(scenario: Scenario) -> bool:
-    """Whether ranks run a compiler, which writes files."""
+    """Whether a layout of the scenario uses torch's compiler."""
     return any(layout.execution.is_compiled for layout in scenario.layouts)

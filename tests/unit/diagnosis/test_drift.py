@@ -99,7 +99,7 @@ def test_why_ranks_cannot_be_given_values_is_said() -> None:
     run = run_again(ON_DDP, faults.gradients(lambda values: values.mul_(3.0)), "sim")
     assert run is not None
 
-    assert "has 16 elements on a rank, but its placements give it 32" in drift_of(run, shrink, "sim", 60.0)
+    assert "has 16 elements on a rank, but its placements need 32" in drift_of(run, shrink, "sim", 60.0)
 
 
 def _halved(slots: tuple[Slot, ...]) -> tuple[Slot, ...]:

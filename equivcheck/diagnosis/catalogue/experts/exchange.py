@@ -67,12 +67,12 @@ class _Sent:
 
     @property
     def by_expert(self) -> torch.Tensor:
-        """Indices that sort rows by destination rank, then by expert. Each destination rank computes its rows in this order."""
+        """Indices that sort rows by destination rank, then by expert: the order in which destination ranks compute rows."""
         return self.target.argsort(stable=True)
 
     @property
     def by_source(self) -> torch.Tensor:
-        """Indices that sort rows by destination rank, then by source rank. Rows arrive in this order."""
+        """Indices that sort rows by destination rank, then by the rank that sends them: the order in which rows arrive."""
         order = self.block.argsort(stable=True)
         return order[self.target[order].argsort(stable=True)]
 

@@ -18,7 +18,7 @@ from equivcheck.worlds.trace.stage import Stage
 
 
 def dtensor_clipping(view: RankView, axes: Iterable[str], kind: Iterable[Held]) -> Totals:
-    """Expected collective calls in all steps to clip the gradients of the DTensor parameters in `kind`.
+    """Expected collective calls in all steps to clip the gradients of the DTensors in `kind`, which are parameters.
 
     `axes` are the mesh axes along which any of these gradients is sharded. torch stacks all gradients' norms into one tensor and
     reduces it over one axis after another. Some torch versions combine the norms before they reduce. If no gradient exists,

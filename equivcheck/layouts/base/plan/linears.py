@@ -21,7 +21,10 @@ class ActivationPlacement(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LinearPlacements:
-    """Placements of the tensors around one linear layer or embedding. An embedding's tokens are never redistributed."""
+    """Placements of input, output and input gradient for one linear layer or embedding.
+
+    An embedding's input, its tokens, is never redistributed.
+    """
 
     wanted: ActivationPlacement
     """Required placement for the linear's input."""

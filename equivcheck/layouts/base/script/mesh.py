@@ -38,9 +38,9 @@ def repr_of(text: str) -> str:
 def inner_ranks(layout: Layout) -> int:
     """Number of ranks that compute on the same rows. Raises `CannotExport` if they do not have consecutive numbers."""
     if {TP, CP} & set(layout.mesh.names[:-1]) and layout.mesh.size(TP, CP) > 1:
-        raise refuse(f"mesh {layout.mesh.names}", "tensor or context parallelism must use the last axis")
+        raise refuse(f"mesh {layout.mesh.names}", "scripts need tensor or context parallelism on the last axis")
     if PP in layout.mesh.names and {*layout.mesh.names[layout.mesh.names.index(PP) :]} & {DP, REPLICATE, SHARD, EP}:
-        raise refuse(f"mesh {layout.mesh.names}", "the pipeline's axis must come after the data-parallel axes")
+        raise refuse(f"mesh {layout.mesh.names}", "scripts need the pipeline's axis after the data-parallel axes")
     return layout.mesh.size(TP, CP, PP)
 
 

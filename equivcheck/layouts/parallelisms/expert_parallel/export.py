@@ -21,7 +21,7 @@ def write(draft: Draft, parallelism: ExpertParallel) -> None:
     """Distribute the script's experts over ranks, average gradients, and gather experts before they are compared."""
     layout = draft.scenario.layout
     if layout.mesh.names[-1] != EP and layout.mesh.size(EP) > 1:
-        raise refuse(f"mesh {layout.mesh.names}", "expert parallelism must use the last axis")
+        raise refuse(f"mesh {layout.mesh.names}", "scripts need expert parallelism on the last axis")
     # A layer kind may not say how a script distributes its experts.
     model = draft.scenario.training.model
     for layer, inputs in zip(model.layers, model.widths, strict=False):

@@ -53,7 +53,7 @@ class TypedRanks(AxisRanks):
         return parameter if self.size == 1 else self._copied(parameter)
 
     def bias_on_first_rank(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Return a replicated parameter as a partial sum. The sum over ranks then contains it once."""
+        """Convert a replicated parameter to the type for partial sums in spmd_types, whose sum over ranks contains it once."""
         return (
             parameter
             if self.size == 1

@@ -29,8 +29,8 @@ def gradients_as_propagated(scenario: Scenario) -> bool:
 def unlike_gradients_added_up(scenario: Scenario) -> bool:
     """Whether gradients with different placements may be accumulated.
 
-    This happens if microbatches have different numbers of rows. It also happens if an auxiliary linear runs at even steps only,
-    and gradients are set to zero instead of None.
+    This happens if microbatches have different numbers of rows. It also happens if gradients are set to zero instead of None, and
+    an auxiliary linear runs at even steps only.
     """
     training = scenario.training
     kept = training.zero_grad is ZeroGrad.ZERO and training.steps > 1
