@@ -52,8 +52,8 @@ def fuzz(
     """Check generated cases until the plan's time is up, and store the failures.
 
     By default, workers run on this machine; `crew` replaces them. SIGINT or SIGTERM ends the campaign early with a summary; a
-    second signal raises `KeyboardInterrupt`. Raises `StoreFailed` if the store cannot be written at the start. Findings that
-    cannot be stored later are only in the summary.
+    second signal raises `KeyboardInterrupt`. Raises `StoreFailed` if the store cannot be written at the start. If it cannot be
+    written later on, findings are only in the summary.
     """
     store.require_writable()
     with Interruption() as interruption:

@@ -62,7 +62,7 @@ def seed_option(text: str = "Seed of the generator; always printed.  [default: r
 def choice_option(name: str, default: Enum, text: str) -> Option:
     """Return an option for choosing a value from the enum of `default`. `text` is its help.
 
-    The command gets the value, not the member.
+    The command gets the value as text, not the enum member.
     """
     values = click.Choice([member.value for member in type(default)])
     return click.option(name, type=values, default=default.value, show_default=True, help=text)

@@ -52,8 +52,8 @@ def replay(  # noqa: PLR0913, PLR0917 - options
 ) -> ExitCode:
     """Check a finding again.
 
-    FINDING is a folder, or the first digits of a fingerprint. It runs in a separate process, because some findings crash theirs.
-    With --world torchrun it runs in the processes that torchrun started.
+    FINDING is a folder, or the first digits of a fingerprint. The check runs in a separate process, because some findings crash
+    their process. With --world torchrun it runs in the processes that torchrun started.
     """
     if (finding is None) != every:
         raise UsageError("replay needs a finding or --all. Expected one of them")

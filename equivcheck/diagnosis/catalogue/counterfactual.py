@@ -104,7 +104,7 @@ def changing_batches(change: Callable[[Sequence[Batch]], Sequence[Batch]]) -> Ch
 
 
 def changing_loss(**changes: float | bool) -> Change:
-    """Return a change to a `Setup`: it replaces fields of the cross-entropy loss. The divisor stays unchanged."""
+    """Return a change to a `Setup`: it replaces fields of the cross-entropy loss. The loss keeps its divisor."""
 
     def apply(setup: Setup) -> None:
         loss, inner = setup.training.loss, setup.loss
