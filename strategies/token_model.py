@@ -5,10 +5,13 @@ Some take sequences of real numbers instead of tokens.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivcheck.scenario import (
+    Activation,
     AnyLayer,
     Attention,
     CrossEntropy,
@@ -17,6 +20,7 @@ from equivcheck.scenario import (
     Head,
     IgnoredLabels,
     Layer,
+    LoRALinear,
     Model,
     Norm,
     Normaliser,
@@ -37,6 +41,14 @@ _DOCUMENT_LENGTHS = st.sampled_from((None, None, None, 2, 3, 4))
 _HIDDEN = st.sampled_from((1, 2, 3, 4, 6, 8))
 _WIDTHS = st.sampled_from((2, 4, 1, 3))
 _KV_HEADS = st.sampled_from((1, 2, 3, 4))
+_ADAPTERS = {
+    Activation.RELU: LoRALinear(rank=2, alpha=4.0),
+    Activation.GELU: LoRALinear(rank=1),
+    Activation.TANH: LoRALinear(rank=3),
+    Activation.SIGMOID: LoRALinear(rank=4, alpha=4.0),
+    Activation.SILU: LoRALinear(rank=2),
+}
+"""Layers with an adapter that take the place of linear layers with this activation."""
 _GROUPS = st.sampled_from((1, 2, 3))
 _DEPTHS = st.sampled_from((1, 2, 3, 4, 5))
 _NORMS = st.sampled_from((None, Norm.RMS, Norm.LAYER))
@@ -133,6 +145,8 @@ def token_models(draw: DrawFn) -> Model:
     kinds = _KINDS_AND_OTHERS if of_others else _KINDS
     layers = [_fitted(draw(_layers_of(draw(kinds), length, features, of_others)), features) for _ in range(depth)]
     layers = [_shared(draw, layer, layers[:index]) for index, layer in enumerate(layers)]
+    owners = {layer.shares for layer in layers}
+    layers = [layer if index in owners else _adapted(layer) for index, layer in enumerate(layers)]
     if all(layer.frozen or layer.shares is not None for layer in layers):
         layers[0] = layers[0].with_fields(frozen=False)
     if draw(RARELY):
@@ -185,6 +199,17 @@ def _shared(draw: DrawFn, layer: AnyLayer, before: list[AnyLayer]) -> AnyLayer:
     if not isinstance(layer, Layer) or owner is None or not draw(MOSTLY):
         return layer
     return layer.with_fields(shares=owner)
+
+
+def _adapted(layer: AnyLayer) -> AnyLayer:
+    """Give a frozen weight and a LoRA adapter to some linear layers without bias, norm and shared weight.
+
+    The activation decides and is removed. This takes no choice, so later draws stay the same.
+    """
+    if not isinstance(layer, Layer) or layer.shares is not None or layer.bias or layer.norm is not None:
+        return layer
+    adapter = _ADAPTERS.get(layer.activation)
+    return layer if adapter is None else replace(adapter, residual=layer.residual)
 
 
 def _fitted(layer: AnyLayer, features: int) -> AnyLayer:

@@ -31,6 +31,7 @@ _MODULES = (
     "tensor_parallel.sums",
     "tensor_parallel.shards",
     "tensor_parallel.plain_tensors",
+    "tensor_parallel.adapters",
     "spmd",
     "pipeline",
     "tokens.label_counts",

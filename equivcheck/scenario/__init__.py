@@ -6,6 +6,7 @@ from equivcheck.scenario.execution import Checkpointing, Compile, Execution
 from equivcheck.scenario.layers.base import Activation, AnyLayer, AuxiliaryLinear, Norm, ShapeOp
 from equivcheck.scenario.layers.experts import Experts, ScoreFunction
 from equivcheck.scenario.layers.linear import Layer
+from equivcheck.scenario.layers.lora import LoRALinear
 from equivcheck.scenario.layers.token_layers import Attention, GatedMLP, Head, Tokens
 from equivcheck.scenario.layout import Layout
 from equivcheck.scenario.loss import CrossEntropy, IgnoredLabels, Loss, Normaliser
@@ -106,6 +107,7 @@ __all__ = [
     "LayerPlan",
     "Layout",
     "LinearLR",
+    "LoRALinear",
     "LoadBalancer",
     "LocalDataParallel",
     "LocalTensorParallel",

@@ -73,6 +73,10 @@ KINDS: dict[Family, dict[str, tuple[str, ...]]] = {
         "row-parallel reduce averages, not sums": ("row_output_averaged",),
         "sharded along the wrong dim": ("sharded_along_wrong_dim",),
         "fused weight split after sharding instead of before": ("fused_weight_split_in_halves",),
+        "adapter scaled by ranks, or its first linear's gradient partial": (
+            "adapter_scale_divided_by_ranks",
+            "adapter_gradient_not_reduced",
+        ),
         "shards permuted when reassembled": ("columns_gathered_in_another_order",),
     },
     Family.TOKENS: {

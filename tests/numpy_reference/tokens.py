@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from equivcheck.scenario import Activation, AnyLayer, Attention, Experts, GatedMLP, Layer, Model, Norm, ScoreFunction
+from equivcheck.scenario import Activation, AnyLayer, Attention, Experts, GatedMLP, Layer, LoRALinear, Model, Norm, ScoreFunction
 
 Array = npt.NDArray[np.float64]
 Parameters = Mapping[str, Array]
@@ -92,6 +92,9 @@ def _layer(layer: AnyLayer, own: Parameters, inputs: Array, document_length: int
     elif isinstance(layer, GatedMLP):
         gate = ACTIVATIONS[layer.activation](_linear(own, "gate", normed))
         outputs = _linear(own, "down", gate * _linear(own, "up", normed))
+    elif isinstance(layer, LoRALinear):
+        adapted = _linear(own, "lora_b", _linear(own, "lora_a", normed))
+        outputs = _linear(own, "base", normed) + layer.alpha / layer.rank * adapted
     else:
         assert isinstance(layer, Layer), layer
         outputs = ACTIVATIONS[layer.activation](_linear(own, "linear", normed))

@@ -17,7 +17,7 @@ from equivcheck.scenario.case import Checkable
 Size = tuple[int, ...]
 """Tuple that orders cases by size.
 A scenario's size has: ranks, parts beyond linear layers, layers, steps, rows, widths, settings not at default."""
-_WITHIN = ("vocabulary", "num_heads", "num_kv_heads", "head_dim", "hidden")
+_WITHIN = ("vocabulary", "num_heads", "num_kv_heads", "head_dim", "hidden", "rank")
 """Size fields inside a layer or embedding, without its input and output."""
 _SIZES = ("features", "width", "length", *_WITHIN, "microbatches", "steps", "seed")
 """Fields with sizes or random seeds, which `settings_of` leaves out."""

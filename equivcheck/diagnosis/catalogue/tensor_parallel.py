@@ -22,7 +22,7 @@ from equivcheck.layouts.base.partition import chunk_size
 from equivcheck.layouts.base.plan.layers import plan_over_ranks
 from equivcheck.layouts.base.plan.rules import fits, inputs_of
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.scenario import ActivationSharding, LayerPlan, Split
+from equivcheck.scenario import ActivationSharding, LayerPlan, LoRALinear, Split
 from equivcheck.scenario.mesh import TP
 from equivcheck.training.layers.registry import layer_kind
 from equivcheck.training.setup import Setup
@@ -42,8 +42,9 @@ def wrong_tensor_parallelism(diverged: DivergedRun) -> Iterator[Mistake]:
     plan = parallelism.plan
     yield from _replicated(diverged, num_ranks)
     yield from _of_positions(diverged)
+    yield from _of_adapters(diverged, plan, num_ranks)
     yield from _of_row_wise(diverged, plan, num_ranks)
-    for layers in all_then_each([_linears_of(at) for at, entry in enumerate(plan) if entry.split is Split.COLWISE]):
+    for layers in all_then_each(list(_linears_split(diverged, plan, Split.COLWISE).values())):
         yield from _of_columns(diverged, layers, num_ranks)
     for layers in all_then_each(list(_linears_within(diverged, plan, reads=True).values())):
         yield from _of_columns(diverged, layers, num_ranks)
@@ -51,8 +52,25 @@ def wrong_tensor_parallelism(diverged: DivergedRun) -> Iterator[Mistake]:
         yield from _of_columns(diverged, (("head.linear",),), num_ranks)
 
 
-def _linears_of(layer: int) -> Linears:
-    return (f"layers.{layer}.linear", f"layers.{layer}.auxiliary")
+def _linears_split(diverged: DivergedRun, plan: Sequence[LayerPlan], split: Split) -> dict[int, Linears]:
+    """Return names of linears with a split, by layers with this split."""
+    return {
+        at: tuple(f"layers.{at}.{part.name}" for part in layer_kind(layer).linears(layer) if part.replicated_under is not split)
+        for at, (layer, entry) in enumerate(zip(diverged.training.model.layers, plan, strict=True))
+        if entry.split is split
+    }
+
+
+def _of_adapters(diverged: DivergedRun, plan: Sequence[LayerPlan], num_ranks: int) -> Iterator[Mistake]:
+    """Yield mistakes in adapters only, while the base is right."""
+    where, adapted = diverged.ranks_text((TP,)), []
+    for at, (layer, entry) in enumerate(zip(diverged.training.model.layers, plan, strict=True)):
+        if isinstance(layer, LoRALinear) and entry.split in (Split.COLWISE, Split.ROWWISE):
+            adapted.append((f"layers.{at}.lora_b",))
+    for layers in all_then_each(adapted):
+        words = f"the output of {_named(layers)} is divided by {num_ranks}, as if it were averaged over {where}"
+        yield on_one_device(Cause.OUTPUT_AVERAGED, words, _forwarding(layers, _averaged(num_ranks, backward=True)))
+        yield _partial_input_gradients(diverged, layers, num_ranks)
 
 
 def _linears_within(diverged: DivergedRun, plan: Sequence[LayerPlan], *, reads: bool) -> dict[int, Linears]:
@@ -131,7 +149,7 @@ def _of_row_wise(diverged: DivergedRun, plan: Sequence[LayerPlan], num_ranks: in
 
     Each is tried in all linears, in all with one kind, and in each alone.
     """
-    row_wise = {at: _linears_of(at) for at, entry in enumerate(plan) if entry.split is Split.ROWWISE}
+    row_wise = _linears_split(diverged, plan, Split.ROWWISE)
     giving, layers = _linears_within(diverged, plan, reads=False), diverged.training.model.layers
     units = {
         name: next(
@@ -207,10 +225,14 @@ def _of_columns(diverged: DivergedRun, layers: tuple[Linears, ...], num_ranks: i
     who, where = _named(layers), diverged.ranks_text((TP,))
     words = f"the gradient of the input of {who} is summed twice over {where}"
     yield on_one_device(Cause.INPUT_GRADIENT_SUMMED_TWICE, words, _forwarding(layers, _input_gradient_summed_twice(num_ranks)))
+    yield _partial_input_gradients(diverged, layers, num_ranks)
+
+
+def _partial_input_gradients(diverged: DivergedRun, layers: tuple[Linears, ...], num_ranks: int) -> Mistake:
+    who, where = _named(layers), diverged.ranks_text((TP,))
     words = f"the gradient of the input of {who} is not summed over {where}: each rank continues with its partial sum"
-    yield on_emulated_ranks(
-        Cause.PARTIAL_INPUT_GRADIENT, words, _on_each(layers, lambda place: _partial_input_gradient(place, num_ranks))
-    )
+    change = _on_each(layers, lambda place: _partial_input_gradient(place, num_ranks))
+    return on_emulated_ranks(Cause.PARTIAL_INPUT_GRADIENT, words, change)
 
 
 def _named(layers: tuple[Linears, ...]) -> str:

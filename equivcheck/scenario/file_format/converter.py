@@ -27,6 +27,7 @@ from equivcheck.scenario.file_format.misfit import JSON_TYPES, MisfitError, quot
 from equivcheck.scenario.layers.base import AnyLayer
 from equivcheck.scenario.layers.experts import Experts
 from equivcheck.scenario.layers.linear import Layer
+from equivcheck.scenario.layers.lora import LoRALinear
 from equivcheck.scenario.layers.token_layers import Attention, GatedMLP, Tokens
 from equivcheck.scenario.loss import CrossEntropy, Loss
 from equivcheck.scenario.model import Model
@@ -47,7 +48,7 @@ NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 PARALLELISM_TAGS: dict[str, type[Parallelism]] = {kind.tag: kind for kind in PARALLELISMS}
 """Known parallelisms by tag. Registering a layout adds the layout's parallelism."""
 
-LAYER_TAGS: dict[str, type[AnyLayer]] = {kind.tag: kind for kind in (Layer, Attention, GatedMLP, Experts)}
+LAYER_TAGS: dict[str, type[AnyLayer]] = {kind.tag: kind for kind in (Layer, Attention, GatedMLP, Experts, LoRALinear)}
 """Known layer kinds by tag. Registering a layer kind adds its tag."""
 
 FAMILIES: dict[type, Mapping[str, type]] = {

@@ -1,1 +1,1 @@
-"""Layers: the base class for all kinds, the linear layer, experts, and layers for token models."""
+"""Layers: the base class for all kinds, the linear layer, its LoRA adapter, experts, and layers for token models."""

@@ -105,6 +105,11 @@ class AnyLayer:
         return 0.0
 
     @property
+    def frozen_base(self) -> bool:
+        """Whether the layer's base weight is frozen, and an adapter is trained."""
+        return False
+
+    @property
     def router_bias_rate(self) -> float:
         """Step size of the bias with which the layer's router chooses experts; 0 if there is no such bias."""
         return 0.0

@@ -48,6 +48,8 @@ class LayerParameter:
     """Dim with one index for each expert; None if the parameter belongs to no expert."""
     runs: AuxiliaryLinear | None = None
     """Steps that use the parameter; None for all steps."""
+    is_frozen: bool = False
+    """Whether the parameter has `requires_grad=False` although its layer is trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,8 @@ class LayerLinear:
     """Whether an activation function follows, so that backward needs the linear's output."""
     runs: AuxiliaryLinear | None = None
     """Steps in which the linear runs; None for all steps."""
+    replicated_under: Split | None = None
+    """Split of the layer under which this linear stays replicated; None if it is split like the layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,10 +123,13 @@ def norm_parameters(norm: Norm | None, features: int) -> tuple[LayerParameter, .
     return (factor,) * (norm is not None) + (offset,) * (norm is Norm.LAYER)
 
 
-def linear_parameters_of(name: str, in_features: int, outputs: int, *, bias: bool = False) -> tuple[LayerParameter, ...]:
+def linear_parameters_of(
+    name: str, in_features: int, outputs: int, *, bias: bool = False, is_frozen: bool = False
+) -> tuple[LayerParameter, ...]:
     """List the parameters in a linear that can be sharded column-parallel or row-parallel."""
+    shape, initial = (outputs, in_features), Initialization.WEIGHT
     weight = LayerParameter(
-        name=f"{name}.weight", shape=(outputs, in_features), initial=Initialization.WEIGHT, colwise_dim=0, rowwise_dim=1
+        name=f"{name}.weight", shape=shape, initial=initial, colwise_dim=0, rowwise_dim=1, is_frozen=is_frozen
     )
     offset = LayerParameter(name=f"{name}.bias", shape=(outputs,), initial=Initialization.OFFSET, colwise_dim=0)
     return (weight, offset) if bias else (weight,)

@@ -85,7 +85,7 @@ def parameters_of(model: Model) -> tuple[Parameter, ...]:
 def _of_layers(model: Model) -> Iterator[Parameter]:
     for index, layer in enumerate(model.layers):
         for parameter in layer_kind(layer).parameters(layer, model.in_features(index)):
-            yield _owned(parameter, index, trained=not layer.frozen)
+            yield _owned(parameter, index, trained=not layer.frozen and not parameter.is_frozen)
 
 
 def _owned(parameter: LayerParameter, layer: int | None, *, trained: bool) -> Parameter:

@@ -13,9 +13,10 @@ from equivcheck.training.layers.experts.kind import ExpertsKind
 from equivcheck.training.layers.gated_mlp.kind import GatedMLPKind
 from equivcheck.training.layers.kind import LayerKind
 from equivcheck.training.layers.linear.kind import LinearKind
+from equivcheck.training.layers.lora.kind import LoRAKind
 
 _KINDS: dict[type[AnyLayer], LayerKind] = {
-    kind.layer_class: kind for kind in (LinearKind(), AttentionKind(), GatedMLPKind(), ExpertsKind())
+    kind.layer_class: kind for kind in (LinearKind(), AttentionKind(), GatedMLPKind(), ExpertsKind(), LoRAKind())
 }
 _BUILT_IN = frozenset(_KINDS)
 

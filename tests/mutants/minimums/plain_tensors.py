@@ -5,6 +5,7 @@ from __future__ import annotations
 from equivcheck.scenario import (
     SGD,
     ActivationSharding,
+    AnyLayer,
     Axis,
     CrossEntropy,
     Data,
@@ -13,6 +14,7 @@ from equivcheck.scenario import (
     LayerPlan,
     Layout,
     LocalTensorParallel,
+    LoRALinear,
     Mesh,
     Model,
     Norm,
@@ -23,6 +25,7 @@ from equivcheck.scenario import (
 )
 
 LAYER, NORMED = Layer(width=2), Layer(width=2, norm=Norm.RMS)
+ADAPTED = LoRALinear(rank=2)
 WHOLE, COLUMN, ROW = LayerPlan(), LayerPlan(split=Split.COLWISE), LayerPlan(split=Split.ROWWISE)
 LEAVES_ROWS = LayerPlan(output=ActivationSharding.ROWS)
 
@@ -31,7 +34,7 @@ def _on_2(training: Training, parallelism: LocalTensorParallel) -> Scenario:
     return Scenario(training=training, layout=Layout(mesh=Mesh(axes=(Axis(name="tp", size=2),)), parallelisms=(parallelism,)))
 
 
-def _planned(*layers: Layer, plan: tuple[LayerPlan, ...]) -> Scenario:
+def _planned(*layers: AnyLayer, plan: tuple[LayerPlan, ...]) -> Scenario:
     training = Training(model=Model(features=2, layers=layers), data=Data(microbatches=(2,)))
     return _on_2(training, LocalTensorParallel(plan=plan))
 
@@ -49,6 +52,8 @@ MINIMUMS: dict[str, Scenario] = {
     "reduce_from_region_missing": _planned(LAYER, plan=(ROW,)),
     "reduce_from_region_averages": _planned(LAYER, plan=(ROW,)),
     "bias_within_reduce_from_region": _planned(LAYER, plan=(ROW,)),
+    "adapter_scale_divided_by_ranks": _planned(ADAPTED, plan=(COLUMN,)),
+    "adapter_gradient_not_reduced": _planned(ADAPTED, plan=(COLUMN,)),
     "tokens_of_others_looked_up": _of_tokens(source=Split.ROWWISE),
     "maximum_of_own_logits": _of_tokens(head=Split.COLWISE, loss_parallel=True),
 }

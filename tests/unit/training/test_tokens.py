@@ -23,6 +23,7 @@ from equivcheck.scenario import (
     GatedMLP,
     Head,
     IgnoredLabels,
+    LoRALinear,
     Model,
     Norm,
     Precision,
@@ -34,6 +35,7 @@ from equivcheck.strategies import cross_entropies, token_models
 from equivcheck.training.labels import IGNORED
 from equivcheck.training.loop import single_device_setup, train
 from equivcheck.training.material import material
+from equivcheck.worlds.trace.pieces import full_tensors_of
 from numpy_reference import tokens
 from numpy_reference.labels import count_of, label_loss
 
@@ -121,8 +123,9 @@ SHARED = Experts(hidden=3, num_experts=4, shared=True, norm=Norm.RMS, activation
         (ATTENTION.with_fields(fused=True), GATED),
         (SCORED, SHARED),
         (SCORED.with_fields(dispatched=True), SHARED.with_fields(dispatched=True)),
+        (LoRALinear(rank=2, alpha=3.0), LoRALinear(rank=3, residual=False)),
     ],
-    ids=["explicit", "fused", "experts", "dispatched"],
+    ids=["explicit", "fused", "experts", "dispatched", "adapters"],
 )
 def test_gradients_are_differences_of_the_loss_of_numpy(layers: tuple[AnyLayer, ...]) -> None:
     """Each gradient equals a finite difference. The padding row has none except through a tied head."""
@@ -130,19 +133,16 @@ def test_gradients_are_differences_of_the_loss_of_numpy(layers: tuple[AnyLayer, 
     training = a_training(model, CrossEntropy(ignored=IgnoredLabels.SOME, label_smoothing=0.1, z_loss=0.1, class_weights=True))
     parameters = {name: values.numpy() for name, values in material(training).parameters.items()}
     gradients = train(single_device_setup(training)).steps[0].gradients
-    start = 0
-    for piece in gradients.pieces:
-        found = gradients.values[start : start + piece.numel].reshape(piece.shape)
-        start += piece.numel
-        for place in np.ndindex(*piece.shape):
+    for name, found in full_tensors_of(gradients).items():
+        for place in np.ndindex(*found.shape):
             moved = []
             for sign in (1.0, -1.0):
-                values = parameters[piece.name].copy()
+                values = parameters[name].copy()
                 values[place] += sign * DIFFERENCE
-                moved.append(numpy_loss(training, {**parameters, piece.name: values}))
-            is_padding = piece.name == "embedding.weight" and place[0] == 1
+                moved.append(numpy_loss(training, {**parameters, name: values}))
+            is_padding = name == "embedding.weight" and place[0] == 1
             expected = 0.0 if is_padding else (moved[0] - moved[1]) / (2.0 * DIFFERENCE)
-            assert found[place] == pytest.approx(expected, rel=1e-5, abs=1e-8), (piece.name, place)
+            assert found[place] == pytest.approx(expected, rel=1e-5, abs=1e-8), (name, place)
 
 
 @given(st.sampled_from(IgnoredLabels), st.lists(st.integers(1, 4), min_size=1, max_size=4), st.booleans(), st.integers(0, 99))

@@ -99,7 +99,7 @@ def without_frozen(training: Training) -> Training:
     """Train every parameter."""
     source = training.model.source
     trained = with_model(training, source=source and replace(source, frozen=False))
-    return each_layer(trained, lambda _index, layer: layer.with_fields(frozen=False))
+    return each_layer(trained, lambda _index, layer: layer.with_fields(frozen=False, frozen_base=False))
 
 
 def without_routing(training: Training) -> Training:
@@ -244,8 +244,8 @@ def round_to_multiple(value: int, multiple: int, largest: int) -> int:
 
 
 def has_frozen(model: Model) -> bool:
-    """Whether any layer or the embedding is frozen."""
-    return any(layer.frozen for layer in model.layers) or (model.source is not None and model.source.frozen)
+    """Whether any layer, a layer's base weight or the embedding is frozen."""
+    return any(layer.frozen or layer.frozen_base for layer in model.layers) or (model.source is not None and model.source.frozen)
 
 
 def has_routing(model: Model) -> bool:

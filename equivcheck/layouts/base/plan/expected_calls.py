@@ -168,7 +168,10 @@ class PlannedCalls:
             return
         model, plan = self.view.training.model, self.plan[index]
         layer, inputs, outputs = model.layers[index], model.in_features(index), model.in_features(index + 1)
-        shapes = {parameter.name: parameter.shape for parameter in layer_kind(layer).parameters(layer, inputs)}
+        parameters = layer_kind(layer).parameters(layer, inputs)
+        shapes = {parameter.name: parameter.shape for parameter in parameters}
+        trains_frozen = self.view.computes_frozen_gradients(index)
+        without_gradient = {each.name for each in parameters if each.is_frozen and not trains_frozen}
         trained, trains_shared = (self._trains(owner) for owner in (index, index if layer.shares is None else layer.shares))
         differentiates = differentiates_input(self.view, index, step) or (layer.norm is not None and trained)
         parts = [part for part in layer_kind(layer).linears(layer) if runs(part.runs, step)]
@@ -189,15 +192,16 @@ class PlannedCalls:
             self._region(once, weights, OF_SHARDING[self.inputs[index]], OF_SHARDING[plan.output])
             return
         for part in parts:
+            weight = f"{part.name}.weight"
             # A shared weight has the shape that the layer's own weight would have.
-            width, features = shapes.get(f"{part.name}.weight", (outputs, inputs))
+            width, features = shapes.get(weight, (outputs, inputs))
             has_bias = f"{part.name}.bias" in shapes
             of_part = replace(
                 once,
                 inputs=features,
                 width=width,
                 bias=has_bias,
-                trains_weight=trained if f"{part.name}.weight" in shapes else trains_shared,
+                trains_weight=trained and weight not in without_gradient if weight in shapes else trains_shared,
                 trains_bias=trained and has_bias,
                 differentiates=differentiates or (trained and not part.reads_input),
                 completed=recomputed and (part is not parts[-1] or part.activated or layer.dropout > 0),

@@ -76,7 +76,8 @@ def linear_plan(model: Model, part: LayerLinear, plan: LayerPlan, sharding: Acti
     """Return the plan for one linear (`part`) in a layer with the entry `plan`. `sharding` is the placement of the layer's input.
 
     If the layer is sharded by heads or hidden features, activations between its linears are sharded by features. If each rank
-    computes the layer for its own rows, they are sharded by rows. Otherwise, they are replicated.
+    computes the layer for its own rows, they are sharded by rows. Otherwise, they are replicated. One linear of an
+    adapter stays replicated although the layer is split.
     """
     split, between = plan.split, ActivationSharding.REPLICATED
     if split is Split.HEADS_OR_HIDDEN:
@@ -84,6 +85,8 @@ def linear_plan(model: Model, part: LayerLinear, plan: LayerPlan, sharding: Acti
     by_rows = split is Split.REPLICATED and sharding is ActivationSharding.ROWS and computes_own_rows(model)
     if by_rows:
         between = ActivationSharding.ROWS
+    if split is part.replicated_under:
+        split = Split.REPLICATED
     return LinearPlan(
         split=split,
         input=sharding if part.reads_input else between,

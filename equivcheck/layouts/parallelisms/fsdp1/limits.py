@@ -34,7 +34,7 @@ from equivcheck.scenario import (
     Wrapping,
 )
 from equivcheck.scenario.mesh import DP, SHARD, TP
-from equivcheck.training.layers.parameters import parameters_of
+from equivcheck.training.layers.parameters import group_by_layer, parameters_of
 
 
 def is_sharded(layout: Layout) -> bool:
@@ -67,8 +67,8 @@ def _mixes_frozen(training: Training, layout: Layout) -> bool:
         return False
     parameters = parameters_of(training.model)
     if fsdp.wrapping is Wrapping.PER_LAYER:
-        own = {parameter.trained for parameter in parameters if parameter.layer is None}
-        return len(own) > 1 or bool(norms_made_trainable(training.model, layout))
+        units = [{parameter.trained for parameter in unit} for unit in group_by_layer(parameters)]
+        return any(len(unit) > 1 for unit in units) or bool(norms_made_trainable(training.model, layout))
     return not all(parameter.trained for parameter in parameters)
 
 

@@ -247,7 +247,7 @@ def of_a_frozen_layer(scenario: Scenario, divergence: Divergence) -> bool:
     A shared weight belongs to the first layer that uses it.
     """
     match, model = re.match(r"layers\.(\d+)\.(linear\.weight$)?", divergence.tensor), scenario.training.model
-    if match is None:
+    if match is None or model.layers[int(match[1])].frozen_base:
         return divergence.tensor in {found.full_name for found in parameters_of(model) if not found.trained}
     layers = model.layers
     layer = layers[int(match[1])]

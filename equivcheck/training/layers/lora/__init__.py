@@ -1,0 +1,1 @@
+"""Linear with a LoRA adapter."""
