@@ -7,10 +7,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
+from equivcheck.layouts.base.limits.optimizers import keeps_dtensors
+from equivcheck.layouts.base.limits.repairs import with_trained_bases
 from equivcheck.layouts.base.partition import is_last_shard_empty
-from equivcheck.layouts.base.plan.rules import TIED_HALVES, LayerSite, legal_plans
+from equivcheck.layouts.base.plan.rules import TIED_HALVES, UNFREEZES, LayerSite, legal_plans
 from equivcheck.scenario import (
     ActivationSharding,
     CrossEntropy,
@@ -19,21 +22,36 @@ from equivcheck.scenario import (
     LocalTensorParallel,
     PlannedParallelism,
     Split,
+    TensorParallel,
     Training,
 )
 from equivcheck.scenario.mesh import TP
 from equivcheck.strategies.chance import EVENLY, indices_below
+from equivcheck.system.torch_version import is_torch_in
 from equivcheck.training.layers.registry import layer_kind
 
 _WHOLE, _OUTSIDE = LayerPlan(), LayerPlan(split=Split.NOT_IN_PLAN)
 _NO_PLAN = (_WHOLE,)
 SPLITS = tuple(TIED_HALVES)
 """Ways to shard an embedding or a head, simplest first."""
+_USUALLY = st.sampled_from((True,) * 5 + (False,))
 
 
 def needs_plan(layout: Layout) -> bool:
     """Whether the layout has tensor parallelism whose plan must still be drawn. The default plan marks it."""
     return any(parallelism.plan == _NO_PLAN for parallelism in layout.of(PlannedParallelism))
+
+
+def with_usual_bases(draw: DrawFn, training: Training, layout: Layout) -> Training:
+    """If tensor parallelism would unfreeze the base weights of adapters, usually train them.
+
+    Parallelisms that replace DTensors by local tensors do so (`local_tensors_unfreeze`), and `parallelize_module` does in older
+    versions (`tensor_parallel_unfreezes`). Nearly every check with a frozen base would end as KNOWN.
+    """
+    unfreezes = layout.has(TensorParallel) and (not keeps_dtensors(layout) or is_torch_in(UNFREEZES))
+    if not (unfreezes and any(layer.frozen_base for layer in training.model.layers) and draw(_USUALLY)):
+        return training
+    return with_trained_bases(training)
 
 
 def with_idle_plan(layout: Layout, training: Training) -> Layout:

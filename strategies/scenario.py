@@ -16,7 +16,7 @@ from equivcheck.scenario import FSDP2, Execution, Layout, Pipeline, Scenario, Tr
 from equivcheck.scenario.mesh import MAX_RANKS
 from equivcheck.strategies.chance import EVENLY, RARELY, SEEDS, SOMETIMES
 from equivcheck.strategies.layout import executions, layouts
-from equivcheck.strategies.plan import needs_plan, with_drawn_plan, with_idle_plan
+from equivcheck.strategies.plan import needs_plan, with_drawn_plan, with_idle_plan, with_usual_bases
 from equivcheck.strategies.resume import may_resume, with_drawn_resume
 from equivcheck.strategies.stages import (
     needs_stages,
@@ -115,8 +115,9 @@ def _training(draw: DrawFn, trainings: SearchStrategy[Training] | None, layout: 
     if trainings is not None:
         return draw(trainings)
     if any(parallelism.shards_positions for parallelism in layout.parallelisms):
-        return draw(_SEQUENCES)
+        return with_usual_bases(draw, draw(_SEQUENCES), layout)
     training = with_usual_rows(draw, draw(_TRAININGS if runs_sequences(layout) else _PLAIN_TRAININGS), layout)
+    training = with_usual_bases(draw, training, layout)
     by_propagation = layout.propagates_placements
     # Drawn for every loss, because a mean of squared errors, the plainest, must take no more choices than others.
     if not (by_propagation and draw(_SUMMED)):

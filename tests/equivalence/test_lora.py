@@ -10,7 +10,7 @@ import pytest
 
 from equivcheck import Verdict, check
 from equivcheck.campaign.shrinking.simpler import changes_for, simpler_by
-from equivcheck.layouts.base.limits.repairs import with_widths
+from equivcheck.layouts.base.limits.repairs import with_trained_bases, with_widths
 from equivcheck.layouts.composition.limits import repair_training, why_unsupported
 from equivcheck.mutants.registry import mutant
 from equivcheck.scenario import (
@@ -155,6 +155,14 @@ def test_a_flat_parameter_is_frozen_or_trained_as_a_whole(wrapping: Wrapping) ->
     repaired = repair_training(scenario.training, scenario.layout)
     assert not any(layer.frozen_base for layer in repaired.model.layers)
     check(replace(scenario, training=repaired)).assert_equivalent()
+
+
+@pytest.mark.parametrize("outer", [DDP(), Replicate(), FSDP1(use_orig_params=True)], ids=lambda outer: outer.tag)
+def test_parallelisms_of_local_tensors_unfreeze_the_base(outer: Parallelism) -> None:
+    """The frozen base gets a gradient, which is a known issue. A trained base is equal."""
+    scenario = a_scenario(TensorParallel(plan=SPLIT), outer, dp=2, tp=2)
+    assert check(scenario).known == "local_tensors_unfreeze"
+    require_equal(replace(scenario, training=with_trained_bases(scenario.training)))
 
 
 def test_an_adapter_next_to_experts_is_trained() -> None:

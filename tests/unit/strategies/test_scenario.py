@@ -15,6 +15,7 @@ from equivcheck.layouts.composition.limits import limit_reason, repair_layout, r
 from equivcheck.layouts.composition.registry import layout_names
 from equivcheck.scenario import (
     DDP,
+    FSDP2,
     SGD,
     ActivationSharding,
     Adam,
@@ -29,11 +30,13 @@ from equivcheck.scenario import (
     LayerPlan,
     Layout,
     LocalTensorParallel,
+    LoRALinear,
     Loss,
     Mesh,
     Model,
     Norm,
     NormType,
+    Parallelism,
     PlannedParallelism,
     Precision,
     Scenario,
@@ -45,7 +48,8 @@ from equivcheck.scenario import (
 )
 from equivcheck.scenario.mesh import TP
 from equivcheck.scenario.optimizer import OPTIMIZERS
-from equivcheck.strategies import data, layouts, models, optimizers, scenarios, trainings
+from equivcheck.strategies import data, layouts, models, optimizers, plan, scenarios, trainings
+from equivcheck.strategies.plan import with_usual_bases
 from support.fresh import drawn_afresh
 
 SIMPLEST = Training(model=Model(features=1, layers=(Layer(width=1),)), data=Data(microbatches=(1,)))
@@ -101,6 +105,31 @@ def test_layouts_come_equally_often() -> None:
     counts: Counter[str] = Counter()
     drawn_afresh(layouts(), examples=2000, under=SAMPLED)(lambda layout: counts.update([layout.name]))()
     assert min(counts.values()) > 0.33 * counts.total() / len(layout_names())
+
+
+def bases_of_adapters(*parallelisms: Parallelism) -> set[bool]:
+    """Whether bases of adapters are frozen, in 100 drawn trainings on ranks with these parallelisms."""
+    model = Model(features=4, length=2, source=Tokens(vocabulary=3), layers=(LoRALinear(rank=1),), head=Head())
+    layout = Layout(mesh=Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2))), parallelisms=parallelisms)
+    found: Counter[bool] = Counter()
+
+    @st.composite
+    def usual(draw: st.DrawFn) -> Training:
+        return with_usual_bases(draw, replace(SIMPLEST, model=model), layout)
+
+    drawn_afresh(usual(), examples=100, under=SAMPLED)(lambda each: found.update([each.model.layers[0].frozen_base]))()
+    assert found[True] < 50 or not found[False]
+    return set(found)
+
+
+def test_bases_that_become_trainable_are_usually_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A known issue of DDP over tensor parallelism is reached, but hides few adapters."""
+    monkeypatch.setattr(plan, "is_torch_in", lambda _versions: False)
+    assert bases_of_adapters(TensorParallel(), DDP()) == {True, False}
+    assert bases_of_adapters(TensorParallel(), FSDP2()) == {True}
+    assert bases_of_adapters(LocalTensorParallel(), DDP()) == {True}
+    monkeypatch.setattr(plan, "is_torch_in", lambda _versions: True)
+    assert bases_of_adapters(TensorParallel(), FSDP2()) == {True, False}
 
 
 def test_most_scenarios_are_distinct(sample: list[Scenario]) -> None:

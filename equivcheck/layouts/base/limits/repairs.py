@@ -99,7 +99,12 @@ def without_frozen(training: Training) -> Training:
     """Train every parameter."""
     source = training.model.source
     trained = with_model(training, source=source and replace(source, frozen=False))
-    return each_layer(trained, lambda _index, layer: layer.with_fields(frozen=False, frozen_base=False))
+    return each_layer(with_trained_bases(trained), lambda _index, layer: layer.with_fields(frozen=False))
+
+
+def with_trained_bases(training: Training) -> Training:
+    """Train the base weights of all adapters."""
+    return each_layer(training, lambda _index, layer: layer.with_fields(frozen_base=False))
 
 
 def without_routing(training: Training) -> Training:
