@@ -65,9 +65,10 @@ def repair_layout(layout: Layout) -> Layout:
 
 
 def repair_training(training: Training, layout: Layout, *, beyond: bool = False) -> Training:
-    """Repair a training until the layout can run it. Raises `BrokenLayout` if limits still apply after many repairs.
+    """Apply the repairs of all limits that refuse the training, and return a training that the layout can run.
 
-    With `beyond`, limits that torch enforces are ignored.
+    With `beyond`, trainings that torch itself refuses stay as they are. Raises `BrokenLayout` if a limit still applies after
+    `MAX_REPAIRS` repairs.
     """
     for _ in range(MAX_REPAIRS):
         limit = _first_limit(training, layout, beyond)

@@ -20,7 +20,7 @@ class Jitter:
     """Base class for changes to summation order and rounding in copies of the reference. This class itself changes nothing."""
 
     def begin(self, step: int) -> None:
-        """Called at the start of each step."""
+        """Prepare for the step with this number. The base class does nothing."""
 
     def ordered(self, parts: list[torch.Tensor]) -> list[torch.Tensor]:
         """Return the gradients from all ranks in the order in which they are added. The base class keeps the order."""

@@ -74,7 +74,7 @@ class Constant:
         require_between(self, "seed", 0, 2**32 - 1)
         require_between(self, "high", 1, MAX_ELEMENTS)
         if any(placement.startswith("P") for placement in self.placements):
-            raise invalid_field(self, "placements", "only R or S(dim), because only leaves can be partial")
+            raise invalid_field(self, "placements", "only R or S(dim), because only leaves of a program can be partial")
         if self.contents is Contents.ORDER and self.shape and self.shape[-1] > self.high:
             raise invalid_field(
                 self, "high", f"at least {self.shape[-1]}, so that the numbers along the last dim can be distinct"

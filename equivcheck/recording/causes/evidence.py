@@ -65,7 +65,7 @@ class Evidence:
     def found_sums(self) -> Tensors:
         """The second run's signed sums for each tensor at `step` and `moment`.
 
-        If replicas differ, the lowest rank's replica counts.
+        If replicas differ, these are the sums of the replica on the lowest rank.
         """
         return self.sums(self.second, self.step, self.moment)
 

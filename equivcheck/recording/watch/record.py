@@ -55,7 +55,7 @@ def record(  # noqa: PLR0913 - options, all by keyword
     """
     if not 0 <= moved <= NUM_SUMS:
         raise UsageError(
-            f"moved {moved} is not valid: it is the index of a random perturbation. Expected 0 for none, or 1 to {NUM_SUMS}."
+            f"moved {moved} is not valid: no perturbation has this number. Expected 0 for no perturbation, or 1 to {NUM_SUMS}."
         )
     if steps is not None and steps < 1:
         raise UsageError(f"steps {steps} is not valid: nothing would be recorded. Expected at least 1.")

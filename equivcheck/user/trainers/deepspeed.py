@@ -212,7 +212,7 @@ def require_complete(config: Mapping[str, Any]) -> None:
         values = value.values() if isinstance(value, Mapping) else (value,)
         if name not in SET_FIELDS and "auto" in values:
             why = f'its config has "auto" in {name}'
-            raise invalid("trainer DeepSpeed", why, "a value: only transformers replaces this word")
+            raise invalid("trainer DeepSpeed", why, 'values in place of "auto", which only transformers replaces')
 
 
 def uses_muon(config: Mapping[str, Any]) -> bool:

@@ -63,7 +63,7 @@ def take_rows(draft: Draft) -> None:
 
 
 def last_number(draft: Draft) -> str:
-    """Return code for the index of a step's last microbatch."""
+    """Return Python code for the index of a step's last microbatch."""
     training = draft.scenario.training
     return "len(microbatches) - 1" if training.has_trailing_window else str(len(training.data.microbatches) - 1)
 
