@@ -141,7 +141,7 @@ def read_trace(folder: Path) -> tuple[RankTrace, ...]:
     if not files:
         raise UsageError(
             f"folder {folder} is not valid: it has no file rank0{SUFFIX}. Expected a folder from `equivcheck.record`. "
-            "If it is one, nothing was recorded: `record` writes no file if no optimizer of torch makes a step."
+            "If it is one, nothing was recorded, and `record` printed the reason on stderr."
         )
     known = _Known()
     found = sorted((_read_file(file, known) for file in files), key=lambda trace: trace.header.rank)

@@ -53,9 +53,9 @@ UNREAD_OPTIMIZERS = {
 class DeepSpeed:
     """Adapter for `deepspeed.initialize`. Takes a DeepSpeed configuration as a dict.
 
-    The number of microbatches in an update comes from `batches`, and the optimizer from `check_training`. All other fields of the
-    configuration stay as they are. If the mesh has an axis ``pp``, the model must be a `torch.nn.Sequential`. DeepSpeed's
-    `PipelineModule` then splits its layers into stages.
+    The number of microbatches in an update comes from `batches`, and the optimizer from `check_training`. Batch sizes in the
+    configuration are ignored. All other fields stay as they are. If the mesh has an axis ``pp``, the model must be a
+    `torch.nn.Sequential`. DeepSpeed's `PipelineModule` then splits its layers into stages.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -255,13 +255,13 @@ def _require_readable(config: Mapping[str, Any]) -> None:
             why = f"its {name} to nvme needs DeepSpeed's compiled file access"
             raise invalid("trainer DeepSpeed", why, 'the device "cpu", which gives the same numbers')
     if not uses_muon(config):
-        _require_optimizer(config.get("optimizer", {}).get("type", ""))
+        _require_optimizer(str(config.get("optimizer", {}).get("type", "")))
 
 
 def _is_off(value: Any) -> bool:
     if isinstance(value, Mapping):
         return value.get("enabled") is False or value.get("autotp_size", 2) < 2
-    return value in {None, 0, 1}
+    return not isinstance(value, list) and value in {None, 0, 1}
 
 
 def _require_optimizer(name: str) -> None:

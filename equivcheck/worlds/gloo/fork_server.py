@@ -45,12 +45,12 @@ class ForkServer:
         self._imported: frozenset[str] = frozenset()
 
     def join(self) -> None:
-        """Count one more gloo world that uses this server."""
+        """Count one more user of this server, such as a gloo world."""
         with self._lock:
             self._num_users += 1
 
     def leave(self) -> None:
-        """Count one gloo world less, and end the server if no gloo world uses it any more."""
+        """Count one user less, and end the server if none is left."""
         with self._lock:
             self._num_users -= 1
             if not self._num_users:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from equivcheck.user.trainers.local_parts import gradient_parts, local_parts, state_parts
-from equivcheck.user.trainers.protocol import LocalPart, Record, number_of_microbatches
+from equivcheck.user.trainers.protocol import LocalPart, Record, import_or_refuse, number_of_microbatches
 from equivcheck.user.usage import invalid
 
 
@@ -40,9 +40,8 @@ class HFLoop:
         self, model: nn.Module, batches: Sequence[Sequence[Any]], make_optimizer: Callable[[list[Any]], Any], record: Record
     ) -> None:
         """Train on this rank's batches. `record` gets each update's values."""
-        from accelerate.state import AcceleratorState  # type: ignore[import-not-found, unused-ignore]
-
-        AcceleratorState._reset_state(reset_partial_state=True)  # accelerate 1.15 keeps the process's last strategy
+        state: Any = import_or_refuse(self.trainer.__name__, "accelerate.state", "accelerate")
+        state.AcceleratorState._reset_state(reset_partial_state=True)  # accelerate 1.15 keeps the process's last strategy
         in_order = [dict(batch) for microbatches in batches for batch, _ in microbatches]
         optimizer = make_optimizer([*model.parameters()])
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _step: 1.0)
@@ -64,8 +63,8 @@ class HFLoop:
             return self.arguments(**given)
         except (ImportError, TypeError, ValueError) as error:
             name = self.arguments.__name__
-            why = f"{name} refuses its arguments ({error})"
-            raise invalid(f"trainer {self.trainer.__name__}", why, f"arguments that {name} has in this version") from error
+            why = f"{name} refuses its arguments ({' '.join(str(error).split())})"
+            raise invalid(f"trainer {self.trainer.__name__}", why, f"arguments that {name} takes in this version") from error
 
 
 OWN = {"use_cpu": True, "ddp_backend": "gloo", "save_strategy": "no", "report_to": [], "disable_tqdm": True}

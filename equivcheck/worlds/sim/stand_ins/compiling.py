@@ -41,7 +41,7 @@ def place() -> Place:
 
 
 def undo() -> None:
-    """Restore the compiler's callback setter, if it was replaced while ranks ran."""
+    """Restore the function that selects a compiled function's compiler, if it was replaced while ranks ran."""
     if _put_later:
         setattr(sys.modules[_EVAL_FRAME], _CALLBACK, _put_later.pop())
 

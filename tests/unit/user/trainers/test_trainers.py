@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from functools import partial
 from importlib import metadata
 from typing import Any
@@ -15,6 +16,7 @@ from torch import nn
 
 from equivcheck import LocalPart, Outcome, UsageError, check_training
 from equivcheck.user.trainers.deepspeed import DeepSpeed
+from equivcheck.user.trainers.frameworks.hf_loop import HFLoop
 from equivcheck.user.trainers.lightning import Lightning
 from equivcheck.user.trainers.protocol import import_framework
 from equivcheck.user.trainers.tried import Tried
@@ -177,6 +179,8 @@ MUON = {"optimizer": {"type": "Muon"}}
             {},
             "trainer DeepSpeed is not valid: its config has sequence_par",
         ),
+        (deepspeed(tensor_parallel=[2]), {}, "trainer DeepSpeed is not valid: its config has tensor_parallel"),
+        (deepspeed(optimizer={"type": None}), {}, "trainer DeepSpeed is not valid: it needs processes"),
         (deepspeed(scheduler={"type": "WarmupLR"}), {}, "trainer DeepSpeed is not valid: its config has scheduler: the single-"),
         (deepspeed(gradient_clipping="auto"), {}, 'trainer DeepSpeed is not valid: its config has "auto" in gradient_clipping'),
         (deepspeed(amp={"enabled": True}), {}, "trainer DeepSpeed is not valid: its config has amp: apex needs a GPU"),
@@ -224,6 +228,29 @@ def test_a_refusal_on_a_rank_does_not_name_its_cause() -> None:
     with pytest.raises(UsageError) as raised:
         checked(Incomplete())
     assert str(raised.value) == "check_training: trainer is not valid: it has no field. Expected one."
+
+
+def test_a_missing_accelerate_has_its_package_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer can be imported without it."""
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    loop = HFLoop(transformers=None, trainer=FlatEngine, arguments=None, given={})
+    with pytest.raises(UsageError, match=r"trainer FlatEngine is not valid: it cannot .* Expected pip install accelerate"):
+        loop.train(model(), batches(1), torch.optim.AdamW, mock.Mock())
+
+
+class Demanding:
+    """Arguments that refuse each value, in two lines."""
+
+    def __init__(self, **_given: Any) -> None:
+        raise ValueError("a bad value:\n  it is 1")
+
+
+def test_refused_arguments_are_one_line() -> None:
+    """Also if the framework's message has several."""
+    loop = HFLoop(transformers=None, trainer=FlatEngine, arguments=Demanding, given={})
+    with pytest.raises(UsageError) as raised:
+        loop._built_arguments({})
+    assert "Demanding refuses its arguments (a bad value: it is 1). Expected arguments that" in str(raised.value)
 
 
 def test_a_part_has_one_place() -> None:
