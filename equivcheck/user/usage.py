@@ -43,7 +43,8 @@ def require_call(name: str, function: Any, arguments: tuple[str, ...], *, is_opt
             # A decorator with `functools.wraps` may add arguments, so the signature of the decorated function does not matter.
             signature = inspect.signature(function, follow_wrapped=False)
             signature.bind(*arguments)
-            why = _other_order(tuple(signature.parameters), arguments)
+            # Losses such as the mean squared error are right in both orders.
+            why = "" if name == "loss" else _other_order(tuple(signature.parameters), arguments)
         except ValueError:  # some builtins have no signature
             return
         except TypeError as error:

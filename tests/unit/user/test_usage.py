@@ -44,7 +44,7 @@ _lock = threading.Lock()
             {"step": lambda model, batch, loss, optimizer: 0.0},
             r"its parameter `loss` would get the optimizer\. Expected a function step\(model, batch, optimizer, loss\)",
         ),
-        ({"loss": lambda targets, outputs: outputs.sum()}, "its parameter `targets` would get the outputs"),
+        ({"also": lambda optimizer, model: {}}, r"its parameter `optimizer` would get the model\. Expected a function also"),
         (
             {"optimizer": torch.optim.SGD([nn.Parameter(torch.ones(1))])},
             r"optimizer SGD \( .* Expected a function optimizer\(",
