@@ -260,7 +260,8 @@ def _require_readable(config: Mapping[str, Any]) -> None:
 
 def _is_off(value: Any) -> bool:
     if isinstance(value, Mapping):
-        return value.get("enabled") is False or value.get("autotp_size", 2) < 2
+        # DeepSpeed reads no "enabled" in its section for schedulers: a type is enough.
+        return (value.get("enabled") is False and "type" not in value) or value.get("autotp_size", 2) < 2
     return not isinstance(value, list) and value in {None, 0, 1}
 
 

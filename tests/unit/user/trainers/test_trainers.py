@@ -181,7 +181,11 @@ MUON = {"optimizer": {"type": "Muon"}}
         ),
         (deepspeed(tensor_parallel=[2]), {}, "trainer DeepSpeed is not valid: its config has tensor_parallel"),
         (deepspeed(optimizer={"type": None}), {}, "trainer DeepSpeed is not valid: it needs processes"),
-        (deepspeed(scheduler={"type": "WarmupLR"}), {}, "trainer DeepSpeed is not valid: its config has scheduler: the single-"),
+        (
+            deepspeed(scheduler={"type": "WarmupLR", "enabled": False}),
+            {},
+            "trainer DeepSpeed is not valid: its config has scheduler: the single-",
+        ),
         (deepspeed(gradient_clipping="auto"), {}, 'trainer DeepSpeed is not valid: its config has "auto" in gradient_clipping'),
         (deepspeed(amp={"enabled": True}), {}, "trainer DeepSpeed is not valid: its config has amp: apex needs a GPU"),
         (deepspeed(**MUON, gradient_clipping=0.1), {}, "trainer DeepSpeed is not valid: its Muon clips its updates"),
