@@ -79,7 +79,7 @@ def _usually_right(draw: DrawFn, layout: Layout) -> Layout:
 def _in_one_chunk(layout: Layout) -> Layout:
     """Run stages in one chunk, by the looped schedule if theirs cannot."""
     schedule, ranks = parallelism_of(layout, Pipeline).schedule, layout.mesh.size(PP)
-    needs_chunks = schedule is PipelineSchedule.GPIPE and is_torch_in(A_CHUNK_FOR_EACH_STAGE.torch)
+    needs_chunks = schedule is PipelineSchedule.GPIPE and ranks > 1 and is_torch_in(A_CHUNK_FOR_EACH_STAGE.torch)
     if needs_chunks or not can_run_chunks(schedule, 1, ranks):
         schedule = PipelineSchedule.LOOPED_BFS
     return with_options(layout, Pipeline, schedule=schedule, num_chunks=1)

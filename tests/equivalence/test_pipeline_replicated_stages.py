@@ -150,6 +150,12 @@ def test_a_stage_with_only_a_frozen_embedding_in_its_head_is_refused(changes: Ma
             marks=pytest.mark.torch(">=2.12", "earlier versions infer shapes without a backward"),
             id="inferred",
         ),
+        pytest.param(
+            Pipeline(num_chunks=2),
+            "that infer their shapes",
+            marks=pytest.mark.torch(">=2.12", "earlier versions infer shapes without a backward"),
+            id="inferred_chunks",
+        ),
     ],
 )
 def test_a_static_graph_is_refused(pipeline: Pipeline, reason: str) -> None:
@@ -157,6 +163,13 @@ def test_a_static_graph_is_refused(pipeline: Pipeline, reason: str) -> None:
     scenario = a_scenario(pipeline, DDP(static_graph=True), static_shapes=pipeline.static_shapes)
     assert reason in (limit_reason(scenario.training, scenario.layout) or "")
     assert repair_layout(scenario.layout).parallelisms[1] == DDP()
+
+
+@pytest.mark.torch(">=2.12", "earlier versions fail an assertion")
+def test_the_only_stage_may_have_a_static_graph_and_infer_shapes() -> None:
+    """Of several chunks, too: the pass that infers shapes runs through DDP before the first one."""
+    scenario = a_scenario(Pipeline(num_chunks=2), DDP(static_graph=True), {"dp": 2, "pp": 1}, static_shapes=False, model=UNTIED)
+    check(scenario).assert_equivalent()
 
 
 @pytest.mark.parametrize("stages", [name for name, stages in STAGES.items() if isinstance(stages, DDP)])

@@ -141,11 +141,25 @@ def _without_static_graph(layout: Layout) -> Layout:
     return with_options(layout, DDP, static_graph=False)
 
 
+def _is_static_in_chunks(layout: Layout) -> bool:
+    return layout.has(Pipeline) and layout.num_chunks > 1 and parallelism_of(layout, DDP).static_graph
+
+
 STATIC_STAGES_OF_ONE_CHUNK = LayoutLimit(
     reason="DistributedDataParallel: static_graph of pipeline stages that run several chunks is not supported: the last chunk's "
     "backward fails an assertion, because the earlier ones run without synchronization",
-    applies=lambda layout: layout.has(Pipeline) and layout.num_chunks > 1 and parallelism_of(layout, DDP).static_graph,
+    applies=_is_static_in_chunks,
     repair=_without_static_graph,
+    torch="<2.12",
+)
+
+STATIC_STAGES_OF_ONE_CHUNK_OF_GIVEN_SHAPES = replace(
+    STATIC_STAGES_OF_ONE_CHUNK,
+    reason="DistributedDataParallel: static_graph of pipeline stages that run several chunks with static_shapes is not "
+    "supported: the last chunk's backward fails an assertion, because the earlier ones run without synchronization",
+    # Stages that infer their shapes run through DDP once before the first chunk, and none fails.
+    applies=lambda layout: _is_static_in_chunks(layout) and parallelism_of(layout, Pipeline).static_shapes,
+    torch=INFERS_BACKWARD,
 )
 
 STATIC_STAGES_OF_GIVEN_SHAPES = LayoutLimit(
@@ -162,6 +176,7 @@ STATIC_STAGES_OF_GIVEN_SHAPES = LayoutLimit(
 LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
     NO_BF16_HOOK,
     STATIC_STAGES_OF_ONE_CHUNK,
+    STATIC_STAGES_OF_ONE_CHUNK_OF_GIVEN_SHAPES,
     STATIC_STAGES_OF_GIVEN_SHAPES,
     *ROUNDING_LIMITS,
     *COMPILED_DDP,

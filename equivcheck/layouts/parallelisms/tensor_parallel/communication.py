@@ -33,14 +33,14 @@ from equivcheck.system.torch_version import is_torch_in
 class TensorParallelCalls(PlannedCalls):
     """Predicts the collective calls of DTensor under a tensor-parallel plan.
 
-    If a linear has empty shards, DTensor gathers them before it computes. At the end of the backward pass, it sums the gradients
-    of replicated parameters.
+    If a linear has fewer features to split than ranks, DTensor gathers its shards before it computes. At the end of the backward
+    pass, it sums the gradients of replicated parameters.
     """
 
     def computes_as(self, plan: LinearPlan, once: Pass) -> LinearPlacements:
         """Return the placements of a linear's input, output and input gradient.
 
-        If some rank's shard of the linear has no features, they are `NARROW_COLUMN` or `NARROW_ROW`.
+        If the linear has fewer split features than ranks, they are `NARROW_COLUMN` or `NARROW_ROW`.
         """
         if plan.split is Split.COLWISE and once.width < self.parts:
             return NARROW_COLUMN

@@ -242,7 +242,7 @@ def of_a_frozen_split_linear(scenario: Scenario, divergence: Divergence) -> bool
 
 @show
 def of_a_frozen_layer(scenario: Scenario, divergence: Divergence) -> bool:
-    """Whether the divergent tensor belongs to a frozen layer.
+    """Whether the divergent tensor is frozen in the training, by itself or with its layer.
 
     A shared weight belongs to the first layer that uses it.
     """
