@@ -14,7 +14,7 @@ class UserDiagnosis:
     """Result of a diagnosis: the cause, the first wrong module, and the type checker's opinion."""
 
     cause: str = ""
-    """The mistake that reproduces the values on all ranks, in a sentence; empty if none does."""
+    """The mistake that reproduces the values on all ranks, or without which ranks are right, in a sentence. May be empty."""
     kinds: tuple[Cause, ...] = ()
     """Codes for the cause; several if several mistakes fit."""
     where: str = ""

@@ -43,7 +43,7 @@ class UserVerdict(Judgement):
     def cause(self) -> str:
         """Why the training diverged: a fault that, repeated on one device, reproduces all values on the ranks.
 
-        Empty if no known fault reproduces them.
+        Or a fault without which the ranks agree with one device, such as a missing sum. Empty if neither is found.
         """
         return self.diagnosis.result.cause
 

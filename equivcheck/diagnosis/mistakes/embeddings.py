@@ -28,7 +28,7 @@ def wrong_lookups(shards: Sequence[torch.Tensor], name: str, where: str) -> Iter
     rows = torch.stack([tokens.clamp(first, last) for first, last in bounds])
     yield f"{unmasked} nearest row of its own shard of `{name}`", rows
     rows = torch.stack([(tokens - first) % (last - first + 1) + first for first, last in bounds])
-    yield f"{unmasked} row of its own shard of `{name}` that has their number modulo the shard's size", rows
+    yield f"{unmasked} row of its own shard of `{name}` at (token - first token of the shard) modulo the shard's size", rows
     for place, lost in (("last", lasts), ("first", firsts)):
         words = f"the {place} token of each vocabulary shard of `{name}` on {where} is embedded as 0"
         yield words, tokens.masked_fill(torch.isin(tokens, lost), NO_ROW)[None]

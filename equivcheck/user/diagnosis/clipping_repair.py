@@ -96,7 +96,8 @@ def clipped_by_hand(diverged: DivergedTraining) -> Diagnosis | None:
     expected = diverged.expected_values(diverged.first.step, Phase.GRADIENT)
     clipped = _Clippings(norms=[], gradients={name: torch.from_numpy(value) for name, value in expected.items()}, kind=2.0)
     # If each rank's norm is nearly the norm over all elements, the factors are nearly 1, and any small difference fits.
-    is_visible = min(_local_norms(diverged, clipped)) < 0.99 * float(norm_of(clipped.gradients.values(), clipped.kind))
+    norms = [norm for norm in _local_norms(diverged, clipped) if norm]  # a rank without gradients has no factor
+    is_visible = bool(norms) and min(norms) < 0.99 * float(norm_of(clipped.gradients.values(), clipped.kind))
     is_local = is_visible and _are_local(diverged, clipped, math.inf)
     return Diagnosis(cause=Cause.LOCAL_NORM, sentence=BY_HAND, exact=False) if is_local else None
 

@@ -72,4 +72,4 @@ def test_tokens_of_others_may_be_looked_up_modulo_the_shard() -> None:
 
     assert found is not None
     assert (found.cause, found.exact) == (Cause.ANOTHER_ROW, True)
-    assert "that has their number modulo the shard's size" in found.sentence
+    assert "at (token - first token of the shard) modulo the shard's size" in found.sentence

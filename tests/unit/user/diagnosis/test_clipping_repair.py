@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from equivcheck.user.diagnosis import clipping_repair
+from equivcheck.worlds.trace.differences import Phase
 from equivcheck.worlds.trace.trace import Piece, Snapshot
 
 RIGHT = {"first": 3.0, "second": 4.0, "unused": 0.0}
@@ -52,3 +54,23 @@ def test_ranks_without_gradients_do_not_count(
         norms=[5.0], gradients={name: torch.tensor([value]) for name, value in RIGHT.items()}, kind=2.0
     )
     assert clipping_repair._are_local(diverged, right) is are_local
+
+
+@pytest.mark.parametrize(
+    ("scaled", "is_hinted"),
+    [(({"first": 5.0}, {"second": 5.0}), True), (({"first": 3.0 + 1e-9, "second": 4.0 + 1e-9}, {"unused": 0.0}), False)],
+    ids=["local", "one rank has all gradients"],
+)
+def test_a_small_difference_is_no_local_norm_if_one_rank_has_all_gradients(
+    scaled: tuple[dict[str, float], ...], is_hinted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rank's norm is then the norm over all elements."""
+    held = SimpleNamespace(by=lambda name, rank: torch.tensor([name in scaled[rank]]))
+    monkeypatch.setattr(clipping_repair, "held_elements", lambda _diverged: held)
+    monkeypatch.setattr(clipping_repair, "are_gradients_scaled", lambda _diverged: True)
+    diverged: Any = SimpleNamespace(
+        first=SimpleNamespace(step=0, phase=Phase.GRADIENT),
+        expected_values=lambda _step, _phase: {name: np.array([value]) for name, value in RIGHT.items()},
+        traces=[trace_of(each) for each in scaled],
+    )
+    assert (clipping_repair.clipped_by_hand(diverged) is not None) is is_hinted
