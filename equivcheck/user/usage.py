@@ -56,8 +56,12 @@ def require_call(name: str, function: Any, arguments: tuple[str, ...], *, is_opt
 
 
 def _other_order(parameters: tuple[str, ...], arguments: tuple[str, ...]) -> str:
-    """Return which parameter has the name of an argument that is passed at another position; empty if there is none."""
+    """Return which parameter has the name of an argument that is passed at another position; empty if there is none.
+
+    In ``loss(logits, outputs)``, `outputs` may mean the targets, so this order is right.
+    """
     for parameter, argument in zip(parameters, arguments, strict=False):
-        if parameter != argument and parameter in arguments:
+        is_target = parameter == "outputs" and argument not in parameters
+        if parameter != argument and parameter in arguments and not is_target:
             return f"its parameter `{parameter}` would get the {argument}"
     return ""

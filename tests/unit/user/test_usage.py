@@ -12,6 +12,8 @@ from torch import nn
 
 from equivcheck import UsageError, check_training, explained
 from equivcheck.scenario import ElementType, LowPrecision, MixedPrecision
+from equivcheck.user.task import CALLS
+from equivcheck.user.usage import require_call
 from equivcheck.worlds.pool import ranks
 from unit.user.programs import batches, brought, build, loss
 
@@ -137,6 +139,11 @@ def test_what_one_device_raises_stays_as_it_is() -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         check_training(**brought(loss=lambda outputs, targets: 1 / 0))
     assert "single-device run, with model and batches converted to torch.float64" in caught.value.__notes__[0]
+
+
+def test_targets_may_have_the_name_outputs() -> None:
+    """Many data sets call their targets outputs."""
+    require_call("loss", lambda logits, outputs: (logits - outputs).square().mean(), CALLS["loss"], is_optional=False)
 
 
 def test_explained_takes_verdicts_of_scenarios() -> None:
