@@ -88,7 +88,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     :param name: Name of this training, for the first line of the verdict.
     :param reduction: How `loss` combines rows: ``"mean"`` or ``"sum"``. A sum is multiplied by the number of data ranks before
         backward, because data ranks average gradients.
-    :param scheduler: Called with the optimizer. Its ``step()`` runs after each training step.
+    :param scheduler: Called with the optimizer. Its ``step()`` runs after each training step. Not with a framework's trainer.
     :param step: Called as ``step(model, batch, optimizer, loss)`` instead of the built-in forward, backward and update. Returns
         the loss, or a dict of named numbers and tensors with ``loss`` among them. Losses are averaged over data ranks; all other
         values must be the same on every rank that returns them. If `step`, `rank_step` or `loss` has a parameter ``mesh``, it
@@ -127,7 +127,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     from equivcheck.user.task import Task, data_axes_of, loss_axes_of, mesh_of, steps_of, with_mesh
     from equivcheck.user.traces.cuts import require_cuts
 
-    step, rank_step, parallelize = steps_of(trainer, step, rank_step, parallelize)
+    step, rank_step, parallelize = steps_of(trainer, step, rank_step, parallelize, scheduler)
     axes = mesh_of(mesh)
     row_axes = data_axes_of(axes, data_axes, user_shards=shard is not None)
     task = Task(

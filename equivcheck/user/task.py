@@ -182,7 +182,7 @@ class Task:
 
 
 def steps_of(
-    trainer: Trainer | None, step: TrainStep | None, rank_step: TrainStep | None, parallelize: Any
+    trainer: Trainer | None, step: TrainStep | None, rank_step: TrainStep | None, parallelize: Any, scheduler: Any
 ) -> tuple[TrainStep | None, TrainStep | None, Any]:
     """Return the step on one device, the step on ranks, and `parallelize`. A trainer replaces the last two."""
     if trainer is None:
@@ -193,6 +193,10 @@ def steps_of(
     for name, value in given.items():
         if value is not None:
             raise invalid(f"{name} together with trainer", "the trainer takes its place", "only one of them")
+    if scheduler is not None and hasattr(trainer, "tried"):
+        # A user's own trainer may step a schedule. The frameworks' adapters do not, so one device would differ from their ranks.
+        why = f"{type(trainer).__name__} trains with a constant learning rate"
+        raise invalid("scheduler together with trainer", why, "a training without scheduler")
     return trainer.reference_step(), None, leave_unchanged  # a trainer wraps the model by itself
 
 

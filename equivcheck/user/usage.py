@@ -43,7 +43,7 @@ def require_call(name: str, function: Any, arguments: tuple[str, ...], *, is_opt
             # A decorator with `functools.wraps` may add arguments, so the signature of the decorated function does not matter.
             signature = inspect.signature(function, follow_wrapped=False)
             signature.bind(*arguments)
-            # Losses such as the mean squared error are right in both orders.
+            # Targets may be called outputs, and losses such as the mean squared error are right in both orders.
             why = "" if name == "loss" else _other_order(tuple(signature.parameters), arguments)
         except ValueError:  # some builtins have no signature
             return
@@ -56,12 +56,8 @@ def require_call(name: str, function: Any, arguments: tuple[str, ...], *, is_opt
 
 
 def _other_order(parameters: tuple[str, ...], arguments: tuple[str, ...]) -> str:
-    """Return which parameter has the name of an argument that is passed at another position; empty if there is none.
-
-    In ``loss(logits, outputs)``, `outputs` may mean the targets, so this order is right.
-    """
+    """Return which parameter has the name of an argument that is passed at another position; empty if there is none."""
     for parameter, argument in zip(parameters, arguments, strict=False):
-        is_target = parameter == "outputs" and argument not in parameters
-        if parameter != argument and parameter in arguments and not is_target:
+        if parameter != argument and parameter in arguments:
             return f"its parameter `{parameter}` would get the {argument}"
     return ""

@@ -208,6 +208,11 @@ MUON = {"optimizer": {"type": "Muon"}}
         ),
         (DeepSpeed(config={"gradient_clipping": 0.0}), {}, "trainer DeepSpeed is not valid: it needs processes. Expected world="),
         (Lightning(), {}, "trainer Lightning is not valid: it needs processes. Expected world="),
+        (
+            Lightning(),
+            {"scheduler": lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)},
+            "scheduler together with trainer is not valid: Lightning trains with a constant learning rate. Expected a training",
+        ),
         (Lightning(arguments={"strategy": "fsdp"}), {}, "trainer Lightning is not valid: its strategy 'fsdp' needs a GPU"),
         (Lightning(arguments={"precision": "16-mixed"}), {}, "trainer Lightning is not valid: its precision '16-mixed' rounds"),
     ],
