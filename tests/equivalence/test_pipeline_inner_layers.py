@@ -180,3 +180,10 @@ def test_shapes_of_shards_are_inferred() -> None:
     scenario = a_scenario("sequence", Pipeline(num_chunks=2, static_shapes=True))
     assert "static_shapes over tensor parallelism" in (limit_reason(scenario.training, scenario.layout) or "")
     assert repair_layout(scenario.layout) == a_scenario("sequence", Pipeline(num_chunks=2)).layout
+
+
+@pytest.mark.parametrize("around", [(), (LocalDataParallel(),), (SHARDED_STAGES,)])
+def test_scripts_have_no_experts_in_stages(around: tuple[Parallelism, ...]) -> None:
+    """The reason names expert parallelism, and not an order of axes that no mesh can have."""
+    with pytest.raises(CannotExport, match="ExpertParallel inside Pipeline"):
+        script_of(a_scenario("experts", SCHEDULES["gpipe"], *around, rows=(16, 16)))

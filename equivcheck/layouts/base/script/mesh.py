@@ -7,7 +7,7 @@ from equivcheck.layouts.base.limits.optimizers import has_units_of_dtensors, kee
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.base.script.text import tuple_code
 from equivcheck.scenario import Layout, Parallelism
-from equivcheck.scenario.mesh import CP, DP, EP, PP, REPLICATE, SHARD, TP
+from equivcheck.scenario.mesh import CP, DP, PP, REPLICATE, SHARD, TP
 
 
 def mesh_of(draft: Draft, parallelism: Parallelism, *, named: bool = False) -> str:
@@ -39,7 +39,7 @@ def inner_ranks(layout: Layout) -> int:
     """Number of ranks that compute on the same rows. Raises `CannotExport` if they do not have consecutive numbers."""
     if {TP, CP} & set(layout.mesh.names[:-1]) and layout.mesh.size(TP, CP) > 1:
         raise refuse(f"mesh {layout.mesh.names}", "scripts need tensor or context parallelism on the last axis")
-    if PP in layout.mesh.names and {*layout.mesh.names[layout.mesh.names.index(PP) :]} & {DP, REPLICATE, SHARD, EP}:
+    if PP in layout.mesh.names and {*layout.mesh.names[layout.mesh.names.index(PP) :]} & {DP, REPLICATE, SHARD}:
         raise refuse(f"mesh {layout.mesh.names}", "scripts need the pipeline's axis after the data-parallel axes")
     return layout.mesh.size(TP, CP, PP)
 

@@ -11,7 +11,14 @@ from equivcheck.layouts.base.limits.execution import NO_COUNTS_IN_GRAPHS
 from equivcheck.layouts.base.limits.limit import Limit, UpstreamLimit, parallelism_of
 from equivcheck.layouts.base.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS
 from equivcheck.layouts.base.limits.propagated_gradients import PropagatedGradients
-from equivcheck.layouts.base.limits.repairs import each_layer, has_routing, with_model, with_tables, without_routing
+from equivcheck.layouts.base.limits.repairs import (
+    each_layer,
+    has_routing,
+    with_model,
+    with_summed_squares,
+    with_tables,
+    without_routing,
+)
 from equivcheck.layouts.base.partition import is_last_shard_empty
 from equivcheck.scenario import SPMD, Distribution, Layout, Loss, Model, Norm, Training
 from equivcheck.training.layers.parameters import parameters_of
@@ -55,7 +62,9 @@ NO_BALANCE_BESIDE_MEANS = UpstreamLimit(
     reason="DTensor: a load-balancing loss added to a mean loss is not supported: the mean is an average over ranks, the "
     "load-balancing loss a sum, and DTensor refuses to add them ('Redistribution from one partial type')",
     applies=lambda training, layout: training.model.balances and training.loss.is_mean and layout.num_data_ranks > 1,
-    repair=lambda training, _layout: replace(training, loss=Loss.LINEAR_SUM if training.loss.is_linear else Loss.MSE_SUM),
+    repair=lambda training, _layout: (
+        replace(training, loss=Loss.LINEAR_SUM) if training.loss.is_linear else with_summed_squares(training)
+    ),
     torch=">=2.11,<2.12",
 )
 
