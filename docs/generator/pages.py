@@ -268,6 +268,7 @@ TOPICS = (
     "linear",
     "token_layers",
     "experts",
+    "lora",
     "loss",
     "data",
     "optimizer",
