@@ -157,6 +157,7 @@ def has_plan(condition: Callable[[LayerPlan], bool]) -> Callable[[Scenario], boo
 
 FEATURES: dict[str, tuple[float, Callable[[Scenario], bool]]] = {
     "frozen": (0.1, has_layer(lambda layer: layer.frozen)),
+    "frozen base of an adapter": (0.01, has_layer(lambda layer: layer.frozen_base)),
     "unused auxiliary": (0.05, has_layer(lambda layer: layer.auxiliary is AuxiliaryLinear.NEVER)),
     "conditional auxiliary": (0.05, has_layer(lambda layer: layer.auxiliary is AuxiliaryLinear.EVEN_STEPS)),
     "residual": (0.1, has_layer(lambda layer: layer.residual)),
