@@ -42,6 +42,7 @@ ALSO_RIGHT: dict[str, tuple[Cause, ...]] = {
     "clamped_before_reduction": (Cause.GRADIENT_LOST,),
     "parameters_of_last_step": (Cause.NOT_UPDATED,),
     "column_input_gradient_not_reduced": (Cause.NOT_REDUCED,),
+    "adapter_gradient_not_reduced": (Cause.NOT_REDUCED,),
     "head_input_gradient_not_reduced": (Cause.NOT_REDUCED,),
     "copy_to_region_missing": (Cause.NOT_REDUCED,),
     "experts_copy_to_region_missing": (Cause.NOT_REDUCED,),
