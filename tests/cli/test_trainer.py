@@ -157,7 +157,7 @@ def test_a_missing_framework_has_its_packages_in_one_line(monkeypatch: pytest.Mo
         ('{"zero_optimization": 1}', "its config has zero_optimization 1. Expected a JSON object"),
         ('{"zero_optimization": {"stage": 7}}', "its ZeRO stage is 7. Expected 0, 1, 2 or 3"),
         ('{"bf16": true}', "its config has bf16 True. Expected a JSON object"),
-        ('{"fp16": {"enabled": "auto"}}', 'its config has "auto" in fp16. Expected a value'),
+        ('{"fp16": {"enabled": "auto"}}', 'its config has "auto" in fp16. Expected values in place'),
     ],
 )
 def test_a_malformed_configuration_of_deepspeed_is_one_line(tmp_path: Path, config: str, words: str) -> None:
