@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ from equivcheck.scenario import (
     ActivationSharding,
     Attention,
     AttentionExchange,
+    Checkpointing,
     Collectives,
     ContextParallel,
+    Execution,
     ExpertParallel,
     Experts,
     GatedMLP,
@@ -187,3 +190,13 @@ def test_scripts_have_no_experts_in_stages(around: tuple[Parallelism, ...]) -> N
     """The reason names expert parallelism, and not an order of axes that no mesh can have."""
     with pytest.raises(CannotExport, match="ExpertParallel inside Pipeline"):
         script_of(a_scenario("experts", SCHEDULES["gpipe"], *around, rows=(16, 16)))
+
+
+def test_ranks_without_rows_recompute_at_the_same_point() -> None:
+    """One of two ranks has the only row. Both multiply it by the dropout mask, because its backward starts the recomputation."""
+    model = Model(features=2, layers=(Layer(width=4), Layer(width=4, dropout=0.25), Layer(width=4)))
+    rows, columns = LayerPlan(output=ActivationSharding.ROWS), LayerPlan(split=Split.COLWISE, output=ActivationSharding.ROWS)
+    plan = LocalTensorParallel(plan=(rows, columns, LayerPlan()))
+    scenario = clipped_scenario(model, {"pp": 2, "tp": 2}, plan, Pipeline(num_chunks=2, boundaries=(1,)), microbatches=(2, 2))
+    layout = replace(scenario.layout, execution=Execution(checkpointing=Checkpointing.EVERY_LAYER))
+    check(replace(scenario, layout=layout)).assert_equivalent()

@@ -69,7 +69,11 @@ class StageLayers(nn.Module):
         """Run the stage on tokens or activations. Dropout masks are keyword arguments, named by layer."""
         values = inputs if self.embed is None else self.embed(inputs)
         for index, block in zip(self.indices, self.layers.values(), strict=True):
-            values = block(values, masks.get(_mask_of(index)), self.step)
+            mask = masks.get(_mask_of(index))
+            if mask is None and block.layer.dropout:  # type: ignore[union-attr]
+                # Ranks without rows multiply, too, because a multiplication starts the recomputation of a checkpointed layer.
+                mask = values.new_ones(())
+            values = block(values, mask, self.step)
         return values if self.finish is None else self.finish(values)
 
 
@@ -167,7 +171,7 @@ class Pipe:
         losses: list[torch.Tensor] = []
         inputs = (part.inputs,) if 0 in self.modules else ()
         targets = part.targets if self.num_stages - 1 in self.modules else None
-        # The schedule cannot split a tensor without rows into chunks, and a mask of no rows changes nothing.
+        # The schedule cannot split a tensor without rows into chunks.
         masks = {_mask_of(layer): mask for layer, mask in enumerate(part.masks) if mask is not None and len(mask)}
         self.step, self.divisor = index, part.divisor
         for module in self.modules.values():
