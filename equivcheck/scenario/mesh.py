@@ -56,7 +56,7 @@ class Mesh:
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.axes) <= MAX_AXES:
-            raise InvalidScenario(f"Mesh.axes of length {len(self.axes)} is not valid. Expected 1 to 3 axes.")
+            raise InvalidScenario(f"Mesh.axes of length {len(self.axes)} is not valid. Expected 1 to {MAX_AXES} axes.")
         if len(set(self.names)) != len(self.names):
             raise InvalidScenario(f"Mesh.axes with the names {self.names} is not valid. Expected distinct names.")
 

@@ -20,13 +20,10 @@ from equivcheck.training.setup import Setup
 PLANNED = layouts_with(TensorParallel.tag, LocalTensorParallel.tag)
 
 
-def _is_split(place: PlannedLayer) -> bool:
-    """Whether a layer has an adapter, and is split over several ranks."""
-    return isinstance(place.site.layer, LoRALinear) and place.plan.split in (Split.COLWISE, Split.ROWWISE)
-
-
 def _is_scaled(place: PlannedLayer) -> bool:
-    return _is_split(place) and place.site.layer.with_fields(alpha=0.0) != place.site.layer
+    """Whether a layer is split over ranks, and has an adapter whose output is not multiplied by 0."""
+    layer = place.site.layer
+    return isinstance(layer, LoRALinear) and layer.alpha > 0 and place.plan.split in (Split.COLWISE, Split.ROWWISE)
 
 
 def _is_column(place: PlannedLayer) -> bool:

@@ -21,6 +21,7 @@ from equivcheck.programs.operation_check.result import OperationResult, Placemen
 from equivcheck.programs.operation_check.run import OperationRun, Placements, clear_caches, run_on_rank
 from equivcheck.programs.operation_check.task import Function, OperationTask, invalid
 from equivcheck.programs.run.reference import NUM_CONFIRMING, NUM_COPIES
+from equivcheck.scenario.mesh import MAX_AXES
 from equivcheck.system.tally import record_check
 from equivcheck.worlds.dtensor_rules import preserved_sharding_rules
 from equivcheck.worlds.failure import RanksFailed, RankState
@@ -222,9 +223,11 @@ def _names(function: Any, count: int) -> tuple[str, ...]:
 
 def _mesh(given: Any) -> tuple[tuple[str, int], ...]:
     axes = {"axis": given} if isinstance(given, int) else given
-    expected = f'a number of ranks up to {MAX_LOCAL_RANKS}, or 1 to 3 axis sizes of at least 1 such as {{"dp": 2, "tp": 2}}'
-    if not isinstance(axes, Mapping) or not 1 <= len(axes) <= 3:
-        raise invalid(f"mesh {given!r}", "it needs 1 to 3 axes", expected)
+    expected = (
+        f'a number of ranks up to {MAX_LOCAL_RANKS}, or 1 to {MAX_AXES} axis sizes of at least 1 such as {{"dp": 2, "tp": 2}}'
+    )
+    if not isinstance(axes, Mapping) or not 1 <= len(axes) <= MAX_AXES:
+        raise invalid(f"mesh {given!r}", f"it needs 1 to {MAX_AXES} axes", expected)
     for name, size in axes.items():
         if not isinstance(name, str) or isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise invalid(f"mesh {given!r}", f"axis {name!r} has the size {size!r}", expected)

@@ -224,7 +224,7 @@ def _require_plain_muon(config: Mapping[str, Any]) -> None:
     if not uses_muon(config):
         return
     zero = config.get("zero_optimization", {})
-    devices = {(zero.get(f"offload_{each}") or {}).get("device", "none") for each in ("optimizer", "param")}
+    devices = {(zero.get(name) or {}).get("device", "none") for name in OFFLOADS}
     reasons = {
         "its Muon clips its updates, and not gradients": (config["gradient_clipping"], '"gradient_clipping": 0.0'),
         "its Muon in bf16 or fp16 has no single-device copy": (

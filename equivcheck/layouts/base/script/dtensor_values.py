@@ -44,10 +44,7 @@ def distribute_rows(draft: Draft, mesh: str) -> None:
 
 
 def define_beside(draft: Draft) -> None:
-    """Define the script's function ``beside``.
-
-    If another given tensor is a DTensor, it makes a tensor a replicated DTensor, too.
-    """
+    """Define a function ``beside`` in the script: it makes a tensor a replicated DTensor if another tensor is a DTensor."""
     draft.need("torch.distributed.tensor", "DTensor", "Replicate")
     draft.definitions.insert(0, list(_BESIDE))
 

@@ -1,4 +1,4 @@
-"""Ranks that clip by their local norm are told apart from ranks that clip by another norm."""
+"""The diagnosis distinguishes ranks that clip by their local norm from ranks that clip by another norm."""
 
 from __future__ import annotations
 

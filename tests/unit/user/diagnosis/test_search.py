@@ -229,7 +229,7 @@ class InParallel(nn.Module):
         self.parts, self.out = nn.ModuleDict({name: nn.Linear(4, 4) for name in names}), nn.Linear(4, 2)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Add up what they compute."""
+        """Sum the parts' outputs."""
         return self.out(torch.stack([torch.tanh(part(inputs)) for part in self.parts.values()]).sum(0))
 
 
