@@ -114,15 +114,21 @@ def _training(draw: DrawFn, trainings: SearchStrategy[Training] | None, layout: 
     """
     if trainings is not None:
         return draw(trainings)
-    if any(parallelism.shards_positions for parallelism in layout.parallelisms):
-        return with_usual_bases(draw, draw(_SEQUENCES), layout)
-    training = with_usual_rows(draw, draw(_TRAININGS if runs_sequences(layout) else _PLAIN_TRAININGS), layout)
+    training = with_usual_rows(draw, draw(_trainings_for(layout)), layout)
     training = with_usual_bases(draw, training, layout)
+    if any(parallelism.shards_positions for parallelism in layout.parallelisms):
+        return training
     by_propagation = layout.propagates_placements
     # Drawn for every loss, because a mean of squared errors, the plainest, must take no more choices than others.
     if not (by_propagation and draw(_SUMMED)):
         return training
     return with_summed_squares(training, also_linear=layout.has(FSDP2))
+
+
+def _trainings_for(layout: Layout) -> SearchStrategy[Training]:
+    if any(parallelism.shards_positions for parallelism in layout.parallelisms):
+        return _SEQUENCES
+    return _TRAININGS if runs_sequences(layout) else _PLAIN_TRAININGS
 
 
 @cache

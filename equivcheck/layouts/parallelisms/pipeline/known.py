@@ -105,6 +105,12 @@ def several_schedules_in_a_step(scenario: Scenario) -> bool:
     return len(set(scenario.training.data.microbatches)) > 1
 
 
+@show
+def in_the_first_step(_scenario: Scenario, divergence: Divergence) -> bool:
+    """Whether the values diverge in the first training step, which builds a schedule for each size."""
+    return divergence.step == 0
+
+
 @need
 def stage_behind_frozen_layers(scenario: Scenario) -> bool:
     """Whether some stage has only frozen layers before it, so the input of this stage needs no gradient."""

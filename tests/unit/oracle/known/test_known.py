@@ -152,6 +152,15 @@ def test_only_a_norm_that_is_too_large_at_a_later_step_is_an_earlier_one(changes
     assert known_issue(_diverged(example, replace(earlier, **changes))) is None  # type: ignore[arg-type]
 
 
+@pytest.mark.torch(">=2.12", "earlier versions drop no gradient")
+def test_gradients_dropped_after_the_first_step_are_a_finding() -> None:
+    """Each size has its schedule from the first training step on, so later steps drop nothing."""
+    example, _ = SHOWN["pipeline_drops_sharded_gradients"]
+    dropped = Divergence(step=0, phase=Phase.GRADIENT, tensor="layers.0.linear.weight", difference=Difference.VALUE, rank=0)
+    assert known_issue(_diverged(example, dropped)) is not None
+    assert known_issue(_diverged(example, replace(dropped, step=1))) is None
+
+
 @pytest.mark.parametrize("tensor", ["layers.0.norm.weight", "layers.1.linear.weight", "layers.2.norm.weight"])
 def test_an_extra_gradient_elsewhere_is_a_finding(tensor: str) -> None:
     """The issue explains gradients on frozen sequence-parallel norms, and on no other parameter."""
